@@ -1,0 +1,3 @@
+//! nodepki gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
+
+pub mod names;

@@ -1,0 +1,202 @@
+//! The closed sets of names: certificates and authorities, spelled as kubeadm spells them.
+//!
+//! Every other module speaks in these types; a string becomes one of them at the edge or is an error there.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// One of the three certificate authorities of a kubeadm cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Authority {
+    /// Signs everything that talks to or is kube-apiserver.
+    #[serde(rename = "ca")]
+    Ca,
+    /// Signs everything that talks to or is etcd.
+    #[serde(rename = "etcd-ca")]
+    EtcdCa,
+    /// Signs the client certificate of the aggregation layer.
+    #[serde(rename = "front-proxy-ca")]
+    FrontProxyCa,
+}
+
+impl Authority {
+    /// All three, in the order in which kubeadm creates them.
+    pub const ALL: [Authority; 3] = [Authority::Ca, Authority::FrontProxyCa, Authority::EtcdCa];
+
+    /// kubeadm's name of the authority.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Authority::Ca => "ca",
+            Authority::EtcdCa => "etcd-ca",
+            Authority::FrontProxyCa => "front-proxy-ca",
+        }
+    }
+
+    /// Path below the certificates directory without `.crt` or `.key`.
+    pub const fn base_name(self) -> &'static str {
+        match self {
+            Authority::Ca => "ca",
+            Authority::EtcdCa => "etcd/ca",
+            Authority::FrontProxyCa => "front-proxy-ca",
+        }
+    }
+
+    /// The common name that kubeadm gives this authority when it makes it.
+    pub const fn common_name(self) -> &'static str {
+        match self {
+            Authority::Ca => "kubernetes",
+            Authority::EtcdCa => "etcd-ca",
+            Authority::FrontProxyCa => "front-proxy-ca",
+        }
+    }
+}
+
+impl fmt::Display for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Authority {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        Authority::ALL
+            .into_iter()
+            .find(|authority| authority.as_str() == name)
+            .ok_or_else(|| UnknownName {
+                what: "authority",
+                name: name.to_owned(),
+            })
+    }
+}
+
+/// A certificate that a node may hold: a pair below the certificates directory, or one inside a kubeconfig.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the serialized name is the documentation")]
+pub enum CertName {
+    #[serde(rename = "apiserver")]
+    Apiserver,
+    #[serde(rename = "apiserver-kubelet-client")]
+    ApiserverKubeletClient,
+    #[serde(rename = "front-proxy-client")]
+    FrontProxyClient,
+    #[serde(rename = "etcd-server")]
+    EtcdServer,
+    #[serde(rename = "etcd-peer")]
+    EtcdPeer,
+    #[serde(rename = "etcd-healthcheck-client")]
+    EtcdHealthcheckClient,
+    #[serde(rename = "apiserver-etcd-client")]
+    ApiserverEtcdClient,
+    #[serde(rename = "admin.conf")]
+    AdminConf,
+    #[serde(rename = "super-admin.conf")]
+    SuperAdminConf,
+    #[serde(rename = "kubelet.conf")]
+    KubeletConf,
+    #[serde(rename = "controller-manager.conf")]
+    ControllerManagerConf,
+    #[serde(rename = "scheduler.conf")]
+    SchedulerConf,
+}
+
+impl CertName {
+    /// All names, in the order in which kubeadm creates them.
+    pub const ALL: [CertName; 12] = [
+        CertName::Apiserver,
+        CertName::ApiserverKubeletClient,
+        CertName::FrontProxyClient,
+        CertName::EtcdServer,
+        CertName::EtcdPeer,
+        CertName::EtcdHealthcheckClient,
+        CertName::ApiserverEtcdClient,
+        CertName::AdminConf,
+        CertName::SuperAdminConf,
+        CertName::KubeletConf,
+        CertName::ControllerManagerConf,
+        CertName::SchedulerConf,
+    ];
+
+    /// kubeadm's name, as in `kubeadm certs renew NAME`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            CertName::Apiserver => "apiserver",
+            CertName::ApiserverKubeletClient => "apiserver-kubelet-client",
+            CertName::FrontProxyClient => "front-proxy-client",
+            CertName::EtcdServer => "etcd-server",
+            CertName::EtcdPeer => "etcd-peer",
+            CertName::EtcdHealthcheckClient => "etcd-healthcheck-client",
+            CertName::ApiserverEtcdClient => "apiserver-etcd-client",
+            CertName::AdminConf => "admin.conf",
+            CertName::SuperAdminConf => "super-admin.conf",
+            CertName::KubeletConf => "kubelet.conf",
+            CertName::ControllerManagerConf => "controller-manager.conf",
+            CertName::SchedulerConf => "scheduler.conf",
+        }
+    }
+
+    /// Path without extension below the certificates directory, or the file name of the kubeconfig.
+    pub const fn base_name(self) -> &'static str {
+        match self {
+            CertName::EtcdServer => "etcd/server",
+            CertName::EtcdPeer => "etcd/peer",
+            CertName::EtcdHealthcheckClient => "etcd/healthcheck-client",
+            other => other.as_str(),
+        }
+    }
+
+    /// The authority that signs this certificate.
+    pub const fn authority(self) -> Authority {
+        match self {
+            CertName::EtcdServer
+            | CertName::EtcdPeer
+            | CertName::EtcdHealthcheckClient
+            | CertName::ApiserverEtcdClient => Authority::EtcdCa,
+            CertName::FrontProxyClient => Authority::FrontProxyCa,
+            _ => Authority::Ca,
+        }
+    }
+
+    /// True for a certificate that lives inside a kubeconfig file.
+    pub const fn is_kubeconfig(self) -> bool {
+        matches!(
+            self,
+            CertName::AdminConf
+                | CertName::SuperAdminConf
+                | CertName::KubeletConf
+                | CertName::ControllerManagerConf
+                | CertName::SchedulerConf
+        )
+    }
+}
+
+impl fmt::Display for CertName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for CertName {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        CertName::ALL
+            .into_iter()
+            .find(|known| known.as_str() == name)
+            .ok_or_else(|| UnknownName {
+                what: "certificate",
+                name: name.to_owned(),
+            })
+    }
+}
+
+/// A name outside its closed set.
+#[derive(Debug, thiserror::Error)]
+#[error("unknown {what} name {name:?}")]
+pub struct UnknownName {
+    what: &'static str,
+    name: String,
+}
