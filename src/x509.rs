@@ -1,0 +1,111 @@
+//! Keys, requests, certificates, chains and the check of what a signer returned.
+//!
+//! Wraps the crypto crates entirely: nothing outside this module names rcgen, webpki, x509-parser, `rsa` or
+//! aws-lc-rs. Pure: no files, no network, no clock; the time is an argument. (Key generation and signing draw
+//! from the kernel's random generator.)
+//!
+//! [`Profile`] is the wish, [`satisfies`] compares a [`Chain`] with it and returns every difference in words.
+
+mod authority;
+mod certificate;
+mod chain;
+mod csr;
+mod key;
+mod verify;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use authority::{AuthorityError, CertificateAuthority};
+pub use certificate::{Certificate, CertificateError, Name};
+pub use chain::{Chain, ChainError, TrustBundle, TrustError};
+pub use csr::{Csr, CsrError, UsageExtensions};
+pub use key::{KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm, hex};
+pub use verify::{Difference, satisfies};
+
+/// The wanted subject. In DER the organization comes first, as Go writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Subject {
+    /// CN.
+    pub common_name: String,
+    /// O, at most one in kubeadm's table. Kubernetes reads it as group membership.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        rename = "organization"
+    )]
+    pub organizations: Vec<String>,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for organization in &self.organizations {
+            write!(f, "O={organization}, ")?;
+        }
+        write!(f, "CN={}", self.common_name)
+    }
+}
+
+/// The wanted subject alternative names, in the order in which they go into the request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sans {
+    /// DNS names.
+    pub dns: Vec<String>,
+    /// IP addresses. IPv4-mapped IPv6 addresses never occur: they are IPv4.
+    pub ips: Vec<IpAddr>,
+}
+
+impl Sans {
+    /// True when no extension is wanted at all.
+    pub fn is_empty(&self) -> bool {
+        self.dns.is_empty() && self.ips.is_empty()
+    }
+}
+
+impl fmt::Display for Sans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dns = self.dns.iter().map(|name| format!("DNS:{name}"));
+        let ips = self.ips.iter().map(|ip| format!("IP:{ip}"));
+        f.write_str(&dns.chain(ips).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The extended key usages of kubeadm's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExtendedUsage {
+    /// id-kp-serverAuth.
+    #[serde(rename = "server auth")]
+    ServerAuth,
+    /// id-kp-clientAuth.
+    #[serde(rename = "client auth")]
+    ClientAuth,
+}
+
+impl fmt::Display for ExtendedUsage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ExtendedUsage::ServerAuth => "server auth",
+            ExtendedUsage::ClientAuth => "client auth",
+        })
+    }
+}
+
+/// Everything that is wanted of one leaf certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Profile {
+    /// Subject.
+    pub subject: Subject,
+    /// Subject alternative names.
+    pub sans: Sans,
+    /// Extended key usages, in order.
+    pub usages: Vec<ExtendedUsage>,
+    /// Key algorithm.
+    pub key: KeyAlgorithm,
+    /// Wanted validity from the moment of issue. Signers may give less.
+    pub lifetime: Duration,
+}

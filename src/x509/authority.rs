@@ -1,0 +1,150 @@
+//! A certificate authority whose key is at hand: what the `local` and `embedded` signers issue with.
+
+use std::time::Duration;
+
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use rcgen::{
+    BasicConstraints, CertificateParams, IsCa, Issuer, KeyUsagePurpose, SanType, SerialNumber,
+};
+use time::OffsetDateTime;
+
+use super::certificate::{Certificate, CertificateError};
+use super::chain::{ChainError, TrustBundle, TrustError};
+use super::csr::{CsrError, distinguished_name, leaf_params};
+use super::key::{KeyAlgorithm, KeyError, PrivateKey, PublicKey};
+use super::{Profile, Subject};
+
+/// kubeadm's `CertificateBackdate`: room for clocks that lag behind the issuer's.
+const BACKDATE: Duration = Duration::from_secs(5 * 60);
+
+/// A CA certificate with its private key.
+#[derive(Debug)]
+pub struct CertificateAuthority {
+    bundle: TrustBundle,
+    key: PrivateKey,
+}
+
+/// Why an authority cannot be used, or could not issue.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum AuthorityError {
+    #[error("its certificate is unusable: {0}")]
+    Certificate(#[from] TrustError),
+    #[error("its private key is unusable: {0}")]
+    Key(#[from] KeyError),
+    #[error("its private key does not belong to its certificate ({0})")]
+    Mismatch(String),
+    #[error("the random generator failed")]
+    Random,
+    #[error("the certificate could not be made: {0}")]
+    Issue(String),
+}
+
+impl From<CertificateError> for AuthorityError {
+    fn from(error: CertificateError) -> Self {
+        AuthorityError::Certificate(TrustError::Unreadable(ChainError::Damaged(error)))
+    }
+}
+
+impl From<CsrError> for AuthorityError {
+    fn from(error: CsrError) -> Self {
+        AuthorityError::Issue(error.to_string())
+    }
+}
+
+impl CertificateAuthority {
+    /// Reads `ca.crt` and `ca.key`. With a bundle the first certificate is the authority, as for kubeadm.
+    pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, AuthorityError> {
+        let bundle = TrustBundle::from_pem(certificate)?;
+        let key = PrivateKey::from_pem(key)?;
+        if bundle.first().public_key() != key.public_key() {
+            return Err(AuthorityError::Mismatch(
+                bundle.first().subject().to_string(),
+            ));
+        }
+        Ok(CertificateAuthority { bundle, key })
+    }
+
+    /// Makes a self-signed authority as kubeadm does: CN also as a DNS name, no path length, no cRLSign.
+    pub fn self_signed(
+        common_name: &str,
+        key: PrivateKey,
+        now: OffsetDateTime,
+        lifetime: Duration,
+    ) -> Result<Self, AuthorityError> {
+        let subject = Subject {
+            common_name: common_name.to_owned(),
+            organizations: Vec::new(),
+        };
+        let mut params = CertificateParams::default();
+        params.distinguished_name = distinguished_name(&subject)?;
+        params.subject_alt_names = vec![SanType::DnsName(
+            common_name
+                .try_into()
+                .map_err(|_| CsrError::DnsName(common_name.to_owned()))?,
+        )];
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![
+            KeyUsagePurpose::DigitalSignature,
+            KeyUsagePurpose::KeyEncipherment,
+            KeyUsagePurpose::KeyCertSign,
+        ];
+        set_validity(&mut params, now, lifetime);
+        params.serial_number = Some(random_serial()?);
+        let made = params
+            .self_signed(&key)
+            .map_err(|error| AuthorityError::Issue(error.to_string()))?;
+        let bundle = TrustBundle::from_answer(made.der())?;
+        Ok(CertificateAuthority { bundle, key })
+    }
+
+    /// Issues the wanted leaf for `public_key`: `not_before` five minutes ago, `not_after` in `lifetime`.
+    pub fn issue(
+        &self,
+        public_key: &PublicKey,
+        profile: &Profile,
+        now: OffsetDateTime,
+    ) -> Result<Certificate, AuthorityError> {
+        let mut params = leaf_params(profile)?;
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.use_authority_key_identifier_extension = true;
+        set_validity(&mut params, now, profile.lifetime);
+        params.serial_number = Some(random_serial()?);
+        let failed = |error: rcgen::Error| AuthorityError::Issue(error.to_string());
+        let issuer = Issuer::from_ca_cert_der(&self.bundle.first().der().into(), &self.key)
+            .map_err(failed)?;
+        let made = params.signed_by(public_key, &issuer).map_err(failed)?;
+        Ok(Certificate::from_der(made.der())?)
+    }
+
+    /// The CA certificate, with whatever else its file held.
+    pub fn bundle(&self) -> &TrustBundle {
+        &self.bundle
+    }
+
+    /// The CA's own key algorithm and public key.
+    pub fn public_key(&self) -> &PublicKey {
+        self.key.public_key()
+    }
+
+    /// Makes the key for a new authority.
+    pub fn new_key(algorithm: KeyAlgorithm) -> Result<PrivateKey, KeyError> {
+        PrivateKey::generate(algorithm)
+    }
+}
+
+fn set_validity(params: &mut CertificateParams, now: OffsetDateTime, lifetime: Duration) {
+    params.not_before = now - BACKDATE;
+    params.not_after = now + lifetime;
+}
+
+/// Uniform in [1, 2^63), as kubeadm's serials.
+fn random_serial() -> Result<SerialNumber, AuthorityError> {
+    let mut bytes = [0u8; 8];
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| AuthorityError::Random)?;
+    let serial = (u64::from_be_bytes(bytes) >> 1).max(1);
+    Ok(SerialNumber::from(serial))
+}

@@ -1,0 +1,273 @@
+//! Chains (leaf first, no root) and trust bundles, read from whatever form they come in.
+
+use std::fmt;
+
+use cms::cert::CertificateChoices;
+use cms::content_info::ContentInfo;
+use cms::signed_data::SignedData;
+
+use super::certificate::{Certificate, CertificateError};
+use super::key::{PublicKey, hex};
+
+/// A leaf and the intermediates that lead from it towards its authority, in order, without the root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    leaf: Certificate,
+    intermediates: Vec<Certificate>,
+}
+
+/// Why bytes are not a usable chain.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum ChainError {
+    #[error("there is no certificate in it (neither PEM, DER nor PKCS#7)")]
+    NoCertificate,
+    #[error("a certificate in it is damaged: {0}")]
+    Damaged(#[from] CertificateError),
+    #[error("the PEM text is damaged: {0}")]
+    Pem(String),
+    #[error(
+        "the certificate is for another key: it certifies sha256:{found} ({subject}), wanted sha256:{wanted}"
+    )]
+    OtherKey {
+        wanted: String,
+        found: String,
+        subject: String,
+    },
+    #[error(
+        "the chain is reversed or out of order: its first certificate is {first}, the leaf must come first"
+    )]
+    LeafNotFirst { first: String },
+}
+
+impl Chain {
+    /// Reads a certificate file: PEM with the leaf first.
+    pub fn from_pem(text: &[u8]) -> Result<Self, ChainError> {
+        let mut certificates = pem_certificates(text)?.into_iter();
+        let leaf = certificates.next().ok_or(ChainError::NoCertificate)?;
+        Ok(Chain {
+            leaf,
+            intermediates: certificates.collect(),
+        })
+    }
+
+    /// Makes the chain for `key` from a signer's answer: PEM, DER, or PKCS#7 in either; with or without a byte
+    /// order mark, roots, or certificates that have nothing to do with it. PEM must have the leaf first; a
+    /// PKCS#7 certificate set has no order.
+    pub fn from_answer(answer: &[u8], key: &PublicKey) -> Result<Self, ChainError> {
+        let (certificates, ordered) = certificates_in(answer)?;
+        let mut rest = certificates;
+        let first = rest.first().ok_or(ChainError::NoCertificate)?;
+        let Some(position) = rest
+            .iter()
+            .position(|certificate| certificate.public_key() == key)
+        else {
+            return Err(ChainError::OtherKey {
+                wanted: hex(&key.sha256()),
+                found: hex(&first.public_key().sha256()),
+                subject: first.subject().to_string(),
+            });
+        };
+        if ordered && position != 0 {
+            return Err(ChainError::LeafNotFirst {
+                first: first.subject().to_string(),
+            });
+        }
+        let leaf = rest.remove(position);
+        let mut intermediates: Vec<Certificate> = Vec::new();
+        loop {
+            let last = intermediates.last().unwrap_or(&leaf);
+            let next = rest
+                .iter()
+                .position(|candidate| last.names_issuer(candidate) && !candidate.is_self_issued());
+            match next {
+                Some(position) => intermediates.push(rest.remove(position)),
+                None => break,
+            }
+        }
+        Ok(Chain {
+            leaf,
+            intermediates,
+        })
+    }
+
+    /// The leaf.
+    pub fn leaf(&self) -> &Certificate {
+        &self.leaf
+    }
+
+    /// The intermediates, nearest to the leaf first.
+    pub fn intermediates(&self) -> &[Certificate] {
+        &self.intermediates
+    }
+
+    /// PEM, leaf first: the content of a `.crt` file.
+    pub fn to_pem(&self) -> String {
+        std::iter::once(&self.leaf)
+            .chain(&self.intermediates)
+            .map(Certificate::to_pem)
+            .collect()
+    }
+}
+
+/// The certificates that an authority's slot trusts: the content of its `ca.crt`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustBundle {
+    certificates: Vec<Certificate>,
+}
+
+/// Why a `ca.crt` cannot serve as a trust bundle.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum TrustError {
+    #[error("there is no certificate in it")]
+    Empty,
+    #[error(transparent)]
+    Unreadable(#[from] ChainError),
+    #[error(
+        "its first certificate ({0}) is not a CA certificate, and kubeadm takes the first one as the CA"
+    )]
+    NotACa(String),
+    #[error("it holds a certificate that is neither pinned nor issued by a pinned one; found {found}")]
+    NotPinned { found: String },
+}
+
+impl TrustBundle {
+    /// Reads a `ca.crt`: PEM, one certificate or several; text around the blocks is ignored.
+    pub fn from_pem(text: &[u8]) -> Result<Self, TrustError> {
+        Self::from_certificates(pem_certificates(text)?)
+    }
+
+    /// Reads a signer's answer in any form that a chain may have.
+    pub fn from_answer(answer: &[u8]) -> Result<Self, TrustError> {
+        Self::from_certificates(certificates_in(answer)?.0)
+    }
+
+    fn from_certificates(certificates: Vec<Certificate>) -> Result<Self, TrustError> {
+        let first = certificates.first().ok_or(TrustError::Empty)?;
+        if !first.is_ca() {
+            return Err(TrustError::NotACa(first.subject().to_string()));
+        }
+        Ok(TrustBundle { certificates })
+    }
+
+    /// Succeeds when every certificate is pinned by the SHA-256 of its public key (kubeadm's pin format), or is
+    /// issued by one that is. No pins, no demand.
+    pub fn require_pins(&self, pins: &[[u8; 32]]) -> Result<(), TrustError> {
+        let pinned = |certificate: &Certificate| pins.contains(&certificate.public_key().sha256());
+        let good = self.certificates.iter().all(|certificate| {
+            pinned(certificate)
+                || self
+                    .certificates
+                    .iter()
+                    .any(|other| pinned(other) && super::verify::signed_by(certificate, other))
+        });
+        if pins.is_empty() || good {
+            return Ok(());
+        }
+        let found: Vec<_> = self
+            .certificates
+            .iter()
+            .map(|certificate| {
+                format!(
+                    "sha256:{} ({})",
+                    hex(&certificate.public_key().sha256()),
+                    certificate.subject()
+                )
+            })
+            .collect();
+        Err(TrustError::NotPinned {
+            found: found.join(", "),
+        })
+    }
+
+    /// All certificates; there is at least one.
+    pub fn certificates(&self) -> &[Certificate] {
+        &self.certificates
+    }
+
+    /// The certificate that kubeadm takes as the CA: the first.
+    pub fn first(&self) -> &Certificate {
+        // The constructor refuses an empty bundle.
+        #[allow(clippy::indexing_slicing, reason = "never empty")]
+        &self.certificates[0]
+    }
+
+    /// PEM of all certificates, in order.
+    pub fn to_pem(&self) -> String {
+        self.certificates.iter().map(Certificate::to_pem).collect()
+    }
+}
+
+impl fmt::Display for TrustBundle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self
+            .certificates
+            .iter()
+            .map(|certificate| {
+                let pin = hex(&certificate.public_key().sha256());
+                format!(
+                    "{} (sha256:{})",
+                    certificate.subject(),
+                    pin.get(..16).unwrap_or(&pin)
+                )
+            })
+            .collect();
+        f.write_str(&names.join(", "))
+    }
+}
+
+fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
+    let blocks = pem::parse_many(text).map_err(|error| ChainError::Pem(error.to_string()))?;
+    blocks
+        .iter()
+        .filter(|block| {
+            matches!(
+                block.tag(),
+                "CERTIFICATE" | "X509 CERTIFICATE" | "TRUSTED CERTIFICATE"
+            )
+        })
+        .map(|block| Ok(Certificate::from_der(block.contents())?))
+        .collect()
+}
+
+/// All certificates of an answer, and whether their order means something.
+fn certificates_in(answer: &[u8]) -> Result<(Vec<Certificate>, bool), ChainError> {
+    let answer = answer.strip_prefix(b"\xef\xbb\xbf").unwrap_or(answer);
+    // A DER certificate and a DER ContentInfo both open with SEQUENCE; no text does.
+    if answer.first() == Some(&0x30) {
+        return match pkcs7_certificates(answer) {
+            Some(certificates) => Ok((certificates?, false)),
+            None => Ok((vec![Certificate::from_der(answer)?], true)),
+        };
+    }
+    let blocks = pem::parse_many(answer).map_err(|error| ChainError::Pem(error.to_string()))?;
+    if let Some(block) = blocks
+        .iter()
+        .find(|block| matches!(block.tag(), "PKCS7" | "CMS"))
+    {
+        let certificates =
+            pkcs7_certificates(block.contents()).ok_or(ChainError::NoCertificate)??;
+        return Ok((certificates, false));
+    }
+    let certificates = pem_certificates(answer)?;
+    if certificates.is_empty() {
+        return Err(ChainError::NoCertificate);
+    }
+    Ok((certificates, true))
+}
+
+/// The certificates of a degenerate SignedData (RFC 5652, 5.1); `None` when it is no such thing.
+fn pkcs7_certificates(der: &[u8]) -> Option<Result<Vec<Certificate>, ChainError>> {
+    use cms::cert::x509::der::{Decode, Encode};
+    let info = ContentInfo::from_der(der).ok()?;
+    let signed: SignedData = info.content.decode_as().ok()?;
+    let choices = signed.certificates?.0;
+    let ders = choices.iter().filter_map(|choice| match choice {
+        CertificateChoices::Certificate(certificate) => certificate.to_der().ok(),
+        CertificateChoices::Other(_) => None,
+    });
+    Some(ders.map(|der| Ok(Certificate::from_der(&der)?)).collect())
+}

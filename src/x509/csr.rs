@@ -1,0 +1,222 @@
+//! Certificate signing requests (PKCS#10, RFC 2986).
+
+use rcgen::string::{Ia5String, PrintableString};
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose,
+    KeyUsagePurpose, SanType,
+};
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::prelude::FromDer;
+
+use super::certificate::Certificate;
+use super::key::{KeyError, PrivateKey, PublicKey, encode_pem};
+use super::{ExtendedUsage, Profile, Sans, Subject};
+
+/// A certificate signing request whose signature was made or checked here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Csr {
+    der: Vec<u8>,
+    public_key: PublicKey,
+}
+
+/// Whether a request also asks for key usage and extended key usage. Most signers take them as a hint; some
+/// (Puppet) refuse a request that has them; kubeadm never sends them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UsageExtensions {
+    /// keyUsage and extendedKeyUsage are in the extension request.
+    Requested,
+    /// Only subjectAltName is.
+    Omitted,
+}
+
+/// Why a request could not be made or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum CsrError {
+    #[error("{0:?} cannot be a DNS name in a certificate: it is not ASCII")]
+    DnsName(String),
+    #[error("more than one organization is wanted; kubeadm's table has none with two")]
+    Organizations,
+    #[error("the request could not be encoded: {0}")]
+    Encoding(String),
+    #[error("there is no CERTIFICATE REQUEST block in it")]
+    NoRequest,
+    #[error("not a PKCS#10 request: {0}")]
+    Damaged(String),
+    #[error("the request's public key is unreadable")]
+    Key(#[from] KeyError),
+    #[error("the request's own signature does not verify")]
+    Signature,
+}
+
+impl Csr {
+    /// Makes and signs the request for `profile`.
+    pub fn create(
+        profile: &Profile,
+        key: &PrivateKey,
+        usages: UsageExtensions,
+    ) -> Result<Self, CsrError> {
+        let mut params = leaf_params(profile)?;
+        if usages == UsageExtensions::Omitted {
+            params.key_usages.clear();
+            params.extended_key_usages.clear();
+        }
+        let request = params
+            .serialize_request(key)
+            .map_err(|error| CsrError::Encoding(error.to_string()))?;
+        Ok(Csr {
+            der: request.der().to_vec(),
+            public_key: key.public_key().clone(),
+        })
+    }
+
+    /// Reads the first request in PEM text and checks its signature.
+    pub fn from_pem(text: &[u8]) -> Result<Self, CsrError> {
+        let blocks = pem::parse_many(text).map_err(|error| CsrError::Damaged(error.to_string()))?;
+        let block = blocks
+            .iter()
+            .find(|block| {
+                matches!(
+                    block.tag(),
+                    "CERTIFICATE REQUEST" | "NEW CERTIFICATE REQUEST"
+                )
+            })
+            .ok_or(CsrError::NoRequest)?;
+        Self::from_der(block.contents())
+    }
+
+    /// Reads a DER request and checks its signature.
+    pub fn from_der(der: &[u8]) -> Result<Self, CsrError> {
+        let parsed = parse(der)?;
+        let public_key =
+            PublicKey::from_spki_der(parsed.certification_request_info.subject_pki.raw)?;
+        let signed = super::verify::signature_is_valid(
+            &public_key,
+            &parsed.signature_algorithm,
+            parsed.certification_request_info.raw,
+            &parsed.signature_value.data,
+        );
+        if !signed {
+            return Err(CsrError::Signature);
+        }
+        Ok(Csr {
+            der: der.to_vec(),
+            public_key,
+        })
+    }
+
+    /// DER.
+    pub fn der(&self) -> &[u8] {
+        &self.der
+    }
+
+    /// `CERTIFICATE REQUEST` PEM.
+    pub fn to_pem(&self) -> String {
+        encode_pem("CERTIFICATE REQUEST", &self.der)
+    }
+
+    /// The public key that asks to be certified.
+    pub fn public_key(&self) -> &PublicKey {
+        &self.public_key
+    }
+
+    /// True when subject and subject alternative names are exactly those of `profile`: false after the wish
+    /// has changed, and for a request that somebody else made.
+    pub fn asks_for(&self, profile: &Profile) -> bool {
+        let Ok(parsed) = parse(&self.der) else {
+            return false;
+        };
+        let mut subject = Subject {
+            common_name: String::new(),
+            organizations: Vec::new(),
+        };
+        for attribute in parsed.certification_request_info.subject.iter_attributes() {
+            let Ok(value) = attribute.as_str() else {
+                return false;
+            };
+            match attribute.attr_type().to_id_string().as_str() {
+                "2.5.4.3" => subject.common_name = value.to_owned(),
+                "2.5.4.10" => subject.organizations.push(value.to_owned()),
+                _ => return false,
+            }
+        }
+        let mut sans = Sans::default();
+        for extension in parsed.requested_extensions().into_iter().flatten() {
+            if let ParsedExtension::SubjectAlternativeName(names) = extension {
+                for name in &names.general_names {
+                    match name {
+                        GeneralName::DNSName(name) => sans.dns.push((*name).to_owned()),
+                        GeneralName::IPAddress(bytes) => match super::certificate::address(bytes) {
+                            Some(ip) => sans.ips.push(ip),
+                            None => return false,
+                        },
+                        _ => return false,
+                    }
+                }
+            }
+        }
+        subject == profile.subject && sans == profile.sans
+    }
+
+    /// True when `certificate` certifies this request's key.
+    pub fn is_answered_by(&self, certificate: &Certificate) -> bool {
+        certificate.public_key() == &self.public_key
+    }
+}
+
+fn parse(der: &[u8]) -> Result<X509CertificationRequest<'_>, CsrError> {
+    match X509CertificationRequest::from_der(der) {
+        Ok(([], parsed)) => Ok(parsed),
+        Ok(_) => Err(CsrError::Damaged("bytes follow the request".to_owned())),
+        Err(error) => Err(CsrError::Damaged(error.to_string())),
+    }
+}
+
+/// The rcgen form of a wanted leaf; validity, serial and basic constraints are the issuer's business.
+pub(super) fn leaf_params(profile: &Profile) -> Result<CertificateParams, CsrError> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = distinguished_name(&profile.subject)?;
+    for name in &profile.sans.dns {
+        let name =
+            Ia5String::try_from(name.as_str()).map_err(|_| CsrError::DnsName(name.clone()))?;
+        params.subject_alt_names.push(SanType::DnsName(name));
+    }
+    params
+        .subject_alt_names
+        .extend(profile.sans.ips.iter().copied().map(SanType::IpAddress));
+    // For ECDSA too: kubeadm asks for keyEncipherment whatever the key.
+    params.key_usages = vec![
+        KeyUsagePurpose::DigitalSignature,
+        KeyUsagePurpose::KeyEncipherment,
+    ];
+    params.extended_key_usages = profile
+        .usages
+        .iter()
+        .map(|usage| match usage {
+            ExtendedUsage::ServerAuth => ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedUsage::ClientAuth => ExtendedKeyUsagePurpose::ClientAuth,
+        })
+        .collect();
+    Ok(params)
+}
+
+pub(super) fn distinguished_name(subject: &Subject) -> Result<DistinguishedName, CsrError> {
+    let mut name = DistinguishedName::new();
+    match subject.organizations.as_slice() {
+        [] => {}
+        [organization] => name.push(DnType::OrganizationName, directory_string(organization)),
+        _ => return Err(CsrError::Organizations),
+    }
+    name.push(DnType::CommonName, directory_string(&subject.common_name));
+    Ok(name)
+}
+
+/// PrintableString where the characters allow it, else UTF8String: the rule of Go's encoding/asn1.
+fn directory_string(value: &str) -> DnValue {
+    match PrintableString::try_from(value) {
+        Ok(printable) => DnValue::PrintableString(printable),
+        Err(_) => DnValue::Utf8String(value.to_owned()),
+    }
+}

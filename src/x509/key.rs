@@ -1,0 +1,675 @@
+//! Private and public keys: generation, the PEM forms that kubeadm writes and reads, signatures.
+//!
+//! RSA keys come from the `rsa` crate and EC keys from aws-lc-rs; every signature is made by aws-lc-rs.
+//! A private key is held as DER that is wiped on drop and is never shown by `Debug`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use aws_lc_rs::encoding::{AsBigEndian, EcPrivateKeyBin};
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{
+    self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING,
+    ECDSA_P521_SHA512_ASN1_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm, KeyPair, RsaKeyPair,
+};
+use p256::pkcs8::der::asn1::ObjectIdentifier;
+use p256::pkcs8::der::{Decode, Encode};
+use p256::pkcs8::{PrivateKeyInfoRef, SubjectPublicKeyInfoRef};
+use rsa::pkcs1::{DecodeRsaPrivateKey, EncodeRsaPrivateKey};
+use rsa::rand_core::UnwrapErr;
+use rsa::traits::PublicKeyParts;
+use sec1::{EcParameters, EcPrivateKey};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use zeroize::Zeroizing;
+
+/// The kinds of key that nodepki makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the serialized name is the documentation")]
+pub enum KeyAlgorithm {
+    #[serde(rename = "RSA-2048")]
+    Rsa2048,
+    #[serde(rename = "RSA-3072")]
+    Rsa3072,
+    #[serde(rename = "RSA-4096")]
+    Rsa4096,
+    #[serde(rename = "ECDSA-P256")]
+    EcdsaP256,
+    #[serde(rename = "ECDSA-P384")]
+    EcdsaP384,
+    #[serde(rename = "ECDSA-P521")]
+    EcdsaP521,
+}
+
+impl KeyAlgorithm {
+    /// Every algorithm, weakest first within its family.
+    pub const ALL: [KeyAlgorithm; 6] = [
+        KeyAlgorithm::Rsa2048,
+        KeyAlgorithm::Rsa3072,
+        KeyAlgorithm::Rsa4096,
+        KeyAlgorithm::EcdsaP256,
+        KeyAlgorithm::EcdsaP384,
+        KeyAlgorithm::EcdsaP521,
+    ];
+
+    /// The name that kubeadm's `encryptionAlgorithm` uses (P-521 by analogy: kubeadm has none).
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KeyAlgorithm::Rsa2048 => "RSA-2048",
+            KeyAlgorithm::Rsa3072 => "RSA-3072",
+            KeyAlgorithm::Rsa4096 => "RSA-4096",
+            KeyAlgorithm::EcdsaP256 => "ECDSA-P256",
+            KeyAlgorithm::EcdsaP384 => "ECDSA-P384",
+            KeyAlgorithm::EcdsaP521 => "ECDSA-P521",
+        }
+    }
+
+    const fn rsa_bits(self) -> Option<usize> {
+        match self {
+            KeyAlgorithm::Rsa2048 => Some(2048),
+            KeyAlgorithm::Rsa3072 => Some(3072),
+            KeyAlgorithm::Rsa4096 => Some(4096),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for KeyAlgorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for KeyAlgorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
+        KeyAlgorithm::ALL
+            .into_iter()
+            .find(|known| known.as_str() == name)
+            .ok_or_else(|| UnknownAlgorithm(name.to_owned()))
+    }
+}
+
+/// A key algorithm outside the supported set.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "unknown key algorithm {0:?}; use RSA-2048, RSA-3072, RSA-4096, ECDSA-P256, ECDSA-P384 or ECDSA-P521 (case-sensitive)"
+)]
+pub struct UnknownAlgorithm(String);
+
+/// What kind of key was found: the supported algorithms, and those that exist in the wild.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyType {
+    /// One that nodepki would make itself.
+    Known(KeyAlgorithm),
+    /// RSA with another modulus length, in bits.
+    Rsa(usize),
+    /// Anything else, by name or object identifier.
+    Other(String),
+}
+
+impl KeyType {
+    /// True for RSA of any length.
+    pub fn is_rsa(&self) -> bool {
+        match self {
+            KeyType::Known(known) => known.rsa_bits().is_some(),
+            KeyType::Rsa(_) => true,
+            KeyType::Other(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for KeyType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeyType::Known(known) => known.fmt(f),
+            KeyType::Rsa(bits) => write!(f, "RSA-{bits}"),
+            KeyType::Other(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Why a key could not be read, made or used. Never carries key material.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum KeyError {
+    #[error("no PEM block with a private key in it")]
+    NoKey,
+    #[error(
+        "the private key is encrypted; Kubernetes components cannot read it, decrypt it first (openssl pkey -in KEY -out KEY)"
+    )]
+    Encrypted,
+    #[error(
+        "the private key is {0}, which kubeadm does not accept (neither RSA nor ECDSA P-256, P-384 or P-521)"
+    )]
+    Unsupported(String),
+    #[error("the private key is damaged: {0}")]
+    Damaged(&'static str),
+    #[error("the PEM text is damaged: {0}")]
+    Pem(String),
+    #[error("key generation failed: {0}")]
+    Generation(String),
+    #[error("signing failed")]
+    Signing,
+}
+
+/// A private key, wiped from memory on drop.
+pub struct PrivateKey {
+    /// PKCS#1 `RSAPrivateKey` or SEC1 `ECPrivateKey` with its named curve: what kubeadm writes.
+    der: Zeroizing<Vec<u8>>,
+    signer: KeySigner,
+    public: PublicKey,
+}
+
+enum KeySigner {
+    Rsa(RsaKeyPair),
+    Ecdsa(EcdsaKeyPair),
+}
+
+impl fmt::Debug for PrivateKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrivateKey({}, redacted)", self.public.key_type)
+    }
+}
+
+impl PrivateKey {
+    /// Makes a new key. RSA takes 50 ms to 1 s of one core: call it from a plain thread.
+    pub fn generate(algorithm: KeyAlgorithm) -> Result<Self, KeyError> {
+        match algorithm.rsa_bits() {
+            Some(bits) => {
+                let key = rsa::RsaPrivateKey::new(&mut UnwrapErr(getrandom::SysRng), bits)
+                    .map_err(|error| KeyError::Generation(error.to_string()))?;
+                let der = key
+                    .to_pkcs1_der()
+                    .map_err(|error| KeyError::Generation(error.to_string()))?;
+                Self::from_rsa_der(Zeroizing::new(der.as_bytes().to_vec()))
+            }
+            None => {
+                let curve = Curve::of(algorithm).ok_or(KeyError::Damaged("no such curve"))?;
+                let pair = EcdsaKeyPair::generate(curve.signing())
+                    .map_err(|_| KeyError::Generation("the EC key generator failed".to_owned()))?;
+                let scalar: EcPrivateKeyBin<'_> = pair
+                    .private_key()
+                    .as_be_bytes()
+                    .map_err(|_| KeyError::Generation("the EC key has no scalar".to_owned()))?;
+                Self::from_ec_scalar(curve, scalar.as_ref(), Some(pair.public_key().as_ref()))
+            }
+        }
+    }
+
+    /// Reads PKCS#1, SEC1 or PKCS#8 PEM, as kubeadm does: the first private key counts, an `EC PARAMETERS`
+    /// block before it is skipped, and text around the blocks is ignored.
+    pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
+        let blocks = pem::parse_many(text).map_err(|error| KeyError::Pem(error.to_string()))?;
+        for block in blocks {
+            if block.headers().get("DEK-Info").is_some() {
+                return Err(KeyError::Encrypted);
+            }
+            let label = block.tag().to_owned();
+            let der = Zeroizing::new(block.into_contents());
+            match label.as_str() {
+                "RSA PRIVATE KEY" => return Self::from_rsa_der(der),
+                "EC PRIVATE KEY" => return Self::from_sec1_der(&der, None),
+                "PRIVATE KEY" => return Self::from_pkcs8_der(&der),
+                "ENCRYPTED PRIVATE KEY" => return Err(KeyError::Encrypted),
+                "DSA PRIVATE KEY" => return Err(KeyError::Unsupported("DSA".to_owned())),
+                _ => {}
+            }
+        }
+        Err(KeyError::NoKey)
+    }
+
+    fn from_pkcs8_der(der: &[u8]) -> Result<Self, KeyError> {
+        let info = PrivateKeyInfoRef::from_der(der)
+            .map_err(|_| KeyError::Damaged("not a PKCS#8 PrivateKeyInfo"))?;
+        match info.algorithm.oid {
+            OID_RSA => Self::from_rsa_der(Zeroizing::new(info.private_key.as_bytes().to_vec())),
+            OID_EC => {
+                let curve = info
+                    .algorithm
+                    .parameters_oid()
+                    .ok()
+                    .ok_or(KeyError::Damaged("the PKCS#8 EC key names no curve"))?;
+                Self::from_sec1_der(info.private_key.as_bytes(), Some(curve))
+            }
+            OID_ED25519 => Err(KeyError::Unsupported("Ed25519".to_owned())),
+            other => Err(KeyError::Unsupported(format!("of algorithm {other}"))),
+        }
+    }
+
+    fn from_rsa_der(der: Zeroizing<Vec<u8>>) -> Result<Self, KeyError> {
+        let pair = match RsaKeyPair::from_der(&der) {
+            Ok(pair) => pair,
+            // aws-lc-rs refuses lengths that it would not sign with; name them instead of calling them damaged.
+            Err(_) => {
+                return Err(match rsa::RsaPrivateKey::from_pkcs1_der(&der) {
+                    Ok(key) => KeyError::Unsupported(format!("RSA with {} bits", key.n().bits())),
+                    Err(_) => KeyError::Damaged("not a valid PKCS#1 RSAPrivateKey"),
+                });
+            }
+        };
+        let public =
+            PublicKey::from_rsa_pkcs1(pair.public_key().as_ref(), pair.public_modulus_len() * 8)?;
+        Ok(PrivateKey {
+            der,
+            signer: KeySigner::Rsa(pair),
+            public,
+        })
+    }
+
+    fn from_sec1_der(
+        der: &[u8],
+        curve_outside: Option<ObjectIdentifier>,
+    ) -> Result<Self, KeyError> {
+        let key = EcPrivateKey::from_der(der)
+            .map_err(|_| KeyError::Damaged("not a SEC1 ECPrivateKey"))?;
+        let curve_oid = key
+            .parameters
+            .and_then(|parameters| parameters.named_curve())
+            .or(curve_outside)
+            .ok_or(KeyError::Damaged("the EC key names no curve"))?;
+        let curve = Curve::from_oid(curve_oid)
+            .ok_or_else(|| KeyError::Unsupported(format!("an EC key on curve {curve_oid}")))?;
+        Self::from_ec_scalar(curve, key.private_key, key.public_key)
+    }
+
+    fn from_ec_scalar(
+        curve: Curve,
+        scalar: &[u8],
+        public: Option<&[u8]>,
+    ) -> Result<Self, KeyError> {
+        let rejected =
+            |_| KeyError::Damaged("the EC private key does not fit its curve or its public key");
+        let padded = curve.pad(scalar).ok_or(KeyError::Damaged(
+            "the EC private key is too long for its curve",
+        ))?;
+        let derived;
+        let public = match public {
+            Some(public) => public,
+            None => {
+                derived = curve
+                    .public_of(&padded)
+                    .ok_or(KeyError::Damaged("the EC private key is out of range"))?;
+                &derived
+            }
+        };
+        let pair = EcdsaKeyPair::from_private_key_and_public_key(curve.signing(), &padded, public)
+            .map_err(rejected)?;
+        let der = EcPrivateKey {
+            private_key: &padded,
+            parameters: Some(EcParameters::NamedCurve(curve.oid())),
+            public_key: Some(pair.public_key().as_ref()),
+        }
+        .to_der()
+        .map_err(|_| KeyError::Damaged("the EC private key cannot be encoded"))?;
+        let public = PublicKey::from_ec_point(curve, pair.public_key().as_ref())?;
+        Ok(PrivateKey {
+            der: Zeroizing::new(der),
+            signer: KeySigner::Ecdsa(pair),
+            public,
+        })
+    }
+
+    /// PEM as kubeadm writes it: PKCS#1 for RSA, SEC1 for ECDSA, never PKCS#8.
+    pub fn to_pem(&self) -> Zeroizing<String> {
+        let label = match self.signer {
+            KeySigner::Rsa(_) => "RSA PRIVATE KEY",
+            KeySigner::Ecdsa(_) => "EC PRIVATE KEY",
+        };
+        Zeroizing::new(encode_pem(label, &self.der))
+    }
+
+    /// The public half.
+    pub fn public_key(&self) -> &PublicKey {
+        &self.public
+    }
+
+    /// What kind of key this is.
+    pub fn key_type(&self) -> &KeyType {
+        &self.public.key_type
+    }
+}
+
+impl rcgen::PublicKeyData for PrivateKey {
+    fn der_bytes(&self) -> &[u8] {
+        &self.public.raw
+    }
+
+    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+        rcgen::PublicKeyData::algorithm(&self.public)
+    }
+}
+
+impl rcgen::SigningKey for PrivateKey {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+        let random = SystemRandom::new();
+        match &self.signer {
+            KeySigner::Rsa(pair) => {
+                let mut out = vec![0; pair.public_modulus_len()];
+                pair.sign(&signature::RSA_PKCS1_SHA256, &random, message, &mut out)
+                    .map_err(|_| rcgen::Error::RemoteKeyError)?;
+                Ok(out)
+            }
+            KeySigner::Ecdsa(pair) => Ok(pair
+                .sign(&random, message)
+                .map_err(|_| rcgen::Error::RemoteKeyError)?
+                .as_ref()
+                .to_vec()),
+        }
+    }
+}
+
+/// A public key: the DER `SubjectPublicKeyInfo` and what is in it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PublicKey {
+    spki: Vec<u8>,
+    /// The bytes inside the BIT STRING, as rcgen wants them.
+    raw: Vec<u8>,
+    key_type: KeyType,
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "PublicKey({}, sha256:{})",
+            self.key_type,
+            hex(&self.sha256())
+        )
+    }
+}
+
+impl PublicKey {
+    /// Reads a DER `SubjectPublicKeyInfo` (RFC 5280, 4.1.2.7). Unknown algorithms are kept, by name.
+    pub fn from_spki_der(der: &[u8]) -> Result<Self, KeyError> {
+        let info = SubjectPublicKeyInfoRef::try_from(der)
+            .map_err(|_| KeyError::Damaged("not a SubjectPublicKeyInfo"))?;
+        let raw = info.subject_public_key.raw_bytes();
+        let key_type = match info.algorithm.oid {
+            OID_RSA => rsa_key_type(raw)?,
+            OID_EC => match info.algorithm.parameters_oid() {
+                Ok(oid) => match Curve::from_oid(oid) {
+                    Some(curve) => KeyType::Known(curve.algorithm()),
+                    None => KeyType::Other(format!("ECDSA on curve {oid}")),
+                },
+                Err(_) => KeyType::Other("ECDSA with explicit parameters".to_owned()),
+            },
+            OID_ED25519 => KeyType::Other("Ed25519".to_owned()),
+            other => KeyType::Other(format!("algorithm {other}")),
+        };
+        Ok(PublicKey {
+            spki: der.to_vec(),
+            raw: raw.to_vec(),
+            key_type,
+        })
+    }
+
+    /// Reads a `PUBLIC KEY` PEM block, the form of `sa.pub`.
+    pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
+        let blocks = pem::parse_many(text).map_err(|error| KeyError::Pem(error.to_string()))?;
+        let block = blocks
+            .iter()
+            .find(|block| block.tag() == "PUBLIC KEY")
+            .ok_or(KeyError::NoKey)?;
+        Self::from_spki_der(block.contents())
+    }
+
+    /// `PUBLIC KEY` PEM, the form of `sa.pub`.
+    pub fn to_pem(&self) -> String {
+        encode_pem("PUBLIC KEY", &self.spki)
+    }
+
+    /// The DER `SubjectPublicKeyInfo`.
+    pub fn spki_der(&self) -> &[u8] {
+        &self.spki
+    }
+
+    /// SHA-256 over the `SubjectPublicKeyInfo`: kubeadm's CA pin and the service-account key id.
+    pub fn sha256(&self) -> [u8; 32] {
+        Sha256::digest(&self.spki).into()
+    }
+
+    /// What kind of key this is.
+    pub fn key_type(&self) -> &KeyType {
+        &self.key_type
+    }
+
+    fn from_rsa_pkcs1(raw: &[u8], bits: usize) -> Result<Self, KeyError> {
+        Self::from_parts(
+            OID_RSA,
+            p256::pkcs8::der::asn1::AnyRef::NULL,
+            raw,
+            rsa_type_of(bits),
+        )
+    }
+
+    fn from_ec_point(curve: Curve, raw: &[u8]) -> Result<Self, KeyError> {
+        let oid = curve.oid();
+        Self::from_parts(
+            OID_EC,
+            (&oid).into(),
+            raw,
+            KeyType::Known(curve.algorithm()),
+        )
+    }
+
+    fn from_parts(
+        oid: ObjectIdentifier,
+        parameters: p256::pkcs8::der::asn1::AnyRef<'_>,
+        raw: &[u8],
+        key_type: KeyType,
+    ) -> Result<Self, KeyError> {
+        let unencodable = |_| KeyError::Damaged("the public key cannot be encoded");
+        let info = SubjectPublicKeyInfoRef {
+            algorithm: p256::pkcs8::AlgorithmIdentifierRef {
+                oid,
+                parameters: Some(parameters),
+            },
+            subject_public_key: p256::pkcs8::der::asn1::BitStringRef::from_bytes(raw)
+                .map_err(unencodable)?,
+        };
+        Ok(PublicKey {
+            spki: info.to_der().map_err(unencodable)?,
+            raw: raw.to_vec(),
+            key_type,
+        })
+    }
+}
+
+impl rcgen::PublicKeyData for PublicKey {
+    fn der_bytes(&self) -> &[u8] {
+        &self.raw
+    }
+
+    /// The signature algorithm that goes with this key. Key types that nodepki does not make never get here:
+    /// both callers check the type first, and a wrong guess yields a certificate that its own check refuses.
+    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+        match self.key_type {
+            KeyType::Known(KeyAlgorithm::EcdsaP256) => &rcgen::PKCS_ECDSA_P256_SHA256,
+            KeyType::Known(KeyAlgorithm::EcdsaP384) => &rcgen::PKCS_ECDSA_P384_SHA384,
+            KeyType::Known(KeyAlgorithm::EcdsaP521) => &rcgen::PKCS_ECDSA_P521_SHA512,
+            _ => &rcgen::PKCS_RSA_SHA256,
+        }
+    }
+}
+
+fn rsa_key_type(pkcs1: &[u8]) -> Result<KeyType, KeyError> {
+    let key = rsa::pkcs1::RsaPublicKeyRef::try_from(pkcs1)
+        .map_err(|_| KeyError::Damaged("not a PKCS#1 RSAPublicKey"))?;
+    let modulus = key.modulus.as_bytes();
+    let leading = modulus
+        .first()
+        .map_or(0, |byte| byte.leading_zeros() as usize);
+    Ok(rsa_type_of((modulus.len() * 8).saturating_sub(leading)))
+}
+
+fn rsa_type_of(bits: usize) -> KeyType {
+    KeyAlgorithm::ALL
+        .into_iter()
+        .find(|known| known.rsa_bits() == Some(bits))
+        .map_or(KeyType::Rsa(bits), KeyType::Known)
+}
+
+pub(super) const OID_RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
+const OID_EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
+const OID_ED25519: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.101.112");
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Curve {
+    P256,
+    P384,
+    P521,
+}
+
+impl Curve {
+    const ALL: [Curve; 3] = [Curve::P256, Curve::P384, Curve::P521];
+
+    fn of(algorithm: KeyAlgorithm) -> Option<Self> {
+        Curve::ALL
+            .into_iter()
+            .find(|curve| curve.algorithm() == algorithm)
+    }
+
+    fn from_oid(oid: ObjectIdentifier) -> Option<Self> {
+        Curve::ALL.into_iter().find(|curve| curve.oid() == oid)
+    }
+
+    const fn algorithm(self) -> KeyAlgorithm {
+        match self {
+            Curve::P256 => KeyAlgorithm::EcdsaP256,
+            Curve::P384 => KeyAlgorithm::EcdsaP384,
+            Curve::P521 => KeyAlgorithm::EcdsaP521,
+        }
+    }
+
+    // RFC 5480, 2.1.1.1
+    const fn oid(self) -> ObjectIdentifier {
+        match self {
+            Curve::P256 => ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7"),
+            Curve::P384 => ObjectIdentifier::new_unwrap("1.3.132.0.34"),
+            Curve::P521 => ObjectIdentifier::new_unwrap("1.3.132.0.35"),
+        }
+    }
+
+    fn signing(self) -> &'static EcdsaSigningAlgorithm {
+        match self {
+            Curve::P256 => &ECDSA_P256_SHA256_ASN1_SIGNING,
+            Curve::P384 => &ECDSA_P384_SHA384_ASN1_SIGNING,
+            Curve::P521 => &ECDSA_P521_SHA512_ASN1_SIGNING,
+        }
+    }
+
+    /// Left-pads a scalar to the length of the field (RFC 5915, 3): some writers drop leading zeros.
+    fn pad(self, scalar: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+        let length = match self {
+            Curve::P256 => 32,
+            Curve::P384 => 48,
+            Curve::P521 => 66,
+        };
+        let missing = length_difference(length, scalar.len())?;
+        let mut padded = Zeroizing::new(vec![0; missing]);
+        padded.extend_from_slice(scalar);
+        Some(padded)
+    }
+
+    fn public_of(self, scalar: &[u8]) -> Option<Vec<u8>> {
+        use aws_lc_rs::agreement::{ECDH_P256, ECDH_P384, ECDH_P521, PrivateKey};
+        let algorithm = match self {
+            Curve::P256 => &ECDH_P256,
+            Curve::P384 => &ECDH_P384,
+            Curve::P521 => &ECDH_P521,
+        };
+        let key = PrivateKey::from_private_key(algorithm, scalar).ok()?;
+        Some(key.compute_public_key().ok()?.as_ref().to_vec())
+    }
+}
+
+fn length_difference(wanted: usize, found: usize) -> Option<usize> {
+    wanted.checked_sub(found)
+}
+
+/// PEM with LF line ends and a final newline, as Go writes it.
+pub(super) fn encode_pem(label: &str, der: &[u8]) -> String {
+    let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+    pem::encode_config(&pem::Pem::new(label, der), config)
+}
+
+/// Lower-case hexadecimal without separators.
+pub fn hex(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_algorithm_survives_a_round_trip_through_pem() {
+        for algorithm in KeyAlgorithm::ALL {
+            let key = PrivateKey::generate(algorithm).unwrap();
+            assert_eq!(*key.key_type(), KeyType::Known(algorithm));
+            let pem = key.to_pem();
+            let header = if algorithm.as_str().starts_with("RSA") {
+                "RSA PRIVATE KEY"
+            } else {
+                "EC PRIVATE KEY"
+            };
+            assert!(
+                pem.starts_with(&format!("-----BEGIN {header}-----\n")),
+                "{algorithm}"
+            );
+            assert!(
+                pem.ends_with(&format!("-----END {header}-----\n")),
+                "{algorithm}"
+            );
+            let again = PrivateKey::from_pem(pem.as_bytes()).unwrap();
+            assert_eq!(again.public_key(), key.public_key());
+            assert_eq!(again.to_pem(), pem);
+            let public = PublicKey::from_pem(key.public_key().to_pem().as_bytes()).unwrap();
+            assert_eq!(&public, key.public_key());
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_key_material() {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        assert_eq!(format!("{key:?}"), "PrivateKey(ECDSA-P256, redacted)");
+    }
+
+    #[test]
+    fn damaged_input_is_named_and_never_panics() {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP384)
+            .unwrap()
+            .to_pem();
+        for cut in 0..key.len() {
+            let _ = PrivateKey::from_pem(key.as_bytes().get(..cut).unwrap());
+        }
+        assert!(matches!(
+            PrivateKey::from_pem(b"hello"),
+            Err(KeyError::NoKey)
+        ));
+        let encrypted =
+            "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+        assert!(matches!(
+            PrivateKey::from_pem(encrypted.as_bytes()),
+            Err(KeyError::Encrypted)
+        ));
+        // RFC 8410, section 10.3
+        let ed25519 = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC\n-----END PRIVATE KEY-----\n";
+        let error = PrivateKey::from_pem(ed25519.as_bytes())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("Ed25519") && error.contains("kubeadm does not accept"),
+            "{error}"
+        );
+    }
+}

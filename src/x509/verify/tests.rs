@@ -1,0 +1,223 @@
+use time::macros::datetime;
+
+use super::*;
+use crate::x509::{CertificateAuthority, Csr, PrivateKey, Sans, Subject, UsageExtensions};
+
+const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
+const YEAR: Duration = Duration::from_secs(365 * 86400);
+
+fn authority(name: &str) -> CertificateAuthority {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    CertificateAuthority::self_signed(name, key, NOW, 10 * YEAR).unwrap()
+}
+
+fn etcd_server() -> Profile {
+    Profile {
+        subject: Subject {
+            common_name: "cp1".to_owned(),
+            organizations: Vec::new(),
+        },
+        sans: Sans {
+            dns: vec!["cp1".to_owned(), "localhost".to_owned()],
+            ips: vec!["192.0.2.11".parse().unwrap(), "::1".parse().unwrap()],
+        },
+        usages: vec![ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: YEAR,
+    }
+}
+
+struct Issued {
+    authority: CertificateAuthority,
+    key: PrivateKey,
+}
+
+impl Issued {
+    fn new() -> Self {
+        Issued {
+            authority: authority("etcd-ca"),
+            key: PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap(),
+        }
+    }
+
+    /// What is wrong with a certificate issued for `asked` when the etcd server's is wanted.
+    fn differences(&self, asked: &Profile, now: OffsetDateTime) -> Vec<String> {
+        let leaf = self
+            .authority
+            .issue(self.key.public_key(), asked, NOW)
+            .unwrap();
+        let chain = Chain::from_answer(leaf.der(), self.key.public_key()).unwrap();
+        satisfies(
+            &chain,
+            &etcd_server(),
+            self.key.public_key(),
+            self.authority.bundle(),
+            now,
+        )
+        .iter()
+        .map(ToString::to_string)
+        .collect()
+    }
+}
+
+#[test]
+fn what_was_asked_for_satisfies() {
+    assert_eq!(Issued::new().differences(&etcd_server(), NOW), [""; 0]);
+}
+
+#[test]
+fn every_difference_is_reported_at_once() {
+    let mut asked = etcd_server();
+    asked.subject.common_name = "cp2".to_owned();
+    asked.subject.organizations = vec!["system:masters".to_owned()];
+    asked.sans.dns = vec!["cp1".to_owned(), "*.example".to_owned()];
+    asked.sans.ips = vec!["192.0.2.12".parse().unwrap(), "::1".parse().unwrap()];
+    asked.usages = vec![ExtendedUsage::ServerAuth];
+    assert_eq!(
+        Issued::new().differences(&asked, NOW),
+        [
+            "CN is \"cp2\", wanted \"cp1\"",
+            "O \"system:masters\" is not wanted: Kubernetes would read it as membership of that group",
+            "SAN DNS:localhost is missing",
+            "SAN IP:192.0.2.11 is missing",
+            "SAN DNS:*.example is not wanted",
+            "SAN IP:192.0.2.12 is not wanted",
+            "extended key usage client auth is missing",
+        ]
+    );
+}
+
+#[test]
+fn validity_is_told_apart_from_the_path() {
+    let issued = Issued::new();
+    assert_eq!(
+        issued.differences(&etcd_server(), NOW + 2 * YEAR),
+        ["it expired at 2027-06-01T12:00:00Z"]
+    );
+    assert_eq!(
+        issued.differences(&etcd_server(), NOW - YEAR),
+        [
+            "it is not valid before 2026-06-01T11:55:00Z",
+            "authority's certificate CN=etcd-ca is not valid before 2026-06-01T11:55:00Z"
+        ]
+    );
+}
+
+#[test]
+fn another_authority_of_the_same_name_is_not_trusted() {
+    let issued = Issued::new();
+    let leaf = issued
+        .authority
+        .issue(issued.key.public_key(), &etcd_server(), NOW)
+        .unwrap();
+    let chain = Chain::from_answer(leaf.der(), issued.key.public_key()).unwrap();
+    let other = authority("etcd-ca");
+    let differences = satisfies(
+        &chain,
+        &etcd_server(),
+        issued.key.public_key(),
+        other.bundle(),
+        NOW,
+    );
+    assert_eq!(
+        differences
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>(),
+        ["no path from it to the trusted CN=etcd-ca: its issuer is CN=etcd-ca"]
+    );
+}
+
+#[test]
+fn kubeadm_only_sees_the_first_certificate_of_a_bundle() {
+    let issued = Issued::new();
+    let other = authority("old-etcd-ca");
+    let leaf = issued
+        .authority
+        .issue(issued.key.public_key(), &etcd_server(), NOW)
+        .unwrap();
+    let chain = Chain::from_answer(leaf.der(), issued.key.public_key()).unwrap();
+    let pem = other.bundle().to_pem() + &issued.authority.bundle().to_pem();
+    let second = TrustBundle::from_pem(pem.as_bytes()).unwrap();
+    let differences = satisfies(
+        &chain,
+        &etcd_server(),
+        issued.key.public_key(),
+        &second,
+        NOW,
+    );
+    assert!(
+        matches!(differences.as_slice(), [Difference::NotUnderFirst { .. }]),
+        "{differences:?}"
+    );
+}
+
+#[test]
+fn another_key_is_refused_before_anything_is_compared() {
+    let issued = Issued::new();
+    let leaf = issued
+        .authority
+        .issue(issued.key.public_key(), &etcd_server(), NOW)
+        .unwrap();
+    let other = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let error = Chain::from_answer(leaf.to_pem().as_bytes(), other.public_key())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("the certificate is for another key: it certifies sha256:"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_reversed_chain_is_refused() {
+    let issued = Issued::new();
+    let leaf = issued
+        .authority
+        .issue(issued.key.public_key(), &etcd_server(), NOW)
+        .unwrap();
+    let reversed = issued.authority.bundle().to_pem() + &leaf.to_pem();
+    let error = Chain::from_answer(reversed.as_bytes(), issued.key.public_key())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "the chain is reversed or out of order: its first certificate is CN=etcd-ca, the leaf must come first"
+    );
+}
+
+#[test]
+fn requests_say_what_they_ask_for() {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP521).unwrap();
+    let csr = Csr::create(&etcd_server(), &key, UsageExtensions::Requested).unwrap();
+    let again = Csr::from_pem(csr.to_pem().as_bytes()).unwrap();
+    assert_eq!(again, csr);
+    assert!(again.asks_for(&etcd_server()));
+    let mut other = etcd_server();
+    other.sans.dns.pop();
+    assert!(!again.asks_for(&other));
+    let mut forged = csr.der().to_vec();
+    let last = forged.len() - 1;
+    forged[last] ^= 1;
+    assert!(Csr::from_der(&forged).is_err());
+}
+
+#[test]
+fn pins_admit_only_pinned_certificates_and_what_they_issued() {
+    let (one, two) = (authority("one"), authority("two"));
+    let pem = one.bundle().to_pem() + &two.bundle().to_pem();
+    let both = TrustBundle::from_pem(pem.as_bytes()).unwrap();
+    assert!(both.require_pins(&[]).is_ok());
+    assert!(
+        both.require_pins(&[one.public_key().sha256(), two.public_key().sha256()])
+            .is_ok()
+    );
+    let error = both
+        .require_pins(&[one.public_key().sha256()])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("none of its certificates") || error.contains("not pinned"),
+        "{error}"
+    );
+}
