@@ -1,0 +1,244 @@
+//! What the signer tests share: wishes, requests, authorities on disk, a drop directory on plain files, OpenSSL.
+
+use std::fs;
+use std::future::Future;
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use nodepki::names::{Authority, CertName};
+use nodepki::signer::directory::{DropDir, Dropped, Meta, Shape};
+use nodepki::signer::{Identity, Request, Wanted};
+use nodepki::x509::{
+    CertificateAuthority, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+    UsageExtensions,
+};
+use time::OffsetDateTime;
+
+pub(crate) const ODD_PLUGIN: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/odd-plugin.sh");
+pub(crate) const BAD_SIGNER: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/bad-signer.sh");
+
+/// Runs a future as the agent does: on one thread.
+pub(crate) fn run<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
+}
+
+pub(crate) fn now() -> OffsetDateTime {
+    OffsetDateTime::now_utc()
+}
+
+/// A wish for each of a few telling slots.
+pub(crate) fn wanted(name: CertName) -> Wanted {
+    use ExtendedUsage::{ClientAuth, ServerAuth};
+    let ips = |texts: &[&str]| -> Vec<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    };
+    let names = |texts: &[&str]| -> Vec<String> { texts.iter().map(ToString::to_string).collect() };
+    let (common_name, organizations, sans, usages) = match name {
+        CertName::Apiserver => (
+            "kube-apiserver",
+            names(&[]),
+            Sans {
+                dns: names(&["cp1", "kubernetes", "kubernetes.default"]),
+                ips: ips(&["10.96.0.1", "fd00::1"]),
+            },
+            vec![ServerAuth],
+        ),
+        CertName::EtcdServer | CertName::EtcdPeer => (
+            "cp1",
+            names(&[]),
+            Sans {
+                dns: names(&["cp1", "localhost"]),
+                ips: ips(&["192.0.2.11", "127.0.0.1", "::1"]),
+            },
+            vec![ServerAuth, ClientAuth],
+        ),
+        CertName::AdminConf => (
+            "kubernetes-admin",
+            names(&["kubeadm:cluster-admins"]),
+            Sans::default(),
+            vec![ClientAuth],
+        ),
+        CertName::KubeletConf => (
+            "system:node:cp1",
+            names(&["system:nodes"]),
+            Sans::default(),
+            vec![ClientAuth],
+        ),
+        CertName::FrontProxyClient => (
+            "front-proxy-client",
+            names(&[]),
+            Sans::default(),
+            vec![ClientAuth],
+        ),
+        other => panic!("no wish for {other} here"),
+    };
+    Wanted {
+        name,
+        authority: name.authority(),
+        profile: Profile {
+            subject: Subject {
+                common_name: common_name.to_owned(),
+                organizations,
+            },
+            sans,
+            usages,
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime: Duration::from_secs(365 * 24 * 60 * 60),
+        },
+    }
+}
+
+/// A request with a key of its own.
+pub(crate) fn request(name: CertName) -> Request {
+    request_with_key(name).0
+}
+
+pub(crate) fn request_with_key(name: CertName) -> (Request, PrivateKey) {
+    let wanted = wanted(name);
+    let key = PrivateKey::generate(wanted.profile.key).unwrap();
+    let csr = Csr::create(&wanted.profile, &key, UsageExtensions::Requested).unwrap();
+    let identity = Identity {
+        node: "cp1".to_owned(),
+        cluster: "kubernetes".to_owned(),
+    };
+    (Request::new(wanted, csr, identity, now()), key)
+}
+
+/// The three authorities of kubeadm as files.
+pub(crate) fn write_authorities(dir: &Path) {
+    fs::create_dir_all(dir.join("etcd")).unwrap();
+    for authority in Authority::ALL {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let pem = key.to_pem();
+        let made = CertificateAuthority::self_signed(
+            authority.common_name(),
+            key,
+            now(),
+            Duration::from_secs(10 * 365 * 24 * 60 * 60),
+        )
+        .unwrap();
+        let base = dir.join(authority.base_name());
+        fs::write(base.with_extension("crt"), made.bundle().to_pem()).unwrap();
+        fs::write(base.with_extension("key"), pem.as_bytes()).unwrap();
+    }
+}
+
+/// Runs OpenSSL; its absence is a failure of the test.
+pub(crate) fn openssl(args: &[&str], input: &[u8]) -> Vec<u8> {
+    run_program("openssl", args, input)
+}
+
+/// Runs a program that must succeed and gives its stdout.
+pub(crate) fn run_program(program: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut child = Command::new(program)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program} is needed for the tests: {error}"));
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.status.success(),
+        "{program} {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output.stdout
+}
+
+/// [`DropDir`] on plain files, for tests.
+pub(crate) struct PlainDir(pub(crate) PathBuf);
+
+impl DropDir for PlainDir {
+    fn make_dir(&self, name: &str, mode: u32) -> io::Result<()> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(mode)
+            .create(self.0.join(name))
+    }
+
+    fn write_atomic(&self, name: &str, bytes: &[u8], mode: u32) -> io::Result<()> {
+        let target = self.0.join(name);
+        let temporary = target.with_extension("tmp");
+        fs::write(&temporary, bytes)?;
+        fs::set_permissions(&temporary, fs::Permissions::from_mode(mode))?;
+        fs::rename(temporary, target)
+    }
+
+    fn read(&self, name: &str, limit: u64) -> io::Result<Option<Dropped>> {
+        let path = self.0.join(name);
+        let found = match path.symlink_metadata() {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut bytes = Vec::new();
+        if found.is_file() {
+            let file = fs::OpenOptions::new()
+                .read(true)
+                .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+                .open(&path)?;
+            file.take(limit + 1).read_to_end(&mut bytes)?;
+        }
+        Ok(Some(Dropped {
+            bytes,
+            meta: Meta {
+                shape: if found.is_symlink() {
+                    Shape::Symlink
+                } else if found.is_file() {
+                    Shape::Regular
+                } else {
+                    Shape::Other
+                },
+                uid: found.uid(),
+                mode: found.mode() & 0o7777,
+                size: found.len(),
+                modified: (found.mtime(), found.mtime_nsec()),
+            },
+        }))
+    }
+
+    fn list(&self, name: &str) -> io::Result<Vec<String>> {
+        match fs::read_dir(self.0.join(name)) {
+            Ok(entries) => entries
+                .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+                .collect(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match fs::remove_file(self.0.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// Every file below `dir` with its content, sorted: to show that nothing was written.
+pub(crate) fn tree(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(tree(&path));
+        } else {
+            files.push((path.clone(), fs::read(&path).unwrap_or_default()));
+        }
+    }
+    files.sort();
+    files
+}
