@@ -1,0 +1,363 @@
+//! Offline bundles, signed with OpenSSL by their own README, and the trees of `kubeadm certs generate-csr`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use nodepki::names::{Authority, CertName};
+use nodepki::offline::{Collection, Outstanding, Remark, collect, export, openssl_extensions};
+use nodepki::signer::Request;
+use zeroize::Zeroizing;
+
+use crate::signer_bad::verdict;
+use crate::signing::{
+    openssl, request, request_with_key, run_program, tree, wanted, write_authorities,
+};
+
+const SLOTS: [CertName; 5] = [
+    CertName::Apiserver,
+    CertName::FrontProxyClient,
+    CertName::EtcdServer,
+    CertName::EtcdPeer,
+    CertName::AdminConf,
+];
+
+fn outstanding(requests: &[Request]) -> Vec<Outstanding> {
+    requests
+        .iter()
+        .map(|request| Outstanding {
+            name: request.name(),
+            key: request.csr.public_key().clone(),
+        })
+        .collect()
+}
+
+fn write_bundle(dir: &Path, requests: &[Request]) {
+    for file in export(requests) {
+        let path = dir.join(&file.path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, file.bytes).unwrap();
+    }
+}
+
+fn read_tree(dir: &Path) -> Vec<(PathBuf, Zeroizing<Vec<u8>>)> {
+    tree(dir)
+        .into_iter()
+        .map(|(path, bytes)| {
+            (
+                path.strip_prefix(dir).unwrap().to_owned(),
+                Zeroizing::new(bytes),
+            )
+        })
+        .collect()
+}
+
+fn signed_bundle(dir: &Path, requests: &[Request]) -> PathBuf {
+    let (ca, bundle) = (dir.join("ca-dir"), dir.join("bundle"));
+    fs::create_dir_all(&ca).unwrap();
+    write_authorities(&ca);
+    fs::create_dir_all(&bundle).unwrap();
+    write_bundle(&bundle, requests);
+    let script = format!(
+        "set -e; cd {}; CA={}; . ./README",
+        bundle.display(),
+        ca.display()
+    );
+    run_program("/bin/bash", &["-c", &script], b"");
+    bundle
+}
+
+fn names(collection: &Collection) -> Vec<CertName> {
+    collection
+        .candidates
+        .iter()
+        .map(|candidate| candidate.name)
+        .collect()
+}
+
+#[test]
+fn the_readme_of_a_bundle_signs_it_as_wanted() {
+    let dir = tempfile::tempdir().unwrap();
+    let requests: Vec<_> = SLOTS.into_iter().map(request).collect();
+    let bundle = signed_bundle(dir.path(), &requests);
+    for path in [
+        "pki/apiserver.csr",
+        "pki/etcd/server.ext",
+        "pki/etcd/peer.csr",
+        "admin.conf.csr",
+        "request.json",
+    ] {
+        assert!(bundle.join(path).is_file(), "{path}");
+    }
+    let collection = collect(&read_tree(&bundle), &outstanding(&requests));
+    assert_eq!(collection.remarks, []);
+    assert_eq!(names(&collection), SLOTS);
+    for candidate in &collection.candidates {
+        let request = requests
+            .iter()
+            .find(|request| request.name() == candidate.name)
+            .unwrap();
+        let said = verdict(request, &candidate.answer, &dir.path().join("ca-dir"));
+        assert_eq!(said, "", "{}", candidate.name);
+        assert!(candidate.key.is_none());
+    }
+}
+
+#[test]
+fn a_bundle_is_the_same_bytes_every_time_and_describes_itself() {
+    let requests = [request(CertName::EtcdServer), request(CertName::AdminConf)];
+    let later = requests.clone().map(|request| {
+        let now = crate::signing::now();
+        request.again(9, now, Some(now))
+    });
+    assert_eq!(export(&requests), export(&later));
+    let files = export(&requests);
+    let manifest = files
+        .iter()
+        .find(|file| file.path == Path::new("request.json"))
+        .unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest.bytes).unwrap();
+    let item = &manifest["items"][0];
+    assert_eq!(item["csrPath"], "pki/etcd/server.csr");
+    assert_eq!(item["certificatePath"], "pki/etcd/server.crt");
+    assert_eq!(item["request"]["ca"], "etcd-ca");
+    let words = item["profile"].as_str().unwrap();
+    assert!(
+        words.contains("CN=cp1")
+            && words.contains("IP:192.0.2.11")
+            && words.contains("server auth + client auth"),
+        "{words}"
+    );
+    assert_eq!(manifest["items"][1]["certificatePath"], "admin.conf.crt");
+}
+
+#[test]
+fn extensions_keep_the_order_of_names_and_usages() {
+    let text = openssl_extensions(&wanted(CertName::EtcdServer).profile);
+    for part in [
+        "extendedKeyUsage = serverAuth, clientAuth\n",
+        "DNS.1 = cp1\nDNS.2 = localhost\nIP.1 = 192.0.2.11\nIP.2 = 127.0.0.1\nIP.3 = ::1\n",
+        "basicConstraints = critical, CA:FALSE",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(!openssl_extensions(&wanted(CertName::AdminConf).profile).contains("subjectAltName"));
+}
+
+#[test]
+fn mis_named_certificates_are_taken_for_the_slot_of_their_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let requests: Vec<_> = SLOTS.into_iter().map(request).collect();
+    let bundle = signed_bundle(dir.path(), &requests);
+    let (server, peer, other) = (
+        bundle.join("pki/etcd/server.crt"),
+        bundle.join("pki/etcd/peer.crt"),
+        bundle.join("swap"),
+    );
+    fs::rename(&server, &other).unwrap();
+    fs::rename(&peer, &server).unwrap();
+    fs::rename(&other, &peer).unwrap();
+    let collection = collect(&read_tree(&bundle), &outstanding(&requests));
+    assert_eq!(names(&collection), SLOTS);
+    assert_eq!(
+        collection.remarks,
+        [
+            Remark::Misnamed {
+                path: "pki/etcd/peer.crt".into(),
+                belongs_to: CertName::EtcdServer
+            },
+            Remark::Misnamed {
+                path: "pki/etcd/server.crt".into(),
+                belongs_to: CertName::EtcdPeer
+            }
+        ]
+    );
+    let message = collection.remarks[1].to_string();
+    assert!(
+        message.contains("pki/etcd/server.crt is etcd-peer's certificate"),
+        "{message}"
+    );
+}
+
+#[test]
+fn strays_are_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    let all: Vec<_> = SLOTS.into_iter().map(request).collect();
+    let bundle = signed_bundle(dir.path(), &all);
+    // Made on another node: its CSR is here, its key is not.
+    let known = outstanding(&all[1..]);
+    let collection = collect(&read_tree(&bundle), &known);
+    assert_eq!(
+        collection.remarks,
+        [Remark::KeyElsewhere {
+            path: "pki/apiserver.crt".into(),
+            csr: "pki/apiserver.csr".into()
+        }]
+    );
+    fs::remove_file(bundle.join("pki/apiserver.csr")).unwrap();
+    fs::write(bundle.join("pki/etcd/peer.crt"), "garbage").unwrap();
+    fs::copy(
+        bundle.join("pki/front-proxy-client.crt"),
+        bundle.join("again.crt"),
+    )
+    .unwrap();
+    let collection = collect(&read_tree(&bundle), &known);
+    let remarks: Vec<_> = collection.remarks.iter().map(ToString::to_string).collect();
+    assert_eq!(remarks.len(), 2, "{remarks:?}");
+    assert!(
+        remarks[0].contains(
+            "pki/apiserver.crt (CN=kube-apiserver) is for a key that no outstanding request has"
+        ),
+        "{remarks:?}"
+    );
+    assert!(
+        remarks[1].contains("pki/etcd/peer.crt is not used"),
+        "{remarks:?}"
+    );
+    // Two different certificates for one key.
+    let other = tempfile::tempdir().unwrap();
+    let second = signed_bundle(other.path(), &all);
+    fs::copy(
+        second.join("pki/front-proxy-client.crt"),
+        bundle.join("again.crt"),
+    )
+    .unwrap();
+    let collection = collect(&read_tree(&bundle), &known);
+    assert!(
+        collection.remarks.iter().any(|remark| matches!(
+            remark,
+            Remark::Duplicate {
+                name: CertName::FrontProxyClient,
+                ..
+            }
+        )),
+        "{:?}",
+        collection.remarks
+    );
+}
+
+/// The tree that kubeadm makes, after a person signed it: `.crt` beside the keys; in the kubeconfigs pasted, or
+/// beside them.
+fn kubeadm_tree(dir: &Path, pasted: bool) -> Vec<Request> {
+    let ca = dir.join("ca-dir");
+    fs::create_dir_all(&ca).unwrap();
+    write_authorities(&ca);
+    let tree = dir.join("tree");
+    fs::create_dir_all(tree.join("pki/etcd")).unwrap();
+    fs::copy(ca.join("ca.crt"), tree.join("pki/ca.crt")).unwrap();
+    fs::copy(ca.join("etcd/ca.crt"), tree.join("pki/etcd/ca.crt")).unwrap();
+    // Neither a slot's.
+    fs::copy(ca.join("ca.key"), tree.join("pki/sa.key")).unwrap();
+    SLOTS
+        .into_iter()
+        .map(|slot| {
+            let (request, key) = request_with_key(slot);
+            let authority = ca.join(slot.authority().base_name());
+            let csr = dir.join("csr");
+            fs::write(&csr, request.csr.to_pem()).unwrap();
+            let crt = openssl(
+                &[
+                    "x509",
+                    "-req",
+                    "-copy_extensions",
+                    "copy",
+                    "-in",
+                    csr.to_str().unwrap(),
+                    "-CA",
+                    authority.with_extension("crt").to_str().unwrap(),
+                    "-CAkey",
+                    authority.with_extension("key").to_str().unwrap(),
+                ],
+                b"",
+            );
+            if slot.is_kubeconfig() {
+                let mut conf = format!(
+                    "apiVersion: v1\nkind: Config\nclusters:\n- name: kubernetes\n  cluster: {{server: 'https://192.0.2.1:6443'}}\nusers:\n- name: admin\n  user:\n    client-key-data: {}\n",
+                    STANDARD.encode(key.to_pem().as_bytes())
+                );
+                if pasted {
+                    // As base64 without -w0 gives it.
+                    let encoded = STANDARD.encode(&crt);
+                    let (one, two) = encoded.split_at(76);
+                    conf.push_str(&format!(
+                        "    client-certificate-data: |\n      {one}\n      {two}\n"
+                    ));
+                } else {
+                    fs::write(tree.join(format!("{slot}.crt")), &crt).unwrap();
+                }
+                fs::write(tree.join(slot.as_str()), conf).unwrap();
+                fs::write(tree.join(format!("{slot}.csr")), request.csr.to_pem()).unwrap();
+            } else {
+                let base = tree.join("pki").join(slot.base_name());
+                fs::write(base.with_extension("csr"), request.csr.to_pem()).unwrap();
+                fs::write(base.with_extension("key"), key.to_pem().as_bytes()).unwrap();
+                fs::write(base.with_extension("crt"), crt).unwrap();
+            }
+            request
+        })
+        .collect()
+}
+
+#[test]
+fn the_tree_of_kubeadm_brings_certificates_and_keys() {
+    for pasted in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let requests = kubeadm_tree(dir.path(), pasted);
+        let collection = collect(&read_tree(&dir.path().join("tree")), &[]);
+        assert_eq!(collection.remarks, [], "{pasted}");
+        assert_eq!(names(&collection), SLOTS);
+        for candidate in &collection.candidates {
+            let request = requests
+                .iter()
+                .find(|request| request.name() == candidate.name)
+                .unwrap();
+            let key = candidate.key.as_ref().unwrap();
+            assert_eq!(key.public_key(), request.csr.public_key());
+            let said = verdict(request, &candidate.answer, &dir.path().join("ca-dir"));
+            assert_eq!(said, "", "{}", candidate.name);
+            assert!(!format!("{candidate:?}").contains("PrivateKey"));
+        }
+        let authorities: Vec<_> = collection
+            .authorities
+            .iter()
+            .map(|(name, ..)| *name)
+            .collect();
+        assert_eq!(authorities, [Authority::Ca, Authority::EtcdCa]);
+        // A key that is pending here goes before the same slot's that came along.
+        let pending = outstanding(&requests);
+        let collection = collect(&read_tree(&dir.path().join("tree")), &pending);
+        assert!(
+            collection
+                .candidates
+                .iter()
+                .all(|candidate| candidate.key.is_none())
+        );
+    }
+}
+
+#[test]
+fn bad_kubeconfigs_are_named() {
+    let files = |text: &str| {
+        vec![(
+            "admin.conf".into(),
+            Zeroizing::new(text.as_bytes().to_vec()),
+        )]
+    };
+    for (text, words) in [
+        ("users: [", "not YAML"),
+        ("user: {client-certificate-data: '!!'}", "base64 -w0"),
+        ("user: {client-key-data: aGFsbG8=}", "not used"),
+    ] {
+        let collection = collect(&files(text), &[]);
+        assert_eq!(collection.candidates.len(), 0);
+        let message = collection.remarks[0].to_string();
+        assert!(
+            message.contains(words) && message.contains("admin.conf"),
+            "{message}"
+        );
+    }
+    // As kubeadm leaves it before anybody signed: no certificate, nothing to say.
+    let collection = collect(&files("user: {client-certificate-data: \"\"}"), &[]);
+    assert_eq!(collection.remarks, []);
+}

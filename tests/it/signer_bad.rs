@@ -148,7 +148,11 @@ fn every_bad_answer_is_refused_and_every_odd_one_taken() {
         assert!(said.contains(words), "{mode}: {said:?}");
     }
     for mode in TAKEN {
-        for slot in [CertName::Apiserver, CertName::KubeletConf, CertName::EtcdPeer] {
+        for slot in [
+            CertName::Apiserver,
+            CertName::KubeletConf,
+            CertName::EtcdPeer,
+        ] {
             let request = request(slot);
             let answer = run(BadSigner::new(mode, dir.path()).submit(&request)).unwrap();
             let Answer::Issued(bytes) = answer else {

@@ -1,0 +1,403 @@
+//! File drop: what lies in the outbox, and every inbox file that is not taken.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+
+use nodepki::names::CertName;
+use nodepki::signer::directory::Directory;
+use nodepki::signer::{Answer, Request, Signer, Ticket};
+use nodepki::x509::Csr;
+use tempfile::TempDir;
+
+use crate::signer_bad::verdict;
+use crate::signer_contract::sign_by_hand;
+use crate::signer_exec::Log;
+use crate::signing::{PlainDir, openssl, request, run, tree, write_authorities};
+
+struct Drop {
+    dir: TempDir,
+    signer: Directory,
+}
+
+impl Drop {
+    fn new() -> Self {
+        Self::trusting(Vec::new())
+    }
+
+    fn trusting(uids: Vec<u32>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        write_authorities(dir.path());
+        let drop = dir.path().join("drop");
+        let signer = Directory::new(&drop, Box::new(PlainDir(drop.clone())), uids);
+        Drop { dir, signer }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join("drop").join(name)
+    }
+
+    fn submit(&self, request: &Request) -> Ticket {
+        match run(self.signer.submit(request)).unwrap() {
+            Answer::Pending { ticket, .. } => ticket,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn poll(&self, request: &Request) -> Answer {
+        let ticket = Ticket::try_from(request.id.to_string()).unwrap();
+        run(self.signer.poll(request, &ticket)).unwrap()
+    }
+
+    /// Why the inbox's file is not taken.
+    fn note(&self, request: &Request) -> String {
+        match self.poll(request) {
+            Answer::Pending { note, .. } => note,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn sign(&self, request: &Request) -> PathBuf {
+        sign_by_hand(&self.path(""), self.dir.path(), request);
+        self.path(&format!("inbox/{}.crt", request.name()))
+    }
+
+    fn issued(&self, request: &Request) -> Vec<u8> {
+        match self.poll(request) {
+            Answer::Issued(bytes) => bytes,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_outbox_tells_a_signer_all_it_needs() {
+    let drop = Drop::new();
+    let request = request(CertName::Apiserver);
+    drop.submit(&request);
+    let csr = fs::read(drop.path("outbox/apiserver.csr")).unwrap();
+    assert_eq!(Csr::from_pem(&csr).unwrap(), request.csr);
+    openssl(&["req", "-verify", "-noout"], &csr);
+    let json = fs::read(drop.path("outbox/apiserver.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let der = openssl(&["req", "-outform", "DER"], &csr);
+    let digest = String::from_utf8(openssl(&["dgst", "-sha256", "-r"], &der)).unwrap();
+    assert!(digest.starts_with(json["csrSha256"].as_str().unwrap()));
+    assert_eq!(json["apiVersion"], "signer.nodepki.dev/v1");
+    assert_eq!(json["kind"], "SignRequest");
+    assert_eq!(json["slot"], "apiserver");
+    assert_eq!(json["ca"], "ca");
+    assert_eq!(json["node"], "cp1");
+    assert_eq!(json["subject"]["commonName"], "kube-apiserver");
+    assert_eq!(json["dnsNames"][1], "kubernetes");
+    assert_eq!(json["ipAddresses"][1], "fd00::1");
+    assert_eq!(json["usages"][2], "server auth");
+    assert_eq!(json["durationSeconds"], 31_536_000);
+    for name in ["apiserver.csr", "apiserver.json"] {
+        let meta = fs::metadata(drop.path("outbox").join(name)).unwrap();
+        assert_eq!(meta.permissions().mode() & 0o7777, 0o644);
+    }
+}
+
+#[test]
+fn writing_the_same_request_again_changes_no_byte_and_no_time() {
+    let drop = Drop::new();
+    let request = request(CertName::Apiserver);
+    drop.submit(&request);
+    let stamp = |name: &str| {
+        let meta = fs::metadata(drop.path(name)).unwrap();
+        std::os::unix::fs::MetadataExt::ino(&meta)
+    };
+    let before = (
+        tree(&drop.path("")),
+        stamp("outbox/apiserver.csr"),
+        stamp("outbox/apiserver.json"),
+    );
+    drop.submit(&request.again(2, crate::signing::now(), Some(crate::signing::now())));
+    let after = (
+        tree(&drop.path("")),
+        stamp("outbox/apiserver.csr"),
+        stamp("outbox/apiserver.json"),
+    );
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_copy_under_way_is_waited_for_at_every_length() {
+    let drop = Drop::new();
+    let request = request(CertName::Apiserver);
+    drop.submit(&request);
+    let path = drop.sign(&request);
+    let leaf = fs::read(&path).unwrap();
+    let ca = fs::read(drop.dir.path().join("ca.crt")).unwrap();
+    let whole = [leaf.clone(), ca].concat();
+    for length in (0..whole.len()).step_by(37) {
+        // Cut between two blocks it is a leaf without its chain, which is the verification's business.
+        if (leaf.len() - 1..leaf.len() + 12).contains(&length) || length >= whole.len() - 1 {
+            continue;
+        }
+        fs::write(&path, &whole[..length]).unwrap();
+        let note = drop.note(&request);
+        assert!(
+            note.contains("apiserver.crt is not taken"),
+            "{length}: {note}"
+        );
+    }
+    fs::write(&path, &whole).unwrap();
+    assert_eq!(
+        verdict(&request, &drop.issued(&request), drop.dir.path()),
+        ""
+    );
+}
+
+#[test]
+fn files_of_the_wrong_kind_owner_or_mode_are_not_taken() {
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "this test needs root: run the tests as root"
+    );
+    let drop = Drop::trusting(vec![4343]);
+    let request = request(CertName::KubeletConf);
+    drop.submit(&request);
+    let path = drop.sign(&request);
+    let good = fs::read(&path).unwrap();
+
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o646)).unwrap();
+    assert!(
+        drop.note(&request)
+            .contains("everybody may write it (mode 0646)")
+    );
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+
+    chown(&path, Some(4242), None).unwrap();
+    assert!(drop.note(&request).contains("belongs to user 4242"));
+    chown(&path, Some(4343), None).unwrap();
+    drop.issued(&request);
+
+    let elsewhere = drop.path("elsewhere.crt");
+    fs::rename(&path, &elsewhere).unwrap();
+    symlink(&elsewhere, &path).unwrap();
+    assert!(drop.note(&request).contains("symbolic link"));
+    fs::remove_file(&path).unwrap();
+
+    fs::create_dir(&path).unwrap();
+    assert!(drop.note(&request).contains("not a regular file"));
+    fs::remove_dir(&path).unwrap();
+
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    assert!(drop.note(&request).contains("not a regular file"));
+    fs::remove_file(&path).unwrap();
+
+    let mut large = good.clone();
+    large.resize(300 << 10, b'\n');
+    fs::write(&path, large).unwrap();
+    assert!(drop.note(&request).contains("larger than 262144 bytes"));
+
+    fs::write(&path, "not a certificate").unwrap();
+    assert!(drop.note(&request).contains("no certificate"));
+
+    fs::write(&path, good).unwrap();
+    drop.issued(&request);
+}
+
+#[test]
+fn a_mis_named_answer_is_diagnosed_from_both_sides() {
+    let drop = Drop::new();
+    let (server, peer) = (request(CertName::EtcdServer), request(CertName::EtcdPeer));
+    drop.submit(&server);
+    drop.submit(&peer);
+    let answer = drop.sign(&peer);
+    fs::rename(answer, drop.path("inbox/etcd-server.crt")).unwrap();
+    let note = drop.note(&server);
+    assert!(
+        note.contains("it is etcd-peer's certificate; rename it to inbox/etcd-peer.crt"),
+        "{note}"
+    );
+    let note = drop.note(&peer);
+    assert!(
+        note.contains("inbox/etcd-server.crt is not taken: it is etcd-peer's certificate"),
+        "{note}"
+    );
+}
+
+#[test]
+fn an_answer_to_an_earlier_request_is_never_taken() {
+    let drop = Drop::new();
+    let (old, new) = (
+        request(CertName::FrontProxyClient),
+        request(CertName::FrontProxyClient),
+    );
+    drop.submit(&old);
+    let path = drop.sign(&old);
+    let bytes = fs::read(&path).unwrap();
+    fs::write(drop.path("inbox/front-proxy-client.denied"), "no").unwrap();
+    // The new request clears the slot; whoever signs from an old copy is told.
+    drop.submit(&new);
+    assert!(!path.exists());
+    assert!(!drop.path("inbox/front-proxy-client.denied").exists());
+    fs::write(&path, bytes).unwrap();
+    let note = drop.note(&new);
+    assert!(note.contains("for another key"), "{note}");
+    // The old ticket is of no use any more.
+    let ticket = Ticket::try_from(old.id.to_string()).unwrap();
+    assert_eq!(run(drop.signer.poll(&new, &ticket)).unwrap(), Answer::Gone);
+    drop.sign(&new);
+    assert_eq!(verdict(&new, &drop.issued(&new), drop.dir.path()), "");
+}
+
+#[test]
+fn a_denial_lasts_until_its_file_is_removed() {
+    let drop = Drop::new();
+    let request = request(CertName::AdminConf);
+    drop.submit(&request);
+    let path = drop.path("inbox/admin.conf.denied");
+    fs::write(&path, "ask \x1b[31mme\n").unwrap();
+    for answer in [
+        drop.poll(&request),
+        run(drop.signer.submit(&request)).unwrap(),
+    ] {
+        match answer {
+            Answer::Denied { reason } => {
+                assert!(reason.starts_with("ask \\u{1b}[31mme ("), "{reason}");
+                assert!(
+                    reason.contains("inbox/admin.conf.denied; remove that file"),
+                    "{reason}"
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    fs::remove_file(path).unwrap();
+    drop.submit(&request);
+}
+
+#[test]
+fn an_outbox_that_was_cleared_by_hand_is_laid_out_again() {
+    let drop = Drop::new();
+    let request = request(CertName::Apiserver);
+    let ticket = drop.submit(&request);
+    fs::remove_file(drop.path("outbox/apiserver.csr")).unwrap();
+    assert_eq!(drop.poll(&request), Answer::Gone);
+    assert_eq!(
+        run(drop.signer.recover(&request, Some(&ticket))).unwrap(),
+        None
+    );
+    drop.submit(&request);
+    // Moved away after it was signed: the answer counts, since the ticket is ours.
+    drop.sign(&request);
+    fs::remove_file(drop.path("outbox/apiserver.csr")).unwrap();
+    drop.issued(&request);
+    assert!(matches!(
+        run(drop.signer.recover(&request, Some(&ticket))).unwrap(),
+        Some(Answer::Issued(_))
+    ));
+}
+
+#[test]
+fn settled_clears_the_slot_and_no_other() {
+    let drop = Drop::new();
+    let (one, two) = (request(CertName::Apiserver), request(CertName::EtcdPeer));
+    drop.submit(&one);
+    drop.submit(&two);
+    drop.sign(&one);
+    run(drop.signer.settled(&one)).unwrap();
+    let left: Vec<_> = tree(&drop.path(""))
+        .into_iter()
+        .map(|(path, _)| path.strip_prefix(drop.path("")).unwrap().to_owned())
+        .collect();
+    assert_eq!(
+        left,
+        [
+            Path::new("outbox/etcd-peer.csr"),
+            Path::new("outbox/etcd-peer.json")
+        ]
+    );
+}
+
+#[test]
+fn a_refused_file_is_reported_once_a_version() {
+    let drop = Drop::new();
+    let request = request(CertName::Apiserver);
+    drop.submit(&request);
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(log.clone())
+        .with_ansi(false)
+        .finish();
+    tracing::subscriber::with_default(subscriber, || {
+        let path = drop.path("inbox/apiserver.crt");
+        fs::write(&path, "garbage").unwrap();
+        for _ in 0..3 {
+            assert!(drop.note(&request).contains("not taken"));
+        }
+        fs::write(&path, "more garbage").unwrap();
+        drop.note(&request);
+    });
+    assert_eq!(log.text().matches("WARN").count(), 2, "{}", log.text());
+}
+
+#[test]
+fn every_form_of_answer_is_taken() {
+    let drop = Drop::new();
+    let request = request(CertName::EtcdPeer);
+    drop.submit(&request);
+    let path = drop.sign(&request);
+    let file = path.to_str().unwrap().to_owned();
+    let ca = drop.dir.path().join("etcd/ca.crt");
+    let pem = fs::read(&path).unwrap();
+    for args in [
+        vec!["x509", "-outform", "DER", "-in", &file],
+        vec![
+            "crl2pkcs7",
+            "-nocrl",
+            "-certfile",
+            &file,
+            "-certfile",
+            ca.to_str().unwrap(),
+        ],
+        vec!["crl2pkcs7", "-nocrl", "-certfile", &file, "-outform", "DER"],
+        vec!["x509", "-text", "-in", &file],
+    ] {
+        let bytes = openssl(&args, b"");
+        fs::write(&path, bytes).unwrap();
+        let taken = drop.issued(&request);
+        assert_eq!(verdict(&request, &taken, drop.dir.path()), "", "{args:?}");
+        fs::write(&path, &pem).unwrap();
+    }
+}
+
+#[test]
+fn a_read_only_drop_directory_is_named() {
+    struct Full(PlainDir);
+    impl nodepki::signer::directory::DropDir for Full {
+        fn make_dir(&self, name: &str, mode: u32) -> std::io::Result<()> {
+            self.0.make_dir(name, mode)
+        }
+        fn write_atomic(&self, _: &str, _: &[u8], _: u32) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::StorageFull.into())
+        }
+        fn read(
+            &self,
+            name: &str,
+            limit: u64,
+        ) -> std::io::Result<Option<nodepki::signer::directory::Dropped>> {
+            self.0.read(name, limit)
+        }
+        fn list(&self, name: &str) -> std::io::Result<Vec<String>> {
+            self.0.list(name)
+        }
+        fn remove(&self, name: &str) -> std::io::Result<()> {
+            self.0.remove(name)
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let files = Box::new(Full(PlainDir(dir.path().to_owned())));
+    let signer = Directory::new(dir.path(), files, Vec::new());
+    let error = run(signer.submit(&request(CertName::Apiserver))).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("outbox/apiserver.json could not be written"),
+        "{message}"
+    );
+    assert!(message.contains("not full"), "{message}");
+}
