@@ -3,7 +3,7 @@
 //! | file | who writes | holds |
 //! | --- | --- | --- |
 //! | `outbox/SLOT.csr` | nodepki | the CSR, PEM |
-//! | `outbox/SLOT.json` | nodepki | [`wire::SignRequest`]: the wish, and the SHA-256 of that CSR |
+//! | `outbox/SLOT.json` | nodepki | [`SignRequest`]: the wish, and the SHA-256 of that CSR |
 //! | `inbox/SLOT.crt` | the signer | leaf and intermediates, PEM, DER or PKCS#7 |
 //! | `inbox/SLOT.denied` | the signer | instead: why not, text |
 //!
