@@ -104,9 +104,19 @@ pub(crate) fn assert_same(case: &str, kubeadm: &Tree, ours: &Tree, named: &[Diff
         "{case}: differs from kubeadm:\n{}",
         unnamed.join("\n")
     );
+    let lines: Vec<_> = unused
+        .iter()
+        .map(|difference| {
+            format!(
+                "{}: {}: {}",
+                difference.file, difference.fact, difference.why
+            )
+        })
+        .collect();
     assert!(
-        unused.is_empty(),
-        "{case}: named differences that do not occur: {unused:#?}"
+        lines.is_empty(),
+        "{case}: named differences that do not occur:\n{}",
+        lines.join("\n")
     );
 }
 
