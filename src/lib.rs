@@ -1,4 +1,6 @@
 //! nodepki gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
 
 pub mod names;
+pub mod offline;
+pub mod signer;
 pub mod x509;

@@ -1,0 +1,712 @@
+//! The signer contract: how a certificate is asked for, whoever signs.
+//!
+//! Two phases. [`Signer::submit`] hands a [`Request`] over and gets an [`Answer`]: issued, pending with a
+//! [`Ticket`], or denied; [`Signer::poll`] asks again with the ticket, in this process or in one after a reboot.
+//! [`Signer::recover`] finds our own earlier request without making a new one, so that a crash or a lost answer
+//! never ends in two requests where the signer can tell, and never pairs a key with another key's certificate.
+//!
+//! What a signer owes: at most one logical exchange a call; no sleeping, no retrying, no writing to the node. It
+//! classifies its own failures ([`Class`]). It sees the CSR and never the private key. What it returns is a
+//! candidate: the agent verifies it against the wish and the pinned authority, persists tickets before they are
+//! used, owns retries ([`retry`]), deadlines and installation, and calls [`Signer::settled`] after the commit.
+//!
+//! # To add a signer
+//! 1. One file, `signer/KIND.rs`, with a type that implements [`Signer`]. Its header says what the signer must be
+//!    given and which of its habits differ from the others. Constructors do no network I/O; [`Signer::probe`] may.
+//! 2. One arm in [`Kind`] (and `Kind::ALL`), one in [`Config`], one in [`open`].
+//! 3. Fill in [`Caps`] truthfully. They decide what a CSR contains, which certificates are refused before a key
+//!    is made, and what happens after a crash between request and answer. A signer with one-time tokens says
+//!    [`Resubmit::FreshCredential`], one that queues by name says [`Lookup::ByName`] and [`Resubmit::Adopts`].
+//! 4. One line in `tests/it/signer_contract.rs`: the contract test runs against every kind and fails for a kind
+//!    that it does not know. One example below `examples/signers`.
+
+pub mod directory;
+pub mod embedded;
+pub mod exec;
+pub mod local;
+pub mod retry;
+pub mod wire;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+
+use crate::names::{Authority, CertName};
+use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, UsageExtensions, hex};
+
+/// Somebody who turns requests into certificates.
+#[async_trait(?Send)]
+pub trait Signer {
+    /// Which kind it is.
+    fn kind(&self) -> Kind;
+
+    /// Kind and place, stable over runs: `exec:/usr/libexec/corp-sign`. A persisted ticket belongs to the signer
+    /// with this label; with another label it is worthless.
+    fn label(&self) -> String;
+
+    /// What it can carry and how it behaves when asked twice.
+    fn caps(&self) -> &Caps;
+
+    /// Looks whether the signer is usable at all, and may learn its capabilities. Creates no request. Called once
+    /// a run, before [`Signer::preflight`].
+    async fn probe(&self) -> Result<(), SignerError> {
+        Ok(())
+    }
+
+    /// Says, before any key is made and without I/O, whether the signer as configured can carry this certificate.
+    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection>;
+
+    /// The authority's certificates as the signer knows them, in any form that a chain may have; `None` where it
+    /// has no opinion. A candidate only: files and pins decide what is trusted.
+    async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError>;
+
+    /// Finds our own earlier request. Creates nothing; `None` when the signer knows of no such request or cannot
+    /// tell, and then [`Caps::resubmit`] decides whether to submit again.
+    async fn recover(
+        &self,
+        request: &Request,
+        ticket: Option<&Ticket>,
+    ) -> Result<Option<Answer>, SignerError>;
+
+    /// Hands the request over. Must give the certificate of this request's key or none, however often it is called.
+    async fn submit(&self, request: &Request) -> Result<Answer, SignerError>;
+
+    /// Asks what has become of a pending request. [`Answer::Gone`] when the signer does not know the ticket.
+    async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError>;
+
+    /// The certificate is installed and the commit durable: what was laid out for this request may be removed.
+    async fn settled(&self, _request: &Request) -> Result<(), SignerError> {
+        Ok(())
+    }
+}
+
+/// What a signer says to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The certificate with what else came along: PEM, DER or PKCS#7. Not verified yet.
+    Issued(Vec<u8>),
+    /// Taken, not decided. The ticket is persisted before it is used.
+    Pending {
+        /// What to ask again with. It may differ from the one before.
+        ticket: Ticket,
+        /// The signer's own wish for when to ask again.
+        after: Option<Duration>,
+        /// What is being waited for, for people.
+        note: String,
+    },
+    /// A person or a policy said no. Final until somebody acts.
+    Denied {
+        /// The signer's reason, control characters escaped.
+        reason: String,
+    },
+    /// The signer does not know this ticket any more: submit the same request again.
+    Gone,
+}
+
+/// The kinds of signer, by the names that the configuration uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Kind {
+    /// Throw-away authorities in memory.
+    Embedded,
+    /// CA keys in a directory.
+    Local,
+    /// A program that speaks the plug-in contract.
+    Exec,
+    /// Files dropped in a directory, signed by whoever comes by.
+    Directory,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Kind; 4] = [Kind::Embedded, Kind::Local, Kind::Exec, Kind::Directory];
+
+    /// The configuration's name of the kind.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Kind::Embedded => "embedded",
+            Kind::Local => "local",
+            Kind::Exec => "exec",
+            Kind::Directory => "directory",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A signer as configured, before it is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Config {
+    /// See [`embedded`].
+    Embedded,
+    /// See [`local`].
+    Local {
+        /// Directory in the layout of kubeadm's certificates directory.
+        dir: PathBuf,
+    },
+    /// See [`exec`].
+    Exec(exec::Plugin),
+    /// See [`directory`].
+    Directory {
+        /// Directory that holds `outbox` and `inbox`.
+        dir: PathBuf,
+        /// Users besides root and ourselves whose answers are taken.
+        trusted_uids: Vec<u32>,
+    },
+}
+
+/// A `--signer` argument that names no signer.
+#[derive(Debug, thiserror::Error)]
+#[error("{given:?} is no signer: {why}; write embedded, local:DIR, directory:DIR or exec:PATH")]
+pub struct UnknownSigner {
+    given: String,
+    why: &'static str,
+}
+
+impl FromStr for Config {
+    type Err = UnknownSigner;
+
+    fn from_str(given: &str) -> Result<Self, UnknownSigner> {
+        let fail = |why| UnknownSigner {
+            given: given.to_owned(),
+            why,
+        };
+        let (kind, rest) = match given.split_once(':') {
+            Some((kind, rest)) => (kind, Some(rest)),
+            None => (given, None),
+        };
+        let place = || match rest {
+            Some(place) if !place.is_empty() => Ok(PathBuf::from(place)),
+            _ => Err(fail("the path is missing")),
+        };
+        match kind {
+            "embedded" if rest.is_none() => Ok(Config::Embedded),
+            "embedded" => Err(fail("embedded takes no argument")),
+            "local" => Ok(Config::Local { dir: place()? }),
+            "directory" => Ok(Config::Directory {
+                dir: place()?,
+                trusted_uids: Vec::new(),
+            }),
+            "exec" => {
+                let command = place()?;
+                if !command.is_absolute() {
+                    return Err(fail("a plug-in is named by its absolute path"));
+                }
+                Ok(Config::Exec(exec::Plugin::new(command)))
+            }
+            _ => Err(fail("unknown kind")),
+        }
+    }
+}
+
+/// What opening a signer needs from the edge: the clock and the files of this node.
+pub struct Site<'a> {
+    /// Now.
+    pub now: OffsetDateTime,
+    /// Key algorithm of authorities that a signer makes for itself.
+    pub authority_key: KeyAlgorithm,
+    /// Reads a file whole.
+    pub read: &'a dyn Fn(&Path) -> io::Result<Vec<u8>>,
+    /// Opens a directory for file drop.
+    pub drop_dir: &'a dyn Fn(&Path) -> io::Result<Box<dyn directory::DropDir>>,
+}
+
+/// Makes the signer that `config` describes.
+pub fn open(config: &Config, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+    Ok(match config {
+        Config::Embedded => Box::new(embedded::Embedded::new(site.authority_key, site.now)),
+        Config::Local { dir } => Box::new(local::Local::new(dir, site.read)),
+        Config::Exec(plugin) => Box::new(exec::Exec::new(plugin.clone())?),
+        Config::Directory { dir, trusted_uids } => {
+            let files = (site.drop_dir)(dir).map_err(|error| {
+                SignerError::config(
+                    format!("the drop directory {} cannot be opened", dir.display()),
+                    "create it, or name another one",
+                )
+                .caused_by(error)
+            })?;
+            Box::new(directory::Directory::new(dir, files, trusted_uids.clone()))
+        }
+    })
+}
+
+/// What a signer may know of a certificate before there is a key for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The slot.
+    pub name: CertName,
+    /// Who must have signed it.
+    pub authority: Authority,
+    /// Subject, names, usages, lifetime, key algorithm.
+    pub profile: Profile,
+}
+
+/// Who is asking.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Node name.
+    pub node: String,
+    /// Cluster name.
+    pub cluster: String,
+}
+
+/// One slot's request: everything that a signer may see.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Names this request for good; see [`RequestId`].
+    pub id: RequestId,
+    /// The wish.
+    pub wanted: Wanted,
+    /// The certificate signing request.
+    pub csr: Csr,
+    /// SHA-256 of the subject public key info.
+    pub spki_sha256: [u8; 32],
+    /// Who is asking.
+    pub identity: Identity,
+    /// Which exchange for this id this is, from 1.
+    pub attempt: u32,
+    /// When this exchange began.
+    pub now: OffsetDateTime,
+    /// When the agent stops waiting for the answer.
+    pub deadline: Option<OffsetDateTime>,
+}
+
+impl Request {
+    /// The first attempt of a request.
+    pub fn new(wanted: Wanted, csr: Csr, identity: Identity, now: OffsetDateTime) -> Self {
+        Request {
+            id: RequestId::of(&wanted, &csr),
+            spki_sha256: csr.public_key().sha256(),
+            wanted,
+            csr,
+            identity,
+            attempt: 1,
+            now,
+            deadline: None,
+        }
+    }
+
+    /// The same request, asked once more.
+    #[must_use]
+    pub fn again(
+        &self,
+        attempt: u32,
+        now: OffsetDateTime,
+        deadline: Option<OffsetDateTime>,
+    ) -> Self {
+        Request {
+            attempt,
+            now,
+            deadline,
+            ..self.clone()
+        }
+    }
+
+    /// The slot.
+    pub fn name(&self) -> CertName {
+        self.wanted.name
+    }
+}
+
+/// SHA-256 over slot, profile and CSR, in hexadecimal: the same for a repeated request, another one as soon as
+/// the wish or the key changes. Signers use it as their idempotency key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RequestId(String);
+
+impl RequestId {
+    fn of(wanted: &Wanted, csr: &Csr) -> Self {
+        let mut digest = Sha256::new();
+        for part in [
+            wanted.name.as_str().as_bytes(),
+            wanted.authority.as_str().as_bytes(),
+            wire::profile_line(&wanted.profile).as_bytes(),
+            csr.der(),
+        ] {
+            digest.update((part.len() as u64).to_be_bytes());
+            digest.update(part);
+        }
+        RequestId(hex(&digest.finalize()))
+    }
+
+    /// The hexadecimal form.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a pending request is asked after with. Opaque to everybody but its signer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Ticket(String);
+
+/// A ticket that is empty, or longer than [`Ticket::MAX`] bytes.
+#[derive(Debug, thiserror::Error)]
+#[error("a ticket has 1 to {max} bytes, this one has {0}", max = Ticket::MAX)]
+pub struct BadTicket(usize);
+
+impl Ticket {
+    /// Bytes.
+    pub const MAX: usize = 4096;
+
+    /// The signer's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Ticket {
+    type Error = BadTicket;
+
+    fn try_from(text: String) -> Result<Self, BadTicket> {
+        match text.len() {
+            1..=Ticket::MAX => Ok(Ticket(text)),
+            length => Err(BadTicket(length)),
+        }
+    }
+}
+
+impl From<Ticket> for String {
+    fn from(ticket: Ticket) -> String {
+        ticket.0
+    }
+}
+
+/// What a signer can carry, and how it behaves when asked twice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Caps {
+    /// Organizations in the subject.
+    pub organization: Carry,
+    /// Common names with a colon in them (`system:node:cp1`).
+    pub colon_common_name: Carry,
+    /// IP addresses among the subject alternative names.
+    pub ip_sans: Carry,
+    /// What the CSR says about usages.
+    #[serde(skip)]
+    pub usage_extensions: UsageExtensions,
+    /// An answer may take long: a person, a queue.
+    pub pends: bool,
+    /// How an earlier request is found again.
+    pub lookup: Lookup,
+    /// What happens when a request is sent twice.
+    pub resubmit: Resubmit,
+}
+
+/// Whether something that was asked for reaches the certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Carry {
+    /// As asked.
+    Yes,
+    /// Only if the server's own configuration says so; the verification will tell.
+    AsConfigured,
+    /// Never.
+    No,
+}
+
+/// How a signer finds our own earlier request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Lookup {
+    /// By a name that follows from the request.
+    ByName,
+    /// By the ticket only: a request whose answer was lost is lost.
+    ByTicket,
+    /// Sending the request again is the look-up.
+    ByResubmit,
+    /// Not at all.
+    None,
+}
+
+/// What a signer does with a request that it already has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Resubmit {
+    /// Takes it as the same request.
+    Adopts,
+    /// Issues a second certificate for the same key: harmless, but it counts.
+    Duplicates,
+    /// Needs a new credential first.
+    FreshCredential,
+    /// Must not be asked twice; a person has to look.
+    Forbidden,
+}
+
+impl Caps {
+    /// A signer that carries whatever it is asked for and answers at once.
+    pub const fn everything() -> Self {
+        Caps {
+            organization: Carry::Yes,
+            colon_common_name: Carry::Yes,
+            ip_sans: Carry::Yes,
+            usage_extensions: UsageExtensions::Requested,
+            pends: false,
+            lookup: Lookup::None,
+            resubmit: Resubmit::Duplicates,
+        }
+    }
+
+    /// The part of [`Signer::preflight`] that follows from the capabilities alone. Gives every obstacle.
+    pub fn carries(&self, label: &str, wanted: &Wanted) -> Result<(), Rejection> {
+        let profile = &wanted.profile;
+        let mut obstacles = Vec::new();
+        if self.organization == Carry::No && !profile.subject.organizations.is_empty() {
+            obstacles.push(format!(
+                "it cannot put an organization (O={}) into a certificate",
+                profile.subject.organizations.join(", O=")
+            ));
+        }
+        if self.colon_common_name == Carry::No && profile.subject.common_name.contains(':') {
+            obstacles.push(format!(
+                "it cannot certify a common name with a colon (CN={})",
+                profile.subject.common_name
+            ));
+        }
+        if self.ip_sans == Carry::No && !profile.sans.ips.is_empty() {
+            let ips: Vec<_> = profile.sans.ips.iter().map(ToString::to_string).collect();
+            obstacles.push(format!(
+                "it cannot certify IP addresses ({})",
+                ips.join(", ")
+            ));
+        }
+        if obstacles.is_empty() {
+            return Ok(());
+        }
+        Err(Rejection {
+            signer: label.to_owned(),
+            name: wanted.name,
+            reason: obstacles.join("; "),
+            advice: format!(
+                "give authority {} a signer that can, in `authorities`",
+                wanted.authority
+            ),
+        })
+    }
+}
+
+/// A certificate that a signer, as configured, cannot carry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{signer} cannot sign {name}: {reason}; {advice}")]
+pub struct Rejection {
+    /// The signer's label.
+    pub signer: String,
+    /// The certificate.
+    pub name: CertName,
+    /// Why.
+    pub reason: String,
+    /// What to do now.
+    pub advice: String,
+}
+
+/// How a failure behaves when tried again; see [`retry::delay`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Class {
+    /// Nothing happened; it may work in a moment.
+    Transient,
+    /// The request may have reached the signer and its answer is lost: [`Signer::recover`] comes first.
+    Ambiguous,
+    /// Credentials were refused. They get rotated in, so it is tried again slowly.
+    Auth,
+    /// Path, role, file or trust is set up wrongly. Loud, and tried again every few minutes.
+    Config,
+    /// This request will never succeed.
+    Permanent,
+}
+
+/// A failed exchange.
+#[derive(Debug, thiserror::Error)]
+#[error("{detail}; {advice}")]
+pub struct SignerError {
+    /// How it behaves when tried again.
+    pub class: Class,
+    /// The signer's own wish for when to try again.
+    pub retry_after: Option<Duration>,
+    /// What failed, and where.
+    pub detail: String,
+    /// What to do now.
+    pub advice: String,
+    /// The cause below.
+    #[source]
+    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl SignerError {
+    /// An error of `class`.
+    pub fn new(class: Class, detail: impl Into<String>, advice: impl Into<String>) -> Self {
+        SignerError {
+            class,
+            retry_after: None,
+            detail: detail.into(),
+            advice: advice.into(),
+            source: None,
+        }
+    }
+
+    /// Shorthand for [`Class::Config`].
+    pub fn config(detail: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self::new(Class::Config, detail, advice)
+    }
+
+    /// Shorthand for [`Class::Permanent`].
+    pub fn permanent(detail: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self::new(Class::Permanent, detail, advice)
+    }
+
+    /// With the cause below.
+    #[must_use]
+    pub fn caused_by(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// With the signer's own wish for when to try again.
+    #[must_use]
+    pub fn retry_after(mut self, after: Option<Duration>) -> Self {
+        self.retry_after = after;
+        self
+    }
+}
+
+/// Whether one of the certificates in an answer is for `key`. In the wrong order it still is, and the verification
+/// refuses it.
+pub(crate) fn certifies(answer: &[u8], key: &PublicKey) -> bool {
+    matches!(
+        Chain::from_answer(answer, key),
+        Ok(_) | Err(ChainError::LeafNotFirst { .. })
+    )
+}
+
+/// Text from outside made fit for a terminal and a log: at most `limit` bytes, control and bidirectional
+/// formatting characters escaped.
+pub fn printable(text: &str, limit: usize) -> String {
+    let mut shown = String::new();
+    for character in text.trim().chars() {
+        let hidden = character.is_control()
+            || matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+        if hidden && character != '\n' {
+            shown.extend(character.escape_default());
+        } else if character == '\n' {
+            shown.push_str(" | ");
+        } else {
+            shown.push(character);
+        }
+        if shown.len() > limit {
+            shown.push('…');
+            break;
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_signer_argument_is_parsed_whole() {
+        assert_eq!("embedded".parse::<Config>().unwrap(), Config::Embedded);
+        assert!(matches!(
+            "local:/ca".parse::<Config>().unwrap(),
+            Config::Local { dir } if dir == Path::new("/ca")
+        ));
+        assert!(matches!(
+            "exec:/usr/bin/sign".parse::<Config>().unwrap(),
+            Config::Exec(plugin) if plugin.command == Path::new("/usr/bin/sign")
+        ));
+        for (given, why) in [
+            ("embedded:x", "takes no argument"),
+            ("local", "path is missing"),
+            ("local:", "path is missing"),
+            ("exec:sign", "absolute path"),
+            ("vault:x", "unknown kind"),
+            ("", "unknown kind"),
+        ] {
+            let message = given.parse::<Config>().unwrap_err().to_string();
+            assert!(message.contains(why), "{message}");
+            assert!(message.contains("directory:DIR"), "{message}");
+        }
+    }
+
+    #[test]
+    fn every_kind_has_its_file() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/signer");
+        for kind in Kind::ALL {
+            assert!(dir.join(format!("{kind}.rs")).is_file(), "{kind}");
+        }
+    }
+
+    #[test]
+    fn tickets_are_bounded() {
+        assert!(Ticket::try_from(String::new()).is_err());
+        assert!(Ticket::try_from("x".repeat(4096)).is_ok());
+        assert!(serde_json::from_str::<Ticket>(&format!("\"{}\"", "x".repeat(4097))).is_err());
+    }
+
+    #[test]
+    fn foreign_text_cannot_drive_a_terminal() {
+        assert_eq!(
+            printable("a\x1b[2Jb\r\nc\u{202e}", 100),
+            "a\\u{1b}[2Jb\\r | c\\u{202e}"
+        );
+        assert_eq!(printable("abcdef", 3), "abcd…");
+    }
+
+    #[test]
+    fn every_obstacle_is_named() {
+        let wanted = Wanted {
+            name: CertName::KubeletConf,
+            authority: Authority::Ca,
+            profile: Profile {
+                subject: crate::x509::Subject {
+                    common_name: "system:node:cp1".to_owned(),
+                    organizations: vec!["system:nodes".to_owned()],
+                },
+                sans: crate::x509::Sans {
+                    dns: Vec::new(),
+                    ips: vec!["192.0.2.1".parse().unwrap()],
+                },
+                usages: vec![crate::x509::ExtendedUsage::ClientAuth],
+                key: KeyAlgorithm::EcdsaP256,
+                lifetime: Duration::from_secs(3600),
+            },
+        };
+        assert!(Caps::everything().carries("x", &wanted).is_ok());
+        let nothing = Caps {
+            organization: Carry::No,
+            colon_common_name: Carry::No,
+            ip_sans: Carry::No,
+            ..Caps::everything()
+        };
+        let message = nothing.carries("puppet", &wanted).unwrap_err().to_string();
+        for part in [
+            "puppet cannot sign kubelet.conf",
+            "O=system:nodes",
+            "CN=system:node:cp1",
+            "192.0.2.1",
+            "authority ca",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}

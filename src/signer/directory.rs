@@ -1,0 +1,450 @@
+//! `directory`: requests are laid out as files, and whoever comes by (a person, a robot, `rsync`) drops answers.
+//!
+//! | file | who writes | holds |
+//! | --- | --- | --- |
+//! | `outbox/SLOT.csr` | nodepki | the CSR, PEM |
+//! | `outbox/SLOT.json` | nodepki | [`wire::SignRequest`]: the wish, and the SHA-256 of that CSR |
+//! | `inbox/SLOT.crt` | the signer | leaf and intermediates, PEM, DER or PKCS#7 |
+//! | `inbox/SLOT.denied` | the signer | instead: why not, text |
+//!
+//! SLOT is the certificate's name (`etcd-server`, `admin.conf`). An answer is taken when it is a regular file of
+//! root, of the running user or of a configured user, not writable by everybody, at most 256 KiB, complete, and
+//! for this request's key. Anything else is left alone and reported once a version of the file: a copy that is
+//! still under way looks just like a damaged one. Writing the same request again changes no byte. A new request
+//! removes the answers to the slot's earlier one, which could only be mistaken for its own; a request whose outbox
+//! file or ticket is there is not new. The slot's files go away when the certificate is installed.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use nix::unistd::geteuid;
+
+use super::wire::SignRequest;
+use super::{
+    Answer, Caps, Class, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError, Ticket,
+    Wanted, certifies, printable,
+};
+use crate::names::{Authority, CertName};
+use crate::x509::{Chain, ChainError, Csr};
+
+/// Largest answer, bytes.
+pub const ANSWER_LIMIT: u64 = 256 << 10;
+
+/// File access below one directory. Names are relative, `outbox/apiserver.csr`.
+pub trait DropDir {
+    /// Makes a directory where there is none.
+    fn make_dir(&self, name: &str, mode: u32) -> io::Result<()>;
+
+    /// Writes a file under a temporary name in the same directory, fsyncs it, renames it, fsyncs the directory.
+    fn write_atomic(&self, name: &str, bytes: &[u8], mode: u32) -> io::Result<()>;
+
+    /// Reads at most `limit` + 1 bytes; `None` when there is no such file. Must neither follow a symbolic link in
+    /// the last component nor block on a FIFO (`O_NOFOLLOW | O_NONBLOCK`): those come back as [`Shape`], unread.
+    fn read(&self, name: &str, limit: u64) -> io::Result<Option<Dropped>>;
+
+    /// The names in a directory, without it; empty when it does not exist.
+    fn list(&self, name: &str) -> io::Result<Vec<String>>;
+
+    /// Removes a file and fsyncs the directory; nothing to remove is no error.
+    fn remove(&self, name: &str) -> io::Result<()>;
+}
+
+/// A file as it was found.
+#[derive(Clone, Debug)]
+pub struct Dropped {
+    /// Content; empty for anything but a regular file.
+    pub bytes: Vec<u8>,
+    /// From fstat on the descriptor that was read.
+    pub meta: Meta,
+}
+
+/// What decides whether a file is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// What it is.
+    pub shape: Shape,
+    /// Owner.
+    pub uid: u32,
+    /// Permission bits.
+    pub mode: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Last modification, seconds and nanoseconds.
+    pub modified: (i64, i64),
+}
+
+/// What a directory entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// A regular file.
+    Regular,
+    /// A symbolic link.
+    Symlink,
+    /// Directory, FIFO, socket, device.
+    Other,
+}
+
+/// Signs by waiting for files.
+pub struct Directory {
+    dir: PathBuf,
+    files: Box<dyn DropDir>,
+    trusted_uids: Vec<u32>,
+    caps: Caps,
+    /// Inbox files whose refusal was already reported, as they were then.
+    reported: RefCell<BTreeMap<String, Meta>>,
+}
+
+impl Directory {
+    /// `dir` is what messages say; `files` is rooted there.
+    pub fn new(dir: &Path, files: Box<dyn DropDir>, trusted_uids: Vec<u32>) -> Self {
+        Directory {
+            dir: dir.to_owned(),
+            files,
+            trusted_uids,
+            caps: Caps {
+                pends: true,
+                lookup: Lookup::ByName,
+                resubmit: Resubmit::Adopts,
+                ..Caps::everything()
+            },
+            reported: RefCell::default(),
+        }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.join(name).display().to_string()
+    }
+
+    fn failed(&self, doing: &str, name: &str, error: io::Error) -> SignerError {
+        let path = self.path(name);
+        // Full and read-only file systems get mended while the node waits.
+        SignerError::new(
+            Class::Config,
+            format!("{path} could not be {doing}"),
+            "check that it exists, its owner and mode, and that its file system is mounted, writable and not full",
+        )
+        .caused_by(error)
+    }
+
+    fn read(&self, name: &str) -> Result<Option<Dropped>, SignerError> {
+        self.files
+            .read(name, ANSWER_LIMIT)
+            .map_err(|error| self.failed("read", name, error))
+    }
+
+    /// The CSR that lies in the outbox for a slot, if it is whole.
+    fn outstanding(&self, name: CertName) -> Result<Option<Csr>, SignerError> {
+        let file = self.read(&outbox(name, "csr"))?;
+        Ok(file.and_then(|file| Csr::from_pem(&file.bytes).ok()))
+    }
+
+    fn is_laid_out(&self, request: &Request) -> Result<bool, SignerError> {
+        Ok(self
+            .outstanding(request.name())?
+            .is_some_and(|csr| csr.der() == request.csr.der()))
+    }
+
+    /// Writes a file unless it is there with these bytes.
+    fn lay_out(&self, name: &str, bytes: &[u8]) -> Result<(), SignerError> {
+        let there = self
+            .read(name)?
+            .is_some_and(|file| file.meta.shape == Shape::Regular && file.bytes == bytes);
+        if there {
+            return Ok(());
+        }
+        self.files
+            .write_atomic(name, bytes, 0o644)
+            .map_err(|error| self.failed("written", name, error))
+    }
+
+    fn remove(&self, name: &str) -> Result<(), SignerError> {
+        self.files
+            .remove(name)
+            .map_err(|error| self.failed("removed", name, error))
+    }
+
+    /// What the inbox says to a request that is outstanding.
+    fn look(&self, request: &Request) -> Result<Answer, SignerError> {
+        let name = request.name();
+        let (crt, denied) = (inbox(name, "crt"), inbox(name, "denied"));
+        let mut refusals = Vec::new();
+        if let Some(file) = self.read(&crt)? {
+            let taken = self
+                .acceptable(&file)
+                .and_then(|()| self.answers(request, &file.bytes));
+            match taken {
+                Ok(()) => return Ok(Answer::Issued(file.bytes)),
+                Err(why) => refusals.push(self.refuse(&crt, &file.meta, why)),
+            }
+        }
+        if let Some(file) = self.read(&denied)? {
+            match self.acceptable(&file) {
+                Ok(()) => {
+                    let text = String::from_utf8_lossy(&file.bytes);
+                    let said = printable(&text, 1 << 10);
+                    let reason = if said.is_empty() {
+                        "no reason given"
+                    } else {
+                        &said
+                    };
+                    return Ok(Answer::Denied {
+                        reason: format!(
+                            "{reason} ({}; remove that file to ask again)",
+                            self.path(&denied)
+                        ),
+                    });
+                }
+                Err(why) => refusals.push(self.refuse(&denied, &file.meta, why)),
+            }
+        }
+        if let Some(elsewhere) = self.under_another_name(request)? {
+            refusals.push(elsewhere);
+        }
+        Ok(Answer::Pending {
+            ticket: ticket(request)?,
+            after: None,
+            note: if refusals.is_empty() {
+                format!("waiting for {}", self.path(&crt))
+            } else {
+                refusals.join("; ")
+            },
+        })
+    }
+
+    fn acceptable(&self, file: &Dropped) -> Result<(), String> {
+        let Meta {
+            shape,
+            uid,
+            mode,
+            size,
+            ..
+        } = file.meta;
+        match shape {
+            Shape::Regular => {}
+            Shape::Symlink => return Err("it is a symbolic link; drop a regular file".to_owned()),
+            Shape::Other => return Err("it is not a regular file".to_owned()),
+        }
+        if uid != 0 && uid != geteuid().as_raw() && !self.trusted_uids.contains(&uid) {
+            return Err(format!(
+                "it belongs to user {uid}, who may not answer; chown it to root"
+            ));
+        }
+        if mode & 0o002 != 0 {
+            return Err(format!(
+                "everybody may write it (mode {mode:04o}); chmod it to 0644"
+            ));
+        }
+        if size > ANSWER_LIMIT || file.bytes.len() as u64 > ANSWER_LIMIT {
+            return Err(format!("it is larger than {ANSWER_LIMIT} bytes"));
+        }
+        Ok(())
+    }
+
+    /// Whether `bytes` are complete and for this request's key. The rest is the verification's business.
+    fn answers(&self, request: &Request, bytes: &[u8]) -> Result<(), String> {
+        complete(bytes)?;
+        match Chain::from_answer(bytes, request.csr.public_key()) {
+            // With the key in it but in the wrong order it is an answer, and the verification refuses it.
+            Ok(_) | Err(ChainError::LeafNotFirst { .. }) => Ok(()),
+            Err(ChainError::OtherKey { .. }) => Err(match self.whose(request.name(), bytes) {
+                Some(owner) => format!(
+                    "it is {owner}'s certificate; rename it to {}",
+                    inbox(owner, "crt")
+                ),
+                None => "it is for another key, perhaps that of an earlier request; sign the CSR that is in the outbox now".to_owned(),
+            }),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Which other outstanding request these bytes answer.
+    fn whose(&self, but: CertName, bytes: &[u8]) -> Option<CertName> {
+        CertName::ALL
+            .into_iter()
+            .filter(|name| *name != but)
+            .find(|name| match self.outstanding(*name) {
+                Ok(Some(csr)) => certifies(bytes, csr.public_key()),
+                _ => false,
+            })
+    }
+
+    /// Our certificate under a name that is not ours.
+    fn under_another_name(&self, request: &Request) -> Result<Option<String>, SignerError> {
+        let own = inbox(request.name(), "crt");
+        let names = self
+            .files
+            .list("inbox")
+            .map_err(|error| self.failed("listed", "inbox", error))?;
+        for name in names {
+            let path = format!("inbox/{name}");
+            if path == own {
+                continue;
+            }
+            if let Some(file) = self.read(&path)?
+                && file.meta.shape == Shape::Regular
+                && certifies(&file.bytes, request.csr.public_key())
+            {
+                let why = format!("it is {}'s certificate; rename it to {own}", request.name());
+                return Ok(Some(self.refuse(&path, &file.meta, why)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reports once per version of the file; says it every time.
+    fn refuse(&self, name: &str, meta: &Meta, why: String) -> String {
+        let before = self.reported.borrow_mut().insert(name.to_owned(), *meta);
+        let message = format!("{} is not taken: {why}", self.path(name));
+        if before.is_none_or(|before| {
+            (before.modified, before.size, before.mode, before.uid)
+                != (meta.modified, meta.size, meta.mode, meta.uid)
+        }) {
+            tracing::warn!(signer = %self.label(), file = %self.path(name), "{message}");
+        }
+        message
+    }
+}
+
+#[async_trait(?Send)]
+impl Signer for Directory {
+    fn kind(&self) -> Kind {
+        Kind::Directory
+    }
+
+    fn label(&self) -> String {
+        format!("directory:{}", self.dir.display())
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn preflight(&self, _wanted: &Wanted) -> Result<(), Rejection> {
+        Ok(())
+    }
+
+    async fn trust(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        Ok(None)
+    }
+
+    async fn recover(
+        &self,
+        request: &Request,
+        ticket: Option<&Ticket>,
+    ) -> Result<Option<Answer>, SignerError> {
+        let ours = ticket.is_some_and(|ticket| ticket.as_str() == request.id.as_str())
+            || self.is_laid_out(request)?;
+        if !ours {
+            return Ok(None);
+        }
+        match self.look(request)? {
+            // With the CSR gone nobody can sign it: it must be laid out again.
+            Answer::Pending { .. } if !self.is_laid_out(request)? => Ok(None),
+            answer => Ok(Some(answer)),
+        }
+    }
+
+    async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
+        let name = request.name();
+        for dir in ["outbox", "inbox"] {
+            self.files
+                .make_dir(dir, 0o755)
+                .map_err(|error| self.failed("made", dir, error))?;
+        }
+        if !self.is_laid_out(request)? {
+            for extension in ["crt", "denied"] {
+                self.remove(&inbox(name, extension))?;
+            }
+        }
+        // The CSR last: whoever sees it finds its description there.
+        let description = SignRequest::lasting(request).to_file();
+        self.lay_out(&outbox(name, "json"), &description)?;
+        self.lay_out(&outbox(name, "csr"), request.csr.to_pem().as_bytes())?;
+        self.look(request)
+    }
+
+    async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
+        if ticket.as_str() != request.id.as_str() {
+            return Ok(Answer::Gone);
+        }
+        match self.look(request)? {
+            Answer::Pending { .. } if !self.is_laid_out(request)? => Ok(Answer::Gone),
+            answer => Ok(answer),
+        }
+    }
+
+    async fn settled(&self, request: &Request) -> Result<(), SignerError> {
+        let name = request.name();
+        // Answers first: an outbox without its answer is a pending request, an answer without its outbox a riddle.
+        for extension in ["crt", "denied"] {
+            self.remove(&inbox(name, extension))?;
+        }
+        for extension in ["csr", "json"] {
+            self.remove(&outbox(name, extension))?;
+        }
+        Ok(())
+    }
+}
+
+fn outbox(name: CertName, extension: &str) -> String {
+    format!("outbox/{name}.{extension}")
+}
+
+fn inbox(name: CertName, extension: &str) -> String {
+    format!("inbox/{name}.{extension}")
+}
+
+fn ticket(request: &Request) -> Result<Ticket, SignerError> {
+    Ticket::try_from(request.id.to_string())
+        .map_err(|error| SignerError::permanent(error.to_string(), "report this as a bug"))
+}
+
+/// PEM that stops within a block is a copy under way; readers of PEM tend to ignore such a block.
+fn complete(bytes: &[u8]) -> Result<(), String> {
+    let count = |marker: &[u8]| {
+        bytes
+            .windows(marker.len())
+            .filter(|window| *window == marker)
+            .count()
+    };
+    if bytes.is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    if count(b"-----BEGIN ") != count(b"-----END ") {
+        return Err("it ends within a PEM block: is it still being copied?".to_owned());
+    }
+    // The marker of the last block may itself be cut.
+    if count(b"-----END ") > 0 && !bytes.trim_ascii_end().ends_with(b"-----") {
+        let last = bytes
+            .windows(9)
+            .rposition(|window| window == b"-----END ")
+            .unwrap_or(0);
+        let tail = bytes.get(last + 9..).unwrap_or_default();
+        if !tail.windows(5).any(|window| window == b"-----") {
+            return Err("it ends within a PEM block: is it still being copied?".to_owned());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::complete;
+
+    #[test]
+    fn every_cut_within_a_block_is_seen() {
+        let block = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
+        let whole = [b"text\n".as_slice(), block, block, b"text after"].concat();
+        assert!(complete(&whole).is_ok());
+        let two = [block.as_slice(), block].concat();
+        // From within the second block's first marker to before its end: a cut before "-----BEGIN " is complete
+        // leaves a whole first block and stray dashes, which readers ignore.
+        for cut in block.len() + 11..two.len() - 1 {
+            assert!(complete(two.get(..cut).unwrap()).is_err(), "{cut}");
+        }
+        assert!(complete(b"").is_err());
+    }
+}

@@ -1,0 +1,164 @@
+//! `local`: CA keys on disk, in the layout of kubeadm's certificates directory (`ca.crt` + `ca.key`, `etcd/ca.*`,
+//! `front-proxy-ca.*`).
+//!
+//! For joiners that got CA keys from `kubeadm-certs`, for migration, and for labs. Issues as kubeadm does. The
+//! files are read once, when the signer is made; an authority that is missing or unusable is a rejection of the
+//! certificates that need it, not of the rest.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+
+use super::{Answer, Caps, Kind, Rejection, Request, Signer, SignerError, Ticket, Wanted};
+use crate::names::Authority;
+use crate::x509::CertificateAuthority;
+
+/// Signs with CA keys from files.
+pub struct Local {
+    dir: PathBuf,
+    caps: Caps,
+    authorities: BTreeMap<Authority, Found>,
+}
+
+struct Found {
+    /// `ca.crt` as it is on disk, key or no key.
+    certificate: Option<Vec<u8>>,
+    signing: Result<CertificateAuthority, String>,
+}
+
+impl Local {
+    /// Reads the three pairs below `dir` through `read`.
+    pub fn new(dir: &Path, read: &dyn Fn(&Path) -> io::Result<Vec<u8>>) -> Self {
+        let authorities = Authority::ALL
+            .into_iter()
+            .map(|authority| (authority, find(dir, authority, read)))
+            .collect();
+        Local {
+            dir: dir.to_owned(),
+            caps: Caps::everything(),
+            authorities,
+        }
+    }
+
+    fn authority(&self, authority: Authority) -> Result<&CertificateAuthority, String> {
+        match self.authorities.get(&authority).map(|found| &found.signing) {
+            Some(Ok(signing)) => Ok(signing),
+            Some(Err(why)) => Err(why.clone()),
+            None => Err(format!("there is no authority {authority}")),
+        }
+    }
+}
+
+fn find(dir: &Path, authority: Authority, read: &dyn Fn(&Path) -> io::Result<Vec<u8>>) -> Found {
+    let path = |extension: &str| dir.join(format!("{}.{extension}", authority.base_name()));
+    let (certificate_path, key_path) = (path("crt"), path("key"));
+    let certificate = read(&certificate_path);
+    let signing = match (&certificate, read(&key_path)) {
+        (Err(error), _) => Err(format!("{}: {error}", certificate_path.display())),
+        (_, Err(error)) => Err(format!("{}: {error}", key_path.display())),
+        (Ok(certificate), Ok(key)) => {
+            let key = zeroize::Zeroizing::new(key);
+            CertificateAuthority::from_pem(certificate, &key).map_err(|error| {
+                format!(
+                    "{} and {}: {error}",
+                    certificate_path.display(),
+                    key_path.display()
+                )
+            })
+        }
+    };
+    Found {
+        certificate: certificate.ok(),
+        signing,
+    }
+}
+
+#[async_trait(?Send)]
+impl Signer for Local {
+    fn kind(&self) -> Kind {
+        Kind::Local
+    }
+
+    fn label(&self) -> String {
+        format!("local:{}", self.dir.display())
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+        match self.authority(wanted.authority) {
+            Ok(_) => Ok(()),
+            Err(reason) => Err(Rejection {
+                signer: self.label(),
+                name: wanted.name,
+                reason,
+                advice: format!(
+                    "put the pair of authority {} there, or give it another signer",
+                    wanted.authority
+                ),
+            }),
+        }
+    }
+
+    async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        let found = self.authorities.get(&authority);
+        Ok(found.and_then(|found| found.certificate.clone()))
+    }
+
+    async fn recover(
+        &self,
+        _request: &Request,
+        _ticket: Option<&Ticket>,
+    ) -> Result<Option<Answer>, SignerError> {
+        Ok(None)
+    }
+
+    async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
+        let authority = self.authority(request.wanted.authority).map_err(|why| {
+            SignerError::config(
+                format!(
+                    "no authority {} to sign with: {why}",
+                    request.wanted.authority
+                ),
+                "put its pair there, or give it another signer",
+            )
+        })?;
+        issue(authority, request)
+    }
+
+    async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
+        Ok(Answer::Gone)
+    }
+}
+
+/// Signs at once. The profile decides what is certified and the CSR only whose key it is, but the two must agree:
+/// a CSR that asks for something else was not made for this request.
+pub(super) fn issue(
+    authority: &CertificateAuthority,
+    request: &Request,
+) -> Result<Answer, SignerError> {
+    let Wanted { name, profile, .. } = &request.wanted;
+    if !request.csr.asks_for(profile) {
+        return Err(SignerError::permanent(
+            format!(
+                "the CSR of {name} does not ask for {} with names [{}]",
+                profile.subject, profile.sans
+            ),
+            "remove the pending request and run again, so that a new one is made",
+        ));
+    }
+    let certificate = authority
+        .issue(request.csr.public_key(), profile, request.now)
+        .map_err(|error| {
+            SignerError::permanent(
+                format!("{name} could not be signed"),
+                "check the authority's key and the wanted names",
+            )
+            .caused_by(error)
+        })?;
+    Ok(Answer::Issued(certificate.to_pem().into_bytes()))
+}

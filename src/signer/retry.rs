@@ -1,0 +1,110 @@
+//! When to try again and when to ask again. Pure: jitter is an argument.
+
+use std::time::Duration;
+
+use super::Class;
+
+/// The longest wait that a signer may ask for; beyond it a mistyped `Retry-After` would stall a node.
+const LONGEST_WISH: Duration = Duration::from_secs(60 * 60);
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// How long to wait after the `attempt`th failure in a row (from 1), or `None` to give up. `random` is uniform in
+/// [0, 1). The caller's deadline bounds the number of attempts, not this.
+pub fn delay(
+    class: Class,
+    attempt: u32,
+    retry_after: Option<Duration>,
+    random: f64,
+) -> Option<Duration> {
+    let delay = match class {
+        // Full jitter, so that nodes that boot together do not ask together.
+        Class::Transient | Class::Ambiguous => {
+            doubled(Duration::from_secs(1), attempt, 5 * MINUTE).mul_f64(fraction(random))
+        }
+        // Half jitter: a credential that was just refused is not worth an immediate second try.
+        Class::Auth => doubled(Duration::from_secs(30), attempt, 10 * MINUTE)
+            .mul_f64(0.5 + fraction(random) / 2.0),
+        Class::Config => 5 * MINUTE,
+        Class::Permanent => return None,
+    };
+    Some(match retry_after {
+        // The signer's wish is the earliest moment; the jitter is added so that its clients spread.
+        Some(wish) => wish.min(LONGEST_WISH) + delay.min(wish.min(LONGEST_WISH) / 10),
+        None => delay,
+    })
+}
+
+/// How long to wait before the `poll`th poll (from 0) of a pending request. A restart begins again with the short
+/// waits. The signer's own wish goes first.
+pub fn poll_delay(poll: u32, after: Option<Duration>) -> Duration {
+    match after {
+        Some(wish) => wish.clamp(Duration::from_secs(1), LONGEST_WISH),
+        None => match poll {
+            0..=2 => Duration::from_secs(5),
+            3..=5 => Duration::from_secs(30),
+            6..=9 => 2 * MINUTE,
+            _ => 5 * MINUTE,
+        },
+    }
+}
+
+fn doubled(first: Duration, attempt: u32, most: Duration) -> Duration {
+    let factor = 2u32.saturating_pow(attempt.saturating_sub(1).min(16));
+    first.saturating_mul(factor).min(most)
+}
+
+fn fraction(random: f64) -> f64 {
+    if random.is_finite() {
+        random.clamp(0.0, 1.0)
+    } else {
+        1.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_waits_grow_to_their_bound() {
+        let seconds = |class, attempt| delay(class, attempt, None, 1.0).unwrap().as_secs();
+        assert_eq!(
+            [1, 2, 3, 9, 10, 4_000_000_000].map(|attempt| seconds(Class::Transient, attempt)),
+            [1, 2, 4, 256, 300, 300]
+        );
+        assert_eq!(
+            [1, 2, 6, 99].map(|attempt| seconds(Class::Auth, attempt)),
+            [30, 60, 600, 600]
+        );
+        assert_eq!(seconds(Class::Config, 1), 300);
+        assert_eq!(delay(Class::Permanent, 1, Some(MINUTE), 0.5), None);
+    }
+
+    #[test]
+    fn jitter_spreads_and_never_goes_below_what_the_signer_asked_for() {
+        assert_eq!(delay(Class::Transient, 5, None, 0.0), Some(Duration::ZERO));
+        assert_eq!(
+            delay(Class::Auth, 1, None, 0.0),
+            Some(Duration::from_secs(15))
+        );
+        assert_eq!(delay(Class::Transient, 1, Some(MINUTE), 0.0), Some(MINUTE));
+        assert_eq!(
+            delay(Class::Transient, 9, Some(MINUTE), 1.0),
+            Some(Duration::from_secs(66))
+        );
+        assert!(
+            delay(Class::Transient, 1, Some(Duration::MAX), f64::NAN).unwrap() < 2 * 60 * MINUTE
+        );
+    }
+
+    #[test]
+    fn polls_slow_down_in_steps() {
+        let waits: Vec<u64> = (0..12)
+            .map(|poll| poll_delay(poll, None).as_secs())
+            .collect();
+        assert_eq!(waits, [5, 5, 5, 30, 30, 30, 120, 120, 120, 120, 300, 300]);
+        assert_eq!(poll_delay(0, Some(Duration::ZERO)).as_secs(), 1);
+        assert_eq!(poll_delay(0, Some(Duration::MAX)), LONGEST_WISH);
+    }
+}
