@@ -5,6 +5,7 @@
 //! answer and `store` writes. Offline signing takes the same road with a signer that answers from files.
 
 mod clock;
+mod install;
 mod keys;
 pub mod report;
 mod request;
@@ -22,14 +23,12 @@ use time::OffsetDateTime;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
-use crate::assess::{Action, Found};
-use crate::failpoint;
-use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
+use crate::assess::Action;
 use crate::names::{Authority, CertName};
-use crate::plan::{CertSpec, Output, Plan};
+use crate::plan::{CertSpec, Plan};
 use crate::signer::{Class, Identity, Kind, Signer, SignerError, Wanted};
-use crate::store::{self, Commit, Issued, Mode, Root, Slot, Store};
-use crate::x509::{Chain, KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
+use crate::store::{self, Root, Slot, Store};
+use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 
 pub use clock::ClockPolicy;
 pub use report::{Report, Row};
@@ -71,7 +70,10 @@ pub struct Failure {
 impl Failure {
     /// A failure with one message.
     pub fn new(code: ExitCode, message: impl Into<String>) -> Self {
-        Failure { code, messages: vec![message.into()] }
+        Failure {
+            code,
+            messages: vec![message.into()],
+        }
     }
 }
 
@@ -174,7 +176,9 @@ impl Setup {
     pub fn preflight(&self, spec: &CertSpec) -> Result<(), Failure> {
         let (_, signer) = self.signer(spec.authority)?;
         let rejection = signer.preflight(&wanted(spec)).err();
-        rejection.map_or(Ok(()), |rejection| Err(Failure::new(ExitCode::Configuration, rejection.to_string())))
+        rejection.map_or(Ok(()), |rejection| {
+            Err(Failure::new(ExitCode::Configuration, rejection.to_string()))
+        })
     }
 
     /// Judges what is on disk, reading only.
@@ -182,7 +186,12 @@ impl Setup {
     /// # Errors
     /// What cannot be read.
     pub fn survey(&self, root: &Root, now: OffsetDateTime) -> Result<Survey, Failure> {
-        let mut survey = survey(root, &self.plan, |authority| self.trust_source(authority), now)?;
+        let mut survey = survey(
+            root,
+            &self.plan,
+            |authority| self.trust_source(authority),
+            now,
+        )?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
             // A CA key is the point of the local signer, and none of anybody else's business.
             let external = self
@@ -214,14 +223,22 @@ pub async fn bootstrap(
     progress: &dyn Progress,
 ) -> Result<Report, Failure> {
     let locked = root.lock(setup.lock_wait, "bootstrap")?;
-    let (store, recovery) = locked.recover(clock())?;
+    let (mut store, recovery) = locked.recover(clock())?;
     let mut survey = setup.survey(root, clock())?;
     survey.notes.extend(recovery.finished.iter().map(|path| {
-        format!("{} was completed: an earlier run had been interrupted while writing it", path.display())
+        format!(
+            "{} was completed: an earlier run had been interrupted while writing it",
+            path.display()
+        )
     }));
-    survey.notes.extend(recovery.notes.iter().map(ToString::to_string));
+    survey
+        .notes
+        .extend(recovery.notes.iter().map(ToString::to_string));
     if !survey.refusals.is_empty() {
-        return Err(Failure { code: ExitCode::Refused, messages: survey.refusals });
+        return Err(Failure {
+            code: ExitCode::Refused,
+            messages: survey.refusals,
+        });
     }
     if survey.is_settled() {
         return Ok(report::settled(survey));
@@ -230,12 +247,15 @@ pub async fn bootstrap(
     room(&store, setup, &survey)?;
 
     let resumable = store.pending(clock())?;
-    survey.notes.extend(resumable.notes.iter().map(ToString::to_string));
+    survey
+        .notes
+        .extend(resumable.notes.iter().map(ToString::to_string));
     let mut run = Run::new(setup, &store, clock, progress, resumable, &survey)?;
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
     let outcomes = run.request_all(&survey).await?;
-    run.commit(survey, outcomes).await
+    let trust = run.trust;
+    install::install(setup, &mut store, &trust, survey, outcomes, clock()).await
 }
 
 /// Before a key is made: can every signer carry what it would be asked for?
@@ -247,7 +267,10 @@ fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
         .collect();
     match rejections.is_empty() {
         true => Ok(()),
-        false => Err(Failure { code: ExitCode::Configuration, messages: rejections }),
+        false => Err(Failure {
+            code: ExitCode::Configuration,
+            messages: rejections,
+        }),
     }
 }
 
@@ -255,20 +278,42 @@ fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
 fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
     // A chain with two intermediates, or a kubeconfig around one, in RSA-4096.
     const LARGEST: u64 = 24 * 1024;
-    let certs = survey.certs.iter().filter(|cert| !matches!(cert.action, Action::Keep { .. }));
+    let certs = survey
+        .certs
+        .iter()
+        .filter(|cert| !matches!(cert.action, Action::Keep { .. }));
     let paths = certs.flat_map(|cert| cert.spec.output.paths());
-    let bundles = survey.bundles.iter().filter(|bundle| bundle.found.present().is_none());
+    let bundles = survey
+        .bundles
+        .iter()
+        .filter(|bundle| bundle.found.present().is_none());
     let bundles = bundles.map(|bundle| bundle.spec.path.as_path());
     let service_account = setup.plan.service_account.as_ref().filter(|_| {
-        !matches!(survey.service_account, None | Some(ServiceAccountAction::Keep))
+        !matches!(
+            survey.service_account,
+            None | Some(ServiceAccountAction::Keep)
+        )
     });
-    let service_account = service_account.into_iter().map(|spec| spec.public.as_path());
-    let files: Vec<(&Path, u64)> = paths.chain(bundles).chain(service_account).map(|path| (path, LARGEST)).collect();
+    let service_account = service_account
+        .into_iter()
+        .map(|spec| spec.public.as_path());
+    let files: Vec<(&Path, u64)> = paths
+        .chain(bundles)
+        .chain(service_account)
+        .map(|path| (path, LARGEST))
+        .collect();
     store.root().preflight(files).map_err(|errors| {
         let failures: Vec<Failure> = errors.into_iter().map(Failure::from).collect();
         Failure {
-            code: failures.iter().map(|failure| failure.code).max().unwrap_or(ExitCode::NotPermitted),
-            messages: failures.into_iter().flat_map(|failure| failure.messages).collect(),
+            code: failures
+                .iter()
+                .map(|failure| failure.code)
+                .max()
+                .unwrap_or(ExitCode::NotPermitted),
+            messages: failures
+                .into_iter()
+                .flat_map(|failure| failure.messages)
+                .collect(),
         }
     })
 }
@@ -307,8 +352,12 @@ impl<'a> Run<'a> {
     ) -> Result<Self, Failure> {
         let mut resumed = BTreeMap::new();
         for pending in resumable.slots {
-            let Slot::Certificate(name) = pending.slot else { continue };
-            let Some(cert) = survey.cert(name) else { continue };
+            let Slot::Certificate(name) = pending.slot else {
+                continue;
+            };
+            let Some(cert) = survey.cert(name) else {
+                continue;
+            };
             match Resumed::from_pending(&pending, &cert.spec) {
                 Some(earlier) => {
                     resumed.insert(name, earlier);
@@ -324,18 +373,31 @@ impl<'a> Run<'a> {
             .filter(|cert| !resumed.contains_key(&cert.spec.name))
             .map(|cert| (Slot::Certificate(cert.spec.name), cert.spec.profile.key))
             .collect();
-        if let (Some(ServiceAccountAction::Make), Some(spec)) = (&survey.service_account, &setup.plan.service_account)
+        if let (Some(ServiceAccountAction::Make), Some(spec)) =
+            (&survey.service_account, &setup.plan.service_account)
         {
             jobs.push((Slot::ServiceAccount, spec.key));
         }
         let awaited = jobs.iter().map(|(slot, _)| *slot).collect();
-        progress.event(Event::Started { keys: jobs.len(), certificates: survey.to_issue().count() });
+        progress.event(Event::Started {
+            keys: jobs.len(),
+            certificates: survey.to_issue().count(),
+        });
         let trust = survey
             .bundles
             .iter()
             .filter_map(|bundle| Some((bundle.spec.authority, bundle.found.present()?.clone())))
             .collect();
-        Ok(Run { setup, store, clock, progress, resumed, keys: keys::start(jobs), awaited, trust })
+        Ok(Run {
+            setup,
+            store,
+            clock,
+            progress,
+            resumed,
+            keys: keys::start(jobs),
+            awaited,
+            trust,
+        })
     }
 
     /// Waits for a clock that cannot be right, then judges again what was judged by it.
@@ -350,8 +412,12 @@ impl<'a> Run<'a> {
 
     /// Learns the authorities that are not on disk, and makes sure that the signers sign for those that are.
     async fn establish_trust(&mut self, survey: &mut Survey) -> Result<(), Failure> {
-        let mut needed: Vec<Authority> = survey.to_issue().map(|cert| cert.spec.authority).collect();
-        let absent = survey.bundles.iter().filter(|bundle| bundle.found.present().is_none());
+        let mut needed: Vec<Authority> =
+            survey.to_issue().map(|cert| cert.spec.authority).collect();
+        let absent = survey
+            .bundles
+            .iter()
+            .filter(|bundle| bundle.found.present().is_none());
         needed.extend(absent.map(|bundle| bundle.spec.authority));
         needed.sort_unstable();
         needed.dedup();
@@ -367,13 +433,18 @@ impl<'a> Run<'a> {
                 Some(answer) => Some(TrustBundle::from_answer(&answer).map_err(|error| {
                     Failure::new(
                         ExitCode::Refused,
-                        format!("the certificate of authority {authority} from {} is unusable: {error}", signer.label()),
+                        format!(
+                            "the certificate of authority {authority} from {} is unusable: {error}",
+                            signer.label()
+                        ),
                     )
                 })?),
                 None => None,
             };
             match (self.trust.get(&authority), offered) {
-                (Some(trusted), Some(offered)) => same_authority(authority, signer.as_ref(), trusted, &offered)?,
+                (Some(trusted), Some(offered)) => {
+                    same_authority(authority, signer.as_ref(), trusted, &offered)?
+                }
                 (Some(_), None) => {}
                 (None, Some(offered)) => {
                     let bundle = self.admit(authority, signer.as_ref(), offered)?;
@@ -430,9 +501,16 @@ impl<'a> Run<'a> {
             .map(|cert| {
                 let authority = cert.spec.authority;
                 let (name, signer) = self.setup.signer(authority)?;
-                let trust = self.trust.get(&authority).ok_or_else(|| no_authority(self.setup, authority))?;
-                let job =
-                    Job { spec: &cert.spec, signer: Rc::clone(signer), signer_name: name.clone(), trust };
+                let trust = self
+                    .trust
+                    .get(&authority)
+                    .ok_or_else(|| no_authority(self.setup, authority))?;
+                let job = Job {
+                    spec: &cert.spec,
+                    signer: Rc::clone(signer),
+                    signer_name: name.clone(),
+                    trust,
+                };
                 Ok((cert.spec.name, job))
             })
             .collect::<Result<_, Failure>>()?;
@@ -441,10 +519,16 @@ impl<'a> Run<'a> {
         let mut requests = FuturesUnordered::new();
         for (name, resumed) in std::mem::take(&mut self.resumed) {
             if let Some(job) = jobs.get(&name) {
-                requests.push(tell(name, request::obtain(&desk, job, Fresh::Resumed(Box::new(resumed)))));
+                requests.push(tell(
+                    name,
+                    request::obtain(&desk, job, Fresh::Resumed(Box::new(resumed))),
+                ));
             }
         }
-        let mut outcomes = Outcomes { certs: BTreeMap::new(), service_account: None };
+        let mut outcomes = Outcomes {
+            certs: BTreeMap::new(),
+            service_account: None,
+        };
         let mut keys_left = true;
         let mut late_left = true;
         loop {
@@ -465,7 +549,10 @@ impl<'a> Run<'a> {
             };
             let Some((slot, key)) = made else { continue };
             let key = key.map_err(|error: KeyError| {
-                Failure::new(ExitCode::Pending, format!("no key for {slot}: {error}; run again"))
+                Failure::new(
+                    ExitCode::Pending,
+                    format!("no key for {slot}: {error}; run again"),
+                )
             })?;
             self.progress.event(Event::KeyMade(slot));
             match slot {
@@ -478,112 +565,6 @@ impl<'a> Run<'a> {
             }
         }
         Ok(outcomes)
-    }
-
-    /// Installs whole families: all that one authority was asked for, or nothing of it.
-    async fn commit(self, survey: Survey, mut outcomes: Outcomes) -> Result<Report, Failure> {
-        let now = (self.clock)();
-        let incomplete: Vec<Authority> = outcomes
-            .certs
-            .iter()
-            .filter(|(_, outcome)| !matches!(outcome, Outcome::Signed { .. }))
-            .map(|(name, _)| name.authority())
-            .collect();
-        let mut commit = Commit::new();
-        let mut rows = Vec::new();
-        let mut installed = Vec::new();
-        for bundle in &survey.bundles {
-            let authority = bundle.spec.authority;
-            let trusted = self.trust.get(&authority).filter(|_| !incomplete.contains(&authority));
-            if let (Some(trusted), false) = (trusted, self.store.root().metadata(&bundle.spec.path)?.is_some_and(|found| found.size > 0)) {
-                commit.file_if_absent(bundle.spec.path.clone(), trusted.to_pem().into_bytes(), Mode::Public);
-                rows.push(report::bundle_row(&bundle.spec, "written", trusted));
-            } else if let Some(trusted) = bundle.found.present() {
-                rows.push(report::bundle_row(&bundle.spec, "kept", trusted));
-            }
-        }
-        for cert in survey.certs {
-            let SurveyedCert { spec, found, action } = cert;
-            let authority = spec.authority;
-            let Some(trust) = self.trust.get(&authority) else { continue };
-            let whole = !incomplete.contains(&authority);
-            let row = match (action, outcomes.certs.remove(&spec.name)) {
-                (Action::Issue { reasons }, Some(Outcome::Signed { chain, key, request })) if whole => {
-                    let written = Written { spec: &spec, chain: &chain, key: &key, trust };
-                    written.into_commit(&mut commit, found.kubeconfig.map(|kubeconfig| kubeconfig.document))?;
-                    commit.issued(spec.name, record(&chain, now));
-                    commit.completes(Slot::Certificate(spec.name));
-                    let row = report::cert_row(&spec, "issued", reasons, Some(&chain));
-                    installed.push((authority, request));
-                    row
-                }
-                (Action::Issue { reasons }, Some(Outcome::Signed { .. })) => {
-                    let mut row = report::cert_row(&spec, "held back", reasons, found.chain.present());
-                    row.reasons.push(format!("signed, and installed together with the rest of what {authority} signs"));
-                    row.code = Some(ExitCode::Pending);
-                    row
-                }
-                (Action::Issue { .. }, Some(outcome)) => {
-                    let serves = SurveyedCert { spec: spec.clone(), found, action: Action::Keep { notes: Vec::new() } };
-                    let still_serves = serves.still_serves(Some(trust), now);
-                    report::failed_row(&spec, outcome, still_serves, serves.found.chain.present())
-                }
-                (Action::Rewrite { reasons }, _) if whole => {
-                    if let (Found::Present(chain), Found::Present(key)) = (&found.chain, &found.key) {
-                        let written = Written { spec: &spec, chain, key, trust };
-                        match found.kubeconfig {
-                            Some(kubeconfig) if kubeconfig.by_file => {
-                                written.cluster_into_commit(&mut commit, kubeconfig.document)?;
-                            }
-                            other => written.into_commit(&mut commit, other.map(|kubeconfig| kubeconfig.document))?,
-                        }
-                    }
-                    report::cert_row(&spec, "rewritten", reasons, found.chain.present())
-                }
-                (Action::Keep { notes }, _) => report::cert_row(&spec, "kept", notes, found.chain.present()),
-                (Action::Issue { reasons } | Action::Rewrite { reasons }, _) => {
-                    report::cert_row(&spec, "held back", reasons, found.chain.present())
-                }
-                (Action::Refuse { reason }, _) => {
-                    report::cert_row(&spec, "refused", vec![reason], found.chain.present())
-                }
-            };
-            rows.push(row);
-        }
-        if let (Some(spec), Some(action)) = (&self.setup.plan.service_account, &survey.service_account) {
-            let made = match action {
-                ServiceAccountAction::Keep => "kept",
-                ServiceAccountAction::Make => {
-                    if let Some(key) = &outcomes.service_account {
-                        commit.file_if_absent(spec.private.clone(), key.to_pem().as_bytes().to_vec(), Mode::Private);
-                        let public = key.public_key().to_pem().into_bytes();
-                        commit.file_if_absent(spec.public.clone(), public, Mode::Private);
-                    }
-                    "made"
-                }
-                ServiceAccountAction::DerivePublic => {
-                    if let Some(private) = self.store.root().read(&spec.private)? {
-                        let key = PrivateKey::from_pem(&private.bytes)
-                            .map_err(|error| Failure::new(ExitCode::Refused, format!("{}: {error}", spec.private.display())))?;
-                        commit.file(spec.public.clone(), key.public_key().to_pem().into_bytes(), Mode::Private);
-                    }
-                    "sa.pub derived"
-                }
-            };
-            rows.push(report::service_account_row(spec, made));
-        }
-        failpoint::reached("run:before-commit");
-        let committed = self.store.commit(commit)?;
-        failpoint::reached("run:committed");
-        let mut notes = survey.notes;
-        notes.extend(committed.notes.iter().map(ToString::to_string));
-        for (authority, request) in installed {
-            let (_, signer) = self.setup.signer(authority)?;
-            if let Err(error) = signer.settled(&request).await {
-                notes.push(error.to_string());
-            }
-        }
-        Ok(Report { rows, notes, written: committed.written })
     }
 }
 
@@ -606,66 +587,11 @@ async fn tell<T>(name: CertName, request: impl Future<Output = T>) -> (CertName,
 }
 
 fn wanted(spec: &CertSpec) -> Wanted {
-    Wanted { name: spec.name, authority: spec.authority, profile: spec.profile.clone() }
-}
-
-fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
-    let leaf = chain.leaf();
-    Issued {
-        at: now,
-        serial: leaf.serial().to_owned(),
-        not_after: leaf.not_after(),
-        sha256: hex(&leaf.fingerprint()),
+    Wanted {
+        name: spec.name,
+        authority: spec.authority,
+        profile: spec.profile.clone(),
     }
-}
-
-/// A certificate with its key on the way to its place.
-struct Written<'a> {
-    spec: &'a CertSpec,
-    chain: &'a Chain,
-    key: &'a PrivateKey,
-    trust: &'a TrustBundle,
-}
-
-impl Written<'_> {
-    fn into_commit(self, commit: &mut Commit, existing: Option<Kubeconfig>) -> Result<(), Failure> {
-        let (certificate_pem, key_pem) = (self.chain.to_pem(), self.key.to_pem());
-        match &self.spec.output {
-            Output::Pair { certificate, key } => {
-                commit.file(key.clone(), key_pem.as_bytes().to_vec(), Mode::Private);
-                commit.file(certificate.clone(), certificate_pem.into_bytes(), Mode::Public);
-            }
-            Output::Kubeconfig { path, server, cluster, user } => {
-                let authority = self.trust.first().to_pem();
-                let credentials =
-                    Credentials { server, authority: &authority, certificate: &certificate_pem, key: &key_pem };
-                let document = match existing {
-                    Some(mut document) => {
-                        document.set_credentials(&credentials).map_err(|error| unrepairable(path, &error))?;
-                        document
-                    }
-                    None => Kubeconfig::new(cluster, user, &credentials),
-                };
-                commit.file(path.clone(), document.to_yaml().as_bytes().to_vec(), Mode::Private);
-            }
-        }
-        Ok(())
-    }
-
-    /// For a kubeconfig that names its certificate by file: those files are the kubelet's.
-    fn cluster_into_commit(self, commit: &mut Commit, mut document: Kubeconfig) -> Result<(), Failure> {
-        if let Output::Kubeconfig { path, server, .. } = &self.spec.output {
-            document
-                .set_cluster(server, &self.trust.first().to_pem())
-                .map_err(|error| unrepairable(path, &error))?;
-            commit.file(path.clone(), document.to_yaml().as_bytes().to_vec(), Mode::Private);
-        }
-        Ok(())
-    }
-}
-
-fn unrepairable(path: &Path, error: &KubeconfigError) -> Failure {
-    Failure::new(ExitCode::Refused, format!("{}: {error}; move it away and run again", path.display()))
 }
 
 /// A signer whose authority is not the one on disk would only produce certificates that are refused.
@@ -676,14 +602,25 @@ fn same_authority(
     offered: &TrustBundle,
 ) -> Result<(), Failure> {
     let known = |bundle: &TrustBundle, key: &crate::x509::PublicKey| {
-        bundle.certificates().iter().any(|certificate| certificate.public_key() == key)
+        bundle
+            .certificates()
+            .iter()
+            .any(|certificate| certificate.public_key() == key)
     };
-    if offered.certificates().iter().any(|certificate| known(trusted, certificate.public_key())) {
+    if offered
+        .certificates()
+        .iter()
+        .any(|certificate| known(trusted, certificate.public_key()))
+    {
         return Ok(());
     }
     let advice = match signer.kind() {
-        Kind::Embedded => "the embedded signer makes new authorities in every run and cannot sign for existing ones; use another signer, or start with an empty directory",
-        _ => "point the authority at the signer that holds its key, or bring the new CA certificate to every node first",
+        Kind::Embedded => {
+            "the embedded signer makes new authorities in every run and cannot sign for existing ones; use another signer, or start with an empty directory"
+        }
+        _ => {
+            "point the authority at the signer that holds its key, or bring the new CA certificate to every node first"
+        }
     };
     Err(Failure::new(
         ExitCode::Refused,
@@ -695,7 +632,10 @@ fn same_authority(
 }
 
 fn no_authority(setup: &Setup, authority: Authority) -> Failure {
-    let path = setup.plan.bundle(authority).map_or_else(PathBuf::new, |spec| spec.path.clone());
+    let path = setup
+        .plan
+        .bundle(authority)
+        .map_or_else(PathBuf::new, |spec| spec.path.clone());
     Failure::new(
         ExitCode::Configuration,
         format!(
@@ -706,7 +646,10 @@ fn no_authority(setup: &Setup, authority: Authority) -> Failure {
 }
 
 fn signer_failure(error: &SignerError, authority: Authority) -> Failure {
-    Failure::new(class_code(error.class), format!("signer of {authority}: {}", sentence(error)))
+    Failure::new(
+        class_code(error.class),
+        format!("signer of {authority}: {}", sentence(error)),
+    )
 }
 
 /// The exit status for a failed exchange.

@@ -25,7 +25,10 @@ pub enum Found<T> {
 
 impl<T> Found<T> {
     /// Understands bytes, or says why not.
-    pub fn read<E: fmt::Display>(bytes: Option<&[u8]>, parse: impl FnOnce(&[u8]) -> Result<T, E>) -> Self {
+    pub fn read<E: fmt::Display>(
+        bytes: Option<&[u8]>,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Self {
         match bytes {
             None => Found::Absent,
             Some(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Found::Empty,
@@ -103,9 +106,16 @@ pub enum ReadKubeconfig {
 /// Takes a kubeconfig file apart. `None` and blank text are an absent and an empty certificate.
 pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
     let blank = |chain: Found<Chain>, key: Found<PrivateKey>| {
-        ReadKubeconfig::Usable(Box::new(FoundCert { chain, key, key_form_is_ours: true, kubeconfig: None }))
+        ReadKubeconfig::Usable(Box::new(FoundCert {
+            chain,
+            key,
+            key_form_is_ours: true,
+            kubeconfig: None,
+        }))
     };
-    let Some(text) = text else { return blank(Found::Absent, Found::Absent) };
+    let Some(text) = text else {
+        return blank(Found::Absent, Found::Absent);
+    };
     if text.iter().all(u8::is_ascii_whitespace) {
         return blank(Found::Empty, Found::Empty);
     }
@@ -117,12 +127,27 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
         Ok(parsed) => parsed,
         Err(error) => return ReadKubeconfig::Unrepairable(error),
     };
-    let Current { server, authority, certificate, key, certificate_file, key_file, .. } = current;
-    let kubeconfig = FoundKubeconfig { document, server, authority, by_file: certificate.is_none() };
+    let Current {
+        server,
+        authority,
+        certificate,
+        key,
+        certificate_file,
+        key_file,
+        ..
+    } = current;
+    let kubeconfig = FoundKubeconfig {
+        document,
+        server,
+        authority,
+        by_file: certificate.is_none(),
+    };
     match (certificate_file, key_file) {
-        (Some(certificate), Some(key)) if kubeconfig.by_file => {
-            ReadKubeconfig::ByFile { certificate, key, kubeconfig }
-        }
+        (Some(certificate), Some(key)) if kubeconfig.by_file => ReadKubeconfig::ByFile {
+            certificate,
+            key,
+            kubeconfig,
+        },
         _ => ReadKubeconfig::Usable(Box::new(FoundCert {
             chain: Found::read(certificate.as_deref(), Chain::from_pem),
             key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
@@ -134,7 +159,9 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
 
 /// True for PKCS#1 and SEC1 PEM, which is what kubeadm writes; PKCS#8 is readable, but not by all of Kubernetes.
 pub fn is_our_form(key_pem: &[u8]) -> bool {
-    !key_pem.windows(PKCS8_HEADER.len()).any(|window| window == PKCS8_HEADER)
+    !key_pem
+        .windows(PKCS8_HEADER.len())
+        .any(|window| window == PKCS8_HEADER)
 }
 
 const PKCS8_HEADER: &[u8] = b"-----BEGIN PRIVATE KEY-----";
@@ -165,18 +192,35 @@ pub enum Action {
 }
 
 /// Decides about one certificate. `trust` is the bundle of its authority, once that is known.
-pub fn assess(spec: &CertSpec, found: &FoundCert, trust: Option<&TrustBundle>, now: OffsetDateTime) -> Action {
+pub fn assess(
+    spec: &CertSpec,
+    found: &FoundCert,
+    trust: Option<&TrustBundle>,
+    now: OffsetDateTime,
+) -> Action {
     let (chain, key) = match (&found.chain, &found.key) {
         (Found::Present(chain), Found::Present(key)) => (chain, key),
-        (Found::Absent, Found::Absent) => return Action::Issue { reasons: vec!["absent".to_owned()] },
-        (Found::Empty, Found::Empty) => return Action::Issue { reasons: vec!["empty file".to_owned()] },
+        (Found::Absent, Found::Absent) => {
+            return Action::Issue {
+                reasons: vec!["absent".to_owned()],
+            };
+        }
+        (Found::Empty, Found::Empty) => {
+            return Action::Issue {
+                reasons: vec!["empty file".to_owned()],
+            };
+        }
         (chain, key) => {
             let problems = [chain.problem("certificate"), key.problem("key")];
-            return Action::Issue { reasons: problems.into_iter().flatten().collect() };
+            return Action::Issue {
+                reasons: problems.into_iter().flatten().collect(),
+            };
         }
     };
     let Some(trust) = trust else {
-        return Action::Issue { reasons: vec!["its authority is not on this node yet".to_owned()] };
+        return Action::Issue {
+            reasons: vec!["its authority is not on this node yet".to_owned()],
+        };
     };
     let (reasons, mut notes) = differences(spec, chain, key.public_key(), trust, now);
     if !reasons.is_empty() {
@@ -193,7 +237,12 @@ pub fn assess(spec: &CertSpec, found: &FoundCert, trust: Option<&TrustBundle>, n
 }
 
 /// True when a chain belongs to its key and verifies now, whatever is in it.
-pub fn still_serves(chain: &Chain, key: &PublicKey, trust: &TrustBundle, now: OffsetDateTime) -> bool {
+pub fn still_serves(
+    chain: &Chain,
+    key: &PublicKey,
+    trust: &TrustBundle,
+    now: OffsetDateTime,
+) -> bool {
     chain.leaf().public_key() == key && crate::x509::verifies(chain, trust, now)
 }
 
@@ -219,31 +268,44 @@ fn differences(
             break;
         }
     }
-    let (kept, reasons): (Vec<_>, Vec<_>) =
-        found.into_iter().partition(|difference| matches!(difference, Difference::NotUnderFirst { .. }));
+    let (kept, reasons): (Vec<_>, Vec<_>) = found
+        .into_iter()
+        .partition(|difference| matches!(difference, Difference::NotUnderFirst { .. }));
     notes.extend(kept.iter().map(ToString::to_string));
     (reasons.iter().map(ToString::to_string).collect(), notes)
 }
 
 fn beyond_authority(chain: &Chain, trust: &TrustBundle) -> Option<String> {
-    let end = trust.certificates().iter().map(|authority| authority.not_after()).max()?;
-    (chain.leaf().not_after() > end)
-        .then(|| format!("it outlives its authority, which ends at {end}; it is useless after that"))
+    let end = trust
+        .certificates()
+        .iter()
+        .map(|authority| authority.not_after())
+        .max()?;
+    (chain.leaf().not_after() > end).then(|| {
+        format!("it outlives its authority, which ends at {end}; it is useless after that")
+    })
 }
 
 fn form_differences(spec: &CertSpec, found: &FoundCert, trust: &TrustBundle) -> Vec<String> {
     let mut reasons = Vec::new();
     // The kubelet rewrites its own files; their form is its business.
-    let by_file = found.kubeconfig.as_ref().is_some_and(|kubeconfig| kubeconfig.by_file);
+    let by_file = found
+        .kubeconfig
+        .as_ref()
+        .is_some_and(|kubeconfig| kubeconfig.by_file);
     if !found.key_form_is_ours && !by_file {
         reasons.push("the key is PKCS#8; kubeadm writes PKCS#1 or SEC1".to_owned());
     }
-    if let (Output::Kubeconfig { server, .. }, Some(kubeconfig)) = (&spec.output, &found.kubeconfig) {
+    if let (Output::Kubeconfig { server, .. }, Some(kubeconfig)) = (&spec.output, &found.kubeconfig)
+    {
         if kubeconfig.server.as_deref() != Some(server) {
             let old = kubeconfig.server.as_deref().unwrap_or("missing");
             reasons.push(format!("server is {old}, wanted {server}"));
         }
-        let trusted = kubeconfig.authority.as_deref().and_then(|pem| TrustBundle::from_pem(pem).ok());
+        let trusted = kubeconfig
+            .authority
+            .as_deref()
+            .and_then(|pem| TrustBundle::from_pem(pem).ok());
         if trusted.as_ref().map(TrustBundle::first) != Some(trust.first()) {
             let old = trusted.map_or_else(|| "missing".to_owned(), |bundle| bundle.to_string());
             reasons.push(format!("its CA is {old}, wanted {trust}"));
@@ -286,4 +348,3 @@ pub fn assess_bundle(
     }
     Ok(())
 }
-

@@ -86,9 +86,12 @@ impl Kubeconfig {
 
     /// Reads a kubeconfig file.
     pub fn parse(text: &str) -> Result<Self, KubeconfigError> {
-        let document = yaml::parse_value(text).map_err(KubeconfigError::NotYaml)?;
-        match document {
-            Value::Object(_) => Ok(Kubeconfig { document }),
+        let documents = yaml::parse("kubeconfig", text).map_err(|faults| {
+            let first = faults.errors().next().map(ToString::to_string);
+            KubeconfigError::NotYaml(first.unwrap_or_default())
+        })?;
+        match documents.first().map(yaml::to_json) {
+            Some(document @ Value::Object(_)) => Ok(Kubeconfig { document }),
             _ => Err(KubeconfigError::NotAMapping),
         }
     }
@@ -96,33 +99,52 @@ impl Kubeconfig {
     /// Resolves the current context.
     pub fn current(&self) -> Result<Current, KubeconfigError> {
         let (cluster, user) = self.current_names()?;
-        let mut current = Current { cluster, user, ..Current::default() };
+        let mut current = Current {
+            cluster,
+            user,
+            ..Current::default()
+        };
         if let Some(entry) = entry(&self.document, "clusters", "cluster", &current.cluster) {
             current.server = string(entry, "server");
-            current.authority = data(entry, "certificate-authority-data")?.map(|bytes| bytes.to_vec());
+            current.authority =
+                data(entry, "certificate-authority-data")?.map(|bytes| bytes.to_vec());
         } else {
-            return Err(KubeconfigError::Dangling(format!("cluster {:?}", current.cluster)));
+            return Err(KubeconfigError::Dangling(format!(
+                "cluster {:?}",
+                current.cluster
+            )));
         }
         if let Some(entry) = entry(&self.document, "users", "user", &current.user) {
-            current.certificate = data(entry, "client-certificate-data")?.map(|bytes| bytes.to_vec());
+            current.certificate =
+                data(entry, "client-certificate-data")?.map(|bytes| bytes.to_vec());
             current.key = data(entry, "client-key-data")?;
             current.certificate_file = string(entry, "client-certificate");
             current.key_file = string(entry, "client-key");
         } else {
-            return Err(KubeconfigError::Dangling(format!("user {:?}", current.user)));
+            return Err(KubeconfigError::Dangling(format!(
+                "user {:?}",
+                current.user
+            )));
         }
         Ok(current)
     }
 
     /// Replaces server, CA, certificate and key of the current context; file references give way to data.
-    pub fn set_credentials(&mut self, credentials: &Credentials<'_>) -> Result<(), KubeconfigError> {
+    pub fn set_credentials(
+        &mut self,
+        credentials: &Credentials<'_>,
+    ) -> Result<(), KubeconfigError> {
         self.set_cluster(credentials.server, credentials.authority)?;
         let (_, user) = self.current_names()?;
         let entry = entry_mut(&mut self.document, "users", "user", &user)
             .ok_or_else(|| KubeconfigError::Dangling(format!("user {user:?}")))?;
         entry.shift_remove("client-certificate");
         entry.shift_remove("client-key");
-        set(entry, "client-certificate-data", BASE64.encode(credentials.certificate));
+        set(
+            entry,
+            "client-certificate-data",
+            BASE64.encode(credentials.certificate),
+        );
         set(entry, "client-key-data", BASE64.encode(credentials.key));
         Ok(())
     }
@@ -134,14 +156,21 @@ impl Kubeconfig {
             .ok_or_else(|| KubeconfigError::Dangling(format!("cluster {cluster:?}")))?;
         entry.shift_remove("certificate-authority");
         entry.shift_remove("insecure-skip-tls-verify");
-        set(entry, "certificate-authority-data", BASE64.encode(authority));
+        set(
+            entry,
+            "certificate-authority-data",
+            BASE64.encode(authority),
+        );
         set(entry, "server", server.to_owned());
         Ok(())
     }
 
     /// The file's text.
     pub fn to_yaml(&self) -> Zeroizing<String> {
-        Zeroizing::new(yaml::to_string(&self.document))
+        // JSON is YAML, so a document that the emitter refuses is still a kubeconfig.
+        Zeroizing::new(
+            yaml::to_string(&self.document).unwrap_or_else(|_| self.document.to_string()),
+        )
     }
 
     fn current_names(&self) -> Result<(String, String), KubeconfigError> {
@@ -176,9 +205,16 @@ fn wipe(value: &mut Value) {
 }
 
 /// The `kind` part of the entry called `name` in the `list` of a kubeconfig.
-fn entry<'a>(document: &'a Value, list: &str, kind: &str, name: &str) -> Option<&'a Map<String, Value>> {
+fn entry<'a>(
+    document: &'a Value,
+    list: &str,
+    kind: &str,
+    name: &str,
+) -> Option<&'a Map<String, Value>> {
     let entries = document.get(list)?.as_array()?;
-    let found = entries.iter().find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
+    let found = entries
+        .iter()
+        .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
     found.get(kind)?.as_object()
 }
 
@@ -189,20 +225,32 @@ fn entry_mut<'a>(
     name: &str,
 ) -> Option<&'a mut Map<String, Value>> {
     let entries = document.get_mut(list)?.as_array_mut()?;
-    let found = entries.iter_mut().find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
+    let found = entries
+        .iter_mut()
+        .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
     found.get_mut(kind)?.as_object_mut()
 }
 
 fn string(entry: &Map<String, Value>, field: &str) -> Option<String> {
-    entry.get(field).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+    entry
+        .get(field)
+        .and_then(Value::as_str)
+        .filter(|text| !text.is_empty())
+        .map(str::to_owned)
 }
 
-fn data(entry: &Map<String, Value>, field: &'static str) -> Result<Option<Zeroizing<Vec<u8>>>, KubeconfigError> {
+fn data(
+    entry: &Map<String, Value>,
+    field: &'static str,
+) -> Result<Option<Zeroizing<Vec<u8>>>, KubeconfigError> {
     match entry.get(field).and_then(Value::as_str) {
         None | Some("") => Ok(None),
         Some(text) => {
-            let compact: Zeroizing<String> = Zeroizing::new(text.split_ascii_whitespace().collect());
-            let bytes = BASE64.decode(compact.as_bytes()).map_err(|_| KubeconfigError::Base64 { field })?;
+            let compact: Zeroizing<String> =
+                Zeroizing::new(text.split_ascii_whitespace().collect());
+            let bytes = BASE64
+                .decode(compact.as_bytes())
+                .map_err(|_| KubeconfigError::Base64 { field })?;
             Ok(Some(Zeroizing::new(bytes)))
         }
     }
@@ -271,7 +319,14 @@ users:
         let mut kubeconfig = Kubeconfig::parse(edited).unwrap();
         kubeconfig.set_credentials(&CREDENTIALS).unwrap();
         let text = kubeconfig.to_yaml();
-        for kept in ["colors: true", "https://other", "proxy-url: http://proxy", "namespace: kube-system", "command: login", "username: x"] {
+        for kept in [
+            "colors: true",
+            "https://other",
+            "proxy-url: http://proxy",
+            "namespace: kube-system",
+            "command: login",
+            "username: x",
+        ] {
             assert!(text.contains(kept), "{kept} is lost:\n{}", *text);
         }
         for gone in ["https://old", "/old"] {
@@ -285,9 +340,22 @@ users:
     #[test]
     fn a_dangling_context_is_named() {
         let text = "current-context: a\ncontexts:\n- {name: a, context: {cluster: c, user: u}}\nclusters: []\n";
-        let error = Kubeconfig::parse(text).unwrap().current().map(|_| ()).unwrap_err().to_string();
-        assert_eq!(error, "current-context names cluster \"c\", which it does not contain");
-        let error = Kubeconfig::parse("a: 1").unwrap().current().map(|_| ()).unwrap_err().to_string();
+        let error = Kubeconfig::parse(text)
+            .unwrap()
+            .current()
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "current-context names cluster \"c\", which it does not contain"
+        );
+        let error = Kubeconfig::parse("a: 1")
+            .unwrap()
+            .current()
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, "current-context is empty");
         assert!(Kubeconfig::parse("- a").is_err());
     }

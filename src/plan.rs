@@ -165,16 +165,29 @@ pub struct Choices {
 
 /// Computes the table.
 pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) -> Plan {
-    let table = Table { cluster, node, policy, choices };
+    let table = Table {
+        cluster,
+        node,
+        policy,
+        choices,
+    };
     let mut notes = Vec::new();
-    if node.role != Role::Worker && cluster.service_subnets.len() > 1 {
+    if node.role != Role::Worker
+        && let [_, second] = cluster.service_subnets.as_slice()
+        && let Some(address) = second.nth(1)
+        && !choices.apiserver_sans.contains(&San::Ip(address))
+        && !cluster.apiserver_cert_sans.contains(&San::Ip(address))
+    {
         notes.push(format!(
-            "apiserver names only the first service address, {}, as kubeadm does; add the second family under extraSANs.apiserver if clients use it",
-            table.service_address()
+            "apiserver names only the service address of the first family, as kubeadm does; add {address} to extraSANs.apiserver if clients use the second"
         ));
     }
     Plan {
-        certs: table.names().into_iter().map(|name| table.spec(name)).collect(),
+        certs: table
+            .names()
+            .into_iter()
+            .map(|name| table.spec(name))
+            .collect(),
         bundles: table.bundles(),
         service_account: table.service_account(),
         external_etcd: table.external_etcd(),
@@ -191,7 +204,10 @@ struct Table<'a> {
 
 impl Table<'_> {
     fn names(&self) -> Vec<CertName> {
-        CertName::ALL.into_iter().filter(|name| self.holds(*name)).collect()
+        CertName::ALL
+            .into_iter()
+            .filter(|name| self.holds(*name))
+            .collect()
     }
 
     fn holds(&self, name: CertName) -> bool {
@@ -209,9 +225,10 @@ impl Table<'_> {
         let generations = self.subjects(name);
         let mut subjects = generations.into_iter();
         // `subjects` always yields at least the wanted one.
-        let subject = subjects
-            .next()
-            .unwrap_or(Subject { common_name: name.as_str().to_owned(), organizations: Vec::new() });
+        let subject = subjects.next().unwrap_or(Subject {
+            common_name: name.as_str().to_owned(),
+            organizations: Vec::new(),
+        });
         CertSpec {
             name,
             authority: name.authority(),
@@ -239,24 +256,44 @@ impl Table<'_> {
             CertName::ApiserverKubeletClient => {
                 let wanted = self.kubelet_client_organization();
                 let mut all = vec![wanted];
-                all.extend([None, Some(CLUSTER_ADMINS), Some(MASTERS)].into_iter().filter(|o| *o != wanted));
-                all.into_iter().map(|organization| one("kube-apiserver-kubelet-client", organization)).collect()
+                all.extend(
+                    [None, Some(CLUSTER_ADMINS), Some(MASTERS)]
+                        .into_iter()
+                        .filter(|o| *o != wanted),
+                );
+                all.into_iter()
+                    .map(|organization| one("kube-apiserver-kubelet-client", organization))
+                    .collect()
             }
             CertName::FrontProxyClient => vec![one("front-proxy-client", None)],
             CertName::EtcdServer | CertName::EtcdPeer => vec![one(node_name, None)],
             // These two were in system:masters before 1.29.
             CertName::EtcdHealthcheckClient => {
-                vec![one("kube-etcd-healthcheck-client", None), one("kube-etcd-healthcheck-client", Some(MASTERS))]
+                vec![
+                    one("kube-etcd-healthcheck-client", None),
+                    one("kube-etcd-healthcheck-client", Some(MASTERS)),
+                ]
             }
             CertName::ApiserverEtcdClient => {
-                vec![one("kube-apiserver-etcd-client", None), one("kube-apiserver-etcd-client", Some(MASTERS))]
+                vec![
+                    one("kube-apiserver-etcd-client", None),
+                    one("kube-apiserver-etcd-client", Some(MASTERS)),
+                ]
             }
-            CertName::AdminConf if self.before(1, 29) => vec![one("kubernetes-admin", Some(MASTERS))],
+            CertName::AdminConf if self.before(1, 29) => {
+                vec![one("kubernetes-admin", Some(MASTERS))]
+            }
             CertName::AdminConf => {
-                vec![one("kubernetes-admin", Some(CLUSTER_ADMINS)), one("kubernetes-admin", Some(MASTERS))]
+                vec![
+                    one("kubernetes-admin", Some(CLUSTER_ADMINS)),
+                    one("kubernetes-admin", Some(MASTERS)),
+                ]
             }
             CertName::SuperAdminConf => vec![one("kubernetes-super-admin", Some(MASTERS))],
-            CertName::KubeletConf => vec![one(&format!("system:node:{node_name}"), Some("system:nodes"))],
+            CertName::KubeletConf => vec![one(
+                &format!("system:node:{node_name}"),
+                Some("system:nodes"),
+            )],
             CertName::ControllerManagerConf => vec![one("system:kube-controller-manager", None)],
             CertName::SchedulerConf => vec![one("system:kube-scheduler", None)],
         }
@@ -284,11 +321,19 @@ impl Table<'_> {
                     names.dns(service);
                 }
                 if !self.cluster.dns_domain.is_empty() {
-                    names.dns(&format!("kubernetes.default.svc.{}", self.cluster.dns_domain));
+                    names.dns(&format!(
+                        "kubernetes.default.svc.{}",
+                        self.cluster.dns_domain
+                    ));
                 }
-                names.ip(self.service_address());
+                names.ips(self.service_address());
                 names.ips(self.node.advertise_address);
-                match self.cluster.control_plane_endpoint.as_ref().map(|endpoint| &endpoint.host) {
+                match self
+                    .cluster
+                    .control_plane_endpoint
+                    .as_ref()
+                    .map(|endpoint| &endpoint.host)
+                {
                     Some(Host::Dns(host)) => names.dns(host),
                     Some(Host::Ip(ip)) => names.ip(*ip),
                     None => {}
@@ -302,7 +347,11 @@ impl Table<'_> {
                 names.ips(self.node.advertise_address);
                 names.ip(IpAddr::from([127, 0, 0, 1]));
                 names.ip(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1u16]));
-                if let Etcd::Local { server_cert_sans, peer_cert_sans } = &self.cluster.etcd {
+                if let Etcd::Local {
+                    server_cert_sans,
+                    peer_cert_sans,
+                } = &self.cluster.etcd
+                {
                     if name == CertName::EtcdServer {
                         names.extend(server_cert_sans);
                         names.extend(&self.choices.etcd_server_sans);
@@ -318,8 +367,8 @@ impl Table<'_> {
     }
 
     /// The first address of the first service CIDR: only that one, also with two families.
-    fn service_address(&self) -> IpAddr {
-        self.cluster.service_address()
+    fn service_address(&self) -> Option<IpAddr> {
+        self.cluster.service_subnets.first()?.nth(1)
     }
 
     fn output(&self, name: CertName, user: &str) -> Output {
@@ -332,7 +381,10 @@ impl Table<'_> {
             };
         }
         let base = self.cluster.certificates_dir.join(name.base_name());
-        Output::Pair { certificate: with_suffix(&base, "crt"), key: with_suffix(&base, "key") }
+        Output::Pair {
+            certificate: with_suffix(&base, "crt"),
+            key: with_suffix(&base, "key"),
+        }
     }
 
     fn server(&self, name: CertName) -> String {
@@ -343,15 +395,22 @@ impl Table<'_> {
             CertName::KubeletConf => self.node.role != Role::Worker && !self.before(1, 33),
             _ => false,
         };
-        let local_endpoint = self.node.advertise_address.map(|ip| url(&Host::Ip(ip), self.node.bind_port));
+        let local_endpoint = self
+            .node
+            .advertise_address
+            .map(|ip| url(&Host::Ip(ip), self.node.bind_port));
         let shared = self
             .node
-            .api_server_endpoint
+            .join_endpoint
             .as_ref()
             .filter(|_| self.node.role == Role::Worker)
             .or(self.cluster.control_plane_endpoint.as_ref())
             .map(|Endpoint { host, port }| url(host, port.unwrap_or(self.node.bind_port)));
-        let server = if local { local_endpoint.or(shared) } else { shared.or(local_endpoint) };
+        let server = if local {
+            local_endpoint.or(shared)
+        } else {
+            shared.or(local_endpoint)
+        };
         server.unwrap_or_default()
     }
 
@@ -387,13 +446,16 @@ impl Table<'_> {
 
     fn external_etcd(&self) -> Option<ExternalEtcd> {
         match &self.cluster.etcd {
-            Etcd::External { ca_file, cert_file, key_file, .. } if self.node.role != Role::Worker => {
-                Some(ExternalEtcd {
-                    authority: ca_file.clone(),
-                    certificate: cert_file.clone(),
-                    key: key_file.clone(),
-                })
-            }
+            Etcd::External {
+                ca_file,
+                cert_file,
+                key_file,
+                ..
+            } if self.node.role != Role::Worker => Some(ExternalEtcd {
+                authority: ca_file.clone(),
+                certificate: cert_file.clone(),
+                key: key_file.clone(),
+            }),
             _ => None,
         }
     }
@@ -403,11 +465,11 @@ impl Table<'_> {
     }
 
     /// True when the version is known and older than `major.minor`.
-    fn before(&self, major: u64, minor: u64) -> bool {
+    fn before(&self, major: u32, minor: u32) -> bool {
         self.cluster
             .kubernetes_version
             .as_ref()
-            .is_some_and(|version| (version.major, version.minor) < (major, minor))
+            .is_some_and(|version| !version.at_least(major, minor))
     }
 }
 
@@ -428,7 +490,9 @@ fn usages(name: CertName) -> Vec<ExtendedUsage> {
     match name {
         CertName::Apiserver => vec![ExtendedUsage::ServerAuth],
         // etcd's gRPC gateway dials its own server with the server certificate (etcd#9785).
-        CertName::EtcdServer | CertName::EtcdPeer => vec![ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth],
+        CertName::EtcdServer | CertName::EtcdPeer => {
+            vec![ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
+        }
         _ => vec![ExtendedUsage::ClientAuth],
     }
 }
@@ -482,6 +546,9 @@ impl SanList {
     }
 
     fn finish(self) -> Sans {
-        Sans { dns: self.dns.into_iter().collect(), ips: self.ips }
+        Sans {
+            dns: self.dns.into_iter().collect(),
+            ips: self.ips,
+        }
     }
 }

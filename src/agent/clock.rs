@@ -28,20 +28,27 @@ pub(super) struct Floor {
 /// The latest of: this release, and the moments at which the authorities on disk began to be valid.
 pub(super) fn floor<'a>(trust: impl Iterator<Item = &'a TrustBundle>) -> Floor {
     // A reproducible build says in SOURCE_DATE_EPOCH when its source was made.
-    let built = option_env!("SOURCE_DATE_EPOCH").and_then(|seconds| seconds.parse().ok()).unwrap_or(RELEASED);
+    let built = option_env!("SOURCE_DATE_EPOCH")
+        .and_then(|seconds| seconds.parse().ok())
+        .unwrap_or(RELEASED);
     let release = Floor {
         at: OffsetDateTime::from_unix_timestamp(built).unwrap_or(OffsetDateTime::UNIX_EPOCH),
         because: "this release of nodepki is newer".to_owned(),
     };
-    trust.flat_map(TrustBundle::certificates).fold(release, |floor, certificate| {
-        if certificate.not_before() <= floor.at {
-            return floor;
-        }
-        Floor {
-            at: certificate.not_before(),
-            because: format!("the CA certificate {} is not valid before", certificate.subject()),
-        }
-    })
+    trust
+        .flat_map(TrustBundle::certificates)
+        .fold(release, |floor, certificate| {
+            if certificate.not_before() <= floor.at {
+                return floor;
+            }
+            Floor {
+                at: certificate.not_before(),
+                because: format!(
+                    "the CA certificate {} is not valid before",
+                    certificate.subject()
+                ),
+            }
+        })
 }
 
 /// Returns at once when the clock is believable; else waits for it. True when it had to wait.
@@ -61,7 +68,10 @@ pub(super) async fn wait_for(
         if now >= floor.at || policy.allow_unsynced {
             return Ok(waited);
         }
-        let behind = format!("the clock shows {now}, which cannot be right: {} ({})", floor.because, floor.at);
+        let behind = format!(
+            "the clock shows {now}, which cannot be right: {} ({})",
+            floor.because, floor.at
+        );
         if began.elapsed() >= policy.max_wait {
             return Err(Failure::new(
                 ExitCode::Pending,

@@ -18,29 +18,32 @@ pub(super) fn start(jobs: Vec<(Slot, KeyAlgorithm)>) -> UnboundedReceiver<Made> 
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(jobs.len());
     let queue = Arc::new(Mutex::new(VecDeque::from(jobs)));
-    for _ in 0..threads {
-        let (queue, sender) = (Arc::clone(&queue), sender.clone());
-        let work = move || {
-            // A panic in another thread leaves the queue itself whole.
-            while let Some((slot, algorithm)) = next(&queue) {
-                if sender.send((slot, PrivateKey::generate(algorithm))).is_err() {
-                    return;
-                }
-            }
-        };
-        let builder = thread::Builder::new().name("key".to_owned());
-        if builder.spawn(work).is_err() {
-            // Out of threads: the others, or in the worst case this call, do the work.
-            tracing::debug!("no further thread for key generation");
-            while threads == 1 {
-                let Some((slot, algorithm)) = next(&queue) else { break };
-                let _ = sender.send((slot, PrivateKey::generate(algorithm)));
+    let work = move || {
+        while let Some((slot, algorithm)) = next(&queue) {
+            if sender
+                .send((slot, PrivateKey::generate(algorithm)))
+                .is_err()
+            {
+                return;
             }
         }
+    };
+    let spawn = |_| {
+        thread::Builder::new()
+            .name("key".to_owned())
+            .spawn(work.clone())
+            .ok()
+    };
+    if (0..threads).filter_map(spawn).count() == 0 {
+        // Not one thread to be had: this one does the work.
+        work();
     }
     receiver
 }
 
 fn next(queue: &Mutex<VecDeque<(Slot, KeyAlgorithm)>>) -> Option<(Slot, KeyAlgorithm)> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    queue
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .pop_front()
 }

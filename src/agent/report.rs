@@ -46,7 +46,10 @@ pub struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// End of validity of what is in place now.
-    #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub not_after: Option<OffsetDateTime>,
     /// The files.
     pub paths: Vec<PathBuf>,
@@ -61,7 +64,11 @@ pub struct Row {
 impl Report {
     /// The gravest of all rows.
     pub fn code(&self) -> ExitCode {
-        self.rows.iter().filter_map(|row| row.code).max().unwrap_or(ExitCode::Done)
+        self.rows
+            .iter()
+            .filter_map(|row| row.code)
+            .max()
+            .unwrap_or(ExitCode::Done)
     }
 }
 
@@ -77,9 +84,18 @@ pub(super) fn settled(survey: Survey) -> Report {
             Action::Keep { notes } => notes,
             _ => Vec::new(),
         };
-        rows.push(cert_row(&cert.spec, "kept", notes, cert.found.chain.present()));
+        rows.push(cert_row(
+            &cert.spec,
+            "kept",
+            notes,
+            cert.found.chain.present(),
+        ));
     }
-    Report { rows, notes: survey.notes, written: Vec::new() }
+    Report {
+        rows,
+        notes: survey.notes,
+        written: Vec::new(),
+    }
 }
 
 /// What a run would do: nothing is written or sent.
@@ -105,7 +121,10 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
             Action::Refuse { reason } => ("refuse", vec![reason.clone()]),
         };
         let mut row = cert_row(&cert.spec, action, reasons, cert.found.chain.present());
-        row.signer = setup.signers.get(&cert.spec.authority).map(|(_, signer)| signer.label());
+        row.signer = setup
+            .signers
+            .get(&cert.spec.authority)
+            .map(|(_, signer)| signer.label());
         if action == "issue"
             && let Err(rejection) = setup.preflight(&cert.spec)
         {
@@ -125,10 +144,19 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
         };
         rows.push(service_account_row(spec, action));
     }
-    Report { rows, notes: survey.notes.clone(), written: Vec::new() }
+    Report {
+        rows,
+        notes: survey.notes.clone(),
+        written: Vec::new(),
+    }
 }
 
-pub(super) fn cert_row(spec: &CertSpec, action: &'static str, reasons: Vec<String>, chain: Option<&Chain>) -> Row {
+pub(super) fn cert_row(
+    spec: &CertSpec,
+    action: &'static str,
+    reasons: Vec<String>,
+    chain: Option<&Chain>,
+) -> Row {
     Row {
         name: spec.name.to_string(),
         authority: Some(spec.authority.to_string()),
@@ -149,13 +177,26 @@ pub(super) fn cert_row(spec: &CertSpec, action: &'static str, reasons: Vec<Strin
 
 /// A request that did not end with a certificate. One that is only overdue, not missing, never fails the run for
 /// want of a signer: the node works, and a boot must not wait for a renewal.
-pub(super) fn failed_row(spec: &CertSpec, outcome: Outcome, still_serves: bool, chain: Option<&Chain>) -> Row {
+pub(super) fn failed_row(
+    spec: &CertSpec,
+    outcome: Outcome,
+    still_serves: bool,
+    chain: Option<&Chain>,
+) -> Row {
     let (action, reasons, code) = match outcome {
         Outcome::Pending(note) => ("pending", vec![note], ExitCode::Pending),
-        Outcome::Denied(reason) => ("denied", vec![format!("the signer denied it: {reason}")], ExitCode::Refused),
+        Outcome::Denied(reason) => (
+            "denied",
+            vec![format!("the signer denied it: {reason}")],
+            ExitCode::Refused,
+        ),
         Outcome::Refused(differences) => {
             let advice = "nothing was installed; correct the signer's profile or the configuration and run again".to_owned();
-            ("refused", differences.into_iter().chain([advice]).collect(), ExitCode::Refused)
+            (
+                "refused",
+                differences.into_iter().chain([advice]).collect(),
+                ExitCode::Refused,
+            )
         }
         Outcome::Failed(error) => ("failed", vec![sentence(&error)], class_code(error.class)),
         // Not reached: a signed certificate is installed or held back.
@@ -164,7 +205,8 @@ pub(super) fn failed_row(spec: &CertSpec, outcome: Outcome, still_serves: bool, 
     let mut row = cert_row(spec, action, reasons, chain);
     let harmless = still_serves && matches!(code, ExitCode::Unreachable | ExitCode::Pending);
     if harmless {
-        row.reasons.push("the certificate in place is kept and still valid".to_owned());
+        row.reasons
+            .push("the certificate in place is kept and still valid".to_owned());
     }
     row.code = (!harmless).then_some(code);
     row

@@ -12,7 +12,9 @@ use tokio::time::Instant;
 use super::{Clock, Event, Progress};
 use crate::failpoint;
 use crate::plan::CertSpec;
-use crate::signer::{Answer, Class, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted, retry};
+use crate::signer::{
+    Answer, Class, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted, retry,
+};
 use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
 use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, satisfies};
 
@@ -58,7 +60,11 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     pub(super) fn wanted(&self) -> Wanted {
-        Wanted { name: self.spec.name, authority: self.spec.authority, profile: self.spec.profile.clone() }
+        Wanted {
+            name: self.spec.name,
+            authority: self.spec.authority,
+            profile: self.spec.profile.clone(),
+        }
     }
 
     /// In-process signers forget with the process, so a power cut may take the request along.
@@ -82,11 +88,17 @@ impl Resumed {
     /// `None` when what is pending is not what is wanted any more, or came to a bad end.
     pub(super) fn from_pending(pending: &Pending, spec: &CertSpec) -> Option<Self> {
         let key = PrivateKey::from_pem(&pending.key_pem).ok()?;
-        let csr = pending.csr_pem.as_deref().and_then(|pem| Csr::from_pem(pem).ok());
+        let csr = pending
+            .csr_pem
+            .as_deref()
+            .and_then(|pem| Csr::from_pem(pem).ok());
         let csr = csr.filter(|csr| csr.public_key() == key.public_key());
         let same_wish = csr.as_ref().is_none_or(|csr| csr.asks_for(&spec.profile));
         let same_algorithm = key.key_type().to_string() == spec.profile.key.to_string();
-        let failed = pending.ticket.as_ref().is_some_and(|ticket| ticket.phase == Phase::Failed);
+        let failed = pending
+            .ticket
+            .as_ref()
+            .is_some_and(|ticket| ticket.phase == Phase::Failed);
         (same_wish && same_algorithm && !failed).then(|| Resumed {
             key,
             csr,
@@ -107,7 +119,11 @@ enum Step {
 ///
 /// # Errors
 /// Only those of the store: without a place for its key nothing is sent.
-pub(super) async fn obtain(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Result<Outcome, store::Error> {
+pub(super) async fn obtain(
+    desk: &Desk<'_>,
+    job: &Job<'_>,
+    fresh: Fresh,
+) -> Result<Outcome, store::Error> {
     let (key, csr, mut record, answer) = match prepare(desk, job, fresh)? {
         Ok(prepared) => prepared,
         Err(error) => return Ok(Outcome::Failed(error)),
@@ -120,7 +136,11 @@ pub(super) async fn obtain(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Resu
     if let Some(answer) = answer
         && let Ok(chain) = verified(&answer, job, &key, (desk.clock)())
     {
-        return Ok(Outcome::Signed { chain, key, request: Box::new(request) });
+        return Ok(Outcome::Signed {
+            chain,
+            key,
+            request: Box::new(request),
+        });
     }
     let mut step = match (record.phase, record.handle.clone().map(Ticket::try_from)) {
         (Phase::Ready, _) => Step::Submit,
@@ -135,13 +155,17 @@ pub(super) async fn obtain(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Resu
             Step::Submit => {
                 record.phase = Phase::Submitting;
                 record.first_submitted.get_or_insert((desk.clock)());
-                desk.store.update_ticket(slot(job), &record, job.durability())?;
+                desk.store
+                    .update_ticket(slot(job), &record, job.durability())?;
                 failpoint::reached("request:submitting");
                 desk.progress.event(Event::Submitted(job.spec.name));
                 job.signer.submit(&request).await
             }
             Step::Recover => {
-                let ticket = record.handle.clone().and_then(|handle| Ticket::try_from(handle).ok());
+                let ticket = record
+                    .handle
+                    .clone()
+                    .and_then(|handle| Ticket::try_from(handle).ok());
                 match job.signer.recover(&request, ticket.as_ref()).await {
                     Ok(Some(answer)) => Ok(answer),
                     Ok(None) => Ok(Answer::Gone),
@@ -155,12 +179,18 @@ pub(super) async fn obtain(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Resu
             Ok(Answer::Issued(answer)) => {
                 return match verified(&answer, job, &key, (desk.clock)()) {
                     Ok(chain) => {
-                        desk.store.keep_answer(slot(job), &answer, job.durability())?;
+                        desk.store
+                            .keep_answer(slot(job), &answer, job.durability())?;
                         record.phase = Phase::Answered;
-                        desk.store.update_ticket(slot(job), &record, job.durability())?;
+                        desk.store
+                            .update_ticket(slot(job), &record, job.durability())?;
                         failpoint::reached("request:verified");
                         desk.progress.event(Event::Signed(job.spec.name));
-                        Ok(Outcome::Signed { chain, key, request: Box::new(request) })
+                        Ok(Outcome::Signed {
+                            chain,
+                            key,
+                            request: Box::new(request),
+                        })
                     }
                     Err(differences) => {
                         record.phase = Phase::Failed;
@@ -170,19 +200,26 @@ pub(super) async fn obtain(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Resu
                             detail: differences.join("; "),
                             at: (desk.clock)(),
                         });
-                        desk.store.update_ticket(slot(job), &record, job.durability())?;
+                        desk.store
+                            .update_ticket(slot(job), &record, job.durability())?;
                         Ok(Outcome::Refused(differences))
                     }
                 };
             }
-            Ok(Answer::Pending { ticket, after, note }) => {
+            Ok(Answer::Pending {
+                ticket,
+                after,
+                note,
+            }) => {
                 record.phase = Phase::Requested;
                 record.handle = Some(ticket.as_str().to_owned());
                 let wait = retry::poll_delay(polls, after);
                 record.next_poll = Some((desk.clock)() + wait);
-                desk.store.update_ticket(slot(job), &record, job.durability())?;
+                desk.store
+                    .update_ticket(slot(job), &record, job.durability())?;
                 failpoint::reached("request:pending");
-                desk.progress.event(Event::Waiting(job.spec.name, note.clone()));
+                desk.progress
+                    .event(Event::Waiting(job.spec.name, note.clone()));
                 polls += 1;
                 if Instant::now() + wait > desk.deadline {
                     return Ok(Outcome::Pending(note));
@@ -192,11 +229,14 @@ pub(super) async fn obtain(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Resu
             }
             Ok(Answer::Denied { reason }) => {
                 record.phase = Phase::Denied;
-                desk.store.update_ticket(slot(job), &record, job.durability())?;
+                desk.store
+                    .update_ticket(slot(job), &record, job.durability())?;
                 return Ok(Outcome::Denied(reason));
             }
             Ok(Answer::Gone) => {
-                if record.first_submitted.is_some() && job.signer.caps().resubmit == Resubmit::Forbidden {
+                if record.first_submitted.is_some()
+                    && job.signer.caps().resubmit == Resubmit::Forbidden
+                {
                     return Ok(Outcome::Failed(forbidden(job)));
                 }
                 record.handle = None;
@@ -211,9 +251,11 @@ pub(super) async fn obtain(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Resu
                     detail: error.to_string(),
                     at: (desk.clock)(),
                 });
-                desk.store.update_ticket(slot(job), &record, job.durability())?;
+                desk.store
+                    .update_ticket(slot(job), &record, job.durability())?;
                 let retried = matches!(error.class, Class::Transient | Class::Ambiguous);
-                let wait = retry::delay(error.class, failures, error.retry_after, random_fraction());
+                let wait =
+                    retry::delay(error.class, failures, error.retry_after, random_fraction());
                 match wait {
                     Some(wait) if retried && Instant::now() + wait < desk.deadline => {
                         tracing::info!(certificate = %job.spec.name, "{error}; trying again in {wait:.0?}");
@@ -241,10 +283,20 @@ pub(super) enum Fresh {
 type Prepared = (PrivateKey, Csr, store::Ticket, Option<Vec<u8>>);
 
 /// Key, CSR and ticket on disk.
-fn prepare(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Result<Result<Prepared, SignerError>, store::Error> {
+fn prepare(
+    desk: &Desk<'_>,
+    job: &Job<'_>,
+    fresh: Fresh,
+) -> Result<Result<Prepared, SignerError>, store::Error> {
     let (key, csr, ticket, answer, new) = match fresh {
         Fresh::Key(key) => (key, None, None, None, true),
-        Fresh::Resumed(resumed) => (resumed.key, resumed.csr, resumed.ticket, resumed.answer, false),
+        Fresh::Resumed(resumed) => (
+            resumed.key,
+            resumed.csr,
+            resumed.ticket,
+            resumed.answer,
+            false,
+        ),
     };
     let made = csr.is_none();
     let csr = match csr {
@@ -259,7 +311,12 @@ fn prepare(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Result<Result<Prepar
             }
         },
     };
-    let request = Request::new(job.wanted(), csr.clone(), desk.identity.clone(), (desk.clock)());
+    let request = Request::new(
+        job.wanted(),
+        csr.clone(),
+        desk.identity.clone(),
+        (desk.clock)(),
+    );
     // A ticket that was lost leaves the request's fate unknown: ask before sending again.
     let record = ticket.unwrap_or_else(|| {
         let mut record = new_record(job, request.id.as_str());
@@ -270,10 +327,17 @@ fn prepare(desk: &Desk<'_>, job: &Job<'_>, fresh: Fresh) -> Result<Result<Prepar
     });
     if new {
         let pem = key.to_pem();
-        desk.store.create_pending(slot(job), pem.as_bytes(), csr.to_pem().as_bytes(), &record, job.durability())?;
+        desk.store.create_pending(
+            slot(job),
+            pem.as_bytes(),
+            csr.to_pem().as_bytes(),
+            &record,
+            job.durability(),
+        )?;
         failpoint::reached("request:key-kept");
     } else if made {
-        desk.store.keep_csr(slot(job), csr.to_pem().as_bytes(), job.durability())?;
+        desk.store
+            .keep_csr(slot(job), csr.to_pem().as_bytes(), job.durability())?;
     }
     Ok(Ok((key, csr, record, answer)))
 }
@@ -300,7 +364,8 @@ fn verified(
     key: &PrivateKey,
     now: OffsetDateTime,
 ) -> Result<Chain, Vec<String>> {
-    let chain = Chain::from_answer(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
+    let chain =
+        Chain::from_answer(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
     let differences = satisfies(&chain, &job.spec.profile, key.public_key(), job.trust, now);
     match differences.is_empty() {
         true => Ok(chain),
@@ -323,7 +388,10 @@ fn forbidden(job: &Job<'_>) -> SignerError {
             job.signer.label(),
             job.spec.name
         ),
-        format!("see with the signer what became of it, then remove /var/lib/nodepki/pending/{}", job.spec.name),
+        format!(
+            "see with the signer what became of it, then remove /var/lib/nodepki/pending/{}",
+            job.spec.name
+        ),
     )
 }
 

@@ -37,7 +37,8 @@ pub struct SurveyedCert {
 impl SurveyedCert {
     /// What is there serves as it is: whatever happens now, the node is not worse off.
     pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
-        let (Some(chain), Some(key), Some(trust)) = (self.found.chain.present(), self.found.key.present(), trust)
+        let (Some(chain), Some(key), Some(trust)) =
+            (self.found.chain.present(), self.found.key.present(), trust)
         else {
             return false;
         };
@@ -110,21 +111,42 @@ pub fn survey(
 impl Survey {
     /// The bundle of an authority, when it is there and sound.
     pub fn trust(&self, authority: Authority) -> Option<&TrustBundle> {
-        self.bundles.iter().find(|bundle| bundle.spec.authority == authority)?.found.present()
+        self.bundles
+            .iter()
+            .find(|bundle| bundle.spec.authority == authority)?
+            .found
+            .present()
     }
 
     /// True when nothing is to be done.
     pub fn is_settled(&self) -> bool {
-        self.certs.iter().all(|cert| matches!(cert.action, Action::Keep { .. }))
-            && self.bundles.iter().all(|bundle| bundle.found.present().is_some())
-            && matches!(self.service_account, None | Some(ServiceAccountAction::Keep))
+        self.certs
+            .iter()
+            .all(|cert| matches!(cert.action, Action::Keep { .. }))
+            && self
+                .bundles
+                .iter()
+                .all(|bundle| bundle.found.present().is_some())
+            && matches!(
+                self.service_account,
+                None | Some(ServiceAccountAction::Keep)
+            )
     }
 
     /// Judges the certificates anew, at another time or once their authority is known.
-    pub fn reassess(&mut self, trust: impl Fn(Authority) -> Option<TrustBundle>, now: OffsetDateTime) {
+    pub fn reassess(
+        &mut self,
+        trust: impl Fn(Authority) -> Option<TrustBundle>,
+        now: OffsetDateTime,
+    ) {
         for cert in &mut self.certs {
             if !matches!(cert.action, Action::Refuse { .. }) {
-                cert.action = assess(&cert.spec, &cert.found, trust(cert.spec.authority).as_ref(), now);
+                cert.action = assess(
+                    &cert.spec,
+                    &cert.found,
+                    trust(cert.spec.authority).as_ref(),
+                    now,
+                );
             }
         }
     }
@@ -155,7 +177,11 @@ impl Survey {
             self.refusals.push(refusal);
         }
         if let Some(bundle) = found.present() {
-            for certificate in bundle.certificates().iter().skip(1).filter(|certificate| now > certificate.not_after())
+            for certificate in bundle
+                .certificates()
+                .iter()
+                .skip(1)
+                .filter(|certificate| now > certificate.not_after())
             {
                 self.notes.push(format!(
                     "{} also holds {}, which expired at {}; remove it when convenient",
@@ -166,17 +192,31 @@ impl Survey {
             }
         }
         let has_key = root.metadata(&spec.key_path)?.is_some();
-        self.bundles.push(SurveyedBundle { spec: spec.clone(), found, has_key });
+        self.bundles.push(SurveyedBundle {
+            spec: spec.clone(),
+            found,
+            has_key,
+        });
         Ok(())
     }
 
-    fn read_cert(&mut self, root: &Root, spec: &CertSpec, now: OffsetDateTime) -> Result<(), store::Error> {
+    fn read_cert(
+        &mut self,
+        root: &Root,
+        spec: &CertSpec,
+        now: OffsetDateTime,
+    ) -> Result<(), store::Error> {
         let found = match &spec.output {
             Output::Pair { certificate, key } => {
                 let key_pem = read(root, key)?;
                 FoundCert {
-                    chain: Found::read(read(root, certificate)?.as_deref().map(Vec::as_slice), Chain::from_pem),
-                    key_form_is_ours: key_pem.as_deref().is_none_or(|pem| assess::is_our_form(pem)),
+                    chain: Found::read(
+                        read(root, certificate)?.as_deref().map(Vec::as_slice),
+                        Chain::from_pem,
+                    ),
+                    key_form_is_ours: key_pem
+                        .as_deref()
+                        .is_none_or(|pem| assess::is_our_form(pem)),
                     key: Found::read(key_pem.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
                     kubeconfig: None,
                 }
@@ -184,9 +224,15 @@ impl Survey {
             Output::Kubeconfig { path, .. } => {
                 match assess::read_kubeconfig(read(root, path)?.as_deref().map(Vec::as_slice)) {
                     ReadKubeconfig::Usable(found) => *found,
-                    ReadKubeconfig::ByFile { certificate, key, kubeconfig } => FoundCert {
+                    ReadKubeconfig::ByFile {
+                        certificate,
+                        key,
+                        kubeconfig,
+                    } => FoundCert {
                         chain: Found::read(
-                            read(root, Path::new(&certificate))?.as_deref().map(Vec::as_slice),
+                            read(root, Path::new(&certificate))?
+                                .as_deref()
+                                .map(Vec::as_slice),
                             Chain::from_pem,
                         ),
                         key: Found::read(
@@ -218,11 +264,19 @@ impl Survey {
             }
         };
         let action = assess(spec, &found, self.trust(spec.authority), now);
-        self.certs.push(SurveyedCert { spec: spec.clone(), found, action });
+        self.certs.push(SurveyedCert {
+            spec: spec.clone(),
+            found,
+            action,
+        });
         Ok(())
     }
 
-    fn read_service_account(&mut self, root: &Root, spec: &ServiceAccountSpec) -> Result<(), store::Error> {
+    fn read_service_account(
+        &mut self,
+        root: &Root,
+        spec: &ServiceAccountSpec,
+    ) -> Result<(), store::Error> {
         let private = read(root, &spec.private)?;
         let private = Found::read(private.as_deref().map(Vec::as_slice), PrivateKey::from_pem);
         let public = read(root, &spec.public)?;
@@ -231,14 +285,17 @@ impl Survey {
         let action = match (&private, &public) {
             (Found::Present(private), Found::Present(public)) if private.public_key() == public => {
                 if let KeyType::Rsa(bits @ ..2048) = private.key_type() {
-                    self.notes.push(format!("{key_path} is an RSA key of only {bits} bits"));
+                    self.notes
+                        .push(format!("{key_path} is an RSA key of only {bits} bits"));
                 }
                 Ok(ServiceAccountAction::Keep)
             }
             (Found::Present(_), Found::Present(_)) => Err(format!(
                 "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again"
             )),
-            (Found::Present(_), Found::Absent | Found::Empty) => Ok(ServiceAccountAction::DerivePublic),
+            (Found::Present(_), Found::Absent | Found::Empty) => {
+                Ok(ServiceAccountAction::DerivePublic)
+            }
             (Found::Absent | Found::Empty, Found::Absent | Found::Empty) if spec.may_make => {
                 Ok(ServiceAccountAction::Make)
             }
@@ -271,20 +328,38 @@ impl Survey {
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
         let mut report = |field: &str, path: &Path, problem: &str| {
-            self.notes.push(format!("etcd.external.{field} {}: {problem}", path.display()));
+            self.notes.push(format!(
+                "etcd.external.{field} {}: {problem}",
+                path.display()
+            ));
         };
         let mut bundle = None;
         if let Some(path) = &external.authority {
-            match Found::read(read(root, path)?.as_deref().map(Vec::as_slice), TrustBundle::from_pem) {
+            match Found::read(
+                read(root, path)?.as_deref().map(Vec::as_slice),
+                TrustBundle::from_pem,
+            ) {
                 Found::Present(found) => bundle = Some(found),
-                Found::Absent => report("caFile", path, "is absent; provide it before kube-apiserver starts"),
+                Found::Absent => report(
+                    "caFile",
+                    path,
+                    "is absent; provide it before kube-apiserver starts",
+                ),
                 Found::Empty => report("caFile", path, "is empty"),
                 Found::Unreadable(why) => report("caFile", path, &why),
             }
         }
-        let (Some(certificate), Some(key)) = (&external.certificate, &external.key) else { return Ok(()) };
-        let chain = Found::read(read(root, certificate)?.as_deref().map(Vec::as_slice), Chain::from_pem);
-        let private = Found::read(read(root, key)?.as_deref().map(Vec::as_slice), PrivateKey::from_pem);
+        let (Some(certificate), Some(key)) = (&external.certificate, &external.key) else {
+            return Ok(());
+        };
+        let chain = Found::read(
+            read(root, certificate)?.as_deref().map(Vec::as_slice),
+            Chain::from_pem,
+        );
+        let private = Found::read(
+            read(root, key)?.as_deref().map(Vec::as_slice),
+            PrivateKey::from_pem,
+        );
         for (field, path, problem) in [
             ("certFile", certificate, chain.trouble()),
             ("keyFile", key, private.trouble()),
@@ -295,11 +370,19 @@ impl Survey {
         }
         if let (Some(chain), Some(private)) = (chain.present(), private.present()) {
             if chain.leaf().public_key() != private.public_key() {
-                report("certFile", certificate, "does not belong to the key in keyFile");
+                report(
+                    "certFile",
+                    certificate,
+                    "does not belong to the key in keyFile",
+                );
             } else if let Some(bundle) = &bundle
                 && !assess::still_serves(chain, private.public_key(), bundle, now)
             {
-                report("certFile", certificate, "does not verify under caFile at this time");
+                report(
+                    "certFile",
+                    certificate,
+                    "does not verify under caFile at this time",
+                );
             }
         }
         Ok(())
@@ -307,12 +390,17 @@ impl Survey {
 
     /// CA private keys that lie on this node.
     pub fn ca_keys(&self) -> impl Iterator<Item = &BundleSpec> {
-        self.bundles.iter().filter(|bundle| bundle.has_key).map(|bundle| &bundle.spec)
+        self.bundles
+            .iter()
+            .filter(|bundle| bundle.has_key)
+            .map(|bundle| &bundle.spec)
     }
 
     /// The certificates that need a new key and a signature.
     pub fn to_issue(&self) -> impl Iterator<Item = &SurveyedCert> {
-        self.certs.iter().filter(|cert| matches!(cert.action, Action::Issue { .. }))
+        self.certs
+            .iter()
+            .filter(|cert| matches!(cert.action, Action::Issue { .. }))
     }
 
     /// One certificate.
