@@ -1,5 +1,6 @@
 //! nodepki gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
 
+pub mod kubeadm;
 pub mod names;
 pub mod x509;
 pub mod yaml;

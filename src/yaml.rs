@@ -489,7 +489,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
         };
         if let Err((place, message)) = result {
             let line = place.line.checked_sub(1).and_then(|n| text.lines().nth(n));
-            let fix = if message.contains("tab") || line.is_some_and(|line| leading_tab(line)) {
+            let fix = if message.contains("tab") || line.is_some_and(leading_tab) {
                 "indent with spaces, YAML does not allow tabs"
             } else if message.contains("alias") {
                 "write the value out instead of using an alias"
