@@ -2,5 +2,6 @@
 
 pub mod kubeadm;
 pub mod names;
+pub mod policy;
 pub mod x509;
 pub mod yaml;
