@@ -44,7 +44,15 @@ pub const STORE: &[&str] = &[
 ];
 
 /// The places in the request loop.
-pub const AGENT: &[&str] = &[];
+pub const AGENT: &[&str] = &[
+    "request:key-kept",
+    "request:submitting",
+    "request:answered",
+    "request:pending",
+    "request:verified",
+    "run:before-commit",
+    "run:committed",
+];
 
 /// Every place, in groups.
 pub const ALL: &[&[&str]] = &[STORE, AGENT];
@@ -66,6 +74,11 @@ pub const fn hit(_name: &'static str) -> Result<(), Errno> {
 #[cfg(feature = "failpoints")]
 pub fn hit(name: &'static str) -> Result<(), Errno> {
     armed::hit(name)
+}
+
+/// Ends the process if `NODEPKI_FAILPOINT` arms this place: for places that cannot fail.
+pub fn reached(name: &'static str) {
+    let _ = hit(name);
 }
 
 #[cfg(feature = "failpoints")]
