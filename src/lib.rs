@@ -3,5 +3,6 @@
 pub mod kubeadm;
 pub mod names;
 pub mod policy;
+pub mod settings;
 pub mod x509;
 pub mod yaml;
