@@ -148,6 +148,26 @@ pub enum KubeletClientSubject {
     Masters,
 }
 
+impl KubeletClientSubject {
+    /// All choices.
+    pub const ALL: [KubeletClientSubject; 4] = [
+        KubeletClientSubject::Auto,
+        KubeletClientSubject::None,
+        KubeletClientSubject::ClusterAdmins,
+        KubeletClientSubject::Masters,
+    ];
+
+    /// As written in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KubeletClientSubject::Auto => "auto",
+            KubeletClientSubject::None => "none",
+            KubeletClientSubject::ClusterAdmins => CLUSTER_ADMINS,
+            KubeletClientSubject::Masters => MASTERS,
+        }
+    }
+}
+
 /// Choices that are nodepki's own, not kubeadm's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choices {

@@ -777,6 +777,11 @@ impl<'a> Field<'a> {
         }
     }
 
+    /// The pass it belongs to.
+    pub fn walk(&self) -> &'a Walk {
+        self.walk
+    }
+
     /// The tree below.
     pub fn node(&self) -> &'a Node {
         self.node

@@ -86,8 +86,8 @@ pub struct Plugin {
     pub command: PathBuf,
     /// Arguments before the verb.
     pub args: Vec<String>,
-    /// Names of variables that are passed on from nodepki's own environment.
-    pub env: Vec<String>,
+    /// Variables beyond the fixed minimum.
+    pub env: BTreeMap<String, String>,
     /// For one call, at most [`LONGEST_TIMEOUT`].
     pub timeout: Duration,
     /// User and group to run as.
@@ -111,7 +111,7 @@ impl Plugin {
         Plugin {
             command: command.into(),
             args: Vec::new(),
-            env: Vec::new(),
+            env: BTreeMap::new(),
             timeout: Duration::from_secs(60),
             run_as: None,
             params: BTreeMap::new(),
@@ -208,11 +208,7 @@ impl Exec {
             .stderr(Stdio::piped())
             .process_group(0)
             .kill_on_drop(true);
-        for name in &self.plugin.env {
-            if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
-            }
-        }
+        command.envs(&self.plugin.env);
         if let Some(run_as) = self.plugin.run_as {
             command.gid(run_as.gid).uid(run_as.uid);
         }
