@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod assess;
+pub mod cli;
 pub mod failpoint;
 pub mod kubeadm;
 pub mod kubeconfig;

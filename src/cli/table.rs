@@ -10,7 +10,11 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
         .iter()
         .enumerate()
         .map(|(column, title)| {
-            let longest = cells.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+            let longest = cells
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max();
             longest.unwrap_or(0).max(title.len())
         })
         .collect();
@@ -21,7 +25,11 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
             text.push_str(&format!("    {reason}\n"));
         }
         if verbose {
-            for (what, value) in [("subject", &row.subject), ("SAN", &row.sans), ("signer", &row.signer)] {
+            for (what, value) in [
+                ("subject", &row.subject),
+                ("SAN", &row.sans),
+                ("signer", &row.signer),
+            ] {
                 if let Some(value) = value {
                     text.push_str(&format!("    {what} {value}\n"));
                 }
@@ -44,14 +52,18 @@ fn cells(row: &Row) -> [String; 5] {
         row.action.to_owned(),
         or_dash(row.key.clone()),
         or_dash(row.authority.clone()),
-        or_dash(row.not_after.map(|end| {
-            format!("{} {:02}:{:02} UTC", end.date(), end.hour(), end.minute())
-        })),
+        or_dash(
+            row.not_after
+                .map(|end| format!("{} {:02}:{:02} UTC", end.date(), end.hour(), end.minute())),
+        ),
     ]
 }
 
 fn line(cells: &[String], widths: &[usize]) -> String {
-    let padded: Vec<String> =
-        cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+    let padded: Vec<String> = cells
+        .iter()
+        .zip(widths)
+        .map(|(cell, width)| format!("{cell:<width$}"))
+        .collect();
     format!("{}\n", padded.join("  ").trim_end())
 }

@@ -13,7 +13,7 @@ use crate::names::CertName;
 
 /// Where events go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
+pub(super) enum LogFormat {
     /// The journal under systemd, text otherwise.
     Auto,
     /// Lines for people on stderr.
@@ -36,13 +36,20 @@ pub(super) fn subscribe(format: LogFormat, verbose: u8) {
     if let Some(Ok(layer)) = journal {
         // The journal keeps everything that matters for a later question; -v is for terminals.
         let level = if verbose == 0 { "info" } else { level };
-        let layer = layer.with_field_prefix(Some("NODEPKI".to_owned())).with_syslog_identifier("nodepki".to_owned());
-        tracing_subscriber::registry().with(EnvFilter::new(level)).with(layer).init();
+        let layer = layer
+            .with_field_prefix(Some("NODEPKI".to_owned()))
+            .with_syslog_identifier("nodepki".to_owned());
+        tracing_subscriber::registry()
+            .with(EnvFilter::new(level))
+            .with(layer)
+            .init();
         return;
     }
     let registry = tracing_subscriber::registry().with(EnvFilter::new(level));
     if format == LogFormat::Json {
-        registry.with(tracing_subscriber::fmt::layer().json().with_writer(stderr)).init();
+        registry
+            .with(tracing_subscriber::fmt::layer().json().with_writer(stderr))
+            .init();
     } else {
         let layer = tracing_subscriber::fmt::layer()
             .with_writer(stderr)
@@ -55,8 +62,12 @@ pub(super) fn subscribe(format: LogFormat, verbose: u8) {
 
 /// systemd names the device and inode of the stream that it connected; anything else means redirection.
 fn stderr_is_the_journal() -> bool {
-    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
-    let Ok(found) = nix::sys::stat::fstat(stderr()) else { return false };
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
+        return false;
+    };
+    let Ok(found) = nix::sys::stat::fstat(stderr()) else {
+        return false;
+    };
     stream == format!("{}:{}", found.st_dev, found.st_ino)
 }
 
@@ -78,16 +89,23 @@ struct Line {
 impl Terminal {
     /// The line is shown when stderr is a terminal and nothing else is logged there.
     pub(super) fn new(verbose: u8) -> Self {
-        Terminal { line: (stderr().is_terminal() && verbose == 0).then(RefCell::default) }
+        Terminal {
+            line: (stderr().is_terminal() && verbose == 0).then(RefCell::default),
+        }
     }
 
     fn redraw(&self) {
         let Some(line) = &self.line else { return };
         let line = line.borrow();
-        let mut text =
-            format!("keys {}/{}  signed {}/{}", line.keys_made, line.keys, line.signed, line.certificates);
+        let mut text = format!(
+            "keys {}/{}  signed {}/{}",
+            line.keys_made, line.keys, line.signed, line.certificates
+        );
         if let Some((name, note)) = line.waiting.first_key_value() {
-            text.push_str(&format!("  waiting for {}: {name}: {note}", line.waiting.len()));
+            text.push_str(&format!(
+                "  waiting for {}: {name}: {note}",
+                line.waiting.len()
+            ));
         }
         let text: String = text.chars().take(100).collect();
         // A terminal that went away is no reason to stop.
@@ -109,8 +127,12 @@ impl Progress for Terminal {
             Event::Started { keys, certificates } => tracing::info!(keys, certificates, "started"),
             Event::KeyMade(slot) => tracing::debug!(certificate = slot.as_str(), "key made"),
             Event::Submitted(name) => tracing::info!(certificate = name.as_str(), "submitted"),
-            Event::Waiting(name, note) => tracing::info!(certificate = name.as_str(), note, "waiting for the signer"),
-            Event::Signed(name) => tracing::info!(certificate = name.as_str(), "signed and verified"),
+            Event::Waiting(name, note) => {
+                tracing::info!(certificate = name.as_str(), note, "waiting for the signer")
+            }
+            Event::Signed(name) => {
+                tracing::info!(certificate = name.as_str(), "signed and verified")
+            }
             Event::ClockBehind(why) => tracing::warn!("{why}; waiting for time synchronization"),
         }
         if let Some(line) = &self.line {
