@@ -39,6 +39,7 @@
 use std::cell::{Cell, OnceCell};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::future::pending;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -80,20 +81,34 @@ const TRY_AGAIN: i32 = 75;
 const SAFE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// How a plug-in is called.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Plugin {
     /// Absolute path.
     pub command: PathBuf,
     /// Arguments before the verb.
     pub args: Vec<String>,
-    /// Names of variables that are passed on from nodepki's own environment.
-    pub env: Vec<String>,
+    /// Variables beyond the fixed minimum. Values may be secrets.
+    pub env: BTreeMap<String, String>,
     /// For one call, at most [`LONGEST_TIMEOUT`].
     pub timeout: Duration,
     /// User and group to run as.
     pub run_as: Option<RunAs>,
     /// Free strings for the plug-in: the `params` of every request.
     pub params: BTreeMap<String, String>,
+}
+
+/// Environment and parameters by name only: their values may be secrets.
+impl fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plugin")
+            .field("command", &self.command)
+            .field("args", &self.args)
+            .field("env", &self.env.keys().collect::<Vec<_>>())
+            .field("timeout", &self.timeout)
+            .field("run_as", &self.run_as)
+            .field("params", &self.params.keys().collect::<Vec<_>>())
+            .finish()
+    }
 }
 
 /// Numeric user and group.
@@ -111,7 +126,7 @@ impl Plugin {
         Plugin {
             command: command.into(),
             args: Vec::new(),
-            env: Vec::new(),
+            env: BTreeMap::new(),
             timeout: Duration::from_secs(60),
             run_as: None,
             params: BTreeMap::new(),
@@ -208,11 +223,7 @@ impl Exec {
             .stderr(Stdio::piped())
             .process_group(0)
             .kill_on_drop(true);
-        for name in &self.plugin.env {
-            if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
-            }
-        }
+        command.envs(&self.plugin.env);
         if let Some(run_as) = self.plugin.run_as {
             command.gid(run_as.gid).uid(run_as.uid);
         }

@@ -130,7 +130,9 @@ pub enum TrustError {
         "its first certificate ({0}) is not a CA certificate, and kubeadm takes the first one as the CA"
     )]
     NotACa(String),
-    #[error("it holds a certificate that is neither pinned nor issued by a pinned one; found {found}")]
+    #[error(
+        "it holds a certificate that is neither pinned nor issued by a pinned one; found {found}"
+    )]
     NotPinned { found: String },
 }
 

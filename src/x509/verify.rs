@@ -128,6 +128,15 @@ pub fn satisfies(
     found
 }
 
+/// True when `chain` leads to `trust` and every certificate in it is valid now; names and usages do not count.
+pub fn verifies(chain: &Chain, trust: &TrustBundle, now: OffsetDateTime) -> bool {
+    let leaf = chain.leaf();
+    let mut found = Vec::new();
+    compare_path(chain, trust, now, &mut found);
+    found.retain(|difference| !matches!(difference, Difference::NotUnderFirst { .. }));
+    found.is_empty() && !leaf.is_ca() && now >= leaf.not_before() && now <= leaf.not_after()
+}
+
 fn compare_key(
     leaf: &Certificate,
     profile: &Profile,

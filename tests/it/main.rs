@@ -7,7 +7,10 @@
     reason = "a failing unwrap is a failing test"
 )]
 
+mod golden;
+mod kubeadm;
 mod offline;
+mod openssl;
 mod signer_bad;
 mod signer_contract;
 mod signer_directory;

@@ -1,0 +1,663 @@
+//! The one composition: recover → survey → ask → verify → commit.
+//!
+//! Everything that a run of nodepki does to a node passes through [`bootstrap`]. It decides nothing itself: `plan`
+//! says what is wanted, `assess` what follows from what is there, the signer signs, `x509::satisfies` judges the
+//! answer and `store` writes. Offline signing takes the same road with a signer that answers from files.
+
+mod clock;
+mod install;
+mod keys;
+pub mod report;
+mod request;
+mod survey;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use time::OffsetDateTime;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+
+use crate::assess::Action;
+use crate::names::{Authority, CertName};
+use crate::plan::{CertSpec, Plan};
+use crate::signer::{Class, Identity, Kind, Signer, SignerError, Wanted};
+use crate::store::{self, Root, Slot, Store};
+use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
+
+pub use clock::ClockPolicy;
+pub use report::{Report, Row};
+pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
+
+use request::{Desk, Fresh, Job, Outcome, Resumed};
+
+/// Where the time comes from.
+pub type Clock = fn() -> OffsetDateTime;
+
+/// How a run ended, as an exit status that unit files can act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ExitCode {
+    /// Everything is as wanted.
+    Done = 0,
+    /// Pending, or a passing fault: run again.
+    Pending = 75,
+    /// Signer or cluster unreachable.
+    Unreachable = 69,
+    /// Not permitted.
+    NotPermitted = 77,
+    /// The configuration is wrong.
+    Configuration = 78,
+    /// The command line is wrong.
+    Usage = 64,
+    /// What is on disk, or came back, is not safe to use.
+    Refused = 65,
+}
+
+/// A run that could not do its work; nothing was changed unless a message says so.
+#[derive(Debug)]
+pub struct Failure {
+    /// Exit status.
+    pub code: ExitCode,
+    /// Each a whole sentence: what, where, why, what to do now.
+    pub messages: Vec<String>,
+}
+
+impl Failure {
+    /// A failure with one message.
+    pub fn new(code: ExitCode, message: impl Into<String>) -> Self {
+        Failure {
+            code,
+            messages: vec![message.into()],
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.messages.join("\n"))
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<store::Error> for Failure {
+    fn from(error: store::Error) -> Self {
+        let code = match error.class() {
+            store::Class::NoSpace | store::Class::Busy | store::Class::Io => ExitCode::Pending,
+            store::Class::ReadOnly | store::Class::Denied => ExitCode::NotPermitted,
+            store::Class::Unsafe => ExitCode::Refused,
+            store::Class::Path => ExitCode::Configuration,
+        };
+        Failure::new(code, sentence(&error))
+    }
+}
+
+/// An error with its causes, in one line.
+fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// What a run tells while it works.
+pub trait Progress {
+    /// Something happened.
+    fn event(&self, event: Event);
+}
+
+/// What can happen during a run.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// So many keys and signatures are to be had.
+    Started {
+        /// Keys to make.
+        keys: usize,
+        /// Certificates to have signed.
+        certificates: usize,
+    },
+    /// A key is ready.
+    KeyMade(Slot),
+    /// A request is on its way.
+    Submitted(CertName),
+    /// The signer is thinking, or a person is.
+    Waiting(CertName, String),
+    /// A verified certificate is here.
+    Signed(CertName),
+    /// The clock is behind; in words.
+    ClockBehind(String),
+}
+
+/// Everything that a run needs to know, all of it decided before.
+pub struct Setup {
+    /// The table.
+    pub plan: Plan,
+    /// Who asks.
+    pub identity: Identity,
+    /// Who signs for each authority, with its name in the configuration.
+    pub signers: BTreeMap<Authority, (String, Rc<dyn Signer>)>,
+    /// What is trusted for each authority.
+    pub trust: BTreeMap<Authority, TrustSource>,
+    /// How long to wait for signatures before the run ends pending.
+    pub wait: Duration,
+    /// How long to wait for another run to end.
+    pub lock_wait: Duration,
+    /// What to do about a doubtful clock.
+    pub clock: ClockPolicy,
+}
+
+impl Setup {
+    fn trust_source(&self, authority: Authority) -> TrustSource {
+        self.trust.get(&authority).cloned().unwrap_or_default()
+    }
+
+    fn signer(&self, authority: Authority) -> Result<&(String, Rc<dyn Signer>), Failure> {
+        self.signers.get(&authority).ok_or_else(|| {
+            Failure::new(
+                ExitCode::Configuration,
+                format!("authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer"),
+            )
+        })
+    }
+
+    /// What every signer says to every certificate of the table, asked without I/O.
+    pub fn preflight(&self, spec: &CertSpec) -> Result<(), Failure> {
+        let (_, signer) = self.signer(spec.authority)?;
+        let rejection = signer.preflight(&wanted(spec)).err();
+        rejection.map_or(Ok(()), |rejection| {
+            Err(Failure::new(ExitCode::Configuration, rejection.to_string()))
+        })
+    }
+
+    /// Judges what is on disk, reading only.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub fn survey(&self, root: &Root, now: OffsetDateTime) -> Result<Survey, Failure> {
+        let mut survey = survey(
+            root,
+            &self.plan,
+            |authority| self.trust_source(authority),
+            now,
+        )?;
+        for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
+            // A CA key is the point of the local signer, and none of anybody else's business.
+            let external = self
+                .signers
+                .get(&spec.authority)
+                .is_none_or(|(_, signer)| !matches!(signer.kind(), Kind::Local | Kind::Embedded));
+            if external {
+                survey.notes.push(format!(
+                    "{} is on this node although an external signer is configured for {}: once the key is held elsewhere, remove it here",
+                    spec.key_path.display(),
+                    spec.authority
+                ));
+            }
+        }
+        Ok(survey)
+    }
+}
+
+/// Gives the node everything that its plan says, as far as the signers answer in time.
+///
+/// Idempotent: where nothing is missing nothing is written and nobody is asked.
+///
+/// # Errors
+/// When nothing could be done at all. What became of single certificates is in the report.
+pub async fn bootstrap(
+    root: &Root,
+    setup: &Setup,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<Report, Failure> {
+    let locked = root.lock(setup.lock_wait, "bootstrap")?;
+    let (mut store, recovery) = locked.recover(clock())?;
+    let mut survey = setup.survey(root, clock())?;
+    survey.notes.extend(recovery.finished.iter().map(|path| {
+        format!(
+            "{} was completed: an earlier run had been interrupted while writing it",
+            path.display()
+        )
+    }));
+    survey
+        .notes
+        .extend(recovery.notes.iter().map(ToString::to_string));
+    if !survey.refusals.is_empty() {
+        return Err(Failure {
+            code: ExitCode::Refused,
+            messages: survey.refusals,
+        });
+    }
+    if survey.is_settled() {
+        return Ok(report::settled(survey));
+    }
+    preflight(setup, &survey)?;
+    room(&store, setup, &survey)?;
+
+    let resumable = store.pending(clock())?;
+    survey
+        .notes
+        .extend(resumable.notes.iter().map(ToString::to_string));
+    let mut run = Run::new(setup, &store, clock, progress, resumable, &survey)?;
+    run.settle_clock(&mut survey).await?;
+    run.establish_trust(&mut survey).await?;
+    let outcomes = run.request_all(&survey).await?;
+    let trust = run.trust;
+    install::install(setup, &mut store, &trust, survey, outcomes, clock()).await
+}
+
+/// Before a key is made: can every signer carry what it would be asked for?
+fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
+    let rejections: Vec<String> = survey
+        .to_issue()
+        .filter_map(|cert| setup.preflight(&cert.spec).err())
+        .flat_map(|failure| failure.messages)
+        .collect();
+    match rejections.is_empty() {
+        true => Ok(()),
+        false => Err(Failure {
+            code: ExitCode::Configuration,
+            messages: rejections,
+        }),
+    }
+}
+
+/// Before a request is sent: is there room and permission for what would come back?
+fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
+    // A chain with two intermediates, or a kubeconfig around one, in RSA-4096.
+    const LARGEST: u64 = 24 * 1024;
+    let certs = survey
+        .certs
+        .iter()
+        .filter(|cert| !matches!(cert.action, Action::Keep { .. }));
+    let paths = certs.flat_map(|cert| cert.spec.output.paths());
+    let bundles = survey
+        .bundles
+        .iter()
+        .filter(|bundle| bundle.found.present().is_none());
+    let bundles = bundles.map(|bundle| bundle.spec.path.as_path());
+    let service_account = setup.plan.service_account.as_ref().filter(|_| {
+        !matches!(
+            survey.service_account,
+            None | Some(ServiceAccountAction::Keep)
+        )
+    });
+    let service_account = service_account
+        .into_iter()
+        .map(|spec| spec.public.as_path());
+    let files: Vec<(&Path, u64)> = paths
+        .chain(bundles)
+        .chain(service_account)
+        .map(|path| (path, LARGEST))
+        .collect();
+    store.root().preflight(files).map_err(|errors| {
+        let failures: Vec<Failure> = errors.into_iter().map(Failure::from).collect();
+        Failure {
+            code: failures
+                .iter()
+                .map(|failure| failure.code)
+                .max()
+                .unwrap_or(ExitCode::NotPermitted),
+            messages: failures
+                .into_iter()
+                .flat_map(|failure| failure.messages)
+                .collect(),
+        }
+    })
+}
+
+/// One run at work.
+struct Run<'a> {
+    setup: &'a Setup,
+    store: &'a Store,
+    clock: Clock,
+    progress: &'a dyn Progress,
+    /// Keys that earlier runs left for the same wish.
+    resumed: BTreeMap<CertName, Resumed>,
+    /// Keys on their way.
+    keys: UnboundedReceiver<keys::Made>,
+    /// For whom keys are on their way.
+    awaited: Vec<Slot>,
+    /// Trusted for each authority, from disk or from the signer.
+    trust: BTreeMap<Authority, TrustBundle>,
+}
+
+/// What the requests of a run came to.
+struct Outcomes {
+    certs: BTreeMap<CertName, Outcome>,
+    service_account: Option<PrivateKey>,
+}
+
+impl<'a> Run<'a> {
+    /// Starts the key generation right away: primes do not depend on networks and clocks.
+    fn new(
+        setup: &'a Setup,
+        store: &'a Store,
+        clock: Clock,
+        progress: &'a dyn Progress,
+        resumable: store::Resumable,
+        survey: &Survey,
+    ) -> Result<Self, Failure> {
+        let mut resumed = BTreeMap::new();
+        for pending in resumable.slots {
+            let Slot::Certificate(name) = pending.slot else {
+                continue;
+            };
+            let Some(cert) = survey.cert(name) else {
+                continue;
+            };
+            match Resumed::from_pending(&pending, &cert.spec) {
+                Some(earlier) => {
+                    resumed.insert(name, earlier);
+                }
+                None => {
+                    let why = "it was for another wish, or its answer was refused";
+                    tracing::info!("{}", store.set_slot_aside(pending.slot, why, clock())?);
+                }
+            }
+        }
+        let mut jobs: Vec<(Slot, KeyAlgorithm)> = survey
+            .to_issue()
+            .filter(|cert| !resumed.contains_key(&cert.spec.name))
+            .map(|cert| (Slot::Certificate(cert.spec.name), cert.spec.profile.key))
+            .collect();
+        if let (Some(ServiceAccountAction::Make), Some(spec)) =
+            (&survey.service_account, &setup.plan.service_account)
+        {
+            jobs.push((Slot::ServiceAccount, spec.key));
+        }
+        let awaited = jobs.iter().map(|(slot, _)| *slot).collect();
+        progress.event(Event::Started {
+            keys: jobs.len(),
+            certificates: survey.to_issue().count(),
+        });
+        let trust = survey
+            .bundles
+            .iter()
+            .filter_map(|bundle| Some((bundle.spec.authority, bundle.found.present()?.clone())))
+            .collect();
+        Ok(Run {
+            setup,
+            store,
+            clock,
+            progress,
+            resumed,
+            keys: keys::start(jobs),
+            awaited,
+            trust,
+        })
+    }
+
+    /// Waits for a clock that cannot be right, then judges again what was judged by it.
+    async fn settle_clock(&mut self, survey: &mut Survey) -> Result<(), Failure> {
+        let floor = clock::floor(self.trust.values());
+        if clock::wait_for(&floor, &self.setup.clock, self.clock, self.progress).await? {
+            let trust = &self.trust;
+            survey.reassess(|authority| trust.get(&authority).cloned(), (self.clock)());
+        }
+        Ok(())
+    }
+
+    /// Learns the authorities that are not on disk, and makes sure that the signers sign for those that are.
+    async fn establish_trust(&mut self, survey: &mut Survey) -> Result<(), Failure> {
+        let mut needed: Vec<Authority> =
+            survey.to_issue().map(|cert| cert.spec.authority).collect();
+        let absent = survey
+            .bundles
+            .iter()
+            .filter(|bundle| bundle.found.present().is_none());
+        needed.extend(absent.map(|bundle| bundle.spec.authority));
+        needed.sort_unstable();
+        needed.dedup();
+        let mut probed: Vec<String> = Vec::new();
+        for authority in needed {
+            let (_, signer) = self.setup.signer(authority)?;
+            let failed = |error: SignerError| signer_failure(&error, authority);
+            if !probed.contains(&signer.label()) {
+                signer.probe().await.map_err(failed)?;
+                probed.push(signer.label());
+            }
+            let offered = match signer.trust(authority).await.map_err(failed)? {
+                Some(answer) => Some(TrustBundle::from_answer(&answer).map_err(|error| {
+                    Failure::new(
+                        ExitCode::Refused,
+                        format!(
+                            "the certificate of authority {authority} from {} is unusable: {error}",
+                            signer.label()
+                        ),
+                    )
+                })?),
+                None => None,
+            };
+            match (self.trust.get(&authority), offered) {
+                (Some(trusted), Some(offered)) => {
+                    same_authority(authority, signer.as_ref(), trusted, &offered)?
+                }
+                (Some(_), None) => {}
+                (None, Some(offered)) => {
+                    let bundle = self.admit(authority, signer.as_ref(), offered)?;
+                    self.trust.insert(authority, bundle);
+                }
+                (None, None) => return Err(no_authority(self.setup, authority)),
+            }
+        }
+        // Capabilities that were learned by probing.
+        preflight(self.setup, survey)?;
+        let trust = &self.trust;
+        survey.reassess(|authority| trust.get(&authority).cloned(), (self.clock)());
+        Ok(())
+    }
+
+    /// A CA certificate from a signer is believed when it is pinned, or when the signer is this process.
+    fn admit(
+        &self,
+        authority: Authority,
+        signer: &dyn Signer,
+        offered: TrustBundle,
+    ) -> Result<TrustBundle, Failure> {
+        let pins = self.setup.trust_source(authority).pins;
+        if pins.is_empty() && !matches!(signer.kind(), Kind::Embedded | Kind::Local) {
+            return Err(Failure::new(
+                ExitCode::Configuration,
+                format!(
+                    "{} offers a CA certificate for authority {authority} ({offered}), but nothing says that it is the right one; put the certificate on the node, or pin sha256:{} under authorities.{authority}.trust.sha256 after comparing it with the CA's owner",
+                    signer.label(),
+                    hex(&offered.first().public_key().sha256())
+                ),
+            ));
+        }
+        offered.require_pins(&pins).map_err(|error: TrustError| {
+            Failure::new(
+                ExitCode::Refused,
+                format!("the CA certificate that {} offers for authority {authority} is refused: {error}", signer.label()),
+            )
+        })?;
+        Ok(offered)
+    }
+
+    /// Sends every request as soon as its key is there, and waits for all of them together.
+    async fn request_all(&mut self, survey: &Survey) -> Result<Outcomes, Failure> {
+        let desk = Desk {
+            store: self.store,
+            identity: self.setup.identity.clone(),
+            clock: self.clock,
+            deadline: Instant::now() + self.setup.wait,
+            progress: self.progress,
+        };
+        let jobs: BTreeMap<CertName, Job<'_>> = survey
+            .to_issue()
+            .map(|cert| {
+                let authority = cert.spec.authority;
+                let (name, signer) = self.setup.signer(authority)?;
+                let trust = self
+                    .trust
+                    .get(&authority)
+                    .ok_or_else(|| no_authority(self.setup, authority))?;
+                let job = Job {
+                    spec: &cert.spec,
+                    signer: Rc::clone(signer),
+                    signer_name: name.clone(),
+                    trust,
+                };
+                Ok((cert.spec.name, job))
+            })
+            .collect::<Result<_, Failure>>()?;
+
+        let mut late = late_keys(&jobs, &self.resumed, &self.awaited);
+        let mut requests = FuturesUnordered::new();
+        for (name, resumed) in std::mem::take(&mut self.resumed) {
+            if let Some(job) = jobs.get(&name) {
+                requests.push(tell(
+                    name,
+                    request::obtain(&desk, job, Fresh::Resumed(Box::new(resumed))),
+                ));
+            }
+        }
+        let mut outcomes = Outcomes {
+            certs: BTreeMap::new(),
+            service_account: None,
+        };
+        let mut keys_left = true;
+        let mut late_left = true;
+        loop {
+            let made = tokio::select! {
+                made = self.keys.recv(), if keys_left => {
+                    keys_left = made.is_some();
+                    made
+                }
+                made = late.recv(), if late_left => {
+                    late_left = made.is_some();
+                    made
+                }
+                Some((name, outcome)) = requests.next(), if !requests.is_empty() => {
+                    outcomes.certs.insert(name, outcome?);
+                    continue;
+                }
+                else => break,
+            };
+            let Some((slot, key)) = made else { continue };
+            let key = key.map_err(|error: KeyError| {
+                Failure::new(
+                    ExitCode::Pending,
+                    format!("no key for {slot}: {error}; run again"),
+                )
+            })?;
+            self.progress.event(Event::KeyMade(slot));
+            match slot {
+                Slot::ServiceAccount => outcomes.service_account = Some(key),
+                Slot::Certificate(name) => {
+                    if let Some(job) = jobs.get(&name) {
+                        requests.push(tell(name, request::obtain(&desk, job, Fresh::Key(key))));
+                    }
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+/// Keys that only became necessary after the first look: the clock was behind, or an authority appeared.
+fn late_keys(
+    jobs: &BTreeMap<CertName, Job<'_>>,
+    resumed: &BTreeMap<CertName, Resumed>,
+    awaited: &[Slot],
+) -> UnboundedReceiver<keys::Made> {
+    let missing = jobs
+        .values()
+        .map(|job| (Slot::Certificate(job.spec.name), job.spec.profile.key))
+        .filter(|(slot, _)| !awaited.contains(slot))
+        .filter(|(slot, _)| !matches!(slot, Slot::Certificate(name) if resumed.contains_key(name)));
+    keys::start(missing.collect())
+}
+
+async fn tell<T>(name: CertName, request: impl Future<Output = T>) -> (CertName, T) {
+    (name, request.await)
+}
+
+fn wanted(spec: &CertSpec) -> Wanted {
+    Wanted {
+        name: spec.name,
+        authority: spec.authority,
+        profile: spec.profile.clone(),
+    }
+}
+
+/// A signer whose authority is not the one on disk would only produce certificates that are refused.
+fn same_authority(
+    authority: Authority,
+    signer: &dyn Signer,
+    trusted: &TrustBundle,
+    offered: &TrustBundle,
+) -> Result<(), Failure> {
+    let known = |bundle: &TrustBundle, key: &crate::x509::PublicKey| {
+        bundle
+            .certificates()
+            .iter()
+            .any(|certificate| certificate.public_key() == key)
+    };
+    if offered
+        .certificates()
+        .iter()
+        .any(|certificate| known(trusted, certificate.public_key()))
+    {
+        return Ok(());
+    }
+    let advice = match signer.kind() {
+        Kind::Embedded => {
+            "the embedded signer makes new authorities in every run and cannot sign for existing ones; use another signer, or start with an empty directory"
+        }
+        _ => {
+            "point the authority at the signer that holds its key, or bring the new CA certificate to every node first"
+        }
+    };
+    Err(Failure::new(
+        ExitCode::Refused,
+        format!(
+            "{} signs with another {authority} than the one on this node: it has {offered}, the node trusts {trusted}; {advice}",
+            signer.label()
+        ),
+    ))
+}
+
+fn no_authority(setup: &Setup, authority: Authority) -> Failure {
+    let path = setup
+        .plan
+        .bundle(authority)
+        .map_or_else(PathBuf::new, |spec| spec.path.clone());
+    Failure::new(
+        ExitCode::Configuration,
+        format!(
+            "the CA certificate of authority {authority} is not on this node and its signer does not hand it out; put it into {} (mode 0644) and run again",
+            path.display()
+        ),
+    )
+}
+
+fn signer_failure(error: &SignerError, authority: Authority) -> Failure {
+    Failure::new(
+        class_code(error.class),
+        format!("signer of {authority}: {}", sentence(error)),
+    )
+}
+
+/// The exit status for a failed exchange.
+pub(crate) fn class_code(class: Class) -> ExitCode {
+    match class {
+        Class::Transient | Class::Ambiguous => ExitCode::Unreachable,
+        Class::Auth => ExitCode::NotPermitted,
+        Class::Config => ExitCode::Configuration,
+        Class::Permanent => ExitCode::Refused,
+    }
+}

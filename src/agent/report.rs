@@ -1,0 +1,255 @@
+//! What a run did, one row a certificate, bundle and key pair: the same rows for `plan` and `bootstrap`.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use super::request::Outcome;
+use super::{ExitCode, ServiceAccountAction, Setup, Survey, class_code, sentence};
+use crate::assess::{Action, Found};
+use crate::plan::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
+use crate::x509::{Chain, TrustBundle};
+
+/// The result of a run or of a look.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// In the order of the plan: bundles, certificates, the service-account pair.
+    pub rows: Vec<Row>,
+    /// What deserves attention.
+    pub notes: Vec<String>,
+    /// Files that were written.
+    pub written: Vec<PathBuf>,
+}
+
+/// One thing that the node holds.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    /// kubeadm's name.
+    pub name: String,
+    /// The authority that signs it; a bundle's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub authority: Option<String>,
+    /// One word, or two.
+    pub action: &'static str,
+    /// Why, and what deserves attention.
+    pub reasons: Vec<String>,
+    /// Subject, for a certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// Subject alternative names, for a certificate that has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sans: Option<String>,
+    /// Key algorithm.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// End of validity of what is in place now.
+    #[serde(
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub not_after: Option<OffsetDateTime>,
+    /// The files.
+    pub paths: Vec<PathBuf>,
+    /// The signer, and whether it can carry the certificate (`plan` only).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signer: Option<String>,
+    /// How this row weighs on the exit status.
+    #[serde(skip)]
+    pub code: Option<ExitCode>,
+}
+
+impl Report {
+    /// The gravest of all rows.
+    pub fn code(&self) -> ExitCode {
+        self.rows
+            .iter()
+            .filter_map(|row| row.code)
+            .max()
+            .unwrap_or(ExitCode::Done)
+    }
+}
+
+/// Everything was in place.
+pub(super) fn settled(survey: Survey) -> Report {
+    let mut rows: Vec<Row> = survey
+        .bundles
+        .iter()
+        .filter_map(|bundle| Some(bundle_row(&bundle.spec, "kept", bundle.found.present()?)))
+        .collect();
+    for cert in survey.certs {
+        let notes = match cert.action {
+            Action::Keep { notes } => notes,
+            _ => Vec::new(),
+        };
+        rows.push(cert_row(
+            &cert.spec,
+            "kept",
+            notes,
+            cert.found.chain.present(),
+        ));
+    }
+    Report {
+        rows,
+        notes: survey.notes,
+        written: Vec::new(),
+    }
+}
+
+/// What a run would do: nothing is written or sent.
+pub fn planned(setup: &Setup, survey: &Survey) -> Report {
+    let mut rows = Vec::new();
+    for bundle in &survey.bundles {
+        let signer = setup.signers.get(&bundle.spec.authority);
+        rows.push(match &bundle.found {
+            Found::Present(found) => bundle_row(&bundle.spec, "keep", found),
+            other => Row {
+                action: "fetch",
+                reasons: other.trouble().into_iter().collect(),
+                signer: signer.map(|(_, signer)| signer.label()),
+                ..empty_bundle_row(&bundle.spec)
+            },
+        });
+    }
+    for cert in &survey.certs {
+        let (action, reasons) = match &cert.action {
+            Action::Keep { notes } => ("keep", notes.clone()),
+            Action::Rewrite { reasons } => ("rewrite", reasons.clone()),
+            Action::Issue { reasons } => ("issue", reasons.clone()),
+            Action::Refuse { reason } => ("refuse", vec![reason.clone()]),
+        };
+        let mut row = cert_row(&cert.spec, action, reasons, cert.found.chain.present());
+        row.signer = setup
+            .signers
+            .get(&cert.spec.authority)
+            .map(|(_, signer)| signer.label());
+        if action == "issue"
+            && let Err(rejection) = setup.preflight(&cert.spec)
+        {
+            row.reasons.extend(rejection.messages);
+            row.code = Some(rejection.code);
+        }
+        if action == "refuse" {
+            row.code = Some(ExitCode::Refused);
+        }
+        rows.push(row);
+    }
+    if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
+        let action = match action {
+            ServiceAccountAction::Keep => "keep",
+            ServiceAccountAction::Make => "make",
+            ServiceAccountAction::DerivePublic => "derive sa.pub",
+        };
+        rows.push(service_account_row(spec, action));
+    }
+    Report {
+        rows,
+        notes: survey.notes.clone(),
+        written: Vec::new(),
+    }
+}
+
+pub(super) fn cert_row(
+    spec: &CertSpec,
+    action: &'static str,
+    reasons: Vec<String>,
+    chain: Option<&Chain>,
+) -> Row {
+    Row {
+        name: spec.name.to_string(),
+        authority: Some(spec.authority.to_string()),
+        action,
+        reasons,
+        subject: Some(spec.profile.subject.to_string()),
+        sans: (!spec.profile.sans.is_empty()).then(|| spec.profile.sans.to_string()),
+        key: Some(spec.profile.key.to_string()),
+        not_after: chain.map(|chain| chain.leaf().not_after()),
+        paths: match &spec.output {
+            Output::Pair { certificate, key } => vec![certificate.clone(), key.clone()],
+            Output::Kubeconfig { path, .. } => vec![path.clone()],
+        },
+        signer: None,
+        code: None,
+    }
+}
+
+/// A request that did not end with a certificate. One that is only overdue, not missing, never fails the run for
+/// want of a signer: the node works, and a boot must not wait for a renewal.
+pub(super) fn failed_row(
+    spec: &CertSpec,
+    outcome: Outcome,
+    still_serves: bool,
+    chain: Option<&Chain>,
+) -> Row {
+    let (action, reasons, code) = match outcome {
+        Outcome::Pending(note) => ("pending", vec![note], ExitCode::Pending),
+        Outcome::Denied(reason) => (
+            "denied",
+            vec![format!("the signer denied it: {reason}")],
+            ExitCode::Refused,
+        ),
+        Outcome::Refused(differences) => {
+            let advice = "nothing was installed; correct the signer's profile or the configuration and run again".to_owned();
+            (
+                "refused",
+                differences.into_iter().chain([advice]).collect(),
+                ExitCode::Refused,
+            )
+        }
+        Outcome::Failed(error) => ("failed", vec![sentence(&error)], class_code(error.class)),
+        // Not reached: a signed certificate is installed or held back.
+        Outcome::Signed { .. } => ("held back", Vec::new(), ExitCode::Pending),
+    };
+    let mut row = cert_row(spec, action, reasons, chain);
+    let harmless = still_serves && matches!(code, ExitCode::Unreachable | ExitCode::Pending);
+    if harmless {
+        row.reasons
+            .push("the certificate in place is kept and still valid".to_owned());
+    }
+    row.code = (!harmless).then_some(code);
+    row
+}
+
+pub(super) fn bundle_row(spec: &BundleSpec, action: &'static str, bundle: &TrustBundle) -> Row {
+    Row {
+        action,
+        subject: Some(bundle.first().subject().to_string()),
+        key: Some(bundle.first().public_key().key_type().to_string()),
+        not_after: Some(bundle.first().not_after()),
+        ..empty_bundle_row(spec)
+    }
+}
+
+fn empty_bundle_row(spec: &BundleSpec) -> Row {
+    Row {
+        name: spec.authority.to_string(),
+        authority: None,
+        action: "absent",
+        reasons: Vec::new(),
+        subject: None,
+        sans: None,
+        key: None,
+        not_after: None,
+        paths: vec![spec.path.clone()],
+        signer: None,
+        code: None,
+    }
+}
+
+pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: &'static str) -> Row {
+    Row {
+        name: "sa".to_owned(),
+        authority: None,
+        action,
+        reasons: Vec::new(),
+        subject: None,
+        sans: None,
+        key: Some(spec.key.to_string()),
+        not_after: None,
+        paths: vec![spec.private.clone(), spec.public.clone()],
+        signer: None,
+        code: None,
+    }
+}

@@ -1,0 +1,405 @@
+//! One request, from key to verified chain: submit, persist, wait, poll, recover, verify.
+//!
+//! Everything that must survive a crash is on disk before it is acted on: key and CSR before the first word to the
+//! signer, `submitting` before the request, the ticket before the first poll, the answer before the commit.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use tokio::time::Instant;
+
+use super::{Clock, Event, Progress};
+use crate::failpoint;
+use crate::plan::CertSpec;
+use crate::signer::{
+    Answer, Class, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted, retry,
+};
+use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
+use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, satisfies};
+
+/// How a request ended, for this run.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// Verified, with its key: may be installed.
+    Signed {
+        /// The chain.
+        chain: Chain,
+        /// Its key.
+        key: PrivateKey,
+        /// What the signer was asked; it is told when the commit is durable.
+        request: Box<Request>,
+    },
+    /// The signer has it; a later run asks again.
+    Pending(String),
+    /// Somebody said no.
+    Denied(String),
+    /// What came back is not what was asked for, in words.
+    Refused(Vec<String>),
+    /// The exchange failed.
+    Failed(SignerError),
+}
+
+/// What all requests of a run share.
+pub(super) struct Desk<'a> {
+    pub(super) store: &'a Store,
+    pub(super) identity: Identity,
+    pub(super) clock: Clock,
+    pub(super) deadline: Instant,
+    pub(super) progress: &'a dyn Progress,
+}
+
+/// One certificate to be had.
+pub(super) struct Job<'a> {
+    pub(super) spec: &'a CertSpec,
+    pub(super) signer: Rc<dyn Signer>,
+    /// Name of the signer in the configuration.
+    pub(super) signer_name: String,
+    pub(super) trust: &'a TrustBundle,
+}
+
+impl Job<'_> {
+    pub(super) fn wanted(&self) -> Wanted {
+        Wanted {
+            name: self.spec.name,
+            authority: self.spec.authority,
+            profile: self.spec.profile.clone(),
+        }
+    }
+
+    /// In-process signers forget with the process, so a power cut may take the request along.
+    fn durability(&self) -> Durability {
+        match self.signer.kind() {
+            Kind::Embedded | Kind::Local => Durability::Cached,
+            _ => Durability::Synced,
+        }
+    }
+}
+
+/// The key of an earlier run for the same wish, with how far it came.
+pub(super) struct Resumed {
+    pub(super) key: PrivateKey,
+    pub(super) csr: Option<Csr>,
+    pub(super) ticket: Option<store::Ticket>,
+    pub(super) answer: Option<Vec<u8>>,
+}
+
+impl Resumed {
+    /// `None` when what is pending is not what is wanted any more, or came to a bad end.
+    pub(super) fn from_pending(pending: &Pending, spec: &CertSpec) -> Option<Self> {
+        let key = PrivateKey::from_pem(&pending.key_pem).ok()?;
+        let csr = pending
+            .csr_pem
+            .as_deref()
+            .and_then(|pem| Csr::from_pem(pem).ok());
+        let csr = csr.filter(|csr| csr.public_key() == key.public_key());
+        let same_wish = csr.as_ref().is_none_or(|csr| csr.asks_for(&spec.profile));
+        let same_algorithm = key.key_type().to_string() == spec.profile.key.to_string();
+        let failed = pending
+            .ticket
+            .as_ref()
+            .is_some_and(|ticket| ticket.phase == Phase::Failed);
+        (same_wish && same_algorithm && !failed).then(|| Resumed {
+            key,
+            csr,
+            ticket: pending.ticket.clone(),
+            answer: pending.issued_pem.clone(),
+        })
+    }
+}
+
+/// What the loop does next.
+enum Step {
+    Submit,
+    Recover,
+    Poll(Ticket),
+}
+
+/// Drives one request as far as it gets before the deadline.
+///
+/// # Errors
+/// Only those of the store: without a place for its key nothing is sent.
+pub(super) async fn obtain(
+    desk: &Desk<'_>,
+    job: &Job<'_>,
+    fresh: Fresh,
+) -> Result<Outcome, store::Error> {
+    let (key, csr, mut record, answer) = match prepare(desk, job, fresh)? {
+        Ok(prepared) => prepared,
+        Err(error) => return Ok(Outcome::Failed(error)),
+    };
+    let mut request = Request::new(job.wanted(), csr, desk.identity.clone(), (desk.clock)());
+    if record.request_id != request.id.as_str() || record.signer_config != job.signer.label() {
+        // Another wish or another signer: nothing is known of this request there.
+        record = new_record(job, request.id.as_str());
+    }
+    if let Some(answer) = answer
+        && let Ok(chain) = verified(&answer, job, &key, (desk.clock)())
+    {
+        return Ok(Outcome::Signed {
+            chain,
+            key,
+            request: Box::new(request),
+        });
+    }
+    let mut step = match (record.phase, record.handle.clone().map(Ticket::try_from)) {
+        (Phase::Ready, _) => Step::Submit,
+        (Phase::Requested, Some(Ok(ticket))) => Step::Poll(ticket),
+        _ => Step::Recover,
+    };
+    let (mut failures, mut polls) = (0, 0);
+    loop {
+        record.attempt += 1;
+        request = request.again(record.attempt, (desk.clock)(), deadline_at(desk));
+        let result = match &step {
+            Step::Submit => {
+                record.phase = Phase::Submitting;
+                record.first_submitted.get_or_insert((desk.clock)());
+                desk.store
+                    .update_ticket(slot(job), &record, job.durability())?;
+                failpoint::reached("request:submitting");
+                desk.progress.event(Event::Submitted(job.spec.name));
+                job.signer.submit(&request).await
+            }
+            Step::Recover => {
+                let ticket = record
+                    .handle
+                    .clone()
+                    .and_then(|handle| Ticket::try_from(handle).ok());
+                match job.signer.recover(&request, ticket.as_ref()).await {
+                    Ok(Some(answer)) => Ok(answer),
+                    Ok(None) => Ok(Answer::Gone),
+                    Err(error) => Err(error),
+                }
+            }
+            Step::Poll(ticket) => job.signer.poll(&request, ticket).await,
+        };
+        failpoint::reached("request:answered");
+        let wait = match result {
+            Ok(Answer::Issued(answer)) => {
+                return match verified(&answer, job, &key, (desk.clock)()) {
+                    Ok(chain) => {
+                        desk.store
+                            .keep_answer(slot(job), &answer, job.durability())?;
+                        record.phase = Phase::Answered;
+                        desk.store
+                            .update_ticket(slot(job), &record, job.durability())?;
+                        failpoint::reached("request:verified");
+                        desk.progress.event(Event::Signed(job.spec.name));
+                        Ok(Outcome::Signed {
+                            chain,
+                            key,
+                            request: Box::new(request),
+                        })
+                    }
+                    Err(differences) => {
+                        record.phase = Phase::Failed;
+                        record.last_error = Some(LastError {
+                            class: "refused".to_owned(),
+                            code: "verification".to_owned(),
+                            detail: differences.join("; "),
+                            at: (desk.clock)(),
+                        });
+                        desk.store
+                            .update_ticket(slot(job), &record, job.durability())?;
+                        Ok(Outcome::Refused(differences))
+                    }
+                };
+            }
+            Ok(Answer::Pending {
+                ticket,
+                after,
+                note,
+            }) => {
+                record.phase = Phase::Requested;
+                record.handle = Some(ticket.as_str().to_owned());
+                let wait = retry::poll_delay(polls, after);
+                record.next_poll = Some((desk.clock)() + wait);
+                desk.store
+                    .update_ticket(slot(job), &record, job.durability())?;
+                failpoint::reached("request:pending");
+                desk.progress
+                    .event(Event::Waiting(job.spec.name, note.clone()));
+                polls += 1;
+                if Instant::now() + wait > desk.deadline {
+                    return Ok(Outcome::Pending(note));
+                }
+                step = Step::Poll(ticket);
+                wait
+            }
+            Ok(Answer::Denied { reason }) => {
+                record.phase = Phase::Denied;
+                desk.store
+                    .update_ticket(slot(job), &record, job.durability())?;
+                return Ok(Outcome::Denied(reason));
+            }
+            Ok(Answer::Gone) => {
+                if record.first_submitted.is_some()
+                    && job.signer.caps().resubmit == Resubmit::Forbidden
+                {
+                    return Ok(Outcome::Failed(forbidden(job)));
+                }
+                record.handle = None;
+                step = Step::Submit;
+                Duration::ZERO
+            }
+            Err(error) => {
+                failures += 1;
+                record.last_error = Some(LastError {
+                    class: format!("{:?}", error.class).to_lowercase(),
+                    code: "exchange".to_owned(),
+                    detail: error.to_string(),
+                    at: (desk.clock)(),
+                });
+                desk.store
+                    .update_ticket(slot(job), &record, job.durability())?;
+                let retried = matches!(error.class, Class::Transient | Class::Ambiguous);
+                let wait =
+                    retry::delay(error.class, failures, error.retry_after, random_fraction());
+                match wait {
+                    Some(wait) if retried && Instant::now() + wait < desk.deadline => {
+                        tracing::info!(certificate = %job.spec.name, "{error}; trying again in {wait:.0?}");
+                        if error.class == Class::Ambiguous {
+                            step = Step::Recover;
+                        }
+                        wait
+                    }
+                    _ => return Ok(Outcome::Failed(error)),
+                }
+            }
+        };
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// Where the key comes from.
+pub(super) enum Fresh {
+    /// A key that was made now.
+    Key(PrivateKey),
+    /// One that an earlier run left.
+    Resumed(Box<Resumed>),
+}
+
+type Prepared = (PrivateKey, Csr, store::Ticket, Option<Vec<u8>>);
+
+/// Key, CSR and ticket on disk.
+fn prepare(
+    desk: &Desk<'_>,
+    job: &Job<'_>,
+    fresh: Fresh,
+) -> Result<Result<Prepared, SignerError>, store::Error> {
+    let (key, csr, ticket, answer, new) = match fresh {
+        Fresh::Key(key) => (key, None, None, None, true),
+        Fresh::Resumed(resumed) => (
+            resumed.key,
+            resumed.csr,
+            resumed.ticket,
+            resumed.answer,
+            false,
+        ),
+    };
+    let made = csr.is_none();
+    let csr = match csr {
+        Some(csr) => csr,
+        None => match Csr::create(&job.spec.profile, &key, job.signer.caps().usage_extensions) {
+            Ok(csr) => csr,
+            Err(error) => {
+                return Ok(Err(SignerError::permanent(
+                    format!("no request could be made for {}: {error}", job.spec.name),
+                    "correct the configuration that this name comes from",
+                )));
+            }
+        },
+    };
+    let request = Request::new(
+        job.wanted(),
+        csr.clone(),
+        desk.identity.clone(),
+        (desk.clock)(),
+    );
+    // A ticket that was lost leaves the request's fate unknown: ask before sending again.
+    let record = ticket.unwrap_or_else(|| {
+        let mut record = new_record(job, request.id.as_str());
+        if !new {
+            record.phase = Phase::Submitting;
+        }
+        record
+    });
+    if new {
+        let pem = key.to_pem();
+        desk.store.create_pending(
+            slot(job),
+            pem.as_bytes(),
+            csr.to_pem().as_bytes(),
+            &record,
+            job.durability(),
+        )?;
+        failpoint::reached("request:key-kept");
+    } else if made {
+        desk.store
+            .keep_csr(slot(job), csr.to_pem().as_bytes(), job.durability())?;
+    }
+    Ok(Ok((key, csr, record, answer)))
+}
+
+fn new_record(job: &Job<'_>, request_id: &str) -> store::Ticket {
+    store::Ticket {
+        request_id: request_id.to_owned(),
+        signer: job.signer_name.clone(),
+        signer_kind: job.signer.kind().as_str().to_owned(),
+        signer_config: job.signer.label(),
+        handle: None,
+        attempt: 0,
+        first_submitted: None,
+        next_poll: None,
+        phase: Phase::Ready,
+        last_error: None,
+    }
+}
+
+/// The one gate to the disk: what a signer returned against what was wanted.
+fn verified(
+    answer: &[u8],
+    job: &Job<'_>,
+    key: &PrivateKey,
+    now: OffsetDateTime,
+) -> Result<Chain, Vec<String>> {
+    let chain =
+        Chain::from_answer(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
+    let differences = satisfies(&chain, &job.spec.profile, key.public_key(), job.trust, now);
+    match differences.is_empty() {
+        true => Ok(chain),
+        false => Err(differences.iter().map(ToString::to_string).collect()),
+    }
+}
+
+fn slot(job: &Job<'_>) -> Slot {
+    Slot::Certificate(job.spec.name)
+}
+
+fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {
+    Some((desk.clock)() + desk.deadline.saturating_duration_since(Instant::now()))
+}
+
+fn forbidden(job: &Job<'_>) -> SignerError {
+    SignerError::permanent(
+        format!(
+            "{} was asked for {} before and does not know it any more, and it must not be asked twice for one key",
+            job.signer.label(),
+            job.spec.name
+        ),
+        format!(
+            "see with the signer what became of it, then remove /var/lib/nodepki/pending/{}",
+            job.spec.name
+        ),
+    )
+}
+
+/// Uniform in [0, 1), to spread the retries of many nodes.
+fn random_fraction() -> f64 {
+    let mut bytes = [0; 4];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => f64::from(u32::from_ne_bytes(bytes)) / (f64::from(u32::MAX) + 1.0),
+        Err(_) => 1.0,
+    }
+}

@@ -1,0 +1,414 @@
+//! What is on disk, read once and judged against the plan. Reads only, takes no lock, needs no state directory.
+
+use std::path::{Path, PathBuf};
+
+use time::OffsetDateTime;
+
+use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, assess_bundle};
+use crate::names::{Authority, CertName};
+use crate::plan::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
+use crate::store::{self, Root};
+use crate::x509::{Chain, KeyType, PrivateKey, PublicKey, TrustBundle};
+
+/// The plan beside what was found.
+pub struct Survey {
+    /// One a certificate, in the plan's order.
+    pub certs: Vec<SurveyedCert>,
+    /// One an authority, in the plan's order.
+    pub bundles: Vec<SurveyedBundle>,
+    /// The service-account pair.
+    pub service_account: Option<ServiceAccountAction>,
+    /// What deserves attention and stops nothing.
+    pub notes: Vec<String>,
+    /// What stops the run before anything is sent.
+    pub refusals: Vec<String>,
+}
+
+/// One certificate as found and judged.
+pub struct SurveyedCert {
+    /// What is wanted.
+    pub spec: CertSpec,
+    /// What is there.
+    pub found: FoundCert,
+    /// What follows.
+    pub action: Action,
+}
+
+impl SurveyedCert {
+    /// What is there serves as it is: whatever happens now, the node is not worse off.
+    pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
+        let (Some(chain), Some(key), Some(trust)) =
+            (self.found.chain.present(), self.found.key.present(), trust)
+        else {
+            return false;
+        };
+        assess::still_serves(chain, key.public_key(), trust, now)
+    }
+}
+
+/// One trust bundle as found.
+pub struct SurveyedBundle {
+    /// What is wanted.
+    pub spec: BundleSpec,
+    /// What is there.
+    pub found: Found<TrustBundle>,
+    /// The CA's private key lies beside it.
+    pub has_key: bool,
+}
+
+/// What to do about the service-account pair.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ServiceAccountAction {
+    /// Both there, and a pair.
+    Keep,
+    /// Make both.
+    Make,
+    /// `sa.pub` is missing and follows from `sa.key`.
+    DerivePublic,
+}
+
+/// What is trusted for one authority besides what lies in its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrustSource {
+    /// A file to take the bundle from when its place is empty.
+    pub file: Option<PathBuf>,
+    /// SHA-256 of public keys.
+    pub pins: Vec<[u8; 32]>,
+}
+
+/// Reads and judges everything.
+///
+/// # Errors
+/// What the store cannot read at all: a directory in the way, a file too large, an I/O error.
+pub fn survey(
+    root: &Root,
+    plan: &Plan,
+    trust: impl Fn(Authority) -> TrustSource,
+    now: OffsetDateTime,
+) -> Result<Survey, store::Error> {
+    let mut survey = Survey {
+        certs: Vec::new(),
+        bundles: Vec::new(),
+        service_account: None,
+        notes: plan.notes.clone(),
+        refusals: Vec::new(),
+    };
+    for spec in &plan.bundles {
+        survey.read_bundle(root, spec, &trust(spec.authority), now)?;
+    }
+    for spec in &plan.certs {
+        survey.read_cert(root, spec, now)?;
+    }
+    if let Some(spec) = &plan.service_account {
+        survey.read_service_account(root, spec)?;
+    }
+    if let Some(external) = &plan.external_etcd {
+        survey.check_external_etcd(root, external, now)?;
+    }
+    Ok(survey)
+}
+
+impl Survey {
+    /// The bundle of an authority, when it is there and sound.
+    pub fn trust(&self, authority: Authority) -> Option<&TrustBundle> {
+        self.bundles
+            .iter()
+            .find(|bundle| bundle.spec.authority == authority)?
+            .found
+            .present()
+    }
+
+    /// True when nothing is to be done.
+    pub fn is_settled(&self) -> bool {
+        self.certs
+            .iter()
+            .all(|cert| matches!(cert.action, Action::Keep { .. }))
+            && self
+                .bundles
+                .iter()
+                .all(|bundle| bundle.found.present().is_some())
+            && matches!(
+                self.service_account,
+                None | Some(ServiceAccountAction::Keep)
+            )
+    }
+
+    /// Judges the certificates anew, at another time or once their authority is known.
+    pub fn reassess(
+        &mut self,
+        trust: impl Fn(Authority) -> Option<TrustBundle>,
+        now: OffsetDateTime,
+    ) {
+        for cert in &mut self.certs {
+            if !matches!(cert.action, Action::Refuse { .. }) {
+                cert.action = assess(
+                    &cert.spec,
+                    &cert.found,
+                    trust(cert.spec.authority).as_ref(),
+                    now,
+                );
+            }
+        }
+    }
+
+    fn read_bundle(
+        &mut self,
+        root: &Root,
+        spec: &BundleSpec,
+        source: &TrustSource,
+        now: OffsetDateTime,
+    ) -> Result<(), store::Error> {
+        let mut bytes = read(root, &spec.path)?;
+        if bytes.is_none()
+            && let Some(file) = &source.file
+            && *file != spec.path
+        {
+            bytes = read(root, file)?;
+            if bytes.is_none() {
+                self.refusals.push(format!(
+                    "{} is absent; authorities.{}.trust.file names it as the CA certificate: put it there or correct the setting",
+                    file.display(),
+                    spec.authority
+                ));
+            }
+        }
+        let found = Found::read(bytes.as_deref().map(Vec::as_slice), TrustBundle::from_pem);
+        if let Err(refusal) = assess_bundle(spec, &found, &source.pins, now) {
+            self.refusals.push(refusal);
+        }
+        if let Some(bundle) = found.present() {
+            for certificate in bundle
+                .certificates()
+                .iter()
+                .skip(1)
+                .filter(|certificate| now > certificate.not_after())
+            {
+                self.notes.push(format!(
+                    "{} also holds {}, which expired at {}; remove it when convenient",
+                    spec.path.display(),
+                    certificate.subject(),
+                    certificate.not_after()
+                ));
+            }
+        }
+        let has_key = root.metadata(&spec.key_path)?.is_some();
+        self.bundles.push(SurveyedBundle {
+            spec: spec.clone(),
+            found,
+            has_key,
+        });
+        Ok(())
+    }
+
+    fn read_cert(
+        &mut self,
+        root: &Root,
+        spec: &CertSpec,
+        now: OffsetDateTime,
+    ) -> Result<(), store::Error> {
+        let found = match &spec.output {
+            Output::Pair { certificate, key } => {
+                let key_pem = read(root, key)?;
+                FoundCert {
+                    chain: Found::read(
+                        read(root, certificate)?.as_deref().map(Vec::as_slice),
+                        Chain::from_pem,
+                    ),
+                    key_form_is_ours: key_pem
+                        .as_deref()
+                        .is_none_or(|pem| assess::is_our_form(pem)),
+                    key: Found::read(key_pem.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
+                    kubeconfig: None,
+                }
+            }
+            Output::Kubeconfig { path, .. } => {
+                match assess::read_kubeconfig(read(root, path)?.as_deref().map(Vec::as_slice)) {
+                    ReadKubeconfig::Usable(found) => *found,
+                    ReadKubeconfig::ByFile {
+                        certificate,
+                        key,
+                        kubeconfig,
+                    } => FoundCert {
+                        chain: Found::read(
+                            read(root, Path::new(&certificate))?
+                                .as_deref()
+                                .map(Vec::as_slice),
+                            Chain::from_pem,
+                        ),
+                        key: Found::read(
+                            read(root, Path::new(&key))?.as_deref().map(Vec::as_slice),
+                            PrivateKey::from_pem,
+                        ),
+                        key_form_is_ours: true,
+                        kubeconfig: Some(kubeconfig),
+                    },
+                    ReadKubeconfig::Unrepairable(error) => {
+                        let reason = format!(
+                            "{} cannot be repaired without losing what is in it: {error}; move it away and run again",
+                            path.display()
+                        );
+                        self.refusals.push(reason.clone());
+                        self.certs.push(SurveyedCert {
+                            spec: spec.clone(),
+                            found: FoundCert {
+                                chain: Found::Unreadable(error.to_string()),
+                                key: Found::Unreadable(error.to_string()),
+                                key_form_is_ours: true,
+                                kubeconfig: None,
+                            },
+                            action: Action::Refuse { reason },
+                        });
+                        return Ok(());
+                    }
+                }
+            }
+        };
+        let action = assess(spec, &found, self.trust(spec.authority), now);
+        self.certs.push(SurveyedCert {
+            spec: spec.clone(),
+            found,
+            action,
+        });
+        Ok(())
+    }
+
+    fn read_service_account(
+        &mut self,
+        root: &Root,
+        spec: &ServiceAccountSpec,
+    ) -> Result<(), store::Error> {
+        let private = read(root, &spec.private)?;
+        let private = Found::read(private.as_deref().map(Vec::as_slice), PrivateKey::from_pem);
+        let public = read(root, &spec.public)?;
+        let public = Found::read(public.as_deref().map(Vec::as_slice), PublicKey::from_pem);
+        let (key_path, public_path) = (spec.private.display(), spec.public.display());
+        let action = match (&private, &public) {
+            (Found::Present(private), Found::Present(public)) if private.public_key() == public => {
+                if let KeyType::Rsa(bits @ ..2048) = private.key_type() {
+                    self.notes
+                        .push(format!("{key_path} is an RSA key of only {bits} bits"));
+                }
+                Ok(ServiceAccountAction::Keep)
+            }
+            (Found::Present(_), Found::Present(_)) => Err(format!(
+                "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again"
+            )),
+            (Found::Present(_), Found::Absent | Found::Empty) => {
+                Ok(ServiceAccountAction::DerivePublic)
+            }
+            (Found::Absent | Found::Empty, Found::Absent | Found::Empty) if spec.may_make => {
+                Ok(ServiceAccountAction::Make)
+            }
+            (Found::Absent | Found::Empty, Found::Absent | Found::Empty) => Err(format!(
+                "{key_path} is absent and this node joins a cluster: a new pair would differ from that of the other control-plane nodes and half of all service-account tokens would fail; copy sa.key and sa.pub from a control-plane node to {} and run again",
+                spec.private.parent().unwrap_or(Path::new("/")).display()
+            )),
+            (Found::Absent | Found::Empty, _) => Err(format!(
+                "{public_path} is there but {key_path} is not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again"
+            )),
+            (Found::Unreadable(why), _) => Err(format!(
+                "{key_path} is not usable: {why}; restore it from another control-plane node and run again"
+            )),
+            (_, Found::Unreadable(why)) => Err(format!(
+                "{public_path} is not usable: {why}; remove it to have it derived from sa.key and run again"
+            )),
+        };
+        match action {
+            Ok(action) => self.service_account = Some(action),
+            Err(refusal) => self.refusals.push(refusal),
+        }
+        Ok(())
+    }
+
+    /// The files of an external etcd belong to somebody else: what is wrong with them is told, nothing is changed.
+    fn check_external_etcd(
+        &mut self,
+        root: &Root,
+        external: &crate::plan::ExternalEtcd,
+        now: OffsetDateTime,
+    ) -> Result<(), store::Error> {
+        let mut report = |field: &str, path: &Path, problem: &str| {
+            self.notes.push(format!(
+                "etcd.external.{field} {}: {problem}",
+                path.display()
+            ));
+        };
+        let mut bundle = None;
+        if let Some(path) = &external.authority {
+            match Found::read(
+                read(root, path)?.as_deref().map(Vec::as_slice),
+                TrustBundle::from_pem,
+            ) {
+                Found::Present(found) => bundle = Some(found),
+                Found::Absent => report(
+                    "caFile",
+                    path,
+                    "is absent; provide it before kube-apiserver starts",
+                ),
+                Found::Empty => report("caFile", path, "is empty"),
+                Found::Unreadable(why) => report("caFile", path, &why),
+            }
+        }
+        let (Some(certificate), Some(key)) = (&external.certificate, &external.key) else {
+            return Ok(());
+        };
+        let chain = Found::read(
+            read(root, certificate)?.as_deref().map(Vec::as_slice),
+            Chain::from_pem,
+        );
+        let private = Found::read(
+            read(root, key)?.as_deref().map(Vec::as_slice),
+            PrivateKey::from_pem,
+        );
+        for (field, path, problem) in [
+            ("certFile", certificate, chain.trouble()),
+            ("keyFile", key, private.trouble()),
+        ] {
+            if let Some(problem) = problem {
+                report(field, path, &problem);
+            }
+        }
+        if let (Some(chain), Some(private)) = (chain.present(), private.present()) {
+            if chain.leaf().public_key() != private.public_key() {
+                report(
+                    "certFile",
+                    certificate,
+                    "does not belong to the key in keyFile",
+                );
+            } else if let Some(bundle) = &bundle
+                && !assess::still_serves(chain, private.public_key(), bundle, now)
+            {
+                report(
+                    "certFile",
+                    certificate,
+                    "does not verify under caFile at this time",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// CA private keys that lie on this node.
+    pub fn ca_keys(&self) -> impl Iterator<Item = &BundleSpec> {
+        self.bundles
+            .iter()
+            .filter(|bundle| bundle.has_key)
+            .map(|bundle| &bundle.spec)
+    }
+
+    /// The certificates that need a new key and a signature.
+    pub fn to_issue(&self) -> impl Iterator<Item = &SurveyedCert> {
+        self.certs
+            .iter()
+            .filter(|cert| matches!(cert.action, Action::Issue { .. }))
+    }
+
+    /// One certificate.
+    pub fn cert(&self, name: CertName) -> Option<&SurveyedCert> {
+        self.certs.iter().find(|cert| cert.spec.name == name)
+    }
+}
+
+fn read(root: &Root, path: &Path) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, store::Error> {
+    Ok(root.read(path)?.map(|content| content.bytes))
+}

@@ -1,0 +1,463 @@
+//! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
+//! status; decides nothing else.
+
+#[allow(missing_docs)]
+mod csr;
+mod table;
+mod terminal;
+
+use std::ffi::OsString;
+use std::io::{Write, stderr, stdout};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use crate::agent::{self, ExitCode, Failure, Report};
+use crate::kubeadm::{NodeName, parse_duration};
+use crate::load::{self, Inputs, Loaded};
+use crate::settings::{Settings, SignerSettings, StandIns};
+use crate::store::Root;
+use crate::yaml;
+
+use terminal::{LogFormat, Terminal};
+
+/// Gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
+///
+/// Reads the kubeadm configuration, makes keys and certificate signing requests on the node, has them signed by an
+/// external signer, verifies what comes back and writes /etc/kubernetes.
+///
+/// Exit status: 0 done; 64 usage; 65 refused, what is on disk or came back is not safe to use; 69 signer or cluster
+/// unreachable; 75 pending, run again; 77 not permitted; 78 configuration.
+#[derive(Debug, Parser)]
+#[command(
+    name = "nodepki",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Global {
+    /// Configuration file, instead of /etc/nodepki/config.yaml and the fragments beside it
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Work on the system below DIR: every path, the state directory and the host name are taken there
+    #[arg(long, global = true, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    /// Output format
+    #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    /// Tell more; twice for debugging
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Where events go
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Auto, value_name = "FORMAT")]
+    log: LogFormat,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    Table,
+    /// For people: authorities and what they signed.
+    Tree,
+    /// For programs.
+    Json,
+    /// For programs and people.
+    Yaml,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Give the node everything that is missing: keys, certificates, kubeconfigs
+    ///
+    /// Idempotent: a second run changes nothing. A run that was interrupted, or whose signer takes its time, is
+    /// resumed by the next one with the same keys.
+    Bootstrap(Run),
+    /// Show what bootstrap would do, and why; nothing is written or sent
+    Plan(Sources),
+    /// Show what is on disk; never fails on a broken or expired certificate
+    Status(StatusArgs),
+    /// Have certificates signed offline
+    #[command(subcommand)]
+    Csr(csr::Command),
+    /// Check and show the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Do the main job in DIR with a throw-away authority that lives in memory
+    Demo {
+        /// Directory that stands for the node's root
+        dir: PathBuf,
+        /// kubeadm configuration to use instead of the built-in example
+        #[arg(long, value_name = "FILE")]
+        kubeadm_config: Vec<PathBuf>,
+    },
+    /// Print shell completions
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write one for each command into DIR
+    Man {
+        /// Directory for the pages
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug, Args)]
+struct Sources {
+    /// kubeadm configuration file, instead of the configured ones; may be repeated
+    #[arg(long, value_name = "FILE")]
+    kubeadm_config: Vec<PathBuf>,
+    /// Signer for all authorities: embedded, local:DIR, directory:DIR or exec:PATH
+    #[arg(long, value_name = "SIGNER")]
+    signer: Option<SignerSettings>,
+    /// Node name, instead of nodeRegistration.name or the host name
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+struct Run {
+    #[command(flatten)]
+    sources: Sources,
+    /// How long to wait for signatures before ending as pending (75), for example 90s or 10m
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    wait: Option<Duration>,
+    /// How long to wait for a clock that shows a time before any possible one
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    clock_wait: Option<Duration>,
+    /// Go on although the clock cannot be right
+    #[arg(long)]
+    allow_unsynced: bool,
+}
+
+#[derive(Debug, Args)]
+struct StatusArgs {
+    /// Print kubeadm's own expiry report: its table, or its CertificateExpirationInfo with -o json or yaml
+    #[arg(long)]
+    kubeadm: bool,
+    /// Certificates directory, where it is not kubeadm's default
+    #[arg(long, value_name = "DIR", default_value = "/etc/kubernetes/pki")]
+    cert_dir: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Validate settings and kubeadm configuration; every fault at once, with line and column
+    Check(Sources),
+    /// Print the effective settings, secrets left out
+    Show(Sources),
+    /// Print the JSON Schema of the settings
+    Schema,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    parse_duration(text)
+}
+
+/// Runs the command line and returns the process's exit status.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors.
+            let code = if error.use_stderr() {
+                ExitCode::Usage
+            } else {
+                ExitCode::Done
+            };
+            let _ = error.print();
+            return code as u8;
+        }
+    };
+    terminal::subscribe(cli.global.log, cli.global.verbose);
+    match cli.run() {
+        Ok(code) => code as u8,
+        Err(failure) => {
+            for message in &failure.messages {
+                let _ = writeln!(stderr(), "nodepki: {message}");
+                tracing::debug!(exit = failure.code as u8, "{message}");
+            }
+            failure.code as u8
+        }
+    }
+}
+
+impl Cli {
+    fn run(self) -> Result<ExitCode, Failure> {
+        let Cli { global, command } = self;
+        match command {
+            Command::Bootstrap(run) => {
+                let loaded = global.load(&run)?;
+                global.bootstrap(loaded)
+            }
+            Command::Plan(sources) => {
+                let run = Run {
+                    sources,
+                    wait: None,
+                    clock_wait: None,
+                    allow_unsynced: false,
+                };
+                global.plan(&global.load(&run)?)
+            }
+            Command::Status(arguments) => global.status(&arguments),
+            Command::Csr(command) => command.run(&global),
+            Command::Config(command) => global.config(command),
+            Command::Demo {
+                dir,
+                kubeadm_config,
+            } => global.demo(&dir, kubeadm_config),
+            Command::Completions { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Cli::command(), "nodepki", &mut script);
+                print(&String::from_utf8_lossy(&script))
+            }
+            Command::Man { dir } => manual(dir.as_deref()),
+        }
+    }
+}
+
+impl Global {
+    fn open_root(&self) -> Result<Root, Failure> {
+        Ok(Root::open(&self.root)?)
+    }
+
+    fn load(&self, run: &Run) -> Result<Loaded, Failure> {
+        let loaded = load::load(&self.open_root()?, &run.inputs(self)?, now())?;
+        warn(&loaded.warnings);
+        Ok(loaded)
+    }
+
+    fn bootstrap(&self, loaded: Loaded) -> Result<ExitCode, Failure> {
+        let terminal = Terminal::new(self.verbose);
+        let report = runtime()?.block_on(agent::bootstrap(
+            &self.open_root()?,
+            &loaded.setup,
+            now,
+            &terminal,
+        ));
+        drop(terminal);
+        let report = report?;
+        for row in &report.rows {
+            let reasons = row.reasons.join("; ");
+            match row.code {
+                None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
+                Some(code) => {
+                    tracing::warn!(
+                        certificate = row.name,
+                        action = row.action,
+                        exit = code as u8,
+                        "{reasons}"
+                    );
+                }
+            }
+        }
+        self.print_report(&report)?;
+        if report.code() == ExitCode::Pending {
+            let _ = writeln!(
+                stderr(),
+                "nodepki: some signatures are pending; run the same command again to go on with the same keys"
+            );
+        }
+        Ok(report.code())
+    }
+
+    fn plan(&self, loaded: &Loaded) -> Result<ExitCode, Failure> {
+        let survey = loaded.setup.survey(&self.open_root()?, now())?;
+        self.print_report(&agent::report::planned(&loaded.setup, &survey))?;
+        if survey.refusals.is_empty() {
+            return Ok(ExitCode::Done);
+        }
+        Err(Failure {
+            code: ExitCode::Refused,
+            messages: survey.refusals,
+        })
+    }
+
+    fn status(&self, arguments: &StatusArgs) -> Result<ExitCode, Failure> {
+        let _ = arguments;
+        Ok(ExitCode::Done)
+    }
+
+    fn config(&self, command: ConfigCommand) -> Result<ExitCode, Failure> {
+        let inputs = |sources: Sources| {
+            Run {
+                sources,
+                wait: None,
+                clock_wait: None,
+                allow_unsynced: false,
+            }
+            .inputs(self)
+        };
+        match command {
+            ConfigCommand::Check(sources) => {
+                let root = self.open_root()?;
+                let inputs = inputs(sources)?;
+                // Both halves are checked even when the first is faulty.
+                let settings = load::read_settings(&root, &inputs);
+                let kubeadm = match &settings {
+                    Ok((settings, _)) => load::read_kubeadm(&root, settings).map(drop),
+                    Err(_) => Ok(()),
+                };
+                let messages: Vec<String> = settings
+                    .as_ref()
+                    .err()
+                    .into_iter()
+                    .chain(kubeadm.as_ref().err())
+                    .flat_map(|failure| failure.messages.clone())
+                    .collect();
+                if !messages.is_empty() {
+                    return Err(Failure {
+                        code: ExitCode::Configuration,
+                        messages,
+                    });
+                }
+                let loaded = load::load(&root, &inputs, now())?;
+                warn(&loaded.warnings);
+                print(&format!(
+                    "the configuration is sound: node {}, cluster {}, {} certificates\n",
+                    loaded.setup.identity.node,
+                    loaded.setup.identity.cluster,
+                    loaded.setup.plan.certs.len()
+                ))
+            }
+            ConfigCommand::Show(sources) => {
+                let (settings, warnings) =
+                    load::read_settings(&self.open_root()?, &inputs(sources)?)?;
+                warn(
+                    &warnings
+                        .warnings()
+                        .map(ToString::to_string)
+                        .collect::<Vec<_>>(),
+                );
+                self.print_value(&settings.redacted(), Output::Yaml)
+            }
+            ConfigCommand::Schema => self.print_value(&Settings::schema(), Output::Json),
+        }
+    }
+
+    fn demo(&self, dir: &Path, kubeadm_configs: Vec<PathBuf>) -> Result<ExitCode, Failure> {
+        let _ = (dir, kubeadm_configs);
+        Ok(ExitCode::Done)
+    }
+
+    fn print_report(&self, report: &Report) -> Result<ExitCode, Failure> {
+        match self.output {
+            Output::Table | Output::Tree => print(&table::render(report, self.verbose > 0)),
+            Output::Json | Output::Yaml => self.print_value(report, self.output),
+        }
+    }
+
+    /// As asked for with `-o`; `default` where that says table.
+    fn print_value(&self, value: &impl Serialize, default: Output) -> Result<ExitCode, Failure> {
+        let format = match self.output {
+            Output::Table | Output::Tree => default,
+            chosen => chosen,
+        };
+        let unprintable = |error: String| {
+            Failure::new(
+                ExitCode::Pending,
+                format!("the result cannot be printed: {error}"),
+            )
+        };
+        print(&match format {
+            Output::Yaml => {
+                yaml::to_string(value).map_err(|error| unprintable(error.to_string()))?
+            }
+            _ => {
+                serde_json::to_string_pretty(value)
+                    .map_err(|error| unprintable(error.to_string()))?
+                    + "\n"
+            }
+        })
+    }
+}
+
+impl Run {
+    fn inputs(&self, global: &Global) -> Result<Inputs, Failure> {
+        let node_name = self
+            .sources
+            .node_name
+            .as_deref()
+            .map(node_name)
+            .transpose()?;
+        Ok(Inputs {
+            config: global.config.clone(),
+            stand_ins: StandIns {
+                kubeadm_configs: self.sources.kubeadm_config.clone(),
+                signer: self.sources.signer.clone(),
+                node_name,
+            },
+            wait: self.wait,
+            clock_wait: self.clock_wait,
+            allow_unsynced: self.allow_unsynced,
+        })
+    }
+}
+
+fn node_name(given: &str) -> Result<NodeName, Failure> {
+    given
+        .parse()
+        .map_err(|error| Failure::new(ExitCode::Usage, format!("--node-name {given:?}: {error}")))
+}
+
+fn manual(dir: Option<&Path>) -> Result<ExitCode, Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::new(
+            ExitCode::NotPermitted,
+            format!("the manual pages could not be written: {error}"),
+        )
+    };
+    match dir {
+        Some(dir) => clap_mangen::generate_to(Cli::command(), dir).map_err(failed)?,
+        None => clap_mangen::Man::new(Cli::command())
+            .render(&mut stdout())
+            .map_err(failed)?,
+    }
+    Ok(ExitCode::Done)
+}
+
+/// A closed pipe ends the output, not the run.
+fn print(text: &str) -> Result<ExitCode, Failure> {
+    match stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::new(
+            ExitCode::Pending,
+            format!("standard output cannot be written: {error}"),
+        )),
+        _ => Ok(ExitCode::Done),
+    }
+}
+
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        let _ = writeln!(stderr(), "nodepki: {warning}");
+    }
+}
+
+fn now() -> OffsetDateTime {
+    OffsetDateTime::now_utc()
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            Failure::new(
+                ExitCode::Pending,
+                format!("the event loop cannot start: {error}"),
+            )
+        })
+}

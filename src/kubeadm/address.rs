@@ -1,0 +1,663 @@
+//! Host names, IP addresses, subject alternative names, networks and endpoints: what kubeadm accepts, and the
+//! canonical form of it.
+//!
+//! Go reads `010.0.0.7` as decimal, other tools as octal; it is accepted with a note, as the certificate will carry
+//! the canonical address. IPv4 addresses written as IPv6 (`::ffff:10.1.2.3`) become IPv4.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use serde::Serialize;
+
+/// A remark on a value that was accepted: what was made of it, and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// What was made of it.
+    pub message: String,
+    /// What to write instead.
+    pub fix: String,
+}
+
+/// Why a value is refused, and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message} ({fix})")]
+pub struct Refusal {
+    /// What is wrong.
+    pub message: String,
+    /// What to write instead.
+    pub fix: String,
+}
+
+fn refuse<T>(message: impl Into<String>, fix: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal {
+        message: message.into(),
+        fix: fix.into(),
+    })
+}
+
+/// A DNS name or an IP address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Host {
+    /// A lower-case DNS-1123 subdomain.
+    Dns(String),
+    /// An address.
+    Ip(IpAddr),
+}
+
+/// One subject alternative name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum San {
+    /// A lower-case DNS name, or a wildcard `*.name`.
+    Dns(String),
+    /// An address.
+    Ip(IpAddr),
+}
+
+impl San {
+    /// Reads what kubeadm accepts as a SAN; capitals become small letters.
+    ///
+    /// # Errors
+    /// Everything that kubeadm's validation refuses, with what to write instead.
+    pub fn parse(text: &str) -> Result<(San, Vec<Note>), Refusal> {
+        if let Some((ip, note)) = parse_ip(text) {
+            return Ok((San::Ip(ip), note.into_iter().collect()));
+        }
+        let name = text.to_ascii_lowercase();
+        let base = name.strip_prefix("*.").unwrap_or(&name);
+        if is_dns_subdomain(base) && name.len() <= DNS_LIMIT {
+            return Ok((San::Dns(name), Vec::new()));
+        }
+        let message = if text.is_empty() {
+            "an empty name is not a subject alternative name".to_owned()
+        } else {
+            format!("{text:?} is not an IP address, a DNS name or a wildcard DNS name")
+        };
+        refuse(message, advice(text))
+    }
+}
+
+/// What to write instead of something that is neither a name nor an address.
+fn advice(text: &str) -> String {
+    if text.is_empty() {
+        return "remove the empty entry".to_owned();
+    }
+    if let Some((_, rest)) = text.split_once("://") {
+        let host = rest.split(['/', ':']).next().unwrap_or_default();
+        return format!("write the host without the URL around it: {host}");
+    }
+    if text.starts_with('[') {
+        return "write the IPv6 address without brackets and port".to_owned();
+    }
+    if text.contains('%') {
+        return "leave the zone out; a link-local address does not belong in a certificate"
+            .to_owned();
+    }
+    if text.contains('/') {
+        return "a network cannot be named, write each address".to_owned();
+    }
+    if let Some((host, port)) = text.rsplit_once(':')
+        && !host.contains(':')
+        && port.chars().all(|c| c.is_ascii_digit())
+    {
+        return format!("write it without the port: {host}");
+    }
+    if !text.is_ascii() {
+        return "write the ASCII form, xn--…".to_owned();
+    }
+    if text.contains('_') {
+        return "kubeadm refuses the underscore, use a name with - instead".to_owned();
+    }
+    if text.contains('*') {
+        return "a wildcard is one * as the whole first label: *.example.com".to_owned();
+    }
+    if let Some(name) = text.strip_suffix('.') {
+        return format!("write it without the dot at the end: {name}");
+    }
+    "use small letters, digits, - and ., beginning and ending with a letter or digit".to_owned()
+}
+
+impl fmt::Display for San {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            San::Dns(name) => f.write_str(name),
+            San::Ip(ip) => ip.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Host::Dns(name) => f.write_str(name),
+            Host::Ip(ip) => ip.fmt(f),
+        }
+    }
+}
+
+/// Host and optional port, as in `controlPlaneEndpoint`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The host.
+    pub host: Host,
+    /// The port when one was written.
+    pub port: Option<u16>,
+}
+
+impl Endpoint {
+    /// Reads `host`, `host:port`, `[v6]:port`, a bare IPv6 address and, beyond kubeadm, `[v6]` without a port.
+    /// Capitals, which kubeadm refuses, become small letters with a note.
+    ///
+    /// # Errors
+    /// URLs, ports out of range and hosts that are neither a name nor an address.
+    pub fn parse(text: &str) -> Result<(Endpoint, Vec<Note>), Refusal> {
+        const SHAPE: &str = "write host or host:port, as in api.example.com:6443";
+        let mut notes = Vec::new();
+        let bad_host = || {
+            let fix = match text.contains("://") {
+                true => advice(text),
+                false => SHAPE.to_owned(),
+            };
+            refuse(
+                format!("{text:?} is not a host name or IP address with an optional port"),
+                fix,
+            )
+        };
+        let (host, port) = if let Some(inner) = text.strip_prefix('[') {
+            match inner.split_once(']') {
+                Some((host, "")) => {
+                    notes.push(Note {
+                        message: format!(
+                            "{text:?} without a port is accepted here, kubeadm refuses it"
+                        ),
+                        fix: format!("write {host} or {text}:6443"),
+                    });
+                    (host, "")
+                }
+                Some((host, rest)) => match rest.strip_prefix(':') {
+                    Some(port) => (host, port),
+                    None => return bad_host(),
+                },
+                None => return bad_host(),
+            }
+        } else {
+            match text.split_once(':') {
+                Some((host, port)) if !port.contains(':') => (host, port),
+                _ => (text, ""),
+            }
+        };
+        let port = match port {
+            "" => None,
+            digits => match digits.parse::<u16>() {
+                Ok(port) if port > 0 && digits.bytes().all(|b| b.is_ascii_digit()) => Some(port),
+                _ if digits.bytes().all(|b| b.is_ascii_digit()) => {
+                    return refuse(
+                        format!("port {digits} is out of range"),
+                        "use a port from 1 to 65535",
+                    );
+                }
+                _ => return bad_host(),
+            },
+        };
+        if let Some((ip, note)) = parse_ip(host) {
+            notes.extend(note);
+            let host = Host::Ip(ip);
+            return Ok((Endpoint { host, port }, notes));
+        }
+        let name = host.to_ascii_lowercase();
+        if !is_dns_subdomain(&name) {
+            return bad_host();
+        }
+        if name != host {
+            notes.push(Note {
+                message: format!("{host:?} is read as {name:?}; kubeadm refuses capitals here"),
+                fix: "write it in small letters".to_owned(),
+            });
+        }
+        let host = Host::Dns(name);
+        Ok((Endpoint { host, port }, notes))
+    }
+
+    /// `host:port`, IPv6 in brackets, with the given port where none was written.
+    pub fn authority(&self, default_port: u16) -> String {
+        join_host_port(&self.host, self.port.unwrap_or(default_port))
+    }
+}
+
+/// `host:port`, IPv6 in brackets.
+pub fn join_host_port(host: &Host, port: u16) -> String {
+    match host {
+        Host::Ip(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
+        other => format!("{other}:{port}"),
+    }
+}
+
+/// A network, host bits masked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IpNet {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl IpNet {
+    /// Reads CIDR notation; host bits are masked away as Kubernetes does.
+    ///
+    /// # Errors
+    /// Anything that is not `address/prefix`.
+    pub fn parse(text: &str) -> Result<(IpNet, Option<Note>), Refusal> {
+        const SHAPE: &str = "write ADDRESS/PREFIX, as in 10.96.0.0/12";
+        let bad = || refuse(format!("{text:?} is not a network in CIDR notation"), SHAPE);
+        let Some((address, prefix)) = text.split_once('/') else {
+            return bad();
+        };
+        let Some((address, note)) = parse_ip(address) else {
+            return bad();
+        };
+        let bits: u8 = if address.is_ipv4() { 32 } else { 128 };
+        match prefix.parse::<u8>() {
+            Ok(prefix) if prefix <= bits => {
+                let address = match address {
+                    IpAddr::V4(v4) => {
+                        let mask = u32::MAX.checked_shl(u32::from(32 - prefix)).unwrap_or(0);
+                        IpAddr::V4(Ipv4Addr::from(u32::from(v4) & mask))
+                    }
+                    IpAddr::V6(v6) => {
+                        let mask = u128::MAX.checked_shl(u32::from(128 - prefix)).unwrap_or(0);
+                        IpAddr::V6(Ipv6Addr::from(u128::from(v6) & mask))
+                    }
+                };
+                Ok((IpNet { address, prefix }, note))
+            }
+            _ => bad(),
+        }
+    }
+
+    /// The network address.
+    pub fn network(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Length of the prefix in bits.
+    pub fn prefix_len(&self) -> u8 {
+        self.prefix
+    }
+
+    /// Bits left for hosts.
+    pub fn host_bits(&self) -> u8 {
+        (if self.address.is_ipv4() { 32 } else { 128 }) - self.prefix
+    }
+
+    /// How many addresses it holds, at most `u128::MAX`.
+    pub fn size(&self) -> u128 {
+        1_u128
+            .checked_shl(u32::from(self.host_bits()))
+            .unwrap_or(u128::MAX)
+    }
+
+    /// The address at a plain offset from the network address; index 1 of a service network is the API server.
+    pub fn nth(&self, index: u32) -> Option<IpAddr> {
+        if u128::from(index) >= self.size() {
+            return None;
+        }
+        match self.address {
+            IpAddr::V4(v4) => u32::from(v4)
+                .checked_add(index)
+                .map(|n| IpAddr::V4(n.into())),
+            IpAddr::V6(v6) => u128::from(v6)
+                .checked_add(u128::from(index))
+                .map(|n| IpAddr::V6(n.into())),
+        }
+    }
+}
+
+impl fmt::Display for IpNet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+/// The name of a node: a lower-case DNS-1123 subdomain.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct NodeName(String);
+
+impl NodeName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl FromStr for NodeName {
+    type Err = Refusal;
+
+    /// Trims and lower-cases as the kubelet does; the rest must be a DNS-1123 subdomain.
+    fn from_str(text: &str) -> Result<Self, Refusal> {
+        let name = text.trim().to_lowercase();
+        if is_dns_subdomain(&name) {
+            return Ok(NodeName(name));
+        }
+        let message = if name.is_empty() {
+            "a node name must not be empty".to_owned()
+        } else {
+            format!(
+                "{name:?} cannot be a node name: only small letters, digits, - and . are allowed, beginning and ending with a letter or digit"
+            )
+        };
+        refuse(
+            message,
+            "set nodeRegistration.name in the kubeadm configuration to a valid name",
+        )
+    }
+}
+
+/// An IP address as Go's sloppy parser reads it, with a note when octets have leading zeros.
+pub fn parse_ip(text: &str) -> Option<(IpAddr, Option<Note>)> {
+    let (ip, sloppy) = match text.rsplit_once(':') {
+        None => {
+            let (v4, sloppy) = parse_ipv4(text)?;
+            (IpAddr::V4(v4), sloppy)
+        }
+        Some((head, tail)) if tail.contains('.') => {
+            let (v4, sloppy) = parse_ipv4(tail)?;
+            let v6: Ipv6Addr = format!("{head}:{v4}").parse().ok()?;
+            (IpAddr::V6(v6), sloppy)
+        }
+        Some(_) => (IpAddr::V6(text.parse().ok()?), false),
+    };
+    let ip = ip.to_canonical();
+    let note = sloppy.then(|| Note {
+        message: format!(
+            "{text:?} has leading zeros and is read as decimal, {ip}; some tools read it as octal"
+        ),
+        fix: format!("write {ip}"),
+    });
+    Some((ip, note))
+}
+
+fn parse_ipv4(text: &str) -> Option<(Ipv4Addr, bool)> {
+    let mut octets = [0_u8; 4];
+    let mut parts = text.split('.');
+    let mut sloppy = false;
+    for octet in &mut octets {
+        let part = parts.next()?;
+        if part.is_empty() || !part.bytes().all(|b| b.is_ascii_digit()) {
+            return None;
+        }
+        let digits = part.trim_start_matches('0');
+        sloppy |= part.len() > 1 && part.starts_with('0');
+        *octet = if digits.is_empty() {
+            0
+        } else {
+            digits.parse().ok()?
+        };
+    }
+    parts
+        .next()
+        .is_none()
+        .then(|| (Ipv4Addr::from(octets), sloppy))
+}
+
+/// Go's `IsGlobalUnicast`, which is what an API server may listen on: private addresses included.
+pub fn is_global_unicast(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => {
+            !(v4.is_broadcast()
+                || v4.is_unspecified()
+                || v4.is_loopback()
+                || v4.is_multicast()
+                || v4.is_link_local())
+        }
+        IpAddr::V6(v6) => {
+            !(v6.is_unspecified()
+                || v6.is_loopback()
+                || v6.is_multicast()
+                || v6.is_unicast_link_local())
+        }
+    }
+}
+
+const DNS_LIMIT: usize = 253;
+
+/// Kubernetes' DNS-1123 subdomain: at most 253 bytes; a single label may exceed 63, as there.
+pub fn is_dns_subdomain(name: &str) -> bool {
+    name.len() <= DNS_LIMIT
+        && name.split('.').all(|label| {
+            let edge = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+            let bytes = label.as_bytes();
+            bytes.first().is_some_and(edge)
+                && bytes.last().is_some_and(edge)
+                && bytes.iter().all(|b| edge(b) || *b == b'-')
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn san(text: &str) -> String {
+        match San::parse(text) {
+            Ok((san, notes)) => {
+                let mut line = san.to_string();
+                for note in notes {
+                    line.push_str(&format!(" | {} ({})", note.message, note.fix));
+                }
+                line
+            }
+            Err(refusal) => format!("! {refusal}"),
+        }
+    }
+
+    #[test]
+    fn subject_alternative_names_as_kubeadm_accepts_them() {
+        let label = "a".repeat(64);
+        let long = format!("{label}.example.com");
+        let cases = [
+            ("ALPHA.example.com", "alpha.example.com"),
+            ("::ffff:10.1.2.3", "10.1.2.3"),
+            ("::FFFF:0a01:0203", "10.1.2.3"),
+            (
+                "010.000.000.007",
+                "10.0.0.7 | \"010.000.000.007\" has leading zeros and is read as decimal, 10.0.0.7; \
+                 some tools read it as octal (write 10.0.0.7)",
+            ),
+            ("2001:DB8:0:0::5", "2001:db8::5"),
+            ("*.apps.example.com", "*.apps.example.com"),
+            ("xn--bcher-kva.example", "xn--bcher-kva.example"),
+            ("localhost", "localhost"),
+            ("1.2.3", "1.2.3"),
+            ("256.1.1.1", "256.1.1.1"),
+            (&long, &long),
+        ];
+        for (text, want) in cases {
+            assert_eq!(san(text), want);
+        }
+    }
+
+    #[test]
+    fn subject_alternative_names_that_kubeadm_refuses() {
+        let cases = [
+            (
+                "host_underscore.example.com",
+                "kubeadm refuses the underscore, use a name with - instead",
+            ),
+            (
+                "trailing.dot.",
+                "write it without the dot at the end: trailing.dot",
+            ),
+            (
+                "-bad-",
+                "use small letters, digits, - and ., beginning and ending with a letter or digit",
+            ),
+            ("b\u{fc}cher.example", "write the ASCII form, xn--…"),
+            (
+                "10.0.0.0/24",
+                "a network cannot be named, write each address",
+            ),
+            (
+                "*.*.x",
+                "a wildcard is one * as the whole first label: *.example.com",
+            ),
+            (
+                "*",
+                "a wildcard is one * as the whole first label: *.example.com",
+            ),
+            (
+                "foo.*.com",
+                "a wildcard is one * as the whole first label: *.example.com",
+            ),
+            (
+                "fe80::1%eth0",
+                "leave the zone out; a link-local address does not belong in a certificate",
+            ),
+            ("10.0.0.1:6443", "write it without the port: 10.0.0.1"),
+            (
+                "[2001:db8::1]",
+                "write the IPv6 address without brackets and port",
+            ),
+            (
+                "https://x.example",
+                "write the host without the URL around it: x.example",
+            ),
+        ];
+        for (text, fix) in cases {
+            assert_eq!(
+                san(text),
+                format!(
+                    "! {text:?} is not an IP address, a DNS name or a wildcard DNS name ({fix})"
+                )
+            );
+        }
+        assert_eq!(
+            san(""),
+            "! an empty name is not a subject alternative name (remove the empty entry)"
+        );
+        let limit = [
+            "a".repeat(63),
+            "b".repeat(63),
+            "c".repeat(63),
+            "d".repeat(62),
+        ]
+        .join(".");
+        assert!(San::parse(&limit).is_err());
+    }
+
+    #[test]
+    fn endpoints() {
+        let shape = |text: &str| {
+            let (endpoint, notes) = Endpoint::parse(text).unwrap();
+            (endpoint.authority(6443), notes.len())
+        };
+        for (text, want, notes) in [
+            ("api.example.com", "api.example.com:6443", 0),
+            ("api.example.com:8443", "api.example.com:8443", 0),
+            ("api.example.com:", "api.example.com:6443", 0),
+            ("203.0.113.7", "203.0.113.7:6443", 0),
+            ("203.0.113.7:8443", "203.0.113.7:8443", 0),
+            ("2001:db8::1", "[2001:db8::1]:6443", 0),
+            ("[2001:db8::1]:8443", "[2001:db8::1]:8443", 0),
+            ("[2001:db8::1]", "[2001:db8::1]:6443", 1),
+            ("API.Example.com:1", "api.example.com:1", 1),
+        ] {
+            assert_eq!(shape(text), (want.to_owned(), notes), "{text}");
+        }
+        let notes = Endpoint::parse("API.x").unwrap().1;
+        assert_eq!(
+            notes[0].message,
+            "\"API.x\" is read as \"api.x\"; kubeadm refuses capitals here"
+        );
+        let notes = Endpoint::parse("[::2]").unwrap().1;
+        assert_eq!(
+            notes[0].message,
+            "\"[::2]\" without a port is accepted here, kubeadm refuses it"
+        );
+        assert_eq!(notes[0].fix, "write ::2 or [::2]:6443");
+        for (text, want) in [
+            (
+                "api:99999",
+                "port 99999 is out of range (use a port from 1 to 65535)",
+            ),
+            (
+                "api:0",
+                "port 0 is out of range (use a port from 1 to 65535)",
+            ),
+            (
+                "https://api.example.com:6443",
+                "\"https://api.example.com:6443\" is not a host name or IP address with an optional port \
+                 (write the host without the URL around it: api.example.com)",
+            ),
+            (
+                "a_b",
+                "\"a_b\" is not a host name or IP address with an optional port \
+                 (write host or host:port, as in api.example.com:6443)",
+            ),
+        ] {
+            assert_eq!(Endpoint::parse(text).unwrap_err().to_string(), want);
+        }
+        for text in [
+            "",
+            ":6443",
+            "[::1",
+            "[::1]x",
+            "fe80::1%eth0",
+            "api:http",
+            "api:+80",
+            "a:b:c",
+        ] {
+            assert!(Endpoint::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn networks() {
+        let nth = |text: &str| IpNet::parse(text).unwrap().0.nth(1).unwrap().to_string();
+        assert_eq!(nth("10.96.0.0/12"), "10.96.0.1");
+        assert_eq!(nth("10.96.3.4/12"), "10.96.0.1");
+        assert_eq!(nth("fd00:10:96::/112"), "fd00:10:96::1");
+        assert_eq!(nth("0.0.0.0/0"), "0.0.0.1");
+        assert_eq!(IpNet::parse("10.0.0.1/32").unwrap().0.nth(1), None);
+        assert_eq!(
+            IpNet::parse("10.96.3.4/30").unwrap().0.to_string(),
+            "10.96.3.4/30"
+        );
+        for text in [
+            "10.96.0.0",
+            "10.96.0.0/33",
+            "x/8",
+            "fd00::/129",
+            "10.0.0.0/-1",
+            "",
+        ] {
+            assert!(IpNet::parse(text).is_err(), "{text}");
+        }
+        assert_eq!(
+            IpNet::parse("x").unwrap_err().to_string(),
+            "\"x\" is not a network in CIDR notation (write ADDRESS/PREFIX, as in 10.96.0.0/12)"
+        );
+    }
+
+    #[test]
+    fn node_names() {
+        assert_eq!(
+            " CP-1.Example.COM ".parse::<NodeName>().unwrap().as_str(),
+            "cp-1.example.com"
+        );
+        assert_eq!(
+            "192.0.2.11".parse::<NodeName>().unwrap().as_str(),
+            "192.0.2.11"
+        );
+        assert_eq!(
+            "bad_name!".parse::<NodeName>().unwrap_err().to_string(),
+            "\"bad_name!\" cannot be a node name: only small letters, digits, - and . are allowed, beginning \
+             and ending with a letter or digit (set nodeRegistration.name in the kubeadm configuration to a \
+             valid name)"
+        );
+        assert!(" ".parse::<NodeName>().is_err());
+    }
+}

@@ -1,0 +1,362 @@
+//! kubeconfig files: render, read, and repair without losing what people added.
+//!
+//! Pure: text in, text out. Only the cluster and the user of the current context are ever touched; every other
+//! field, known or not, is kept in its place. Both hold secrets, so both are wiped on drop and have no derived
+//! `Debug`.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::{Map, Value, json};
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::yaml;
+
+/// What a component needs to know: where the API server is, whom to trust, who it is.
+pub struct Credentials<'a> {
+    /// URL of the API server.
+    pub server: &'a str,
+    /// PEM of the one CA certificate that goes into the file: kubeadm writes the first of `ca.crt` only.
+    pub authority: &'a str,
+    /// PEM of the client certificate, intermediates after it.
+    pub certificate: &'a str,
+    /// PEM of the client key.
+    pub key: &'a str,
+}
+
+/// A kubeconfig document.
+pub struct Kubeconfig {
+    document: Value,
+}
+
+/// Why a kubeconfig cannot be read or repaired.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum KubeconfigError {
+    #[error("it is not YAML: {0}")]
+    NotYaml(String),
+    #[error("it is not a kubeconfig (no mapping at the top)")]
+    NotAMapping,
+    #[error("current-context is empty")]
+    NoCurrentContext,
+    #[error("current-context names {0}, which it does not contain")]
+    Dangling(String),
+    #[error("{field} is not valid base64")]
+    Base64 { field: &'static str },
+}
+
+/// What the current context of a kubeconfig refers to.
+#[derive(Default)]
+pub struct Current {
+    /// Name of the cluster entry.
+    pub cluster: String,
+    /// Name of the user entry.
+    pub user: String,
+    /// `server`.
+    pub server: Option<String>,
+    /// Decoded `certificate-authority-data`.
+    pub authority: Option<Vec<u8>>,
+    /// Decoded `client-certificate-data`.
+    pub certificate: Option<Vec<u8>>,
+    /// Decoded `client-key-data`.
+    pub key: Option<Zeroizing<Vec<u8>>>,
+    /// `client-certificate`: a file instead of data, as the kubelet's own kubeconfig has it.
+    pub certificate_file: Option<String>,
+    /// `client-key`, likewise.
+    pub key_file: Option<String>,
+}
+
+impl Kubeconfig {
+    /// A kubeconfig as kubeadm writes it: one cluster, one user, one context named `user@cluster`.
+    pub fn new(cluster: &str, user: &str, credentials: &Credentials<'_>) -> Self {
+        let context = format!("{user}@{cluster}");
+        let document = json!({
+            "apiVersion": "v1",
+            "clusters": [{"cluster": {}, "name": cluster}],
+            "contexts": [{"context": {"cluster": cluster, "user": user}, "name": context}],
+            "current-context": context,
+            "kind": "Config",
+            "users": [{"name": user, "user": {}}],
+        });
+        let mut kubeconfig = Kubeconfig { document };
+        // The context was put there two lines above.
+        let _ = kubeconfig.set_credentials(credentials);
+        kubeconfig
+    }
+
+    /// Reads a kubeconfig file.
+    pub fn parse(text: &str) -> Result<Self, KubeconfigError> {
+        let documents = yaml::parse("kubeconfig", text).map_err(|faults| {
+            let first = faults.errors().next().map(ToString::to_string);
+            KubeconfigError::NotYaml(first.unwrap_or_default())
+        })?;
+        match documents.first().map(yaml::to_json) {
+            Some(document @ Value::Object(_)) => Ok(Kubeconfig { document }),
+            _ => Err(KubeconfigError::NotAMapping),
+        }
+    }
+
+    /// Resolves the current context.
+    pub fn current(&self) -> Result<Current, KubeconfigError> {
+        let (cluster, user) = self.current_names()?;
+        let mut current = Current {
+            cluster,
+            user,
+            ..Current::default()
+        };
+        if let Some(entry) = entry(&self.document, "clusters", "cluster", &current.cluster) {
+            current.server = string(entry, "server");
+            current.authority =
+                data(entry, "certificate-authority-data")?.map(|bytes| bytes.to_vec());
+        } else {
+            return Err(KubeconfigError::Dangling(format!(
+                "cluster {:?}",
+                current.cluster
+            )));
+        }
+        if let Some(entry) = entry(&self.document, "users", "user", &current.user) {
+            current.certificate =
+                data(entry, "client-certificate-data")?.map(|bytes| bytes.to_vec());
+            current.key = data(entry, "client-key-data")?;
+            current.certificate_file = string(entry, "client-certificate");
+            current.key_file = string(entry, "client-key");
+        } else {
+            return Err(KubeconfigError::Dangling(format!(
+                "user {:?}",
+                current.user
+            )));
+        }
+        Ok(current)
+    }
+
+    /// Replaces server, CA, certificate and key of the current context; file references give way to data.
+    pub fn set_credentials(
+        &mut self,
+        credentials: &Credentials<'_>,
+    ) -> Result<(), KubeconfigError> {
+        self.set_cluster(credentials.server, credentials.authority)?;
+        let (_, user) = self.current_names()?;
+        let entry = entry_mut(&mut self.document, "users", "user", &user)
+            .ok_or_else(|| KubeconfigError::Dangling(format!("user {user:?}")))?;
+        entry.shift_remove("client-certificate");
+        entry.shift_remove("client-key");
+        set(
+            entry,
+            "client-certificate-data",
+            BASE64.encode(credentials.certificate),
+        );
+        set(entry, "client-key-data", BASE64.encode(credentials.key));
+        Ok(())
+    }
+
+    /// Replaces server and CA of the current context and leaves its user alone.
+    pub fn set_cluster(&mut self, server: &str, authority: &str) -> Result<(), KubeconfigError> {
+        let (cluster, _) = self.current_names()?;
+        let entry = entry_mut(&mut self.document, "clusters", "cluster", &cluster)
+            .ok_or_else(|| KubeconfigError::Dangling(format!("cluster {cluster:?}")))?;
+        entry.shift_remove("certificate-authority");
+        entry.shift_remove("insecure-skip-tls-verify");
+        set(
+            entry,
+            "certificate-authority-data",
+            BASE64.encode(authority),
+        );
+        set(entry, "server", server.to_owned());
+        Ok(())
+    }
+
+    /// The file's text.
+    pub fn to_yaml(&self) -> Zeroizing<String> {
+        // JSON is YAML, so a document that the emitter refuses is still a kubeconfig.
+        Zeroizing::new(
+            yaml::to_string(&self.document).unwrap_or_else(|_| self.document.to_string()),
+        )
+    }
+
+    fn current_names(&self) -> Result<(String, String), KubeconfigError> {
+        let name = self
+            .document
+            .get("current-context")
+            .and_then(Value::as_str)
+            .filter(|name| !name.is_empty())
+            .ok_or(KubeconfigError::NoCurrentContext)?;
+        let context = entry(&self.document, "contexts", "context", name)
+            .ok_or_else(|| KubeconfigError::Dangling(format!("context {name:?}")))?;
+        let part = |kind: &'static str| {
+            string(context, kind).ok_or_else(|| KubeconfigError::Dangling(format!("no {kind}")))
+        };
+        Ok((part("cluster")?, part("user")?))
+    }
+}
+
+impl Drop for Kubeconfig {
+    fn drop(&mut self) {
+        wipe(&mut self.document);
+    }
+}
+
+fn wipe(value: &mut Value) {
+    match value {
+        Value::String(text) => text.zeroize(),
+        Value::Array(items) => items.iter_mut().for_each(wipe),
+        Value::Object(entries) => entries.values_mut().for_each(wipe),
+        _ => {}
+    }
+}
+
+/// The `kind` part of the entry called `name` in the `list` of a kubeconfig.
+fn entry<'a>(
+    document: &'a Value,
+    list: &str,
+    kind: &str,
+    name: &str,
+) -> Option<&'a Map<String, Value>> {
+    let entries = document.get(list)?.as_array()?;
+    let found = entries
+        .iter()
+        .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
+    found.get(kind)?.as_object()
+}
+
+fn entry_mut<'a>(
+    document: &'a mut Value,
+    list: &str,
+    kind: &str,
+    name: &str,
+) -> Option<&'a mut Map<String, Value>> {
+    let entries = document.get_mut(list)?.as_array_mut()?;
+    let found = entries
+        .iter_mut()
+        .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))?;
+    found.get_mut(kind)?.as_object_mut()
+}
+
+fn string(entry: &Map<String, Value>, field: &str) -> Option<String> {
+    entry
+        .get(field)
+        .and_then(Value::as_str)
+        .filter(|text| !text.is_empty())
+        .map(str::to_owned)
+}
+
+fn data(
+    entry: &Map<String, Value>,
+    field: &'static str,
+) -> Result<Option<Zeroizing<Vec<u8>>>, KubeconfigError> {
+    match entry.get(field).and_then(Value::as_str) {
+        None | Some("") => Ok(None),
+        Some(text) => {
+            let compact: Zeroizing<String> =
+                Zeroizing::new(text.split_ascii_whitespace().collect());
+            let bytes = BASE64
+                .decode(compact.as_bytes())
+                .map_err(|_| KubeconfigError::Base64 { field })?;
+            Ok(Some(Zeroizing::new(bytes)))
+        }
+    }
+}
+
+fn set(entry: &mut Map<String, Value>, field: &str, text: String) {
+    if let Some(Value::String(mut old)) = entry.insert(field.to_owned(), Value::String(text)) {
+        old.zeroize();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CREDENTIALS: Credentials<'_> = Credentials {
+        server: "https://192.0.2.11:6443",
+        authority: "CA",
+        certificate: "CERT",
+        key: "KEY",
+    };
+
+    #[test]
+    fn renders_as_kubeadm_does() {
+        assert_eq!(
+            *Kubeconfig::new("kubernetes", "kubernetes-admin", &CREDENTIALS).to_yaml(),
+            "\
+apiVersion: v1
+clusters:
+- cluster:
+    certificate-authority-data: Q0E=
+    server: https://192.0.2.11:6443
+  name: kubernetes
+contexts:
+- context:
+    cluster: kubernetes
+    user: kubernetes-admin
+  name: kubernetes-admin@kubernetes
+current-context: kubernetes-admin@kubernetes
+kind: Config
+users:
+- name: kubernetes-admin
+  user:
+    client-certificate-data: Q0VSVA==
+    client-key-data: S0VZ
+"
+        );
+    }
+
+    #[test]
+    fn repair_keeps_what_people_added() {
+        let edited = "\
+kind: Config
+apiVersion: v1
+current-context: mine
+preferences: {colors: true}
+clusters:
+- {name: other, cluster: {server: 'https://other'}}
+- {name: here, cluster: {server: 'https://old', proxy-url: 'http://proxy', certificate-authority: /old}}
+contexts:
+- {name: mine, context: {cluster: here, user: me, namespace: kube-system}}
+users:
+- {name: me, user: {client-certificate: /old.crt, client-key: /old.key, username: x}}
+- {name: robot, user: {exec: {command: login}}}
+";
+        let mut kubeconfig = Kubeconfig::parse(edited).unwrap();
+        kubeconfig.set_credentials(&CREDENTIALS).unwrap();
+        let text = kubeconfig.to_yaml();
+        for kept in [
+            "colors: true",
+            "https://other",
+            "proxy-url: http://proxy",
+            "namespace: kube-system",
+            "command: login",
+            "username: x",
+        ] {
+            assert!(text.contains(kept), "{kept} is lost:\n{}", *text);
+        }
+        for gone in ["https://old", "/old"] {
+            assert!(!text.contains(gone), "{gone} is still there");
+        }
+        let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
+        assert_eq!(current.server.as_deref(), Some("https://192.0.2.11:6443"));
+        assert_eq!(current.certificate.as_deref(), Some(&b"CERT"[..]));
+    }
+
+    #[test]
+    fn a_dangling_context_is_named() {
+        let text = "current-context: a\ncontexts:\n- {name: a, context: {cluster: c, user: u}}\nclusters: []\n";
+        let error = Kubeconfig::parse(text)
+            .unwrap()
+            .current()
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "current-context names cluster \"c\", which it does not contain"
+        );
+        let error = Kubeconfig::parse("a: 1")
+            .unwrap()
+            .current()
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
+        assert_eq!(error, "current-context is empty");
+        assert!(Kubeconfig::parse("- a").is_err());
+    }
+}

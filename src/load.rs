@@ -1,0 +1,488 @@
+//! From files and flags to a [`Setup`]: settings, kubeadm configuration, host facts, signers.
+//!
+//! The one place where the edge's inputs come together. Everything it reads lies below the root; files that the
+//! command line names are looked for there first and then where the shell would, so that a person in a lab can name
+//! a file beside them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use time::OffsetDateTime;
+
+use crate::agent::{ClockPolicy, ExitCode, Failure, Setup, TrustSource};
+use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved};
+use crate::names::Authority;
+use crate::plan::{self, Choices};
+use crate::policy::Policy;
+use crate::settings::{self, KubeletIdentity, Settings, SignerSettings, StandIns};
+use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
+use crate::signer::{self, Identity, Signer, exec};
+use crate::store::{self, FileKind, Root};
+use crate::x509::KeyAlgorithm;
+use crate::yaml::Faults;
+
+/// How long a run waits for another one to end.
+const LOCK_WAIT: Duration = Duration::from_secs(60);
+
+/// What the command line says.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs {
+    /// `--config`.
+    pub config: Option<PathBuf>,
+    /// What stands in for a configuration file.
+    pub stand_ins: StandIns,
+    /// `--wait`.
+    pub wait: Option<Duration>,
+    /// `--clock-wait`.
+    pub clock_wait: Option<Duration>,
+    /// `--allow-unsynced`.
+    pub allow_unsynced: bool,
+}
+
+/// Everything that was loaded, and what deserves a warning.
+pub struct Loaded {
+    /// What the agent works with.
+    pub setup: Setup,
+    /// The settings in force.
+    pub settings: Settings,
+    /// Faults that are not errors.
+    pub warnings: Vec<String>,
+}
+
+/// Loads everything for a run at `now`.
+///
+/// # Errors
+/// All faults of all files at once.
+pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
+    let (settings, mut warnings) = read_settings(root, inputs)?;
+    let (resolved, policy) = read_kubeadm(root, &settings)?;
+    let cluster = resolved.cluster.clone().unwrap_or_default();
+    warnings.extend(resolved.warnings);
+    warnings.extend(policy.warnings(cluster.kubernetes_version.as_ref()));
+    let setup = Setup {
+        plan: plan::plan(&cluster, &resolved.node, &policy, &choices(&settings)),
+        identity: Identity {
+            node: resolved.node.name.as_str().to_owned(),
+            cluster: cluster.cluster_name.clone(),
+        },
+        signers: open_signers(
+            root,
+            &settings,
+            policy.key_for_authority(Authority::Ca),
+            now,
+        )?,
+        trust: trust_sources(&settings),
+        wait: inputs.wait.unwrap_or(settings.wait),
+        lock_wait: LOCK_WAIT,
+        clock: ClockPolicy {
+            max_wait: inputs.clock_wait.unwrap_or(settings.clock_max_wait),
+            allow_unsynced: inputs.allow_unsynced,
+        },
+    };
+    let warnings = warnings.warnings().map(ToString::to_string).collect();
+    Ok(Loaded {
+        setup,
+        settings,
+        warnings,
+    })
+}
+
+/// Reads and validates the settings alone.
+///
+/// # Errors
+/// All faults of all fragments at once.
+pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults), Failure> {
+    let list = |directory: &Path| {
+        let names = root
+            .list(directory)
+            .map_err(io::Error::other)?
+            .unwrap_or_default();
+        Ok(names
+            .into_iter()
+            .filter_map(|name| name.into_string().ok())
+            .collect())
+    };
+    let read = |path: &Path| match &inputs.config {
+        Some(named) if named == path => read_named(root, path).map(Some),
+        _ => root
+            .read(path)
+            .map_err(io::Error::other)?
+            .map(|content| text(path, &content.bytes))
+            .transpose(),
+    };
+    let fragments = settings::collect(inputs.config.as_deref(), list, read)
+        .map_err(|error| Failure::new(ExitCode::Configuration, error.to_string()))?;
+    let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
+    Ok((settings.with(inputs.stand_ins.clone()), warnings))
+}
+
+/// Reads and joins the kubeadm configuration and the key policy.
+///
+/// # Errors
+/// All faults of all documents at once.
+pub fn read_kubeadm(root: &Root, settings: &Settings) -> Result<(Resolved, Policy), Failure> {
+    let mut sources = Vec::new();
+    for path in &settings.kubeadm.files {
+        let found = match settings.kubeadm.required {
+            true => Some(read_named(root, path).map_err(|error| unreadable(path, &error))?),
+            false => match root.read(path)? {
+                Some(content) => {
+                    Some(text(path, &content.bytes).map_err(|error| unreadable(path, &error))?)
+                }
+                None => None,
+            },
+        };
+        sources.extend(found.map(|text| (path.display().to_string(), text)));
+    }
+    if let Some(path) = &settings.kubeadm.cluster_configuration {
+        let content = root.read(path)?.ok_or_else(|| {
+            let message = "kubeadm.clusterConfiguration names it, but it does not exist; put the cluster's ClusterConfiguration there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}')";
+            unreadable(path, &io::Error::other(message))
+        })?;
+        let text = text(path, &content.bytes).map_err(|error| unreadable(path, &error))?;
+        sources.push((path.display().to_string(), text));
+    }
+    if sources.is_empty() {
+        let tried: Vec<_> = settings
+            .kubeadm
+            .files
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        return Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "there is no kubeadm configuration: none of {} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files",
+                tried.join(", ")
+            ),
+        ));
+    }
+    let loaded = kubeadm::load(&sources);
+    let overrides = Overrides {
+        node_name: settings.node_name.clone(),
+    };
+    let mut resolved = kubeadm::resolve(&loaded, &host_facts(root)?, &overrides).map_err(faulty)?;
+    let algorithm = resolved
+        .cluster
+        .as_ref()
+        .map_or(KeyAlgorithm::Rsa2048, |cluster: &Cluster| {
+            cluster.key_algorithm
+        });
+    let (policy, warnings) =
+        Policy::assemble(settings.pki.as_ref(), loaded.policies(), algorithm).map_err(faulty)?;
+    resolved.warnings.extend(warnings);
+    Ok((resolved, policy))
+}
+
+fn faulty(faults: Faults) -> Failure {
+    Failure {
+        code: ExitCode::Configuration,
+        messages: faults.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(
+        ExitCode::Configuration,
+        format!("{}: {error}", path.display()),
+    )
+}
+
+fn text(path: &Path, bytes: &[u8]) -> io::Result<String> {
+    String::from_utf8(bytes.to_vec())
+        .map_err(|_| io::Error::other(format!("{} is not UTF-8 text", path.display())))
+}
+
+/// A file that a person named on the command line.
+fn read_named(root: &Root, path: &Path) -> io::Result<String> {
+    if let Some(content) = root.read(absolute(path)).map_err(io::Error::other)? {
+        return text(path, &content.bytes);
+    }
+    match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && root.path() != Path::new("/") => {
+            Err(io::Error::other(format!(
+                "does not exist, neither below {} nor here",
+                root.path().display()
+            )))
+        }
+        other => other,
+    }
+}
+
+/// A path as the root wants it: relative ones mean the working directory.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The root in which a path named on the command line lies: the node's, or this machine's when only that has it.
+fn root_of(root: &Root, path: &Path) -> Result<(Root, PathBuf), Failure> {
+    let absolute = absolute(path);
+    if let Ok(inside) = absolute.strip_prefix(root.path())
+        && root.path() != Path::new("/")
+    {
+        return Ok((root.clone(), Path::new("/").join(inside)));
+    }
+    if root.metadata(&absolute)?.is_none() && absolute.exists() {
+        return Ok((Root::open("/")?, absolute));
+    }
+    Ok((root.clone(), absolute))
+}
+
+fn host_facts(root: &Root) -> Result<HostFacts, Failure> {
+    let is_this_machine = root.path() == Path::new("/");
+    let hostname = if is_this_machine {
+        nix::unistd::gethostname()
+            .ok()
+            .and_then(|name| name.into_string().ok())
+            .unwrap_or_default()
+    } else {
+        let content = root.read("/etc/hostname")?;
+        let bytes = content
+            .map(|content| content.bytes.to_vec())
+            .unwrap_or_default();
+        String::from_utf8_lossy(&bytes).trim().to_owned()
+    };
+    Ok(HostFacts {
+        hostname,
+        default_route_address: is_this_machine.then(default_route_address).flatten(),
+    })
+}
+
+/// The address that this machine would speak from to the outside. Connecting a UDP socket sends nothing: it only
+/// asks the routing table. IPv4 goes first, as in kubeadm.
+fn default_route_address() -> Option<IpAddr> {
+    let source = |from: &str, to: &str| {
+        let socket = UdpSocket::bind(from.parse::<SocketAddr>().ok()?).ok()?;
+        socket.connect(to.parse::<SocketAddr>().ok()?).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    // Documentation addresses (RFC 5737, RFC 3849): routed by default, owned by nobody.
+    source("0.0.0.0:0", "192.0.2.1:9").or_else(|| source("[::]:0", "[2001:db8::1]:9"))
+}
+
+fn choices(settings: &Settings) -> Choices {
+    Choices {
+        kubelet_client_subject: settings.kubelet_client_subject,
+        apiserver_sans: settings.extra_sans.apiserver.clone(),
+        etcd_server_sans: settings.extra_sans.etcd_server.clone(),
+        etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),
+        kubelet_bootstraps_itself: settings.kubelet_identity == KubeletIdentity::Bootstrap,
+    }
+}
+
+fn trust_sources(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
+    settings
+        .authorities
+        .iter()
+        .map(|(authority, settings)| {
+            let source = TrustSource {
+                file: settings.trust_file.clone(),
+                pins: settings.trust_sha256.clone(),
+            };
+            (*authority, source)
+        })
+        .collect()
+}
+
+type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
+
+fn open_signers(
+    root: &Root,
+    settings: &Settings,
+    authority_key: KeyAlgorithm,
+    now: OffsetDateTime,
+) -> Result<Signers, Failure> {
+    let mut opened: BTreeMap<String, Rc<dyn Signer>> = BTreeMap::new();
+    let mut signers = Signers::new();
+    for authority in Authority::ALL {
+        let Some((name, config)) = settings.signer_of(authority) else {
+            continue;
+        };
+        let signer = match opened.get(name) {
+            Some(signer) => Rc::clone(signer),
+            None => {
+                let signer: Rc<dyn Signer> =
+                    open_signer(root, name, config, authority_key, now)?.into();
+                opened.insert(name.to_owned(), Rc::clone(&signer));
+                signer
+            }
+        };
+        signers.insert(authority, (name.to_owned(), signer));
+    }
+    Ok(signers)
+}
+
+fn open_signer(
+    root: &Root,
+    name: &str,
+    config: &SignerSettings,
+    authority_key: KeyAlgorithm,
+    now: OffsetDateTime,
+) -> Result<Box<dyn Signer>, Failure> {
+    let config = signer_config(name, config)?;
+    let read = |path: &Path| {
+        let (root, path) = root_of(root, path).map_err(io::Error::other)?;
+        match root.read(&path).map_err(io::Error::other)? {
+            Some(content) => Ok(content.bytes.to_vec()),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
+        }
+    };
+    let drop_dir = |path: &Path| -> io::Result<Box<dyn DropDir>> {
+        let (root, base) = root_of(root, path).map_err(io::Error::other)?;
+        Ok(Box::new(RootedDrop { root, base }))
+    };
+    let site = signer::Site {
+        now,
+        authority_key,
+        read: &read,
+        drop_dir: &drop_dir,
+    };
+    signer::open(&config, &site)
+        .map_err(|error| Failure::new(ExitCode::Configuration, format!("signer {name}: {error}")))
+}
+
+fn signer_config(name: &str, settings: &SignerSettings) -> Result<signer::Config, Failure> {
+    Ok(match settings {
+        SignerSettings::Embedded => signer::Config::Embedded,
+        SignerSettings::Local { directory } => signer::Config::Local {
+            dir: directory.clone(),
+        },
+        SignerSettings::Directory { path } => signer::Config::Directory {
+            dir: path.clone(),
+            trusted_uids: Vec::new(),
+        },
+        SignerSettings::Exec(exec) => {
+            let run_as = exec
+                .run_as_user
+                .as_deref()
+                .map(|user| run_as(name, user))
+                .transpose()?;
+            signer::Config::Exec(exec::Plugin {
+                command: exec.command.clone(),
+                args: exec.args.clone(),
+                env: exec.env.clone(),
+                timeout: exec.timeout,
+                run_as,
+                params: exec.params.clone(),
+            })
+        }
+    })
+}
+
+/// A user by name or number, with its primary group, from `/etc/passwd` alone: a static binary has no NSS.
+fn run_as(signer: &str, user: &str) -> Result<exec::RunAs, Failure> {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    passwd
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find_map(|fields| match fields.as_slice() {
+            [name, _, uid, gid, ..] if *name == user || *uid == user => {
+                Some(exec::RunAs { uid: uid.parse().ok()?, gid: gid.parse().ok()? })
+            }
+            _ => None,
+        })
+        .ok_or_else(|| {
+            Failure::new(
+                ExitCode::Configuration,
+                format!("signers.{signer}.exec.runAsUser: there is no user {user} in /etc/passwd; create it or name another"),
+            )
+        })
+}
+
+/// The drop directory of a file-drop signer, inside its root.
+struct RootedDrop {
+    root: Root,
+    base: PathBuf,
+}
+
+impl RootedDrop {
+    /// The directory that holds `name`, and the last component of it.
+    fn place<'a>(&self, name: &'a str) -> (PathBuf, &'a str) {
+        match name.rsplit_once('/') {
+            Some((directory, file)) => (self.base.join(directory), file),
+            None => (self.base.clone(), name),
+        }
+    }
+}
+
+impl DropDir for RootedDrop {
+    fn make_dir(&self, name: &str, mode: u32) -> io::Result<()> {
+        self.root
+            .create_dir(self.base.join(name), mode)
+            .map(drop)
+            .map_err(io::Error::other)
+    }
+
+    fn write_atomic(&self, name: &str, bytes: &[u8], mode: u32) -> io::Result<()> {
+        let (directory, file) = self.place(name);
+        let directory = self
+            .root
+            .create_dir(directory, 0o755)
+            .map_err(io::Error::other)?;
+        directory
+            .write_atomic(file, bytes, mode)
+            .map(drop)
+            .map_err(io::Error::other)
+    }
+
+    fn read(&self, name: &str, limit: u64) -> io::Result<Option<Dropped>> {
+        let (directory, file) = self.place(name);
+        let Some(directory) = self.root.dir(directory).map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        let Some(found) = directory.metadata(file).map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        let meta = |found: &store::Metadata| Meta {
+            shape: match found.kind {
+                FileKind::File => Shape::Regular,
+                FileKind::Symlink => Shape::Symlink,
+                _ => Shape::Other,
+            },
+            uid: found.uid,
+            mode: found.mode,
+            size: found.size,
+            modified: (
+                found.modified.unix_timestamp(),
+                i64::from(found.modified.nanosecond()),
+            ),
+        };
+        if found.kind != FileKind::File || found.size > limit {
+            return Ok(Some(Dropped {
+                bytes: Vec::new(),
+                meta: meta(&found),
+            }));
+        }
+        let Some(content) = directory.read(file, limit).map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        Ok(Some(Dropped {
+            bytes: content.bytes.to_vec(),
+            meta: meta(&content.metadata),
+        }))
+    }
+
+    fn list(&self, name: &str) -> io::Result<Vec<String>> {
+        let names = self
+            .root
+            .list(self.base.join(name))
+            .map_err(io::Error::other)?
+            .unwrap_or_default();
+        Ok(names
+            .into_iter()
+            .filter_map(|name| name.into_string().ok())
+            .collect())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let (directory, file) = self.place(name);
+        match self.root.dir(directory).map_err(io::Error::other)? {
+            Some(directory) => directory.remove(file).map(drop).map_err(io::Error::other),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,1024 @@
+//! The agent's own configuration: `NodePKIConfiguration` fragments as validated [`Settings`].
+//!
+//! Owns the schema of `nodepki.io/v1alpha1`: what keys there are, their defaults, and the checks between them. It
+//! reads no files itself; [`collect`] says in which order a caller's reader must supply them.
+//!
+//! Fragments are merged in order: a later scalar wins, maps merge key by key, a list replaces the earlier list, and
+//! `null` takes a value back. Unknown keys are errors, and every fault of all fragments is reported at once.
+//!
+//! To add a key: a row in `schema::KEYS`, a field in [`Settings`], its reading in `read`, its line in
+//! [`Settings::redacted`]. A test fails when one of them is missing. To add a kind of signer: the same, with a
+//! variant in [`SignerSettings`].
+
+mod schema;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::kubeadm::{NodeName, San, format_duration, parse_duration};
+use crate::names::Authority;
+use crate::plan::KubeletClientSubject;
+use crate::policy::Rules;
+use crate::yaml::{self, Entry, Faults, Field, Kind, Map, Node, Severity, Spot, Walk};
+
+/// The configuration file.
+pub const MAIN_FILE: &str = "/etc/nodepki/config.yaml";
+/// Directories of further fragments, later ones win; within one the file names sort.
+pub const FRAGMENT_DIRECTORIES: [&str; 2] = ["/etc/nodepki/config.d", "/run/nodepki"];
+/// `apiVersion` of every fragment.
+pub const API_VERSION: &str = "nodepki.io/v1alpha1";
+/// `kind` of every fragment.
+pub const KIND: &str = "NodePKIConfiguration";
+
+/// Where cloud-init and Cluster API put the kubeadm configuration.
+const KUBEADM_FILES: [&str; 2] = [
+    "/run/kubeadm/kubeadm.yaml",
+    "/run/kubeadm/kubeadm-join-config.yaml",
+];
+const DEFAULT_WAIT: Duration = Duration::from_secs(30);
+const DEFAULT_CLOCK_WAIT: Duration = Duration::from_secs(120);
+const DEFAULT_EXEC_TIMEOUT: Duration = Duration::from_secs(60);
+/// A plug-in that runs longer must answer "pending" instead.
+const MAX_EXEC_TIMEOUT: Duration = Duration::from_secs(600);
+/// Name of the signer given on the command line.
+const STAND_IN: &str = "command-line";
+const REDACTED: &str = "(redacted)";
+
+/// The effective configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Where the kubeadm configuration is.
+    pub kubeadm: KubeadmFiles,
+    /// Node name that wins over kubeadm's.
+    pub node_name: Option<NodeName>,
+    /// Who signs for each authority and what is trusted; all three are there.
+    pub authorities: BTreeMap<Authority, AuthoritySettings>,
+    /// Signers by name.
+    pub signers: BTreeMap<String, SignerSettings>,
+    /// Key parameters; `None` leaves them to kubeadm's configuration.
+    pub pki: Option<Rules>,
+    /// Organization of `apiserver-kubelet-client`.
+    pub kubelet_client_subject: KubeletClientSubject,
+    /// Names beyond kubeadm's rules.
+    pub extra_sans: ExtraSans,
+    /// How the kubelet gets its client certificate.
+    pub kubelet_identity: KubeletIdentity,
+    /// How long a run waits for pending signatures before it ends with "pending".
+    pub wait: Duration,
+    /// How long a run waits for a believable clock.
+    pub clock_max_wait: Duration,
+    /// The `pki` block as written, for [`Settings::redacted`].
+    pki_source: Option<Value>,
+}
+
+/// Where the kubeadm configuration is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeadmFiles {
+    /// Files that are merged as far as they exist.
+    pub files: Vec<PathBuf>,
+    /// A joiner's ClusterConfiguration; must exist when set.
+    pub cluster_configuration: Option<PathBuf>,
+    /// True when the files were named by a person, so that a missing one is an error.
+    pub required: bool,
+}
+
+/// One of the three authorities.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuthoritySettings {
+    /// Name of its signer. `None` when nothing says which one: an error once something must be signed.
+    pub signer: Option<String>,
+    /// File with the trusted certificates, in place of kubeadm's own path.
+    pub trust_file: Option<PathBuf>,
+    /// SHA-256 of the DER SubjectPublicKeyInfo of certificates that may be trusted; empty allows any.
+    pub trust_sha256: Vec<[u8; 32]>,
+}
+
+/// A signer as configured.
+#[derive(Clone, PartialEq, Eq)]
+pub enum SignerSettings {
+    /// A throw-away authority in memory.
+    Embedded,
+    /// kubeadm's CA files in a directory.
+    Local {
+        /// Holds `ca.crt`, `ca.key`, `etcd/ca.*`, `front-proxy-ca.*`.
+        directory: PathBuf,
+    },
+    /// A plug-in program.
+    Exec(ExecSettings),
+    /// Requests are dropped as files, answers picked up as files.
+    Directory {
+        /// Holds `outbox` and `inbox`.
+        path: PathBuf,
+    },
+}
+
+/// A plug-in program; its environment and parameters may hold secrets and are not printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ExecSettings {
+    /// Absolute path of the program.
+    pub command: PathBuf,
+    /// Arguments before the verb.
+    pub args: Vec<String>,
+    /// Environment beyond the fixed minimum.
+    pub env: BTreeMap<String, String>,
+    /// Longest run of one call.
+    pub timeout: Duration,
+    /// User name or number to run as.
+    pub run_as_user: Option<String>,
+    /// Free values passed in each request.
+    pub params: BTreeMap<String, String>,
+}
+
+impl SignerSettings {
+    /// The key under which the kind is configured.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            SignerSettings::Embedded => "embedded",
+            SignerSettings::Local { .. } => "local",
+            SignerSettings::Exec(_) => "exec",
+            SignerSettings::Directory { .. } => "directory",
+        }
+    }
+
+    fn redacted(&self) -> Value {
+        match self {
+            SignerSettings::Embedded => json!({"embedded": {}}),
+            SignerSettings::Local { directory } => json!({"local": {"directory": directory}}),
+            SignerSettings::Directory { path } => json!({"directory": {"path": path}}),
+            SignerSettings::Exec(exec) => {
+                let env: BTreeMap<&str, &str> = exec
+                    .env
+                    .keys()
+                    .map(|key| (key.as_str(), REDACTED))
+                    .collect();
+                let params: BTreeMap<&str, &str> = exec
+                    .params
+                    .iter()
+                    .map(|(key, value)| {
+                        (
+                            key.as_str(),
+                            if looks_secret(key) { REDACTED } else { value },
+                        )
+                    })
+                    .collect();
+                let mut inner = json!({
+                    "command": exec.command,
+                    "args": exec.args,
+                    "env": env,
+                    "timeout": format_duration(exec.timeout),
+                    "params": params,
+                });
+                if let (Some(user), Some(map)) = (&exec.run_as_user, inner.as_object_mut()) {
+                    map.insert("runAsUser".to_owned(), json!(user));
+                }
+                json!({ "exec": inner })
+            }
+        }
+    }
+}
+
+impl fmt::Debug for SignerSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.redacted())
+    }
+}
+
+impl fmt::Debug for ExecSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        SignerSettings::Exec(self.clone()).fmt(f)
+    }
+}
+
+/// `--signer embedded|local:DIR|directory:DIR|exec:PATH`.
+impl FromStr for SignerSettings {
+    type Err = BadSigner;
+
+    fn from_str(text: &str) -> Result<Self, BadSigner> {
+        let (kind, rest) = match text.split_once(':') {
+            Some((kind, rest)) => (kind, Some(rest)),
+            None => (text, None),
+        };
+        let path = |what: &'static str| match rest {
+            Some(rest) if !rest.is_empty() => Ok(PathBuf::from(rest)),
+            _ => Err(BadSigner::NoPath {
+                kind: kind.to_owned(),
+                what,
+            }),
+        };
+        match kind {
+            "embedded" => match rest {
+                None => Ok(SignerSettings::Embedded),
+                Some(rest) => Err(BadSigner::Surplus(rest.to_owned())),
+            },
+            "local" => Ok(SignerSettings::Local {
+                directory: path("DIR, the directory with ca.crt and ca.key")?,
+            }),
+            "directory" => Ok(SignerSettings::Directory {
+                path: path("DIR, the directory for requests and answers")?,
+            }),
+            "exec" => {
+                let command = path("PATH, the plug-in program")?;
+                if !command.is_absolute() {
+                    return Err(BadSigner::RelativeCommand(command));
+                }
+                Ok(SignerSettings::Exec(ExecSettings::new(command)))
+            }
+            other if LATER_SIGNERS.contains(&other) => Err(BadSigner::Later(other.to_owned())),
+            other => Err(BadSigner::Unknown(other.to_owned())),
+        }
+    }
+}
+
+/// A `--signer` that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadSigner {
+    /// The kind needs a path.
+    #[error("--signer {kind} needs a path: write {kind}:{what}")]
+    NoPath {
+        /// As written.
+        kind: String,
+        /// What the path means.
+        what: &'static str,
+    },
+    /// `embedded` takes nothing.
+    #[error("--signer embedded takes no value: write --signer embedded without :{0}")]
+    Surplus(String),
+    /// A plug-in is never looked up in PATH.
+    #[error(
+        "--signer exec:{0}: the program must be an absolute path, it is never looked up in PATH"
+    )]
+    RelativeCommand(PathBuf),
+    /// A kind of a later release.
+    #[error(
+        "--signer {0} is not supported by this release: use embedded, local:DIR, directory:DIR or exec:PATH"
+    )]
+    Later(String),
+    /// Not a kind.
+    #[error("{0:?} is not a kind of signer: use embedded, local:DIR, directory:DIR or exec:PATH")]
+    Unknown(String),
+}
+
+impl ExecSettings {
+    /// A plug-in with default settings.
+    pub fn new(command: PathBuf) -> Self {
+        ExecSettings {
+            command,
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            timeout: DEFAULT_EXEC_TIMEOUT,
+            run_as_user: None,
+            params: BTreeMap::new(),
+        }
+    }
+}
+
+/// How the kubelet gets its client certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KubeletIdentity {
+    /// Issued here, with kubelet.conf: for clusters where nothing signs the kubelet's own request.
+    #[default]
+    Issue,
+    /// By TLS bootstrap; nothing is written on a joining node.
+    Bootstrap,
+}
+
+impl KubeletIdentity {
+    const ALL: [KubeletIdentity; 2] = [KubeletIdentity::Issue, KubeletIdentity::Bootstrap];
+
+    /// As written in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KubeletIdentity::Issue => "issue",
+            KubeletIdentity::Bootstrap => "bootstrap",
+        }
+    }
+}
+
+/// Names beyond kubeadm's rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExtraSans {
+    /// For `apiserver`.
+    pub apiserver: Vec<San>,
+    /// For `etcd-server`.
+    pub etcd_server: Vec<San>,
+    /// For `etcd-peer`.
+    pub etcd_peer: Vec<San>,
+}
+
+/// What the command line says in place of a configuration file.
+#[derive(Clone, Debug, Default)]
+pub struct StandIns {
+    /// `--kubeadm-config`, repeatable.
+    pub kubeadm_configs: Vec<PathBuf>,
+    /// `--signer`.
+    pub signer: Option<SignerSettings>,
+    /// `--node-name`.
+    pub node_name: Option<NodeName>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            kubeadm: KubeadmFiles {
+                files: KUBEADM_FILES.iter().map(PathBuf::from).collect(),
+                cluster_configuration: None,
+                required: false,
+            },
+            node_name: None,
+            authorities: Authority::ALL
+                .into_iter()
+                .map(|authority| (authority, AuthoritySettings::default()))
+                .collect(),
+            signers: BTreeMap::new(),
+            pki: None,
+            kubelet_client_subject: KubeletClientSubject::default(),
+            extra_sans: ExtraSans::default(),
+            kubelet_identity: KubeletIdentity::default(),
+            wait: DEFAULT_WAIT,
+            clock_max_wait: DEFAULT_CLOCK_WAIT,
+            pki_source: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Merges and validates `(name, text)` fragments, in order; none at all gives the defaults.
+    ///
+    /// # Errors
+    /// Every fault of every fragment.
+    pub fn from_fragments<N: AsRef<str>, T: AsRef<str>>(
+        fragments: &[(N, T)],
+    ) -> Result<(Settings, Faults), Faults> {
+        let mut faults = Faults::default();
+        let mut merged: Option<Node> = None;
+        for (file, text) in fragments {
+            let documents = match yaml::parse(file.as_ref(), text.as_ref()) {
+                Ok(documents) => documents,
+                Err(errors) => {
+                    faults.extend(errors);
+                    continue;
+                }
+            };
+            for document in documents {
+                document.duplicates(Severity::Error, &mut faults);
+                if !is_fragment(&document, &mut faults) {
+                    continue;
+                }
+                match &mut merged {
+                    Some(base) => merge(base, document),
+                    None => merged = Some(document),
+                }
+            }
+        }
+        let mut settings = Settings::default();
+        if let Some(root) = &merged {
+            let walk = Walk::new(true);
+            if let Some(map) = Field::root(&walk, root).map() {
+                settings.read(&map, &mut faults);
+            }
+            faults.extend(walk.into_faults());
+        }
+        faults.outcome(settings)
+    }
+
+    /// The settings with the command line's values in place: its signer signs for all three authorities and replaces
+    /// the configured ones, its files replace `kubeadm.files`. What is trusted stays as configured.
+    #[must_use]
+    pub fn with(mut self, stand_ins: StandIns) -> Self {
+        if !stand_ins.kubeadm_configs.is_empty() {
+            self.kubeadm.files = stand_ins.kubeadm_configs;
+            self.kubeadm.required = true;
+        }
+        if let Some(name) = stand_ins.node_name {
+            self.node_name = Some(name);
+        }
+        if let Some(signer) = stand_ins.signer {
+            self.signers = BTreeMap::from([(STAND_IN.to_owned(), signer)]);
+            for authority in self.authorities.values_mut() {
+                authority.signer = Some(STAND_IN.to_owned());
+            }
+        }
+        self
+    }
+
+    /// The default settings with one signer for everything, as `--signer` without a configuration file gives them.
+    pub fn stand_in(signer: SignerSettings) -> Self {
+        Settings::default().with(StandIns {
+            signer: Some(signer),
+            ..StandIns::default()
+        })
+    }
+
+    /// Name and settings of the signer of an authority, when one is configured.
+    pub fn signer_of(&self, authority: Authority) -> Option<(&str, &SignerSettings)> {
+        let name = self.authorities.get(&authority)?.signer.as_ref()?;
+        let (name, signer) = self.signers.get_key_value(name)?;
+        Some((name, signer))
+    }
+
+    /// The JSON Schema of a fragment (draft 2020-12).
+    pub fn schema() -> Value {
+        schema::document()
+    }
+
+    /// The effective settings in the shape of a fragment, secrets left out, defaults filled in.
+    pub fn redacted(&self) -> Value {
+        let mut root = json!({
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "kubeadm": {"files": self.kubeadm.files},
+        });
+        let authorities: serde_json::Map<String, Value> = Authority::ALL
+            .into_iter()
+            .filter_map(|authority| {
+                let settings = self.authorities.get(&authority)?;
+                let mut entry = serde_json::Map::new();
+                if let Some(signer) = &settings.signer {
+                    entry.insert("signer".to_owned(), json!(signer));
+                }
+                let mut trust = serde_json::Map::new();
+                if let Some(file) = &settings.trust_file {
+                    trust.insert("file".to_owned(), json!(file));
+                }
+                if !settings.trust_sha256.is_empty() {
+                    let pins: Vec<String> = settings.trust_sha256.iter().map(hex).collect();
+                    trust.insert("sha256".to_owned(), json!(pins));
+                }
+                if !trust.is_empty() {
+                    entry.insert("trust".to_owned(), Value::Object(trust));
+                }
+                Some((authority.to_string(), Value::Object(entry)))
+            })
+            .collect();
+        let signers: serde_json::Map<String, Value> = self
+            .signers
+            .iter()
+            .map(|(name, signer)| (name.clone(), signer.redacted()))
+            .collect();
+        let names = |sans: &[San]| -> Vec<String> { sans.iter().map(San::to_string).collect() };
+        if let Some(map) = root.as_object_mut() {
+            if let (Some(file), Some(kubeadm)) = (
+                &self.kubeadm.cluster_configuration,
+                map.get_mut("kubeadm").and_then(Value::as_object_mut),
+            ) {
+                kubeadm.insert("clusterConfiguration".to_owned(), json!(file));
+            }
+            if let Some(name) = &self.node_name {
+                map.insert("nodeName".to_owned(), json!(name));
+            }
+            map.insert("authorities".to_owned(), Value::Object(authorities));
+            map.insert("signers".to_owned(), Value::Object(signers));
+            if let Some(pki) = &self.pki_source {
+                map.insert("pki".to_owned(), pki.clone());
+            }
+            map.insert(
+                "subjects".to_owned(),
+                json!({"apiserver-kubelet-client": self.kubelet_client_subject.as_str()}),
+            );
+            map.insert(
+                "extraSANs".to_owned(),
+                json!({
+                    "apiserver": names(&self.extra_sans.apiserver),
+                    "etcd-server": names(&self.extra_sans.etcd_server),
+                    "etcd-peer": names(&self.extra_sans.etcd_peer),
+                }),
+            );
+            map.insert(
+                "kubelet".to_owned(),
+                json!({"identity": self.kubelet_identity.as_str()}),
+            );
+            map.insert("wait".to_owned(), json!(format_duration(self.wait)));
+            map.insert(
+                "clock".to_owned(),
+                json!({"maxWait": format_duration(self.clock_max_wait)}),
+            );
+        }
+        root
+    }
+
+    fn read(&mut self, map: &Map<'_>, faults: &mut Faults) {
+        // Both were checked fragment by fragment.
+        map.get("apiVersion");
+        map.get("kind");
+        if let Some(kubeadm) = section(map, "kubeadm") {
+            if let Some(field) = kubeadm.get("files")
+                && let Some(items) = field.list()
+            {
+                if items.is_empty() {
+                    field.error("names no file", "list at least one, or remove the key");
+                }
+                self.kubeadm.files = items.iter().filter_map(absolute).collect();
+            }
+            self.kubeadm.cluster_configuration = kubeadm
+                .get("clusterConfiguration")
+                .as_ref()
+                .and_then(absolute);
+            kubeadm.finish();
+        }
+        if let Some(field) = map.get("nodeName")
+            && let Some(text) = field.string()
+        {
+            match text.parse() {
+                Ok(name) => self.node_name = Some(name),
+                Err(refusal) => field.error(
+                    refusal.message,
+                    "use a DNS name, or remove nodeName to take kubeadm's",
+                ),
+            }
+        }
+        if let Some(field) = map.get("pki") {
+            self.pki_source = Some(yaml::to_json(field.node()));
+            self.pki = Some(Rules::read(&field, faults));
+        }
+        if let Some(subjects) = section(map, "subjects") {
+            if let Some(subject) = choice(
+                subjects.get("apiserver-kubelet-client"),
+                KubeletClientSubject::ALL,
+                KubeletClientSubject::as_str,
+            ) {
+                self.kubelet_client_subject = subject;
+            }
+            subjects.finish();
+        }
+        if let Some(extra) = section(map, "extraSANs") {
+            self.extra_sans = ExtraSans {
+                apiserver: sans(extra.get("apiserver")),
+                etcd_server: sans(extra.get("etcd-server")),
+                etcd_peer: sans(extra.get("etcd-peer")),
+            };
+            extra.finish();
+        }
+        if let Some(kubelet) = section(map, "kubelet") {
+            if let Some(identity) = choice(
+                kubelet.get("identity"),
+                KubeletIdentity::ALL,
+                KubeletIdentity::as_str,
+            ) {
+                self.kubelet_identity = identity;
+            }
+            kubelet.finish();
+        }
+        if let Some((_, wait)) = duration(map.get("wait")) {
+            self.wait = wait;
+        }
+        if let Some(clock) = section(map, "clock") {
+            if let Some((_, wait)) = duration(clock.get("maxWait")) {
+                self.clock_max_wait = wait;
+            }
+            clock.finish();
+        }
+        let signers = self.read_signers(map);
+        self.read_authorities(map, &signers, faults);
+        for key in LATER_KEYS {
+            later(map, key);
+        }
+        map.finish();
+    }
+
+    /// Where each signer stands, those with faults included, so that naming one is no second fault.
+    fn read_signers(&mut self, map: &Map<'_>) -> BTreeMap<String, Spot> {
+        let mut spots = BTreeMap::new();
+        let Some(signers) = section(map, "signers") else {
+            return spots;
+        };
+        for (name, field) in signers.named() {
+            spots.insert(name.clone(), field.spot());
+            let Some(kinds) = field.map() else { continue };
+            let mut found = Vec::new();
+            if let Some(field) = kinds.get("embedded") {
+                if let Some(map) = field.map() {
+                    map.finish();
+                }
+                found.push(("embedded", Some(SignerSettings::Embedded)));
+            }
+            if let Some(field) = kinds.get("local") {
+                let directory = path_of(&field, "directory");
+                found.push((
+                    "local",
+                    directory.map(|directory| SignerSettings::Local { directory }),
+                ));
+            }
+            if let Some(field) = kinds.get("directory") {
+                let path = path_of(&field, "path");
+                found.push((
+                    "directory",
+                    path.map(|path| SignerSettings::Directory { path }),
+                ));
+            }
+            if let Some(field) = kinds.get("exec") {
+                found.push(("exec", read_exec(&field).map(SignerSettings::Exec)));
+            }
+            for kind in LATER_SIGNERS {
+                if later(&kinds, kind) {
+                    found.push((kind, None));
+                }
+            }
+            kinds.finish();
+            match found.as_slice() {
+                [(_, signer)] => {
+                    if let Some(signer) = signer {
+                        self.signers.insert(name, signer.clone());
+                    }
+                }
+                [] => field.error(
+                    "has no kind",
+                    "add one of embedded: {}, local: {directory: DIR}, directory: {path: DIR}, exec: {command: PATH}",
+                ),
+                several => {
+                    let names: Vec<&str> = several.iter().map(|(name, _)| *name).collect();
+                    field.error(
+                        format!("has several kinds: {}", names.join(", ")),
+                        "keep one, or make a signer of each; a later fragment adds to the map of an earlier one",
+                    );
+                }
+            }
+        }
+        spots
+    }
+
+    fn read_authorities(
+        &mut self,
+        map: &Map<'_>,
+        signers: &BTreeMap<String, Spot>,
+        faults: &mut Faults,
+    ) {
+        let only = match signers.len() {
+            1 => signers.keys().next(),
+            _ => None,
+        };
+        let mut used: Vec<&String> = only.into_iter().collect();
+        let block = section(map, "authorities");
+        for (authority, settings) in &mut self.authorities {
+            settings.signer = only.cloned();
+            let Some(entry) = block
+                .as_ref()
+                .and_then(|block| section(block, authority.as_str()))
+            else {
+                continue;
+            };
+            if let Some(field) = entry.get("signer")
+                && let Some(name) = field.string()
+            {
+                match signers.get_key_value(&name) {
+                    Some((name, _)) => {
+                        used.push(name);
+                        settings.signer = Some(name.clone());
+                    }
+                    None => {
+                        let known: Vec<&str> = signers.keys().map(String::as_str).collect();
+                        field.error(
+                            format!("signer {name:?} is not defined"),
+                            match (
+                                yaml::did_you_mean(&name, known.iter().copied()),
+                                known.is_empty(),
+                            ) {
+                                (Some(near), _) => format!("did you mean {near}?"),
+                                (None, true) => format!(
+                                    "define it: signers: {{{name}: {{local: {{directory: DIR}}}}}}"
+                                ),
+                                (None, false) => format!("defined are {}", known.join(", ")),
+                            },
+                        );
+                    }
+                }
+            }
+            if let Some(trust) = section(&entry, "trust") {
+                settings.trust_file = trust.get("file").as_ref().and_then(absolute);
+                for item in trust
+                    .get("sha256")
+                    .and_then(|field| field.list())
+                    .unwrap_or_default()
+                {
+                    if let Some(pin) = pin(&item) {
+                        settings.trust_sha256.push(pin);
+                    }
+                }
+                trust.finish();
+            }
+            entry.finish();
+        }
+        if let Some(block) = &block {
+            block.finish();
+        }
+        for (name, spot) in signers {
+            if !used.contains(&name) {
+                faults.push(spot.warning(
+                    "is defined, but no authority uses it",
+                    format!("add authorities: {{ca: {{signer: {name}}}}}, or remove it"),
+                ));
+            }
+        }
+    }
+}
+
+/// Blocks of later releases.
+const LATER_KEYS: [&str; 3] = ["rotation", "reload", "metrics"];
+/// Signers of later releases.
+const LATER_SIGNERS: [&str; 7] = [
+    "kubernetes",
+    "certManager",
+    "vault",
+    "est",
+    "stepCA",
+    "cfssl",
+    "puppet",
+];
+
+/// Reports a key that has a meaning, but not yet. Accepting what does nothing would deceive.
+fn later(map: &Map<'_>, key: &str) -> bool {
+    let Some(entry) = map.field().node().get(key) else {
+        return false;
+    };
+    map.ignore(&[key]);
+    let field = match map.field().spot().field.as_str() {
+        "" => key.to_owned(),
+        path => format!("{path}.{key}"),
+    };
+    let spot = Spot {
+        place: entry.place.clone(),
+        field,
+    };
+    let fix = if LATER_KEYS.contains(&key) {
+        "remove it"
+    } else {
+        "use embedded, local, directory or exec"
+    };
+    map.field()
+        .walk()
+        .push(spot.error("is not supported by this release", fix));
+    true
+}
+
+fn is_fragment(document: &Node, faults: &mut Faults) -> bool {
+    let spot = |key: &str| Spot {
+        place: document
+            .get(key)
+            .map_or(&document.place, |node| &node.place)
+            .clone(),
+        field: key.to_owned(),
+    };
+    let mut fine = true;
+    for (key, want) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+        let found = document.get(key).and_then(Node::text);
+        if found != Some(want) {
+            let message = match found {
+                Some(found) => format!("is {found:?}, this program reads {want}"),
+                None => "is missing".to_owned(),
+            };
+            faults.push(spot(key).error(message, format!("write {key}: {want}")));
+            fine = false;
+        }
+    }
+    fine
+}
+
+/// Maps merge, everything else is replaced.
+fn merge(base: &mut Node, over: Node) {
+    match (&mut base.kind, over.kind) {
+        (Kind::Map(entries), Kind::Map(additions)) => {
+            for Entry { key, place, value } in additions {
+                match entries.iter_mut().find(|entry| entry.key == key) {
+                    Some(entry) => merge(&mut entry.value, value),
+                    None => entries.push(Entry { key, place, value }),
+                }
+            }
+        }
+        (kind, replacement) => {
+            *kind = replacement;
+            base.place = over.place;
+        }
+    }
+}
+
+fn read_exec(field: &Field<'_>) -> Option<ExecSettings> {
+    let map = field.map()?;
+    let command = match map.get("command") {
+        Some(command) => absolute(&command),
+        None => {
+            field.error(
+                "has no command",
+                "add command: with the absolute path of the plug-in",
+            );
+            None
+        }
+    };
+    let args = texts(map.get("args"));
+    let env = free_map(map.get("env"));
+    let mut timeout = DEFAULT_EXEC_TIMEOUT;
+    if let Some((field, given)) = duration(map.get("timeout")) {
+        if given.is_zero() || given > MAX_EXEC_TIMEOUT {
+            field.error(
+                format!(
+                    "{} is not between 1ms and {}",
+                    format_duration(given),
+                    format_duration(MAX_EXEC_TIMEOUT)
+                ),
+                "use up to 10m; a plug-in that needs longer answers \"pending\"",
+            );
+        }
+        timeout = given;
+    }
+    let run_as_user = map.get("runAsUser").and_then(|field| field.string());
+    let params = free_map(map.get("params"));
+    map.finish();
+    Some(ExecSettings {
+        command: command?,
+        args,
+        env,
+        timeout,
+        run_as_user,
+        params,
+    })
+}
+
+/// `{key: /absolute/path}` with nothing else.
+fn path_of(field: &Field<'_>, key: &str) -> Option<PathBuf> {
+    let map = field.map()?;
+    let path = map.get(key);
+    map.finish();
+    match path {
+        Some(path) => absolute(&path),
+        None => {
+            field.error(
+                format!("has no {key}"),
+                format!("add {key}: with an absolute path"),
+            );
+            None
+        }
+    }
+}
+
+fn absolute(field: &Field<'_>) -> Option<PathBuf> {
+    let text = field.string()?;
+    if text.starts_with('/') {
+        return Some(PathBuf::from(text));
+    }
+    field.error(
+        format!("{text:?} is not an absolute path"),
+        "begin it with /",
+    );
+    None
+}
+
+fn section<'a>(map: &Map<'a>, key: &str) -> Option<Map<'a>> {
+    map.get(key)?.map()
+}
+
+fn texts(field: Option<Field<'_>>) -> Vec<String> {
+    let items = field.and_then(|field| field.list()).unwrap_or_default();
+    items.iter().filter_map(Field::string).collect()
+}
+
+fn free_map(field: Option<Field<'_>>) -> BTreeMap<String, String> {
+    let Some(map) = field.and_then(|field| field.map()) else {
+        return BTreeMap::new();
+    };
+    map.named()
+        .into_iter()
+        .filter_map(|(name, field)| Some((name, field.string()?)))
+        .collect()
+}
+
+fn sans(field: Option<Field<'_>>) -> Vec<San> {
+    let mut sans = Vec::new();
+    for item in field.and_then(|field| field.list()).unwrap_or_default() {
+        let Some(text) = item.string() else { continue };
+        match San::parse(&text) {
+            Ok((san, notes)) => {
+                for note in notes {
+                    item.warning(note.message, note.fix);
+                }
+                sans.push(san);
+            }
+            Err(refusal) => item.error(refusal.message, refusal.fix),
+        }
+    }
+    sans
+}
+
+fn duration(field: Option<Field<'_>>) -> Option<(Field<'_>, Duration)> {
+    let field = field?;
+    match parse_duration(&field.string()?) {
+        Ok(duration) => Some((field, duration)),
+        Err(message) => {
+            field.error(message, "use hours, minutes and seconds, as in 1m30s");
+            None
+        }
+    }
+}
+
+fn choice<T: Copy, const N: usize>(
+    field: Option<Field<'_>>,
+    all: [T; N],
+    name: fn(T) -> &'static str,
+) -> Option<T> {
+    let field = field?;
+    let text = field.string()?;
+    let found = all.into_iter().find(|one| name(*one) == text);
+    if found.is_none() {
+        let names: Vec<&str> = all.into_iter().map(name).collect();
+        field.error(
+            format!("{text:?} is not possible here"),
+            format!("use {}", names.join(", ")),
+        );
+    }
+    found
+}
+
+/// 64 hex digits, with or without `sha256:` before and colons between, as openssl and kubeadm print them.
+fn pin(field: &Field<'_>) -> Option<[u8; 32]> {
+    let text = field.string()?;
+    let digits = text
+        .strip_prefix("sha256:")
+        .unwrap_or(&text)
+        .replace(':', "");
+    let mut pin = [0_u8; 32];
+    let mut filled = digits.len() == 64 && digits.is_ascii();
+    for (index, byte) in pin.iter_mut().enumerate() {
+        let pair = digits
+            .get(2 * index..2 * index + 2)
+            .filter(|pair| pair.bytes().all(|b| b.is_ascii_hexdigit()));
+        match pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
+            Some(value) => *byte = value,
+            None => filled = false,
+        }
+    }
+    if !filled {
+        field.error(
+            "is not a SHA-256 pin of 64 hex digits",
+            "print it with: openssl x509 -in ca.crt -noout -pubkey | openssl pkey -pubin -outform der | sha256sum",
+        );
+        return None;
+    }
+    Some(pin)
+}
+
+fn hex(pin: &[u8; 32]) -> String {
+    pin.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn looks_secret(key: &str) -> bool {
+    let key = key.to_lowercase();
+    [
+        "secret",
+        "token",
+        "password",
+        "passwd",
+        "passphrase",
+        "key",
+        "credential",
+        "auth",
+        "pin",
+        "cookie",
+    ]
+    .iter()
+    .any(|word| key.contains(word))
+}
+
+/// Reads all fragments in their order with the caller's two functions, each given an absolute path: `list` returns
+/// the file names in a directory (none when it does not exist), `read` the text of a file or `None` when it does not
+/// exist. With `only`, that one file is read and must exist.
+///
+/// # Errors
+/// Whatever `list` and `read` return, and not found for `only`.
+pub fn collect(
+    only: Option<&Path>,
+    mut list: impl FnMut(&Path) -> io::Result<Vec<String>>,
+    mut read: impl FnMut(&Path) -> io::Result<Option<String>>,
+) -> io::Result<Vec<(String, String)>> {
+    let mut paths = Vec::new();
+    match only {
+        Some(path) => paths.push(path.to_owned()),
+        None => {
+            paths.push(PathBuf::from(MAIN_FILE));
+            for directory in FRAGMENT_DIRECTORIES {
+                let directory = Path::new(directory);
+                let mut names = list(directory)?;
+                names.retain(|name| name.ends_with(".yaml") && !name.starts_with('.'));
+                names.sort();
+                paths.extend(names.iter().map(|name| directory.join(name)));
+            }
+        }
+    }
+    let mut fragments = Vec::new();
+    for path in paths {
+        match read(&path)? {
+            Some(text) => fragments.push((path.display().to_string(), text)),
+            None if only.is_some() => {
+                let message = format!("configuration file {} does not exist", path.display());
+                return Err(io::Error::new(io::ErrorKind::NotFound, message));
+            }
+            None => {}
+        }
+    }
+    Ok(fragments)
+}
+
+#[cfg(test)]
+mod tests;

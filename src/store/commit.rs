@@ -1,0 +1,876 @@
+//! Commit and recover. The protocol is told in the header of `store.rs`.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode as Bits, fchmod};
+use nix::unistd::{Gid, Uid, fchown};
+use rustix::fs::{XattrFlags, fgetxattr, flistxattr, fsetxattr};
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::dir::{Dir, Metadata, READ, errno_from, is_unfinished, unfinished};
+use super::error::{Error, Note, Obstacle};
+use super::issued::{self, ISSUED, Issued};
+use super::journal::{Entry, JOURNAL, Journal, Kept, Secret};
+use super::pending::{self, Slot};
+use super::{Locked, READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sha256, sync};
+use crate::names::CertName;
+
+/// Which directories hold unfinished files, in the state directory.
+const STAGING: &str = "staging.json";
+
+/// Permission bits of a file that is written.
+///
+/// They are for a new file; a file that is replaced keeps its own, and its owner, group and extended attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// 0600: keys and kubeconfigs. One that everybody could read is tightened.
+    Private,
+    /// 0644: certificates.
+    Public,
+    /// Something else.
+    Other(u32),
+}
+
+impl Mode {
+    const fn bits(self) -> u32 {
+        match self {
+            Mode::Private => 0o600,
+            Mode::Public => 0o644,
+            Mode::Other(bits) => bits,
+        }
+    }
+
+    /// The bits for a file that replaces `found`.
+    fn replacing(self, found: &Metadata) -> u32 {
+        if found.size == 0 {
+            // Made by the kubelet for a hostPath of type FileOrCreate: nobody chose its mode.
+            return self.bits();
+        }
+        match (self, found.mode & 0o007, found.gid) {
+            (Mode::Private, 1.., 0) => found.mode & 0o700,
+            // A group of its own is how RootlessControlPlane lets a static pod read the key.
+            (Mode::Private, 1.., _) => found.mode & 0o770,
+            _ => found.mode,
+        }
+    }
+}
+
+/// Files that change together or not at all.
+#[derive(Default)]
+pub struct Commit {
+    files: Vec<Wanted>,
+    issued: BTreeMap<CertName, Issued>,
+    slots: Vec<Slot>,
+}
+
+struct Wanted {
+    path: PathBuf,
+    bytes: Zeroizing<Vec<u8>>,
+    mode: Mode,
+    overwrite: bool,
+}
+
+impl Commit {
+    /// A commit that changes nothing yet.
+    pub fn new() -> Commit {
+        Commit::default()
+    }
+
+    /// A file that shall have these contents. Of two for the same path the last one counts.
+    pub fn file(
+        &mut self,
+        path: impl Into<PathBuf>,
+        bytes: impl Into<Zeroizing<Vec<u8>>>,
+        mode: Mode,
+    ) -> &mut Self {
+        self.add(path.into(), bytes.into(), mode, true)
+    }
+
+    /// A file that may be made but not changed: the commit is refused if one with other contents exists.
+    pub fn file_if_absent(
+        &mut self,
+        path: impl Into<PathBuf>,
+        bytes: impl Into<Zeroizing<Vec<u8>>>,
+        mode: Mode,
+    ) -> &mut Self {
+        self.add(path.into(), bytes.into(), mode, false)
+    }
+
+    /// When a certificate of this commit was issued.
+    pub fn issued(&mut self, name: CertName, issued: Issued) -> &mut Self {
+        self.issued.insert(name, issued);
+        self
+    }
+
+    /// A pending request that this commit answers; its key, CSR and ticket are removed once all files are in place.
+    pub fn completes(&mut self, slot: Slot) -> &mut Self {
+        self.slots.push(slot);
+        self
+    }
+
+    fn add(
+        &mut self,
+        path: PathBuf,
+        bytes: Zeroizing<Vec<u8>>,
+        mode: Mode,
+        overwrite: bool,
+    ) -> &mut Self {
+        self.files.retain(|wanted| wanted.path != path);
+        self.files.push(Wanted {
+            path,
+            bytes,
+            mode,
+            overwrite,
+        });
+        self
+    }
+}
+
+/// What a commit did. Paths are those on the node.
+#[derive(Debug, Default)]
+pub struct Committed {
+    /// Files that were made or replaced.
+    pub written: Vec<PathBuf>,
+    /// Files that were as wanted already and were not touched.
+    pub unchanged: Vec<PathBuf>,
+    /// What is worth telling.
+    pub notes: Vec<Note>,
+}
+
+/// What was found and done at the start. Paths are those on the node.
+#[derive(Debug, Default)]
+pub struct Recovery {
+    /// Files of an interrupted commit that were put in place now.
+    pub finished: Vec<PathBuf>,
+    /// Files of an interrupted commit that somebody else has changed since; left as they are.
+    pub superseded: Vec<PathBuf>,
+    /// Unfinished files that were removed. Nothing had been decided about them.
+    pub swept: Vec<PathBuf>,
+    /// What else is worth telling.
+    pub notes: Vec<Note>,
+}
+
+impl Store {
+    /// Puts all files in place, or none.
+    ///
+    /// # Errors
+    /// [`Error::NotCommitted`]: everything is as it was. [`Error::Unfinished`]: the next start finishes.
+    pub fn commit(&mut self, commit: Commit) -> Result<Committed, Error> {
+        let mut made = Vec::new();
+        let mut plan = Plan::default();
+        let journal = match self
+            .examine(commit, &mut plan)
+            .and_then(|()| self.decide(&mut plan, &mut made))
+        {
+            Ok(journal) => journal,
+            Err(error) => {
+                self.withdraw(&plan, &made);
+                return Err(Error::NotCommitted(Box::new(error)));
+            }
+        };
+        self.finish(&plan.dirs, &plan.steps, &journal)
+            .and_then(|()| self.close())
+            .map_err(|error| Error::Unfinished(Box::new(error)))?;
+        Ok(plan.outcome)
+    }
+
+    /// Looks at every target; writes nothing.
+    fn examine(&self, commit: Commit, plan: &mut Plan) -> Result<(), Error> {
+        let Commit {
+            mut files,
+            issued,
+            slots,
+        } = commit;
+        if !issued.is_empty() {
+            files.push(self.issue_times(issued, plan));
+        }
+        plan.slots = slots;
+        for wanted in files {
+            if wanted.path.to_str().is_none() {
+                return Err(Error::BadPath {
+                    path: wanted.path,
+                    what: "a path in UTF-8",
+                });
+            }
+            let place = plan.place(&self.root, &wanted.path)?;
+            let group = plan.group(&wanted.path);
+            let Some(target) = Target::look(plan.dirs.get(place.dir), &place.name)? else {
+                plan.changes.push(Change::new(wanted, place, group, None));
+                continue;
+            };
+            let path = target.path.clone();
+            let mode = wanted.mode.replacing(&target.metadata);
+            let same = target.bytes == wanted.bytes;
+            if !same && !wanted.overwrite && !target.bytes.is_empty() {
+                return Err(Error::obstacle(path, Obstacle::Differs));
+            }
+            if mode != target.metadata.mode && target.metadata.size > 0 {
+                plan.outcome.notes.push(Note::Tightened {
+                    path: path.clone(),
+                    from: target.metadata.mode,
+                    to: mode,
+                });
+            }
+            if same && mode == target.metadata.mode {
+                plan.kept.push(Kept {
+                    sha256: sha256(&target.bytes),
+                    path: wanted.path,
+                    group,
+                });
+                continue;
+            }
+            if target.metadata.immutable {
+                return Err(Error::obstacle(path, Obstacle::Immutable));
+            }
+            if target.metadata.links > 1 {
+                plan.outcome.notes.push(Note::HardLinked {
+                    path,
+                    links: target.metadata.links,
+                });
+            }
+            plan.changes
+                .push(Change::new(wanted, place, group, Some((target, mode))));
+        }
+        plan.changes
+            .sort_by_key(|change| (change.group, !change.private));
+        plan.outcome.unchanged = plan.kept.iter().map(|kept| kept.path.clone()).collect();
+        for change in &plan.changes {
+            if let Some(dir) = plan
+                .dirs
+                .get(change.place.dir)
+                .and_then(|place| place.dir.as_ref())
+                && !plan.proved.contains(&change.place.dir)
+            {
+                if dir.own_metadata()?.immutable {
+                    return Err(Error::obstacle(dir.path(), Obstacle::Immutable));
+                }
+                plan.proved.push(change.place.dir);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stages every change and writes the journal: the point of commit is the last line.
+    fn decide(&self, plan: &mut Plan, made: &mut Vec<PathBuf>) -> Result<Journal, Error> {
+        if plan.changes.is_empty() {
+            return Ok(Journal::new(Vec::new(), Vec::new(), plan.slots.clone()));
+        }
+        let record = self.record_staging(plan)?;
+        failpoint("commit:recorded", self.state.path())?;
+        plan.staging = true;
+
+        let mut staged: Vec<(PathBuf, File)> = vec![(self.state.path().join(STAGING), record)];
+        let mut entries = Vec::with_capacity(plan.changes.len());
+        for change in std::mem::take(&mut plan.changes) {
+            let Change {
+                path,
+                place,
+                group,
+                bytes,
+                mode,
+                found,
+                ..
+            } = change;
+            plan.steps.push(Step {
+                place: place.clone(),
+                group,
+            });
+            let dir = plan.make(&self.root, place.dir, made)?;
+            let temp = unfinished(&place.name);
+            failpoint("commit:staged-one", dir.path().join(&place.name))?;
+            let file = dir.create(&temp, &bytes)?;
+            inherit(
+                dir,
+                &place.name,
+                &file,
+                found.as_ref().map(|found| &found.metadata),
+                mode,
+            )?;
+            staged.push((dir.path().join(&place.name), file));
+            plan.outcome.written.push(path.clone());
+            entries.push(Entry {
+                old: found.as_ref().map(|found| sha256(&found.bytes)),
+                new: sha256(&bytes),
+                content: Secret(bytes),
+                path,
+                group,
+                mode,
+            });
+        }
+        failpoint("commit:staged", self.state.path())?;
+
+        let journal = Journal::new(entries, std::mem::take(&mut plan.kept), plan.slots.clone());
+        staged.push((self.state.path().join(JOURNAL), journal.write(&self.state)?));
+        let files: Vec<BorrowedFd<'_>> = staged.iter().map(|(_, file)| file.as_fd()).collect();
+        sync::all(&files).map_err(|(index, errno)| {
+            let path = staged
+                .get(index)
+                .map_or(self.state.path(), |(path, _)| path);
+            Error::io("write", path, errno)
+        })?;
+        for path in made.iter() {
+            self.root.sync_parent(path)?;
+        }
+        failpoint("commit:synced", self.state.path())?;
+
+        let name = OsStr::new(JOURNAL);
+        self.state.rename(&unfinished(name), name)?;
+        Ok(journal)
+    }
+
+    /// From the point of commit on: the renames, and the end of the slots and of the journal.
+    fn finish(&self, dirs: &[Place], steps: &[Step], journal: &Journal) -> Result<(), Error> {
+        if !journal.entries.is_empty() {
+            failpoint("commit:journalled", self.state.path())?;
+            self.state.sync()?;
+        }
+        failpoint("finish:decided", self.state.path())?;
+        let mut failed: Option<(usize, Error)> = None;
+        let mut touched: Vec<&Dir> = Vec::new();
+        for step in steps {
+            // A key without its certificate is worse than neither; other groups need not suffer for it.
+            if failed
+                .as_ref()
+                .is_some_and(|(group, _)| *group == step.group)
+            {
+                continue;
+            }
+            let Some(dir) = dirs
+                .get(step.place.dir)
+                .and_then(|place| place.dir.as_ref())
+            else {
+                continue;
+            };
+            let renamed = failpoint("finish:rename-one", dir.path().join(&step.place.name))
+                .and_then(|()| dir.rename(&unfinished(&step.place.name), &step.place.name));
+            match renamed {
+                Ok(()) if touched.iter().any(|known| std::ptr::eq(*known, dir)) => {}
+                Ok(()) => touched.push(dir),
+                Err(error) => failed = Some((step.group, failed.map_or(error, |(_, first)| first))),
+            }
+        }
+        failpoint("finish:renamed", self.state.path())?;
+        let open: Vec<BorrowedFd<'_>> = touched.iter().map(|dir| dir.as_fd()).collect();
+        sync::all(&open).map_err(|(index, errno)| {
+            let path = touched
+                .get(index)
+                .map_or(self.state.path(), |dir| dir.path());
+            Error::io("write", path, errno)
+        })?;
+        if let Some((_, error)) = failed {
+            return Err(error);
+        }
+        failpoint("finish:durable", self.state.path())?;
+        pending::remove(&self.state, &journal.slots)?;
+        failpoint("finish:slots-removed", self.state.path())?;
+        if !journal.entries.is_empty() {
+            self.state.unlink(OsStr::new(JOURNAL))?;
+            failpoint("finish:journal-removed", self.state.path())?;
+        }
+        Ok(())
+    }
+
+    /// The last step: nothing unfinished is left anywhere.
+    fn close(&self) -> Result<(), Error> {
+        if self.state.unlink(OsStr::new(STAGING))? {
+            failpoint("finish:record-removed", self.state.path())?;
+        }
+        self.state.sync()
+    }
+
+    /// Undoes [`Store::decide`] as far as it came.
+    fn withdraw(&self, plan: &Plan, made: &[PathBuf]) {
+        for step in &plan.steps {
+            if let Some(dir) = plan
+                .dirs
+                .get(step.place.dir)
+                .and_then(|place| place.dir.as_ref())
+            {
+                let _ = dir.unlink(&unfinished(&step.place.name));
+            }
+        }
+        self.root.unmake_dirs(made);
+        let _ = self.state.unlink(&unfinished(OsStr::new(JOURNAL)));
+        if plan.staging {
+            let _ = self.state.unlink(OsStr::new(STAGING));
+        }
+    }
+
+    fn issue_times(&self, new: BTreeMap<CertName, Issued>, plan: &mut Plan) -> Wanted {
+        let mut all = self.root.issued().unwrap_or_else(|error| {
+            plan.outcome.notes.push(Note::Rebuilt {
+                path: self.state.path().join(ISSUED),
+                why: error.to_string(),
+            });
+            BTreeMap::new()
+        });
+        all.extend(new);
+        Wanted {
+            path: Path::new(STATE_DIR).join(ISSUED),
+            bytes: issued::to_json(all).into(),
+            mode: Mode::Other(0o600),
+            overwrite: true,
+        }
+    }
+
+    fn record_staging(&self, plan: &Plan) -> Result<File, Error> {
+        let mut directories: Vec<&Path> = Vec::new();
+        for change in &plan.changes {
+            if let Some(parent) = change.path.parent()
+                && !directories.contains(&parent)
+            {
+                directories.push(parent);
+            }
+        }
+        let record = serde_json::json!(Staging {
+            directories: directories.into_iter().map(Path::to_owned).collect()
+        });
+        self.state.unlink(OsStr::new(STAGING))?;
+        self.state
+            .create(OsStr::new(STAGING), record.to_string().as_bytes())
+    }
+}
+
+impl Locked {
+    /// Finishes what an interrupted run had decided, removes what it had not, and gives the right to write.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`] when something is in the way again, [`Error::JournalDamaged`] when the interrupted run
+    /// cannot be finished; the next call then goes on without its journal.
+    pub fn recover(self, now: OffsetDateTime) -> Result<(Store, Recovery), Error> {
+        let Locked {
+            root,
+            state,
+            lock,
+            notes,
+        } = self;
+        let store = Store {
+            root,
+            state,
+            _lock: lock,
+        };
+        let mut recovery = Recovery {
+            notes,
+            ..Recovery::default()
+        };
+        if let Some(journal) = Journal::load(&store.state, || store.aside(), now)? {
+            failpoint("recover:journal-read", store.state.path())?;
+            store
+                .roll_forward(journal, now, &mut recovery)
+                .map_err(|error| Error::Unfinished(Box::new(error)))?;
+        }
+        store.sweep(&mut recovery)?;
+        Ok((store, recovery))
+    }
+}
+
+impl Store {
+    fn roll_forward(
+        &self,
+        mut journal: Journal,
+        now: OffsetDateTime,
+        recovery: &mut Recovery,
+    ) -> Result<(), Error> {
+        let mut plan = Plan::default();
+        let mut found = Vec::with_capacity(journal.entries.len());
+        for entry in &journal.entries {
+            let place = plan.place(&self.root, &entry.path)?;
+            let target = Target::look(plan.dirs.get(place.dir), &place.name)?;
+            found.push((place, State::of(entry, target.as_ref()), target));
+        }
+        let mut given_up = Vec::new();
+        for kept in &journal.kept {
+            let place = plan.place(&self.root, &kept.path)?;
+            let target = Target::look(plan.dirs.get(place.dir), &place.name)?;
+            if target.is_none_or(|target| sha256(&target.bytes) != kept.sha256) {
+                given_up.push(kept.group);
+            }
+        }
+        let group_has = |group: usize, state: State| {
+            journal
+                .entries
+                .iter()
+                .zip(&found)
+                .any(|(entry, (_, is, _))| entry.group == group && *is == state)
+        };
+        for entry in &journal.entries {
+            // Nothing of ours is there yet: whoever changed the group since has the last word.
+            if group_has(entry.group, State::Foreign) && !group_has(entry.group, State::New) {
+                given_up.push(entry.group);
+            }
+        }
+
+        let mut made = Vec::new();
+        let mut staged = Vec::new();
+        for (entry, (place, state, target)) in journal.entries.iter_mut().zip(found) {
+            if given_up.contains(&entry.group) {
+                recovery.superseded.push(entry.path.clone());
+                continue;
+            }
+            if state == State::New {
+                continue;
+            }
+            let dir = plan.make(&self.root, place.dir, &mut made)?;
+            if let Some(target) = &target {
+                if target.metadata.immutable {
+                    return Err(Error::obstacle(&target.path, Obstacle::Immutable));
+                }
+                if state == State::Foreign {
+                    recovery
+                        .notes
+                        .push(keep_copy(dir, &place.name, &target.path, now)?);
+                }
+            }
+            failpoint("recover:staged-one", dir.path().join(&place.name))?;
+            let file = stage_again(dir, &place.name, &entry.content.0)?;
+            inherit(
+                dir,
+                &place.name,
+                &file,
+                target.as_ref().map(|target| &target.metadata),
+                entry.mode,
+            )?;
+            staged.push((dir.path().join(&place.name), file));
+            recovery.finished.push(entry.path.clone());
+            plan.steps.push(Step {
+                place,
+                group: entry.group,
+            });
+        }
+        let files: Vec<BorrowedFd<'_>> = staged.iter().map(|(_, file)| file.as_fd()).collect();
+        sync::all(&files).map_err(|(index, errno)| {
+            let path = staged
+                .get(index)
+                .map_or(self.state.path(), |(path, _)| path);
+            Error::io("write", path, errno)
+        })?;
+        for path in &made {
+            self.root.sync_parent(path)?;
+        }
+        failpoint("recover:staged", self.state.path())?;
+        self.finish(&plan.dirs, &plan.steps, &journal)
+    }
+
+    /// Removes unfinished files where the record says that there may be some.
+    fn sweep(&self, recovery: &mut Recovery) -> Result<(), Error> {
+        let mut sweep = |dir: &Dir, path: &Path| -> Result<(), Error> {
+            for name in dir.names()?.iter().filter(|name| is_unfinished(name)) {
+                failpoint("recover:swept-one", dir.path().join(name))?;
+                if pending::is_slot_dir(dir, name)? {
+                    dir.remove_dir(name)?;
+                } else {
+                    dir.unlink(name)?;
+                }
+                recovery.swept.push(path.join(name));
+            }
+            Ok(())
+        };
+        sweep(&self.state, Path::new(STATE_DIR))?;
+        if let Some(pending) = self.state.open_dir(OsStr::new(pending::PENDING))? {
+            sweep(&pending, &Path::new(STATE_DIR).join(pending::PENDING))?;
+        }
+        let Some(record) = self.state.read(STAGING, READ_LIMIT)? else {
+            return Ok(());
+        };
+        // A record that a power cut tore only means that some unfinished files stay until their targets change next.
+        let record: Staging = serde_json::from_slice(&record.bytes).unwrap_or_default();
+        for path in record.directories {
+            if let Some(dir) = self.root.dir(&path)? {
+                sweep(&dir, &path)?;
+            }
+        }
+        failpoint("recover:swept", self.state.path())?;
+        self.close()
+    }
+
+    pub(super) fn aside(&self) -> Result<Dir, Error> {
+        let (dir, made) = self.state.make_dir(OsStr::new("aside"), 0o700)?;
+        if made {
+            self.state.sync()?;
+        }
+        Ok(dir)
+    }
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Staging {
+    directories: Vec<PathBuf>,
+}
+
+/// What a commit will do, and what was done of it.
+#[derive(Default)]
+struct Plan {
+    dirs: Vec<Place>,
+    /// Directories known not to be immutable.
+    proved: Vec<usize>,
+    groups: Vec<PathBuf>,
+    changes: Vec<Change>,
+    kept: Vec<Kept>,
+    slots: Vec<Slot>,
+    staging: bool,
+    steps: Vec<Step>,
+    outcome: Committed,
+}
+
+/// A directory in which something is to be written; `None` while it is missing.
+struct Place {
+    path: PathBuf,
+    dir: Option<Dir>,
+}
+
+/// A name in one of the plan's directories.
+#[derive(Clone)]
+struct Named {
+    dir: usize,
+    name: OsString,
+}
+
+struct Change {
+    path: PathBuf,
+    place: Named,
+    group: usize,
+    private: bool,
+    bytes: Zeroizing<Vec<u8>>,
+    mode: u32,
+    found: Option<Target>,
+}
+
+/// A rename that is left to be done.
+struct Step {
+    place: Named,
+    group: usize,
+}
+
+/// What stands where something is to be written.
+struct Target {
+    path: PathBuf,
+    metadata: Metadata,
+    bytes: Zeroizing<Vec<u8>>,
+}
+
+/// What a target holds, compared with the journal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Old,
+    New,
+    Foreign,
+}
+
+impl Plan {
+    fn place(&mut self, root: &Root, path: &Path) -> Result<Named, Error> {
+        let bad = || Error::BadPath {
+            path: path.to_owned(),
+            what: "the absolute path of a file",
+        };
+        let parent = path.parent().ok_or_else(bad)?;
+        let name = path.file_name().ok_or_else(bad)?.to_owned();
+        if let Some(dir) = self.dirs.iter().position(|place| place.path == parent) {
+            return Ok(Named { dir, name });
+        }
+        let (dir, name) = root.parent(path)?;
+        self.dirs.push(Place {
+            path: parent.to_owned(),
+            dir,
+        });
+        Ok(Named {
+            dir: self.dirs.len() - 1,
+            name,
+        })
+    }
+
+    /// The directory, made if it is missing.
+    fn make(&mut self, root: &Root, index: usize, made: &mut Vec<PathBuf>) -> Result<&Dir, Error> {
+        let place = self.dirs.get_mut(index).ok_or_else(|| Error::BadPath {
+            path: PathBuf::new(),
+            what: "a directory",
+        })?;
+        if place.dir.is_none() {
+            place.dir = Some(root.make_dirs(&place.path, 0o755, made)?);
+        }
+        place.dir.as_ref().ok_or_else(|| Error::BadPath {
+            path: place.path.clone(),
+            what: "a directory",
+        })
+    }
+
+    fn group(&mut self, path: &Path) -> usize {
+        let stem = path.with_extension("");
+        if let Some(known) = self.groups.iter().position(|group| *group == stem) {
+            return known;
+        }
+        self.groups.push(stem);
+        self.groups.len() - 1
+    }
+}
+
+impl Change {
+    fn new(wanted: Wanted, place: Named, group: usize, found: Option<(Target, u32)>) -> Change {
+        let (found, mode) = match found {
+            Some((target, mode)) => (Some(target), mode),
+            None => (None, wanted.mode.bits()),
+        };
+        Change {
+            path: wanted.path,
+            place,
+            group,
+            private: wanted.mode == Mode::Private,
+            bytes: wanted.bytes,
+            mode,
+            found,
+        }
+    }
+}
+
+impl Target {
+    /// Reads what stands at a name, and refuses what no file may replace.
+    fn look(place: Option<&Place>, name: &OsStr) -> Result<Option<Target>, Error> {
+        let Some(dir) = place.and_then(|place| place.dir.as_ref()) else {
+            return Ok(None);
+        };
+        Ok(dir.read(name, READ_LIMIT)?.map(|content| Target {
+            path: dir.path().join(name),
+            metadata: content.metadata,
+            bytes: content.bytes,
+        }))
+    }
+}
+
+impl State {
+    fn of(entry: &Entry, target: Option<&Target>) -> State {
+        let is = target.map(|target| sha256(&target.bytes));
+        if is.as_ref() == Some(&entry.new) {
+            State::New
+        } else if is == entry.old {
+            State::Old
+        } else {
+            State::Foreign
+        }
+    }
+}
+
+/// The unfinished file of an interrupted run if it is whole, else a new one: a disk that is full now has room for it.
+fn stage_again(dir: &Dir, name: &OsStr, bytes: &[u8]) -> Result<File, Error> {
+    let temp = unfinished(name);
+    if dir
+        .read(&temp, READ_LIMIT)
+        .is_ok_and(|found| found.is_some_and(|found| found.bytes.as_slice() == bytes))
+    {
+        return openat(
+            dir,
+            temp.as_os_str(),
+            OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
+            Bits::empty(),
+        )
+        .map(File::from)
+        .map_err(|errno| dir.error("open", &temp, errno));
+    }
+    dir.create(&temp, bytes)
+}
+
+/// Gives a staged file the owner, group, extended attributes and mode that its target shall have.
+///
+/// The mode comes last and explicitly: chown(2) clears bits, an ACL among the attributes sets some, and the umask has
+/// no say.
+fn inherit(
+    dir: &Dir,
+    name: &OsStr,
+    file: &File,
+    found: Option<&Metadata>,
+    mode: u32,
+) -> Result<(), Error> {
+    if let Some(found) = found {
+        let is = super::dir::stat_open(file).map_err(|errno| dir.error("look at", name, errno))?;
+        if (is.uid, is.gid) != (found.uid, found.gid) {
+            fchown(
+                file,
+                Some(Uid::from_raw(found.uid)),
+                Some(Gid::from_raw(found.gid)),
+            )
+            .map_err(|errno| dir.error("keep the owner of", name, errno))?;
+        }
+        let old = openat(dir, name, READ | OFlag::O_NOFOLLOW, Bits::empty())
+            .map_err(|errno| dir.error("read", name, errno))?;
+        copy_attributes(&old, file).map_err(|errno| {
+            dir.error(
+                "keep the extended attributes (SELinux label) of",
+                name,
+                errno,
+            )
+        })?;
+    }
+    fchmod(file, Bits::from_bits_truncate(mode))
+        .map_err(|errno| dir.error("set the mode of", name, errno))
+}
+
+fn copy_attributes(old: impl AsFd, new: impl AsFd) -> Result<(), Errno> {
+    let names = match read_sized(|buffer| flistxattr(&old, buffer)) {
+        Ok(names) => names,
+        Err(Errno::EOPNOTSUPP) => return Ok(()),
+        Err(errno) => return Err(errno),
+    };
+    for name in names
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+    {
+        // Both are signatures over the old contents.
+        if name == b"security.ima" || name == b"security.evm" {
+            continue;
+        }
+        let wanted = match read_sized(|buffer| fgetxattr(&old, name, buffer)) {
+            Ok(value) => value,
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => continue,
+            Err(errno) => return Err(errno),
+        };
+        // A new file often has the right label by inheritance, and setting one takes a permission of its own.
+        if read_sized(|buffer| fgetxattr(&new, name, buffer)).is_ok_and(|is| is == wanted) {
+            continue;
+        }
+        match fsetxattr(&new, name, &wanted, XattrFlags::empty()).map_err(errno_from) {
+            Ok(()) | Err(Errno::EOPNOTSUPP) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Asks for the size, then for the value; again if it grew in between.
+fn read_sized(
+    read: impl Fn(&mut [u8]) -> Result<usize, rustix::io::Errno>,
+) -> Result<Vec<u8>, Errno> {
+    loop {
+        let size = read(&mut []).map_err(errno_from)?;
+        if size == 0 {
+            return Ok(Vec::new());
+        }
+        let mut value = vec![0; size];
+        match read(&mut value).map_err(errno_from) {
+            Ok(length) => {
+                value.truncate(length);
+                return Ok(value);
+            }
+            Err(Errno::ERANGE) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Gives a file that is about to be replaced a second name beside its first.
+fn keep_copy(dir: &Dir, name: &OsStr, path: &Path, now: OffsetDateTime) -> Result<Note, Error> {
+    let mut stem = name.to_owned();
+    stem.push(".nodepki-");
+    let to = free_name(dir, &stem, now)?;
+    dir.link(name, &to)?;
+    Ok(Note::SetAside {
+        path: path.to_owned(),
+        to: dir.path().join(to),
+        why: "it was changed while half of its pair had been replaced already".to_owned(),
+    })
+}

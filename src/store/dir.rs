@@ -1,0 +1,480 @@
+//! One directory held open: every name in it is one component, and no symbolic link is followed.
+//!
+//! Both the store and the file-drop signer write through this. Metadata comes from one statx(2) a file, which also
+//! tells the immutable attribute.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat, readlinkat, renameat};
+use nix::sys::stat::{Mode, fchmod, mkdirat};
+use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::error::{Error, Obstacle};
+
+/// Names that start so are files of ours that were never finished.
+///
+/// One fixed name a target, not a random one: whatever a crash leaves behind is replaced by the next try, so no
+/// number of crashes fills the disk. Only the holder of the lock writes, so two writers never meet on it.
+const UNFINISHED: &str = ".nodepki-new.";
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character or block device.
+    Device,
+}
+
+/// What is known of a file without reading it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Metadata {
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission bits, `0o7777` at most.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Length in bytes.
+    pub size: u64,
+    /// Last change of the contents.
+    pub modified: OffsetDateTime,
+    /// Number of hard links.
+    pub links: u64,
+    /// The inode, which a replaced file does not keep.
+    pub inode: u64,
+    /// True with `chattr +i` or `chattr +a`.
+    pub immutable: bool,
+}
+
+/// A file that was read.
+pub struct Content {
+    /// All of it; zeroized when dropped, since it may be a key.
+    pub bytes: Zeroizing<Vec<u8>>,
+    /// As it was when the file was opened.
+    pub metadata: Metadata,
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Content")
+            .field("bytes", &self.bytes.len())
+            .field("metadata", &self.metadata)
+            .finish()
+    }
+}
+
+/// A directory held open.
+#[derive(Debug)]
+pub struct Dir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Dir {
+    pub(super) fn new(fd: OwnedFd, path: PathBuf) -> Dir {
+        Dir { fd, path }
+    }
+
+    /// The path on this machine, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What `name` is, a symbolic link not followed; `None` when there is nothing.
+    ///
+    /// # Errors
+    /// [`Error::BadPath`] for more than one component, and what the system says.
+    pub fn metadata(&self, name: impl AsRef<OsStr>) -> Result<Option<Metadata>, Error> {
+        let name = single(name.as_ref())?;
+        match stat(&self.fd, name) {
+            Ok(metadata) => Ok(Some(metadata)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(self.error("look at", name, errno)),
+        }
+    }
+
+    /// Reads a regular file of at most `limit` bytes, a symbolic link not followed; `None` when there is nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unsafe`] for anything but a regular file and for a larger one, and what the system says.
+    pub fn read(&self, name: impl AsRef<OsStr>, limit: u64) -> Result<Option<Content>, Error> {
+        let name = single(name.as_ref())?;
+        match openat(&self.fd, name, READ | OFlag::O_NOFOLLOW, Mode::empty()) {
+            Ok(fd) => read_open(fd, &self.path.join(name), limit).map(Some),
+            Err(Errno::ENOENT) => Ok(None),
+            // What open(2) says of a link (ELOOP) and of a socket (ENXIO) explains nothing.
+            Err(errno @ (Errno::ELOOP | Errno::ENXIO)) => Err(self
+                .obstacle(name)?
+                .unwrap_or_else(|| self.error("read", name, errno))),
+            Err(errno) => Err(self.error("read", name, errno)),
+        }
+    }
+
+    /// The names in this directory, sorted, unfinished files of ours left out.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn list(&self) -> Result<Vec<OsString>, Error> {
+        Ok(self
+            .names()?
+            .into_iter()
+            .filter(|name| !is_unfinished(name))
+            .collect())
+    }
+
+    /// Puts a file in place so that every reader sees the old one or the new one whole; false when it was so already.
+    ///
+    /// The mode is exact, whatever the umask is. The file and its name are on the disk when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Unsafe`] where anything but a regular file stands at `name`, and what the system says.
+    pub fn write_atomic(
+        &self,
+        name: impl AsRef<OsStr>,
+        bytes: &[u8],
+        mode: u32,
+    ) -> Result<bool, Error> {
+        let name = single(name.as_ref())?;
+        if let Some(metadata) = self.metadata(name)? {
+            if let Some(obstacle) = self.obstacle_of(name, &metadata) {
+                return Err(obstacle);
+            }
+            if metadata.mode == mode
+                && metadata.size == bytes.len() as u64
+                && self
+                    .read(name, metadata.size)?
+                    .is_some_and(|found| found.bytes.as_slice() == bytes)
+            {
+                return Ok(false);
+            }
+        }
+        self.replace(name, bytes, mode, true)?;
+        Ok(true)
+    }
+
+    /// Removes a file; false when there was none.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn remove(&self, name: impl AsRef<OsStr>) -> Result<bool, Error> {
+        let name = single(name.as_ref())?;
+        self.unlink(name)
+    }
+
+    // ---- for the store only ----
+
+    /// Every name but `.` and `..`, sorted.
+    pub(super) fn names(&self) -> Result<Vec<OsString>, Error> {
+        let scan = || -> Result<Vec<OsString>, Errno> {
+            let mut dir = nix::dir::Dir::openat(
+                &self.fd,
+                ".",
+                OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+                Mode::empty(),
+            )?;
+            let mut names = Vec::new();
+            for entry in dir.iter() {
+                use std::os::unix::ffi::OsStrExt;
+                let entry = entry?;
+                let name = entry.file_name().to_bytes();
+                if name != b"." && name != b".." {
+                    names.push(OsStr::from_bytes(name).to_owned());
+                }
+            }
+            names.sort();
+            Ok(names)
+        };
+        scan().map_err(|errno| Error::io("list", &self.path, errno))
+    }
+
+    /// Writes and renames; with `sync`, both are on the disk when this returns.
+    pub(super) fn replace(
+        &self,
+        name: &OsStr,
+        bytes: &[u8],
+        mode: u32,
+        sync: bool,
+    ) -> Result<(), Error> {
+        let temp = unfinished(name);
+        let result = (|| {
+            let file = self.create(&temp, bytes)?;
+            fchmod(&file, Mode::from_bits_truncate(mode))
+                .map_err(|e| self.error("set the mode of", &temp, e))?;
+            if sync {
+                fsync(&file).map_err(|e| self.error("write", &temp, e))?;
+            }
+            self.rename(&temp, name)
+        })();
+        if result.is_err() {
+            let _ = self.unlink(&temp);
+        }
+        result?;
+        if sync { self.sync() } else { Ok(()) }
+    }
+
+    /// Makes a new file of mode 0600 and writes it; a leftover of the same unfinished name is replaced.
+    pub(super) fn create(&self, name: &OsStr, bytes: &[u8]) -> Result<File, Error> {
+        let flags =
+            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let fd = match openat(&self.fd, name, flags, mode) {
+            Err(Errno::EEXIST) if is_unfinished(name) => {
+                self.unlink(name)?;
+                openat(&self.fd, name, flags, mode)
+            }
+            other => other,
+        }
+        .map_err(|errno| self.error("create", name, errno))?;
+        let mut file = File::from(fd);
+        file.write_all(bytes)
+            .map_err(|source| self.error("write", name, errno_of(&source)))?;
+        Ok(file)
+    }
+
+    pub(super) fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), Error> {
+        renameat(&self.fd, from, &self.fd, to).map_err(|errno| self.error("replace", to, errno))
+    }
+
+    pub(super) fn rename_into(&self, from: &OsStr, dir: &Dir, to: &OsStr) -> Result<(), Error> {
+        renameat(&self.fd, from, &dir.fd, to).map_err(|errno| self.error("move", from, errno))
+    }
+
+    /// A second name for the file, so that its contents outlive the first.
+    pub(super) fn link(&self, from: &OsStr, to: &OsStr) -> Result<(), Error> {
+        nix::unistd::linkat(&self.fd, from, &self.fd, to, nix::fcntl::AtFlags::empty())
+            .map_err(|errno| self.error("keep a copy as", to, errno))
+    }
+
+    pub(super) fn unlink(&self, name: &OsStr) -> Result<bool, Error> {
+        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(self.error("remove", name, errno)),
+        }
+    }
+
+    /// Makes a directory with exactly this mode unless there is one, and opens it. True if it was made.
+    pub(super) fn make_dir(&self, name: &OsStr, mode: u32) -> Result<(Dir, bool), Error> {
+        let made = match mkdirat(&self.fd, name, Mode::S_IRWXU) {
+            Ok(()) => true,
+            Err(Errno::EEXIST) => false,
+            Err(errno) => return Err(self.error("create", name, errno)),
+        };
+        let dir = match self.open_dir(name)? {
+            Some(dir) => dir,
+            None => return Err(self.error("open", name, Errno::ENOENT)),
+        };
+        if made && mode != 0o700 {
+            fchmod(&dir.fd, Mode::from_bits_truncate(mode))
+                .map_err(|e| self.error("set the mode of", name, e))?;
+        }
+        Ok((dir, made))
+    }
+
+    pub(super) fn open_dir(&self, name: &OsStr) -> Result<Option<Dir>, Error> {
+        match openat(&self.fd, name, DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty()) {
+            Ok(fd) => Ok(Some(Dir::new(fd, self.path.join(name)))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(Errno::ENOTDIR | Errno::ELOOP) => Err(Error::obstacle(
+                self.path.join(name),
+                Obstacle::NotADirectory,
+            )),
+            Err(errno) => Err(self.error("open", name, errno)),
+        }
+    }
+
+    /// Removes a directory of ours with the files in it; false when there was none.
+    pub(super) fn remove_dir(&self, name: &OsStr) -> Result<bool, Error> {
+        let Some(dir) = self.open_dir(name)? else {
+            return Ok(false);
+        };
+        for file in dir.names()? {
+            dir.unlink(&file)?;
+        }
+        self.remove_empty_dir(name)?;
+        Ok(true)
+    }
+
+    pub(super) fn remove_empty_dir(&self, name: &OsStr) -> Result<(), Error> {
+        unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir)
+            .map_err(|errno| self.error("remove", name, errno))
+    }
+
+    pub(super) fn sync(&self) -> Result<(), Error> {
+        fsync(&self.fd).map_err(|errno| Error::io("write", &self.path, errno))
+    }
+
+    pub(super) fn own_metadata(&self) -> Result<Metadata, Error> {
+        stat_open(&self.fd).map_err(|errno| Error::io("look at", &self.path, errno))
+    }
+
+    pub(super) fn set_mode(&self, mode: u32) -> Result<(), Error> {
+        fchmod(&self.fd, Mode::from_bits_truncate(mode))
+            .map_err(|e| Error::io("set the mode of", &self.path, e))
+    }
+
+    /// Why `name` cannot be read or replaced as a file, if so.
+    fn obstacle(&self, name: &OsStr) -> Result<Option<Error>, Error> {
+        Ok(self
+            .metadata(name)?
+            .and_then(|metadata| self.obstacle_of(name, &metadata)))
+    }
+
+    pub(super) fn obstacle_of(&self, name: &OsStr, metadata: &Metadata) -> Option<Error> {
+        let why = match metadata.kind {
+            FileKind::File => return None,
+            FileKind::Symlink => Obstacle::Symlink(
+                readlinkat(&self.fd, name)
+                    .map(PathBuf::from)
+                    .unwrap_or_else(|_| PathBuf::from("?")),
+            ),
+            other => obstacle_of_kind(other)?,
+        };
+        Some(Error::obstacle(self.path.join(name), why))
+    }
+
+    pub(super) fn error(&self, action: &'static str, name: &OsStr, errno: Errno) -> Error {
+        // A message names the file that was meant, not its temporary name.
+        let name = match name.to_str().and_then(|name| name.strip_prefix(UNFINISHED)) {
+            Some(target) => OsStr::new(target),
+            None => name,
+        };
+        Error::io(action, self.path.join(name), errno)
+    }
+}
+
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Opening must neither wait for the writer of a pipe nor take a terminal over.
+pub(super) const READ: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_NONBLOCK)
+    .union(OFlag::O_NOCTTY)
+    .union(OFlag::O_CLOEXEC);
+pub(super) const DIRECTORY: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_CLOEXEC);
+
+pub(super) fn unfinished(name: &OsStr) -> OsString {
+    let mut temp = OsString::from(UNFINISHED);
+    temp.push(name);
+    temp
+}
+
+pub(super) fn is_unfinished(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes())
+}
+
+/// Reads what was opened, if it is a regular file within the limit.
+pub(super) fn read_open(fd: OwnedFd, path: &Path, limit: u64) -> Result<Content, Error> {
+    let metadata = stat_open(&fd).map_err(|errno| Error::io("look at", path, errno))?;
+    if let Some(why) = obstacle_of_kind(metadata.kind) {
+        return Err(Error::obstacle(path, why));
+    }
+    let too_large = |size| Error::obstacle(path, Obstacle::TooLarge { size, limit });
+    if metadata.size > limit {
+        return Err(too_large(metadata.size));
+    }
+    // Room for all of it and one byte more: growing would leave copies of a key in freed memory.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(
+        usize::try_from(metadata.size).unwrap_or(0) + 1,
+    ));
+    File::from(fd)
+        .take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|source| Error::io("read", path, errno_of(&source)))?;
+    if bytes.len() as u64 > limit {
+        return Err(too_large(bytes.len() as u64));
+    }
+    Ok(Content { bytes, metadata })
+}
+
+pub(super) fn stat_open(fd: impl AsFd) -> Result<Metadata, Errno> {
+    stat_at(fd.as_fd(), OsStr::new(""), AtFlags::EMPTY_PATH)
+}
+
+pub(super) fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+pub(super) fn errno_from(errno: rustix::io::Errno) -> Errno {
+    Errno::from_raw(errno.raw_os_error())
+}
+
+/// One component and nothing that leads elsewhere.
+pub(super) fn single(name: &OsStr) -> Result<&OsStr, Error> {
+    let mut components = Path::new(name).components();
+    match (components.next(), components.next()) {
+        (Some(Component::Normal(only)), None) if only == name => Ok(name),
+        _ => Err(Error::BadPath {
+            path: PathBuf::from(name),
+            what: "the name of one file",
+        }),
+    }
+}
+
+fn stat(dir: impl AsFd, name: &OsStr) -> Result<Metadata, Errno> {
+    stat_at(dir.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+fn stat_at(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Result<Metadata, Errno> {
+    let found = statx(dir, name, flags, StatxFlags::BASIC_STATS).map_err(errno_from)?;
+    let kind = match rustix::fs::FileType::from_raw_mode(found.stx_mode.into()) {
+        rustix::fs::FileType::RegularFile => FileKind::File,
+        rustix::fs::FileType::Directory => FileKind::Directory,
+        rustix::fs::FileType::Symlink => FileKind::Symlink,
+        rustix::fs::FileType::Fifo => FileKind::Fifo,
+        rustix::fs::FileType::Socket => FileKind::Socket,
+        _ => FileKind::Device,
+    };
+    let locked = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
+    Ok(Metadata {
+        kind,
+        mode: u32::from(found.stx_mode) & 0o7777,
+        uid: found.stx_uid,
+        gid: found.stx_gid,
+        size: found.stx_size,
+        modified: OffsetDateTime::from_unix_timestamp_nanos(
+            i128::from(found.stx_mtime.tv_sec) * 1_000_000_000
+                + i128::from(found.stx_mtime.tv_nsec),
+        )
+        .unwrap_or(OffsetDateTime::UNIX_EPOCH),
+        links: found.stx_nlink.into(),
+        inode: found.stx_ino,
+        immutable: found.stx_attributes.intersects(locked),
+    })
+}
+
+fn obstacle_of_kind(kind: FileKind) -> Option<Obstacle> {
+    match kind {
+        FileKind::File => None,
+        FileKind::Directory => Some(Obstacle::Directory),
+        FileKind::Symlink => Some(Obstacle::Symlink(PathBuf::from("?"))),
+        FileKind::Fifo => Some(Obstacle::Fifo),
+        FileKind::Socket => Some(Obstacle::Socket),
+        FileKind::Device => Some(Obstacle::Device),
+    }
+}

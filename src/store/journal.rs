@@ -1,0 +1,155 @@
+//! The journal: what a commit has decided, complete enough to finish it from this file alone.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::PathBuf;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::dir::{Dir, unfinished};
+use super::error::Error;
+use super::pending::Slot;
+use super::{free_name, sha256};
+
+pub(super) const JOURNAL: &str = "journal.json";
+const VERSION: u64 = 1;
+/// Some hundred files of the size of a bundle; far above any commit.
+const LIMIT: u64 = 64 * 1024 * 1024;
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Journal {
+    version: u64,
+    pub(super) entries: Vec<Entry>,
+    /// Files that the commit found as wanted. They decide with the entries of their group.
+    pub(super) kept: Vec<Kept>,
+    /// Slots that are done once all entries are in place.
+    pub(super) slots: Vec<Slot>,
+}
+
+/// One file to be replaced, in the order of the renames.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub(super) path: PathBuf,
+    pub(super) group: usize,
+    pub(super) mode: u32,
+    /// SHA-256 of what stood there, `None` for nothing.
+    pub(super) old: Option<String>,
+    pub(super) new: String,
+    pub(super) content: Secret,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Kept {
+    pub(super) path: PathBuf,
+    pub(super) group: usize,
+    pub(super) sha256: String,
+}
+
+/// Contents of a file, base64 in JSON, zeroized in memory.
+pub(super) struct Secret(pub(super) Zeroizing<Vec<u8>>);
+
+impl Journal {
+    pub(super) fn new(entries: Vec<Entry>, kept: Vec<Kept>, slots: Vec<Slot>) -> Journal {
+        Journal {
+            version: VERSION,
+            entries,
+            kept,
+            slots,
+        }
+    }
+
+    /// Writes the journal under its unfinished name. It counts once it was renamed.
+    pub(super) fn write(&self, state: &Dir) -> Result<File, Error> {
+        let contents: usize = self.entries.iter().map(|entry| entry.content.0.len()).sum();
+        // Room enough: growing would leave copies of keys in freed memory.
+        let room = contents / 3 * 4 + (self.entries.len() + self.kept.len()) * 1024 + 4096;
+        let mut json = Zeroizing::new(Vec::with_capacity(room));
+        serde_json::to_writer(&mut *json, self).map_err(|source| Error::Damaged {
+            path: state.path().join(JOURNAL),
+            why: source.to_string(),
+        })?;
+        state.create(&unfinished(OsStr::new(JOURNAL)), &json)
+    }
+
+    /// The journal of an interrupted run, if there is one. A damaged one is moved to `aside` and is an error once.
+    pub(super) fn load(
+        state: &Dir,
+        aside: impl FnOnce() -> Result<Dir, Error>,
+        now: OffsetDateTime,
+    ) -> Result<Option<Journal>, Error> {
+        let Some(found) = state.read(JOURNAL, LIMIT)? else {
+            return Ok(None);
+        };
+        let why = match parse(&found.bytes) {
+            Ok(journal) => return Ok(Some(journal)),
+            Err(Fault::Newer(version)) => {
+                return Err(Error::NewerFormat {
+                    path: state.path().join(JOURNAL),
+                    version,
+                    known: VERSION,
+                });
+            }
+            Err(Fault::Damaged(why)) => why,
+        };
+        let aside = aside()?;
+        let name = free_name(&aside, OsStr::new("journal.json-"), now)?;
+        state.rename_into(OsStr::new(JOURNAL), &aside, &name)?;
+        aside.sync()?;
+        state.sync()?;
+        Err(Error::JournalDamaged {
+            kept: aside.path().join(name),
+            why,
+        })
+    }
+}
+
+enum Fault {
+    Newer(u64),
+    Damaged(String),
+}
+
+fn parse(json: &[u8]) -> Result<Journal, Fault> {
+    #[derive(Deserialize)]
+    struct Header {
+        version: u64,
+    }
+    let damaged = |error: serde_json::Error| Fault::Damaged(error.to_string());
+    let header: Header = serde_json::from_slice(json).map_err(damaged)?;
+    if header.version != VERSION {
+        return Err(Fault::Newer(header.version));
+    }
+    let journal: Journal = serde_json::from_slice(json).map_err(damaged)?;
+    match journal
+        .entries
+        .iter()
+        .find(|entry| sha256(&entry.content.0) != entry.new)
+    {
+        None => Ok(journal),
+        Some(entry) => Err(Fault::Damaged(format!(
+            "the contents for {} do not fit their digest",
+            entry.path.display()
+        ))),
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = Zeroizing::new(BASE64_STANDARD.encode(&*self.0));
+        serializer.serialize_str(&text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Base64 never needs an escape, so this borrows and leaves no copy.
+        let text = <&str>::deserialize(deserializer)?;
+        BASE64_STANDARD
+            .decode(text)
+            .map(|bytes| Secret(Zeroizing::new(bytes)))
+            .map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,1033 @@
+//! YAML and JSON text as a tree that knows where every value stands, and the faults found in it.
+//!
+//! Owns the parsing of all configuration text, the resolution of plain scalars, and the wording of `file:line:col`.
+//! It knows nothing of any schema: `kubeadm`, `policy` and `settings` walk the tree with [`Map`] and [`Field`], which
+//! collect *all* faults of a text instead of stopping at the first. Pure: the caller brings the text.
+//!
+//! Plain scalars are resolved as the YAML library of Kubernetes does (YAML 1.1 with `yes`, `on`, `0x10`, `017`),
+//! because kubeadm on the same node reads the same file. A string field that was written as `yes` or `007` therefore
+//! reads `true` or `7` there; [`Field::string`] returns exactly that and says so, in a strict walk as an error.
+//!
+//! To read a new kind of document: `parse`, `Walk::new`, `Field::root`, then `get` each key and `finish` each map.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use saphyr_parser::{Event, Parser, ScalarStyle};
+use serde::Serialize;
+use zeroize::Zeroizing;
+
+/// Deepest nesting of maps and lists that is read; no document of ours comes near it.
+const DEPTH_LIMIT: usize = 64;
+/// How many values aliases may add to one text, so that a few lines cannot grow into gigabytes.
+const ALIAS_BUDGET: usize = 10_000;
+
+/// Where something stands: file, line and column, both counted from 1. Line 0 means the file as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// File name as the caller gave it, or the name of another source such as a command-line option.
+    pub file: Arc<str>,
+    /// Line, from 1; 0 when the place is the source as a whole.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+}
+
+impl Place {
+    /// A source as a whole.
+    pub fn whole(file: &str) -> Self {
+        Place {
+            file: Arc::from(file),
+            line: 0,
+            column: 0,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.line == 0 {
+            f.write_str(&self.file)
+        } else {
+            write!(f, "{}:{}:{}", self.file, self.line, self.column)
+        }
+    }
+}
+
+/// Whether a fault forbids going on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Accepted, but a person should know.
+    Warning,
+    /// Nothing is done while this stands.
+    Error,
+}
+
+/// One thing wrong with a text: where, what, and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Error or warning.
+    pub severity: Severity,
+    /// Where it stands.
+    pub place: Place,
+    /// Path of the field, as in `networking.serviceSubnet`; empty when the fault concerns no field.
+    pub field: String,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub fix: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.place)?;
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.message)?;
+        if !self.fix.is_empty() {
+            write!(f, " ({})", self.fix)?;
+        }
+        Ok(())
+    }
+}
+
+/// All faults of one or several texts. As an error it prints one error per line and leaves the warnings out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults(Vec<Fault>);
+
+impl Faults {
+    /// Adds one.
+    pub fn push(&mut self, fault: Fault) {
+        // A file may be walked twice (as itself and merged); saying it once is enough.
+        if !self.0.contains(&fault) {
+            self.0.push(fault);
+        }
+    }
+
+    /// Adds all of another collection.
+    pub fn extend(&mut self, other: Faults) {
+        for fault in other.0 {
+            self.push(fault);
+        }
+    }
+
+    /// Every fault, in the order found.
+    pub fn iter(&self) -> std::slice::Iter<'_, Fault> {
+        self.0.iter()
+    }
+
+    /// The errors.
+    pub fn errors(&self) -> impl Iterator<Item = &Fault> {
+        self.0.iter().filter(|f| f.severity == Severity::Error)
+    }
+
+    /// The warnings.
+    pub fn warnings(&self) -> impl Iterator<Item = &Fault> {
+        self.0.iter().filter(|f| f.severity == Severity::Warning)
+    }
+
+    /// True when at least one error is among them.
+    pub fn has_errors(&self) -> bool {
+        self.errors().next().is_some()
+    }
+
+    /// True when there is nothing to say.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// `Ok` with the value and the warnings, or all faults when one of them is an error.
+    ///
+    /// # Errors
+    /// The collection itself, sorted by file and line, when it holds an error.
+    pub fn outcome<T>(mut self, value: T) -> Result<(T, Faults), Faults> {
+        self.sort();
+        if self.has_errors() {
+            Err(self)
+        } else {
+            Ok((value, self))
+        }
+    }
+
+    /// Puts the faults into reading order: files as first met, then by line and column.
+    fn sort(&mut self) {
+        let mut files: Vec<Arc<str>> = Vec::new();
+        for fault in &self.0 {
+            if !files.contains(&fault.place.file) {
+                files.push(fault.place.file.clone());
+            }
+        }
+        self.0.sort_by_key(|fault| {
+            let file = files.iter().position(|file| *file == fault.place.file);
+            (file, fault.place.line, fault.place.column)
+        });
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, fault) in self.errors().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            fault.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Faults {}
+
+impl IntoIterator for Faults {
+    type Item = Fault;
+    type IntoIter = std::vec::IntoIter<Fault>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+/// A field that was read earlier and may be found wrong later, when other fields are known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// Where the value stands.
+    pub place: Place,
+    /// Path of the field.
+    pub field: String,
+}
+
+impl Spot {
+    /// A source that has no lines, such as the host name or a command-line option.
+    pub fn whole(source: &str) -> Self {
+        Spot {
+            place: Place::whole(source),
+            field: String::new(),
+        }
+    }
+
+    /// An error at this spot.
+    pub fn error(&self, message: impl Into<String>, fix: impl Into<String>) -> Fault {
+        self.fault(Severity::Error, message.into(), fix.into())
+    }
+
+    /// A warning at this spot.
+    pub fn warning(&self, message: impl Into<String>, fix: impl Into<String>) -> Fault {
+        self.fault(Severity::Warning, message.into(), fix.into())
+    }
+
+    fn fault(&self, severity: Severity, message: String, fix: String) -> Fault {
+        Fault {
+            severity,
+            place: self.place.clone(),
+            field: self.field.clone(),
+            message,
+            fix,
+        }
+    }
+}
+
+/// A value with its place.
+#[derive(Clone)]
+pub struct Node {
+    /// Where the value begins.
+    pub place: Place,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// The three kinds of YAML values.
+#[derive(Clone)]
+pub enum Kind {
+    /// Entries in the order written, duplicates kept.
+    Map(Vec<Entry>),
+    /// Items in order.
+    Seq(Vec<Node>),
+    /// Anything else.
+    Scalar(Scalar),
+}
+
+/// One `key: value` of a map.
+#[derive(Clone)]
+pub struct Entry {
+    /// The key as text.
+    pub key: String,
+    /// Where the key stands.
+    pub place: Place,
+    /// Its value.
+    pub value: Node,
+}
+
+/// A scalar as written. It may hold a token or a key: never printed, wiped when dropped.
+#[derive(Clone)]
+pub struct Scalar {
+    text: Zeroizing<String>,
+    /// True when it was written without quotes, so that it may be a number, a boolean or null.
+    plain: bool,
+}
+
+/// What a scalar means.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Value<'a> {
+    /// `null`, `~` or nothing.
+    Null,
+    /// A boolean, `yes`, `no`, `on` and `off` included.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A number with a fraction or exponent, or a whole one beyond 64 bits.
+    Float(f64),
+    /// Text.
+    Str(&'a str),
+}
+
+// The tree holds whatever the file holds, kubeconfig keys and tokens included.
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<{} at {}>", self.kind_name(), self.place)
+    }
+}
+
+impl Node {
+    /// `a map`, `a list`, `text`, …: for messages.
+    pub fn kind_name(&self) -> &'static str {
+        match &self.kind {
+            Kind::Map(_) => "a map",
+            Kind::Seq(_) => "a list",
+            Kind::Scalar(scalar) => match scalar.resolve() {
+                Value::Null => "nothing",
+                Value::Bool(_) => "a boolean",
+                Value::Int(_) | Value::Float(_) => "a number",
+                Value::Str(_) => "text",
+            },
+        }
+    }
+
+    /// True for `null`, `~` and nothing.
+    pub fn is_null(&self) -> bool {
+        matches!(&self.kind, Kind::Scalar(scalar) if matches!(scalar.resolve(), Value::Null))
+    }
+
+    /// The value of a key; the last one where the key is given twice, as Kubernetes reads it.
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        match &self.kind {
+            Kind::Map(entries) => entries
+                .iter()
+                .rev()
+                .find(|entry| entry.key == key)
+                .map(|entry| &entry.value),
+            _ => None,
+        }
+    }
+
+    /// The text of a scalar as written; `None` for maps, lists and null.
+    pub fn text(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Scalar(scalar) if !self.is_null() => Some(&scalar.text),
+            _ => None,
+        }
+    }
+
+    /// Every key that stands twice in the same map, at any depth, as one fault each.
+    pub fn duplicates(&self, severity: Severity, faults: &mut Faults) {
+        self.duplicates_below("", severity, faults);
+    }
+
+    fn duplicates_below(&self, path: &str, severity: Severity, faults: &mut Faults) {
+        match &self.kind {
+            Kind::Map(entries) => {
+                let mut first: HashMap<&str, usize> = HashMap::new();
+                for entry in entries {
+                    let field = join(path, &entry.key);
+                    if let Some(line) = first.get(entry.key.as_str()) {
+                        faults.push(Fault {
+                            severity,
+                            place: entry.place.clone(),
+                            field: field.clone(),
+                            message: format!("is given twice, first in line {line}"),
+                            fix: match severity {
+                                Severity::Error => "keep one of them".to_owned(),
+                                Severity::Warning => {
+                                    "the last one counts; keep one of them".to_owned()
+                                }
+                            },
+                        });
+                    } else {
+                        first.insert(&entry.key, entry.place.line);
+                    }
+                    entry.value.duplicates_below(&field, severity, faults);
+                }
+            }
+            Kind::Seq(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    item.duplicates_below(&format!("{path}[{index}]"), severity, faults);
+                }
+            }
+            Kind::Scalar(_) => {}
+        }
+    }
+
+    fn size(&self) -> usize {
+        1 + match &self.kind {
+            Kind::Map(entries) => entries.iter().map(|entry| entry.value.size()).sum(),
+            Kind::Seq(items) => items.iter().map(Node::size).sum(),
+            Kind::Scalar(_) => 0,
+        }
+    }
+
+    fn depth(&self) -> usize {
+        1 + match &self.kind {
+            Kind::Map(entries) => entries.iter().map(|e| e.value.depth()).max().unwrap_or(0),
+            Kind::Seq(items) => items.iter().map(Node::depth).max().unwrap_or(0),
+            Kind::Scalar(_) => 0,
+        }
+    }
+}
+
+impl Scalar {
+    /// What the scalar means under the rules named in the module's header.
+    pub fn resolve(&self) -> Value<'_> {
+        if self.plain {
+            resolve_plain(&self.text)
+        } else {
+            Value::Str(&self.text)
+        }
+    }
+}
+
+fn resolve_plain(text: &str) -> Value<'_> {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => {
+            return Value::Bool(true);
+        }
+        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" | "n" | "N" => {
+            return Value::Bool(false);
+        }
+        ".nan" | ".NaN" | ".NAN" => return Value::Float(f64::NAN),
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => {
+            return Value::Float(f64::INFINITY);
+        }
+        "-.inf" | "-.Inf" | "-.INF" => return Value::Float(f64::NEG_INFINITY),
+        _ => {}
+    }
+    // Only these may begin a number; everything else is text without a closer look.
+    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
+        return Value::Str(text);
+    }
+    let digits = text.replace('_', "");
+    let (negative, magnitude) = match digits.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, digits.strip_prefix('+').unwrap_or(&digits)),
+    };
+    let (radix, body) = if let Some(hex) = magnitude
+        .strip_prefix("0x")
+        .or(magnitude.strip_prefix("0X"))
+    {
+        (16, hex)
+    } else if let Some(binary) = magnitude
+        .strip_prefix("0b")
+        .or(magnitude.strip_prefix("0B"))
+    {
+        (2, binary)
+    } else if let Some(octal) = magnitude
+        .strip_prefix("0o")
+        .or(magnitude.strip_prefix("0O"))
+    {
+        (8, octal)
+    } else if magnitude.len() > 1 && magnitude.starts_with('0') {
+        (8, magnitude)
+    } else {
+        (10, magnitude)
+    };
+    if !body.is_empty() && body.chars().all(|c| c.is_digit(radix)) {
+        let signed = if negative {
+            format!("-{body}")
+        } else {
+            body.to_owned()
+        };
+        if let Ok(number) = i64::from_str_radix(&signed, radix) {
+            return Value::Int(number);
+        }
+    }
+    let float_like = magnitude
+        .chars()
+        .all(|c| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-'))
+        && magnitude.starts_with(|c: char| c.is_ascii_digit() || c == '.')
+        && magnitude.contains(|c: char| c.is_ascii_digit());
+    if float_like && let Ok(number) = digits.parse::<f64>() {
+        return Value::Float(number);
+    }
+    Value::Str(text)
+}
+
+/// Reads all documents of a text; empty ones (`---` only, comments only) are left out.
+///
+/// # Errors
+/// The first syntax error with its place, or an alias that would grow without bound.
+pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
+    // Windows editors begin a file with a byte order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut builder = Builder {
+        file: Arc::from(file),
+        stack: Vec::new(),
+        anchors: HashMap::new(),
+        alias_budget: ALIAS_BUDGET,
+        documents: Vec::new(),
+    };
+    let mut parser = Parser::new_from_str(text);
+    while let Some(event) = parser.next_event() {
+        let result = match event {
+            Ok((event, span)) => builder.take(event, builder.place(&span.start)),
+            Err(error) => {
+                let place = builder.place(error.marker());
+                Err((place, format!("not valid YAML: {}", error.info())))
+            }
+        };
+        if let Err((place, message)) = result {
+            let line = place.line.checked_sub(1).and_then(|n| text.lines().nth(n));
+            let fix = if message.contains("tab") || line.is_some_and(leading_tab) {
+                "indent with spaces, YAML does not allow tabs"
+            } else if message.contains("alias") {
+                "write the value out instead of using an alias"
+            } else if message.contains("nested") {
+                "flatten it"
+            } else {
+                "mend the syntax here or in the line above"
+            };
+            let spot = Spot {
+                place,
+                field: String::new(),
+            };
+            return Err(Faults(vec![spot.error(message, fix)]));
+        }
+    }
+    Ok(builder.documents)
+}
+
+fn leading_tab(line: &str) -> bool {
+    line.trim_start_matches(' ').starts_with('\t')
+}
+
+/// Builds the tree from parser events without recursion, so that nesting cannot exhaust the stack.
+struct Builder {
+    file: Arc<str>,
+    stack: Vec<Open>,
+    anchors: HashMap<usize, Node>,
+    alias_budget: usize,
+    documents: Vec<Node>,
+}
+
+/// A map or list whose end has not come yet.
+struct Open {
+    anchor: usize,
+    node: Node,
+    key: Option<(String, Place)>,
+}
+
+type Broken = (Place, String);
+
+impl Builder {
+    fn place(&self, marker: &saphyr_parser::Marker) -> Place {
+        Place {
+            file: self.file.clone(),
+            line: marker.line(),
+            column: marker.col() + 1,
+        }
+    }
+
+    fn take(&mut self, event: Event<'_>, place: Place) -> Result<(), Broken> {
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                // `!!str 5` and `! 5` are text however they look.
+                let text_tag = tag.is_some_and(|tag| tag.suffix == "str" || tag.suffix.is_empty());
+                let scalar = Scalar {
+                    text: Zeroizing::new(text.into_owned()),
+                    plain: style == ScalarStyle::Plain && !text_tag,
+                };
+                let node = Node {
+                    place,
+                    kind: Kind::Scalar(scalar),
+                };
+                self.finished(node, anchor)
+            }
+            Event::MappingStart(anchor, _) => self.open(Kind::Map(Vec::new()), place, anchor),
+            Event::SequenceStart(anchor, _) => self.open(Kind::Seq(Vec::new()), place, anchor),
+            Event::MappingEnd | Event::SequenceEnd => match self.stack.pop() {
+                Some(open) => {
+                    let mut node = open.node;
+                    merge_keys(&mut node)?;
+                    self.finished(node, open.anchor)
+                }
+                None => Ok(()),
+            },
+            Event::Alias(anchor) => {
+                let Some(node) = self.anchors.get(&anchor) else {
+                    return Err((place, "an alias refers to itself".to_owned()));
+                };
+                if self.stack.len() + node.depth() > DEPTH_LIMIT {
+                    return Err((
+                        place,
+                        "an alias makes the document nested too deeply".to_owned(),
+                    ));
+                }
+                match self.alias_budget.checked_sub(node.size()) {
+                    Some(left) => self.alias_budget = left,
+                    None => {
+                        let message = format!("aliases expand to more than {ALIAS_BUDGET} values");
+                        return Err((place, message));
+                    }
+                }
+                let node = node.clone();
+                self.finished(node, 0)
+            }
+            Event::DocumentStart(_) => {
+                self.anchors.clear();
+                Ok(())
+            }
+            Event::StreamStart | Event::StreamEnd | Event::DocumentEnd | Event::Nothing => Ok(()),
+        }
+    }
+
+    fn open(&mut self, kind: Kind, place: Place, anchor: usize) -> Result<(), Broken> {
+        if self.stack.len() >= DEPTH_LIMIT {
+            let message = format!("nested more than {DEPTH_LIMIT} levels deep");
+            return Err((place, message));
+        }
+        self.stack.push(Open {
+            anchor,
+            node: Node { place, kind },
+            key: None,
+        });
+        Ok(())
+    }
+
+    fn finished(&mut self, node: Node, anchor: usize) -> Result<(), Broken> {
+        if anchor != 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        let Some(open) = self.stack.last_mut() else {
+            if !node.is_null() {
+                self.documents.push(node);
+            }
+            return Ok(());
+        };
+        match &mut open.node.kind {
+            Kind::Seq(items) => items.push(node),
+            Kind::Map(entries) => match open.key.take() {
+                Some((key, place)) => entries.push(Entry {
+                    key,
+                    place,
+                    value: node,
+                }),
+                None => match &node.kind {
+                    Kind::Scalar(scalar) => {
+                        open.key = Some((scalar.text.to_string(), node.place.clone()));
+                    }
+                    _ => {
+                        return Err((
+                            node.place,
+                            "a key must be text, not a map or list".to_owned(),
+                        ));
+                    }
+                },
+            },
+            Kind::Scalar(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// `<<: *base` brings in the keys of `base` that the map does not have itself.
+fn merge_keys(node: &mut Node) -> Result<(), Broken> {
+    let Kind::Map(entries) = &mut node.kind else {
+        return Ok(());
+    };
+    if !entries.iter().any(|entry| entry.key == "<<") {
+        return Ok(());
+    }
+    let (merges, mut own): (Vec<Entry>, Vec<Entry>) = std::mem::take(entries)
+        .into_iter()
+        .partition(|entry| entry.key == "<<");
+    for merge in merges {
+        let sources = match merge.value.kind {
+            Kind::Seq(items) => items,
+            kind => vec![Node {
+                place: merge.place.clone(),
+                kind,
+            }],
+        };
+        for source in sources {
+            let Kind::Map(inherited) = source.kind else {
+                return Err((
+                    merge.place,
+                    "<< must name a map or a list of maps".to_owned(),
+                ));
+            };
+            for entry in inherited {
+                if !own.iter().any(|have| have.key == entry.key) {
+                    own.push(entry);
+                }
+            }
+        }
+    }
+    *entries = own;
+    Ok(())
+}
+
+/// The tree as JSON: key order and unknown fields are kept, of a key given twice the last counts.
+pub fn to_json(node: &Node) -> serde_json::Value {
+    match &node.kind {
+        Kind::Map(entries) => serde_json::Value::Object(
+            entries
+                .iter()
+                .map(|entry| (entry.key.clone(), to_json(&entry.value)))
+                .collect(),
+        ),
+        Kind::Seq(items) => serde_json::Value::Array(items.iter().map(to_json).collect()),
+        Kind::Scalar(scalar) => match scalar.resolve() {
+            Value::Null => serde_json::Value::Null,
+            Value::Bool(flag) => serde_json::Value::Bool(flag),
+            Value::Int(number) => serde_json::Value::from(number),
+            Value::Float(number) => serde_json::Number::from_f64(number).map_or_else(
+                // JSON has no NaN or infinity.
+                || serde_json::Value::String(scalar.text.to_string()),
+                serde_json::Value::Number,
+            ),
+            Value::Str(text) => serde_json::Value::String(text.to_owned()),
+        },
+    }
+}
+
+/// Any value as YAML in the shape that Go tools write: two spaces, `- ` under its key, one line a scalar.
+///
+/// # Errors
+/// When the value's own serialization fails.
+pub fn to_string<T: Serialize + ?Sized>(value: &T) -> Result<String, serde_yaml::ser_error::Error> {
+    let mut options = serde_yaml::SerializerOptions::default();
+    options.prefer_block_scalars = false; // base64 stays on one line
+    options.compact_list_indent = true;
+    serde_yaml::to_string_with_options(&value, options)
+}
+
+/// One pass over one or several documents of a schema: collects the faults.
+pub struct Walk {
+    strict: bool,
+    faults: RefCell<Faults>,
+    asked: RefCell<Vec<String>>,
+}
+
+impl Walk {
+    /// Unknown keys and scalars of the wrong look are errors in a strict walk, warnings in a lenient one.
+    pub fn new(strict: bool) -> Self {
+        Walk {
+            strict,
+            faults: RefCell::default(),
+            asked: RefCell::default(),
+        }
+    }
+
+    /// Ends the pass.
+    pub fn into_faults(self) -> Faults {
+        self.faults.into_inner()
+    }
+
+    /// Adds a fault found by other means.
+    pub fn push(&self, fault: Fault) {
+        self.faults.borrow_mut().push(fault);
+    }
+
+    /// Every field that was looked for, with `*` for free names and `[]` for list items.
+    pub fn asked(&self) -> Vec<String> {
+        let mut asked = self.asked.borrow().clone();
+        asked.sort();
+        asked.dedup();
+        asked
+    }
+}
+
+/// A value on the way through a schema.
+#[derive(Clone)]
+pub struct Field<'a> {
+    walk: &'a Walk,
+    node: &'a Node,
+    path: String,
+    pattern: String,
+}
+
+impl<'a> Field<'a> {
+    /// The document itself.
+    pub fn root(walk: &'a Walk, node: &'a Node) -> Self {
+        Field {
+            walk,
+            node,
+            path: String::new(),
+            pattern: String::new(),
+        }
+    }
+
+    /// Where it stands, for a fault that may come later.
+    pub fn spot(&self) -> Spot {
+        Spot {
+            place: self.node.place.clone(),
+            field: self.path.clone(),
+        }
+    }
+
+    /// The pass it belongs to.
+    pub fn walk(&self) -> &'a Walk {
+        self.walk
+    }
+
+    /// The tree below.
+    pub fn node(&self) -> &'a Node {
+        self.node
+    }
+
+    /// Reports an error here.
+    pub fn error(&self, message: impl Into<String>, fix: impl Into<String>) {
+        self.walk.push(self.spot().error(message, fix));
+    }
+
+    /// Reports a warning here.
+    pub fn warning(&self, message: impl Into<String>, fix: impl Into<String>) {
+        self.walk.push(self.spot().warning(message, fix));
+    }
+
+    fn wrong_kind(&self, wanted: &str, fix: &str) {
+        self.error(
+            format!("is {}, must be {wanted}", self.node.kind_name()),
+            fix,
+        );
+    }
+
+    /// The value as a map, or a fault.
+    pub fn map(&self) -> Option<Map<'a>> {
+        match &self.node.kind {
+            Kind::Map(entries) => Some(Map {
+                field: self.clone(),
+                entries,
+                known: RefCell::default(),
+            }),
+            _ => {
+                self.wrong_kind("a map", "write `key: value` lines below it");
+                None
+            }
+        }
+    }
+
+    /// The value as a list, or a fault.
+    pub fn list(&self) -> Option<Vec<Field<'a>>> {
+        match &self.node.kind {
+            Kind::Seq(items) => Some(
+                items
+                    .iter()
+                    .enumerate()
+                    .map(|(index, node)| Field {
+                        walk: self.walk,
+                        node,
+                        path: format!("{}[{index}]", self.path),
+                        pattern: format!("{}[]", self.pattern),
+                    })
+                    .collect(),
+            ),
+            _ => {
+                self.wrong_kind("a list", "write `- item` lines below it");
+                None
+            }
+        }
+    }
+
+    /// The value as text, or a fault. Numbers and booleans become what kubeadm makes of them.
+    pub fn string(&self) -> Option<String> {
+        let Kind::Scalar(scalar) = &self.node.kind else {
+            self.wrong_kind("text", "write the text after the colon");
+            return None;
+        };
+        let read = match scalar.resolve() {
+            Value::Str(text) => return Some(text.to_owned()),
+            // In a list: `- ` with nothing behind it.
+            Value::Null => return Some(String::new()),
+            Value::Bool(flag) => flag.to_string(),
+            Value::Int(number) => number.to_string(),
+            Value::Float(number) => go_float(number),
+        };
+        let written: &str = &scalar.text;
+        if read != written {
+            let message = format!("unquoted {written} is read as {read:?} here and by kubeadm");
+            let fix = format!("write \"{written}\" in quotes");
+            if self.walk.strict {
+                self.error(message, fix);
+                return None;
+            }
+            self.warning(message, fix);
+        }
+        Some(read)
+    }
+
+    /// The value as a whole number, or a fault.
+    pub fn integer(&self) -> Option<i64> {
+        if let Kind::Scalar(scalar) = &self.node.kind
+            && let Value::Int(number) = scalar.resolve()
+        {
+            return Some(number);
+        }
+        self.wrong_kind("a whole number", "write digits without quotes");
+        None
+    }
+
+    /// The value as a boolean, or a fault.
+    pub fn boolean(&self) -> Option<bool> {
+        if let Kind::Scalar(scalar) = &self.node.kind
+            && let Value::Bool(flag) = scalar.resolve()
+        {
+            return Some(flag);
+        }
+        self.wrong_kind("a boolean", "write true or false without quotes");
+        None
+    }
+}
+
+/// Go's `strconv.FormatFloat(x, 'g', -1, 64)`, which turns numbers into text in string fields.
+fn go_float(number: f64) -> String {
+    let magnitude = number.abs();
+    if magnitude == 0.0 || (1e-4..1e21).contains(&magnitude) {
+        return number.to_string();
+    }
+    let text = format!("{number:e}");
+    match text.split_once('e') {
+        Some((mantissa, exponent)) => {
+            let (sign, digits) = match exponent.strip_prefix('-') {
+                Some(digits) => ('-', digits),
+                None => ('+', exponent),
+            };
+            format!("{mantissa}e{sign}{digits:0>2}")
+        }
+        None => text,
+    }
+}
+
+/// A map on the way through a schema: remembers which keys the schema knows.
+pub struct Map<'a> {
+    field: Field<'a>,
+    entries: &'a [Entry],
+    known: RefCell<Vec<String>>,
+}
+
+impl<'a> Map<'a> {
+    /// The value of a key. `None` when it is absent or null.
+    pub fn get(&self, key: &str) -> Option<Field<'a>> {
+        self.known.borrow_mut().push(key.to_owned());
+        let pattern = join(&self.field.pattern, key);
+        self.field.walk.asked.borrow_mut().push(pattern.clone());
+        let entry = self.entries.iter().rev().find(|entry| entry.key == key)?;
+        self.child(entry, pattern)
+    }
+
+    /// Every entry of a map with free names, in order; null values are left out.
+    pub fn named(&self) -> Vec<(String, Field<'a>)> {
+        let pattern = join(&self.field.pattern, "*");
+        self.field.walk.asked.borrow_mut().push(pattern.clone());
+        let mut named: Vec<(String, Field<'a>)> = Vec::new();
+        for entry in self.entries {
+            self.known.borrow_mut().push(entry.key.clone());
+            if let Some(field) = self.child(entry, pattern.clone()) {
+                named.retain(|(name, _)| *name != entry.key);
+                named.push((entry.key.clone(), field));
+            }
+        }
+        named
+    }
+
+    fn child(&self, entry: &'a Entry, pattern: String) -> Option<Field<'a>> {
+        (!entry.value.is_null()).then(|| Field {
+            walk: self.field.walk,
+            node: &entry.value,
+            path: join(&self.field.path, &entry.key),
+            pattern,
+        })
+    }
+
+    /// Keys that the schema has and that are of no use here.
+    pub fn ignore(&self, keys: &[&str]) {
+        let mut known = self.known.borrow_mut();
+        known.extend(keys.iter().map(|key| (*key).to_owned()));
+    }
+
+    /// The map as a field, for faults.
+    pub fn field(&self) -> &Field<'a> {
+        &self.field
+    }
+
+    /// Reports every key that was neither asked for nor ignored, with the nearest known one.
+    pub fn finish(&self) {
+        let known = self.known.borrow();
+        for entry in self.entries {
+            if known.contains(&entry.key) {
+                continue;
+            }
+            let near = did_you_mean(&entry.key, known.iter().map(String::as_str));
+            let fix = match (&near, self.field.walk.strict) {
+                (Some(near), _) => format!("did you mean {near}?"),
+                (None, true) if known.is_empty() => "remove it".to_owned(),
+                (None, true) => {
+                    let mut names: Vec<&str> = known.iter().map(String::as_str).collect();
+                    names.sort_unstable();
+                    names.dedup();
+                    format!("known here: {}", names.join(", "))
+                }
+                (None, false) => "it has no effect; remove it".to_owned(),
+            };
+            let spot = Spot {
+                place: entry.place.clone(),
+                field: join(&self.field.path, &entry.key),
+            };
+            self.field.walk.push(if self.field.walk.strict {
+                spot.error("unknown key", fix)
+            } else {
+                spot.warning("unknown field", fix)
+            });
+        }
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() {
+        key.to_owned()
+    } else {
+        format!("{path}.{key}")
+    }
+}
+
+/// The known name that a mistyped one most likely meant.
+pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+    let lower = name.to_lowercase();
+    known
+        .map(|candidate| (edits(&lower, &candidate.to_lowercase()), candidate))
+        .filter(|(edits, candidate)| *edits <= 2 && *edits < candidate.chars().count())
+        .min_by_key(|(edits, _)| *edits)
+        .map(|(_, candidate)| candidate.to_owned())
+}
+
+/// Levenshtein distance, with the longest names cut: nobody mistypes 64 characters.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().take(64).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().take(64).enumerate() {
+        let mut next = vec![i + 1];
+        let mut left = i + 1;
+        for (y, above) in b.iter().zip(row.windows(2)) {
+            let &[diagonal, up] = above else { continue };
+            left = (diagonal + usize::from(x != *y)).min(up + 1).min(left + 1);
+            next.push(left);
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;

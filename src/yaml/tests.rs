@@ -1,0 +1,241 @@
+use super::*;
+
+fn one(text: &str) -> Node {
+    parse("t.yaml", text).unwrap().remove(0)
+}
+
+fn fault(text: &str) -> String {
+    parse("t.yaml", text).unwrap_err().to_string()
+}
+
+#[test]
+fn places_count_from_one() {
+    let node = one("a: 1\nb:\n  - x\n  - y: z\n");
+    let y = match &node.get("b").unwrap().kind {
+        Kind::Seq(items) => items[1].get("y").unwrap().clone(),
+        _ => panic!(),
+    };
+    assert_eq!(y.place.to_string(), "t.yaml:4:8");
+}
+
+#[test]
+fn plain_scalars_resolve_as_go_yaml_does() {
+    let cases = [
+        ("yes", Value::Bool(true)),
+        ("Off", Value::Bool(false)),
+        ("~", Value::Null),
+        ("6443", Value::Int(6443)),
+        ("017", Value::Int(15)),
+        ("0x10", Value::Int(16)),
+        ("1_000", Value::Int(1000)),
+        ("-5", Value::Int(-5)),
+        ("1.5", Value::Float(1.5)),
+        ("1e3", Value::Float(1000.0)),
+        ("08", Value::Float(8.0)),
+        ("10.96.0.0/12", Value::Str("10.96.0.0/12")),
+        ("010.000.000.007", Value::Str("010.000.000.007")),
+        ("v1.36.2", Value::Str("v1.36.2")),
+        ("-bad-", Value::Str("-bad-")),
+        ("2001:DB8::5", Value::Str("2001:DB8::5")),
+        ("8760h0m0s", Value::Str("8760h0m0s")),
+        (".", Value::Str(".")),
+    ];
+    for (text, want) in cases {
+        assert!(resolve_plain(text) == want, "{text}");
+    }
+    let quoted = one("'yes'");
+    assert_eq!(quoted.kind_name(), "text");
+    assert_eq!(one("!!str 5").kind_name(), "text");
+}
+
+#[test]
+fn empty_documents_byte_order_mark_and_crlf_are_fine() {
+    assert!(parse("t", "").unwrap().is_empty());
+    assert!(parse("t", "---\n---\n# nothing\n").unwrap().is_empty());
+    let documents = parse("t", "\u{feff}a: 1\r\n---\r\nb: 2\r\n").unwrap();
+    assert_eq!(documents.len(), 2);
+    assert_eq!(to_json(&documents[1]).to_string(), r#"{"b":2}"#);
+    assert_eq!(parse("t", r#"{"a": [1, "x"]}"#).unwrap().len(), 1);
+}
+
+#[test]
+fn a_tab_gives_line_and_column() {
+    let text = fault("a:\n\tb: 1\n");
+    assert!(text.starts_with("t.yaml:2:"), "{text}");
+    assert!(
+        text.ends_with("(indent with spaces, YAML does not allow tabs)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn syntax_errors_point() {
+    let text = fault("a: [1, 2\nb: 3\n");
+    assert!(text.starts_with("t.yaml:"), "{text}");
+    assert!(text.contains("not valid YAML"), "{text}");
+}
+
+#[test]
+fn anchors_and_merge_keys_expand() {
+    let node = one("base: &b {x: 1, y: 2}\nuse:\n  <<: *b\n  y: 3\nagain: *b\n");
+    assert_eq!(
+        to_json(&node).to_string(),
+        r#"{"base":{"x":1,"y":2},"use":{"y":3,"x":1},"again":{"x":1,"y":2}}"#
+    );
+}
+
+#[test]
+fn aliases_cannot_grow_without_bound() {
+    let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..9 {
+        let item = format!("*a{}", level - 1);
+        let items = vec![item; 10].join(", ");
+        text.push_str(&format!("a{level}: &a{level} [{items}]\n"));
+    }
+    let text = fault(&text);
+    assert!(
+        text.ends_with(
+            "aliases expand to more than 10000 values (write the value out instead of using an alias)"
+        ),
+        "{text}"
+    );
+    assert!(fault("a: &a [*a]\n").contains("an alias refers to itself"));
+}
+
+#[test]
+fn nesting_is_limited() {
+    let text = fault(&"[".repeat(200));
+    assert!(
+        text.contains("nested more than 64 levels deep (flatten it)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn duplicates_are_kept_and_reported() {
+    let node = one("a: 1\nb: {c: 1, c: 2}\na: 2\n");
+    assert_eq!(node.get("a").unwrap().text(), Some("2"));
+    let mut faults = Faults::default();
+    node.duplicates(Severity::Error, &mut faults);
+    assert_eq!(
+        faults.to_string(),
+        "t.yaml:2:11: b.c: is given twice, first in line 2 (keep one of them)\n\
+         t.yaml:3:1: a: is given twice, first in line 1 (keep one of them)"
+    );
+}
+
+#[test]
+fn the_walker_reports_everything_at_once() {
+    let node = one("port: x\nflag: 'true'\nname: [a]\nlist: a\nmap: b\nnmae: q\nzz: 1\n");
+    let walk = Walk::new(true);
+    let map = Field::root(&walk, &node).map().unwrap();
+    map.get("port").unwrap().integer();
+    map.get("flag").unwrap().boolean();
+    map.get("name").unwrap().string();
+    map.get("list").unwrap().list();
+    map.get("map").unwrap().map();
+    map.finish();
+    assert_eq!(
+        walk.into_faults().to_string(),
+        "t.yaml:1:7: port: is text, must be a whole number (write digits without quotes)\n\
+         t.yaml:2:7: flag: is text, must be a boolean (write true or false without quotes)\n\
+         t.yaml:3:7: name: is a list, must be text (write the text after the colon)\n\
+         t.yaml:4:7: list: is text, must be a list (write `- item` lines below it)\n\
+         t.yaml:5:6: map: is text, must be a map (write `key: value` lines below it)\n\
+         t.yaml:6:1: nmae: unknown key (did you mean name?)\n\
+         t.yaml:7:1: zz: unknown key (known here: flag, list, map, name, port)"
+    );
+}
+
+#[test]
+fn text_written_as_a_number_reads_as_kubeadm_reads_it() {
+    for (text, want, warns) in [
+        ("a: 1234", "1234", false),
+        ("a: 007", "7", true),
+        ("a: yes", "true", true),
+        ("a: true", "true", false),
+        ("a: 1e3", "1000", true),
+        ("a: 1e30", "1e+30", true),
+        ("a: '007'", "007", false),
+    ] {
+        let node = one(text);
+        let walk = Walk::new(false);
+        let read = Field::root(&walk, &node)
+            .map()
+            .unwrap()
+            .get("a")
+            .unwrap()
+            .string();
+        assert_eq!(read.as_deref(), Some(want), "{text}");
+        assert_eq!(!walk.into_faults().is_empty(), warns, "{text}");
+    }
+    let node = one("a: yes");
+    let walk = Walk::new(true);
+    assert!(
+        Field::root(&walk, &node)
+            .map()
+            .unwrap()
+            .get("a")
+            .unwrap()
+            .string()
+            .is_none()
+    );
+    assert_eq!(
+        walk.into_faults().to_string(),
+        "t.yaml:1:4: a: unquoted yes is read as \"true\" here and by kubeadm (write \"yes\" in quotes)"
+    );
+}
+
+#[test]
+fn written_yaml_looks_as_go_writes_it() {
+    let long = "QUJD".repeat(100);
+    let text = to_string(&serde_json::json!({
+        "apiVersion": "v1",
+        "clusters": [{"cluster": {"certificate-authority-data": long, "server": "https://192.0.2.1:6443"}, "name": "kubernetes"}],
+        "empty": {},
+        "yes": "yes",
+        "number": "0123",
+        "spaced": "word ".repeat(40).trim_end(),
+    }))
+    .unwrap();
+    let spaced = "word ".repeat(40);
+    assert_eq!(
+        text,
+        format!(
+            "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: {long}\n    \
+             server: https://192.0.2.1:6443\n  name: kubernetes\nempty: {{}}\n\"yes\": \"yes\"\n\
+             number: \"0123\"\nspaced: {}\n",
+            spaced.trim_end()
+        )
+    );
+}
+
+#[test]
+fn debug_output_shows_no_values() {
+    assert_eq!(
+        format!("{:?}", one("token: abcdef.0123456789abcdef")),
+        "<a map at t.yaml:1:1>"
+    );
+}
+
+#[test]
+fn random_text_never_panics() {
+    let alphabet: Vec<char> = "ab:-[]{}&*!|>'\"#%@`,?\n\t \r\u{feff}\u{0}0.~<ü---\n"
+        .chars()
+        .collect();
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    for _ in 0..20_000 {
+        let mut text = String::new();
+        for _ in 0..40 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            text.push(alphabet[(state % alphabet.len() as u64) as usize]);
+        }
+        if let Ok(documents) = parse("f", &text) {
+            for document in &documents {
+                let _ = to_json(document).to_string();
+            }
+        }
+    }
+}
