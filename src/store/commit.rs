@@ -263,9 +263,9 @@ impl Store {
         if plan.changes.is_empty() {
             return Ok(Journal::new(Vec::new(), Vec::new(), plan.slots.clone()));
         }
+        plan.staging = true;
         let record = self.record_staging(plan)?;
         failpoint("commit:recorded", self.state.path())?;
-        plan.staging = true;
 
         let mut staged: Vec<(PathBuf, File)> = vec![(self.state.path().join(STAGING), record)];
         let mut entries = Vec::with_capacity(plan.changes.len());
@@ -841,15 +841,11 @@ fn copy_attributes(old: impl AsFd, new: impl AsFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Asks for the size, then for the value; again if it grew in between.
+/// Tries with room for every usual value, then with room for the largest that Linux allows.
 fn read_sized(
     read: impl Fn(&mut [u8]) -> Result<usize, rustix::io::Errno>,
 ) -> Result<Vec<u8>, Errno> {
-    loop {
-        let size = read(&mut []).map_err(errno_from)?;
-        if size == 0 {
-            return Ok(Vec::new());
-        }
+    for size in [512, 65536] {
         let mut value = vec![0; size];
         match read(&mut value).map_err(errno_from) {
             Ok(length) => {
@@ -860,6 +856,7 @@ fn read_sized(
             Err(errno) => return Err(errno),
         }
     }
+    Err(Errno::ERANGE)
 }
 
 /// Gives a file that is about to be replaced a second name beside its first.

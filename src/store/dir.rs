@@ -246,8 +246,10 @@ impl Dir {
         }
         .map_err(|errno| self.error("create", name, errno))?;
         let mut file = File::from(fd);
-        file.write_all(bytes)
-            .map_err(|source| self.error("write", name, errno_of(&source)))?;
+        file.write_all(bytes).map_err(|source| {
+            let _ = self.unlink(name);
+            self.error("write", name, errno_of(&source))
+        })?;
         Ok(file)
     }
 
