@@ -67,6 +67,7 @@ pub const READ_LIMIT: u64 = 1024 * 1024;
 pub struct Store {
     root: Root,
     state: Dir,
+    unfinished: bool,
     _lock: lock::Held,
 }
 

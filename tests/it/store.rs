@@ -97,11 +97,11 @@ fn refusal(error: &Error) -> &Obstacle {
 fn new_files_get_their_modes_whatever_the_umask_is() {
     for umask in [0o000, 0o022, 0o027, 0o077] {
         let fixture = Fixture::new();
-        let status = super::store_system::child("modes", fixture.dir.path())
+        let output = super::store_system::child("modes", fixture.dir.path())
             .env("NODEPKI_TEST_UMASK", umask.to_string())
-            .status()
+            .output()
             .unwrap();
-        assert!(status.success(), "umask {umask:04o}");
+        super::store_system::assert_done(&output);
         assert_eq!(
             fixture.mode("/etc/kubernetes/pki/apiserver.key"),
             0o600,
@@ -186,6 +186,7 @@ fn owner_group_mode_and_attributes_of_a_replaced_file_are_kept() {
             ),
             ("user.note", b"kept"),
             ("trusted.note", b"kept as well"),
+            ("user.large", &[b'x'; 2000]),
         ];
         let mut set = Vec::new();
         for (name, value) in labels {
@@ -213,7 +214,7 @@ fn owner_group_mode_and_attributes_of_a_replaced_file_are_kept() {
         );
         assert_eq!(fixture.text(key), "new");
         for (name, value) in set {
-            let mut is = vec![0; 256];
+            let mut is = vec![0; 4096];
             let length = rustix::fs::getxattr(fixture.path(key), name, &mut is[..]).unwrap();
             assert_eq!(&is[..length], value, "{name}");
         }
@@ -482,6 +483,12 @@ fn no_path_leads_out_of_the_root() {
     )
     .unwrap();
     assert_eq!(fixture.text("/tmp-of-the-node/x"), "x");
+    // Two paths to one file cannot both have their way.
+    let twice = [
+        ("/data/pki/x", "x", Mode::Public),
+        ("/etc/kubernetes/pki/x", "y", Mode::Public),
+    ];
+    assert_eq!(commit(&mut store, &twice).unwrap_err().class(), Class::Path);
     for path in ["relative/x.key", "/", "/etc/..", ""] {
         let error = commit(&mut store, &[(path, "x", Mode::Public)]).unwrap_err();
         assert_eq!(error.class(), Class::Path, "{path}");

@@ -84,6 +84,11 @@ pub(crate) fn child(what: &str, root: &Path) {
     match what {
         "recover" => done(open(&root).map(drop)),
         "commit" => done(open(&root).and_then(|(mut store, _)| store.commit(change()).map(drop))),
+        "commit-twice" => done(open(&root).and_then(|(mut store, _)| {
+            let first = store.commit(change()).map(drop);
+            assert!(first.is_err());
+            store.commit(Commit::new()).map(drop)
+        })),
         "pending" => done(open(&root).and_then(|(store, _)| pending(&store))),
         other => panic!("{other}"),
     }
@@ -572,4 +577,13 @@ fn the_journal_of_a_newer_nodepki_is_left_to_it() {
         "{error}"
     );
     assert!(fixture.path("/var/lib/nodepki/journal.json").exists());
+}
+
+#[test]
+fn no_second_commit_takes_the_place_of_an_unfinished_journal() {
+    let fixture = start();
+    let (_, text) = run("commit-twice", &fixture, "finish:rename-one:2=EIO");
+    assert!(text.contains("an earlier commit is not finished"), "{text}");
+    drop(fixture.recover());
+    assert!(assert_whole(&fixture, "commit-twice"));
 }

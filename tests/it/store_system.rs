@@ -57,7 +57,7 @@ fn child_with_mounts(what: &str, root: &Path, mounts: &str) -> Output {
     command.output().expect("unshare(1) is needed")
 }
 
-fn assert_done(output: &Output) {
+pub(crate) fn assert_done(output: &Output) {
     let text = format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
