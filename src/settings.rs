@@ -416,7 +416,8 @@ impl Settings {
             }
             faults.extend(walk.into_faults());
         }
-        faults.outcome(settings)
+        let files: Vec<&str> = fragments.iter().map(|(file, _)| file.as_ref()).collect();
+        faults.outcome_of(&files, settings)
     }
 
     /// The settings with the command line's values in place: its signer signs for all three authorities and replaces

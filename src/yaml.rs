@@ -144,8 +144,16 @@ impl Faults {
     ///
     /// # Errors
     /// The collection itself, sorted by file and line, when it holds an error.
-    pub fn outcome<T>(mut self, value: T) -> Result<(T, Faults), Faults> {
-        self.sort();
+    pub fn outcome<T>(self, value: T) -> Result<(T, Faults), Faults> {
+        self.outcome_of(&[], value)
+    }
+
+    /// As [`Faults::outcome`], with the files in the given order, whatever was met first.
+    ///
+    /// # Errors
+    /// The collection itself, sorted, when it holds an error.
+    pub fn outcome_of<T>(mut self, files: &[&str], value: T) -> Result<(T, Faults), Faults> {
+        self.sort(files);
         if self.has_errors() {
             Err(self)
         } else {
@@ -153,9 +161,9 @@ impl Faults {
         }
     }
 
-    /// Puts the faults into reading order: files as first met, then by line and column.
-    fn sort(&mut self) {
-        let mut files: Vec<Arc<str>> = Vec::new();
+    /// Puts the faults into reading order: files as given or first met, then by line and column.
+    fn sort(&mut self, files: &[&str]) {
+        let mut files: Vec<Arc<str>> = files.iter().map(|file| Arc::from(*file)).collect();
         for fault in &self.0 {
             if !files.contains(&fault.place.file) {
                 files.push(fault.place.file.clone());
@@ -1006,9 +1014,15 @@ fn join(path: &str, key: &str) -> String {
 pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     let lower = name.to_lowercase();
     known
-        .map(|candidate| (edits(&lower, &candidate.to_lowercase()), candidate))
-        .filter(|(edits, candidate)| *edits <= 2 && *edits < candidate.chars().count())
-        .min_by_key(|(edits, _)| *edits)
+        .filter_map(|candidate| {
+            let other = candidate.to_lowercase();
+            let distance = edits(&lower, &other);
+            // `clusterConfig` for `clusterConfiguration` is many edits away and yet obvious.
+            let beginning = lower.len() >= 4 && other.starts_with(&lower);
+            let near = distance <= 2 && distance < candidate.chars().count();
+            (near || beginning).then_some((distance, candidate))
+        })
+        .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate.to_owned())
 }
 
