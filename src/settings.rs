@@ -857,7 +857,7 @@ fn read_exec(field: &Field<'_>) -> Option<ExecSettings> {
         }
         timeout = given;
     }
-    let run_as_user = map.get("runAsUser").and_then(|field| field.string());
+    let run_as_user = map.get("runAsUser").and_then(|field| field.written());
     let params = free_map(map.get("params"));
     map.finish();
     Some(ExecSettings {
@@ -937,7 +937,7 @@ fn sans(field: Option<Field<'_>>) -> Vec<San> {
 
 fn duration(field: Option<Field<'_>>) -> Option<(Field<'_>, Duration)> {
     let field = field?;
-    match parse_duration(&field.string()?) {
+    match parse_duration(&field.written()?) {
         Ok(duration) => Some((field, duration)),
         Err(message) => {
             field.error(message, "use hours, minutes and seconds, as in 1m30s");
@@ -966,7 +966,7 @@ fn choice<T: Copy, const N: usize>(
 
 /// 64 hex digits, with or without `sha256:` before and colons between, as openssl and kubeadm print them.
 fn pin(field: &Field<'_>) -> Option<[u8; 32]> {
-    let text = field.string()?;
+    let text = field.written()?;
     let digits = text
         .strip_prefix("sha256:")
         .unwrap_or(&text)

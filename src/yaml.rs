@@ -5,8 +5,8 @@
 //! collect *all* faults of a text instead of stopping at the first. Pure: the caller brings the text.
 //!
 //! Plain scalars are resolved as the YAML library of Kubernetes does (YAML 1.1 with `yes`, `on`, `0x10`, `017`),
-//! because kubeadm on the same node reads the same file. A string field that was written as `yes` or `007` therefore
-//! reads `true` or `7` there; [`Field::string`] returns exactly that and says so, in a strict walk as an error.
+//! because kubeadm on the same node reads the same file. A text field that was written as `yes` or `007` is a boolean or
+//! a number there and refused; [`Field::string`] refuses it too and says how to quote it.
 //!
 //! To read a new kind of document: `parse`, `Walk::new`, `Field::root`, then `get` each key and `finish` each map.
 
@@ -729,7 +729,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Unknown keys and scalars of the wrong look are errors in a strict walk, warnings in a lenient one.
+    /// Unknown keys are errors in a strict walk, warnings in a lenient one.
     pub fn new(strict: bool) -> Self {
         Walk {
             strict,
@@ -849,31 +849,36 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The value as text, or a fault. Numbers and booleans become what kubeadm makes of them.
+    /// The value as text, or a fault. Unquoted numbers and booleans are not text, for kubeadm neither.
     pub fn string(&self) -> Option<String> {
         let Kind::Scalar(scalar) = &self.node.kind else {
             self.wrong_kind("text", "write the text after the colon");
             return None;
         };
-        let read = match scalar.resolve() {
-            Value::Str(text) => return Some(text.to_owned()),
+        match scalar.resolve() {
+            Value::Str(text) => Some(text.to_owned()),
             // In a list: `- ` with nothing behind it.
-            Value::Null => return Some(String::new()),
-            Value::Bool(flag) => flag.to_string(),
-            Value::Int(number) => number.to_string(),
-            Value::Float(number) => go_float(number),
-        };
-        let written: &str = &scalar.text;
-        if read != written {
-            let message = format!("unquoted {written} is read as {read:?} here and by kubeadm");
-            let fix = format!("write \"{written}\" in quotes");
-            if self.walk.strict {
-                self.error(message, fix);
-                return None;
+            Value::Null => Some(String::new()),
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
+                let written: &str = &scalar.text;
+                self.error(
+                    format!(
+                        "unquoted {written} is {}, must be text",
+                        self.node.kind_name()
+                    ),
+                    format!("write \"{written}\" in quotes"),
+                );
+                None
             }
-            self.warning(message, fix);
         }
-        Some(read)
+    }
+
+    /// The scalar as written, whatever it looks like, for values with a grammar of their own; or a fault.
+    pub fn written(&self) -> Option<String> {
+        match &self.node.kind {
+            Kind::Scalar(scalar) => Some(scalar.text.to_string()),
+            _ => self.string(),
+        }
     }
 
     /// The value as a whole number, or a fault.
@@ -896,25 +901,6 @@ impl<'a> Field<'a> {
         }
         self.wrong_kind("a boolean", "write true or false without quotes");
         None
-    }
-}
-
-/// Go's `strconv.FormatFloat(x, 'g', -1, 64)`, which turns numbers into text in string fields.
-fn go_float(number: f64) -> String {
-    let magnitude = number.abs();
-    if magnitude == 0.0 || (1e-4..1e21).contains(&magnitude) {
-        return number.to_string();
-    }
-    let text = format!("{number:e}");
-    match text.split_once('e') {
-        Some((mantissa, exponent)) => {
-            let (sign, digits) = match exponent.strip_prefix('-') {
-                Some(digits) => ('-', digits),
-                None => ('+', exponent),
-            };
-            format!("{mantissa}e{sign}{digits:0>2}")
-        }
-        None => text,
     }
 }
 

@@ -396,6 +396,15 @@ fn extra_arguments_have_the_shape_of_their_version() {
 }
 
 #[test]
+fn unquoted_numbers_are_not_text() {
+    assert_eq!(
+        errors("apiServer:\n  extraArgs:\n  - name: v\n    value: 2\nclusterName: 1.10\n"),
+        "k.yaml:14:12: apiServer.extraArgs[0].value: unquoted 2 is a number, must be text (write \"2\" in quotes)\n\
+         k.yaml:15:14: clusterName: unquoted 1.10 is a number, must be text (write \"1.10\" in quotes)"
+    );
+}
+
+#[test]
 fn hostname_override_differs_from_the_node_name() {
     let args = |value: &str| {
         format!(
@@ -869,7 +878,7 @@ fn all_faults_of_all_files_come_at_once() {
             "a.yaml:7:1",
             "b.yaml:4:22",
             "b.yaml:5:18",
-            "c.yaml:2:1"
+            "c.yaml:2:2"
         ]
     );
     assert_eq!(faults.warnings().count(), 1);

@@ -207,7 +207,7 @@ fn every_fault_of_every_fragment_is_reported_at_once() {
     assert_eq!(
         faults.to_string(),
         "a.yaml:3:19: kubeadm.files[0]: \"kubeadm.yaml\" is not an absolute path (begin it with /)\n\
-         a.yaml:3:33: kubeadm.files[1]: \"5\" is not an absolute path (begin it with /)\n\
+         a.yaml:3:33: kubeadm.files[1]: unquoted 5 is a number, must be text (write \"5\" in quotes)\n\
          a.yaml:3:37: kubeadm.clusterConfig: unknown key (did you mean clusterConfiguration?)\n\
          a.yaml:4:11: nodeName: \"bad_name\" cannot be a node name: only small letters, digits, - and . are allowed, beginning and ending with a letter or digit (use a DNS name, or remove nodeName to take kubeadm's)\n\
          a.yaml:5:1: wiat: unknown key (did you mean wait?)\n\
@@ -256,7 +256,7 @@ fn single_faults() {
         ),
         (
             "nodeName: yes\n",
-            "c.yaml:3:11: nodeName: unquoted yes is read as \"true\" here and by kubeadm (write \"yes\" in quotes)",
+            "c.yaml:3:11: nodeName: unquoted yes is a boolean, must be text (write \"yes\" in quotes)",
         ),
         (
             "metrics:\n",
