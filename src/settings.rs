@@ -914,7 +914,8 @@ fn free_map(field: Option<Field<'_>>) -> BTreeMap<String, String> {
     };
     map.named()
         .into_iter()
-        .filter_map(|(name, field)| Some((name, field.string()?)))
+        // As written: a value may be a secret, so that no fault may quote it.
+        .filter_map(|(name, field)| Some((name, field.written()?)))
         .collect()
 }
 

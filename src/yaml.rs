@@ -16,7 +16,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
-use serde::Serialize;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 use zeroize::Zeroizing;
 
 /// Deepest nesting of maps and lists that is read; no document of ours comes near it.
@@ -95,8 +96,24 @@ impl fmt::Display for Fault {
     }
 }
 
+/// One flat object, for tools that read the output of a check.
+impl Serialize for Fault {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_struct("Fault", 7)?;
+        object.serialize_field("severity", &self.severity)?;
+        object.serialize_field("file", &*self.place.file)?;
+        object.serialize_field("line", &self.place.line)?;
+        object.serialize_field("column", &self.place.column)?;
+        object.serialize_field("field", &self.field)?;
+        object.serialize_field("message", &self.message)?;
+        object.serialize_field("fix", &self.fix)?;
+        object.end()
+    }
+}
+
 /// All faults of one or several texts. As an error it prints one error per line and leaves the warnings out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub struct Faults(Vec<Fault>);
 
 impl Faults {

@@ -277,6 +277,18 @@ fn single_faults() {
 }
 
 #[test]
+fn values_of_the_environment_are_taken_as_written() {
+    let settings = settings("signers: {x: {exec: {command: /x, env: {PIN: 0070, FLAG: yes}}}}\n");
+    let Some((_, SignerSettings::Exec(exec))) = settings.signer_of(Authority::Ca) else {
+        panic!()
+    };
+    assert_eq!(
+        (exec.env["PIN"].as_str(), exec.env["FLAG"].as_str()),
+        ("0070", "yes")
+    );
+}
+
+#[test]
 fn signers_on_the_command_line() {
     let parse = |text: &str| text.parse::<SignerSettings>();
     assert_eq!(parse("embedded"), Ok(SignerSettings::Embedded));

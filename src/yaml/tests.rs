@@ -229,3 +229,12 @@ fn random_text_never_panics() {
         }
     }
 }
+
+#[test]
+fn faults_are_readable_by_tools() {
+    let faults = parse("t.yaml", "a: [").unwrap_err();
+    let json = serde_json::to_value(&faults).unwrap();
+    assert_eq!(json[0]["severity"], "error");
+    assert_eq!(json[0]["file"], "t.yaml");
+    assert!(json[0]["line"].as_u64().unwrap() >= 1);
+}
