@@ -7,6 +7,7 @@
 mod clock;
 mod install;
 mod keys;
+mod offline;
 pub mod report;
 mod request;
 mod survey;
@@ -31,10 +32,11 @@ use crate::store::{self, Root, Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 
 pub use clock::ClockPolicy;
+pub use offline::{export_requests, import_answers};
 pub use report::{Report, Row};
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
 
-use request::{Desk, Fresh, Job, Outcome, Resumed};
+use request::{Asked, Desk, Fresh, Job, Outcome, Resumed};
 
 /// Where the time comes from.
 pub type Clock = fn() -> OffsetDateTime;
@@ -222,18 +224,44 @@ pub async fn bootstrap(
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<Report, Failure> {
-    let locked = root.lock(setup.lock_wait, "bootstrap")?;
-    let (mut store, recovery) = locked.recover(clock())?;
-    let mut survey = setup.survey(root, clock())?;
-    survey.notes.extend(recovery.finished.iter().map(|path| {
+    let (mut store, recovery) = open_store(root, setup, "bootstrap", clock)?;
+    bootstrap_in(&mut store, recovery, setup, clock, progress).await
+}
+
+/// Takes the lock and finishes what an earlier run began.
+fn open_store(
+    root: &Root,
+    setup: &Setup,
+    command: &str,
+    clock: Clock,
+) -> Result<(Store, Vec<String>), Failure> {
+    let locked = root.lock(setup.lock_wait, command)?;
+    let (store, recovery) = locked.recover(clock())?;
+    let finished = recovery.finished.iter().map(|path| {
         format!(
             "{} was completed: an earlier run had been interrupted while writing it",
             path.display()
         )
-    }));
-    survey
-        .notes
-        .extend(recovery.notes.iter().map(ToString::to_string));
+    });
+    let superseded = recovery.superseded.iter().map(|path| {
+        format!(
+            "{} was left as it is: somebody changed it after an earlier run had been interrupted",
+            path.display()
+        )
+    });
+    let notes = recovery.notes.iter().map(ToString::to_string);
+    Ok((store, finished.chain(superseded).chain(notes).collect()))
+}
+
+async fn bootstrap_in(
+    store: &mut Store,
+    notes: Vec<String>,
+    setup: &Setup,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<Report, Failure> {
+    let mut survey = setup.survey(store.root(), clock())?;
+    survey.notes.extend(notes);
     if !survey.refusals.is_empty() {
         return Err(Failure {
             code: ExitCode::Refused,
@@ -244,18 +272,14 @@ pub async fn bootstrap(
         return Ok(report::settled(survey));
     }
     preflight(setup, &survey)?;
-    room(&store, setup, &survey)?;
+    room(store, setup, &survey)?;
 
-    let resumable = store.pending(clock())?;
-    survey
-        .notes
-        .extend(resumable.notes.iter().map(ToString::to_string));
-    let mut run = Run::new(setup, &store, clock, progress, resumable, &survey)?;
+    let mut run = Run::new(setup, store, clock, progress, &mut survey)?;
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
     let outcomes = run.request_all(&survey).await?;
     let trust = run.trust;
-    install::install(setup, &mut store, &trust, survey, outcomes, clock()).await
+    install::install(setup, store, &trust, survey, outcomes, clock()).await
 }
 
 /// Before a key is made: can every signer carry what it would be asked for?
@@ -347,9 +371,12 @@ impl<'a> Run<'a> {
         store: &'a Store,
         clock: Clock,
         progress: &'a dyn Progress,
-        resumable: store::Resumable,
-        survey: &Survey,
+        survey: &mut Survey,
     ) -> Result<Self, Failure> {
+        let resumable = store.pending(clock())?;
+        survey
+            .notes
+            .extend(resumable.notes.iter().map(ToString::to_string));
         let mut resumed = BTreeMap::new();
         for pending in resumable.slots {
             let Slot::Certificate(name) = pending.slot else {
@@ -506,9 +533,11 @@ impl<'a> Run<'a> {
                     .get(&authority)
                     .ok_or_else(|| no_authority(self.setup, authority))?;
                 let job = Job {
-                    spec: &cert.spec,
-                    signer: Rc::clone(signer),
-                    signer_name: name.clone(),
+                    asked: Asked {
+                        spec: &cert.spec,
+                        signer: Rc::clone(signer),
+                        signer_name: name.clone(),
+                    },
                     trust,
                 };
                 Ok((cert.spec.name, job))
@@ -576,7 +605,12 @@ fn late_keys(
 ) -> UnboundedReceiver<keys::Made> {
     let missing = jobs
         .values()
-        .map(|job| (Slot::Certificate(job.spec.name), job.spec.profile.key))
+        .map(|job| {
+            (
+                Slot::Certificate(job.asked.spec.name),
+                job.asked.spec.profile.key,
+            )
+        })
         .filter(|(slot, _)| !awaited.contains(slot))
         .filter(|(slot, _)| !matches!(slot, Slot::Certificate(name) if resumed.contains_key(name)));
     keys::start(missing.collect())

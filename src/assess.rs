@@ -275,7 +275,8 @@ fn differences(
     (reasons.iter().map(ToString::to_string).collect(), notes)
 }
 
-fn beyond_authority(chain: &Chain, trust: &TrustBundle) -> Option<String> {
+/// Says so when a chain is valid for longer than its authority.
+pub fn beyond_authority(chain: &Chain, trust: &TrustBundle) -> Option<String> {
     let end = trust
         .certificates()
         .iter()

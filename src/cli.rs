@@ -1,7 +1,6 @@
 //! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
 //! status; decides nothing else.
 
-#[allow(missing_docs)]
 mod csr;
 mod table;
 mod terminal;
@@ -203,15 +202,7 @@ impl Cli {
                 let loaded = global.load(&run)?;
                 global.bootstrap(loaded)
             }
-            Command::Plan(sources) => {
-                let run = Run {
-                    sources,
-                    wait: None,
-                    clock_wait: None,
-                    allow_unsynced: false,
-                };
-                global.plan(&global.load(&run)?)
-            }
+            Command::Plan(sources) => global.plan(&global.load(&Run::of(sources))?),
             Command::Status(arguments) => global.status(&arguments),
             Command::Csr(command) => command.run(&global),
             Command::Config(command) => global.config(command),
@@ -292,15 +283,7 @@ impl Global {
     }
 
     fn config(&self, command: ConfigCommand) -> Result<ExitCode, Failure> {
-        let inputs = |sources: Sources| {
-            Run {
-                sources,
-                wait: None,
-                clock_wait: None,
-                allow_unsynced: false,
-            }
-            .inputs(self)
-        };
+        let inputs = |sources: Sources| Run::of(sources).inputs(self);
         match command {
             ConfigCommand::Check(sources) => {
                 let root = self.open_root()?;
@@ -386,6 +369,15 @@ impl Global {
 }
 
 impl Run {
+    fn of(sources: Sources) -> Self {
+        Run {
+            sources,
+            wait: None,
+            clock_wait: None,
+            allow_unsynced: false,
+        }
+    }
+
     fn inputs(&self, global: &Global) -> Result<Inputs, Failure> {
         let node_name = self
             .sources

@@ -296,6 +296,8 @@ pub struct Resolved {
 #[derive(Debug)]
 struct ClusterInput {
     cluster: Cluster,
+    /// `controlPlaneEndpoint` was written; when refused, its absence is no second fault.
+    endpoint_written: bool,
     document: Spot,
 }
 
@@ -453,6 +455,10 @@ impl Loaded {
                 "ClusterConfiguration" => {
                     self.cluster = Some(ClusterInput {
                         cluster: read_cluster(&map, api),
+                        endpoint_written: document
+                            .get("controlPlaneEndpoint")
+                            .and_then(Tree::text)
+                            .is_some_and(|text| !text.is_empty()),
                         document: spot,
                     });
                 }
@@ -1208,15 +1214,11 @@ fn require_cluster(loaded: &Loaded, input: Option<&NodeInput>, faults: &mut Faul
             "this JoinConfiguration is for a control-plane node, but no ClusterConfiguration says what is in its certificates",
             FETCH_CLUSTER,
         )),
-        // An endpoint that was written and refused has its own fault, which the caller prints anyway.
-        (Some(cluster), _) if cluster.cluster.control_plane_endpoint.is_none() => {
-            let refused = loaded.faults.errors().any(|fault| fault.field == "controlPlaneEndpoint");
-            if !refused {
-                faults.push(cluster.document.error(
-                    "a further control-plane node can join only a cluster with a controlPlaneEndpoint, and there is none",
-                    "set controlPlaneEndpoint to the name or address of the load balancer, in the cluster's kubeadm-config too",
-                ));
-            }
+        (Some(cluster), _) if cluster.cluster.control_plane_endpoint.is_none() && !cluster.endpoint_written => {
+            faults.push(cluster.document.error(
+                "a further control-plane node can join only a cluster with a controlPlaneEndpoint, and there is none",
+                "set controlPlaneEndpoint to the name or address of the load balancer, in the cluster's kubeadm-config too",
+            ));
         }
         _ => {}
     }

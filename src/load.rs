@@ -219,7 +219,7 @@ fn absolute(path: &Path) -> PathBuf {
 }
 
 /// The root in which a path named on the command line lies: the node's, or this machine's when only that has it.
-fn root_of(root: &Root, path: &Path) -> Result<(Root, PathBuf), Failure> {
+pub(crate) fn root_of(root: &Root, path: &Path) -> Result<(Root, PathBuf), Failure> {
     let absolute = absolute(path);
     if let Ok(inside) = absolute.strip_prefix(root.path())
         && root.path() != Path::new("/")

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use self::KeyOwner::{Authority as Ca, Leaf};
 use crate::kubeadm::Version;
 use crate::names::{Authority, CertName};
 use crate::x509::KeyAlgorithm;
@@ -89,8 +90,6 @@ impl fmt::Display for KeyOwner {
         }
     }
 }
-
-use KeyOwner::{Authority as Ca, Leaf};
 
 /// OpenShift's well-known names and what they are in a kubeadm cluster; an empty list means there is nothing like it.
 ///

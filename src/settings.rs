@@ -384,7 +384,8 @@ impl Settings {
             }
             faults.extend(walk.into_faults());
         }
-        faults.outcome(settings)
+        let files: Vec<&str> = fragments.iter().map(|(file, _)| file.as_ref()).collect();
+        faults.outcome_of(&files, settings)
     }
 
     /// The settings with the command line's values in place: its signer signs for all three authorities and replaces
@@ -824,7 +825,7 @@ fn read_exec(field: &Field<'_>) -> Option<ExecSettings> {
         }
         timeout = given;
     }
-    let run_as_user = map.get("runAsUser").and_then(|field| field.string());
+    let run_as_user = map.get("runAsUser").and_then(|field| field.written());
     let params = free_map(map.get("params"));
     map.finish();
     Some(ExecSettings {
@@ -881,7 +882,8 @@ fn free_map(field: Option<Field<'_>>) -> BTreeMap<String, String> {
     };
     map.named()
         .into_iter()
-        .filter_map(|(name, field)| Some((name, field.string()?)))
+        // As written: a value may be a secret, so that no fault may quote it.
+        .filter_map(|(name, field)| Some((name, field.written()?)))
         .collect()
 }
 
@@ -904,7 +906,7 @@ fn sans(field: Option<Field<'_>>) -> Vec<San> {
 
 fn duration(field: Option<Field<'_>>) -> Option<(Field<'_>, Duration)> {
     let field = field?;
-    match parse_duration(&field.string()?) {
+    match parse_duration(&field.written()?) {
         Ok(duration) => Some((field, duration)),
         Err(message) => {
             field.error(message, "use hours, minutes and seconds, as in 1m30s");
@@ -933,7 +935,7 @@ fn choice<T: Copy, const N: usize>(
 
 /// 64 hex digits, with or without `sha256:` before and colons between, as openssl and kubeadm print them.
 fn pin(field: &Field<'_>) -> Option<[u8; 32]> {
-    let text = field.string()?;
+    let text = field.written()?;
     let digits = text
         .strip_prefix("sha256:")
         .unwrap_or(&text)

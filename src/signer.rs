@@ -13,12 +13,12 @@
 //! # To add a signer
 //! 1. One file, `signer/KIND.rs`, with a type that implements [`Signer`]. Its header says what the signer must be
 //!    given and which of its habits differ from the others. Constructors do no network I/O; [`Signer::probe`] may.
-//! 2. One arm in [`Kind`] (and `Kind::ALL`), one in [`Config`], one in [`open`].
+//! 2. One arm in [`Kind`] (and `Kind::ALL`), one in [`Config`], one in [`open`]; its keys in `settings`.
 //! 3. Fill in [`Caps`] truthfully. They decide what a CSR contains, which certificates are refused before a key
 //!    is made, and what happens after a crash between request and answer. A signer with one-time tokens says
 //!    [`Resubmit::FreshCredential`], one that queues by name says [`Lookup::ByName`] and [`Resubmit::Adopts`].
-//! 4. One line in `tests/it/signer_contract.rs`: the contract test runs against every kind and fails for a kind
-//!    that it does not know. One example below `examples/signers`.
+//! 4. One arm in `tests/it/signer_contract.rs`, which runs against every kind and does not compile without it, and
+//!    one example, `examples/signers/KIND.yaml`, which that test loads.
 
 pub mod directory;
 pub mod embedded;
@@ -30,7 +30,6 @@ pub mod wire;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -164,50 +163,6 @@ pub enum Config {
         /// Users besides root and ourselves whose answers are taken.
         trusted_uids: Vec<u32>,
     },
-}
-
-/// A `--signer` argument that names no signer.
-#[derive(Debug, thiserror::Error)]
-#[error("{given:?} is no signer: {why}; write embedded, local:DIR, directory:DIR or exec:PATH")]
-pub struct UnknownSigner {
-    given: String,
-    why: &'static str,
-}
-
-impl FromStr for Config {
-    type Err = UnknownSigner;
-
-    fn from_str(given: &str) -> Result<Self, UnknownSigner> {
-        let fail = |why| UnknownSigner {
-            given: given.to_owned(),
-            why,
-        };
-        let (kind, rest) = match given.split_once(':') {
-            Some((kind, rest)) => (kind, Some(rest)),
-            None => (given, None),
-        };
-        let place = || match rest {
-            Some(place) if !place.is_empty() => Ok(PathBuf::from(place)),
-            _ => Err(fail("the path is missing")),
-        };
-        match kind {
-            "embedded" if rest.is_none() => Ok(Config::Embedded),
-            "embedded" => Err(fail("embedded takes no argument")),
-            "local" => Ok(Config::Local { dir: place()? }),
-            "directory" => Ok(Config::Directory {
-                dir: place()?,
-                trusted_uids: Vec::new(),
-            }),
-            "exec" => {
-                let command = place()?;
-                if !command.is_absolute() {
-                    return Err(fail("a plug-in is named by its absolute path"));
-                }
-                Ok(Config::Exec(exec::Plugin::new(command)))
-            }
-            _ => Err(fail("unknown kind")),
-        }
-    }
 }
 
 /// What opening a signer needs from the edge: the clock and the files of this node.
@@ -622,31 +577,6 @@ pub fn printable(text: &str, limit: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_signer_argument_is_parsed_whole() {
-        assert_eq!("embedded".parse::<Config>().unwrap(), Config::Embedded);
-        assert!(matches!(
-            "local:/ca".parse::<Config>().unwrap(),
-            Config::Local { dir } if dir == Path::new("/ca")
-        ));
-        assert!(matches!(
-            "exec:/usr/bin/sign".parse::<Config>().unwrap(),
-            Config::Exec(plugin) if plugin.command == Path::new("/usr/bin/sign")
-        ));
-        for (given, why) in [
-            ("embedded:x", "takes no argument"),
-            ("local", "path is missing"),
-            ("local:", "path is missing"),
-            ("exec:sign", "absolute path"),
-            ("vault:x", "unknown kind"),
-            ("", "unknown kind"),
-        ] {
-            let message = given.parse::<Config>().unwrap_err().to_string();
-            assert!(message.contains(why), "{message}");
-            assert!(message.contains("directory:DIR"), "{message}");
-        }
-    }
 
     #[test]
     fn every_kind_has_its_file() {

@@ -43,7 +43,6 @@ mod pending;
 mod root;
 mod sync;
 
-use std::fs::File;
 use std::path::Path;
 
 use time::OffsetDateTime;
@@ -68,7 +67,8 @@ pub const READ_LIMIT: u64 = 1024 * 1024;
 pub struct Store {
     root: Root,
     state: Dir,
-    _lock: File,
+    unfinished: bool,
+    _lock: lock::Held,
 }
 
 impl Store {

@@ -5,8 +5,8 @@
 //! collect *all* faults of a text instead of stopping at the first. Pure: the caller brings the text.
 //!
 //! Plain scalars are resolved as the YAML library of Kubernetes does (YAML 1.1 with `yes`, `on`, `0x10`, `017`),
-//! because kubeadm on the same node reads the same file. A string field that was written as `yes` or `007` therefore
-//! reads `true` or `7` there; [`Field::string`] returns exactly that and says so, in a strict walk as an error.
+//! because kubeadm on the same node reads the same file. A text field that was written as `yes` or `007` is a boolean or
+//! a number there and refused; [`Field::string`] refuses it too and says how to quote it.
 //!
 //! To read a new kind of document: `parse`, `Walk::new`, `Field::root`, then `get` each key and `finish` each map.
 
@@ -16,7 +16,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
-use serde::Serialize;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 use zeroize::Zeroizing;
 
 /// Deepest nesting of maps and lists that is read; no document of ours comes near it.
@@ -95,8 +96,24 @@ impl fmt::Display for Fault {
     }
 }
 
+/// One flat object, for tools that read the output of a check.
+impl Serialize for Fault {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_struct("Fault", 7)?;
+        object.serialize_field("severity", &self.severity)?;
+        object.serialize_field("file", &*self.place.file)?;
+        object.serialize_field("line", &self.place.line)?;
+        object.serialize_field("column", &self.place.column)?;
+        object.serialize_field("field", &self.field)?;
+        object.serialize_field("message", &self.message)?;
+        object.serialize_field("fix", &self.fix)?;
+        object.end()
+    }
+}
+
 /// All faults of one or several texts. As an error it prints one error per line and leaves the warnings out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub struct Faults(Vec<Fault>);
 
 impl Faults {
@@ -144,8 +161,16 @@ impl Faults {
     ///
     /// # Errors
     /// The collection itself, sorted by file and line, when it holds an error.
-    pub fn outcome<T>(mut self, value: T) -> Result<(T, Faults), Faults> {
-        self.sort();
+    pub fn outcome<T>(self, value: T) -> Result<(T, Faults), Faults> {
+        self.outcome_of(&[], value)
+    }
+
+    /// As [`Faults::outcome`], with the files in the given order, whatever was met first.
+    ///
+    /// # Errors
+    /// The collection itself, sorted, when it holds an error.
+    pub fn outcome_of<T>(mut self, files: &[&str], value: T) -> Result<(T, Faults), Faults> {
+        self.sort(files);
         if self.has_errors() {
             Err(self)
         } else {
@@ -153,9 +178,9 @@ impl Faults {
         }
     }
 
-    /// Puts the faults into reading order: files as first met, then by line and column.
-    fn sort(&mut self) {
-        let mut files: Vec<Arc<str>> = Vec::new();
+    /// Puts the faults into reading order: files as given or first met, then by line and column.
+    fn sort(&mut self, files: &[&str]) {
+        let mut files: Vec<Arc<str>> = files.iter().map(|file| Arc::from(*file)).collect();
         for fault in &self.0 {
             if !files.contains(&fault.place.file) {
                 files.push(fault.place.file.clone());
@@ -721,7 +746,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Unknown keys and scalars of the wrong look are errors in a strict walk, warnings in a lenient one.
+    /// Unknown keys are errors in a strict walk, warnings in a lenient one.
     pub fn new(strict: bool) -> Self {
         Walk {
             strict,
@@ -841,31 +866,36 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The value as text, or a fault. Numbers and booleans become what kubeadm makes of them.
+    /// The value as text, or a fault. Unquoted numbers and booleans are not text, for kubeadm neither.
     pub fn string(&self) -> Option<String> {
         let Kind::Scalar(scalar) = &self.node.kind else {
             self.wrong_kind("text", "write the text after the colon");
             return None;
         };
-        let read = match scalar.resolve() {
-            Value::Str(text) => return Some(text.to_owned()),
+        match scalar.resolve() {
+            Value::Str(text) => Some(text.to_owned()),
             // In a list: `- ` with nothing behind it.
-            Value::Null => return Some(String::new()),
-            Value::Bool(flag) => flag.to_string(),
-            Value::Int(number) => number.to_string(),
-            Value::Float(number) => go_float(number),
-        };
-        let written: &str = &scalar.text;
-        if read != written {
-            let message = format!("unquoted {written} is read as {read:?} here and by kubeadm");
-            let fix = format!("write \"{written}\" in quotes");
-            if self.walk.strict {
-                self.error(message, fix);
-                return None;
+            Value::Null => Some(String::new()),
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
+                let written: &str = &scalar.text;
+                self.error(
+                    format!(
+                        "unquoted {written} is {}, must be text",
+                        self.node.kind_name()
+                    ),
+                    format!("write \"{written}\" in quotes"),
+                );
+                None
             }
-            self.warning(message, fix);
         }
-        Some(read)
+    }
+
+    /// The scalar as written, whatever it looks like, for values with a grammar of their own; or a fault.
+    pub fn written(&self) -> Option<String> {
+        match &self.node.kind {
+            Kind::Scalar(scalar) => Some(scalar.text.to_string()),
+            _ => self.string(),
+        }
     }
 
     /// The value as a whole number, or a fault.
@@ -888,25 +918,6 @@ impl<'a> Field<'a> {
         }
         self.wrong_kind("a boolean", "write true or false without quotes");
         None
-    }
-}
-
-/// Go's `strconv.FormatFloat(x, 'g', -1, 64)`, which turns numbers into text in string fields.
-fn go_float(number: f64) -> String {
-    let magnitude = number.abs();
-    if magnitude == 0.0 || (1e-4..1e21).contains(&magnitude) {
-        return number.to_string();
-    }
-    let text = format!("{number:e}");
-    match text.split_once('e') {
-        Some((mantissa, exponent)) => {
-            let (sign, digits) = match exponent.strip_prefix('-') {
-                Some(digits) => ('-', digits),
-                None => ('+', exponent),
-            };
-            format!("{mantissa}e{sign}{digits:0>2}")
-        }
-        None => text,
     }
 }
 
@@ -1006,9 +1017,15 @@ fn join(path: &str, key: &str) -> String {
 pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     let lower = name.to_lowercase();
     known
-        .map(|candidate| (edits(&lower, &candidate.to_lowercase()), candidate))
-        .filter(|(edits, candidate)| *edits <= 2 && *edits < candidate.chars().count())
-        .min_by_key(|(edits, _)| *edits)
+        .filter_map(|candidate| {
+            let other = candidate.to_lowercase();
+            let distance = edits(&lower, &other);
+            // `clusterConfig` for `clusterConfiguration` is many edits away and yet obvious.
+            let beginning = lower.len() >= 4 && other.starts_with(&lower);
+            let near = distance <= 2 && distance < candidate.chars().count();
+            (near || beginning).then_some((distance, candidate))
+        })
+        .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate.to_owned())
 }
 

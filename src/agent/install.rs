@@ -9,7 +9,7 @@ use super::request::Outcome;
 use super::{
     ExitCode, Failure, Outcomes, Report, ServiceAccountAction, Setup, Survey, SurveyedCert, report,
 };
-use crate::assess::{Action, Found};
+use crate::assess::{Action, Found, beyond_authority};
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
 use crate::names::Authority;
@@ -89,7 +89,8 @@ pub(super) async fn install(
                 )?;
                 commit.issued(spec.name, record(&chain, now));
                 commit.completes(Slot::Certificate(spec.name));
-                let row = report::cert_row(&spec, "issued", reasons, Some(&chain));
+                let mut row = report::cert_row(&spec, "issued", reasons, Some(&chain));
+                row.reasons.extend(beyond_authority(&chain, trusted));
                 installed.push((authority, request));
                 row
             }

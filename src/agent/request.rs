@@ -49,16 +49,25 @@ pub(super) struct Desk<'a> {
     pub(super) progress: &'a dyn Progress,
 }
 
-/// One certificate to be had.
+/// One certificate to be had, and the bundle that its chain must lead to.
 pub(super) struct Job<'a> {
+    pub(super) asked: Asked<'a>,
+    pub(super) trust: &'a TrustBundle,
+}
+
+/// Who is asked for what.
+pub(super) struct Asked<'a> {
     pub(super) spec: &'a CertSpec,
     pub(super) signer: Rc<dyn Signer>,
     /// Name of the signer in the configuration.
     pub(super) signer_name: String,
-    pub(super) trust: &'a TrustBundle,
 }
 
-impl Job<'_> {
+impl Asked<'_> {
+    fn slot(&self) -> Slot {
+        Slot::Certificate(self.spec.name)
+    }
+
     pub(super) fn wanted(&self) -> Wanted {
         Wanted {
             name: self.spec.name,
@@ -124,14 +133,20 @@ pub(super) async fn obtain(
     job: &Job<'_>,
     fresh: Fresh,
 ) -> Result<Outcome, store::Error> {
-    let (key, csr, mut record, answer) = match prepare(desk, job, fresh)? {
+    let asked = &job.asked;
+    let Prepared {
+        key,
+        csr,
+        mut record,
+        answer,
+    } = match prepare(desk, asked, fresh)? {
         Ok(prepared) => prepared,
         Err(error) => return Ok(Outcome::Failed(error)),
     };
-    let mut request = Request::new(job.wanted(), csr, desk.identity.clone(), (desk.clock)());
-    if record.request_id != request.id.as_str() || record.signer_config != job.signer.label() {
+    let mut request = Request::new(asked.wanted(), csr, desk.identity.clone(), (desk.clock)());
+    if record.request_id != request.id.as_str() || record.signer_config != asked.signer.label() {
         // Another wish or another signer: nothing is known of this request there.
-        record = new_record(job, request.id.as_str());
+        record = new_record(asked, request.id.as_str());
     }
     if let Some(answer) = answer
         && let Ok(chain) = verified(&answer, job, &key, (desk.clock)())
@@ -156,23 +171,23 @@ pub(super) async fn obtain(
                 record.phase = Phase::Submitting;
                 record.first_submitted.get_or_insert((desk.clock)());
                 desk.store
-                    .update_ticket(slot(job), &record, job.durability())?;
+                    .update_ticket(asked.slot(), &record, asked.durability())?;
                 failpoint::reached("request:submitting");
-                desk.progress.event(Event::Submitted(job.spec.name));
-                job.signer.submit(&request).await
+                desk.progress.event(Event::Submitted(asked.spec.name));
+                asked.signer.submit(&request).await
             }
             Step::Recover => {
                 let ticket = record
                     .handle
                     .clone()
                     .and_then(|handle| Ticket::try_from(handle).ok());
-                match job.signer.recover(&request, ticket.as_ref()).await {
+                match asked.signer.recover(&request, ticket.as_ref()).await {
                     Ok(Some(answer)) => Ok(answer),
                     Ok(None) => Ok(Answer::Gone),
                     Err(error) => Err(error),
                 }
             }
-            Step::Poll(ticket) => job.signer.poll(&request, ticket).await,
+            Step::Poll(ticket) => asked.signer.poll(&request, ticket).await,
         };
         failpoint::reached("request:answered");
         let wait = match result {
@@ -180,12 +195,12 @@ pub(super) async fn obtain(
                 return match verified(&answer, job, &key, (desk.clock)()) {
                     Ok(chain) => {
                         desk.store
-                            .keep_answer(slot(job), &answer, job.durability())?;
+                            .keep_answer(asked.slot(), &answer, asked.durability())?;
                         record.phase = Phase::Answered;
                         desk.store
-                            .update_ticket(slot(job), &record, job.durability())?;
+                            .update_ticket(asked.slot(), &record, asked.durability())?;
                         failpoint::reached("request:verified");
-                        desk.progress.event(Event::Signed(job.spec.name));
+                        desk.progress.event(Event::Signed(asked.spec.name));
                         Ok(Outcome::Signed {
                             chain,
                             key,
@@ -201,7 +216,7 @@ pub(super) async fn obtain(
                             at: (desk.clock)(),
                         });
                         desk.store
-                            .update_ticket(slot(job), &record, job.durability())?;
+                            .update_ticket(asked.slot(), &record, asked.durability())?;
                         Ok(Outcome::Refused(differences))
                     }
                 };
@@ -216,10 +231,10 @@ pub(super) async fn obtain(
                 let wait = retry::poll_delay(polls, after);
                 record.next_poll = Some((desk.clock)() + wait);
                 desk.store
-                    .update_ticket(slot(job), &record, job.durability())?;
+                    .update_ticket(asked.slot(), &record, asked.durability())?;
                 failpoint::reached("request:pending");
                 desk.progress
-                    .event(Event::Waiting(job.spec.name, note.clone()));
+                    .event(Event::Waiting(asked.spec.name, note.clone()));
                 polls += 1;
                 if Instant::now() + wait > desk.deadline {
                     return Ok(Outcome::Pending(note));
@@ -230,14 +245,14 @@ pub(super) async fn obtain(
             Ok(Answer::Denied { reason }) => {
                 record.phase = Phase::Denied;
                 desk.store
-                    .update_ticket(slot(job), &record, job.durability())?;
+                    .update_ticket(asked.slot(), &record, asked.durability())?;
                 return Ok(Outcome::Denied(reason));
             }
             Ok(Answer::Gone) => {
                 if record.first_submitted.is_some()
-                    && job.signer.caps().resubmit == Resubmit::Forbidden
+                    && asked.signer.caps().resubmit == Resubmit::Forbidden
                 {
-                    return Ok(Outcome::Failed(forbidden(job)));
+                    return Ok(Outcome::Failed(forbidden(asked)));
                 }
                 record.handle = None;
                 step = Step::Submit;
@@ -252,13 +267,13 @@ pub(super) async fn obtain(
                     at: (desk.clock)(),
                 });
                 desk.store
-                    .update_ticket(slot(job), &record, job.durability())?;
+                    .update_ticket(asked.slot(), &record, asked.durability())?;
                 let retried = matches!(error.class, Class::Transient | Class::Ambiguous);
                 let wait =
                     retry::delay(error.class, failures, error.retry_after, random_fraction());
                 match wait {
                     Some(wait) if retried && Instant::now() + wait < desk.deadline => {
-                        tracing::info!(certificate = %job.spec.name, "{error}; trying again in {wait:.0?}");
+                        tracing::info!(certificate = %asked.spec.name, "{error}; trying again in {wait:.0?}");
                         if error.class == Class::Ambiguous {
                             step = Step::Recover;
                         }
@@ -280,12 +295,18 @@ pub(super) enum Fresh {
     Resumed(Box<Resumed>),
 }
 
-type Prepared = (PrivateKey, Csr, store::Ticket, Option<Vec<u8>>);
+/// Key, CSR and ticket, all of them on disk, and an answer that an earlier run got.
+pub(super) struct Prepared {
+    pub(super) key: PrivateKey,
+    pub(super) csr: Csr,
+    pub(super) record: store::Ticket,
+    pub(super) answer: Option<Vec<u8>>,
+}
 
 /// Key, CSR and ticket on disk.
-fn prepare(
+pub(super) fn prepare(
     desk: &Desk<'_>,
-    job: &Job<'_>,
+    asked: &Asked<'_>,
     fresh: Fresh,
 ) -> Result<Result<Prepared, SignerError>, store::Error> {
     let (key, csr, ticket, answer, new) = match fresh {
@@ -301,25 +322,29 @@ fn prepare(
     let made = csr.is_none();
     let csr = match csr {
         Some(csr) => csr,
-        None => match Csr::create(&job.spec.profile, &key, job.signer.caps().usage_extensions) {
+        None => match Csr::create(
+            &asked.spec.profile,
+            &key,
+            asked.signer.caps().usage_extensions,
+        ) {
             Ok(csr) => csr,
             Err(error) => {
                 return Ok(Err(SignerError::permanent(
-                    format!("no request could be made for {}: {error}", job.spec.name),
+                    format!("no request could be made for {}: {error}", asked.spec.name),
                     "correct the configuration that this name comes from",
                 )));
             }
         },
     };
     let request = Request::new(
-        job.wanted(),
+        asked.wanted(),
         csr.clone(),
         desk.identity.clone(),
         (desk.clock)(),
     );
     // A ticket that was lost leaves the request's fate unknown: ask before sending again.
     let record = ticket.unwrap_or_else(|| {
-        let mut record = new_record(job, request.id.as_str());
+        let mut record = new_record(asked, request.id.as_str());
         if !new {
             record.phase = Phase::Submitting;
         }
@@ -328,26 +353,31 @@ fn prepare(
     if new {
         let pem = key.to_pem();
         desk.store.create_pending(
-            slot(job),
+            asked.slot(),
             pem.as_bytes(),
             csr.to_pem().as_bytes(),
             &record,
-            job.durability(),
+            asked.durability(),
         )?;
         failpoint::reached("request:key-kept");
     } else if made {
         desk.store
-            .keep_csr(slot(job), csr.to_pem().as_bytes(), job.durability())?;
+            .keep_csr(asked.slot(), csr.to_pem().as_bytes(), asked.durability())?;
     }
-    Ok(Ok((key, csr, record, answer)))
+    Ok(Ok(Prepared {
+        key,
+        csr,
+        record,
+        answer,
+    }))
 }
 
-fn new_record(job: &Job<'_>, request_id: &str) -> store::Ticket {
+fn new_record(asked: &Asked<'_>, request_id: &str) -> store::Ticket {
     store::Ticket {
         request_id: request_id.to_owned(),
-        signer: job.signer_name.clone(),
-        signer_kind: job.signer.kind().as_str().to_owned(),
-        signer_config: job.signer.label(),
+        signer: asked.signer_name.clone(),
+        signer_kind: asked.signer.kind().as_str().to_owned(),
+        signer_config: asked.signer.label(),
         handle: None,
         attempt: 0,
         first_submitted: None,
@@ -366,31 +396,33 @@ fn verified(
 ) -> Result<Chain, Vec<String>> {
     let chain =
         Chain::from_answer(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
-    let differences = satisfies(&chain, &job.spec.profile, key.public_key(), job.trust, now);
+    let differences = satisfies(
+        &chain,
+        &job.asked.spec.profile,
+        key.public_key(),
+        job.trust,
+        now,
+    );
     match differences.is_empty() {
         true => Ok(chain),
         false => Err(differences.iter().map(ToString::to_string).collect()),
     }
 }
 
-fn slot(job: &Job<'_>) -> Slot {
-    Slot::Certificate(job.spec.name)
-}
-
 fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {
     Some((desk.clock)() + desk.deadline.saturating_duration_since(Instant::now()))
 }
 
-fn forbidden(job: &Job<'_>) -> SignerError {
+fn forbidden(asked: &Asked<'_>) -> SignerError {
     SignerError::permanent(
         format!(
             "{} was asked for {} before and does not know it any more, and it must not be asked twice for one key",
-            job.signer.label(),
-            job.spec.name
+            asked.signer.label(),
+            asked.spec.name
         ),
         format!(
             "see with the signer what became of it, then remove /var/lib/nodepki/pending/{}",
-            job.spec.name
+            asked.spec.name
         ),
     )
 }

@@ -76,6 +76,8 @@ const TEXT_LIMIT: usize = 1 << 10;
 const GRACE: Duration = Duration::from_secs(5);
 /// How long descendants may hold stdout or stderr after the program itself has ended.
 const LINGER: Duration = Duration::from_secs(1);
+/// What a call gets however near the deadline is.
+const LEAST: Duration = Duration::from_secs(10);
 /// sysexits(3) EX_TEMPFAIL.
 const TRY_AGAIN: i32 = 75;
 const SAFE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -257,7 +259,7 @@ impl Exec {
     ) -> Result<Answer, SignerError> {
         let mut document = wire::SignRequest::exchange(request, ticket);
         document.params.clone_from(&self.plugin.params);
-        let limit = self.time_left(request)?;
+        let limit = limit(self.plugin.timeout, request);
         let outcome = match self.call(verb, &document, limit).await {
             Ok(output) => understand(&output, verb, request, ticket),
             Err(error) => Err(error),
@@ -268,20 +270,6 @@ impl Exec {
                 self.answer(response)
             }
             Err(error) => Err(self.failure(verb, request, error)),
-        }
-    }
-
-    fn time_left(&self, request: &Request) -> Result<Duration, SignerError> {
-        let Some(deadline) = request.deadline else {
-            return Ok(self.plugin.timeout);
-        };
-        match Duration::try_from(deadline - request.now) {
-            Ok(left) if !left.is_zero() => Ok(left.min(self.plugin.timeout)),
-            _ => Err(SignerError::new(
-                Class::Transient,
-                format!("no time is left to ask for {}", request.name()),
-                "run again with a later deadline",
-            )),
         }
     }
 
@@ -450,6 +438,18 @@ impl Signer for Exec {
 
     async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
         self.ask(Verb::Poll, request, Some(ticket)).await
+    }
+}
+
+/// How long one call may take: the timeout, cut by the deadline. A run that does not wait at all still gets
+/// [`LEAST`], since a call that is cut short leaves its fate unknown.
+fn limit(timeout: Duration, request: &Request) -> Duration {
+    match request.deadline {
+        None => timeout,
+        Some(deadline) => {
+            let left = Duration::try_from(deadline - request.now).unwrap_or_default();
+            timeout.min(left.max(LEAST))
+        }
     }
 }
 

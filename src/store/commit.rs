@@ -162,8 +162,14 @@ impl Store {
     /// Puts all files in place, or none.
     ///
     /// # Errors
-    /// [`Error::NotCommitted`]: everything is as it was. [`Error::Unfinished`]: the next start finishes.
+    /// [`Error::NotCommitted`]: everything is as it was. [`Error::Unfinished`]: the next start finishes; this store
+    /// commits nothing more, drop it and call [`Locked::recover`] again.
     pub fn commit(&mut self, commit: Commit) -> Result<Committed, Error> {
+        if self.unfinished {
+            return Err(Error::RecoverFirst {
+                path: self.state.path().join(JOURNAL),
+            });
+        }
         let mut made = Vec::new();
         let mut plan = Plan::default();
         let journal = match self
@@ -176,9 +182,12 @@ impl Store {
                 return Err(Error::NotCommitted(Box::new(error)));
             }
         };
+        // A new journal would take the place of this one.
+        self.unfinished = true;
         self.finish(&plan.dirs, &plan.steps, &journal)
             .and_then(|()| self.close())
             .map_err(|error| Error::Unfinished(Box::new(error)))?;
+        self.unfinished = false;
         Ok(plan.outcome)
     }
 
@@ -201,6 +210,13 @@ impl Store {
                 });
             }
             let place = plan.place(&self.root, &wanted.path)?;
+            if plan.seen.contains(&place) {
+                return Err(Error::BadPath {
+                    path: wanted.path,
+                    what: "a second path to a file of the same commit",
+                });
+            }
+            plan.seen.push(place.clone());
             let group = plan.group(&wanted.path);
             let Some(target) = Target::look(plan.dirs.get(place.dir), &place.name)? else {
                 plan.changes.push(Change::new(wanted, place, group, None));
@@ -243,16 +259,13 @@ impl Store {
             .sort_by_key(|change| (change.group, !change.private));
         plan.outcome.unchanged = plan.kept.iter().map(|kept| kept.path.clone()).collect();
         for change in &plan.changes {
-            if let Some(dir) = plan
-                .dirs
-                .get(change.place.dir)
-                .and_then(|place| place.dir.as_ref())
-                && !plan.proved.contains(&change.place.dir)
+            if let Some(place) = plan.dirs.get(change.place.dir)
+                && place.immutable
             {
-                if dir.own_metadata()?.immutable {
-                    return Err(Error::obstacle(dir.path(), Obstacle::Immutable));
-                }
-                plan.proved.push(change.place.dir);
+                return Err(Error::obstacle(
+                    self.root.on_this_machine(&place.path),
+                    Obstacle::Immutable,
+                ));
             }
         }
         Ok(())
@@ -263,9 +276,9 @@ impl Store {
         if plan.changes.is_empty() {
             return Ok(Journal::new(Vec::new(), Vec::new(), plan.slots.clone()));
         }
+        plan.staging = true;
         let record = self.record_staging(plan)?;
         failpoint("commit:recorded", self.state.path())?;
-        plan.staging = true;
 
         let mut staged: Vec<(PathBuf, File)> = vec![(self.state.path().join(STAGING), record)];
         let mut entries = Vec::with_capacity(plan.changes.len());
@@ -455,6 +468,7 @@ impl Locked {
         let store = Store {
             root,
             state,
+            unfinished: false,
             _lock: lock,
         };
         let mut recovery = Recovery {
@@ -609,8 +623,7 @@ struct Staging {
 #[derive(Default)]
 struct Plan {
     dirs: Vec<Place>,
-    /// Directories known not to be immutable.
-    proved: Vec<usize>,
+    seen: Vec<Named>,
     groups: Vec<PathBuf>,
     changes: Vec<Change>,
     kept: Vec<Kept>,
@@ -624,10 +637,13 @@ struct Plan {
 struct Place {
     path: PathBuf,
     dir: Option<Dir>,
+    /// Device and inode: two paths may lead to one directory.
+    id: Option<(u64, u64)>,
+    immutable: bool,
 }
 
 /// A name in one of the plan's directories.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 struct Named {
     dir: usize,
     name: OsString,
@@ -676,9 +692,20 @@ impl Plan {
             return Ok(Named { dir, name });
         }
         let (dir, name) = root.parent(path)?;
+        let metadata = dir.as_ref().map(Dir::own_metadata).transpose()?;
+        let id = metadata.as_ref().map(|found| (found.device, found.inode));
+        if let Some(dir) = self
+            .dirs
+            .iter()
+            .position(|place| place.id.is_some() && place.id == id)
+        {
+            return Ok(Named { dir, name });
+        }
         self.dirs.push(Place {
             path: parent.to_owned(),
             dir,
+            id,
+            immutable: metadata.is_some_and(|found| found.immutable),
         });
         Ok(Named {
             dir: self.dirs.len() - 1,
@@ -841,15 +868,11 @@ fn copy_attributes(old: impl AsFd, new: impl AsFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Asks for the size, then for the value; again if it grew in between.
+/// Tries with room for every usual value, then with room for the largest that Linux allows.
 fn read_sized(
     read: impl Fn(&mut [u8]) -> Result<usize, rustix::io::Errno>,
 ) -> Result<Vec<u8>, Errno> {
-    loop {
-        let size = read(&mut []).map_err(errno_from)?;
-        if size == 0 {
-            return Ok(Vec::new());
-        }
+    for size in [512, 65536] {
         let mut value = vec![0; size];
         match read(&mut value).map_err(errno_from) {
             Ok(length) => {
@@ -860,6 +883,7 @@ fn read_sized(
             Err(errno) => return Err(errno),
         }
     }
+    Err(Errno::ERANGE)
 }
 
 /// Gives a file that is about to be replaced a second name beside its first.

@@ -60,6 +60,8 @@ pub struct Metadata {
     pub modified: OffsetDateTime,
     /// Number of hard links.
     pub links: u64,
+    /// The device; with the inode it tells files apart.
+    pub device: u64,
     /// The inode, which a replaced file does not keep.
     pub inode: u64,
     /// True with `chattr +i` or `chattr +a`.
@@ -246,8 +248,10 @@ impl Dir {
         }
         .map_err(|errno| self.error("create", name, errno))?;
         let mut file = File::from(fd);
-        file.write_all(bytes)
-            .map_err(|source| self.error("write", name, errno_of(&source)))?;
+        file.write_all(bytes).map_err(|source| {
+            let _ = self.unlink(name);
+            self.error("write", name, errno_of(&source))
+        })?;
         Ok(file)
     }
 
@@ -463,6 +467,7 @@ fn stat_at(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Result<Metadata
         )
         .unwrap_or(OffsetDateTime::UNIX_EPOCH),
         links: found.stx_nlink.into(),
+        device: u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor),
         inode: found.stx_ino,
         immutable: found.stx_attributes.intersects(locked),
     })

@@ -126,6 +126,12 @@ pub enum Error {
         /// The system's word for it.
         source: Errno,
     },
+    /// A commit after one that was not finished.
+    #[error("an earlier commit is not finished ({path}); run the same command again to finish it", path = path.display())]
+    RecoverFirst {
+        /// The journal.
+        path: PathBuf,
+    },
     /// A commit that failed before its journal was written.
     #[error("{0}; nothing was changed")]
     NotCommitted(#[source] Box<Error>),
@@ -148,7 +154,7 @@ impl Error {
             | Error::NewerFormat { .. }
             | Error::Damaged { .. } => Class::Unsafe,
             Error::BadPath { .. } => Class::Path,
-            Error::NoOpenat2 { .. } | Error::Io { .. } => Class::Io,
+            Error::NoOpenat2 { .. } | Error::RecoverFirst { .. } | Error::Io { .. } => Class::Io,
             Error::NotCommitted(inner) | Error::Unfinished(inner) => inner.class(),
         }
     }

@@ -25,8 +25,20 @@ const TRY_AGAIN: Duration = Duration::from_millis(20);
 pub struct Locked {
     pub(super) root: Root,
     pub(super) state: Dir,
-    pub(super) lock: File,
+    pub(super) lock: Held,
     pub(super) notes: Vec<Note>,
+}
+
+/// The lock itself, let go of when dropped.
+///
+/// Closing the file would not be enough: a child forked a moment ago shares it until its exec.
+#[derive(Debug)]
+pub(super) struct Held(File);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
 }
 
 impl Root {
@@ -78,7 +90,7 @@ impl Root {
         Ok(Locked {
             root: self.clone(),
             state,
-            lock,
+            lock: Held(lock),
             notes,
         })
     }

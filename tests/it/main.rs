@@ -4,7 +4,8 @@
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a failing unwrap is a failing test"
+    clippy::print_stdout,
+    reason = "a failing unwrap is a failing test, in the functions around the tests too"
 )]
 
 mod golden;
@@ -16,3 +17,7 @@ mod signer_contract;
 mod signer_directory;
 mod signer_exec;
 mod signing;
+mod store;
+#[cfg(feature = "failpoints")]
+mod store_crash;
+mod store_system;

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use nodepki::names::{Authority, CertName};
+use nodepki::settings::Settings;
 use nodepki::signer::{
     Answer, Class, Config, Kind, Request, Resubmit, Signer, Site, Ticket, exec, open,
 };
@@ -295,6 +296,22 @@ fn labels_say_kind_and_place() {
         let case = Case::new(kind);
         let label = case.signer.label();
         assert!(label.starts_with(kind.as_str()), "{label}");
+    }
+}
+
+#[test]
+fn every_kind_has_an_example_that_loads() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/signers");
+    for kind in Kind::ALL {
+        let path = dir.join(format!("{kind}.yaml"));
+        let text = fs::read_to_string(&path).unwrap_or_else(|_| panic!("{kind} has no example"));
+        let (settings, faults) = Settings::from_fragments(&[(path.display().to_string(), text)])
+            .unwrap_or_else(|faults| panic!("{faults}"));
+        assert!(faults.is_empty(), "{faults}");
+        for authority in Authority::ALL {
+            let (_, signer) = settings.signer_of(authority).unwrap();
+            assert_eq!(signer.kind(), kind.as_str());
+        }
     }
 }
 

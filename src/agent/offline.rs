@@ -1,0 +1,302 @@
+//! Offline signing: the agent's own road, with a signer that answers from files that somebody carried here.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+use zeroize::Zeroizing;
+
+use super::request::{Asked, Desk, Fresh, Prepared, prepare};
+use super::{
+    Clock, ExitCode, Failure, Progress, Report, Run, Setup, bootstrap_in, open_store, room,
+};
+use crate::names::Authority;
+use crate::offline::{self, Candidate, Outstanding};
+use crate::signer::{
+    Answer, Caps, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
+};
+use crate::store::{Durability, Phase, Root, Slot, Store};
+use crate::x509::{Csr, PrivateKey, PublicKey, UsageExtensions};
+
+/// The name under which tickets remember offline signing.
+const NAME: &str = "offline";
+
+/// Makes and keeps a key and a CSR for everything that is to be issued, and returns the requests. Asking twice
+/// gives the same requests.
+///
+/// # Errors
+/// As for `bootstrap`, before anything is asked of a signer.
+pub async fn export_requests(
+    root: &Root,
+    mut setup: Setup,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<Vec<Request>, Failure> {
+    answer_from_files(&mut setup, Offline::default());
+    let (store, _) = open_store(root, &setup, "csr export", clock)?;
+    let mut survey = setup.survey(root, clock())?;
+    if !survey.refusals.is_empty() {
+        return Err(Failure {
+            code: ExitCode::Refused,
+            messages: survey.refusals,
+        });
+    }
+    room(&store, &setup, &survey)?;
+    let mut run = Run::new(&setup, &store, clock, progress, &mut survey)?;
+    let desk = Desk {
+        store: &store,
+        identity: setup.identity.clone(),
+        clock,
+        deadline: Instant::now(),
+        progress,
+    };
+    let mut fresh: BTreeMap<_, Fresh> = std::mem::take(&mut run.resumed)
+        .into_iter()
+        .map(|(name, resumed)| (name, Fresh::Resumed(Box::new(resumed))))
+        .collect();
+    while let Some((slot, key)) = run.keys.recv().await {
+        let key = key.map_err(|error| {
+            Failure::new(
+                ExitCode::Pending,
+                format!("no key for {slot}: {error}; run again"),
+            )
+        })?;
+        if let Slot::Certificate(name) = slot {
+            fresh.insert(name, Fresh::Key(key));
+        }
+    }
+    let mut requests = Vec::new();
+    for cert in survey.to_issue() {
+        let Some(fresh) = fresh.remove(&cert.spec.name) else {
+            continue;
+        };
+        let (name, signer) = setup.signer(cert.spec.authority)?;
+        let asked = Asked {
+            spec: &cert.spec,
+            signer: Rc::clone(signer),
+            signer_name: name.clone(),
+        };
+        let prepared: Prepared = prepare(&desk, &asked, fresh)?
+            .map_err(|error| Failure::new(ExitCode::Configuration, error.to_string()))?;
+        requests.push(Request::new(
+            asked.wanted(),
+            prepared.csr,
+            setup.identity.clone(),
+            clock(),
+        ));
+    }
+    Ok(requests)
+}
+
+/// Installs what came back in `files` (paths relative to the top of the tree), through the same verification as any
+/// signer's answer.
+///
+/// # Errors
+/// As for `bootstrap`.
+pub async fn import_answers(
+    root: &Root,
+    mut setup: Setup,
+    files: &[(PathBuf, Zeroizing<Vec<u8>>)],
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<Report, Failure> {
+    let (mut store, mut notes) = open_store(root, &setup, "csr import", clock)?;
+    let outstanding: Vec<Outstanding> = store
+        .pending(clock())?
+        .slots
+        .iter()
+        .filter_map(|pending| match pending.slot {
+            Slot::Certificate(name) => {
+                let key = PrivateKey::from_pem(&pending.key_pem)
+                    .ok()?
+                    .public_key()
+                    .clone();
+                Some(Outstanding { name, key })
+            }
+            Slot::ServiceAccount => None,
+        })
+        .collect();
+    let collection = offline::collect(files, &outstanding);
+    notes.extend(collection.remarks.iter().map(ToString::to_string));
+    if collection.candidates.is_empty() {
+        let mut messages =
+            vec!["there is no certificate in it for any request of this node".to_owned()];
+        messages.extend(notes);
+        return Err(Failure {
+            code: ExitCode::Refused,
+            messages,
+        });
+    }
+    let mut offline = Offline {
+        authorities: collection
+            .authorities
+            .into_iter()
+            .map(|(name, _, pem)| (name, pem))
+            .collect(),
+        ..Offline::default()
+    };
+    for candidate in collection.candidates {
+        let key = adopt(&store, &setup, &candidate, &outstanding, clock)?;
+        if let Some(key) = key {
+            offline.answers.push((key, candidate.answer));
+        }
+    }
+    answer_from_files(&mut setup, offline);
+    setup.wait = Duration::ZERO;
+    bootstrap_in(&mut store, notes, &setup, clock, progress).await
+}
+
+/// The key that a candidate is for. One that came along in the tree becomes the slot's pending key; what was pending
+/// there is set aside.
+fn adopt(
+    store: &Store,
+    setup: &Setup,
+    candidate: &Candidate,
+    outstanding: &[Outstanding],
+    clock: Clock,
+) -> Result<Option<PublicKey>, Failure> {
+    let pending = outstanding
+        .iter()
+        .find(|outstanding| outstanding.name == candidate.name);
+    let Some(key) = &candidate.key else {
+        return Ok(pending.map(|outstanding| outstanding.key.clone()));
+    };
+    let Some(spec) = setup.plan.cert(candidate.name) else {
+        return Ok(None);
+    };
+    let slot = Slot::Certificate(candidate.name);
+    if pending.is_some() {
+        store.set_slot_aside(
+            slot,
+            "another key came with the imported certificates",
+            clock(),
+        )?;
+    }
+    let csr = Csr::create(&spec.profile, key, UsageExtensions::Requested).map_err(|error| {
+        Failure::new(
+            ExitCode::Configuration,
+            format!("{}: {error}", candidate.name),
+        )
+    })?;
+    let request = Request::new(
+        super::wanted(spec),
+        csr.clone(),
+        setup.identity.clone(),
+        clock(),
+    );
+    let ticket = crate::store::Ticket {
+        request_id: request.id.as_str().to_owned(),
+        signer: NAME.to_owned(),
+        signer_kind: Kind::Directory.as_str().to_owned(),
+        signer_config: NAME.to_owned(),
+        handle: None,
+        attempt: 0,
+        first_submitted: None,
+        next_poll: None,
+        phase: Phase::Ready,
+        last_error: None,
+    };
+    store.create_pending(
+        slot,
+        key.to_pem().as_bytes(),
+        csr.to_pem().as_bytes(),
+        &ticket,
+        Durability::Synced,
+    )?;
+    Ok(Some(key.public_key().clone()))
+}
+
+fn answer_from_files(setup: &mut Setup, offline: Offline) {
+    let signer: Rc<dyn Signer> = Rc::new(offline);
+    setup.signers = Authority::ALL
+        .into_iter()
+        .map(|authority| (authority, (NAME.to_owned(), Rc::clone(&signer))))
+        .collect();
+}
+
+/// A signer whose answers were carried here by a person.
+struct Offline {
+    answers: Vec<(PublicKey, Vec<u8>)>,
+    authorities: BTreeMap<Authority, Vec<u8>>,
+    caps: Caps,
+}
+
+impl Default for Offline {
+    fn default() -> Self {
+        let caps = Caps {
+            pends: true,
+            lookup: Lookup::ByName,
+            resubmit: Resubmit::Adopts,
+            ..Caps::everything()
+        };
+        Offline {
+            answers: Vec::new(),
+            authorities: BTreeMap::new(),
+            caps,
+        }
+    }
+}
+
+impl Offline {
+    fn look(&self, request: &Request) -> Result<Answer, SignerError> {
+        if let Some((_, answer)) = self
+            .answers
+            .iter()
+            .find(|(key, _)| key == request.csr.public_key())
+        {
+            return Ok(Answer::Issued(answer.clone()));
+        }
+        let ticket = Ticket::try_from(NAME.to_owned())
+            .map_err(|error| SignerError::permanent(error.to_string(), "report this as a bug"))?;
+        let note = "no certificate for its key was imported; have its CSR signed and import again"
+            .to_owned();
+        Ok(Answer::Pending {
+            ticket,
+            after: None,
+            note,
+        })
+    }
+}
+
+#[async_trait(?Send)]
+impl Signer for Offline {
+    fn kind(&self) -> Kind {
+        // The nearest relative: files that somebody else signs.
+        Kind::Directory
+    }
+
+    fn label(&self) -> String {
+        NAME.to_owned()
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn preflight(&self, _wanted: &Wanted) -> Result<(), Rejection> {
+        Ok(())
+    }
+
+    async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        Ok(self.authorities.get(&authority).cloned())
+    }
+
+    async fn recover(
+        &self,
+        request: &Request,
+        _ticket: Option<&Ticket>,
+    ) -> Result<Option<Answer>, SignerError> {
+        self.look(request).map(Some)
+    }
+
+    async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
+        self.look(request)
+    }
+
+    async fn poll(&self, request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
+        self.look(request)
+    }
+}
