@@ -15,13 +15,18 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use crate::agent::{self, ExitCode, Failure, Report};
+use crate::demo;
 use crate::kubeadm::{NodeName, parse_duration};
 use crate::load::{self, Inputs, Loaded};
 use crate::settings::{Settings, SignerSettings, StandIns};
+use crate::status;
 use crate::store::Root;
 use crate::yaml;
 
 use terminal::{LogFormat, Terminal};
+
+/// kubeadm's default.
+const DEFAULT_CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
 
 /// Gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
 ///
@@ -148,7 +153,7 @@ struct StatusArgs {
     #[arg(long)]
     kubeadm: bool,
     /// Certificates directory, where it is not kubeadm's default
-    #[arg(long, value_name = "DIR", default_value = "/etc/kubernetes/pki")]
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_CERTIFICATES_DIR)]
     cert_dir: PathBuf,
 }
 
@@ -278,8 +283,23 @@ impl Global {
     }
 
     fn status(&self, arguments: &StatusArgs) -> Result<ExitCode, Failure> {
-        let _ = arguments;
-        Ok(ExitCode::Done)
+        let status = status::collect(&self.open_root()?, &arguments.cert_dir, now());
+        if arguments.kubeadm {
+            for note in status::kubeadm_notes(&status) {
+                let _ = writeln!(stderr(), "nodepki: {note}");
+            }
+            return print(&match self.output {
+                Output::Table | Output::Tree => status::kubeadm_table(&status),
+                Output::Json => status::kubeadm_json(&status),
+                Output::Yaml => status::kubeadm_yaml(&status),
+            });
+        }
+        print(&match self.output {
+            Output::Table => status::table(&status),
+            Output::Tree => status::tree(&status),
+            Output::Json => status::json(&status),
+            Output::Yaml => status::yaml(&status),
+        })
     }
 
     fn config(&self, command: ConfigCommand) -> Result<ExitCode, Failure> {
@@ -332,8 +352,22 @@ impl Global {
     }
 
     fn demo(&self, dir: &Path, kubeadm_configs: Vec<PathBuf>) -> Result<ExitCode, Failure> {
-        let _ = (dir, kubeadm_configs);
-        Ok(ExitCode::Done)
+        let (root, inputs) = demo::prepare(dir, kubeadm_configs)?;
+        let loaded = load::load(&root, &inputs, now())?;
+        warn(&loaded.warnings);
+        let terminal = Terminal::new(self.verbose);
+        let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &terminal));
+        drop(terminal);
+        let report = report?;
+        let status = status::collect(&root, DEFAULT_CERTIFICATES_DIR.as_ref(), now());
+        print(&status::tree(&status))?;
+        let pki = root.on_this_machine(DEFAULT_CERTIFICATES_DIR);
+        print(&format!(
+            "\nNo CA private key was written. Look for yourself:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",
+            pki = pki.display(),
+            dir = dir.display()
+        ))?;
+        Ok(report.code())
     }
 
     fn print_report(&self, report: &Report) -> Result<ExitCode, Failure> {

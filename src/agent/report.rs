@@ -73,7 +73,7 @@ impl Report {
 }
 
 /// Everything was in place.
-pub(super) fn settled(survey: Survey) -> Report {
+pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
     let mut rows: Vec<Row> = survey
         .bundles
         .iter()
@@ -84,13 +84,9 @@ pub(super) fn settled(survey: Survey) -> Report {
             Action::Keep { notes } => notes,
             _ => Vec::new(),
         };
-        rows.push(cert_row(
-            &cert.spec,
-            "kept",
-            notes,
-            cert.found.chain.present(),
-        ));
+        rows.push(cert_row(&cert.spec, "kept", notes, cert.found.chain.present()));
     }
+    rows.extend(setup.plan.service_account.iter().map(|spec| service_account_row(spec, "kept")));
     Report {
         rows,
         notes: survey.notes,
@@ -141,6 +137,7 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
             ServiceAccountAction::Keep => "keep",
             ServiceAccountAction::Make => "make",
             ServiceAccountAction::DerivePublic => "derive sa.pub",
+            ServiceAccountAction::Tighten => "tighten",
         };
         rows.push(service_account_row(spec, action));
     }
@@ -173,6 +170,11 @@ pub(super) fn cert_row(
         signer: None,
         code: None,
     }
+}
+
+/// What cannot be installed yet because something else of its family is missing.
+pub(super) fn waiting_row(spec: &CertSpec, reason: String, chain: Option<&Chain>) -> Row {
+    Row { code: Some(ExitCode::Pending), ..cert_row(spec, "held back", vec![reason], chain) }
 }
 
 /// A request that did not end with a certificate. One that is only overdue, not missing, never fails the run for

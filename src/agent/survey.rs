@@ -52,6 +52,8 @@ pub struct SurveyedBundle {
     pub spec: BundleSpec,
     /// What is there.
     pub found: Found<TrustBundle>,
+    /// It lies where it belongs; otherwise it was read from the configured file, or is not known yet.
+    pub in_place: bool,
     /// The CA's private key lies beside it.
     pub has_key: bool,
 }
@@ -65,6 +67,8 @@ pub enum ServiceAccountAction {
     Make,
     /// `sa.pub` is missing and follows from `sa.key`.
     DerivePublic,
+    /// `sa.key` is readable by everybody.
+    Tighten,
 }
 
 /// What is trusted for one authority besides what lies in its place.
@@ -126,7 +130,7 @@ impl Survey {
             && self
                 .bundles
                 .iter()
-                .all(|bundle| bundle.found.present().is_some())
+                .all(|bundle| bundle.in_place)
             && matches!(
                 self.service_account,
                 None | Some(ServiceAccountAction::Keep)
@@ -159,7 +163,8 @@ impl Survey {
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
         let mut bytes = read(root, &spec.path)?;
-        if bytes.is_none()
+        let in_place = bytes.as_ref().is_some_and(|bytes| !bytes.is_empty());
+        if !in_place
             && let Some(file) = &source.file
             && *file != spec.path
         {
@@ -195,6 +200,7 @@ impl Survey {
         self.bundles.push(SurveyedBundle {
             spec: spec.clone(),
             found,
+            in_place,
             has_key,
         });
         Ok(())
