@@ -36,7 +36,7 @@
 //! At the timeout the group gets SIGTERM, five seconds later SIGKILL. Descendants that keep stdout or stderr open
 //! after the program has ended are killed too.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -57,8 +57,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::wire::{self, API_VERSION};
 use super::{
-    Answer, Caps, Carry, Class, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError,
-    Ticket, Wanted, printable,
+    Answer, Caps, Carry, Class, Kind, Lookup, Rejection, Request, RequestId, Resubmit, Signer,
+    SignerError, Ticket, Wanted, printable,
 };
 use crate::names::Authority;
 use crate::x509::UsageExtensions;
@@ -141,7 +141,8 @@ pub struct Exec {
     plugin: Plugin,
     assumed: Caps,
     declared: OnceCell<Caps>,
-    unclean: Cell<u32>,
+    /// Unclean answers in a row, for each request.
+    unclean: RefCell<BTreeMap<RequestId, u32>>,
 }
 
 impl Exec {
@@ -175,7 +176,7 @@ impl Exec {
                 ..Caps::everything()
             },
             declared: OnceCell::new(),
-            unclean: Cell::new(0),
+            unclean: RefCell::default(),
         })
     }
 
@@ -218,7 +219,7 @@ impl Exec {
             .env_clear()
             .env("PATH", SAFE_PATH)
             .env("LANG", "C")
-            .env("HOME", home())
+            .env("HOME", self.home())
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -250,6 +251,13 @@ impl Exec {
         })
     }
 
+    /// Our own home is not another user's.
+    fn home(&self) -> OsString {
+        std::env::var_os("HOME")
+            .filter(|_| self.plugin.run_as.is_none())
+            .unwrap_or_else(|| "/".into())
+    }
+
     /// `sign` and `poll`.
     async fn ask(
         &self,
@@ -266,7 +274,7 @@ impl Exec {
         };
         match outcome {
             Ok(response) => {
-                self.unclean.set(0);
+                self.unclean.borrow_mut().remove(&request.id);
                 self.answer(response)
             }
             Err(error) => Err(self.failure(verb, request, error)),
@@ -295,7 +303,7 @@ impl Exec {
         match error {
             CallError::NotStarted(error) => error,
             CallError::TryAgain => {
-                self.unclean.set(0);
+                self.unclean.borrow_mut().remove(&request.id);
                 SignerError::new(
                     Class::Transient,
                     format!("{label} asks to be tried again (exit code {TRY_AGAIN})"),
@@ -303,8 +311,12 @@ impl Exec {
                 )
             }
             CallError::Unclean(why) => {
-                let times = self.unclean.get().saturating_add(1);
-                self.unclean.set(times);
+                let times = {
+                    let mut unclean = self.unclean.borrow_mut();
+                    let times = unclean.entry(request.id.clone()).or_default();
+                    *times += 1;
+                    *times
+                };
                 let detail = format!(
                     "{label} gave no usable answer to `{}` for {name}: {why}",
                     verb.as_str()
@@ -768,10 +780,6 @@ fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
         return Err(refuse("it is not executable".to_owned()));
     }
     Ok(real)
-}
-
-fn home() -> OsString {
-    std::env::var_os("HOME").unwrap_or_else(|| "/".into())
 }
 
 // ---- running it ----

@@ -10,6 +10,7 @@ use nodepki::offline::{Collection, Outstanding, Remark, collect, export, openssl
 use nodepki::signer::Request;
 use zeroize::Zeroizing;
 
+use crate::kubeadm;
 use crate::signer_bad::verdict;
 use crate::signing::{
     openssl, request, request_with_key, run_program, tree, wanted, write_authorities,
@@ -360,4 +361,68 @@ fn bad_kubeconfigs_are_named() {
     // As kubeadm leaves it before anybody signed: no certificate, nothing to say.
     let collection = collect(&files("user: {client-certificate-data: \"\"}"), &[]);
     assert_eq!(collection.remarks, []);
+}
+
+#[test]
+fn the_tree_of_the_real_kubeadm_is_understood_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (etc, ca) = (dir.path().join("etc"), dir.path().join("ca-dir"));
+    fs::create_dir_all(&etc).unwrap();
+    fs::create_dir_all(&ca).unwrap();
+    write_authorities(&ca);
+    let config = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.2\nencryptionAlgorithm: ECDSA-P256\n";
+    let output = kubeadm::generate_csr(kubeadm::Node::new(&etc), config);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // Before anybody signed there is nothing to take and nothing to complain of.
+    let collection = collect(&read_tree(&etc), &[]);
+    assert_eq!(collection.remarks, []);
+    assert_eq!(names(&collection), []);
+    for slot in CertName::ALL {
+        let base = if slot.is_kubeconfig() {
+            etc.join(slot.as_str())
+        } else {
+            etc.join("pki").join(slot.base_name())
+        };
+        let beside = |extension: &str| PathBuf::from(format!("{}.{extension}", base.display()));
+        let authority = ca.join(slot.authority().base_name());
+        let crt = openssl(
+            &[
+                "x509",
+                "-req",
+                "-copy_extensions",
+                "copy",
+                "-in",
+                beside("csr").to_str().unwrap(),
+                "-CA",
+                authority.with_extension("crt").to_str().unwrap(),
+                "-CAkey",
+                authority.with_extension("key").to_str().unwrap(),
+            ],
+            b"",
+        );
+        if slot == CertName::AdminConf {
+            // Pasted with kubectl's own words for it.
+            let conf = fs::read_to_string(&base).unwrap();
+            assert!(conf.contains("    client-key-data:"), "{conf}");
+            let pasted = format!(
+                "    client-certificate-data: {}\n    client-key-data:",
+                STANDARD.encode(crt)
+            );
+            fs::write(&base, conf.replace("    client-key-data:", &pasted)).unwrap();
+        } else {
+            fs::write(beside("crt"), crt).unwrap();
+        }
+    }
+    let collection = collect(&read_tree(&etc), &[]);
+    assert_eq!(collection.remarks, []);
+    assert_eq!(names(&collection), CertName::ALL);
+    for candidate in &collection.candidates {
+        let key = candidate.key.as_ref().unwrap().public_key();
+        let chain = nodepki::x509::Chain::from_answer(&candidate.answer, key).unwrap();
+        assert_eq!(chain.leaf().public_key(), key, "{}", candidate.name);
+    }
 }

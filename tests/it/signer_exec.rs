@@ -84,6 +84,12 @@ fn a_program_that_stays_unclean_is_given_up() {
     let error = run(signer.submit(&request)).unwrap_err();
     assert_eq!(error.class, Class::Permanent);
     assert!(error.to_string().contains("5 times in a row"), "{error}");
+    // Twelve slots share a signer: what one request met says nothing of the next.
+    let other = crate::signing::request(CertName::EtcdPeer);
+    assert_eq!(
+        run(signer.submit(&other)).unwrap_err().class,
+        Class::Ambiguous
+    );
 }
 
 #[test]
