@@ -37,15 +37,29 @@ apiServer:
 /// When the directory cannot be made or written.
 pub fn prepare(dir: &Path, kubeadm_configs: Vec<PathBuf>) -> Result<(Root, Inputs), Failure> {
     std::fs::create_dir_all(dir).map_err(|error| {
-        Failure::new(ExitCode::NotPermitted, format!("{} cannot be made: {error}; name another directory", dir.display()))
+        Failure::new(
+            ExitCode::NotPermitted,
+            format!(
+                "{} cannot be made: {error}; name another directory",
+                dir.display()
+            ),
+        )
     })?;
     let root = Root::open(dir)?;
     let example = Path::new(KUBEADM_DIR).join(KUBEADM_FILE);
     if kubeadm_configs.is_empty() && root.metadata(&example)?.is_none() {
-        root.create_dir(KUBEADM_DIR, 0o755)?.write_atomic(KUBEADM_FILE, EXAMPLE.as_bytes(), 0o644)?;
+        root.create_dir(KUBEADM_DIR, 0o755)?.write_atomic(
+            KUBEADM_FILE,
+            EXAMPLE.as_bytes(),
+            0o644,
+        )?;
     }
     let inputs = Inputs {
-        stand_ins: StandIns { kubeadm_configs, signer: Some(SignerSettings::Embedded), node_name: None },
+        stand_ins: StandIns {
+            kubeadm_configs,
+            signer: Some(SignerSettings::Embedded),
+            node_name: None,
+        },
         ..Inputs::default()
     };
     Ok((root, inputs))

@@ -7,7 +7,8 @@ use time::OffsetDateTime;
 
 use super::request::Outcome;
 use super::{
-    ExitCode, Failure, Outcomes, Report, Row, ServiceAccountAction, Setup, Survey, SurveyedBundle, SurveyedCert, report,
+    ExitCode, Failure, Outcomes, Report, Row, ServiceAccountAction, Setup, Survey, SurveyedBundle,
+    SurveyedCert, report,
 };
 use crate::assess::{Action, Found, beyond_authority};
 use crate::failpoint;
@@ -36,7 +37,14 @@ pub(super) async fn install(
         .filter(|(_, outcome)| !matches!(outcome, Outcome::Signed { .. }))
         .map(|(name, _)| name.authority())
         .collect();
-    let mut work = Work { trust, incomplete, now, commit: Commit::new(), rows: Vec::new(), installed: Vec::new() };
+    let mut work = Work {
+        trust,
+        incomplete,
+        now,
+        commit: Commit::new(),
+        rows: Vec::new(),
+        installed: Vec::new(),
+    };
     for bundle in &survey.bundles {
         work.bundle(bundle);
     }
@@ -45,7 +53,12 @@ pub(super) async fn install(
         work.cert(cert, outcome)?;
     }
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
-        work.service_account(spec, action, outcomes.service_account.as_ref(), store.root())?;
+        work.service_account(
+            spec,
+            action,
+            outcomes.service_account.as_ref(),
+            store.root(),
+        )?;
     }
     failpoint::reached("run:before-commit");
     let committed = store.commit(work.commit)?;
@@ -58,7 +71,11 @@ pub(super) async fn install(
             notes.push(error.to_string());
         }
     }
-    Ok(Report { rows: work.rows, notes, written: committed.written })
+    Ok(Report {
+        rows: work.rows,
+        notes,
+        written: committed.written,
+    })
 }
 
 /// A commit in the making, and the report that goes with it.
@@ -75,26 +92,46 @@ struct Work<'a> {
 impl Work<'_> {
     fn bundle(&mut self, bundle: &SurveyedBundle) {
         let authority = bundle.spec.authority;
-        let Some(trusted) = self.trust.get(&authority) else { return };
+        let Some(trusted) = self.trust.get(&authority) else {
+            return;
+        };
         if bundle.in_place {
-            self.rows.push(report::bundle_row(&bundle.spec, "kept", trusted));
+            self.rows
+                .push(report::bundle_row(&bundle.spec, "kept", trusted));
         } else if !self.incomplete.contains(&authority) {
             let pem = trusted.to_pem().into_bytes();
-            self.commit.file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
-            self.rows.push(report::bundle_row(&bundle.spec, "written", trusted));
+            self.commit
+                .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
+            self.rows
+                .push(report::bundle_row(&bundle.spec, "written", trusted));
         }
     }
 
     fn cert(&mut self, cert: SurveyedCert, outcome: Option<Outcome>) -> Result<(), Failure> {
-        let Some(trusted) = self.trust.get(&cert.spec.authority) else { return Ok(()) };
+        let Some(trusted) = self.trust.get(&cert.spec.authority) else {
+            return Ok(());
+        };
         let whole = !self.incomplete.contains(&cert.spec.authority);
         let still_serves = cert.still_serves(Some(trusted), self.now);
-        let SurveyedCert { spec, found, action } = cert;
+        let SurveyedCert {
+            spec,
+            found,
+            action,
+        } = cert;
         let chain = found.chain.present();
         let row = match (action, outcome) {
             (Action::Keep { notes }, _) => report::cert_row(&spec, "kept", notes, chain),
-            (Action::Refuse { reason }, _) => report::cert_row(&spec, "refused", vec![reason], chain),
-            (Action::Issue { mut reasons }, Some(Outcome::Signed { chain, key, request })) if whole => {
+            (Action::Refuse { reason }, _) => {
+                report::cert_row(&spec, "refused", vec![reason], chain)
+            }
+            (
+                Action::Issue { mut reasons },
+                Some(Outcome::Signed {
+                    chain,
+                    key,
+                    request,
+                }),
+            ) if whole => {
                 let existing = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
                 self.add(&spec, &chain, &key, trusted, existing)?;
                 self.commit.issued(spec.name, record(&chain, self.now));
@@ -119,10 +156,15 @@ impl Work<'_> {
                 row
             }
             (Action::Issue { .. }, Some(Outcome::Signed { .. })) => {
-                let reason = format!("signed; it is installed together with the rest of what {} signs", spec.authority);
+                let reason = format!(
+                    "signed; it is installed together with the rest of what {} signs",
+                    spec.authority
+                );
                 report::waiting_row(&spec, reason, chain)
             }
-            (Action::Issue { .. }, Some(outcome)) => report::failed_row(&spec, outcome, still_serves, chain),
+            (Action::Issue { .. }, Some(outcome)) => {
+                report::failed_row(&spec, outcome, still_serves, chain)
+            }
             (Action::Issue { reasons } | Action::Rewrite { reasons }, _) => {
                 report::waiting_row(&spec, reasons.join("; "), chain)
             }
@@ -141,14 +183,22 @@ impl Work<'_> {
         let done = match (action, made) {
             (ServiceAccountAction::Make, Some(key)) => {
                 let public = key.public_key().to_pem().into_bytes();
-                self.commit.file_if_absent(spec.private.clone(), key.to_pem().as_bytes().to_vec(), Mode::Private);
-                self.commit.file_if_absent(spec.public.clone(), public, Mode::Private);
+                self.commit.file_if_absent(
+                    spec.private.clone(),
+                    key.to_pem().as_bytes().to_vec(),
+                    Mode::Private,
+                );
+                self.commit
+                    .file_if_absent(spec.public.clone(), public, Mode::Private);
                 "made"
             }
             (ServiceAccountAction::DerivePublic, _) => {
                 if let Some(private) = root.read(&spec.private)? {
                     let key = PrivateKey::from_pem(&private.bytes).map_err(|error| {
-                        Failure::new(ExitCode::Refused, format!("{}: {error}", spec.private.display()))
+                        Failure::new(
+                            ExitCode::Refused,
+                            format!("{}: {error}", spec.private.display()),
+                        )
                     })?;
                     let public = key.public_key().to_pem().into_bytes();
                     self.commit.file(spec.public.clone(), public, Mode::Private);
@@ -157,7 +207,8 @@ impl Work<'_> {
             }
             (ServiceAccountAction::Tighten, _) => {
                 if let Some(private) = root.read(&spec.private)? {
-                    self.commit.file(spec.private.clone(), private.bytes, Mode::Private);
+                    self.commit
+                        .file(spec.private.clone(), private.bytes, Mode::Private);
                 }
                 "tightened"
             }
@@ -178,21 +229,41 @@ impl Work<'_> {
         let (certificate_pem, key_pem) = (chain.to_pem(), key.to_pem());
         match &spec.output {
             Output::Pair { certificate, key } => {
-                self.commit.file(key.clone(), key_pem.as_bytes().to_vec(), Mode::Private);
-                self.commit.file(certificate.clone(), certificate_pem.into_bytes(), Mode::Public);
+                self.commit
+                    .file(key.clone(), key_pem.as_bytes().to_vec(), Mode::Private);
+                self.commit.file(
+                    certificate.clone(),
+                    certificate_pem.into_bytes(),
+                    Mode::Public,
+                );
             }
-            Output::Kubeconfig { path, server, cluster, user } => {
+            Output::Kubeconfig {
+                path,
+                server,
+                cluster,
+                user,
+            } => {
                 let authority = trusted.first().to_pem();
-                let credentials =
-                    Credentials { server, authority: &authority, certificate: &certificate_pem, key: &key_pem };
+                let credentials = Credentials {
+                    server,
+                    authority: &authority,
+                    certificate: &certificate_pem,
+                    key: &key_pem,
+                };
                 let document = match existing {
                     Some(mut document) => {
-                        document.set_credentials(&credentials).map_err(|error| unrepairable(path, &error))?;
+                        document
+                            .set_credentials(&credentials)
+                            .map_err(|error| unrepairable(path, &error))?;
                         document
                     }
                     None => Kubeconfig::new(cluster, user, &credentials),
                 };
-                self.commit.file(path.clone(), document.to_yaml().as_bytes().to_vec(), Mode::Private);
+                self.commit.file(
+                    path.clone(),
+                    document.to_yaml().as_bytes().to_vec(),
+                    Mode::Private,
+                );
             }
         }
         Ok(())
@@ -207,8 +278,14 @@ impl Work<'_> {
     ) -> Result<(), Failure> {
         if let Output::Kubeconfig { path, server, .. } = &spec.output {
             let authority = trusted.first().to_pem();
-            document.set_cluster(server, &authority).map_err(|error| unrepairable(path, &error))?;
-            self.commit.file(path.clone(), document.to_yaml().as_bytes().to_vec(), Mode::Private);
+            document
+                .set_cluster(server, &authority)
+                .map_err(|error| unrepairable(path, &error))?;
+            self.commit.file(
+                path.clone(),
+                document.to_yaml().as_bytes().to_vec(),
+                Mode::Private,
+            );
         }
         Ok(())
     }

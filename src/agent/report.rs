@@ -84,9 +84,20 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
             Action::Keep { notes } => notes,
             _ => Vec::new(),
         };
-        rows.push(cert_row(&cert.spec, "kept", notes, cert.found.chain.present()));
+        rows.push(cert_row(
+            &cert.spec,
+            "kept",
+            notes,
+            cert.found.chain.present(),
+        ));
     }
-    rows.extend(setup.plan.service_account.iter().map(|spec| service_account_row(spec, "kept")));
+    rows.extend(
+        setup
+            .plan
+            .service_account
+            .iter()
+            .map(|spec| service_account_row(spec, "kept")),
+    );
     Report {
         rows,
         notes: survey.notes,
@@ -174,7 +185,10 @@ pub(super) fn cert_row(
 
 /// What cannot be installed yet because something else of its family is missing.
 pub(super) fn waiting_row(spec: &CertSpec, reason: String, chain: Option<&Chain>) -> Row {
-    Row { code: Some(ExitCode::Pending), ..cert_row(spec, "held back", vec![reason], chain) }
+    Row {
+        code: Some(ExitCode::Pending),
+        ..cert_row(spec, "held back", vec![reason], chain)
+    }
 }
 
 /// A request that did not end with a certificate. One that is only overdue, not missing, never fails the run for

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use time::OffsetDateTime;
+use zeroize::Zeroizing;
 
 use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, assess_bundle};
 use crate::names::{Authority, CertName};
@@ -127,10 +128,7 @@ impl Survey {
         self.certs
             .iter()
             .all(|cert| matches!(cert.action, Action::Keep { .. }))
-            && self
-                .bundles
-                .iter()
-                .all(|bundle| bundle.in_place)
+            && self.bundles.iter().all(|bundle| bundle.in_place)
             && matches!(
                 self.service_account,
                 None | Some(ServiceAccountAction::Keep)
@@ -214,7 +212,7 @@ impl Survey {
     ) -> Result<(), store::Error> {
         let found = match &spec.output {
             Output::Pair { certificate, key } => {
-                let key_pem = read(root, key)?;
+                let (key_pem, exposed) = read_private(root, key)?;
                 FoundCert {
                     chain: Found::read(
                         read(root, certificate)?.as_deref().map(Vec::as_slice),
@@ -224,12 +222,14 @@ impl Survey {
                         .as_deref()
                         .is_none_or(|pem| assess::is_our_form(pem)),
                     key: Found::read(key_pem.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
+                    exposed,
                     kubeconfig: None,
                 }
             }
             Output::Kubeconfig { path, .. } => {
-                match assess::read_kubeconfig(read(root, path)?.as_deref().map(Vec::as_slice)) {
-                    ReadKubeconfig::Usable(found) => *found,
+                let (text, exposed) = read_private(root, path)?;
+                match assess::read_kubeconfig(text.as_deref().map(Vec::as_slice)) {
+                    ReadKubeconfig::Usable(found) => FoundCert { exposed, ..*found },
                     ReadKubeconfig::ByFile {
                         certificate,
                         key,
@@ -246,6 +246,7 @@ impl Survey {
                             PrivateKey::from_pem,
                         ),
                         key_form_is_ours: true,
+                        exposed: None,
                         kubeconfig: Some(kubeconfig),
                     },
                     ReadKubeconfig::Unrepairable(error) => {
@@ -260,6 +261,7 @@ impl Survey {
                                 chain: Found::Unreadable(error.to_string()),
                                 key: Found::Unreadable(error.to_string()),
                                 key_form_is_ours: true,
+                                exposed: None,
                                 kubeconfig: None,
                             },
                             action: Action::Refuse { reason },
@@ -283,7 +285,7 @@ impl Survey {
         root: &Root,
         spec: &ServiceAccountSpec,
     ) -> Result<(), store::Error> {
-        let private = read(root, &spec.private)?;
+        let (private, exposed) = read_private(root, &spec.private)?;
         let private = Found::read(private.as_deref().map(Vec::as_slice), PrivateKey::from_pem);
         let public = read(root, &spec.public)?;
         let public = Found::read(public.as_deref().map(Vec::as_slice), PublicKey::from_pem);
@@ -294,7 +296,11 @@ impl Survey {
                     self.notes
                         .push(format!("{key_path} is an RSA key of only {bits} bits"));
                 }
-                Ok(ServiceAccountAction::Keep)
+                Ok(if exposed.is_some() {
+                    ServiceAccountAction::Tighten
+                } else {
+                    ServiceAccountAction::Keep
+                })
             }
             (Found::Present(_), Found::Present(_)) => Err(format!(
                 "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again"
@@ -415,6 +421,18 @@ impl Survey {
     }
 }
 
-fn read(root: &Root, path: &Path) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, store::Error> {
+fn read(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::Error> {
     Ok(root.read(path)?.map(|content| content.bytes))
+}
+
+/// A file with a key in it, and its mode when everybody can read it.
+fn read_private(
+    root: &Root,
+    path: &Path,
+) -> Result<(Option<Zeroizing<Vec<u8>>>, Option<u32>), store::Error> {
+    let Some(content) = root.read(path)? else {
+        return Ok((None, None));
+    };
+    let mode = content.metadata.mode;
+    Ok((Some(content.bytes), (mode & 0o007 != 0).then_some(mode)))
 }
