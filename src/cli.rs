@@ -6,7 +6,7 @@ mod table;
 mod terminal;
 
 use std::ffi::OsString;
-use std::io::{Write, stderr, stdout};
+use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -295,8 +295,8 @@ impl Global {
             });
         }
         print(&match self.output {
-            Output::Table => status::table(&status),
-            Output::Tree => status::tree(&status),
+            Output::Table => status::table(&status, stdout().is_terminal()),
+            Output::Tree => status::tree(&status, stdout().is_terminal()),
             Output::Json => status::json(&status),
             Output::Yaml => status::yaml(&status),
         })
@@ -306,28 +306,7 @@ impl Global {
         let inputs = |sources: Sources| Run::of(sources).inputs(self);
         match command {
             ConfigCommand::Check(sources) => {
-                let root = self.open_root()?;
-                let inputs = inputs(sources)?;
-                // Both halves are checked even when the first is faulty.
-                let settings = load::read_settings(&root, &inputs);
-                let kubeadm = match &settings {
-                    Ok((settings, _)) => load::read_kubeadm(&root, settings).map(drop),
-                    Err(_) => Ok(()),
-                };
-                let messages: Vec<String> = settings
-                    .as_ref()
-                    .err()
-                    .into_iter()
-                    .chain(kubeadm.as_ref().err())
-                    .flat_map(|failure| failure.messages.clone())
-                    .collect();
-                if !messages.is_empty() {
-                    return Err(Failure {
-                        code: ExitCode::Configuration,
-                        messages,
-                    });
-                }
-                let loaded = load::load(&root, &inputs, now())?;
+                let loaded = load::check(&self.open_root()?, &inputs(sources)?, now())?;
                 warn(&loaded.warnings);
                 print(&format!(
                     "the configuration is sound: node {}, cluster {}, {} certificates\n",
@@ -360,7 +339,7 @@ impl Global {
         drop(terminal);
         let report = report?;
         let status = status::collect(&root, DEFAULT_CERTIFICATES_DIR.as_ref(), now());
-        print(&status::tree(&status))?;
+        print(&status::tree(&status, stdout().is_terminal()))?;
         let pki = root.on_this_machine(DEFAULT_CERTIFICATES_DIR);
         print(&format!(
             "\nNo CA private key was written. Look for yourself:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",
