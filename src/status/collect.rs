@@ -274,13 +274,13 @@ impl Node<'_> {
 
     /// Remarks about a file that holds a private key, and about one that others may change.
     fn exposure(&self, file: &FileStatus) -> Option<String> {
-        let mode = file.access?.mode;
+        let Access { mode, .. } = file.access.filter(|access| access.regular)?;
         let here = self.here(Path::new(&file.path));
         if file.secret && mode & 0o004 != 0 {
             Some(format!(
                 "{here} holds a private key and has mode {mode:04o}: every user of this machine can read it; run chmod 600 {here}"
             ))
-        } else if mode & 0o002 != 0 && mode & 0o170_000 == 0 {
+        } else if mode & 0o002 != 0 {
             Some(format!(
                 "{here} has mode {mode:04o}: every user of this machine can change it; run chmod o-w {here}"
             ))
@@ -302,13 +302,10 @@ fn understood<T>(found: Found<T>, what: &str, absent: &str) -> Result<T, Fault> 
     }
 }
 
-/// The link itself where it leads nowhere; its mode says nothing.
 fn access(metadata: &Metadata) -> Access {
     Access {
-        mode: match metadata.kind {
-            FileKind::Symlink => 0,
-            _ => metadata.mode,
-        },
+        regular: metadata.kind == FileKind::File,
+        mode: metadata.mode,
         uid: metadata.uid,
         gid: metadata.gid,
     }
@@ -706,7 +703,7 @@ impl Node<'_> {
         let path = self.authority_file(name, "crt");
         let reading = self.read(&path, false);
         let mut files = vec![reading.status.clone()];
-        // The key is looked at, never read.
+        // The key is looked at, never opened; opening it as a directory tells whether a link leads anywhere.
         let key_path = self.authority_file(name, "key");
         let key = FileStatus {
             path: key_path.display().to_string(),
