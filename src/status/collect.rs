@@ -551,21 +551,34 @@ impl Node<'_> {
                 continue;
             }
             good = false;
-            faults.push(Fault::new(
-                State::Untrusted,
-                match difference {
-                    Difference::UntrustedIssuer { issuer, .. } => format!(
-                        "it was signed by another authority than that in {}: its issuer is {issuer}, the anchor there is {trust}{}",
-                        self.here(&bundle.path),
-                        if trust.certificates().iter().any(|anchor| chain.leaf().names_issuer(anchor)) {
-                            "; the name is the same, the key is not"
-                        } else {
-                            ""
+            let anchors = || {
+                format!(
+                    "in {}: its issuer is {}, the anchor there is {trust}",
+                    self.here(&bundle.path),
+                    chain.leaf().issuer()
+                )
+            };
+            let mut candidates = trust.certificates().iter();
+            let words = match difference {
+                Difference::UntrustedIssuer { .. } => format!(
+                    "no path leads from it to the authority {}; {}",
+                    anchors(),
+                    match candidates.any(|anchor| chain.leaf().names_issuer(anchor)) {
+                        true => "the name is the same, the key is not",
+                        false => {
+                            "another authority signed it, or intermediates are missing in its file"
                         }
-                    ),
-                    other => other.to_string(),
-                },
-            ));
+                    }
+                ),
+                // The path builder's own word, without the bytes that follow it.
+                Difference::Path(why) => format!(
+                    "it does not verify under the authority {} ({})",
+                    anchors(),
+                    why.split([' ', '(', '{']).next().unwrap_or_default()
+                ),
+                other => other.to_string(),
+            };
+            faults.push(Fault::new(State::Untrusted, words));
         }
         let end = trust
             .certificates()
