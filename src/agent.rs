@@ -269,7 +269,7 @@ async fn bootstrap_in(
         });
     }
     if survey.is_settled() {
-        return Ok(report::settled(survey));
+        return Ok(report::settled(setup, survey));
     }
     preflight(setup, &survey)?;
     room(store, setup, &survey)?;

@@ -70,6 +70,8 @@ pub struct FoundCert {
     pub key: Found<PrivateKey>,
     /// The key is in the PEM form that kubeadm writes.
     pub key_form_is_ours: bool,
+    /// Mode of the file with the key, when everybody can read it.
+    pub exposed: Option<u32>,
     /// For a kubeconfig, the rest of it.
     pub kubeconfig: Option<FoundKubeconfig>,
 }
@@ -110,6 +112,7 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
             chain,
             key,
             key_form_is_ours: true,
+            exposed: None,
             kubeconfig: None,
         }))
     };
@@ -152,6 +155,7 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
             chain: Found::read(certificate.as_deref(), Chain::from_pem),
             key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
             key: Found::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
+            exposed: None,
             kubeconfig: Some(kubeconfig),
         })),
     }
@@ -296,6 +300,9 @@ fn form_differences(spec: &CertSpec, found: &FoundCert, trust: &TrustBundle) -> 
         .is_some_and(|kubeconfig| kubeconfig.by_file);
     if !found.key_form_is_ours && !by_file {
         reasons.push("the key is PKCS#8; kubeadm writes PKCS#1 or SEC1".to_owned());
+    }
+    if let Some(mode) = found.exposed {
+        reasons.push(format!("everybody can read the key (mode {mode:04o})"));
     }
     if let (Output::Kubeconfig { server, .. }, Some(kubeconfig)) = (&spec.output, &found.kubeconfig)
     {

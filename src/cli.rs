@@ -6,7 +6,7 @@ mod table;
 mod terminal;
 
 use std::ffi::OsString;
-use std::io::{Write, stderr, stdout};
+use std::io::{IsTerminal, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,13 +15,18 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use crate::agent::{self, ExitCode, Failure, Report};
+use crate::demo;
 use crate::kubeadm::{NodeName, parse_duration};
 use crate::load::{self, Inputs, Loaded};
 use crate::settings::{Settings, SignerSettings, StandIns};
+use crate::status;
 use crate::store::Root;
 use crate::yaml;
 
 use terminal::{LogFormat, Terminal};
+
+/// kubeadm's default.
+const DEFAULT_CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
 
 /// Gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
 ///
@@ -148,7 +153,7 @@ struct StatusArgs {
     #[arg(long)]
     kubeadm: bool,
     /// Certificates directory, where it is not kubeadm's default
-    #[arg(long, value_name = "DIR", default_value = "/etc/kubernetes/pki")]
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_CERTIFICATES_DIR)]
     cert_dir: PathBuf,
 }
 
@@ -278,36 +283,30 @@ impl Global {
     }
 
     fn status(&self, arguments: &StatusArgs) -> Result<ExitCode, Failure> {
-        let _ = arguments;
-        Ok(ExitCode::Done)
+        let status = status::collect(&self.open_root()?, &arguments.cert_dir, now());
+        if arguments.kubeadm {
+            for note in status::kubeadm_notes(&status) {
+                let _ = writeln!(stderr(), "nodepki: {note}");
+            }
+            return print(&match self.output {
+                Output::Table | Output::Tree => status::kubeadm_table(&status),
+                Output::Json => status::kubeadm_json(&status),
+                Output::Yaml => status::kubeadm_yaml(&status),
+            });
+        }
+        print(&match self.output {
+            Output::Table => status::table(&status, stdout().is_terminal()),
+            Output::Tree => status::tree(&status, stdout().is_terminal()),
+            Output::Json => status::json(&status),
+            Output::Yaml => status::yaml(&status),
+        })
     }
 
     fn config(&self, command: ConfigCommand) -> Result<ExitCode, Failure> {
         let inputs = |sources: Sources| Run::of(sources).inputs(self);
         match command {
             ConfigCommand::Check(sources) => {
-                let root = self.open_root()?;
-                let inputs = inputs(sources)?;
-                // Both halves are checked even when the first is faulty.
-                let settings = load::read_settings(&root, &inputs);
-                let kubeadm = match &settings {
-                    Ok((settings, _)) => load::read_kubeadm(&root, settings).map(drop),
-                    Err(_) => Ok(()),
-                };
-                let messages: Vec<String> = settings
-                    .as_ref()
-                    .err()
-                    .into_iter()
-                    .chain(kubeadm.as_ref().err())
-                    .flat_map(|failure| failure.messages.clone())
-                    .collect();
-                if !messages.is_empty() {
-                    return Err(Failure {
-                        code: ExitCode::Configuration,
-                        messages,
-                    });
-                }
-                let loaded = load::load(&root, &inputs, now())?;
+                let loaded = load::check(&self.open_root()?, &inputs(sources)?, now())?;
                 warn(&loaded.warnings);
                 print(&format!(
                     "the configuration is sound: node {}, cluster {}, {} certificates\n",
@@ -332,8 +331,22 @@ impl Global {
     }
 
     fn demo(&self, dir: &Path, kubeadm_configs: Vec<PathBuf>) -> Result<ExitCode, Failure> {
-        let _ = (dir, kubeadm_configs);
-        Ok(ExitCode::Done)
+        let (root, inputs) = demo::prepare(dir, kubeadm_configs)?;
+        let loaded = load::load(&root, &inputs, now())?;
+        warn(&loaded.warnings);
+        let terminal = Terminal::new(self.verbose);
+        let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &terminal));
+        drop(terminal);
+        let report = report?;
+        let status = status::collect(&root, DEFAULT_CERTIFICATES_DIR.as_ref(), now());
+        print(&status::tree(&status, stdout().is_terminal()))?;
+        let pki = root.on_this_machine(DEFAULT_CERTIFICATES_DIR);
+        print(&format!(
+            "\nNo CA private key was written. Look for yourself:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",
+            pki = pki.display(),
+            dir = dir.display()
+        ))?;
+        Ok(report.code())
     }
 
     fn print_report(&self, report: &Report) -> Result<ExitCode, Failure> {

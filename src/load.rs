@@ -91,6 +91,25 @@ pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded,
     })
 }
 
+/// As [`load`], but with the faults of the kubeadm configuration also when the settings are faulty.
+///
+/// # Errors
+/// All faults of all files at once.
+pub fn check(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
+    let mut failure = match read_settings(root, inputs) {
+        Ok(_) => return load(root, inputs, now),
+        Err(failure) => failure,
+    };
+    if !inputs.stand_ins.kubeadm_configs.is_empty() {
+        let settings = Settings::default().with(inputs.stand_ins.clone());
+        let kubeadm = read_kubeadm(root, &settings).err();
+        failure
+            .messages
+            .extend(kubeadm.into_iter().flat_map(|failure| failure.messages));
+    }
+    Err(failure)
+}
+
 /// Reads and validates the settings alone.
 ///
 /// # Errors

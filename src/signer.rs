@@ -18,7 +18,7 @@
 //!    is made, and what happens after a crash between request and answer. A signer with one-time tokens says
 //!    [`Resubmit::FreshCredential`], one that queues by name says [`Lookup::ByName`] and [`Resubmit::Adopts`].
 //! 4. One arm in `tests/it/signer_contract.rs`, which runs against every kind and does not compile without it, and
-//!    one example, `examples/signers/KIND.yaml`, which that test loads.
+//!    one example, `packaging/examples/signers/KIND.yaml`, which that test loads.
 
 pub mod directory;
 pub mod embedded;

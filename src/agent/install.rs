@@ -1,23 +1,28 @@
 //! From verified answers to one commit: what is installed, what is held back, and what each row of the report says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use time::OffsetDateTime;
 
 use super::request::Outcome;
 use super::{
-    ExitCode, Failure, Outcomes, Report, ServiceAccountAction, Setup, Survey, SurveyedCert, report,
+    ExitCode, Failure, Outcomes, Report, Row, ServiceAccountAction, Setup, Survey, SurveyedBundle,
+    SurveyedCert, report,
 };
 use crate::assess::{Action, Found, beyond_authority};
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
 use crate::names::Authority;
-use crate::plan::{CertSpec, Output};
-use crate::store::{Commit, Issued, Mode, Slot, Store};
+use crate::plan::{CertSpec, Output, ServiceAccountSpec};
+use crate::signer::Request;
+use crate::store::{Commit, Issued, Mode, Root, Slot, Store};
 use crate::x509::{Chain, PrivateKey, TrustBundle, hex};
 
 /// Installs whole families: all that one authority was asked for, or nothing of it.
+///
+/// # Errors
+/// When the commit fails; the store's message says what is on disk then.
 pub(super) async fn install(
     setup: &Setup,
     store: &mut Store,
@@ -26,200 +31,207 @@ pub(super) async fn install(
     mut outcomes: Outcomes,
     now: OffsetDateTime,
 ) -> Result<Report, Failure> {
-    let incomplete: Vec<Authority> = outcomes
+    let incomplete = outcomes
         .certs
         .iter()
         .filter(|(_, outcome)| !matches!(outcome, Outcome::Signed { .. }))
         .map(|(name, _)| name.authority())
         .collect();
-    let mut commit = Commit::new();
-    let mut rows = Vec::new();
-    let mut installed = Vec::new();
+    let mut work = Work {
+        trust,
+        incomplete,
+        now,
+        commit: Commit::new(),
+        rows: Vec::new(),
+        installed: Vec::new(),
+    };
     for bundle in &survey.bundles {
-        let authority = bundle.spec.authority;
-        let trusted = trust
-            .get(&authority)
-            .filter(|_| !incomplete.contains(&authority));
-        if let (Some(trusted), false) = (
-            trusted,
-            store
-                .root()
-                .metadata(&bundle.spec.path)?
-                .is_some_and(|found| found.size > 0),
-        ) {
-            commit.file_if_absent(
-                bundle.spec.path.clone(),
-                trusted.to_pem().into_bytes(),
-                Mode::Public,
-            );
-            rows.push(report::bundle_row(&bundle.spec, "written", trusted));
-        } else if let Some(trusted) = bundle.found.present() {
-            rows.push(report::bundle_row(&bundle.spec, "kept", trusted));
-        }
+        work.bundle(bundle);
     }
     for cert in survey.certs {
-        let SurveyedCert {
-            spec,
-            found,
-            action,
-        } = cert;
-        let authority = spec.authority;
-        let Some(trusted) = trust.get(&authority) else {
-            continue;
-        };
-        let whole = !incomplete.contains(&authority);
-        let row = match (action, outcomes.certs.remove(&spec.name)) {
-            (
-                Action::Issue { reasons },
-                Some(Outcome::Signed {
-                    chain,
-                    key,
-                    request,
-                }),
-            ) if whole => {
-                let written = Written {
-                    spec: &spec,
-                    chain: &chain,
-                    key: &key,
-                    trust: trusted,
-                };
-                written.into_commit(
-                    &mut commit,
-                    found.kubeconfig.map(|kubeconfig| kubeconfig.document),
-                )?;
-                commit.issued(spec.name, record(&chain, now));
-                commit.completes(Slot::Certificate(spec.name));
-                let mut row = report::cert_row(&spec, "issued", reasons, Some(&chain));
-                row.reasons.extend(beyond_authority(&chain, trusted));
-                installed.push((authority, request));
-                row
-            }
-            (Action::Issue { reasons }, Some(Outcome::Signed { .. })) => {
-                let mut row = report::cert_row(&spec, "held back", reasons, found.chain.present());
-                row.reasons.push(format!(
-                    "signed, and installed together with the rest of what {authority} signs"
-                ));
-                row.code = Some(ExitCode::Pending);
-                row
-            }
-            (Action::Issue { .. }, Some(outcome)) => {
-                let serves = SurveyedCert {
-                    spec: spec.clone(),
-                    found,
-                    action: Action::Keep { notes: Vec::new() },
-                };
-                let still_serves = serves.still_serves(Some(trusted), now);
-                report::failed_row(&spec, outcome, still_serves, serves.found.chain.present())
-            }
-            (Action::Rewrite { reasons }, _) if whole => {
-                if let (Found::Present(chain), Found::Present(key)) = (&found.chain, &found.key) {
-                    let written = Written {
-                        spec: &spec,
-                        chain,
-                        key,
-                        trust: trusted,
-                    };
-                    match found.kubeconfig {
-                        Some(kubeconfig) if kubeconfig.by_file => {
-                            written.cluster_into_commit(&mut commit, kubeconfig.document)?;
-                        }
-                        other => written.into_commit(
-                            &mut commit,
-                            other.map(|kubeconfig| kubeconfig.document),
-                        )?,
-                    }
-                }
-                report::cert_row(&spec, "rewritten", reasons, found.chain.present())
-            }
-            (Action::Keep { notes }, _) => {
-                report::cert_row(&spec, "kept", notes, found.chain.present())
-            }
-            (Action::Issue { reasons } | Action::Rewrite { reasons }, _) => {
-                report::cert_row(&spec, "held back", reasons, found.chain.present())
-            }
-            (Action::Refuse { reason }, _) => {
-                report::cert_row(&spec, "refused", vec![reason], found.chain.present())
-            }
-        };
-        rows.push(row);
+        let outcome = outcomes.certs.remove(&cert.spec.name);
+        work.cert(cert, outcome)?;
     }
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
-        let made = match action {
-            ServiceAccountAction::Keep => "kept",
-            ServiceAccountAction::Make => {
-                if let Some(key) = &outcomes.service_account {
-                    commit.file_if_absent(
-                        spec.private.clone(),
-                        key.to_pem().as_bytes().to_vec(),
-                        Mode::Private,
-                    );
-                    let public = key.public_key().to_pem().into_bytes();
-                    commit.file_if_absent(spec.public.clone(), public, Mode::Private);
-                }
-                "made"
-            }
-            ServiceAccountAction::DerivePublic => {
-                if let Some(private) = store.root().read(&spec.private)? {
-                    let key = PrivateKey::from_pem(&private.bytes).map_err(|error| {
-                        Failure::new(
-                            ExitCode::Refused,
-                            format!("{}: {error}", spec.private.display()),
-                        )
-                    })?;
-                    commit.file(
-                        spec.public.clone(),
-                        key.public_key().to_pem().into_bytes(),
-                        Mode::Private,
-                    );
-                }
-                "sa.pub derived"
-            }
-        };
-        rows.push(report::service_account_row(spec, made));
+        work.service_account(
+            spec,
+            action,
+            outcomes.service_account.as_ref(),
+            store.root(),
+        )?;
     }
     failpoint::reached("run:before-commit");
-    let committed = store.commit(commit)?;
+    let committed = store.commit(work.commit)?;
     failpoint::reached("run:committed");
     let mut notes = survey.notes;
     notes.extend(committed.notes.iter().map(ToString::to_string));
-    for (authority, request) in installed {
+    for (authority, request) in work.installed {
         let (_, signer) = setup.signer(authority)?;
         if let Err(error) = signer.settled(&request).await {
             notes.push(error.to_string());
         }
     }
     Ok(Report {
-        rows,
+        rows: work.rows,
         notes,
         written: committed.written,
     })
 }
 
-fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
-    let leaf = chain.leaf();
-    Issued {
-        at: now,
-        serial: leaf.serial().to_owned(),
-        not_after: leaf.not_after(),
-        sha256: hex(&leaf.fingerprint()),
+/// A commit in the making, and the report that goes with it.
+struct Work<'a> {
+    trust: &'a BTreeMap<Authority, TrustBundle>,
+    /// Authorities that have not signed everything: nothing of theirs is installed.
+    incomplete: BTreeSet<Authority>,
+    now: OffsetDateTime,
+    commit: Commit,
+    rows: Vec<Row>,
+    installed: Vec<(Authority, Box<Request>)>,
+}
+
+impl Work<'_> {
+    fn bundle(&mut self, bundle: &SurveyedBundle) {
+        let authority = bundle.spec.authority;
+        let Some(trusted) = self.trust.get(&authority) else {
+            return;
+        };
+        if bundle.in_place {
+            self.rows
+                .push(report::bundle_row(&bundle.spec, "kept", trusted));
+        } else if !self.incomplete.contains(&authority) {
+            let pem = trusted.to_pem().into_bytes();
+            self.commit
+                .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
+            self.rows
+                .push(report::bundle_row(&bundle.spec, "written", trusted));
+        }
     }
-}
 
-/// A certificate with its key on the way to its place.
-struct Written<'a> {
-    spec: &'a CertSpec,
-    chain: &'a Chain,
-    key: &'a PrivateKey,
-    trust: &'a TrustBundle,
-}
+    fn cert(&mut self, cert: SurveyedCert, outcome: Option<Outcome>) -> Result<(), Failure> {
+        let Some(trusted) = self.trust.get(&cert.spec.authority) else {
+            return Ok(());
+        };
+        let whole = !self.incomplete.contains(&cert.spec.authority);
+        let still_serves = cert.still_serves(Some(trusted), self.now);
+        let SurveyedCert {
+            spec,
+            found,
+            action,
+        } = cert;
+        let chain = found.chain.present();
+        let row = match (action, outcome) {
+            (Action::Keep { notes }, _) => report::cert_row(&spec, "kept", notes, chain),
+            (Action::Refuse { reason }, _) => {
+                report::cert_row(&spec, "refused", vec![reason], chain)
+            }
+            (
+                Action::Issue { mut reasons },
+                Some(Outcome::Signed {
+                    chain,
+                    key,
+                    request,
+                }),
+            ) if whole => {
+                let existing = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
+                self.add(&spec, &chain, &key, trusted, existing)?;
+                self.commit.issued(spec.name, record(&chain, self.now));
+                self.commit.completes(Slot::Certificate(spec.name));
+                self.installed.push((spec.authority, request));
+                reasons.extend(beyond_authority(&chain, trusted));
+                report::cert_row(&spec, "issued", reasons, Some(&chain))
+            }
+            (Action::Rewrite { reasons }, _) if whole => {
+                let row = report::cert_row(&spec, "rewritten", reasons, chain);
+                match (found.chain, found.key, found.kubeconfig) {
+                    (_, _, Some(kubeconfig)) if kubeconfig.by_file => {
+                        self.add_cluster(&spec, trusted, kubeconfig.document)?;
+                    }
+                    (Found::Present(chain), Found::Present(key), kubeconfig) => {
+                        let existing = kubeconfig.map(|kubeconfig| kubeconfig.document);
+                        self.add(&spec, &chain, &key, trusted, existing)?;
+                    }
+                    // Only what is present and whole is ever rewritten.
+                    _ => {}
+                }
+                row
+            }
+            (Action::Issue { .. }, Some(Outcome::Signed { .. })) => {
+                let reason = format!(
+                    "signed; it is installed together with the rest of what {} signs",
+                    spec.authority
+                );
+                report::waiting_row(&spec, reason, chain)
+            }
+            (Action::Issue { .. }, Some(outcome)) => {
+                report::failed_row(&spec, outcome, still_serves, chain)
+            }
+            (Action::Issue { reasons } | Action::Rewrite { reasons }, _) => {
+                report::waiting_row(&spec, reasons.join("; "), chain)
+            }
+        };
+        self.rows.push(row);
+        Ok(())
+    }
 
-impl Written<'_> {
-    fn into_commit(self, commit: &mut Commit, existing: Option<Kubeconfig>) -> Result<(), Failure> {
-        let (certificate_pem, key_pem) = (self.chain.to_pem(), self.key.to_pem());
-        match &self.spec.output {
+    fn service_account(
+        &mut self,
+        spec: &ServiceAccountSpec,
+        action: &ServiceAccountAction,
+        made: Option<&PrivateKey>,
+        root: &Root,
+    ) -> Result<(), Failure> {
+        let done = match (action, made) {
+            (ServiceAccountAction::Make, Some(key)) => {
+                let public = key.public_key().to_pem().into_bytes();
+                self.commit.file_if_absent(
+                    spec.private.clone(),
+                    key.to_pem().as_bytes().to_vec(),
+                    Mode::Private,
+                );
+                self.commit
+                    .file_if_absent(spec.public.clone(), public, Mode::Private);
+                "made"
+            }
+            (ServiceAccountAction::DerivePublic, _) => {
+                if let Some(private) = root.read(&spec.private)? {
+                    let key = PrivateKey::from_pem(&private.bytes).map_err(|error| {
+                        Failure::new(
+                            ExitCode::Refused,
+                            format!("{}: {error}", spec.private.display()),
+                        )
+                    })?;
+                    let public = key.public_key().to_pem().into_bytes();
+                    self.commit.file(spec.public.clone(), public, Mode::Private);
+                }
+                "sa.pub derived"
+            }
+            (ServiceAccountAction::Tighten, _) => {
+                if let Some(private) = root.read(&spec.private)? {
+                    self.commit
+                        .file(spec.private.clone(), private.bytes, Mode::Private);
+                }
+                "tightened"
+            }
+            (ServiceAccountAction::Keep | ServiceAccountAction::Make, _) => "kept",
+        };
+        self.rows.push(report::service_account_row(spec, done));
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        spec: &CertSpec,
+        chain: &Chain,
+        key: &PrivateKey,
+        trusted: &TrustBundle,
+        existing: Option<Kubeconfig>,
+    ) -> Result<(), Failure> {
+        let (certificate_pem, key_pem) = (chain.to_pem(), key.to_pem());
+        match &spec.output {
             Output::Pair { certificate, key } => {
-                commit.file(key.clone(), key_pem.as_bytes().to_vec(), Mode::Private);
-                commit.file(
+                self.commit
+                    .file(key.clone(), key_pem.as_bytes().to_vec(), Mode::Private);
+                self.commit.file(
                     certificate.clone(),
                     certificate_pem.into_bytes(),
                     Mode::Public,
@@ -231,7 +243,7 @@ impl Written<'_> {
                 cluster,
                 user,
             } => {
-                let authority = self.trust.first().to_pem();
+                let authority = trusted.first().to_pem();
                 let credentials = Credentials {
                     server,
                     authority: &authority,
@@ -247,7 +259,7 @@ impl Written<'_> {
                     }
                     None => Kubeconfig::new(cluster, user, &credentials),
                 };
-                commit.file(
+                self.commit.file(
                     path.clone(),
                     document.to_yaml().as_bytes().to_vec(),
                     Mode::Private,
@@ -258,22 +270,34 @@ impl Written<'_> {
     }
 
     /// For a kubeconfig that names its certificate by file: those files are the kubelet's.
-    fn cluster_into_commit(
-        self,
-        commit: &mut Commit,
+    fn add_cluster(
+        &mut self,
+        spec: &CertSpec,
+        trusted: &TrustBundle,
         mut document: Kubeconfig,
     ) -> Result<(), Failure> {
-        if let Output::Kubeconfig { path, server, .. } = &self.spec.output {
+        if let Output::Kubeconfig { path, server, .. } = &spec.output {
+            let authority = trusted.first().to_pem();
             document
-                .set_cluster(server, &self.trust.first().to_pem())
+                .set_cluster(server, &authority)
                 .map_err(|error| unrepairable(path, &error))?;
-            commit.file(
+            self.commit.file(
                 path.clone(),
                 document.to_yaml().as_bytes().to_vec(),
                 Mode::Private,
             );
         }
         Ok(())
+    }
+}
+
+fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
+    let leaf = chain.leaf();
+    Issued {
+        at: now,
+        serial: leaf.serial().to_owned(),
+        not_after: leaf.not_after(),
+        sha256: hex(&leaf.fingerprint()),
     }
 }
 

@@ -73,7 +73,7 @@ impl Report {
 }
 
 /// Everything was in place.
-pub(super) fn settled(survey: Survey) -> Report {
+pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
     let mut rows: Vec<Row> = survey
         .bundles
         .iter()
@@ -91,6 +91,13 @@ pub(super) fn settled(survey: Survey) -> Report {
             cert.found.chain.present(),
         ));
     }
+    rows.extend(
+        setup
+            .plan
+            .service_account
+            .iter()
+            .map(|spec| service_account_row(spec, "kept")),
+    );
     Report {
         rows,
         notes: survey.notes,
@@ -141,6 +148,7 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
             ServiceAccountAction::Keep => "keep",
             ServiceAccountAction::Make => "make",
             ServiceAccountAction::DerivePublic => "derive sa.pub",
+            ServiceAccountAction::Tighten => "tighten",
         };
         rows.push(service_account_row(spec, action));
     }
@@ -172,6 +180,14 @@ pub(super) fn cert_row(
         },
         signer: None,
         code: None,
+    }
+}
+
+/// What cannot be installed yet because something else of its family is missing.
+pub(super) fn waiting_row(spec: &CertSpec, reason: String, chain: Option<&Chain>) -> Row {
+    Row {
+        code: Some(ExitCode::Pending),
+        ..cert_row(spec, "held back", vec![reason], chain)
     }
 }
 

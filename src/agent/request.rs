@@ -20,6 +20,10 @@ use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, satisfies};
 
 /// How a request ended, for this run.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a dozen of them at most, and most are of the large kind"
+)]
 pub(super) enum Outcome {
     /// Verified, with its key: may be installed.
     Signed {
@@ -104,10 +108,11 @@ impl Resumed {
         let csr = csr.filter(|csr| csr.public_key() == key.public_key());
         let same_wish = csr.as_ref().is_none_or(|csr| csr.asks_for(&spec.profile));
         let same_algorithm = key.key_type().to_string() == spec.profile.key.to_string();
-        let failed = pending
-            .ticket
-            .as_ref()
-            .is_some_and(|ticket| ticket.phase == Phase::Failed);
+        // After a wrong answer a new key makes a new request, so that no signer can repeat the old one. Where people
+        // sign files, the same CSR stays good: they only have to sign it properly.
+        let failed = pending.ticket.as_ref().is_some_and(|ticket| {
+            ticket.phase == Phase::Failed && ticket.signer_kind != Kind::Directory.as_str()
+        });
         (same_wish && same_algorithm && !failed).then(|| Resumed {
             key,
             csr,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use time::OffsetDateTime;
+use zeroize::Zeroizing;
 
 use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, assess_bundle};
 use crate::names::{Authority, CertName};
@@ -52,6 +53,8 @@ pub struct SurveyedBundle {
     pub spec: BundleSpec,
     /// What is there.
     pub found: Found<TrustBundle>,
+    /// It lies where it belongs; otherwise it was read from the configured file, or is not known yet.
+    pub in_place: bool,
     /// The CA's private key lies beside it.
     pub has_key: bool,
 }
@@ -65,6 +68,8 @@ pub enum ServiceAccountAction {
     Make,
     /// `sa.pub` is missing and follows from `sa.key`.
     DerivePublic,
+    /// `sa.key` is readable by everybody.
+    Tighten,
 }
 
 /// What is trusted for one authority besides what lies in its place.
@@ -123,10 +128,7 @@ impl Survey {
         self.certs
             .iter()
             .all(|cert| matches!(cert.action, Action::Keep { .. }))
-            && self
-                .bundles
-                .iter()
-                .all(|bundle| bundle.found.present().is_some())
+            && self.bundles.iter().all(|bundle| bundle.in_place)
             && matches!(
                 self.service_account,
                 None | Some(ServiceAccountAction::Keep)
@@ -159,7 +161,8 @@ impl Survey {
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
         let mut bytes = read(root, &spec.path)?;
-        if bytes.is_none()
+        let in_place = bytes.as_ref().is_some_and(|bytes| !bytes.is_empty());
+        if !in_place
             && let Some(file) = &source.file
             && *file != spec.path
         {
@@ -195,6 +198,7 @@ impl Survey {
         self.bundles.push(SurveyedBundle {
             spec: spec.clone(),
             found,
+            in_place,
             has_key,
         });
         Ok(())
@@ -208,7 +212,10 @@ impl Survey {
     ) -> Result<(), store::Error> {
         let found = match &spec.output {
             Output::Pair { certificate, key } => {
-                let key_pem = read(root, key)?;
+                let Private {
+                    text: key_pem,
+                    exposed,
+                } = read_private(root, key)?;
                 FoundCert {
                     chain: Found::read(
                         read(root, certificate)?.as_deref().map(Vec::as_slice),
@@ -218,12 +225,14 @@ impl Survey {
                         .as_deref()
                         .is_none_or(|pem| assess::is_our_form(pem)),
                     key: Found::read(key_pem.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
+                    exposed,
                     kubeconfig: None,
                 }
             }
             Output::Kubeconfig { path, .. } => {
-                match assess::read_kubeconfig(read(root, path)?.as_deref().map(Vec::as_slice)) {
-                    ReadKubeconfig::Usable(found) => *found,
+                let Private { text, exposed } = read_private(root, path)?;
+                match assess::read_kubeconfig(text.as_deref().map(Vec::as_slice)) {
+                    ReadKubeconfig::Usable(found) => FoundCert { exposed, ..*found },
                     ReadKubeconfig::ByFile {
                         certificate,
                         key,
@@ -240,6 +249,7 @@ impl Survey {
                             PrivateKey::from_pem,
                         ),
                         key_form_is_ours: true,
+                        exposed: None,
                         kubeconfig: Some(kubeconfig),
                     },
                     ReadKubeconfig::Unrepairable(error) => {
@@ -254,6 +264,7 @@ impl Survey {
                                 chain: Found::Unreadable(error.to_string()),
                                 key: Found::Unreadable(error.to_string()),
                                 key_form_is_ours: true,
+                                exposed: None,
                                 kubeconfig: None,
                             },
                             action: Action::Refuse { reason },
@@ -277,7 +288,10 @@ impl Survey {
         root: &Root,
         spec: &ServiceAccountSpec,
     ) -> Result<(), store::Error> {
-        let private = read(root, &spec.private)?;
+        let Private {
+            text: private,
+            exposed,
+        } = read_private(root, &spec.private)?;
         let private = Found::read(private.as_deref().map(Vec::as_slice), PrivateKey::from_pem);
         let public = read(root, &spec.public)?;
         let public = Found::read(public.as_deref().map(Vec::as_slice), PublicKey::from_pem);
@@ -288,7 +302,11 @@ impl Survey {
                     self.notes
                         .push(format!("{key_path} is an RSA key of only {bits} bits"));
                 }
-                Ok(ServiceAccountAction::Keep)
+                Ok(if exposed.is_some() {
+                    ServiceAccountAction::Tighten
+                } else {
+                    ServiceAccountAction::Keep
+                })
             }
             (Found::Present(_), Found::Present(_)) => Err(format!(
                 "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again"
@@ -409,6 +427,27 @@ impl Survey {
     }
 }
 
-fn read(root: &Root, path: &Path) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, store::Error> {
+fn read(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::Error> {
     Ok(root.read(path)?.map(|content| content.bytes))
+}
+
+/// A file with a key in it.
+struct Private {
+    text: Option<Zeroizing<Vec<u8>>>,
+    /// Its mode, when everybody can read it.
+    exposed: Option<u32>,
+}
+
+fn read_private(root: &Root, path: &Path) -> Result<Private, store::Error> {
+    let Some(content) = root.read(path)? else {
+        return Ok(Private {
+            text: None,
+            exposed: None,
+        });
+    };
+    let mode = content.metadata.mode;
+    Ok(Private {
+        text: Some(content.bytes),
+        exposed: (mode & 0o007 != 0).then_some(mode),
+    })
 }

@@ -10,6 +10,7 @@
 
 mod golden;
 mod kubeadm;
+mod layers;
 mod offline;
 mod openssl;
 mod signer_bad;

@@ -301,7 +301,7 @@ fn labels_say_kind_and_place() {
 
 #[test]
 fn every_kind_has_an_example_that_loads() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/signers");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/examples/signers");
     for kind in Kind::ALL {
         let path = dir.join(format!("{kind}.yaml"));
         let text = fs::read_to_string(&path).unwrap_or_else(|_| panic!("{kind} has no example"));

@@ -1,5 +1,6 @@
 // Builds the real Kubernetes commands that the tests compare with; no part of nodepki itself.
-// To move to another version: change every v1.36.2 / v0.36.2 here and in tests/run, then `go mod tidy`.
+// To move to another version: change every v1.36.2 and v0.36.2 here and in tests/it, then `go mod tidy`, then record
+// tests/golden anew.
 module nodepki.io/tests/kubernetes
 
 go 1.26.0

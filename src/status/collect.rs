@@ -1,0 +1,866 @@
+//! Reading and judging: from files to rows. Nothing here returns an error; what is wrong becomes words in a row.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use time::{Duration, OffsetDateTime};
+use zeroize::Zeroizing;
+
+use super::text::minute;
+use super::{
+    Access, AuthorityStatus, CertStatus, Facts, FileStatus, KubeconfigStatus, PendingStatus, Role,
+    ServiceAccountStatus, State, Status, human_duration,
+};
+use crate::assess::{self, Found, FoundKubeconfig, ReadKubeconfig};
+use crate::names::{Authority, CertName};
+use crate::plan::KUBECONFIG_DIR;
+use crate::store::{FileKind, Issued, Metadata, Root, Slot, Ticket};
+use crate::x509::{
+    Certificate, Chain, Difference, KeyAlgorithm, PrivateKey, Profile, PublicKey, Sans, Subject,
+    TrustBundle, hex, satisfies,
+};
+
+/// Static pods: they tell whether etcd runs on this node.
+const MANIFESTS: &str = "/etc/kubernetes/manifests";
+
+/// Where the kubelet keeps its client certificate, a link to the newest one.
+const KUBELET_CLIENT: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+
+/// Reads everything below `root` that kubeadm's PKI consists of. Never fails.
+pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Status {
+    let mut notes = Vec::new();
+    let pending = root.tickets().unwrap_or_else(|error| {
+        notes.push(format!("pending requests are unknown: {error}"));
+        Vec::new()
+    });
+    let node = Node {
+        root,
+        dir: certificates_dir,
+        now,
+        // Without the record only the finer points are missing.
+        issued: root.issued().unwrap_or_default(),
+    };
+    let role = node.role(&pending);
+    let local_etcd = role == Role::ControlPlane && node.runs_etcd();
+    if role == Role::Empty {
+        notes.push(format!(
+            "there is no certificate, key or kubeconfig in {} or {}",
+            root.on_this_machine(certificates_dir).display(),
+            root.on_this_machine(KUBECONFIG_DIR).display()
+        ));
+    }
+
+    let authorities: Vec<Bundle> = Authority::ALL
+        .into_iter()
+        .filter(|name| match (role, name) {
+            (Role::Empty, _) => false,
+            (_, Authority::Ca) => true,
+            (Role::Worker, _) => false,
+            (Role::ControlPlane, Authority::FrontProxyCa) => true,
+            (Role::ControlPlane, Authority::EtcdCa) => {
+                local_etcd || node.exists(&node.authority_file(*name, "crt"))
+            }
+        })
+        .map(|name| node.authority(name))
+        .collect();
+    let certificates = CertName::ALL
+        .into_iter()
+        .filter(|name| match (role, name) {
+            (Role::Empty, _) => false,
+            (_, CertName::KubeletConf) => true,
+            (Role::Worker, _) => false,
+            (Role::ControlPlane, CertName::SuperAdminConf) => node.has_files_of(*name),
+            (Role::ControlPlane, name) => {
+                name.authority() != Authority::EtcdCa || local_etcd || node.has_files_of(*name)
+            }
+        })
+        .map(|name| {
+            let bundle = authorities
+                .iter()
+                .find(|bundle| bundle.status.name == name.authority());
+            node.certificate(name, bundle)
+        })
+        .collect();
+
+    Status {
+        at: now,
+        root: root.path().display().to_string(),
+        certificates_dir: certificates_dir.display().to_string(),
+        role,
+        local_etcd,
+        authorities: authorities
+            .into_iter()
+            .map(|bundle| bundle.status)
+            .collect(),
+        certificates,
+        service_account: (role == Role::ControlPlane).then(|| node.service_account()),
+        pending: pending.into_iter().map(pending_status).collect(),
+        notes,
+    }
+}
+
+struct Node<'a> {
+    root: &'a Root,
+    dir: &'a Path,
+    now: OffsetDateTime,
+    issued: BTreeMap<CertName, Issued>,
+}
+
+/// What is wrong with a file or a certificate: the state that follows, and the words.
+#[derive(Debug)]
+struct Fault {
+    state: State,
+    words: String,
+}
+
+impl Fault {
+    fn new(state: State, words: impl Into<String>) -> Fault {
+        Fault {
+            state,
+            words: words.into(),
+        }
+    }
+}
+
+/// A file that was read, or not.
+struct Reading {
+    bytes: Result<Option<Zeroizing<Vec<u8>>>, Fault>,
+    status: FileStatus,
+}
+
+/// An authority's row, and what its leaves are verified with.
+struct Bundle {
+    status: AuthorityStatus,
+    trust: Result<TrustBundle, Fault>,
+    path: PathBuf,
+}
+
+/// A leaf as found, wherever it lives.
+struct Leaf {
+    chain: Result<Chain, Fault>,
+    key: Result<PrivateKey, Fault>,
+    kubeconfig: Option<FoundKubeconfig>,
+    remarks: Vec<String>,
+    files: Vec<FileStatus>,
+}
+
+// ---- which rows there are ----
+
+impl Node<'_> {
+    fn role(&self, pending: &[(Slot, Option<Ticket>)]) -> Role {
+        let control_plane = CertName::ALL
+            .into_iter()
+            .filter(|name| *name != CertName::KubeletConf)
+            .any(|name| self.has_files_of(name))
+            || [
+                self.authority_file(Authority::Ca, "key"),
+                self.authority_file(Authority::FrontProxyCa, "crt"),
+                self.authority_file(Authority::FrontProxyCa, "key"),
+                self.dir.join("etcd"),
+                self.dir.join("sa.key"),
+                self.dir.join("sa.pub"),
+                Path::new(MANIFESTS).join("kube-apiserver.yaml"),
+            ]
+            .iter()
+            .any(|path| self.exists(path))
+            || pending
+                .iter()
+                .any(|(slot, _)| *slot != Slot::Certificate(CertName::KubeletConf));
+        let anything = !pending.is_empty()
+            || self.has_files_of(CertName::KubeletConf)
+            || self.exists(&self.authority_file(Authority::Ca, "crt"))
+            || self.exists(Path::new(KUBELET_CLIENT));
+        match (control_plane, anything) {
+            (true, _) => Role::ControlPlane,
+            (false, true) => Role::Worker,
+            (false, false) => Role::Empty,
+        }
+    }
+
+    fn runs_etcd(&self) -> bool {
+        if !self.exists(&self.dir.join("etcd")) {
+            return false;
+        }
+        let manifest = |name: &str| self.exists(&Path::new(MANIFESTS).join(name));
+        // Cluster API puts the CA of an external etcd at etcd/ca.crt.
+        let only_ca = !self.exists(&self.authority_file(Authority::EtcdCa, "key"))
+            && ![
+                CertName::EtcdServer,
+                CertName::EtcdPeer,
+                CertName::EtcdHealthcheckClient,
+            ]
+            .into_iter()
+            .any(|name| self.has_files_of(name));
+        let external = only_ca && manifest("kube-apiserver.yaml") && !manifest("etcd.yaml");
+        !external
+    }
+
+    fn has_files_of(&self, name: CertName) -> bool {
+        self.files_of(name).iter().any(|path| self.exists(path))
+    }
+
+    /// Something stands there, be it only something that cannot be looked at.
+    fn exists(&self, path: &Path) -> bool {
+        !matches!(self.root.metadata(path), Ok(None))
+    }
+
+    fn files_of(&self, name: CertName) -> Vec<PathBuf> {
+        match name.is_kubeconfig() {
+            true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
+            false => ["crt", "key"]
+                .map(|extension| self.dir.join(format!("{}.{extension}", name.base_name())))
+                .to_vec(),
+        }
+    }
+
+    fn authority_file(&self, name: Authority, extension: &str) -> PathBuf {
+        self.dir.join(format!("{}.{extension}", name.base_name()))
+    }
+}
+
+// ---- files ----
+
+impl Node<'_> {
+    fn here(&self, path: &Path) -> String {
+        self.root.on_this_machine(path).display().to_string()
+    }
+
+    fn read(&self, path: &Path, secret: bool) -> Reading {
+        let (bytes, access) = match self.root.read(path) {
+            Ok(Some(content)) => (Ok(Some(content.bytes)), Some(access(&content.metadata))),
+            Ok(None) => (Ok(None), self.access(path)),
+            Err(error) => (
+                Err(Fault::new(State::Unreadable, error.to_string())),
+                self.access(path),
+            ),
+        };
+        Reading {
+            bytes,
+            status: FileStatus {
+                path: path.display().to_string(),
+                secret,
+                access,
+            },
+        }
+    }
+
+    /// What stands at a path, a link not followed.
+    fn access(&self, path: &Path) -> Option<Access> {
+        let metadata = self.root.metadata(path).ok().flatten()?;
+        Some(access(&metadata))
+    }
+
+    /// Understands what was read, or says what is wrong with it.
+    fn parse<T, E: fmt::Display>(
+        &self,
+        reading: Reading,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Result<T, Fault> {
+        let bytes = reading.bytes?;
+        let here = self.here(Path::new(&reading.status.path));
+        let absent = match (&bytes, &reading.status.access) {
+            (None, Some(_)) => "is a symbolic link that leads nowhere (dangling)",
+            _ => "is missing",
+        };
+        understood(
+            Found::read(bytes.as_deref().map(Vec::as_slice), parse),
+            &here,
+            absent,
+        )
+    }
+
+    /// Remarks about a file that holds a private key, and about one that others may change.
+    fn exposure(&self, file: &FileStatus) -> Option<String> {
+        let Access { mode, .. } = file.access.filter(|access| access.regular)?;
+        let here = self.here(Path::new(&file.path));
+        if file.secret && mode & 0o004 != 0 {
+            Some(format!(
+                "{here} holds a private key and has mode {mode:04o}: every user of this machine can read it; run chmod 600 {here}"
+            ))
+        } else if mode & 0o002 != 0 {
+            Some(format!(
+                "{here} has mode {mode:04o}: every user of this machine can change it; run chmod o-w {here}"
+            ))
+        } else {
+            None
+        }
+    }
+}
+
+fn understood<T>(found: Found<T>, what: &str, absent: &str) -> Result<T, Fault> {
+    match found {
+        Found::Present(value) => Ok(value),
+        Found::Absent => Err(Fault::new(State::Missing, format!("{what} {absent}"))),
+        Found::Empty => Err(Fault::new(State::Unreadable, format!("{what} is empty"))),
+        Found::Unreadable(why) => Err(Fault::new(
+            State::Unreadable,
+            format!("{what} is unreadable: {why}"),
+        )),
+    }
+}
+
+fn access(metadata: &Metadata) -> Access {
+    Access {
+        regular: metadata.kind == FileKind::File,
+        mode: metadata.mode,
+        uid: metadata.uid,
+        gid: metadata.gid,
+    }
+}
+
+// ---- leaves ----
+
+impl Node<'_> {
+    fn certificate(&self, name: CertName, bundle: Option<&Bundle>) -> CertStatus {
+        let leaf = match name.is_kubeconfig() {
+            true => self.read_kubeconfig(name),
+            false => self.read_pair(name),
+        };
+        self.judge(name, leaf, bundle)
+    }
+
+    fn read_pair(&self, name: CertName) -> Leaf {
+        let path = |extension: &str| self.dir.join(format!("{}.{extension}", name.base_name()));
+        let certificate = self.read(&path("crt"), false);
+        let key = self.read(&path("key"), true);
+        let mut remarks = Vec::new();
+        if let Ok(Some(pem)) = &key.bytes
+            && !assess::is_our_form(pem)
+        {
+            remarks.push(PKCS8.to_owned());
+        }
+        Leaf {
+            files: vec![certificate.status.clone(), key.status.clone()],
+            chain: self.parse(certificate, Chain::from_pem),
+            key: self.parse(key, PrivateKey::from_pem),
+            kubeconfig: None,
+            remarks,
+        }
+    }
+
+    fn read_kubeconfig(&self, name: CertName) -> Leaf {
+        let file = Path::new(KUBECONFIG_DIR).join(name.base_name());
+        let reading = self.read(&file, true);
+        let files = vec![reading.status.clone()];
+        // Absent, empty and unreadable files are told by `parse`, as for any other file.
+        let text = match self.parse(reading, |bytes| {
+            Ok::<_, String>(Zeroizing::new(bytes.to_vec()))
+        }) {
+            Ok(text) => text,
+            Err(fault) => {
+                return Leaf {
+                    key: Err(Fault::new(fault.state, String::new())),
+                    chain: Err(fault),
+                    kubeconfig: None,
+                    remarks: Vec::new(),
+                    files,
+                };
+            }
+        };
+        let here = self.here(&file);
+        match assess::read_kubeconfig(Some(&text)) {
+            ReadKubeconfig::Usable(found) => {
+                let found = *found;
+                Leaf {
+                    chain: understood(
+                        found.chain,
+                        &format!("the client certificate in {here}"),
+                        "is missing",
+                    ),
+                    key: understood(
+                        found.key,
+                        &format!("the client key in {here}"),
+                        "is missing",
+                    ),
+                    kubeconfig: found.kubeconfig,
+                    remarks: match found.key_form_is_ours {
+                        true => Vec::new(),
+                        false => vec![PKCS8.to_owned()],
+                    },
+                    files,
+                }
+            }
+            ReadKubeconfig::ByFile {
+                certificate,
+                key,
+                kubeconfig,
+            } => self.read_by_file(&certificate, &key, kubeconfig, files),
+            ReadKubeconfig::Unrepairable(error) => Leaf {
+                chain: Err(Fault::new(
+                    State::Unreadable,
+                    format!("{here} is unreadable: {error}"),
+                )),
+                key: Err(Fault::new(State::Unreadable, String::new())),
+                kubeconfig: None,
+                remarks: Vec::new(),
+                files,
+            },
+        }
+    }
+
+    fn read_by_file(
+        &self,
+        certificate: &str,
+        key: &str,
+        kubeconfig: FoundKubeconfig,
+        mut files: Vec<FileStatus>,
+    ) -> Leaf {
+        // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
+        let path = |name: &str| Path::new(KUBECONFIG_DIR).join(name);
+        let same = certificate == key;
+        let certificate = self.read(&path(certificate), same);
+        files.push(certificate.status.clone());
+        // The kubeconfig itself holds no key then.
+        if let Some(file) = files.first_mut() {
+            file.secret = false;
+        }
+        let key = self.read(&path(key), true);
+        if !same {
+            files.push(key.status.clone());
+        }
+        let chain = self.parse(certificate, Chain::from_pem);
+        let mut key = self.parse(key, PrivateKey::from_pem);
+        if let (true, Err(chain), Err(key)) = (same, &chain, &mut key)
+            && chain.words == key.words
+        {
+            key.words.clear();
+        }
+        Leaf {
+            chain,
+            key,
+            kubeconfig: Some(kubeconfig),
+            remarks: Vec::new(),
+            files,
+        }
+    }
+
+    fn judge(&self, name: CertName, leaf: Leaf, bundle: Option<&Bundle>) -> CertStatus {
+        let mut faults = Vec::new();
+        let mut remarks = leaf.remarks;
+        let mut verified = None;
+        let mut issued = None;
+        if let Ok(chain) = &leaf.chain {
+            let certificate = chain.leaf();
+            issued = self.issue_time(name, certificate);
+            faults.extend(self.validity(certificate, issued));
+            if let Ok(key) = &leaf.key
+                && key.public_key() != certificate.public_key()
+            {
+                faults.push(Fault::new(
+                    State::Torn,
+                    "the key does not match the certificate: they do not belong together; issue it anew, or restore the file that was lost",
+                ));
+            }
+            verified = self.verify(name, chain, bundle, &mut faults, &mut remarks);
+        }
+        let kubeconfig = leaf
+            .kubeconfig
+            .map(|found| kubeconfig_status(&found, bundle, &mut faults, &mut remarks));
+        let certificate = leaf
+            .chain
+            .as_ref()
+            .ok()
+            .map(|chain| self.facts(chain.leaf(), chain.intermediates().len()));
+        faults.extend(leaf.chain.err());
+        faults.extend(leaf.key.err());
+        remarks.extend(leaf.files.iter().filter_map(|file| self.exposure(file)));
+        CertStatus {
+            name,
+            authority: name.authority(),
+            state: gravest(&faults),
+            problems: words(faults),
+            remarks,
+            certificate,
+            verified,
+            issued,
+            kubeconfig,
+            files: leaf.files,
+        }
+    }
+
+    /// The recorded time of issue, where the record is about this certificate.
+    fn issue_time(&self, name: CertName, certificate: &Certificate) -> Option<OffsetDateTime> {
+        let record = self.issued.get(&name)?;
+        (record.sha256 == hex(&certificate.fingerprint())).then_some(record.at)
+    }
+
+    fn validity(&self, certificate: &Certificate, issued: Option<OffsetDateTime>) -> Option<Fault> {
+        let (not_before, not_after) = (certificate.not_before(), certificate.not_after());
+        let left = not_after - self.now;
+        if left.is_negative() {
+            let ago = human_duration(-left.whole_seconds());
+            return Some(Fault::new(
+                State::Expired,
+                format!("it expired at {}, {ago} ago", minute(not_after)),
+            ));
+        }
+        if self.now < not_before {
+            return Some(Fault::new(
+                State::NotYetValid,
+                format!(
+                    "it is not valid before {}; if that is not in the future, the clock of this machine is wrong",
+                    minute(not_before)
+                ),
+            ));
+        }
+        let lifetime = not_after - issued.unwrap_or(not_before);
+        (left < Duration::days(30) && left < lifetime / 3).then(|| {
+            Fault::new(
+                State::Expiring,
+                format!(
+                    "it expires at {}, in {}",
+                    minute(not_after),
+                    human_duration(left.whole_seconds())
+                ),
+            )
+        })
+    }
+
+    fn verify(
+        &self,
+        name: CertName,
+        chain: &Chain,
+        bundle: Option<&Bundle>,
+        faults: &mut Vec<Fault>,
+        remarks: &mut Vec<String>,
+    ) -> Option<bool> {
+        let Some(bundle) = bundle else {
+            remarks.push(format!(
+                "not verified: {} is not on this node",
+                name.authority()
+            ));
+            return None;
+        };
+        let trust = match &bundle.trust {
+            Ok(trust) => trust,
+            Err(fault) => {
+                faults.push(Fault::new(
+                    State::Untrusted,
+                    format!("there is nothing to verify it under: {}", fault.words),
+                ));
+                return None;
+            }
+        };
+        let mut good = true;
+        for difference in path_differences(chain, trust, self.now) {
+            if matches!(difference, Difference::NotUnderFirst { .. }) {
+                remarks.push(difference.to_string());
+                continue;
+            }
+            good = false;
+            let anchors = || {
+                format!(
+                    "in {}: its issuer is {}, the anchor there is {trust}",
+                    self.here(&bundle.path),
+                    chain.leaf().issuer()
+                )
+            };
+            let mut candidates = trust.certificates().iter();
+            let words = match difference {
+                Difference::UntrustedIssuer { .. } => format!(
+                    "no path leads from it to the authority {}; {}",
+                    anchors(),
+                    match candidates.any(|anchor| chain.leaf().names_issuer(anchor)) {
+                        true => "the name is the same, the key is not",
+                        false => {
+                            "another authority signed it, or intermediates are missing in its file"
+                        }
+                    }
+                ),
+                // The path builder's own word, without the bytes that follow it.
+                Difference::Path(why) => format!(
+                    "it does not verify under the authority {} ({})",
+                    anchors(),
+                    why.split([' ', '(', '{']).next().unwrap_or_default()
+                ),
+                other => other.to_string(),
+            };
+            faults.push(Fault::new(State::Untrusted, words));
+        }
+        let end = trust
+            .certificates()
+            .iter()
+            .map(Certificate::not_after)
+            .max();
+        if let Some(end) = end
+            && chain.leaf().not_after() > end
+        {
+            remarks.push(format!(
+                "it outlives its authority, which ends at {}",
+                minute(end)
+            ));
+        }
+        Some(good)
+    }
+
+    fn facts(&self, certificate: &Certificate, intermediates: usize) -> Facts {
+        let dns = certificate.dns_names().iter();
+        let ips = certificate.ip_addresses().iter();
+        Facts {
+            subject: certificate.subject().to_string(),
+            issuer: certificate.issuer().to_string(),
+            serial: certificate.serial().to_owned(),
+            sans: dns
+                .map(|name| format!("DNS:{name}"))
+                .chain(ips.map(|ip| format!("IP:{ip}")))
+                .chain(certificate.other_names().iter().cloned())
+                .collect(),
+            usages: certificate.extended_usages().unwrap_or_default().to_vec(),
+            key: certificate.public_key().key_type().to_string(),
+            not_before: certificate.not_before(),
+            not_after: certificate.not_after(),
+            residual_seconds: (certificate.not_after() - self.now).whole_seconds(),
+            pin: format!("sha256:{}", hex(&certificate.public_key().sha256())),
+            fingerprint: hex(&certificate.fingerprint()),
+            intermediates,
+        }
+    }
+}
+
+const PKCS8: &str =
+    "the key is PKCS#8, which not all of Kubernetes reads; kubeadm writes PKCS#1 or SEC1";
+
+/// What keeps a chain from verifying now, its own validity aside.
+fn path_differences(chain: &Chain, trust: &TrustBundle, now: OffsetDateTime) -> Vec<Difference> {
+    // `satisfies` compares with a wish as well; here nothing in particular is wished for.
+    let nothing = Profile {
+        subject: Subject {
+            common_name: String::new(),
+            organizations: Vec::new(),
+        },
+        sans: Sans::default(),
+        usages: Vec::new(),
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: std::time::Duration::ZERO,
+    };
+    let mut found = satisfies(chain, &nothing, chain.leaf().public_key(), trust, now);
+    found.retain(|difference| {
+        matches!(
+            difference,
+            Difference::IsCa
+                | Difference::IssuerExpired { .. }
+                | Difference::IssuerNotYetValid { .. }
+                | Difference::WeakSignature { .. }
+                | Difference::UntrustedIssuer { .. }
+                | Difference::NameConstraint
+                | Difference::PathLength
+                | Difference::Path(_)
+                | Difference::NotUnderFirst { .. }
+        )
+    });
+    found
+}
+
+fn kubeconfig_status(
+    found: &FoundKubeconfig,
+    bundle: Option<&Bundle>,
+    faults: &mut Vec<Fault>,
+    remarks: &mut Vec<String>,
+) -> KubeconfigStatus {
+    if found.server.is_none() {
+        remarks.push("it names no server".to_owned());
+    }
+    let own = match found.authority.as_deref().map(TrustBundle::from_pem) {
+        Some(Ok(own)) => Some(own),
+        Some(Err(error)) => {
+            faults.push(Fault::new(
+                State::Unreadable,
+                format!("its CA data is unreadable: {error}"),
+            ));
+            None
+        }
+        None => {
+            remarks.push("it embeds no CA data".to_owned());
+            None
+        }
+    };
+    let trust = bundle.and_then(|bundle| bundle.trust.as_ref().ok());
+    let (Some(own), Some(trust)) = (own, trust) else {
+        return KubeconfigStatus {
+            server: found.server.clone(),
+            authority_is_first: None,
+            by_file: found.by_file,
+        };
+    };
+    let is_first = own.certificates() == std::slice::from_ref(trust.first());
+    let common = own
+        .certificates()
+        .iter()
+        .any(|certificate| trust.certificates().contains(certificate));
+    if !common {
+        faults.push(Fault::new(
+            State::Untrusted,
+            format!(
+                "its CA data is {own}, but ca.crt holds {trust}: it does not trust the API server"
+            ),
+        ));
+    } else if !is_first {
+        remarks.push(format!(
+            "its CA data is {own}; kubeadm writes the first certificate of ca.crt alone"
+        ));
+    }
+    KubeconfigStatus {
+        server: found.server.clone(),
+        authority_is_first: Some(is_first),
+        by_file: found.by_file,
+    }
+}
+
+// ---- authorities, the service-account pair, pending requests ----
+
+impl Node<'_> {
+    fn authority(&self, name: Authority) -> Bundle {
+        let path = self.authority_file(name, "crt");
+        let reading = self.read(&path, false);
+        let mut files = vec![reading.status.clone()];
+        // The key is looked at, never opened; opening it as a directory tells whether a link leads anywhere.
+        let key_path = self.authority_file(name, "key");
+        let key = FileStatus {
+            path: key_path.display().to_string(),
+            secret: true,
+            access: self.access(&key_path),
+        };
+        let dangling = || {
+            let kind = self.root.metadata(&key_path).ok().flatten();
+            kind.is_some_and(|found| found.kind == FileKind::Symlink)
+                && matches!(self.root.dir(&key_path), Ok(None))
+        };
+        let has_key = self.exists(&key_path) && !dangling();
+        files.push(key);
+
+        let mut remarks: Vec<String> = Vec::new();
+        let mut faults = Vec::new();
+        // A file of certificates in any order has a chain's form; whether it may serve as a bundle is the next question.
+        let both = self.parse(reading, |bytes| {
+            Chain::from_pem(bytes).map(|chain| (chain, TrustBundle::from_pem(bytes)))
+        });
+        let (certificates, trust) = match both {
+            Ok((chain, trust)) => {
+                faults.extend(self.validity(chain.leaf(), None));
+                for other in chain.intermediates() {
+                    if self.now > other.not_after() {
+                        remarks.push(format!(
+                            "its bundle also holds {}, which expired at {}; remove it when convenient",
+                            other.subject(),
+                            minute(other.not_after())
+                        ));
+                    }
+                }
+                let certificates = std::iter::once(chain.leaf()).chain(chain.intermediates());
+                let facts = certificates.map(|certificate| self.facts(certificate, 0));
+                let trust = trust.map_err(|error| {
+                    Fault::new(
+                        State::Unreadable,
+                        format!("{} cannot serve as a CA: {error}", self.here(&path)),
+                    )
+                });
+                (facts.collect(), trust)
+            }
+            Err(fault) => (Vec::new(), Err(fault)),
+        };
+        if let Err(fault) = &trust {
+            faults.push(Fault::new(fault.state, fault.words.clone()));
+        }
+        remarks.extend(files.iter().filter_map(|file| self.exposure(file)));
+        Bundle {
+            status: AuthorityStatus {
+                name,
+                state: gravest(&faults),
+                problems: words(faults),
+                remarks,
+                certificates,
+                has_key,
+                files,
+            },
+            trust,
+            path,
+        }
+    }
+
+    fn service_account(&self) -> ServiceAccountStatus {
+        let private = self.read(&self.dir.join("sa.key"), true);
+        let public = self.read(&self.dir.join("sa.pub"), false);
+        let files = vec![private.status.clone(), public.status.clone()];
+        let mut remarks: Vec<String> = Vec::new();
+        if let Ok(Some(pem)) = &private.bytes
+            && !assess::is_our_form(pem)
+        {
+            remarks.push(PKCS8.to_owned());
+        }
+        let private = self.parse(private, PrivateKey::from_pem);
+        let public = self.parse(public, PublicKey::from_pem);
+        let key = match (&private, &public) {
+            (Ok(private), _) => Some(private.public_key().clone()),
+            (_, Ok(public)) => Some(public.clone()),
+            _ => None,
+        };
+        let mut faults = Vec::new();
+        match (private, public) {
+            (Ok(private), Ok(public)) if *private.public_key() != public => {
+                faults.push(Fault::new(
+                    State::Torn,
+                    "sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; compare both with another control-plane node",
+                ));
+            }
+            (Ok(_), Err(mut fault)) => {
+                if fault.state == State::Missing {
+                    fault.words.push_str("; it can be derived from sa.key");
+                }
+                faults.push(fault);
+            }
+            (private, public) => {
+                faults.extend(private.err());
+                faults.extend(public.err());
+            }
+        }
+        remarks.extend(files.iter().filter_map(|file| self.exposure(file)));
+        ServiceAccountStatus {
+            state: gravest(&faults),
+            problems: words(faults),
+            remarks,
+            key: key.as_ref().map(|key| key.key_type().to_string()),
+            key_id: key.map(|key| URL_SAFE_NO_PAD.encode(key.sha256())),
+            files,
+        }
+    }
+}
+
+fn pending_status((slot, ticket): (Slot, Option<Ticket>)) -> PendingStatus {
+    let name = slot.to_string();
+    match ticket {
+        Some(ticket) => PendingStatus {
+            name,
+            signer: Some(ticket.signer),
+            phase: Some(ticket.phase),
+            since: ticket.first_submitted,
+            last_error: ticket.last_error,
+        },
+        None => PendingStatus {
+            name,
+            signer: None,
+            phase: None,
+            since: None,
+            last_error: None,
+        },
+    }
+}
+
+fn gravest(faults: &[Fault]) -> State {
+    faults
+        .iter()
+        .map(|fault| fault.state)
+        .fold(State::Ok, State::max)
+}
+
+/// The words, gravest first; a fault of one file that was told already has none.
+fn words(mut faults: Vec<Fault>) -> Vec<String> {
+    faults.sort_by_key(|fault| std::cmp::Reverse(fault.state));
+    faults
+        .into_iter()
+        .map(|fault| fault.words)
+        .filter(|words| !words.is_empty())
+        .collect()
+}
