@@ -8,9 +8,16 @@
     reason = "a failing unwrap is a failing test, in the functions around the tests too"
 )]
 
+mod failures_configuration;
+#[cfg(feature = "failpoints")]
+mod failures_crash;
+mod failures_found;
+mod failures_host;
+mod failures_signer;
 mod golden;
 mod kubeadm;
 mod layers;
+mod node;
 mod offline;
 mod openssl;
 mod signer_bad;

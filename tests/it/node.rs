@@ -10,11 +10,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use nodepki::kubeconfig::Kubeconfig;
 use nodepki::names::{Authority, CertName};
-use nodepki::x509::{CertificateAuthority, Chain, Csr, PrivateKey, hex};
+use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, hex};
 use tempfile::TempDir;
+use time::OffsetDateTime;
 
 use crate::signing::{BAD_SIGNER, openssl, write_authorities};
 
@@ -69,7 +71,16 @@ impl Node {
         } else {
             TempDir::new()
         };
-        let node = Node { dir: dir.unwrap() };
+        Self::below(dir.unwrap(), kubeadm)
+    }
+
+    /// On a file system that knows attributes.
+    pub(crate) fn on_disk() -> Self {
+        Self::below(TempDir::new().unwrap(), INIT)
+    }
+
+    fn below(dir: TempDir, kubeadm: &str) -> Self {
+        let node = Node { dir };
         write_authorities(&node.ca());
         for authority in Authority::ALL {
             let file = format!("{}.crt", authority.base_name());
@@ -110,6 +121,26 @@ impl Node {
         self.outside("ca")
     }
 
+    /// Puts another certificate authority in the place of one, as of `now`, beside the node and on it.
+    pub(crate) fn replace_authority(
+        &self,
+        authority: Authority,
+        now: OffsetDateTime,
+        lifetime: Duration,
+    ) {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let pem = key.to_pem();
+        let made =
+            CertificateAuthority::self_signed(authority.common_name(), key, now, lifetime).unwrap();
+        let base = self.ca().join(authority.base_name());
+        fs::write(base.with_extension("key"), pem.as_bytes()).unwrap();
+        fs::write(base.with_extension("crt"), made.bundle().to_pem()).unwrap();
+        self.write(
+            format!("/etc/kubernetes/pki/{}.crt", authority.base_name()),
+            made.bundle().to_pem(),
+        );
+    }
+
     pub(crate) fn authority(&self, authority: Authority) -> CertificateAuthority {
         let base = self.ca().join(authority.base_name());
         let read = |extension| fs::read(base.with_extension(extension)).unwrap();
@@ -118,7 +149,8 @@ impl Node {
 
     /// A path on the node.
     pub(crate) fn path(&self, on_node: impl AsRef<Path>) -> PathBuf {
-        self.root().join(on_node.as_ref().strip_prefix("/").unwrap())
+        self.root()
+            .join(on_node.as_ref().strip_prefix("/").unwrap())
     }
 
     pub(crate) fn write(&self, on_node: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
@@ -144,7 +176,10 @@ impl Node {
     }
 
     /// nodepki on this node, with the arguments that follow `--root`.
-    pub(crate) fn command<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
+    pub(crate) fn command<A: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Command {
         let mut command = Command::new(NODEPKI);
         command
             .arg("--root")
@@ -181,24 +216,20 @@ impl Node {
         Ran::of(&mut self.with_local(&["plan"], &[]))
     }
 
-    /// `bootstrap` with the signer that logs, waiting for nothing.
-    pub(crate) fn ask_command(&self, more: &[&str]) -> Command {
-        let mut command = self.command(["bootstrap", "--wait", "0s", "--clock-wait", "0s"]);
+    /// `bootstrap` with the signer that logs.
+    pub(crate) fn ask_command(&self, wait: &str) -> Command {
+        let mut command = self.command(["bootstrap", "--wait", wait, "--clock-wait", "0s"]);
         command
             .arg("--config")
             .arg(self.outside("config.yaml"))
             .arg("--kubeadm-config")
-            .arg(self.outside("kubeadm.yaml"))
-            .args(more);
+            .arg(self.outside("kubeadm.yaml"));
         command
     }
 
+    /// The same, waiting for nothing.
     pub(crate) fn ask(&self) -> Ran {
-        Ran::of(&mut self.ask_command(&[]))
-    }
-
-    pub(crate) fn ask_with(&self, more: &[&str]) -> Ran {
-        Ran::of(&mut self.ask_command(more))
+        Ran::of(&mut self.ask_command("0s"))
     }
 
     /// A control-plane node on which everything is in place.
@@ -314,6 +345,24 @@ impl Node {
     pub(crate) fn etc(&self) -> Snapshot {
         Snapshot::of(&self.path("/etc"))
     }
+}
+
+/// The command in a mount namespace of its own, after `script` was run by a shell with the node's root as `$1`.
+pub(crate) fn with_mounts(node: &Node, inner: &Command, script: &str) -> Ran {
+    let mut command = Command::new("unshare");
+    command.arg("--mount");
+    if !nix::unistd::geteuid().is_root() {
+        command.arg("--map-root-user");
+    }
+    command
+        .args(["--propagation", "private", "sh", "-euc"])
+        .arg(format!("{script}\nshift\nexec \"$@\""))
+        .arg("sh")
+        .arg(node.root())
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .env_remove("JOURNAL_STREAM");
+    Ran::of(&mut command)
 }
 
 /// `bad-signer.sh MODE` for the authorities of a node, as settings.
@@ -475,7 +524,10 @@ fn look(path: &Path, seen: &mut BTreeMap<PathBuf, Seen>) {
     let content = if found.is_file() {
         fs::read(path).unwrap_or_default()
     } else if found.is_symlink() {
-        fs::read_link(path).unwrap().into_os_string().into_encoded_bytes()
+        fs::read_link(path)
+            .unwrap()
+            .into_os_string()
+            .into_encoded_bytes()
     } else {
         Vec::new()
     };
