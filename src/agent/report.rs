@@ -8,6 +8,7 @@ use time::OffsetDateTime;
 use super::request::Outcome;
 use super::{ExitCode, ServiceAccountAction, Setup, Survey, class_code, sentence};
 use crate::assess::{Action, Found};
+use crate::names::Authority;
 use crate::plan::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
 use crate::x509::{Chain, TrustBundle};
 
@@ -277,7 +278,13 @@ pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: &'static st
         name: "sa".to_owned(),
         authority: None,
         action,
-        reasons: Vec::new(),
+        reasons: match action {
+            "held back" => vec![format!(
+                "it is installed together with what {} signs",
+                Authority::Ca
+            )],
+            _ => Vec::new(),
+        },
         subject: None,
         sans: None,
         key: Some(spec.key.to_string()),
