@@ -345,8 +345,7 @@ fn c12_secrets_of_the_configuration_are_never_shown() {
                     .replace("cp_2", "cp2")
                     .split("---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration")
                     .next()
-                    .unwrap()
-                    .to_owned(),
+                    .unwrap(),
             );
             node.settings("");
         }
@@ -518,12 +517,11 @@ fn missing_files_and_signers_are_named() {
     node.run(&["bootstrap", "--wait", "soon"])
         .ended(64)
         .says("--wait");
-    assert_eq!(
-        before.content(),
-        node.snapshot()
-            .content()
-            .into_iter()
-            .filter(|(path, _)| !path.starts_with(node.path("/var")))
-            .collect()
-    );
+    // Opening the state directory is all that these may do.
+    let after = node.snapshot();
+    let after = after.content();
+    let beyond = after
+        .into_iter()
+        .filter(|(path, ..)| !path.starts_with(node.path("/var")));
+    assert_eq!(before.content(), beyond.collect::<Vec<_>>());
 }

@@ -497,11 +497,11 @@ impl Snapshot {
         Snapshot(seen)
     }
 
-    /// Only content, kind, mode and owner: what a rename onto the same bytes leaves as it was.
-    pub(crate) fn content(&self) -> BTreeMap<&Path, (u32, (u32, u32), &[u8])> {
+    /// Only content, kind and mode: what a rename onto the same bytes leaves as it was.
+    pub(crate) fn content(&self) -> Vec<(&Path, u32, &[u8])> {
         self.0
             .iter()
-            .map(|(path, seen)| (path.as_path(), (seen.mode, seen.owner, &*seen.content)))
+            .map(|(path, seen)| (path.as_path(), seen.mode, &*seen.content))
             .collect()
     }
 
