@@ -9,6 +9,7 @@
 )]
 
 mod bootstrap_golden;
+mod bootstrap_kubeadm;
 mod golden;
 mod kubeadm;
 mod layers;
