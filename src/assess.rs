@@ -356,3 +356,6 @@ pub fn assess_bundle(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
