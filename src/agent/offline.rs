@@ -45,6 +45,8 @@ pub async fn export_requests(
         });
     }
     room(&store, &setup, &survey)?;
+    // Nobody signs it: the import makes the pair, and a key made here would be thrown away.
+    survey.service_account = None;
     let mut run = Run::new(&setup, &store, clock, progress, &mut survey)?;
     let desk = Desk {
         store: &store,

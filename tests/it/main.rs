@@ -8,9 +8,12 @@
     reason = "a failing unwrap is a failing test, in the functions around the tests too"
 )]
 
+mod bootstrap_golden;
+mod bootstrap_kubeadm;
 mod golden;
 mod kubeadm;
 mod layers;
+mod machine;
 mod offline;
 mod openssl;
 mod signer_bad;
