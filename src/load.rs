@@ -25,7 +25,7 @@ use crate::store::{self, FileKind, Root};
 use crate::x509::KeyAlgorithm;
 use crate::yaml::Faults;
 
-/// How long a run waits for another one to end.
+/// How long a run waits for another one to end, unless `--wait` says less.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 
 /// What the command line says.
@@ -77,7 +77,7 @@ pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded,
         )?,
         trust: trust_sources(&settings),
         wait: inputs.wait.unwrap_or(settings.wait),
-        lock_wait: LOCK_WAIT,
+        lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
         clock: ClockPolicy {
             max_wait: inputs.clock_wait.unwrap_or(settings.clock_max_wait),
             allow_unsynced: inputs.allow_unsynced,

@@ -52,6 +52,7 @@ pub async fn export_requests(
         store: &store,
         identity: setup.identity.clone(),
         clock,
+        floor: None,
         deadline: Instant::now(),
         progress,
     };

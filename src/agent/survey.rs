@@ -9,7 +9,7 @@ use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, asse
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
 use crate::store::{self, Root};
-use crate::x509::{Chain, KeyType, PrivateKey, PublicKey, TrustBundle};
+use crate::x509::{Chain, KeyType, PrivateKey, PublicKey, TrustBundle, rfc3339};
 
 /// The plan beside what was found.
 pub struct Survey {
@@ -190,7 +190,7 @@ impl Survey {
                     "{} also holds {}, which expired at {}; remove it when convenient",
                     spec.path.display(),
                     certificate.subject(),
-                    certificate.not_after()
+                    rfc3339(certificate.not_after())
                 ));
             }
         }

@@ -510,8 +510,11 @@ fn spki_algorithm(key: &PublicKey) -> &'static [u8] {
     }
 }
 
-fn rfc3339(time: OffsetDateTime) -> String {
-    time.format(&time::format_description::well_known::Rfc3339)
+/// A moment as messages show it: RFC 3339, whole seconds.
+pub fn rfc3339(time: OffsetDateTime) -> String {
+    let whole = time.replace_nanosecond(0).unwrap_or(time);
+    whole
+        .format(&time::format_description::well_known::Rfc3339)
         .unwrap_or_else(|_| time.to_string())
 }
 
