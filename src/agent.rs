@@ -12,6 +12,7 @@ pub mod report;
 mod request;
 mod survey;
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ use crate::store::{self, Root, Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 
 pub use clock::ClockPolicy;
+use clock::Settled;
 pub use offline::{export_requests, import_answers};
 pub use report::{Report, Row};
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
@@ -42,7 +44,9 @@ use request::{Asked, Desk, Fresh, Job, Outcome, Resumed};
 pub type Clock = fn() -> OffsetDateTime;
 
 /// How a run ended, as an exit status that unit files can act on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+///
+/// Ordered by gravity, as declared: of everything that went wrong in a run, the gravest is its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitCode {
     /// Everything is as wanted.
     Done = 0,
@@ -58,6 +62,33 @@ pub enum ExitCode {
     Usage = 64,
     /// What is on disk, or came back, is not safe to use.
     Refused = 65,
+}
+
+impl ExitCode {
+    /// The numbers, set by sysexits(3), say nothing about gravity.
+    const fn gravity(self) -> u8 {
+        match self {
+            ExitCode::Done => 0,
+            ExitCode::Pending => 1,
+            ExitCode::Unreachable => 2,
+            ExitCode::NotPermitted => 3,
+            ExitCode::Configuration => 4,
+            ExitCode::Usage => 5,
+            ExitCode::Refused => 6,
+        }
+    }
+}
+
+impl PartialOrd for ExitCode {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ExitCode {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.gravity().cmp(&other.gravity())
+    }
 }
 
 /// A run that could not do its work; nothing was changed unless a message says so.
@@ -224,6 +255,13 @@ pub async fn bootstrap(
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<Report, Failure> {
+    // Where nothing is to be done nothing is touched, the lock included: this also serves a read-only root.
+    if !root.has_unfinished()? {
+        let survey = setup.survey(root, clock())?;
+        if survey.refusals.is_empty() && survey.is_settled() {
+            return Ok(report::settled(setup, survey));
+        }
+    }
     let (mut store, recovery) = open_store(root, setup, "bootstrap", clock)?;
     bootstrap_in(&mut store, recovery, setup, clock, progress).await
 }
@@ -278,8 +316,9 @@ async fn bootstrap_in(
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
     let outcomes = run.request_all(&survey).await?;
+    let now = run.now();
     let trust = run.trust;
-    install::install(setup, store, &trust, survey, outcomes, clock()).await
+    install::install(setup, store, &trust, survey, outcomes, now).await
 }
 
 /// Before a key is made: can every signer carry what it would be asked for?
@@ -310,8 +349,8 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
     let bundles = survey
         .bundles
         .iter()
-        .filter(|bundle| bundle.found.present().is_none());
-    let bundles = bundles.map(|bundle| bundle.spec.path.as_path());
+        .filter(|bundle| !bundle.in_place)
+        .map(|bundle| bundle.spec.path.as_path());
     let service_account = setup.plan.service_account.as_ref().filter(|_| {
         !matches!(
             survey.service_account,
@@ -356,6 +395,12 @@ struct Run<'a> {
     awaited: Vec<Slot>,
     /// Trusted for each authority, from disk or from the signer.
     trust: BTreeMap<Authority, TrustBundle>,
+    /// Authorities whose signer cannot be reached, and why.
+    unreachable: BTreeMap<Authority, Rc<SignerError>>,
+    /// The clock is behind this moment, and the run was told to go on.
+    floor: Option<OffsetDateTime>,
+    /// When this run stops waiting for signers.
+    deadline: Instant,
 }
 
 /// What the requests of a run came to.
@@ -424,17 +469,32 @@ impl<'a> Run<'a> {
             keys: keys::start(jobs),
             awaited,
             trust,
+            unreachable: BTreeMap::new(),
+            floor: None,
+            deadline: Instant::now() + setup.wait,
         })
     }
 
     /// Waits for a clock that cannot be right, then judges again what was judged by it.
     async fn settle_clock(&mut self, survey: &mut Survey) -> Result<(), Failure> {
         let floor = clock::floor(self.trust.values());
-        if clock::wait_for(&floor, &self.setup.clock, self.clock, self.progress).await? {
-            let trust = &self.trust;
-            survey.reassess(|authority| trust.get(&authority).cloned(), (self.clock)());
+        match clock::wait_for(&floor, &self.setup.clock, self.clock, self.progress).await? {
+            Settled::AtOnce => return Ok(()),
+            Settled::Caught => {}
+            Settled::Behind(floor, note) => {
+                self.floor = Some(floor);
+                survey.notes.push(note);
+            }
         }
+        let trust = &self.trust;
+        survey.reassess(|authority| trust.get(&authority).cloned(), self.now());
         Ok(())
+    }
+
+    /// The time by which certificates are judged.
+    fn now(&self) -> OffsetDateTime {
+        let shown = (self.clock)();
+        self.floor.map_or(shown, |floor| shown.max(floor))
     }
 
     /// Learns the authorities that are not on disk, and makes sure that the signers sign for those that are.
@@ -448,16 +508,23 @@ impl<'a> Run<'a> {
         needed.extend(absent.map(|bundle| bundle.spec.authority));
         needed.sort_unstable();
         needed.dedup();
-        let mut probed: Vec<String> = Vec::new();
-        for authority in needed {
+        let mut probed: BTreeMap<String, Option<Rc<SignerError>>> = BTreeMap::new();
+        for authority in &needed {
+            let authority = *authority;
             let (_, signer) = self.setup.signer(authority)?;
-            let failed = |error: SignerError| signer_failure(&error, authority);
-            if !probed.contains(&signer.label()) {
-                signer.probe().await.map_err(failed)?;
-                probed.push(signer.label());
-            }
-            let offered = match signer.trust(authority).await.map_err(failed)? {
-                Some(answer) => Some(TrustBundle::from_answer(&answer).map_err(|error| {
+            let signer = Rc::clone(signer);
+            let before = probed.get(&signer.label()).cloned();
+            let asked = match before {
+                Some(Some(error)) => Err(error),
+                Some(None) => self.offer(signer.as_ref(), authority).await,
+                None => match self.patiently(|| signer.probe()).await {
+                    Ok(()) => self.offer(signer.as_ref(), authority).await,
+                    Err(error) => Err(error),
+                },
+            };
+            probed.insert(signer.label(), asked.as_ref().err().cloned());
+            let offered = match asked {
+                Ok(Some(answer)) => Some(TrustBundle::from_answer(&answer).map_err(|error| {
                     Failure::new(
                         ExitCode::Refused,
                         format!(
@@ -466,7 +533,12 @@ impl<'a> Run<'a> {
                         ),
                     )
                 })?),
-                None => None,
+                Ok(None) => None,
+                Err(error) if error.class.passes() && self.trust.contains_key(&authority) => {
+                    self.unreachable.insert(authority, error);
+                    continue;
+                }
+                Err(error) => return Err(signer_failure(&error, authority)),
             };
             match (self.trust.get(&authority), offered) {
                 (Some(trusted), Some(offered)) => {
@@ -483,8 +555,52 @@ impl<'a> Run<'a> {
         // Capabilities that were learned by probing.
         preflight(self.setup, survey)?;
         let trust = &self.trust;
-        survey.reassess(|authority| trust.get(&authority).cloned(), (self.clock)());
+        let now = self.now();
+        survey.reassess(|authority| trust.get(&authority).cloned(), now);
+        // With nobody to ask and something missing the run has come to its end; otherwise it does what it can, and
+        // a node whose certificates still serve is not held up by a signer.
+        let missing = survey
+            .to_issue()
+            .any(|cert| !cert.still_serves(trust.get(&cert.spec.authority), now));
+        if missing
+            && needed
+                .iter()
+                .all(|authority| self.unreachable.contains_key(authority))
+            && let Some((authority, error)) = self.unreachable.first_key_value()
+        {
+            return Err(signer_failure(error, *authority));
+        }
         Ok(())
+    }
+
+    async fn offer(
+        &self,
+        signer: &dyn Signer,
+        authority: Authority,
+    ) -> Result<Option<Vec<u8>>, Rc<SignerError>> {
+        self.patiently(|| signer.trust(authority)).await
+    }
+
+    /// Asks again after a passing failure, as long as there is time.
+    async fn patiently<T>(
+        &self,
+        ask: impl AsyncFn() -> Result<T, SignerError>,
+    ) -> Result<T, Rc<SignerError>> {
+        let mut failures = 0;
+        loop {
+            let error = match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            failures += 1;
+            match request::next_try(&error, failures, self.deadline) {
+                Some(wait) => {
+                    tracing::info!("{error}; trying again in {wait:.0?}");
+                    tokio::time::sleep(wait).await;
+                }
+                None => return Err(Rc::new(error)),
+            }
+        }
     }
 
     /// A CA certificate from a signer is believed when it is pinned, or when the signer is this process.
@@ -520,11 +636,14 @@ impl<'a> Run<'a> {
             store: self.store,
             identity: self.setup.identity.clone(),
             clock: self.clock,
-            deadline: Instant::now() + self.setup.wait,
+            floor: self.floor,
+            deadline: self.deadline,
             progress: self.progress,
         };
+        let unreachable = &self.unreachable;
         let jobs: BTreeMap<CertName, Job<'_>> = survey
             .to_issue()
+            .filter(|cert| !unreachable.contains_key(&cert.spec.authority))
             .map(|cert| {
                 let authority = cert.spec.authority;
                 let (name, signer) = self.setup.signer(authority)?;
@@ -554,8 +673,12 @@ impl<'a> Run<'a> {
                 ));
             }
         }
+        let unasked = survey.to_issue().filter_map(|cert| {
+            let error = unreachable.get(&cert.spec.authority)?;
+            Some((cert.spec.name, Outcome::Failed(Rc::clone(error))))
+        });
         let mut outcomes = Outcomes {
-            certs: BTreeMap::new(),
+            certs: unasked.collect(),
             service_account: None,
         };
         let mut keys_left = true;

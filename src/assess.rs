@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::plan::{BundleSpec, CertSpec, Output};
-use crate::x509::{Chain, Difference, PrivateKey, PublicKey, TrustBundle, satisfies};
+use crate::x509::{Chain, Difference, PrivateKey, PublicKey, TrustBundle, rfc3339, satisfies};
 
 /// One file as it was found.
 #[derive(Debug)]
@@ -290,7 +290,10 @@ pub fn beyond_authority(chain: &Chain, trust: &TrustBundle) -> Option<String> {
         .map(|authority| authority.not_after())
         .max()?;
     (chain.leaf().not_after() > end).then(|| {
-        format!("it outlives its authority, which ends at {end}; it is useless after that")
+        format!(
+            "it outlives its authority, which ends at {}; it is useless after that",
+            rfc3339(end)
+        )
     })
 }
 
@@ -354,8 +357,11 @@ pub fn assess_bundle(
         return Err(format!(
             "the CA certificate in {path} ({}) expired at {}: every certificate, kubeconfig and kubelet under it is refused by its peers; replace the CA first, new leaves would not help",
             first.subject(),
-            first.not_after()
+            rfc3339(first.not_after())
         ));
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -136,7 +136,7 @@ struct Sources {
 struct Run {
     #[command(flatten)]
     sources: Sources,
-    /// How long to wait for signatures before ending as pending (75), for example 90s or 10m
+    /// How long to wait for signers and signatures before ending as pending (75), for example 90s or 10m
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     wait: Option<Duration>,
     /// How long to wait for a clock that shows a time before any possible one
@@ -249,6 +249,9 @@ impl Global {
         for row in &report.rows {
             let reasons = row.reasons.join("; ");
             match row.code {
+                None if row.is_overdue() => {
+                    tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
+                }
                 None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
                 Some(code) => {
                     tracing::warn!(

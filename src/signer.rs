@@ -486,6 +486,13 @@ pub enum Class {
     Permanent,
 }
 
+impl Class {
+    /// True when the same request may work in a moment, without anybody doing anything.
+    pub const fn passes(self) -> bool {
+        matches!(self, Class::Transient | Class::Ambiguous)
+    }
+}
+
 /// A failed exchange.
 #[derive(Debug, thiserror::Error)]
 #[error("{detail}; {advice}")]

@@ -315,6 +315,8 @@ pub struct FileStatus {
 /// Who may do what with a file. A symbolic link was followed, unless it leads nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Access {
+    /// False for a directory, a dangling link, and whatever else is no file.
+    pub regular: bool,
     /// Permission bits; written in octal.
     #[serde(serialize_with = "octal")]
     pub mode: u32,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::{Clock, Event, ExitCode, Failure, Progress};
-use crate::x509::TrustBundle;
+use crate::x509::{TrustBundle, rfc3339};
 
 /// When this release was made; no correct clock shows less.
 const RELEASED: i64 = 1_795_132_800; // 2026-11-20
@@ -23,6 +23,16 @@ pub struct ClockPolicy {
 pub(super) struct Floor {
     at: OffsetDateTime,
     because: String,
+}
+
+/// What became of the wait for a believable clock.
+pub(super) enum Settled {
+    /// It was believable from the start.
+    AtOnce,
+    /// It has caught up.
+    Caught,
+    /// It is still behind and the run goes on as told. Nothing is judged by an earlier time than this; in words.
+    Behind(OffsetDateTime, String),
 }
 
 /// The latest of: this release, and the moments at which the authorities on disk began to be valid.
@@ -44,14 +54,14 @@ pub(super) fn floor<'a>(trust: impl Iterator<Item = &'a TrustBundle>) -> Floor {
             Floor {
                 at: certificate.not_before(),
                 because: format!(
-                    "the CA certificate {} is not valid before",
+                    "the CA certificate {} is not yet valid",
                     certificate.subject()
                 ),
             }
         })
 }
 
-/// Returns at once when the clock is believable; else waits for it. True when it had to wait.
+/// Returns at once when the clock is believable, or need not be; else waits for it.
 ///
 /// # Errors
 /// "Try again" when the clock is still behind after [`ClockPolicy::max_wait`].
@@ -60,24 +70,34 @@ pub(super) async fn wait_for(
     policy: &ClockPolicy,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<bool, Failure> {
+) -> Result<Settled, Failure> {
     let began = tokio::time::Instant::now();
     let mut waited = false;
     loop {
         let now = clock();
-        if now >= floor.at || policy.allow_unsynced {
-            return Ok(waited);
+        if now >= floor.at {
+            return Ok(if waited {
+                Settled::Caught
+            } else {
+                Settled::AtOnce
+            });
         }
         let behind = format!(
-            "the clock shows {now}, which cannot be right: {} ({})",
-            floor.because, floor.at
+            "the clock shows {}, which cannot be right: {} ({})",
+            rfc3339(now),
+            floor.because,
+            rfc3339(floor.at)
         );
+        if policy.allow_unsynced {
+            let note = format!("{behind}; went on all the same, as --allow-unsynced says");
+            return Ok(Settled::Behind(floor.at, note));
+        }
         if began.elapsed() >= policy.max_wait {
             return Err(Failure::new(
                 ExitCode::Pending,
                 format!(
-                    "{behind}; waited {:.0?} for time synchronization: start chrony or systemd-timesyncd (timedatectl status), or set the clock, and run again; --allow-unsynced goes on regardless",
-                    began.elapsed()
+                    "{behind}; waited {} s for time synchronization: start chrony or systemd-timesyncd (timedatectl status), or set the clock, and run again; --allow-unsynced goes on regardless",
+                    began.elapsed().as_secs()
                 ),
             ));
         }

@@ -160,13 +160,13 @@ impl Work<'_> {
                     "signed; it is installed together with the rest of what {} signs",
                     spec.authority
                 );
-                report::waiting_row(&spec, reason, chain)
+                report::waiting_row(&spec, reason, still_serves, chain)
             }
             (Action::Issue { .. }, Some(outcome)) => {
                 report::failed_row(&spec, outcome, still_serves, chain)
             }
             (Action::Issue { reasons } | Action::Rewrite { reasons }, _) => {
-                report::waiting_row(&spec, reasons.join("; "), chain)
+                report::waiting_row(&spec, reasons.join("; "), still_serves, chain)
             }
         };
         self.rows.push(row);

@@ -72,6 +72,13 @@ impl Report {
     }
 }
 
+impl Row {
+    /// Something should have been done about it and could not be, though nothing is the worse for it yet.
+    pub fn is_overdue(&self) -> bool {
+        matches!(self.action, "failed" | "pending" | "held back")
+    }
+}
+
 /// Everything was in place.
 pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
     let mut rows: Vec<Row> = survey
@@ -184,9 +191,14 @@ pub(super) fn cert_row(
 }
 
 /// What cannot be installed yet because something else of its family is missing.
-pub(super) fn waiting_row(spec: &CertSpec, reason: String, chain: Option<&Chain>) -> Row {
+pub(super) fn waiting_row(
+    spec: &CertSpec,
+    reason: String,
+    still_serves: bool,
+    chain: Option<&Chain>,
+) -> Row {
     Row {
-        code: Some(ExitCode::Pending),
+        code: (!still_serves).then_some(ExitCode::Pending),
         ..cert_row(spec, "held back", vec![reason], chain)
     }
 }
@@ -203,7 +215,9 @@ pub(super) fn failed_row(
         Outcome::Pending(note) => ("pending", vec![note], ExitCode::Pending),
         Outcome::Denied(reason) => (
             "denied",
-            vec![format!("the signer denied it: {reason}")],
+            vec![format!(
+                "the signer denied it: {reason}; settle it with whoever decides there and run again"
+            )],
             ExitCode::Refused,
         ),
         Outcome::Refused(differences) => {
@@ -214,7 +228,11 @@ pub(super) fn failed_row(
                 ExitCode::Refused,
             )
         }
-        Outcome::Failed(error) => ("failed", vec![sentence(&error)], class_code(error.class)),
+        Outcome::Failed(error) => (
+            "failed",
+            vec![sentence(error.as_ref())],
+            class_code(error.class),
+        ),
         // Not reached: a signed certificate is installed or held back.
         Outcome::Signed { .. } => ("held back", Vec::new(), ExitCode::Pending),
     };

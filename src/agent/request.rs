@@ -41,7 +41,7 @@ pub(super) enum Outcome {
     /// What came back is not what was asked for, in words.
     Refused(Vec<String>),
     /// The exchange failed.
-    Failed(SignerError),
+    Failed(Rc<SignerError>),
 }
 
 /// What all requests of a run share.
@@ -49,8 +49,17 @@ pub(super) struct Desk<'a> {
     pub(super) store: &'a Store,
     pub(super) identity: Identity,
     pub(super) clock: Clock,
+    /// See `Run::floor`.
+    pub(super) floor: Option<OffsetDateTime>,
     pub(super) deadline: Instant,
     pub(super) progress: &'a dyn Progress,
+}
+
+impl Desk<'_> {
+    fn now(&self) -> OffsetDateTime {
+        let shown = (self.clock)();
+        self.floor.map_or(shown, |floor| shown.max(floor))
+    }
 }
 
 /// One certificate to be had, and the bundle that its chain must lead to.
@@ -146,15 +155,15 @@ pub(super) async fn obtain(
         answer,
     } = match prepare(desk, asked, fresh)? {
         Ok(prepared) => prepared,
-        Err(error) => return Ok(Outcome::Failed(error)),
+        Err(error) => return Ok(Outcome::Failed(Rc::new(error))),
     };
-    let mut request = Request::new(asked.wanted(), csr, desk.identity.clone(), (desk.clock)());
+    let mut request = Request::new(asked.wanted(), csr, desk.identity.clone(), desk.now());
     if record.request_id != request.id.as_str() || record.signer_config != asked.signer.label() {
         // Another wish or another signer: nothing is known of this request there.
         record = new_record(asked, request.id.as_str());
     }
     if let Some(answer) = answer
-        && let Ok(chain) = verified(&answer, job, &key, (desk.clock)())
+        && let Ok(chain) = verified(&answer, desk, job, &key)
     {
         return Ok(Outcome::Signed {
             chain,
@@ -170,11 +179,11 @@ pub(super) async fn obtain(
     let (mut failures, mut polls) = (0, 0);
     loop {
         record.attempt += 1;
-        request = request.again(record.attempt, (desk.clock)(), deadline_at(desk));
+        request = request.again(record.attempt, desk.now(), deadline_at(desk));
         let result = match &step {
             Step::Submit => {
                 record.phase = Phase::Submitting;
-                record.first_submitted.get_or_insert((desk.clock)());
+                record.first_submitted.get_or_insert(desk.now());
                 desk.store
                     .update_ticket(asked.slot(), &record, asked.durability())?;
                 failpoint::reached("request:submitting");
@@ -197,7 +206,7 @@ pub(super) async fn obtain(
         failpoint::reached("request:answered");
         let wait = match result {
             Ok(Answer::Issued(answer)) => {
-                return match verified(&answer, job, &key, (desk.clock)()) {
+                return match verified(&answer, desk, job, &key) {
                     Ok(chain) => {
                         desk.store
                             .keep_answer(asked.slot(), &answer, asked.durability())?;
@@ -218,7 +227,7 @@ pub(super) async fn obtain(
                             class: "refused".to_owned(),
                             code: "verification".to_owned(),
                             detail: differences.join("; "),
-                            at: (desk.clock)(),
+                            at: desk.now(),
                         });
                         desk.store
                             .update_ticket(asked.slot(), &record, asked.durability())?;
@@ -234,7 +243,7 @@ pub(super) async fn obtain(
                 record.phase = Phase::Requested;
                 record.handle = Some(ticket.as_str().to_owned());
                 let wait = retry::poll_delay(polls, after);
-                record.next_poll = Some((desk.clock)() + wait);
+                record.next_poll = Some(desk.now() + wait);
                 desk.store
                     .update_ticket(asked.slot(), &record, asked.durability())?;
                 failpoint::reached("request:pending");
@@ -257,7 +266,7 @@ pub(super) async fn obtain(
                 if record.first_submitted.is_some()
                     && asked.signer.caps().resubmit == Resubmit::Forbidden
                 {
-                    return Ok(Outcome::Failed(forbidden(asked)));
+                    return Ok(Outcome::Failed(Rc::new(forbidden(asked))));
                 }
                 record.handle = None;
                 step = Step::Submit;
@@ -269,27 +278,31 @@ pub(super) async fn obtain(
                     class: format!("{:?}", error.class).to_lowercase(),
                     code: "exchange".to_owned(),
                     detail: error.to_string(),
-                    at: (desk.clock)(),
+                    at: desk.now(),
                 });
                 desk.store
                     .update_ticket(asked.slot(), &record, asked.durability())?;
-                let retried = matches!(error.class, Class::Transient | Class::Ambiguous);
-                let wait =
-                    retry::delay(error.class, failures, error.retry_after, random_fraction());
-                match wait {
-                    Some(wait) if retried && Instant::now() + wait < desk.deadline => {
+                match next_try(&error, failures, desk.deadline) {
+                    Some(wait) => {
                         tracing::info!(certificate = %asked.spec.name, "{error}; trying again in {wait:.0?}");
                         if error.class == Class::Ambiguous {
                             step = Step::Recover;
                         }
                         wait
                     }
-                    _ => return Ok(Outcome::Failed(error)),
+                    None => return Ok(Outcome::Failed(Rc::new(error))),
                 }
             }
         };
         tokio::time::sleep(wait).await;
     }
+}
+
+/// How long to wait before the next try after `failures` failures in a row; `None` when there is no sense or no time
+/// for another one.
+pub(super) fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
+    let wait = retry::delay(error.class, failures, error.retry_after, random_fraction())?;
+    (error.class.passes() && Instant::now() + wait < deadline).then_some(wait)
 }
 
 /// Where the key comes from.
@@ -345,7 +358,7 @@ pub(super) fn prepare(
         asked.wanted(),
         csr.clone(),
         desk.identity.clone(),
-        (desk.clock)(),
+        desk.now(),
     );
     // A ticket that was lost leaves the request's fate unknown: ask before sending again.
     let record = ticket.unwrap_or_else(|| {
@@ -378,29 +391,29 @@ pub(super) fn prepare(
 }
 
 fn new_record(asked: &Asked<'_>, request_id: &str) -> store::Ticket {
-    store::Ticket {
-        request_id: request_id.to_owned(),
-        signer: asked.signer_name.clone(),
-        signer_kind: asked.signer.kind().as_str().to_owned(),
-        signer_config: asked.signer.label(),
-        handle: None,
-        attempt: 0,
-        first_submitted: None,
-        next_poll: None,
-        phase: Phase::Ready,
-        last_error: None,
-    }
+    let signer = &asked.signer;
+    store::Ticket::ready(
+        request_id,
+        &asked.signer_name,
+        signer.kind().as_str(),
+        &signer.label(),
+    )
 }
 
 /// The one gate to the disk: what a signer returned against what was wanted.
 fn verified(
     answer: &[u8],
+    desk: &Desk<'_>,
     job: &Job<'_>,
     key: &PrivateKey,
-    now: OffsetDateTime,
 ) -> Result<Chain, Vec<String>> {
     let chain =
         Chain::from_answer(answer, key.public_key()).map_err(|error| vec![error.to_string()])?;
+    let now = match desk.floor {
+        // The signer's clock is ahead of one that is known to be wrong.
+        Some(_) => desk.now().max(chain.leaf().not_before()),
+        None => desk.now(),
+    };
     let differences = satisfies(
         &chain,
         &job.asked.spec.profile,
@@ -415,7 +428,7 @@ fn verified(
 }
 
 fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {
-    Some((desk.clock)() + desk.deadline.saturating_duration_since(Instant::now()))
+    Some(desk.now() + desk.deadline.saturating_duration_since(Instant::now()))
 }
 
 fn forbidden(asked: &Asked<'_>) -> SignerError {

@@ -9,7 +9,7 @@ use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, asse
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
 use crate::store::{self, Root};
-use crate::x509::{Chain, KeyType, PrivateKey, PublicKey, TrustBundle};
+use crate::x509::{Chain, KeyType, PrivateKey, PublicKey, TrustBundle, rfc3339};
 
 /// The plan beside what was found.
 pub struct Survey {
@@ -190,7 +190,7 @@ impl Survey {
                     "{} also holds {}, which expired at {}; remove it when convenient",
                     spec.path.display(),
                     certificate.subject(),
-                    certificate.not_after()
+                    rfc3339(certificate.not_after())
                 ));
             }
         }
@@ -212,7 +212,10 @@ impl Survey {
     ) -> Result<(), store::Error> {
         let found = match &spec.output {
             Output::Pair { certificate, key } => {
-                let (key_pem, exposed) = read_private(root, key)?;
+                let Private {
+                    text: key_pem,
+                    exposed,
+                } = read_private(root, key)?;
                 FoundCert {
                     chain: Found::read(
                         read(root, certificate)?.as_deref().map(Vec::as_slice),
@@ -227,7 +230,7 @@ impl Survey {
                 }
             }
             Output::Kubeconfig { path, .. } => {
-                let (text, exposed) = read_private(root, path)?;
+                let Private { text, exposed } = read_private(root, path)?;
                 match assess::read_kubeconfig(text.as_deref().map(Vec::as_slice)) {
                     ReadKubeconfig::Usable(found) => FoundCert { exposed, ..*found },
                     ReadKubeconfig::ByFile {
@@ -285,7 +288,10 @@ impl Survey {
         root: &Root,
         spec: &ServiceAccountSpec,
     ) -> Result<(), store::Error> {
-        let (private, exposed) = read_private(root, &spec.private)?;
+        let Private {
+            text: private,
+            exposed,
+        } = read_private(root, &spec.private)?;
         let private = Found::read(private.as_deref().map(Vec::as_slice), PrivateKey::from_pem);
         let public = read(root, &spec.public)?;
         let public = Found::read(public.as_deref().map(Vec::as_slice), PublicKey::from_pem);
@@ -425,14 +431,23 @@ fn read(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::E
     Ok(root.read(path)?.map(|content| content.bytes))
 }
 
-/// A file with a key in it, and its mode when everybody can read it.
-fn read_private(
-    root: &Root,
-    path: &Path,
-) -> Result<(Option<Zeroizing<Vec<u8>>>, Option<u32>), store::Error> {
+/// A file with a key in it.
+struct Private {
+    text: Option<Zeroizing<Vec<u8>>>,
+    /// Its mode, when everybody can read it.
+    exposed: Option<u32>,
+}
+
+fn read_private(root: &Root, path: &Path) -> Result<Private, store::Error> {
     let Some(content) = root.read(path)? else {
-        return Ok((None, None));
+        return Ok(Private {
+            text: None,
+            exposed: None,
+        });
     };
     let mode = content.metadata.mode;
-    Ok((Some(content.bytes), (mode & 0o007 != 0).then_some(mode)))
+    Ok(Private {
+        text: Some(content.bytes),
+        exposed: (mode & 0o007 != 0).then_some(mode),
+    })
 }

@@ -291,7 +291,7 @@ impl Exec {
             Response::Retry { after, why } => Err(SignerError::new(
                 Class::Transient,
                 format!("{} asks to be tried again: {why}", self.label()),
-                "nothing; it is tried again",
+                "see what keeps it if that goes on",
             )
             .retry_after(after)),
         }
@@ -307,7 +307,7 @@ impl Exec {
                 SignerError::new(
                     Class::Transient,
                     format!("{label} asks to be tried again (exit code {TRY_AGAIN})"),
-                    "nothing; it is tried again",
+                    "see what keeps it if that goes on",
                 )
             }
             CallError::Unclean(why) => {
@@ -370,7 +370,7 @@ impl Exec {
                     "{} asks to be tried again (exit code {TRY_AGAIN})",
                     self.label()
                 ),
-                "nothing; it is tried again",
+                "see what keeps it if that goes on",
             )),
             Err(CallError::Unclean(why)) => Err(unusable(why)),
         }

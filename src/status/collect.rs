@@ -19,8 +19,7 @@ use crate::names::{Authority, CertName};
 use crate::plan::KUBECONFIG_DIR;
 use crate::store::{FileKind, Issued, Metadata, Root, Slot, Ticket};
 use crate::x509::{
-    Certificate, Chain, Difference, KeyAlgorithm, PrivateKey, Profile, PublicKey, Sans, Subject,
-    TrustBundle, hex, satisfies,
+    Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, path_differences,
 };
 
 /// Static pods: they tell whether etcd runs on this node.
@@ -274,13 +273,13 @@ impl Node<'_> {
 
     /// Remarks about a file that holds a private key, and about one that others may change.
     fn exposure(&self, file: &FileStatus) -> Option<String> {
-        let mode = file.access?.mode;
+        let Access { mode, .. } = file.access.filter(|access| access.regular)?;
         let here = self.here(Path::new(&file.path));
         if file.secret && mode & 0o004 != 0 {
             Some(format!(
                 "{here} holds a private key and has mode {mode:04o}: every user of this machine can read it; run chmod 600 {here}"
             ))
-        } else if mode & 0o002 != 0 && mode & 0o170_000 == 0 {
+        } else if mode & 0o002 != 0 {
             Some(format!(
                 "{here} has mode {mode:04o}: every user of this machine can change it; run chmod o-w {here}"
             ))
@@ -302,13 +301,10 @@ fn understood<T>(found: Found<T>, what: &str, absent: &str) -> Result<T, Fault> 
     }
 }
 
-/// The link itself where it leads nowhere; its mode says nothing.
 fn access(metadata: &Metadata) -> Access {
     Access {
-        mode: match metadata.kind {
-            FileKind::Symlink => 0,
-            _ => metadata.mode,
-        },
+        regular: metadata.kind == FileKind::File,
+        mode: metadata.mode,
         uid: metadata.uid,
         gid: metadata.gid,
     }
@@ -554,21 +550,34 @@ impl Node<'_> {
                 continue;
             }
             good = false;
-            faults.push(Fault::new(
-                State::Untrusted,
-                match difference {
-                    Difference::UntrustedIssuer { issuer, .. } => format!(
-                        "it was signed by another authority than that in {}: its issuer is {issuer}, the anchor there is {trust}{}",
-                        self.here(&bundle.path),
-                        if trust.certificates().iter().any(|anchor| chain.leaf().names_issuer(anchor)) {
-                            "; the name is the same, the key is not"
-                        } else {
-                            ""
+            let anchors = || {
+                format!(
+                    "in {}: its issuer is {}, the anchor there is {trust}",
+                    self.here(&bundle.path),
+                    chain.leaf().issuer()
+                )
+            };
+            let mut candidates = trust.certificates().iter();
+            let words = match difference {
+                Difference::UntrustedIssuer { .. } => format!(
+                    "no path leads from it to the authority {}; {}",
+                    anchors(),
+                    match candidates.any(|anchor| chain.leaf().names_issuer(anchor)) {
+                        true => "the name is the same, the key is not",
+                        false => {
+                            "another authority signed it, or intermediates are missing in its file"
                         }
-                    ),
-                    other => other.to_string(),
-                },
-            ));
+                    }
+                ),
+                // The path builder's own word, without the bytes that follow it.
+                Difference::Path(why) => format!(
+                    "it does not verify under the authority {} ({})",
+                    anchors(),
+                    why.split([' ', '(', '{']).next().unwrap_or_default()
+                ),
+                other => other.to_string(),
+            };
+            faults.push(Fault::new(State::Untrusted, words));
         }
         let end = trust
             .certificates()
@@ -612,37 +621,6 @@ impl Node<'_> {
 
 const PKCS8: &str =
     "the key is PKCS#8, which not all of Kubernetes reads; kubeadm writes PKCS#1 or SEC1";
-
-/// What keeps a chain from verifying now, its own validity aside.
-fn path_differences(chain: &Chain, trust: &TrustBundle, now: OffsetDateTime) -> Vec<Difference> {
-    // `satisfies` compares with a wish as well; here nothing in particular is wished for.
-    let nothing = Profile {
-        subject: Subject {
-            common_name: String::new(),
-            organizations: Vec::new(),
-        },
-        sans: Sans::default(),
-        usages: Vec::new(),
-        key: KeyAlgorithm::EcdsaP256,
-        lifetime: std::time::Duration::ZERO,
-    };
-    let mut found = satisfies(chain, &nothing, chain.leaf().public_key(), trust, now);
-    found.retain(|difference| {
-        matches!(
-            difference,
-            Difference::IsCa
-                | Difference::IssuerExpired { .. }
-                | Difference::IssuerNotYetValid { .. }
-                | Difference::WeakSignature { .. }
-                | Difference::UntrustedIssuer { .. }
-                | Difference::NameConstraint
-                | Difference::PathLength
-                | Difference::Path(_)
-                | Difference::NotUnderFirst { .. }
-        )
-    });
-    found
-}
 
 fn kubeconfig_status(
     found: &FoundKubeconfig,
@@ -706,7 +684,7 @@ impl Node<'_> {
         let path = self.authority_file(name, "crt");
         let reading = self.read(&path, false);
         let mut files = vec![reading.status.clone()];
-        // The key is looked at, never read.
+        // The key is looked at, never opened; opening it as a directory tells whether a link leads anywhere.
         let key_path = self.authority_file(name, "key");
         let key = FileStatus {
             path: key_path.display().to_string(),

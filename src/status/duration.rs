@@ -13,16 +13,24 @@ pub fn human_duration(seconds: i64) -> String {
         return "<invalid>".to_owned();
     }
     let seconds = seconds.max(0);
-    match seconds {
-        ..120 => format!("{seconds}s"),
-        ..600 => two(seconds, MINUTE, "m", 1, "s"),
-        ..10_800 => format!("{}m", seconds / MINUTE),
-        ..28_800 => two(seconds, HOUR, "h", MINUTE, "m"),
-        ..172_800 => format!("{}h", seconds / HOUR),
-        ..691_200 => two(seconds, DAY, "d", HOUR, "h"),
-        ..63_072_000 => format!("{}d", seconds / DAY),
-        ..252_288_000 => two(seconds, YEAR, "y", DAY, "d"),
-        _ => format!("{}y", seconds / YEAR),
+    if seconds < 2 * MINUTE {
+        format!("{seconds}s")
+    } else if seconds < 10 * MINUTE {
+        two(seconds, MINUTE, "m", 1, "s")
+    } else if seconds < 3 * HOUR {
+        format!("{}m", seconds / MINUTE)
+    } else if seconds < 8 * HOUR {
+        two(seconds, HOUR, "h", MINUTE, "m")
+    } else if seconds < 2 * DAY {
+        format!("{}h", seconds / HOUR)
+    } else if seconds < 8 * DAY {
+        two(seconds, DAY, "d", HOUR, "h")
+    } else if seconds < 2 * YEAR {
+        format!("{}d", seconds / DAY)
+    } else if seconds < 8 * YEAR {
+        two(seconds, YEAR, "y", DAY, "d")
+    } else {
+        format!("{}y", seconds / YEAR)
     }
 }
 

@@ -305,7 +305,17 @@ impl Root {
         let dir = loop {
             match self.dir(existing)? {
                 Some(dir) => break dir,
-                None => existing = split(existing)?.0,
+                None => {
+                    let (parent, name) = split(existing)?;
+                    // A link that leads nowhere is no directory, and none can be made in its place.
+                    if let Some(parent) = self.dir(parent)?
+                        && parent.metadata(name)?.is_some()
+                    {
+                        let path = parent.path().join(name);
+                        return Err(Error::obstacle(path, Obstacle::Dangling));
+                    }
+                    existing = parent;
+                }
             }
         };
         if dir.own_metadata()?.immutable {

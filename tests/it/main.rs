@@ -10,10 +10,17 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod failures_configuration;
+#[cfg(feature = "failpoints")]
+mod failures_crash;
+mod failures_found;
+mod failures_host;
+mod failures_signer;
 mod golden;
 mod kubeadm;
 mod layers;
 mod machine;
+mod node;
 mod offline;
 mod openssl;
 mod signer_bad;

@@ -1,0 +1,398 @@
+//! What is wrong with the host: its clock, its name, its addresses, its disks, and other runs.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nodepki::names::{Authority, CertName};
+
+use crate::node::{EVERYTHING, INIT, NODEPKI, Node, Ran, Snapshot, with_mounts};
+use crate::signing::now;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+#[test]
+fn a_clock_behind_the_ca_ends_pending_before_anything_is_asked() {
+    let node = Node::new();
+    node.replace_authority(Authority::Ca, now() + 2 * DAY, YEAR);
+    let before = node.etc();
+    let ran = node.ask();
+    ran.ended(75)
+        .says("nodepki: the clock shows ")
+        .says(", which cannot be right: the CA certificate CN=kubernetes is not yet valid (")
+        .says(
+            "); waited 0 s for time synchronization: start chrony or systemd-timesyncd (timedatectl status), \
+             or set the clock, and run again; --allow-unsynced goes on regardless",
+        );
+    before.unchanged(&node.etc());
+    assert_eq!(node.exchanges(), [], "nobody is asked by a wrong clock");
+}
+
+#[test]
+fn allow_unsynced_goes_on_and_judges_by_the_floor() {
+    let node = Node::new();
+    node.replace_authority(Authority::Ca, now() + 2 * DAY, YEAR);
+    let unsynced = || Ran::of(&mut node.with_local(&["bootstrap", "--allow-unsynced"], &[]));
+    unsynced()
+        .done()
+        .says("; went on all the same, as --allow-unsynced says");
+    let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
+    assert!(
+        chain.leaf().not_before() > now() + DAY,
+        "valid with its CA, not before it"
+    );
+    // The judgement of the second run is the same.
+    let before = node.etc();
+    unsynced().done();
+    before.unchanged(&node.etc());
+}
+
+/// INIT without the node's name.
+fn nameless() -> String {
+    INIT.replace("nodeRegistration: {name: cp1}\n", "")
+}
+
+#[test]
+fn host_names_are_trimmed_and_put_into_small_letters() {
+    for (written, name) in [
+        ("cp1\n", "cp1"),
+        ("  CP1.Example.COM \n", "cp1.example.com"),
+    ] {
+        let node = Node::of(&nameless());
+        node.write("/etc/hostname", written);
+        node.bootstrap().done();
+        let (chain, _) = node.leaf(CertName::KubeletConf).unwrap();
+        assert_eq!(
+            chain.leaf().subject().values("CN").collect::<Vec<_>>(),
+            [format!("system:node:{name}")]
+        );
+        let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
+        assert!(chain.leaf().dns_names().contains(&name.to_owned()));
+    }
+}
+
+#[test]
+fn host_names_that_cannot_be_node_names_are_refused_with_the_fix() {
+    for (written, quoted) in [("cp_1\n", "\"cp_1\""), ("-cp1\n", "\"-cp1\"")] {
+        let node = Node::of(&nameless());
+        node.write("/etc/hostname", written);
+        let before = node.snapshot();
+        node.bootstrap()
+            .ended(78)
+            .says("host name")
+            .says(quoted)
+            .says("nodeRegistration.name");
+        before.unchanged(&node.snapshot());
+    }
+    let node = Node::of(&nameless());
+    let before = node.snapshot();
+    node.bootstrap().ended(78).says("nodeRegistration.name");
+    before.unchanged(&node.snapshot());
+}
+
+#[test]
+fn a_hostname_override_is_told_and_never_half_followed() {
+    let with_override = INIT.replace(
+        "{name: cp1}",
+        "{name: cp1, kubeletExtraArgs: [{name: hostname-override, value: Node-7}]}",
+    );
+    let node = Node::of(&with_override);
+    node.bootstrap().done().says(
+        "hostname-override \"node-7\" differs from the node name \"cp1\": the Node object gets one name, the \
+         certificates the other",
+    );
+    let (chain, _) = node.leaf(CertName::KubeletConf).unwrap();
+    assert!(
+        chain
+            .leaf()
+            .subject()
+            .to_string()
+            .contains("system:node:cp1")
+    );
+}
+
+#[test]
+fn without_a_default_route_the_address_is_not_guessed() {
+    let nowhere = INIT.replace("localAPIEndpoint: {advertiseAddress: 192.0.2.11}\n", "");
+    let words =
+        "set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address";
+    let node = Node::of(&nowhere);
+    let before = node.snapshot();
+    node.bootstrap()
+        .ended(78)
+        .says("no advertiseAddress is given")
+        .says(words);
+    before.unchanged(&node.snapshot());
+    // The same on a machine without any interface; nothing is written by `config check`.
+    let mut command = Command::new("unshare");
+    if !nix::unistd::geteuid().is_root() {
+        command.arg("--map-root-user");
+    }
+    command
+        .args([
+            "--net",
+            NODEPKI,
+            "config",
+            "check",
+            "--signer",
+            "embedded",
+            "--kubeadm-config",
+        ])
+        .arg(node.outside("kubeadm.yaml"));
+    Ran::of(&mut command)
+        .ended(78)
+        .says("no advertiseAddress is given and this host has no default route to take one from")
+        .says(words);
+}
+
+#[test]
+fn ipv6_endpoints_and_dual_stack_are_taken() {
+    let v6 = INIT.replace("192.0.2.11", "2001:db8::11").replace(
+        "controlPlaneEndpoint: api.example.com:6443",
+        "controlPlaneEndpoint: '[2001:db8::7]'",
+    ) + "networking: {serviceSubnet: 'fd00:10::/112,10.96.0.0/16'}\n";
+    let node = Node::of(&v6);
+    let ran = node.bootstrap();
+    ran.done()
+        .says("apiserver names only the service address of the first family, as kubeadm does; add 10.96.0.1 to extraSANs.apiserver if clients use the second");
+    assert!(
+        node.read("/etc/kubernetes/admin.conf")
+            .contains("server: https://[2001:db8::7]:6443")
+    );
+    assert!(
+        node.read("/etc/kubernetes/scheduler.conf")
+            .contains("server: https://[2001:db8::11]:6443")
+    );
+    let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
+    let ips: Vec<String> = chain
+        .leaf()
+        .ip_addresses()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    for ip in ["2001:db8::11", "2001:db8::7", "fd00:10::1"] {
+        assert!(ips.iter().any(|found| found == ip), "{ip}: {ips:?}");
+    }
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn links_are_resolved_inside_the_root() {
+    // Absolute and relative links that would lead out of the root from where this test stands.
+    for target in ["/outside/pki", "../../../../../../../../../../outside/pki"] {
+        let node = Node::new();
+        let outside = node.outside("outside/pki");
+        fs::create_dir_all(&outside).unwrap();
+        fs::remove_dir_all(node.path("/etc/kubernetes/pki")).unwrap();
+        symlink(target, node.path("/etc/kubernetes/pki")).unwrap();
+        node.ask()
+            .ended(65)
+            .says("/etc/kubernetes/pki is a symbolic link that leads nowhere inside the root; make its directory and run again");
+        assert_eq!(node.exchanges(), []);
+        // With its directory inside the root it serves.
+        fs::create_dir_all(node.path("/outside/pki")).unwrap();
+        node.bootstrap().done();
+        assert!(node.path("/outside/pki/apiserver.key").is_file());
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_read_only_etc_is_found_before_anybody_is_asked() {
+    let node = Node::new();
+    let before = node.etc();
+    let ran = with_mounts(
+        &node,
+        &node.ask_command("0s"),
+        r#"mount --bind "$1/etc" "$1/etc"; mount -o remount,ro,bind "$1/etc""#,
+    );
+    ran.ended(77)
+        .says("the file system is read-only; mount it read-write (`mount -o remount,rw ...`) and run again")
+        .says("/etc/kubernetes");
+    before.unchanged(&node.etc());
+    assert_eq!(node.exchanges(), []);
+    // A node that has all it needs may well be mounted read-only.
+    node.ask().done();
+    let ran = with_mounts(
+        &node,
+        &node.ask_command("0s"),
+        r#"mount --bind "$1/etc" "$1/etc"; mount -o remount,ro,bind "$1/etc""#,
+    );
+    ran.done();
+}
+
+#[test]
+fn a_full_disk_is_found_before_anybody_is_asked() {
+    let node = Node::new();
+    let before = node.etc();
+    let ran = with_mounts(
+        &node,
+        &node.ask_command("0s"),
+        r#"cp -a "$1/etc/kubernetes" "$1/copy"
+           mount -t tmpfs -o size=64k tmpfs "$1/etc/kubernetes"
+           cp -a "$1/copy/." "$1/etc/kubernetes"; rm -r "$1/copy""#,
+    );
+    ran.ended(75)
+        .says("the file system of ")
+        .says("/etc/kubernetes/pki has room for ")
+        .says(" are needed; free some space (see `df -h` and `df -i`) and run again");
+    assert_eq!(node.exchanges(), []);
+    before.unchanged(&node.etc());
+    // The state directory, too.
+    let ran = with_mounts(
+        &node,
+        &node.ask_command("0s"),
+        r#"mkdir -p "$1/var/lib/nodepki"; mount -t tmpfs -o size=64k,mode=700 tmpfs "$1/var/lib/nodepki""#,
+    );
+    ran.ended(75).says("/var/lib/nodepki has room for ");
+    assert_eq!(node.exchanges(), []);
+    before.unchanged(&node.etc());
+}
+
+#[test]
+fn owner_mode_and_attributes_of_what_is_replaced_are_kept() {
+    let node = Node::on_disk();
+    node.bootstrap().done();
+    let (key, crt) = (
+        node.path("/etc/kubernetes/pki/apiserver.key"),
+        node.path("/etc/kubernetes/pki/apiserver.crt"),
+    );
+    chown(&key, Some(1234), Some(2345)).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(&crt, fs::Permissions::from_mode(0o600)).unwrap();
+    let label = |path: &Path, arguments: &[&str]| {
+        let output = Command::new(arguments[0])
+            .args(&arguments[1..])
+            .arg(path)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    label(&key, &["setfattr", "-n", "trusted.label", "-v", "pki"]);
+    let before = node.key_in_place(CertName::Apiserver);
+    node.configure(&INIT.replace("api.example.com", "other.example.com"));
+    node.bootstrap().done();
+    assert_ne!(node.key_in_place(CertName::Apiserver), before);
+    let found = fs::metadata(&key).unwrap();
+    assert_eq!(
+        (found.uid(), found.gid(), found.mode() & 0o7777),
+        (1234, 2345, 0o640)
+    );
+    assert_eq!(fs::metadata(&crt).unwrap().mode() & 0o7777, 0o600);
+    assert!(
+        label(
+            &key,
+            &["getfattr", "--absolute-names", "-n", "trusted.label"]
+        )
+        .contains("\"pki\"")
+    );
+}
+
+#[test]
+fn an_immutable_file_is_named_and_nobody_is_asked() {
+    let node = Node::on_disk();
+    node.bootstrap().done();
+    let crt = node.path("/etc/kubernetes/pki/apiserver.crt");
+    let chattr = |flag: &str| {
+        assert!(
+            Command::new("chattr")
+                .arg(flag)
+                .arg(&crt)
+                .status()
+                .unwrap()
+                .success()
+        );
+    };
+    node.configure(&INIT.replace("api.example.com", "other.example.com"));
+    chattr("+i");
+    let before = node.etc();
+    let ran = node.ask();
+    let after = node.etc();
+    chattr("-i");
+    ran.ended(65).says(
+        "/etc/kubernetes/pki/apiserver.crt is immutable; if that is not on purpose, run `chattr -i -a` on it and run again",
+    );
+    before.unchanged(&after);
+    assert_eq!(node.exchanges(), []);
+}
+
+#[test]
+fn a_torn_pair_is_issued_anew() {
+    let node = Node::bootstrapped();
+    fs::copy(
+        node.path("/etc/kubernetes/pki/etcd/peer.key"),
+        node.path("/etc/kubernetes/pki/etcd/server.key"),
+    )
+    .unwrap();
+    let etcd_peer = node.key_in_place(CertName::EtcdPeer);
+    node.bootstrap()
+        .done()
+        .row_says("etcd-server", "it is for another key: certificate sha256:");
+    node.assert_sound(&EVERYTHING);
+    assert_eq!(node.key_in_place(CertName::EtcdPeer), etcd_peer);
+}
+
+#[test]
+fn of_two_runs_the_second_waits_or_names_the_first() {
+    let node = Node::new();
+    node.signer_does("etcd-peer", "hang");
+    let mut first = node
+        .ask_command("60s")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until(|| node.submissions().contains_key("etcd-peer"));
+    let second = node.ask();
+    second.ended(75).says(&format!(
+        "another run of nodepki is at work (pid {}: bootstrap, lock ",
+        first.id()
+    ));
+    second.says("/var/lib/nodepki/lock); wait for it to end and run again");
+    // One that waits goes on when the first has ended, here by force.
+    let third = node
+        .ask_command("20s")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    node.signer_behaves();
+    first.kill().unwrap();
+    first.wait().unwrap();
+    Ran::from(third.wait_with_output().unwrap()).done();
+    node.assert_sound(&EVERYTHING);
+    for (slot, keys) in node.keys_seen() {
+        assert_eq!(keys.len(), 1, "{slot}: one key for both runs");
+    }
+}
+
+/// Within ten seconds.
+pub(crate) fn wait_until(happened: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !happened() {
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "it never happened"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_look_writes_nothing() {
+    let node = Node::new();
+    let before = node.snapshot();
+    node.plan().done();
+    Ran::of(&mut node.with_local(&["config", "check"], &[])).done();
+    before.unchanged(&node.snapshot());
+    // And a second bootstrap changes no byte, inode or time below /etc, even of directories.
+    node.bootstrap().done();
+    let before = Snapshot::of(&node.path("/etc"));
+    node.bootstrap().done();
+    before.unchanged(&node.etc());
+}

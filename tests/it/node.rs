@@ -1,0 +1,550 @@
+//! A node in a directory, its authorities and a signer beside it, and the real binary run against them.
+//!
+//! Owns: what a test of the whole program needs. [`Node`] is the fixture, [`Ran`] what a run said, [`Snapshot`] the
+//! proof that nothing changed. A signer's misbehaviour is set with [`Node::signer_does`].
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use nodepki::kubeconfig::Kubeconfig;
+use nodepki::names::{Authority, CertName};
+use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, hex};
+use tempfile::TempDir;
+use time::OffsetDateTime;
+
+use crate::signing::{BAD_SIGNER, openssl, write_authorities};
+
+pub(crate) const NODEPKI: &str = env!("CARGO_BIN_EXE_nodepki");
+const SIGNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
+
+/// The first node of a cluster.
+pub(crate) const INIT: &str = "\
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+localAPIEndpoint: {advertiseAddress: 192.0.2.11}
+nodeRegistration: {name: cp1}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: v1.36.2
+encryptionAlgorithm: ECDSA-P256
+controlPlaneEndpoint: api.example.com:6443
+";
+
+/// A further control-plane node.
+pub(crate) const JOIN: &str = "\
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: JoinConfiguration
+discovery: {bootstrapToken: {token: abcdef.0123456789abcdef, apiServerEndpoint: 'api.example.com:6443', unsafeSkipCAVerification: true}}
+nodeRegistration: {name: cp2}
+controlPlane: {localAPIEndpoint: {advertiseAddress: 192.0.2.12}}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: v1.36.2
+encryptionAlgorithm: ECDSA-P256
+controlPlaneEndpoint: api.example.com:6443
+";
+
+/// Below a directory of its own: `root` is the node's root, `ca` the authorities in kubeadm's layout, `kubeadm.yaml`
+/// the configuration, `config.yaml` the settings with the signer of `tests/fixtures/signer.sh`, which logs to `log`.
+pub(crate) struct Node {
+    dir: TempDir,
+}
+
+impl Node {
+    /// The first node, with the authorities' certificates in place and nothing else.
+    pub(crate) fn new() -> Self {
+        Self::of(INIT)
+    }
+
+    pub(crate) fn of(kubeadm: &str) -> Self {
+        let memory = Path::new("/dev/shm");
+        let dir = if memory.is_dir() {
+            TempDir::new_in(memory)
+        } else {
+            TempDir::new()
+        };
+        Self::below(dir.unwrap(), kubeadm)
+    }
+
+    /// On a file system that knows attributes.
+    pub(crate) fn on_disk() -> Self {
+        Self::below(TempDir::new().unwrap(), INIT)
+    }
+
+    fn below(dir: TempDir, kubeadm: &str) -> Self {
+        let node = Node { dir };
+        write_authorities(&node.ca());
+        for authority in Authority::ALL {
+            let file = format!("{}.crt", authority.base_name());
+            let pem = fs::read(node.ca().join(&file)).unwrap();
+            node.write(format!("/etc/kubernetes/pki/{file}"), &pem);
+        }
+        fs::create_dir(node.outside("how")).unwrap();
+        node.configure(kubeadm);
+        node.settings("");
+        node
+    }
+
+    pub(crate) fn configure(&self, kubeadm: &str) {
+        fs::write(self.outside("kubeadm.yaml"), kubeadm).unwrap();
+    }
+
+    /// The settings, with `more` added.
+    pub(crate) fn settings(&self, more: &str) {
+        let settings = format!(
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+             authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: s}}, front-proxy-ca: {{signer: s}}}}\n\
+             signers: {{s: {{exec: {{command: /bin/bash, args: [{SIGNER}, {}]}}}}}}\n{more}",
+            self.dir.path().display()
+        );
+        fs::write(self.outside("config.yaml"), settings).unwrap();
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.outside("root")
+    }
+
+    /// A path beside the node.
+    pub(crate) fn outside(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.outside("ca")
+    }
+
+    /// Puts another certificate authority in the place of one, as of `now`, beside the node and on it.
+    pub(crate) fn replace_authority(
+        &self,
+        authority: Authority,
+        now: OffsetDateTime,
+        lifetime: Duration,
+    ) {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let pem = key.to_pem();
+        let made =
+            CertificateAuthority::self_signed(authority.common_name(), key, now, lifetime).unwrap();
+        let base = self.ca().join(authority.base_name());
+        fs::write(base.with_extension("key"), pem.as_bytes()).unwrap();
+        fs::write(base.with_extension("crt"), made.bundle().to_pem()).unwrap();
+        self.write(
+            format!("/etc/kubernetes/pki/{}.crt", authority.base_name()),
+            made.bundle().to_pem(),
+        );
+    }
+
+    pub(crate) fn authority(&self, authority: Authority) -> CertificateAuthority {
+        let base = self.ca().join(authority.base_name());
+        let read = |extension| fs::read(base.with_extension(extension)).unwrap();
+        CertificateAuthority::from_pem(&read("crt"), &read("key")).unwrap()
+    }
+
+    /// A path on the node.
+    pub(crate) fn path(&self, on_node: impl AsRef<Path>) -> PathBuf {
+        self.root()
+            .join(on_node.as_ref().strip_prefix("/").unwrap())
+    }
+
+    pub(crate) fn write(&self, on_node: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
+        let path = self.path(on_node);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    pub(crate) fn read(&self, on_node: impl AsRef<Path>) -> String {
+        fs::read_to_string(self.path(on_node)).unwrap()
+    }
+
+    pub(crate) fn mode(&self, on_node: impl AsRef<Path>) -> u32 {
+        fs::metadata(self.path(on_node)).unwrap().mode() & 0o7777
+    }
+
+    pub(crate) fn set_mode(&self, on_node: impl AsRef<Path>, mode: u32) {
+        fs::set_permissions(self.path(on_node), fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    pub(crate) fn remove(&self, on_node: impl AsRef<Path>) {
+        fs::remove_file(self.path(on_node)).unwrap();
+    }
+
+    /// nodepki on this node, with the arguments that follow `--root`.
+    pub(crate) fn command<A: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Command {
+        let mut command = Command::new(NODEPKI);
+        command
+            .arg("--root")
+            .arg(self.root())
+            .args(arguments)
+            .env_remove("NODEPKI_FAILPOINT")
+            .env_remove("JOURNAL_STREAM");
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::of(&mut self.command(arguments))
+    }
+
+    /// A command with the kubeadm configuration and the local signer.
+    pub(crate) fn with_local(&self, before: &[&str], after: &[&str]) -> Command {
+        let mut command = self.command(before);
+        command
+            .arg("--kubeadm-config")
+            .arg(self.outside("kubeadm.yaml"))
+            .arg("--signer")
+            .arg(format!("local:{}", self.ca().display()))
+            .args(after);
+        command
+    }
+
+    /// `bootstrap` with the local signer.
+    pub(crate) fn bootstrap(&self) -> Ran {
+        Ran::of(&mut self.with_local(&["bootstrap", "--clock-wait", "0s"], &[]))
+    }
+
+    /// `plan` with the local signer.
+    pub(crate) fn plan(&self) -> Ran {
+        Ran::of(&mut self.with_local(&["plan"], &[]))
+    }
+
+    /// `bootstrap` with the signer that logs.
+    pub(crate) fn ask_command(&self, wait: &str) -> Command {
+        let mut command = self.command(["bootstrap", "--wait", wait, "--clock-wait", "0s"]);
+        command
+            .arg("--config")
+            .arg(self.outside("config.yaml"))
+            .arg("--kubeadm-config")
+            .arg(self.outside("kubeadm.yaml"));
+        command
+    }
+
+    /// The same, waiting for nothing.
+    pub(crate) fn ask(&self) -> Ran {
+        Ran::of(&mut self.ask_command("0s"))
+    }
+
+    /// A control-plane node on which everything is in place.
+    pub(crate) fn bootstrapped() -> Self {
+        let node = Self::new();
+        node.bootstrap().done();
+        node
+    }
+
+    /// See `tests/fixtures/signer.sh`; `sign` is what it does when nothing else is said.
+    pub(crate) fn signer_does(&self, slot: &str, how: &str) {
+        fs::write(self.outside("how").join(slot), how).unwrap();
+    }
+
+    pub(crate) fn signer_behaves(&self) {
+        fs::remove_dir_all(self.outside("how")).unwrap();
+        fs::create_dir(self.outside("how")).unwrap();
+    }
+
+    /// What the signer was asked, in order: verb, slot, request.
+    pub(crate) fn exchanges(&self) -> Vec<(String, String, String)> {
+        let log = fs::read_to_string(self.outside("log")).unwrap_or_default();
+        let word = |line: &str, at: usize| line.split(' ').nth(at).unwrap_or_default().to_owned();
+        log.lines()
+            .map(|line| (word(line, 0), word(line, 1), word(line, 2)))
+            .collect()
+    }
+
+    /// How often each slot's `sign` was called.
+    pub(crate) fn submissions(&self) -> BTreeMap<String, usize> {
+        let mut count = BTreeMap::new();
+        for (verb, slot, _) in self.exchanges() {
+            if verb == "sign" {
+                *count.entry(slot).or_default() += 1;
+            }
+        }
+        count
+    }
+
+    /// SHA-256 of the public keys that the signer saw, each one once, by slot.
+    pub(crate) fn keys_seen(&self) -> BTreeMap<String, Vec<String>> {
+        let mut keys: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (_, slot, id) in self.exchanges() {
+            let Ok(pem) = fs::read(self.outside("csr").join(format!("{slot}.{id}"))) else {
+                continue;
+            };
+            let key = hex(&Csr::from_pem(&pem).unwrap().public_key().sha256());
+            let seen = keys.entry(slot).or_default();
+            if !seen.contains(&key) {
+                seen.push(key);
+            }
+        }
+        keys
+    }
+
+    /// The chain and key of a slot, from its pair or its kubeconfig; `None` when a file is missing.
+    pub(crate) fn leaf(&self, name: CertName) -> Option<(Chain, PrivateKey)> {
+        let (chain, key) = if name.is_kubeconfig() {
+            let text = fs::read_to_string(self.path(format!("/etc/kubernetes/{name}"))).ok()?;
+            let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
+            (current.certificate?, current.key?.to_vec())
+        } else {
+            let base = self.path("/etc/kubernetes/pki").join(name.base_name());
+            (
+                fs::read(base.with_extension("crt")).ok()?,
+                fs::read(base.with_extension("key")).ok()?,
+            )
+        };
+        Some((
+            Chain::from_pem(&chain).unwrap(),
+            PrivateKey::from_pem(&key).unwrap(),
+        ))
+    }
+
+    /// SHA-256 of the public key in place.
+    pub(crate) fn key_in_place(&self, name: CertName) -> String {
+        hex(&self.leaf(name).unwrap().1.public_key().sha256())
+    }
+
+    /// Every one of `names` is a pair, and OpenSSL verifies it under the authority on the node.
+    pub(crate) fn assert_sound(&self, names: &[CertName]) {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut by_authority: BTreeMap<Authority, Vec<String>> = BTreeMap::new();
+        for name in names {
+            let (chain, key) = self
+                .leaf(*name)
+                .unwrap_or_else(|| panic!("{name} is missing"));
+            assert_eq!(
+                chain.leaf().public_key(),
+                key.public_key(),
+                "{name} is no pair"
+            );
+            let file = scratch.path().join(name.as_str());
+            fs::write(&file, chain.to_pem()).unwrap();
+            by_authority
+                .entry(name.authority())
+                .or_default()
+                .push(file.to_str().unwrap().to_owned());
+        }
+        for (authority, files) in by_authority {
+            let ca = self.path(format!("/etc/kubernetes/pki/{}.crt", authority.base_name()));
+            let mut arguments = vec!["verify", "-CAfile", ca.to_str().unwrap()];
+            arguments.extend(files.iter().map(String::as_str));
+            openssl(&arguments, b"");
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot::of(&self.root())
+    }
+
+    /// What lies below `/etc` of the node.
+    pub(crate) fn etc(&self) -> Snapshot {
+        Snapshot::of(&self.path("/etc"))
+    }
+}
+
+/// The command in a mount namespace of its own, after `script` was run by a shell with the node's root as `$1`.
+pub(crate) fn with_mounts(node: &Node, inner: &Command, script: &str) -> Ran {
+    let mut command = Command::new("unshare");
+    command.arg("--mount");
+    if !nix::unistd::geteuid().is_root() {
+        command.arg("--map-root-user");
+    }
+    command
+        .args(["--propagation", "private", "sh", "-euc"])
+        .arg(format!("{script}\nshift\nexec \"$@\""))
+        .arg("sh")
+        .arg(node.root())
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .env_remove("JOURNAL_STREAM");
+    Ran::of(&mut command)
+}
+
+/// `bad-signer.sh MODE` for the authorities of a node, as settings.
+pub(crate) fn bad_signer_settings(node: &Node, mode: &str) -> String {
+    format!(
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+         authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: s}}, front-proxy-ca: {{signer: s}}}}\n\
+         signers: {{s: {{exec: {{command: /bin/bash, args: [{BAD_SIGNER}, {mode}, {}]}}}}}}\n",
+        node.ca().display()
+    )
+}
+
+/// A run that has ended.
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    pub(crate) fn of(command: &mut Command) -> Self {
+        Self::from(command.output().unwrap())
+    }
+
+    /// All that it said.
+    pub(crate) fn said(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+
+    #[track_caller]
+    pub(crate) fn ended(&self, code: i32) -> &Self {
+        assert_eq!(
+            self.code,
+            Some(code),
+            "signal {:?}\n{}",
+            self.signal,
+            self.said()
+        );
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn done(&self) -> &Self {
+        self.ended(0)
+    }
+
+    #[track_caller]
+    pub(crate) fn says(&self, words: &str) -> &Self {
+        assert!(
+            self.said().contains(words),
+            "{words:?} is missing in:\n{}",
+            self.said()
+        );
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn says_not(&self, words: &str) -> &Self {
+        assert!(
+            !self.said().contains(words),
+            "{words:?} is in:\n{}",
+            self.said()
+        );
+        self
+    }
+
+    /// The row of a certificate in the table, with what stands beneath it.
+    #[track_caller]
+    pub(crate) fn row(&self, name: &str) -> String {
+        let mut lines = self
+            .stdout
+            .lines()
+            .skip_while(|line| line.split_whitespace().next() != Some(name));
+        let first = lines
+            .next()
+            .unwrap_or_else(|| panic!("no row {name} in:\n{}", self.said()));
+        let beneath = lines.take_while(|line| line.starts_with("    "));
+        std::iter::once(first)
+            .chain(beneath)
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    /// The action in a row of the table.
+    #[track_caller]
+    pub(crate) fn row_says(&self, name: &str, words: &str) -> &Self {
+        let row = self.row(name);
+        assert!(
+            row.contains(words),
+            "{words:?} is missing in the row\n{row}\nof:\n{}",
+            self.said()
+        );
+        self
+    }
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ran {
+            code: output.status.code(),
+            signal: output.status.signal(),
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+        }
+    }
+}
+
+/// Every file and directory of a tree: what it is, owner, mode, times, inode and content.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Snapshot(BTreeMap<PathBuf, Seen>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    mode: u32,
+    owner: (u32, u32),
+    inode: u64,
+    modified: (i64, i64),
+    content: Vec<u8>,
+}
+
+impl Snapshot {
+    pub(crate) fn of(dir: &Path) -> Self {
+        let mut seen = BTreeMap::new();
+        look(dir, &mut seen);
+        Snapshot(seen)
+    }
+
+    /// Only content, kind, mode and owner: what a rename onto the same bytes leaves as it was.
+    pub(crate) fn content(&self) -> BTreeMap<&Path, (u32, (u32, u32), &[u8])> {
+        self.0
+            .iter()
+            .map(|(path, seen)| (path.as_path(), (seen.mode, seen.owner, &*seen.content)))
+            .collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn unchanged(&self, now: &Snapshot) {
+        for (path, seen) in &self.0 {
+            let there = now.0.get(path);
+            assert!(there.is_some(), "{} is gone", path.display());
+            assert!(
+                there == Some(seen),
+                "{} changed:\n{seen:?}\n{there:?}",
+                path.display()
+            );
+        }
+        for path in now.0.keys() {
+            assert!(self.0.contains_key(path), "{} is new", path.display());
+        }
+    }
+}
+
+fn look(path: &Path, seen: &mut BTreeMap<PathBuf, Seen>) {
+    let Ok(found) = path.symlink_metadata() else {
+        return;
+    };
+    let content = if found.is_file() {
+        fs::read(path).unwrap_or_default()
+    } else if found.is_symlink() {
+        fs::read_link(path)
+            .unwrap()
+            .into_os_string()
+            .into_encoded_bytes()
+    } else {
+        Vec::new()
+    };
+    let entry = Seen {
+        mode: found.mode(),
+        owner: (found.uid(), found.gid()),
+        inode: found.ino(),
+        modified: (found.mtime(), found.mtime_nsec()),
+        content,
+    };
+    seen.insert(path.to_owned(), entry);
+    if found.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            look(&entry.unwrap().path(), seen);
+        }
+    }
+}
+
+/// Every certificate of a first stacked control-plane node.
+pub(crate) const EVERYTHING: [CertName; 12] = CertName::ALL;
