@@ -255,6 +255,13 @@ pub async fn bootstrap(
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<Report, Failure> {
+    // Where nothing is to be done nothing is touched, the lock included: this also serves a read-only root.
+    if !root.has_unfinished()? {
+        let survey = setup.survey(root, clock())?;
+        if survey.refusals.is_empty() && survey.is_settled() {
+            return Ok(report::settled(setup, survey));
+        }
+    }
     let (mut store, recovery) = open_store(root, setup, "bootstrap", clock)?;
     bootstrap_in(&mut store, recovery, setup, clock, progress).await
 }
@@ -342,8 +349,8 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
     let bundles = survey
         .bundles
         .iter()
-        .filter(|bundle| bundle.found.present().is_none());
-    let bundles = bundles.map(|bundle| bundle.spec.path.as_path());
+        .filter(|bundle| !bundle.in_place)
+        .map(|bundle| bundle.spec.path.as_path());
     let service_account = setup.plan.service_account.as_ref().filter(|_| {
         !matches!(
             survey.service_account,

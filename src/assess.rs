@@ -261,6 +261,9 @@ fn differences(
     let mut found = satisfies(chain, &spec.profile, key, trust, now);
     let mut notes = Vec::new();
     for subject in &spec.other_subjects {
+        if found.is_empty() {
+            break;
+        }
         let mut profile = spec.profile.clone();
         profile.subject = subject.clone();
         let other = satisfies(chain, &profile, key, trust, now);
@@ -359,3 +362,6 @@ pub fn assess_bundle(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

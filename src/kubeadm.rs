@@ -1160,7 +1160,7 @@ pub fn resolve(
                 && let Some(document) = document
             {
                 faults.push(document.error(
-                    "no advertiseAddress is given and this host has no default route to take one from",
+                    "no advertiseAddress is given (0.0.0.0 and :: are none) and no default route is known to take one from",
                     match role {
                         Role::Join => "set controlPlane.localAPIEndpoint.advertiseAddress to the node's own address",
                         _ => "set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address",

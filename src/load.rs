@@ -115,16 +115,7 @@ pub fn check(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded
 /// # Errors
 /// All faults of all fragments at once.
 pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults), Failure> {
-    let list = |directory: &Path| {
-        let names = root
-            .list(directory)
-            .map_err(io::Error::other)?
-            .unwrap_or_default();
-        Ok(names
-            .into_iter()
-            .filter_map(|name| name.into_string().ok())
-            .collect())
-    };
+    let list = |directory: &Path| names_in(root, directory);
     let read = |path: &Path| match &inputs.config {
         Some(named) if named == path => read_named(root, path).map(Some),
         _ => root
@@ -230,6 +221,18 @@ fn read_named(root: &Root, path: &Path) -> io::Result<String> {
         }
         other => other,
     }
+}
+
+/// The names in a directory that are text; none when there is no such directory.
+fn names_in(root: &Root, directory: &Path) -> io::Result<Vec<String>> {
+    let names = root
+        .list(directory)
+        .map_err(io::Error::other)?
+        .unwrap_or_default();
+    Ok(names
+        .into_iter()
+        .filter_map(|name| name.into_string().ok())
+        .collect())
 }
 
 /// A path as the root wants it: relative ones mean the working directory.
@@ -492,15 +495,7 @@ impl DropDir for RootedDrop {
     }
 
     fn list(&self, name: &str) -> io::Result<Vec<String>> {
-        let names = self
-            .root
-            .list(self.base.join(name))
-            .map_err(io::Error::other)?
-            .unwrap_or_default();
-        Ok(names
-            .into_iter()
-            .filter_map(|name| name.into_string().ok())
-            .collect())
+        names_in(&self.root, &self.base.join(name))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {

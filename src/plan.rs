@@ -572,3 +572,6 @@ impl SanList {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,7 +18,7 @@ use crate::offline::{self, Candidate, Outstanding};
 use crate::signer::{
     Answer, Caps, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
 };
-use crate::store::{Durability, Phase, Root, Slot, Store};
+use crate::store::{self, Durability, Root, Slot, Store};
 use crate::x509::{Csr, PrivateKey, PublicKey, UsageExtensions};
 
 /// The name under which tickets remember offline signing.
@@ -45,6 +45,8 @@ pub async fn export_requests(
         });
     }
     room(&store, &setup, &survey)?;
+    // Nobody signs it: the import makes the pair, and a key made here would be thrown away.
+    survey.service_account = None;
     let mut run = Run::new(&setup, &store, clock, progress, &mut survey)?;
     let desk = Desk {
         store: &store,
@@ -188,18 +190,7 @@ fn adopt(
         setup.identity.clone(),
         clock(),
     );
-    let ticket = crate::store::Ticket {
-        request_id: request.id.as_str().to_owned(),
-        signer: NAME.to_owned(),
-        signer_kind: Kind::Directory.as_str().to_owned(),
-        signer_config: NAME.to_owned(),
-        handle: None,
-        attempt: 0,
-        first_submitted: None,
-        next_poll: None,
-        phase: Phase::Ready,
-        last_error: None,
-    };
+    let ticket = store::Ticket::ready(request.id.as_str(), NAME, Kind::Directory.as_str(), NAME);
     store.create_pending(
         slot,
         key.to_pem().as_bytes(),

@@ -391,18 +391,13 @@ pub(super) fn prepare(
 }
 
 fn new_record(asked: &Asked<'_>, request_id: &str) -> store::Ticket {
-    store::Ticket {
-        request_id: request_id.to_owned(),
-        signer: asked.signer_name.clone(),
-        signer_kind: asked.signer.kind().as_str().to_owned(),
-        signer_config: asked.signer.label(),
-        handle: None,
-        attempt: 0,
-        first_submitted: None,
-        next_poll: None,
-        phase: Phase::Ready,
-        last_error: None,
-    }
+    let signer = &asked.signer;
+    store::Ticket::ready(
+        request_id,
+        &asked.signer_name,
+        signer.kind().as_str(),
+        &signer.label(),
+    )
 }
 
 /// The one gate to the disk: what a signer returned against what was wanted.

@@ -545,7 +545,7 @@ fn advertise_addresses() {
         )
         .unwrap_err()
         .to_string(),
-        "k.yaml:1:1: no advertiseAddress is given and this host has no default route to take one from \
+        "k.yaml:1:1: no advertiseAddress is given (0.0.0.0 and :: are none) and no default route is known to take one from \
          (set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address)"
     );
     let join = format!(
@@ -556,7 +556,7 @@ fn advertise_addresses() {
         resolve(&load(&[("k.yaml", &join)]), &nowhere, &Overrides::default())
             .unwrap_err()
             .to_string(),
-        "k.yaml:1:1: no advertiseAddress is given and this host has no default route to take one from \
+        "k.yaml:1:1: no advertiseAddress is given (0.0.0.0 and :: are none) and no default route is known to take one from \
          (set controlPlane.localAPIEndpoint.advertiseAddress to the node's own address)"
     );
     let broken = resolve(

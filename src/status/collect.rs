@@ -19,8 +19,7 @@ use crate::names::{Authority, CertName};
 use crate::plan::KUBECONFIG_DIR;
 use crate::store::{FileKind, Issued, Metadata, Root, Slot, Ticket};
 use crate::x509::{
-    Certificate, Chain, Difference, KeyAlgorithm, PrivateKey, Profile, PublicKey, Sans, Subject,
-    TrustBundle, hex, satisfies,
+    Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, path_differences,
 };
 
 /// Static pods: they tell whether etcd runs on this node.
@@ -622,37 +621,6 @@ impl Node<'_> {
 
 const PKCS8: &str =
     "the key is PKCS#8, which not all of Kubernetes reads; kubeadm writes PKCS#1 or SEC1";
-
-/// What keeps a chain from verifying now, its own validity aside.
-fn path_differences(chain: &Chain, trust: &TrustBundle, now: OffsetDateTime) -> Vec<Difference> {
-    // `satisfies` compares with a wish as well; here nothing in particular is wished for.
-    let nothing = Profile {
-        subject: Subject {
-            common_name: String::new(),
-            organizations: Vec::new(),
-        },
-        sans: Sans::default(),
-        usages: Vec::new(),
-        key: KeyAlgorithm::EcdsaP256,
-        lifetime: std::time::Duration::ZERO,
-    };
-    let mut found = satisfies(chain, &nothing, chain.leaf().public_key(), trust, now);
-    found.retain(|difference| {
-        matches!(
-            difference,
-            Difference::IsCa
-                | Difference::IssuerExpired { .. }
-                | Difference::IssuerNotYetValid { .. }
-                | Difference::WeakSignature { .. }
-                | Difference::UntrustedIssuer { .. }
-                | Difference::NameConstraint
-                | Difference::PathLength
-                | Difference::Path(_)
-                | Difference::NotUnderFirst { .. }
-        )
-    });
-    found
-}
 
 fn kubeconfig_status(
     found: &FoundKubeconfig,

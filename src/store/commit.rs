@@ -158,6 +158,21 @@ pub struct Recovery {
     pub notes: Vec<Note>,
 }
 
+impl Root {
+    /// True when an interrupted commit waits for [`Locked::recover`]. Reads only.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn has_unfinished(&self) -> Result<bool, Error> {
+        for name in [JOURNAL, STAGING] {
+            if self.metadata(format!("{STATE_DIR}/{name}"))?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
 impl Store {
     /// Puts all files in place, or none.
     ///

@@ -147,6 +147,25 @@ pub struct Ticket {
     pub last_error: Option<LastError>,
 }
 
+impl Ticket {
+    /// Of a request that has not been sent: `id` towards the signer called `signer`, of kind `kind`, as configured by
+    /// what `config` is a digest of.
+    pub fn ready(id: &str, signer: &str, kind: &str, config: &str) -> Ticket {
+        Ticket {
+            request_id: id.to_owned(),
+            signer: signer.to_owned(),
+            signer_kind: kind.to_owned(),
+            signer_config: config.to_owned(),
+            handle: None,
+            attempt: 0,
+            first_submitted: None,
+            next_poll: None,
+            phase: Phase::Ready,
+            last_error: None,
+        }
+    }
+}
+
 /// An error as a ticket remembers it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastError {

@@ -119,14 +119,25 @@ pub fn satisfies(
     compare_subject(leaf, profile, &mut found);
     compare_sans(leaf, profile, &mut found);
     compare_usages(leaf, profile, &mut found);
-    if leaf.is_ca() {
-        found.push(Difference::IsCa);
-    }
     if now > leaf.not_after() {
         found.push(Difference::Expired(rfc3339(leaf.not_after())));
     }
     if now < leaf.not_before() {
         found.push(Difference::NotYetValid(rfc3339(leaf.not_before())));
+    }
+    found.extend(path_differences(chain, trust, now));
+    found
+}
+
+/// What keeps `chain` from leading to `trust` at this time, whatever is in the leaf and its own validity aside.
+pub fn path_differences(
+    chain: &Chain,
+    trust: &TrustBundle,
+    now: OffsetDateTime,
+) -> Vec<Difference> {
+    let mut found = Vec::new();
+    if chain.leaf().is_ca() {
+        found.push(Difference::IsCa);
     }
     compare_path(chain, trust, now, &mut found);
     found
@@ -135,10 +146,10 @@ pub fn satisfies(
 /// True when `chain` leads to `trust` and every certificate in it is valid now; names and usages do not count.
 pub fn verifies(chain: &Chain, trust: &TrustBundle, now: OffsetDateTime) -> bool {
     let leaf = chain.leaf();
-    let mut found = Vec::new();
-    compare_path(chain, trust, now, &mut found);
-    found.retain(|difference| !matches!(difference, Difference::NotUnderFirst { .. }));
-    found.is_empty() && !leaf.is_ca() && now >= leaf.not_before() && now <= leaf.not_after()
+    let differences = path_differences(chain, trust, now);
+    let kubeadm_only =
+        |difference: &Difference| matches!(difference, Difference::NotUnderFirst { .. });
+    differences.iter().all(kubeadm_only) && now >= leaf.not_before() && now <= leaf.not_after()
 }
 
 fn compare_key(
@@ -268,7 +279,9 @@ fn compare_path(
         Ok(used) => {
             found.extend(issuer_differences(&used, now));
             let first = trust.first();
+            // A path that ends there already needs no second look.
             if let Some(anchor) = used.anchor
+                && anchor.der() != first.der()
                 && path(chain, std::slice::from_ref(first), now).is_err()
             {
                 found.push(Difference::NotUnderFirst {
@@ -336,14 +349,7 @@ fn path<'a>(
         match result {
             Ok(path) => verified = Some(path),
             Err(error) => {
-                return Err(match error {
-                    webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => {
-                        untrusted()
-                    }
-                    webpki::Error::NameConstraintViolation => Difference::NameConstraint,
-                    webpki::Error::PathLenConstraintViolated => Difference::PathLength,
-                    other => Difference::Path(other.to_string()),
-                });
+                return Err(refusal(error).unwrap_or_else(untrusted));
             }
         }
     }
@@ -376,6 +382,32 @@ fn path<'a>(
         intermediates: used,
         anchor,
     })
+}
+
+/// A failed path in words; `None` when no authority's key fits, which the caller names better.
+fn refusal(error: webpki::Error) -> Option<Difference> {
+    use webpki::Error;
+    let path = |why: &str| Some(Difference::Path(why.to_owned()));
+    match error {
+        Error::UnknownIssuer
+        | Error::InvalidSignatureForPublicKey
+        | Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => None,
+        Error::NameConstraintViolation => Some(Difference::NameConstraint),
+        Error::PathLenConstraintViolated => Some(Difference::PathLength),
+        Error::CertExpired { .. } => path("an intermediate certificate has expired"),
+        Error::CertNotValidYet { .. } => path("an intermediate certificate is not valid yet"),
+        Error::RequiredEkuNotFoundContext(_) => {
+            path("an intermediate certificate does not allow the extended key usage")
+        }
+        Error::EndEntityUsedAsCa => path("an issuer in it is not a CA certificate"),
+        Error::UnsupportedCriticalExtension => {
+            path("it has a critical extension that nobody here understands")
+        }
+        Error::UnsupportedSignatureAlgorithmContext(_) => {
+            path("a signature algorithm in it is not supported")
+        }
+        other => path(&format!("{other:?}")),
+    }
 }
 
 /// webpki hands out the content of the SubjectPublicKeyInfo SEQUENCE, without tag and length.

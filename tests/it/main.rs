@@ -8,6 +8,8 @@
     reason = "a failing unwrap is a failing test, in the functions around the tests too"
 )]
 
+mod bootstrap_golden;
+mod bootstrap_kubeadm;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
@@ -17,6 +19,7 @@ mod failures_signer;
 mod golden;
 mod kubeadm;
 mod layers;
+mod machine;
 mod node;
 mod offline;
 mod openssl;
