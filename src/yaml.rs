@@ -520,6 +520,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
                     .enumerate()
                     .skip(place.line.saturating_sub(1))
                     .find(|(_, line)| leading_tab(line))
+                && line >= place.line
             {
                 place.line = line + 1;
                 place.column = 1;

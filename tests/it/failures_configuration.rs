@@ -341,7 +341,7 @@ fn c12_secrets_of_the_configuration_are_never_shown() {
     for faulty in [true, false] {
         if !faulty {
             node.configure(
-                &secret
+                secret
                     .replace("cp_2", "cp2")
                     .split("---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration")
                     .next()

@@ -144,7 +144,7 @@ fn without_a_default_route_the_address_is_not_guessed() {
         .arg(node.outside("kubeadm.yaml"));
     Ran::of(&mut command)
         .ended(78)
-        .says("no advertiseAddress is given and this host has no default route to take one from")
+        .says("no advertiseAddress is given (0.0.0.0 and :: are none) and no default route is known to take one from")
         .says(words);
 }
 
