@@ -18,7 +18,6 @@ use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, 
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
-use crate::kubeadm::copy_tree;
 use crate::signing::{openssl, write_authorities};
 
 pub(crate) const NODEPKI: &str = env!("CARGO_BIN_EXE_nodepki");
@@ -95,9 +94,10 @@ impl Node {
     }
 
     /// A copy, all of it; its settings still name the signer of this one.
+    #[cfg(feature = "failpoints")]
     pub(crate) fn copied(&self) -> Self {
         let dir = TempDir::new_in(self.dir.path().parent().unwrap()).unwrap();
-        copy_tree(self.dir.path(), dir.path());
+        crate::kubeadm::copy_tree(self.dir.path(), dir.path());
         Node { dir }
     }
 
