@@ -436,7 +436,8 @@ impl<'a> Run<'a> {
                 }
                 None => {
                     let why = "it was for another wish, or its answer was refused";
-                    tracing::info!("{}", store.set_slot_aside(pending.slot, why, clock())?);
+                    let note = store.set_slot_aside(pending.slot, why, clock())?;
+                    tracing::info!("{note}");
                 }
             }
         }

@@ -1139,7 +1139,7 @@ pub fn resolve(
     if role == Role::Join && !loaded.incomplete {
         require_cluster(loaded, input, &mut faults);
     }
-    let name = node_name(input, host, overrides, &mut faults);
+    let name = node_name(input, loaded.incomplete, host, overrides, &mut faults);
     if let Some((name, spot)) = &name {
         long_name(role, name, spot, &mut faults);
     }
@@ -1226,6 +1226,7 @@ fn require_cluster(loaded: &Loaded, input: Option<&NodeInput>, faults: &mut Faul
 
 fn node_name(
     input: Option<&NodeInput>,
+    incomplete: bool,
     host: &HostFacts,
     overrides: &Overrides,
     faults: &mut Faults,
@@ -1248,6 +1249,8 @@ fn node_name(
     };
     match text.parse::<NodeName>() {
         Ok(name) => Some((name, spot)),
+        // The document that could not be read may well have named the node.
+        Err(_) if given.is_none() && incomplete => None,
         Err(refusal) => {
             faults.push(spot.error(refusal.message, refusal.fix));
             None

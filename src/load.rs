@@ -240,7 +240,8 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The root in which a path named on the command line lies: the node's, or this machine's when only that has it.
+/// The root in which a path named on the command line lies: the node's, or this machine's when only that has it. A
+/// path that does not exist yet lies where its directory is.
 pub(crate) fn root_of(root: &Root, path: &Path) -> Result<(Root, PathBuf), Failure> {
     let absolute = absolute(path);
     if let Ok(inside) = absolute.strip_prefix(root.path())
@@ -248,8 +249,13 @@ pub(crate) fn root_of(root: &Root, path: &Path) -> Result<(Root, PathBuf), Failu
     {
         return Ok((root.clone(), Path::new("/").join(inside)));
     }
-    if root.metadata(&absolute)?.is_none() && absolute.exists() {
-        return Ok((Root::open("/")?, absolute));
+    for there in absolute.ancestors().take(2) {
+        if root.metadata(there)?.is_some() {
+            break;
+        }
+        if there.exists() {
+            return Ok((Root::open("/")?, absolute));
+        }
     }
     Ok((root.clone(), absolute))
 }

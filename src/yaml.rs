@@ -512,7 +512,18 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
                 Err((place, format!("not valid YAML: {}", error.info())))
             }
         };
-        if let Err((place, message)) = result {
+        if let Err((mut place, message)) = result {
+            // A scalar that runs into a tab is reported where it begins.
+            if message.contains("tab")
+                && let Some((line, _)) = text
+                    .lines()
+                    .enumerate()
+                    .skip(place.line.saturating_sub(1))
+                    .find(|(_, line)| leading_tab(line))
+            {
+                place.line = line + 1;
+                place.column = 1;
+            }
             let line = place.line.checked_sub(1).and_then(|n| text.lines().nth(n));
             let fix = if message.contains("tab") || line.is_some_and(leading_tab) {
                 "indent with spaces, YAML does not allow tabs"

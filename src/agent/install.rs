@@ -180,7 +180,11 @@ impl Work<'_> {
         made: Option<&PrivateKey>,
         root: &Root,
     ) -> Result<(), Failure> {
+        // The pair is of no use before the API server has its certificate, and a run that is refused changes nothing.
+        let held = self.incomplete.contains(&Authority::Ca);
         let done = match (action, made) {
+            (ServiceAccountAction::Keep, _) | (ServiceAccountAction::Make, None) => "kept",
+            _ if held => "held back",
             (ServiceAccountAction::Make, Some(key)) => {
                 let public = key.public_key().to_pem().into_bytes();
                 self.commit.file_if_absent(
@@ -212,7 +216,6 @@ impl Work<'_> {
                 }
                 "tightened"
             }
-            (ServiceAccountAction::Keep | ServiceAccountAction::Make, _) => "kept",
         };
         self.rows.push(report::service_account_row(spec, done));
         Ok(())

@@ -68,11 +68,12 @@ impl Command {
                         .create_dir(parent, 0o755)?
                         .write_atomic(name, &file.bytes, file.mode)?;
                 }
+                let there = place.on_this_machine(&base);
                 print(&format!(
                     "{} requests written to {}; have them signed, put each certificate beside its CSR as .crt, then run: nodepki csr import {}\n",
                     requests.len(),
-                    dir.display(),
-                    dir.display()
+                    there.display(),
+                    there.display()
                 ))
             }
             Command::Import { .. } => {

@@ -84,6 +84,10 @@ pub enum Difference {
     NameConstraint,
     #[error("a path length constraint of its authority forbids the chain")]
     PathLength,
+    #[error(
+        "it is an X.509 v1 certificate: whoever signed it dropped all extensions of the request"
+    )]
+    NoExtensions,
     #[error("the chain to its authority does not verify: {0}")]
     Path(String),
     #[error(
@@ -321,8 +325,10 @@ fn path<'a>(
         .map(|certificate| certificate.der().into())
         .collect();
     let leaf_der: CertificateDer<'_> = leaf.der().into();
-    let end_entity =
-        EndEntityCert::try_from(&leaf_der).map_err(|error| Difference::Path(error.to_string()))?;
+    let end_entity = EndEntityCert::try_from(&leaf_der).map_err(|error| match error {
+        webpki::Error::UnsupportedCertVersion => Difference::NoExtensions,
+        other => Difference::Path(other.to_string()),
+    })?;
     // The leaf's own validity is reported on its own; the path is built at the nearest moment it is valid.
     let moment = now.clamp(leaf.not_before(), leaf.not_after().max(leaf.not_before()));
     let moment = UnixTime::since_unix_epoch(Duration::from_secs(

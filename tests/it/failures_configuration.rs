@@ -1,1 +1,527 @@
+//! What is wrong with the configuration: said with file, line, field and fix, all of it at once, and nothing touched.
 
+use std::fs;
+
+use nodepki::names::CertName;
+
+use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
+
+/// `config check` and `bootstrap` refuse it with the same words, and neither changes anything.
+fn refused(node: &Node, words: &[&str]) -> Ran {
+    let before = node.snapshot();
+    let checked = Ran::of(&mut node.with_local(&["config", "check"], &[]));
+    let ran = node.bootstrap();
+    for ran in [&checked, &ran] {
+        ran.ended(78);
+        for words in words {
+            ran.says(words);
+        }
+        for line in ran.stderr.lines() {
+            assert!(line.starts_with("nodepki: "), "{line}");
+        }
+    }
+    assert_eq!(checked.stderr, ran.stderr);
+    before.unchanged(&node.snapshot());
+    ran
+}
+
+/// It is taken, with these warnings, by both.
+fn taken(node: &Node, words: &[&str]) -> Ran {
+    let checked = Ran::of(&mut node.with_local(&["config", "check"], &[]));
+    let ran = node.bootstrap();
+    for ran in [&checked, &ran] {
+        ran.done();
+        for words in words {
+            ran.says(words);
+        }
+    }
+    ran
+}
+
+#[test]
+fn c1_old_api_versions_are_named_with_the_way_out() {
+    for (version, release) in [
+        ("v1beta2", "v1.22"),
+        ("v1beta1", "v1.15"),
+        ("v1alpha3", "v1.13"),
+    ] {
+        let node = Node::of(&INIT.replace("v1beta4", version));
+        refused(
+            &node,
+            &[
+                &format!(
+                    "kubeadm.yaml:1:1: kubeadm.k8s.io/{version} (kind InitConfiguration) is an old API that kubeadm 1.31 and later refuse"
+                ),
+                &format!(
+                    "run kubeadm config migrate --old-config OLD --new-config NEW with kubeadm {release}"
+                ),
+            ],
+        );
+    }
+    let node = Node::of(&INIT.replace("v1beta4", "v1beta9"));
+    refused(
+        &node,
+        &[
+            "kubeadm.k8s.io/v1beta9 (kind ClusterConfiguration) is not known to this release",
+            "use kubeadm.k8s.io/v1beta4",
+        ],
+    );
+}
+
+#[test]
+fn c2_arguments_in_the_form_of_the_other_version_are_named_by_path() {
+    let node = Node::of(&format!("{INIT}apiServer:\n  extraArgs: {{v: '2'}}\n"));
+    refused(
+        &node,
+        &[
+            "kubeadm.yaml:12:14: ",
+            "apiServer.extraArgs: is a map, but kubeadm.k8s.io/v1beta4 has a list here",
+            "write `- name: NAME` and `value: VALUE`, or change the document to v1beta3",
+        ],
+    );
+    let old = INIT
+        .replace("v1beta4", "v1beta3")
+        .replace("encryptionAlgorithm: ECDSA-P256\n", "");
+    let node = Node::of(&format!(
+        "{old}scheduler:\n  extraArgs: [{{name: v, value: '2'}}]\n"
+    ));
+    refused(
+        &node,
+        &["scheduler.extraArgs: is a list, but kubeadm.k8s.io/v1beta3 has a map here"],
+    );
+    // A field that kubeadm does not know is only told.
+    let node = Node::of(&format!("{INIT}certSANs: [a.example.com]\n"));
+    taken(&node, &["kubeadm.yaml:11:1: ", "certSANs"]);
+}
+
+#[test]
+fn c3_a_joiner_without_the_cluster_configuration_is_told_where_to_get_it() {
+    let alone = JOIN.split("---\n").next().unwrap();
+    let node = Node::of(alone);
+    refused(
+        &node,
+        &[
+            "kubeadm.yaml:1:1: this JoinConfiguration is for a control-plane node, but no ClusterConfiguration says what is in its certificates",
+            "kubectl -n kube-system get cm kubeadm-config",
+        ],
+    );
+    // With the ConfigMap as kubectl prints it, it goes on.
+    let cluster = JOIN.split("---\n").nth(1).unwrap().replace('\n', "\n    ");
+    let map = format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: kubeadm-config}}\ndata:\n  ClusterConfiguration: |\n    {cluster}\n"
+    );
+    node.configure(&format!("{alone}---\n{map}"));
+    Ran::of(&mut node.with_local(&["config", "check"], &[])).done();
+}
+
+#[test]
+fn c4_a_version_channel_is_never_looked_up() {
+    for version in ["stable-1", "ci/latest", "latest-1.36"] {
+        let node = Node::of(&INIT.replace("v1.36.2", version));
+        // Without a network, and without a wait for one.
+        Ran::of(&mut node.with_local(&["config", "check"], &[])).done();
+        node.bootstrap().done();
+        let (chain, _) = node.leaf(CertName::ApiserverKubeletClient).unwrap();
+        assert!(
+            chain
+                .leaf()
+                .subject()
+                .to_string()
+                .contains("kubeadm:cluster-admins")
+        );
+    }
+    let node = Node::of(&INIT.replace("v1.36.2", "v1.36"));
+    refused(
+        &node,
+        &[
+            "kubernetesVersion: \"v1.36\" is not a Kubernetes version",
+            "write it in full, as in v1.36.2, or leave it out",
+        ],
+    );
+}
+
+#[test]
+fn c5_capitals_become_small_letters_with_a_note() {
+    let capitals = INIT.replace("api.example.com", "API.Example.com")
+        + "etcd: {local: {serverCertSANs: [ETCD.Example.com]}}\napiServer: {certSANs: [K8S.Example.com]}\n";
+    let node = Node::of(&capitals);
+    taken(
+        &node,
+        &[
+            "controlPlaneEndpoint",
+            "etcd.local.serverCertSANs[0]: \"ETCD.Example.com\" is read as \"etcd.example.com\"; kubeadm refuses capitals here",
+        ],
+    );
+    let names = |name| node.leaf(name).unwrap().0.leaf().dns_names().to_vec();
+    assert!(names(CertName::EtcdServer).contains(&"etcd.example.com".to_owned()));
+    for name in ["api.example.com", "k8s.example.com"] {
+        assert!(names(CertName::Apiserver).contains(&name.to_owned()));
+    }
+}
+
+#[test]
+fn c6_names_that_cannot_be_sans_are_refused_and_odd_ones_made_canonical() {
+    let with_sans = |sans: &str| Node::of(&format!("{INIT}apiServer:\n  certSANs: [{sans}]\n"));
+    let node = with_sans("'*.example.com', 010.0.0.1");
+    taken(&node, &["apiServer.certSANs[1]", "10.0.0.1"]);
+    let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
+    assert!(
+        chain
+            .leaf()
+            .dns_names()
+            .contains(&"*.example.com".to_owned())
+    );
+    assert!(
+        chain
+            .leaf()
+            .ip_addresses()
+            .contains(&"10.0.0.1".parse().unwrap())
+    );
+    for bad in [
+        "'https://api.example.com'",
+        "10.0.0.0/24",
+        "'a_b.example.com'",
+        "'a.*.example.com'",
+    ] {
+        refused(
+            &with_sans(bad),
+            &["kubeadm.yaml:12:14: ", "apiServer.certSANs[0]"],
+        );
+    }
+}
+
+#[test]
+fn c7_duplicates_go_and_long_names_are_told_before_sending() {
+    let name = "n".repeat(60);
+    let mut many = String::from("a.example.com, a.example.com, 192.0.2.11");
+    for index in 0..120 {
+        many.push_str(&format!(", n{index}.example.com"));
+    }
+    let node = Node::of(&format!(
+        "{}apiServer:\n  certSANs: [{many}]\n",
+        INIT.replace("cp1", &name)
+    ));
+    taken(
+        &node,
+        &[
+            "the common name in kubelet.conf is longer than the 64 bytes that X.520 allows (system:node:… has 72), many signers refuse it",
+            "use a shorter node name, at most 52 bytes",
+            "names in one certificate, many signers refuse more than 100",
+        ],
+    );
+    let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
+    let count = |name: &str| {
+        chain
+            .leaf()
+            .dns_names()
+            .iter()
+            .filter(|found| *found == name)
+            .count()
+    };
+    assert_eq!(count("a.example.com"), 1);
+}
+
+#[test]
+fn c8_no_further_node_without_a_shared_endpoint() {
+    let node = Node::of(&JOIN.replace("controlPlaneEndpoint: api.example.com:6443\n", ""));
+    refused(
+        &node,
+        &[
+            "a further control-plane node can join only a cluster with a controlPlaneEndpoint, and there is none",
+            "set controlPlaneEndpoint to the name or address of the load balancer, in the cluster's kubeadm-config too",
+        ],
+    );
+}
+
+#[test]
+fn c9_an_algorithm_that_kubeadm_on_the_node_refuses_is_told() {
+    let node = Node::of(&INIT.replace("P256", "P384").replace("v1.36.2", "v1.33.1"));
+    taken(
+        &node,
+        &[
+            "ECDSA-P384 is known to kubeadm from 1.34 on, this cluster is v1.33.1: kubeadm will refuse this file",
+        ],
+    );
+    node.assert_sound(&EVERYTHING);
+    let node = Node::of(&INIT.replace("ECDSA-P256", "Ed25519"));
+    refused(
+        &node,
+        &[
+            "encryptionAlgorithm: \"Ed25519\" is not an encryption algorithm of kubeadm",
+            "use RSA-2048, RSA-3072, RSA-4096, ECDSA-P256 or ECDSA-P384, in exactly this spelling",
+        ],
+    );
+}
+
+#[test]
+fn c10_the_files_of_an_external_etcd_are_checked_and_never_made() {
+    let external = |files: &str| {
+        format!("{INIT}etcd:\n  external:\n    endpoints: [https://e1:2379]\n{files}")
+    };
+    let node = Node::of(&external(
+        "    caFile: /etc/etcd/ca.crt\n    certFile: /etc/etcd/client.crt\n    keyFile: /etc/etcd/client.key\n",
+    ));
+    let ran = node.bootstrap();
+    ran.done()
+        .says("note: etcd.external.caFile /etc/etcd/ca.crt: is absent; provide it before kube-apiserver starts")
+        .says("etcd.external.certFile /etc/etcd/client.crt")
+        .says_not("etcd-server");
+    assert!(!node.path("/etc/kubernetes/pki/etcd/server.crt").exists());
+    assert!(!node.path("/etc/etcd").exists());
+    let node = Node::of(&external("    certFile: /etc/etcd/client.crt\n"));
+    refused(
+        &node,
+        &["etcd.external: certFile and keyFile belong together, only one is given"],
+    );
+    let node = Node::of(&format!(
+        "{INIT}etcd: {{local: {{}}, external: {{endpoints: ['http://e1:2379']}}}}\n"
+    ));
+    refused(
+        &node,
+        &[
+            "etcd.local and etcd.external exclude each other",
+            "remove one of the two",
+        ],
+    );
+}
+
+#[test]
+fn c11_another_certificates_directory_is_honoured_everywhere() {
+    let node = Node::of(&format!("{INIT}certificatesDir: /srv/pki\n"));
+    fs::create_dir_all(node.path("/srv")).unwrap();
+    fs::rename(node.path("/etc/kubernetes/pki"), node.path("/srv/pki")).unwrap();
+    node.bootstrap().done();
+    for file in ["apiserver.crt", "etcd/server.key", "sa.pub"] {
+        assert!(node.path("/srv/pki").join(file).is_file(), "{file}");
+    }
+    assert!(!node.path("/etc/kubernetes/pki").exists());
+    let node = Node::of(&format!("{INIT}certificatesDir: pki\n"));
+    refused(
+        &node,
+        &[
+            "certificatesDir: \"pki\" is not an absolute path",
+            "begin it with /",
+        ],
+    );
+}
+
+#[test]
+fn c12_secrets_of_the_configuration_are_never_shown() {
+    let token = "abcdef.0123456789abcdef";
+    let key = "e6a2eb8581237ab72a4f494f30285ec12a9694d750b9785706a83bfcbbbd2204";
+    let password = "hunter2hunter2";
+    let secret = format!(
+        "{}---\n{}",
+        JOIN.replace("{name: cp2}", "{name: cp_2}").replace(
+            "controlPlane: {",
+            &format!("controlPlane: {{certificateKey: {key}, ")
+        ),
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nbootstrapTokens: [{token: abcdef.0123456789abcdef}]\n"
+    );
+    let node = Node::of(&secret);
+    node.settings(&format!(
+        "kubeadm: {{files: [{}]}}\nnonsense: {password}\n",
+        node.outside("kubeadm.yaml").display()
+    ));
+    let sources = [
+        "--config",
+        node.outside("config.yaml").to_str().unwrap(),
+        "--kubeadm-config",
+        node.outside("kubeadm.yaml").to_str().unwrap(),
+    ]
+    .map(str::to_owned);
+    let runs: [&[&str]; 6] = [
+        &["bootstrap"],
+        &["plan"],
+        &["config", "check"],
+        &["config", "show"],
+        &["bootstrap", "--log", "json"],
+        &["config", "check", "-o", "json"],
+    ];
+    for faulty in [true, false] {
+        if !faulty {
+            node.configure(
+                &secret
+                    .replace("cp_2", "cp2")
+                    .split("---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration")
+                    .next()
+                    .unwrap(),
+            );
+            node.settings("");
+        }
+        for command in runs {
+            let ran = Ran::of(node.command(command).arg("-vv").args(&sources));
+            if faulty {
+                ran.ended(78);
+            }
+            for secret in [token, key, "0123456789abcdef", password] {
+                ran.says_not(secret);
+            }
+        }
+    }
+    // Those of a plug-in neither.
+    let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
+    let with_secrets = settings.replace(
+        "exec: {",
+        &format!("exec: {{env: {{VAULT_TOKEN: {password}}}, params: {{password: {password}}}, "),
+    );
+    fs::write(node.outside("config.yaml"), with_secrets).unwrap();
+    for command in runs {
+        Ran::of(node.command(command).arg("-vv").args(&sources)).says_not(password);
+    }
+}
+
+#[test]
+fn c13_forms_of_yaml() {
+    // A byte order mark, CRLF, empty documents.
+    let node = Node::of(
+        &format!("\u{feff}---\n{}---\n", INIT.replace("---\n", "---\n---\n")).replace('\n', "\r\n"),
+    );
+    taken(&node, &[]);
+    for (text, words) in [
+        (
+            INIT.replace("localAPIEndpoint:", "\tlocalAPIEndpoint:"),
+            &[
+                "kubeadm.yaml:3:1: not valid YAML",
+                "(indent with spaces, YAML does not allow tabs)",
+            ][..],
+        ),
+        (
+            format!("{INIT}---\n{}", INIT.split("---\n").nth(1).unwrap()),
+            &[
+                "kubeadm.yaml:12:1: kind ClusterConfiguration is given twice, first at ",
+                "kubeadm.yaml:6:1",
+                "keep one of the two documents",
+            ],
+        ),
+        (
+            INIT.replace("nodeRegistration: {name: cp1}", "nodeRegistration: [cp1]"),
+            &["kubeadm.yaml:4:19: ", "nodeRegistration"],
+        ),
+        (
+            "- a\n- b\n".to_owned(),
+            &["kubeadm.yaml:1:1: a document without apiVersion and kind"],
+        ),
+        (
+            format!("{INIT}---\napiVersion: v1\nkind: Secret\n"),
+            &[
+                "kubeadm.yaml:12:1: v1 Secret is not a kubeadm configuration document",
+                "move it to another file; kubeadm refuses it as well",
+            ],
+        ),
+    ] {
+        refused(&Node::of(&text), words);
+    }
+    let anchored = INIT.replace(
+        "controlPlaneEndpoint: api.example.com:6443",
+        "controlPlaneEndpoint: &e api.example.com:6443\nclusterName: *e",
+    );
+    let ran = Node::of(&anchored).bootstrap();
+    assert!(
+        ran.code == Some(0) || ran.stderr.contains("kubeadm.yaml:12:"),
+        "{}",
+        ran.said()
+    );
+    refused(
+        &Node::of("---\n"),
+        &[
+            "no InitConfiguration, ClusterConfiguration or JoinConfiguration was found",
+            "name the file given to kubeadm under kubeadm.files or with --kubeadm-config FILE",
+        ],
+    );
+}
+
+#[test]
+fn all_faults_of_all_files_come_at_once() {
+    let node = Node::of(
+        &INIT
+            .replace("192.0.2.11", "127.0.0.1")
+            .replace("cp1", "cp_1")
+            .replace("v1.36.2", "1.x")
+            .replace("api.example.com:6443", "'https://api'"),
+    );
+    node.settings("wait: soon\nunknown: 1\n");
+    let before = node.snapshot();
+    let ran = Ran::of(node.command(["config", "check"]).args([
+        "--config",
+        node.outside("config.yaml").to_str().unwrap(),
+        "--kubeadm-config",
+        node.outside("kubeadm.yaml").to_str().unwrap(),
+    ]));
+    ran.ended(78);
+    for field in [
+        "config.yaml:5:7: wait",
+        "config.yaml:6:1: unknown",
+        "localAPIEndpoint.advertiseAddress",
+        "nodeRegistration.name",
+        "kubernetesVersion",
+        "controlPlaneEndpoint",
+    ] {
+        ran.says(field);
+    }
+    assert_eq!(ran.stderr.lines().count(), 6, "{}", ran.stderr);
+    before.unchanged(&node.snapshot());
+}
+
+#[test]
+fn missing_files_and_signers_are_named() {
+    let node = Node::new();
+    let before = node.snapshot();
+    fs::remove_file(node.outside("kubeadm.yaml")).unwrap();
+    node.bootstrap()
+        .ended(78)
+        .says("kubeadm.yaml: does not exist, neither below ")
+        .says(" nor here");
+    node.run(&["bootstrap"]).ended(78).says("there is no kubeadm configuration: none of /run/kubeadm/kubeadm.yaml, /run/kubeadm/kubeadm-join-config.yaml exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files");
+    node.configure(INIT);
+    let kubeadm = node.outside("kubeadm.yaml").display().to_string();
+    node.run(&["bootstrap", "--kubeadm-config", &kubeadm])
+        .ended(78)
+        .says("authority ca has no signer; name one under authorities.ca.signer or with --signer");
+    for (signer, words) in [
+        ("vault:x", "embedded, local:DIR, directory:DIR or exec:PATH"),
+        ("exec:sign", "absolute"),
+        ("local:", "path"),
+    ] {
+        node.run(&[
+            "bootstrap",
+            "--kubeadm-config",
+            &kubeadm,
+            "--signer",
+            signer,
+        ])
+        .ended(64)
+        .says(words);
+    }
+    node.run(&[
+        "bootstrap",
+        "--kubeadm-config",
+        &kubeadm,
+        "--signer",
+        "exec:/nowhere/sign",
+    ])
+    .ended(78)
+    .says("the signer command /nowhere/sign is not run");
+    node.run(&[
+        "bootstrap",
+        "--kubeadm-config",
+        &kubeadm,
+        "--signer",
+        "local:/nowhere",
+    ])
+    .ended(78)
+    .says("/nowhere/ca.crt");
+    node.run(&["bootstrap", "--node-name", "Not A Name"])
+        .ended(64)
+        .says("--node-name \"Not A Name\"");
+    node.run(&["bootstrap", "--wait", "soon"])
+        .ended(64)
+        .says("--wait");
+    // Opening the state directory is all that these may do.
+    let after = node.snapshot();
+    let after = after.content();
+    let beyond = after
+        .into_iter()
+        .filter(|(path, ..)| !path.starts_with(node.path("/var")));
+    assert_eq!(before.content(), beyond.collect::<Vec<_>>());
+}

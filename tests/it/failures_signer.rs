@@ -1,1 +1,845 @@
+//! Signers that answer wrongly, late, in part or not at all; and the ways in which people sign by hand.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nodepki::names::{Authority, CertName};
+use nodepki::x509::hex;
+
+use crate::kubeadm;
+use crate::node::{EVERYTHING, INIT, Node, Ran};
+use crate::signing::{openssl, run_program};
+
+/// INIT with one more name in `apiserver`, so that it alone has drifted.
+fn drifted() -> String {
+    format!("{INIT}apiServer: {{certSANs: [drift.example.com]}}\n")
+}
+
+const ADVICE: &str =
+    "nothing was installed; correct the signer's profile or the configuration and run again";
+
+/// One after the other, answers in these modes for one slot are refused with these words.
+fn refuses(node: &Node, slot: &str, modes: &[(&str, &str)]) {
+    let before = node.etc();
+    let first = node.keys_seen()[slot].len();
+    for (mode, words) in modes {
+        node.signer_does(slot, &format!("bad {mode}"));
+        node.ask()
+            .ended(65)
+            .row_says(slot, "refused")
+            .row_says(slot, words)
+            .row_says(slot, ADVICE);
+        before.unchanged(&node.etc());
+    }
+    // A key whose request was answered wrongly is never offered again.
+    assert_eq!(node.keys_seen()[slot].len(), first + modes.len());
+    node.signer_behaves();
+    node.ask().done();
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn s1_s2_s6_wrong_answers_are_refused_in_words_and_change_nothing() {
+    let node = Node::new();
+    node.ask().done();
+    let mut asked = node.keys_seen();
+    node.configure(&drifted());
+    refuses(
+        &node,
+        "apiserver",
+        &[
+            (
+                "wrong-key",
+                "the certificate is for another key: it certifies sha256:",
+            ),
+            ("missing-san", "SAN DNS:api.example.com is missing"),
+            ("extra-san", "SAN DNS:evil.example.com is not wanted"),
+            ("missing-eku", "extended key usage server auth is missing"),
+            ("ca", "it is a CA certificate, a leaf is wanted"),
+            ("expired", "it expired at 2021-01-01T00:00:00Z"),
+            ("future", "it is not valid before 20"),
+            (
+                "reversed",
+                "the chain is reversed or out of order: its first certificate is CN=kubernetes, the leaf must come first",
+            ),
+            (
+                "other-authority",
+                "no path from it to the trusted CN=kubernetes: its issuer is CN=etcd-ca",
+            ),
+            (
+                "other-slot",
+                "CN is \"front-proxy-client\", wanted \"kube-apiserver\"",
+            ),
+            (
+                "garbage",
+                "there is no certificate in it (neither PEM, DER nor PKCS#7)",
+            ),
+        ],
+    );
+    let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
+    assert!(
+        chain
+            .leaf()
+            .dns_names()
+            .contains(&"drift.example.com".to_owned())
+    );
+    node.remove("/etc/kubernetes/kubelet.conf");
+    refuses(
+        &node,
+        "kubelet.conf",
+        &[
+            ("missing-o", "O \"system:nodes\" is missing"),
+            (
+                "extra-o",
+                "O \"system:masters\" is not wanted: Kubernetes would read it as membership of that group",
+            ),
+        ],
+    );
+    // Nobody else was asked for anything again.
+    for slot in ["apiserver", "kubelet.conf"] {
+        asked.remove(slot);
+    }
+    for (slot, keys) in asked {
+        assert_eq!(node.keys_seen()[&slot], keys, "{slot}");
+    }
+}
+
+#[test]
+fn s1_a_fresh_node_stays_empty() {
+    for mode in ["garbage", "wrong-key"] {
+        let node = Node::new();
+        let before = node.etc();
+        node.signer_does("all", &format!("bad {mode}"));
+        let ran = node.ask();
+        ran.ended(65);
+        for name in EVERYTHING {
+            ran.row_says(name.as_str(), "refused");
+        }
+        before.unchanged(&node.etc());
+        node.signer_behaves();
+        node.ask().done();
+        node.assert_sound(&EVERYTHING);
+    }
+}
+
+#[test]
+fn s4_odd_forms_of_good_answers_are_taken() {
+    let node = Node::new();
+    for (slot, mode) in [
+        ("apiserver", "leaf-root"),
+        ("kubelet.conf", "pkcs7"),
+        ("etcd-peer", "bom"),
+    ] {
+        node.signer_does(slot, &format!("bad {mode}"));
+    }
+    node.ask().done();
+    node.assert_sound(&EVERYTHING);
+    for name in [
+        CertName::Apiserver,
+        CertName::KubeletConf,
+        CertName::EtcdPeer,
+    ] {
+        let (chain, _) = node.leaf(name).unwrap();
+        assert_eq!(chain.intermediates(), [], "{name}: the root stays out");
+    }
+    assert!(
+        node.read("/etc/kubernetes/pki/etcd/peer.crt")
+            .starts_with("-----BEGIN CERTIFICATE-----")
+    );
+}
+
+/// A CA certificate under `issuer`, both as paths without extension.
+fn sub_authority(issuer: &Path, at: &Path, common_name: &str, constraints: &str) {
+    fs::create_dir_all(at.parent().unwrap()).unwrap();
+    let file =
+        |base: &Path, extension: &str| base.with_extension(extension).to_str().unwrap().to_owned();
+    fs::write(at.with_extension("ext"), format!("basicConstraints = critical, CA:TRUE{constraints}\nkeyUsage = critical, keyCertSign, digitalSignature\nsubjectKeyIdentifier = hash\nauthorityKeyIdentifier = keyid\n")).unwrap();
+    let key = openssl(
+        &["ecparam", "-genkey", "-name", "prime256v1", "-noout"],
+        b"",
+    );
+    fs::write(at.with_extension("key"), key).unwrap();
+    let csr = openssl(
+        &[
+            "req",
+            "-new",
+            "-key",
+            &file(at, "key"),
+            "-subj",
+            &format!("/CN={common_name}"),
+        ],
+        b"",
+    );
+    let crt = openssl(
+        &[
+            "x509",
+            "-req",
+            "-days",
+            "30",
+            "-CA",
+            &file(issuer, "crt"),
+            "-CAkey",
+            &file(issuer, "key"),
+            "-extfile",
+            &file(at, "ext"),
+        ],
+        &csr,
+    );
+    fs::write(at.with_extension("crt"), crt).unwrap();
+}
+
+/// Lets the signer sign for `ca` with the authority at `base`, answering with these intermediates.
+fn sign_with(node: &Node, base: &Path, chain: &[&Path]) {
+    let ca = node.ca().join("ca");
+    if !ca.with_extension("root").exists() {
+        fs::copy(ca.with_extension("crt"), ca.with_extension("root")).unwrap();
+    }
+    let pem: String = chain
+        .iter()
+        .map(|base| fs::read_to_string(base.with_extension("crt")).unwrap())
+        .collect();
+    fs::copy(base.with_extension("crt"), ca.with_extension("crt")).unwrap();
+    fs::copy(base.with_extension("key"), ca.with_extension("key")).unwrap();
+    fs::write(ca.with_extension("chain"), pem).unwrap();
+}
+
+#[test]
+fn s4_intermediates_are_put_in_order() {
+    let node = Node::new();
+    let (one, two) = (node.outside("sub/one"), node.outside("sub/two"));
+    sub_authority(&node.ca().join("ca"), &one, "Intermediate 1", ", pathlen:1");
+    sub_authority(&one, &two, "Intermediate 2", ", pathlen:0");
+    sign_with(&node, &two, &[&one, &two]);
+    node.ask().done();
+    node.assert_sound(&EVERYTHING);
+    let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
+    let names: Vec<String> = chain
+        .intermediates()
+        .iter()
+        .map(|ca| ca.subject().to_string())
+        .collect();
+    assert_eq!(names, ["CN=Intermediate 2", "CN=Intermediate 1"]);
+    assert_eq!(
+        node.read("/etc/kubernetes/pki/apiserver.crt")
+            .matches("BEGIN CERTIFICATE")
+            .count(),
+        3
+    );
+    let before = node.etc();
+    node.ask().done();
+    before.unchanged(&node.etc());
+}
+
+#[test]
+fn s6_constraints_of_sub_authorities_count() {
+    let node = Node::new();
+    let before = node.etc();
+    let root = node.ca().join("ca");
+    let (named, short, below, kept) = (
+        node.outside("sub/named"),
+        node.outside("sub/short"),
+        node.outside("sub/below"),
+        node.outside("sub/root"),
+    );
+    sub_authority(
+        &root,
+        &named,
+        "Corporate",
+        "\nnameConstraints = critical, permitted;DNS:.corp.example",
+    );
+    sub_authority(&root, &short, "Short", ", pathlen:0");
+    sub_authority(&short, &below, "Below", "");
+    fs::create_dir_all(kept.parent().unwrap()).unwrap();
+    sign_with(&node, &named, &[&named]);
+    node.ask().ended(65).row_says(
+        "apiserver",
+        "a name constraint of its authority forbids its names",
+    );
+    assert!(!node.path("/etc/kubernetes/pki/apiserver.crt").exists());
+    fs::remove_dir_all(node.outside("issued")).unwrap();
+    sign_with(&node, &below, &[&below, &short]);
+    node.ask().ended(65).row_says(
+        "apiserver",
+        "a path length constraint of its authority forbids the chain",
+    );
+    assert!(!node.path("/etc/kubernetes/pki/apiserver.crt").exists());
+    // The other families are there.
+    assert_ne!(before, node.etc());
+    node.assert_sound(&[CertName::EtcdServer, CertName::FrontProxyClient]);
+}
+
+#[test]
+fn s5_a_signer_with_another_ca_is_not_asked() {
+    let node = Node::new();
+    let before = node.etc();
+    let pem = fs::read(node.path("/etc/kubernetes/pki/ca.crt")).unwrap();
+    node.replace_authority(
+        Authority::Ca,
+        crate::signing::now(),
+        std::time::Duration::from_secs(99_999),
+    );
+    node.write("/etc/kubernetes/pki/ca.crt", pem);
+    let before = {
+        drop(before);
+        node.etc()
+    };
+    node.ask()
+        .ended(65)
+        .says("nodepki: exec:/bin/bash signs with another ca than the one on this node: it has CN=kubernetes (sha256:")
+        .says("), the node trusts CN=kubernetes (sha256:")
+        .says("; point the authority at the signer that holds its key, or bring the new CA certificate to every node first");
+    before.unchanged(&node.etc());
+    assert!(node.submissions().is_empty());
+}
+
+#[test]
+fn a_ca_certificate_from_a_signer_is_believed_only_under_a_pin() {
+    let node = Node::new();
+    node.remove("/etc/kubernetes/pki/ca.crt");
+    let before = node.etc();
+    let pin = hex(&node.authority(Authority::Ca).public_key().sha256());
+    node.ask().ended(78).says(&format!(
+        ", but nothing says that it is the right one; put the certificate on the node, or pin sha256:{pin} under authorities.ca.trust.sha256 after comparing it with the CA's owner"
+    ));
+    before.unchanged(&node.etc());
+    assert!(node.submissions().is_empty());
+    let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
+    let pinned = |pin: &str| {
+        let text = settings.replace(
+            "{ca: {signer: s}",
+            &format!("{{ca: {{signer: s, trust: {{sha256: [\"{pin}\"]}}}}"),
+        );
+        fs::write(node.outside("config.yaml"), text).unwrap();
+    };
+    pinned(&"0".repeat(64));
+    node.ask().ended(65).says("the CA certificate that exec:/bin/bash offers for authority ca is refused: it holds a certificate that is neither pinned nor issued by a pinned one; found sha256:");
+    pinned(&pin);
+    node.ask().done().row_says("ca", "written");
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn s7_a_pending_request_is_resumed_with_its_key() {
+    let node = Node::new();
+    let before = node.etc();
+    node.signer_does("all", "pending");
+    let ran = node.ask();
+    ran.ended(75)
+        .row_says("apiserver", "pending")
+        .row_says("apiserver", "an officer must approve")
+        .says("nodepki: some signatures are pending; run the same command again to go on with the same keys");
+    before.unchanged(&node.etc());
+    node.ask().ended(75);
+    let asked = node.keys_seen();
+    node.signer_behaves();
+    node.ask().done();
+    node.assert_sound(&EVERYTHING);
+    assert_eq!(node.keys_seen(), asked);
+    for name in EVERYTHING {
+        assert_eq!(asked[name.as_str()], [node.key_in_place(name)], "{name}");
+        assert_eq!(
+            node.submissions()[name.as_str()],
+            1,
+            "{name} was submitted once"
+        );
+    }
+    assert!(!node.path("/var/lib/nodepki/pending/apiserver").exists());
+}
+
+#[test]
+fn s7_another_wish_is_another_request() {
+    let node = Node::new();
+    node.signer_does("apiserver", "pending");
+    node.ask().ended(75);
+    node.configure(&drifted());
+    node.signer_behaves();
+    node.ask().done();
+    assert_eq!(node.keys_seen()["apiserver"].len(), 2);
+    assert_eq!(
+        node.keys_seen()["scheduler.conf"].len(),
+        1,
+        "held back with the key it had"
+    );
+    node.assert_sound(&EVERYTHING);
+    assert!(
+        fs::read_dir(node.path("/var/lib/nodepki/aside"))
+            .unwrap()
+            .next()
+            .is_some(),
+        "no key is thrown away"
+    );
+}
+
+#[test]
+fn s8_a_denial_ends_the_run_with_its_reason() {
+    let node = Node::new();
+    node.signer_does("apiserver", "denied");
+    node.ask().ended(65).row_says("apiserver", "denied").row_says(
+        "apiserver",
+        "the signer denied it: Policy: not on a Friday; settle it with whoever decides there and run again",
+    );
+    let first = node.keys_seen()["apiserver"].clone();
+    node.signer_behaves();
+    node.ask().done();
+    assert_eq!(
+        node.keys_seen()["apiserver"],
+        first,
+        "the same request, now granted"
+    );
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn the_gravest_of_several_ends_is_the_exit_status() {
+    let node = Node::new();
+    node.signer_does("all", "pending");
+    node.signer_does("front-proxy-client", "retry");
+    node.ask().ended(69).row_says(
+        "front-proxy-client",
+        "exec:/bin/bash asks to be tried again: come back later",
+    );
+    node.signer_does("etcd-peer", "denied");
+    node.ask()
+        .ended(65)
+        .row_says("apiserver", "pending")
+        .row_says("etcd-peer", "denied");
+}
+
+#[test]
+fn s14_a_node_whose_certificates_serve_is_not_held_up_by_its_signer() {
+    let node = Node::new();
+    node.ask().done();
+    // Names and endpoint have drifted, all of it valid.
+    node.configure(&drifted().replace("api.example.com", "other.example.com"));
+    let before = node.etc();
+    for how in ["unreachable", "retry", "pending"] {
+        node.signer_does("all", how);
+        let ran = node.ask();
+        ran.done().row_says(
+            "apiserver",
+            "the certificate in place is kept and still valid",
+        );
+        assert!(
+            ran.stderr
+                .contains("the certificate in place is kept and still valid"),
+            "{}",
+            ran.stderr
+        );
+        before.unchanged(&node.etc());
+        node.signer_behaves();
+    }
+    // With one missing it matters.
+    node.signer_does("all", "unreachable");
+    node.remove("/etc/kubernetes/kubelet.conf");
+    let ran = node.ask();
+    ran.ended(69)
+        .says("nodepki: signer of ca: exec:/bin/bash asks to be tried again (exit code 75)");
+    assert_eq!(ran.stderr.lines().count(), 1, "said once: {}", ran.stderr);
+    node.signer_behaves();
+    node.ask().done();
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn a_signer_that_comes_back_in_time_is_waited_for() {
+    let node = Node::new();
+    node.signer_does("all", "unreachable");
+    let run = std::thread::scope(|scope| {
+        let run = scope.spawn(|| Ran::of(&mut node.ask_command("30s")));
+        crate::failures_host::wait_until(|| node.exchanges().len() >= 2);
+        node.signer_behaves();
+        run.join().unwrap()
+    });
+    run.done();
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn s15_of_what_one_authority_signs_all_or_nothing_is_installed() {
+    for (how, code, words) in [("denied", 65, "denied"), ("pending", 75, "pending")] {
+        let node = Node::new();
+        node.signer_does("etcd-peer", how);
+        node.signer_does("etcd-healthcheck-client", how);
+        let ran = node.ask();
+        ran.ended(code)
+            .row_says("etcd-peer", words)
+            .row_says("etcd-server", "held back")
+            .row_says(
+                "etcd-server",
+                "signed; it is installed together with the rest of what etcd-ca signs",
+            );
+        let etcd: Vec<CertName> = EVERYTHING
+            .into_iter()
+            .filter(|name| name.authority() == Authority::EtcdCa)
+            .collect();
+        let others: Vec<CertName> = EVERYTHING
+            .into_iter()
+            .filter(|name| !etcd.contains(name))
+            .collect();
+        node.assert_sound(&others);
+        for name in &etcd {
+            assert!(node.leaf(*name).is_none(), "{name}");
+        }
+        node.signer_behaves();
+        node.ask().done();
+        node.assert_sound(&EVERYTHING);
+        for (slot, keys) in node.keys_seen() {
+            assert_eq!(keys.len(), 1, "{slot}");
+        }
+        // What was signed in the first run was not asked for again.
+        assert_eq!(node.submissions()["etcd-server"], 1);
+    }
+}
+
+#[test]
+fn answers_that_are_no_answers_leave_the_fate_open() {
+    let node = Node::new();
+    let before = node.etc();
+    node.signer_does("all", "bad empty");
+    node.ask()
+        .ended(69)
+        .row_says("apiserver", "exec:/bin/bash gave no usable answer to `sign` for apiserver: it says issued without a certificatePem; see its stderr in the log (request ");
+    before.unchanged(&node.etc());
+    let asked = node.keys_seen();
+    node.signer_behaves();
+    node.ask().done();
+    assert_eq!(node.keys_seen(), asked, "the same requests again");
+    node.signer_does("scheduler.conf", "failed");
+    node.remove("/etc/kubernetes/scheduler.conf");
+    node.ask().ended(65).row_says(
+        "scheduler.conf",
+        "exec:/bin/bash refused for good: BadRequest: cannot read it",
+    );
+}
+
+// ---- signing by hand ----
+
+/// Signs a CSR with OpenSSL as a person would.
+fn sign_by_hand(node: &Node, name: CertName, csr: &Path) -> Vec<u8> {
+    let base = node.ca().join(name.authority().base_name());
+    let file = |extension: &str| base.with_extension(extension).to_str().unwrap().to_owned();
+    openssl(
+        &[
+            "x509",
+            "-req",
+            "-copy_extensions",
+            "copyall",
+            "-days",
+            "90",
+            "-in",
+            csr.to_str().unwrap(),
+            "-CA",
+            &file("crt"),
+            "-CAkey",
+            &file("key"),
+        ],
+        b"",
+    )
+}
+
+fn key_of_csr(path: &Path) -> String {
+    let pem = fs::read(path).unwrap();
+    hex(&nodepki::x509::Csr::from_pem(&pem)
+        .unwrap()
+        .public_key()
+        .sha256())
+}
+
+#[test]
+fn the_file_drop_from_outbox_to_inbox() {
+    let node = Node::new();
+    let drop = node.outside("drop");
+    fs::create_dir(&drop).unwrap();
+    let run = || {
+        let mut command = node.command(["bootstrap", "--wait", "0s"]);
+        command
+            .arg("--kubeadm-config")
+            .arg(node.outside("kubeadm.yaml"));
+        command
+            .arg("--signer")
+            .arg(format!("directory:{}", drop.display()));
+        Ran::of(&mut command)
+    };
+    let before = node.etc();
+    run().ended(75).row_says(
+        "apiserver",
+        &format!("waiting for {}/inbox/apiserver.crt", drop.display()),
+    );
+    before.unchanged(&node.etc());
+    let csr = |name: CertName| drop.join(format!("outbox/{name}.csr"));
+    let keys: BTreeMap<CertName, String> = EVERYTHING
+        .into_iter()
+        .map(|name| (name, key_of_csr(&csr(name))))
+        .collect();
+    // Half a copy, and another slot's certificate: neither is taken, both are explained.
+    fs::write(
+        drop.join("inbox/apiserver.crt"),
+        "-----BEGIN CERTIFICATE-----\nMIIB",
+    )
+    .unwrap();
+    fs::write(
+        drop.join("inbox/etcd-peer.crt"),
+        sign_by_hand(&node, CertName::EtcdServer, &csr(CertName::EtcdServer)),
+    )
+    .unwrap();
+    let ran = run();
+    ran.ended(75)
+        .row_says("apiserver", "inbox/apiserver.crt is not taken: ")
+        .row_says("etcd-peer", "inbox/etcd-peer.crt is not taken: it is etcd-server's certificate; rename it to inbox/etcd-server.crt");
+    for name in EVERYTHING {
+        let pem = sign_by_hand(&node, name, &csr(name));
+        let bytes = match name {
+            CertName::Apiserver => openssl(&["x509", "-outform", "DER"], &pem),
+            CertName::EtcdServer => [b"\xef\xbb\xbf", &*pem].concat(),
+            CertName::EtcdPeer => {
+                fs::write(node.outside("leaf"), &pem).unwrap();
+                openssl(
+                    &[
+                        "crl2pkcs7",
+                        "-nocrl",
+                        "-outform",
+                        "DER",
+                        "-certfile",
+                        node.outside("leaf").to_str().unwrap(),
+                    ],
+                    b"",
+                )
+            }
+            _ => pem,
+        };
+        fs::write(drop.join(format!("inbox/{name}.crt")), bytes).unwrap();
+    }
+    run().done();
+    node.assert_sound(&EVERYTHING);
+    for (name, key) in keys {
+        assert_eq!(node.key_in_place(name), key, "{name}");
+    }
+    assert_eq!(fs::read_dir(drop.join("outbox")).unwrap().count(), 0);
+    let before = node.etc();
+    run().done();
+    before.unchanged(&node.etc());
+}
+
+#[test]
+fn the_file_drop_says_what_is_wrong_with_a_certificate() {
+    let node = Node::bootstrapped();
+    node.configure(&drifted());
+    let drop = node.outside("drop");
+    fs::create_dir(&drop).unwrap();
+    let run = || {
+        Ran::of(
+            node.command(["bootstrap", "--wait", "0s", "--kubeadm-config"])
+                .arg(node.outside("kubeadm.yaml"))
+                .arg("--signer")
+                .arg(format!("directory:{}", drop.display())),
+        )
+    };
+    let before = node.etc();
+    run().done().row_says(
+        "apiserver",
+        "the certificate in place is kept and still valid",
+    );
+    // The mistake that everybody makes: without -copy_extensions.
+    let (csr, base) = (drop.join("outbox/apiserver.csr"), node.ca().join("ca"));
+    let file = |extension: &str| base.with_extension(extension).to_str().unwrap().to_owned();
+    let bare = openssl(
+        &[
+            "x509",
+            "-req",
+            "-in",
+            csr.to_str().unwrap(),
+            "-CA",
+            &file("crt"),
+            "-CAkey",
+            &file("key"),
+        ],
+        b"",
+    );
+    fs::write(drop.join("inbox/apiserver.crt"), bare).unwrap();
+    run()
+        .ended(65)
+        .row_says("apiserver", "SAN DNS:drift.example.com is missing")
+        .row_says("apiserver", "extended key usage server auth is missing");
+    before.unchanged(&node.etc());
+    let key = key_of_csr(&csr);
+    fs::write(
+        drop.join("inbox/apiserver.crt"),
+        sign_by_hand(&node, CertName::Apiserver, &csr),
+    )
+    .unwrap();
+    run().done();
+    assert_eq!(
+        node.key_in_place(CertName::Apiserver),
+        key,
+        "the CSR stayed good"
+    );
+    // A denial is a file as well.
+    node.configure(&drifted().replace("drift", "again"));
+    run().done();
+    fs::write(drop.join("inbox/apiserver.denied"), "not this name\n").unwrap();
+    run()
+        .ended(65)
+        .row_says("apiserver", "the signer denied it: not this name (")
+        .row_says(
+            "apiserver",
+            "inbox/apiserver.denied; remove that file to ask again)",
+        );
+}
+
+fn csr_command(node: &Node, verb: &str, dir: &Path) -> Ran {
+    Ran::of(
+        node.command(["csr", verb])
+            .arg(dir)
+            .arg("--kubeadm-config")
+            .arg(node.outside("kubeadm.yaml")),
+    )
+}
+
+#[test]
+fn a_bundle_goes_out_and_comes_back_signed() {
+    let node = Node::new();
+    let bundle = node.outside("stick");
+    let before = node.etc();
+    csr_command(&node, "export", &bundle).done().says(&format!("12 requests written to {0}; have them signed, put each certificate beside its CSR as .crt, then run: nodepki csr import {0}", bundle.display()));
+    before.unchanged(&node.etc());
+    for (path, bytes) in crate::signing::tree(&bundle) {
+        assert!(
+            !String::from_utf8_lossy(&bytes).contains("PRIVATE KEY"),
+            "{}",
+            path.display()
+        );
+    }
+    let path = |name: CertName, extension: &str| -> PathBuf {
+        let base = if name.is_kubeconfig() {
+            name.as_str().to_owned()
+        } else {
+            format!("pki/{}", name.base_name())
+        };
+        bundle.join(format!("{base}.{extension}"))
+    };
+    let exported: Vec<String> = EVERYTHING
+        .iter()
+        .map(|name| key_of_csr(&path(*name, "csr")))
+        .collect();
+    // Exporting again gives the same; importing too early says what is missing.
+    let first = crate::signing::tree(&bundle);
+    csr_command(&node, "export", &bundle).done();
+    assert!(first == crate::signing::tree(&bundle));
+    csr_command(&node, "import", &bundle)
+        .ended(65)
+        .says("there is no certificate in it for any request of this node");
+    csr_command(&node, "import", &node.outside("nowhere"))
+        .ended(78)
+        .says("does not exist or is empty; name the directory with the signed certificates");
+    let script = format!(
+        "set -e; cd {}; CA={}; . ./README",
+        bundle.display(),
+        node.ca().display()
+    );
+    run_program("/bin/bash", &["-c", &script], b"");
+    // One missing, one of another slot: its family waits, the others are installed.
+    let kept = fs::read(path(CertName::EtcdPeer, "crt")).unwrap();
+    fs::copy(
+        path(CertName::EtcdServer, "crt"),
+        path(CertName::EtcdPeer, "crt"),
+    )
+    .unwrap();
+    let ran = csr_command(&node, "import", &bundle);
+    ran.ended(75)
+        .row_says(
+            "etcd-peer",
+            "no certificate for its key was imported; have its CSR signed and import again",
+        )
+        .row_says("etcd-server", "held back")
+        .row_says("apiserver", "issued");
+    fs::write(path(CertName::EtcdPeer, "crt"), kept).unwrap();
+    csr_command(&node, "import", &bundle).done();
+    node.assert_sound(&EVERYTHING);
+    let installed: Vec<String> = EVERYTHING
+        .iter()
+        .map(|name| node.key_in_place(*name))
+        .collect();
+    assert_eq!(installed, exported);
+    csr_command(&node, "export", &bundle)
+        .done()
+        .says("nothing to sign: everything is in place");
+}
+
+#[test]
+fn the_tree_of_kubeadm_is_imported_with_its_keys() {
+    let node = Node::new();
+    let tree = node.outside("kubeadm-tree");
+    fs::create_dir(&tree).unwrap();
+    let output = kubeadm::generate_csr(kubeadm::Node::new(&tree), INIT);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // kubeadm's CSRs carry neither key usage nor extended key usage: whoever signs them must know the profiles. Here
+    // they are those of a bundle of another node with the same configuration.
+    let (other, profiles) = (Node::new(), node.outside("profiles"));
+    csr_command(&other, "export", &profiles).done();
+    let (mut keys, mut files) = (BTreeMap::new(), Vec::new());
+    for name in EVERYTHING {
+        let base = if name.is_kubeconfig() {
+            tree.join(name.as_str())
+        } else {
+            tree.join("pki").join(name.base_name())
+        };
+        let beside = |extension: &str| PathBuf::from(format!("{}.{extension}", base.display()));
+        let signed = sign_by_hand(&node, name, &beside("csr"));
+        fs::write(beside("crt"), signed).unwrap();
+        keys.insert(name, key_of_csr(&beside("csr")));
+        files.push((name, beside("csr"), beside("crt")));
+    }
+    let before = node.etc();
+    csr_command(&node, "import", &tree)
+        .ended(65)
+        .row_says("apiserver", "extended key usage server auth is missing")
+        .row_says(
+            "scheduler.conf",
+            "it is an X.509 v1 certificate: whoever signed it dropped all extensions of the request",
+        );
+    before.unchanged(&node.etc());
+    for (name, csr, crt) in files {
+        let below = crt.strip_prefix(&tree).unwrap();
+        let profile = profiles.join(below).with_extension("ext");
+        let ca = node.ca().join(name.authority().base_name());
+        let file = |path: &Path| path.to_str().unwrap().to_owned();
+        let signed = openssl(
+            &[
+                "x509",
+                "-req",
+                "-in",
+                &file(&csr),
+                "-extfile",
+                &file(&profile),
+                "-CA",
+                &file(&ca.with_extension("crt")),
+                "-CAkey",
+                &file(&ca.with_extension("key")),
+            ],
+            b"",
+        );
+        fs::write(crt, signed).unwrap();
+    }
+    let before = crate::signing::tree(&tree);
+    csr_command(&node, "import", &tree).done();
+    node.assert_sound(&EVERYTHING);
+    for (name, key) in keys {
+        assert_eq!(
+            node.key_in_place(name),
+            key,
+            "{name}: the key of kubeadm's tree"
+        );
+    }
+    assert!(
+        before == crate::signing::tree(&tree),
+        "what was imported stays as it was"
+    );
+    let settled = node.etc();
+    node.bootstrap().done();
+    settled.unchanged(&node.etc());
+}

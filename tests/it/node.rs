@@ -18,7 +18,8 @@ use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, 
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
-use crate::signing::{BAD_SIGNER, openssl, write_authorities};
+use crate::kubeadm::copy_tree;
+use crate::signing::{openssl, write_authorities};
 
 pub(crate) const NODEPKI: &str = env!("CARGO_BIN_EXE_nodepki");
 const SIGNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
@@ -91,6 +92,13 @@ impl Node {
         node.configure(kubeadm);
         node.settings("");
         node
+    }
+
+    /// A copy, all of it; its settings still name the signer of this one.
+    pub(crate) fn copied(&self) -> Self {
+        let dir = TempDir::new_in(self.dir.path().parent().unwrap()).unwrap();
+        copy_tree(self.dir.path(), dir.path());
+        Node { dir }
     }
 
     pub(crate) fn configure(&self, kubeadm: &str) {
@@ -324,6 +332,13 @@ impl Node {
             );
             let file = scratch.path().join(name.as_str());
             fs::write(&file, chain.to_pem()).unwrap();
+            if !chain.intermediates().is_empty() {
+                let base = name.authority().base_name();
+                let ca = self.path(format!("/etc/kubernetes/pki/{base}.crt"));
+                let (ca, file) = (ca.to_str().unwrap(), file.to_str().unwrap());
+                openssl(&["verify", "-CAfile", ca, "-untrusted", file, file], b"");
+                continue;
+            }
             by_authority
                 .entry(name.authority())
                 .or_default()
@@ -363,16 +378,6 @@ pub(crate) fn with_mounts(node: &Node, inner: &Command, script: &str) -> Ran {
         .args(inner.get_args())
         .env_remove("JOURNAL_STREAM");
     Ran::of(&mut command)
-}
-
-/// `bad-signer.sh MODE` for the authorities of a node, as settings.
-pub(crate) fn bad_signer_settings(node: &Node, mode: &str) -> String {
-    format!(
-        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
-         authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: s}}, front-proxy-ca: {{signer: s}}}}\n\
-         signers: {{s: {{exec: {{command: /bin/bash, args: [{BAD_SIGNER}, {mode}, {}]}}}}}}\n",
-        node.ca().display()
-    )
 }
 
 /// A run that has ended.
@@ -492,11 +497,11 @@ impl Snapshot {
         Snapshot(seen)
     }
 
-    /// Only content, kind, mode and owner: what a rename onto the same bytes leaves as it was.
-    pub(crate) fn content(&self) -> BTreeMap<&Path, (u32, (u32, u32), &[u8])> {
+    /// Only content, kind and mode: what a rename onto the same bytes leaves as it was.
+    pub(crate) fn content(&self) -> Vec<(&Path, u32, &[u8])> {
         self.0
             .iter()
-            .map(|(path, seen)| (path.as_path(), (seen.mode, seen.owner, &*seen.content)))
+            .map(|(path, seen)| (path.as_path(), seen.mode, &*seen.content))
             .collect()
     }
 
