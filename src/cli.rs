@@ -227,7 +227,12 @@ impl Cli {
 
 impl Global {
     fn open_root(&self) -> Result<Root, Failure> {
-        Ok(Root::open(&self.root)?)
+        Root::open(&self.root).map_err(|error| {
+            Failure::new(
+                ExitCode::Usage,
+                format!("--root: {error}; name an existing directory"),
+            )
+        })
     }
 
     fn load(&self, run: &Run) -> Result<Loaded, Failure> {

@@ -1,5 +1,6 @@
 //! What a run did, one row a certificate, bundle and key pair: the same rows for `plan` and `bootstrap`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -141,6 +142,7 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
             .get(&cert.spec.authority)
             .map(|(_, signer)| signer.label());
         if action == "issue"
+            && row.signer.is_some()
             && let Err(rejection) = setup.preflight(&cert.spec)
         {
             row.reasons.extend(rejection.messages);
@@ -160,9 +162,25 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
         };
         rows.push(service_account_row(spec, action));
     }
+    let mut notes = survey.notes.clone();
+    let unsigned: BTreeSet<Authority> = survey
+        .to_issue()
+        .map(|cert| cert.spec.authority)
+        .filter(|authority| !setup.signers.contains_key(authority))
+        .collect();
+    if !unsigned.is_empty() {
+        let names: Vec<_> = unsigned
+            .iter()
+            .map(|authority| authority.as_str())
+            .collect();
+        notes.push(format!(
+            "nobody is configured to sign for {}; name a signer under authorities or with --signer before bootstrap",
+            names.join(", ")
+        ));
+    }
     Report {
         rows,
-        notes: survey.notes.clone(),
+        notes,
         written: Vec::new(),
     }
 }

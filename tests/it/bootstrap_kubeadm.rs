@@ -451,21 +451,14 @@ fn a_second_run_changes_nothing_and_asks_nobody() {
     );
     assert_external_ca_conditions(&machine, ALONE);
 
-    // Apart from the lock, which says who is at work.
-    let lock = machine.root().join("var/lib/nodepki/lock");
-    let everything = || {
-        let mut found = everything_below(machine.root());
-        found.remove(&lock);
-        found
-    };
-    let before = everything();
+    let before = everything_below(machine.root());
     let again = machine.done(&arguments);
     assert_eq!(fs::read_to_string(&log).unwrap(), asked);
     let text = String::from_utf8(again.stdout).unwrap();
     assert!(text.contains("kept") && !text.contains("issued"), "{text}");
     machine.done(&["plan", "--kubeadm-config", config.to_str().unwrap()]);
     machine.done(&["status"]);
-    let after = everything();
+    let after = everything_below(machine.root());
     for (path, found) in &after {
         assert_eq!(before.get(path), Some(found), "{}", path.display());
     }
