@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use aws_lc_rs::encoding::{AsBigEndian, EcPrivateKeyBin};
 use aws_lc_rs::rand::SystemRandom;
@@ -12,12 +13,13 @@ use aws_lc_rs::signature::{
     self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING,
     ECDSA_P521_SHA512_ASN1_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm, KeyPair, RsaKeyPair,
 };
-use p256::pkcs8::der::asn1::ObjectIdentifier;
+use p256::elliptic_curve::bigint::{CheckedSub, ConcatenatingMul};
+use p256::pkcs8::der::asn1::{ObjectIdentifier, UintRef};
 use p256::pkcs8::der::{Decode, Encode};
 use p256::pkcs8::{PrivateKeyInfoRef, SubjectPublicKeyInfoRef};
-use rsa::pkcs1::{DecodeRsaPrivateKey, EncodeRsaPrivateKey};
+use rsa::BoxedUint;
+use rsa::pkcs1::{EncodeRsaPrivateKey, RsaPrivateKeyRef};
 use rsa::rand_core::UnwrapErr;
-use rsa::traits::PublicKeyParts;
 use sec1::{EcParameters, EcPrivateKey};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -164,7 +166,8 @@ pub struct PrivateKey {
 }
 
 enum KeySigner {
-    Rsa(RsaKeyPair),
+    /// Made when something is to be signed: AWS-LC's own check of a key costs more than reading a whole node.
+    Rsa(OnceLock<RsaKeyPair>),
     Ecdsa(EcdsaKeyPair),
 }
 
@@ -240,21 +243,20 @@ impl PrivateKey {
     }
 
     fn from_rsa_der(der: Zeroizing<Vec<u8>>) -> Result<Self, KeyError> {
-        let pair = match RsaKeyPair::from_der(&der) {
-            Ok(pair) => pair,
-            // aws-lc-rs refuses lengths that it would not sign with; name them instead of calling them damaged.
-            Err(_) => {
-                return Err(match rsa::RsaPrivateKey::from_pkcs1_der(&der) {
-                    Ok(key) => KeyError::Unsupported(format!("RSA with {} bits", key.n().bits())),
-                    Err(_) => KeyError::Damaged("not a valid PKCS#1 RSAPrivateKey"),
-                });
-            }
+        let damaged = || KeyError::Damaged("not a valid PKCS#1 RSAPrivateKey");
+        let key = RsaPrivateKeyRef::try_from(der.as_slice()).map_err(|_| damaged())?;
+        let bits = bit_length(key.modulus.as_bytes());
+        let KeyType::Known(algorithm) = rsa_type_of(bits) else {
+            return Err(KeyError::Unsupported(format!("RSA with {bits} bits")));
         };
-        let public =
-            PublicKey::from_rsa_pkcs1(pair.public_key().as_ref(), pair.public_modulus_len() * 8)?;
+        if !is_consistent(&key).unwrap_or(false) {
+            return Err(damaged());
+        }
+        let public = key.public_key().to_der().map_err(|_| damaged())?;
+        let public = PublicKey::from_rsa_pkcs1(&public, KeyType::Known(algorithm))?;
         Ok(PrivateKey {
             der,
-            signer: KeySigner::Rsa(pair),
+            signer: KeySigner::Rsa(OnceLock::new()),
             public,
         })
     }
@@ -346,7 +348,15 @@ impl rcgen::SigningKey for PrivateKey {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
         let random = SystemRandom::new();
         match &self.signer {
-            KeySigner::Rsa(pair) => {
+            KeySigner::Rsa(cell) => {
+                let pair = match cell.get() {
+                    Some(pair) => pair,
+                    None => {
+                        let pair = RsaKeyPair::from_der(&self.der)
+                            .map_err(|_| rcgen::Error::RemoteKeyError)?;
+                        cell.get_or_init(|| pair)
+                    }
+                };
                 let mut out = vec![0; pair.public_modulus_len()];
                 pair.sign(&signature::RSA_PKCS1_SHA256, &random, message, &mut out)
                     .map_err(|_| rcgen::Error::RemoteKeyError)?;
@@ -436,13 +446,8 @@ impl PublicKey {
         &self.key_type
     }
 
-    fn from_rsa_pkcs1(raw: &[u8], bits: usize) -> Result<Self, KeyError> {
-        Self::from_parts(
-            OID_RSA,
-            p256::pkcs8::der::asn1::AnyRef::NULL,
-            raw,
-            rsa_type_of(bits),
-        )
+    fn from_rsa_pkcs1(raw: &[u8], key_type: KeyType) -> Result<Self, KeyError> {
+        Self::from_parts(OID_RSA, p256::pkcs8::der::asn1::AnyRef::NULL, raw, key_type)
     }
 
     fn from_ec_point(curve: Curve, raw: &[u8]) -> Result<Self, KeyError> {
@@ -498,11 +503,48 @@ impl rcgen::PublicKeyData for PublicKey {
 fn rsa_key_type(pkcs1: &[u8]) -> Result<KeyType, KeyError> {
     let key = rsa::pkcs1::RsaPublicKeyRef::try_from(pkcs1)
         .map_err(|_| KeyError::Damaged("not a PKCS#1 RSAPublicKey"))?;
-    let modulus = key.modulus.as_bytes();
-    let leading = modulus
+    Ok(rsa_type_of(bit_length(key.modulus.as_bytes())))
+}
+
+/// RFC 8017, 3.2: n = p·q, and d inverts e modulo p-1 and q-1. `None` for a number that cannot be one of these.
+fn is_consistent(key: &RsaPrivateKeyRef<'_>) -> Option<bool> {
+    let longest = key.modulus.as_bytes().len();
+    let read = |part: &UintRef<'_>| {
+        let bytes = part.as_bytes();
+        // Longer numbers would only keep the divisions below busy.
+        let bits = u32::try_from(bytes.len() * 8)
+            .ok()
+            .filter(|_| bytes.len() <= longest)?;
+        BoxedUint::from_be_slice(bytes, bits)
+            .ok()
+            .map(Zeroizing::new)
+    };
+    let (n, e, d) = (
+        read(&key.modulus)?,
+        read(&key.public_exponent)?,
+        read(&key.private_exponent)?,
+    );
+    let (p, q) = (read(&key.prime1)?, read(&key.prime2)?);
+    let one = BoxedUint::one();
+    let product = Zeroizing::new(e.concatenating_mul(&*d));
+    let inverts = |prime: &BoxedUint| {
+        let order = Zeroizing::new(prime.checked_sub(&one).into_option()?);
+        let order = order.to_nz().into_option()?;
+        Some(
+            Zeroizing::new(product.rem_vartime(&order))
+                .cmp_vartime(&one)
+                .is_eq(),
+        )
+    };
+    let modulus = Zeroizing::new(p.concatenating_mul(&*q));
+    Some(modulus.cmp_vartime(&n).is_eq() && inverts(&p)? && inverts(&q)?)
+}
+
+fn bit_length(bytes: &[u8]) -> usize {
+    let leading = bytes
         .first()
         .map_or(0, |byte| byte.leading_zeros() as usize);
-    Ok(rsa_type_of((modulus.len() * 8).saturating_sub(leading)))
+    (bytes.len() * 8).saturating_sub(leading)
 }
 
 fn rsa_type_of(bits: usize) -> KeyType {
@@ -636,6 +678,20 @@ mod tests {
             let public = PublicKey::from_pem(key.public_key().to_pem().as_bytes()).unwrap();
             assert_eq!(&public, key.public_key());
         }
+    }
+
+    #[test]
+    fn an_rsa_key_whose_numbers_do_not_fit_together_is_damaged() {
+        let key = PrivateKey::generate(KeyAlgorithm::Rsa2048).unwrap();
+        let (mut bad, mut refused) = (0, 0);
+        // Every 97th byte of the numbers n, e, d, p and q; what follows them is derived.
+        for position in (40..800).step_by(97) {
+            let mut der = key.der.clone();
+            der[position] ^= 0x10;
+            bad += 1;
+            refused += usize::from(PrivateKey::from_rsa_der(der).is_err());
+        }
+        assert_eq!(refused, bad);
     }
 
     #[test]
