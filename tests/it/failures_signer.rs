@@ -843,3 +843,15 @@ fn the_tree_of_kubeadm_is_imported_with_its_keys() {
     node.bootstrap().done();
     settled.unchanged(&node.etc());
 }
+
+#[test]
+fn a_plug_in_without_trust_signs_for_the_authority_on_disk() {
+    let node = Node::new();
+    node.signer_does("all", "without-trust");
+    node.ask().done();
+    // Where the authority is not on disk there is nobody to learn it from.
+    let node = Node::new();
+    node.signer_does("all", "without-trust");
+    node.remove("/etc/kubernetes/pki/ca.crt");
+    node.ask().ended(78);
+}
