@@ -76,31 +76,6 @@ impl Store {
     pub fn root(&self) -> &Root {
         &self.root
     }
-
-    /// Moves a file out of the way, beside itself under a name with the time; where it is now, or `None` when there
-    /// was nothing. Never overwrites and never deletes.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn set_aside(
-        &self,
-        path: impl AsRef<Path>,
-        now: OffsetDateTime,
-    ) -> Result<Option<std::path::PathBuf>, Error> {
-        let path = path.as_ref();
-        let (Some(dir), name) = self.root.parent(path)? else {
-            return Ok(None);
-        };
-        if dir.metadata(&name)?.is_none() {
-            return Ok(None);
-        }
-        let mut stem = name.clone();
-        stem.push(".nodepki-");
-        let aside = free_name(&dir, &stem, now)?;
-        dir.rename(&name, &aside)?;
-        dir.sync()?;
-        Ok(Some(path.with_file_name(aside)))
-    }
 }
 
 /// A name that is free: the stem, the time, and a number if need be.

@@ -262,6 +262,10 @@ pub(super) async fn obtain(
                     .update_ticket(asked.slot(), &record, asked.durability())?;
                 return Ok(Outcome::Denied(reason));
             }
+            // Sending it again would only go round in circles.
+            Ok(Answer::Gone) if matches!(step, Step::Submit) => {
+                return Ok(Outcome::Failed(Rc::new(forgotten(asked))));
+            }
             Ok(Answer::Gone) => {
                 if record.first_submitted.is_some()
                     && asked.signer.caps().resubmit == Resubmit::Forbidden
@@ -365,6 +369,7 @@ pub(super) fn prepare(
         let mut record = new_record(asked, request.id.as_str());
         if !new {
             record.phase = Phase::Submitting;
+            record.first_submitted = Some(desk.now());
         }
         record
     });
@@ -429,6 +434,17 @@ fn verified(
 
 fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {
     Some(desk.now() + desk.deadline.saturating_duration_since(Instant::now()))
+}
+
+fn forgotten(asked: &Asked<'_>) -> SignerError {
+    SignerError::permanent(
+        format!(
+            "{} was sent the request for {} and says that it does not know it",
+            asked.signer.label(),
+            asked.spec.name
+        ),
+        "look at the signer's own log, mend it and run again; the key is kept",
+    )
 }
 
 fn forbidden(asked: &Asked<'_>) -> SignerError {

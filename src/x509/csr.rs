@@ -9,7 +9,6 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
 
-use super::certificate::Certificate;
 use super::key::{KeyError, PrivateKey, PublicKey, encode_pem};
 use super::{ExtendedUsage, Profile, Sans, Subject};
 
@@ -158,11 +157,6 @@ impl Csr {
             }
         }
         subject == profile.subject && sans == profile.sans
-    }
-
-    /// True when `certificate` certifies this request's key.
-    pub fn is_answered_by(&self, certificate: &Certificate) -> bool {
-        certificate.public_key() == &self.public_key
     }
 }
 

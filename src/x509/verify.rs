@@ -96,13 +96,6 @@ pub enum Difference {
     NotUnderFirst { anchor: String, first: String },
 }
 
-impl Difference {
-    /// True for what only the passing of time, not the wish, has changed.
-    pub fn is_validity(&self) -> bool {
-        matches!(self, Difference::Expired(_) | Difference::NotYetValid(_))
-    }
-}
-
 /// Every difference between the wish and `chain`, in a fixed order; empty means it may be installed.
 ///
 /// `key` is the public key of the private key that the certificate will stand beside.

@@ -882,33 +882,6 @@ fn a_commit_removes_the_slots_that_it_completes() {
 }
 
 #[test]
-fn files_are_set_aside_under_a_free_name() {
-    let fixture = Fixture::new();
-    let store = fixture.store();
-    for _ in 0..2 {
-        fixture.write("/etc/kubernetes/pki/apiserver.csr", "stray", 0o600);
-        store
-            .set_aside("/etc/kubernetes/pki/apiserver.csr", NOW)
-            .unwrap()
-            .unwrap();
-    }
-    assert_eq!(
-        store
-            .set_aside("/etc/kubernetes/pki/apiserver.csr", NOW)
-            .unwrap(),
-        None
-    );
-    let names = fixture.root().list(PKI).unwrap().unwrap();
-    assert_eq!(
-        names,
-        [
-            "apiserver.csr.nodepki-20260304T050607Z",
-            "apiserver.csr.nodepki-20260304T050607Z-2"
-        ]
-    );
-}
-
-#[test]
 fn a_directory_of_a_file_drop_writes_and_reads_without_following_links() {
     let fixture = Fixture::new();
     let root = fixture.root();
