@@ -18,7 +18,8 @@ use crate::agent::{self, ExitCode, Failure, Report};
 use crate::demo;
 use crate::kubeadm::{NodeName, parse_duration};
 use crate::load::{self, Inputs, Loaded};
-use crate::settings::{Settings, SignerSettings, StandIns};
+use crate::settings::{Settings, StandIns};
+use crate::signer;
 use crate::status;
 use crate::store::Root;
 use crate::yaml;
@@ -126,7 +127,7 @@ struct Sources {
     kubeadm_config: Vec<PathBuf>,
     /// Signer for all authorities: embedded, local:DIR, directory:DIR or exec:PATH
     #[arg(long, value_name = "SIGNER")]
-    signer: Option<SignerSettings>,
+    signer: Option<signer::Config>,
     /// Node name, instead of nodeRegistration.name or the host name
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,

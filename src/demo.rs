@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::agent::{ExitCode, Failure};
 use crate::load::Inputs;
-use crate::settings::{SignerSettings, StandIns};
+use crate::settings::StandIns;
+use crate::signer;
 use crate::store::Root;
 
 /// Where cloud-init and Cluster API put the file, so that the demo's root looks like a node's.
@@ -57,7 +58,7 @@ pub fn prepare(dir: &Path, kubeadm_configs: Vec<PathBuf>) -> Result<(Root, Input
     let inputs = Inputs {
         stand_ins: StandIns {
             kubeadm_configs,
-            signer: Some(SignerSettings::Embedded),
+            signer: Some(signer::Config::Embedded(signer::embedded::Config)),
             node_name: None,
         },
         ..Inputs::default()

@@ -17,7 +17,7 @@
 //!                                         store::commit ─▶ /etc/kubernetes
 //! ```
 //!
-//! The upper half is pure: [`yaml`], [`kubeadm`], [`policy`], [`plan`], [`assess`], [`kubeconfig`], [`x509`] and
+//! The upper half is pure: [`yaml`], [`kubeadm`], [`schema`], [`policy`], [`plan`], [`assess`], [`kubeconfig`], [`x509`] and
 //! [`names`] open no file and no socket and look at no clock or environment; the time is an argument. The lower
 //! half is the edge: [`load`] brings the inputs together, [`agent`] composes, [`signer`] asks, [`store`] writes.
 //! Imports go downward only, in the order of the table; a test reads the `use` lines.
@@ -57,6 +57,7 @@ pub mod assess;
 pub mod cli;
 pub mod demo;
 pub mod failpoint;
+pub mod http;
 pub mod kubeadm;
 pub mod kubeconfig;
 pub mod load;
@@ -64,6 +65,7 @@ pub mod names;
 pub mod offline;
 pub mod plan;
 pub mod policy;
+pub mod schema;
 pub mod settings;
 pub mod signer;
 pub mod status;

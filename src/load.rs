@@ -12,15 +12,17 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use time::OffsetDateTime;
+use zeroize::Zeroizing;
 
 use crate::agent::{ClockPolicy, ExitCode, Failure, Setup, TrustSource};
+use crate::http::Files;
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved};
 use crate::names::Authority;
 use crate::plan::{self, Choices};
 use crate::policy::Policy;
-use crate::settings::{self, KubeletIdentity, Settings, SignerSettings, StandIns};
+use crate::settings::{self, KubeletIdentity, Settings, StandIns};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
-use crate::signer::{self, Identity, Signer, exec};
+use crate::signer::{self, Identity, Memory, Signer, exec};
 use crate::store::{self, FileKind, Root};
 use crate::x509::KeyAlgorithm;
 use crate::yaml::Faults;
@@ -63,18 +65,20 @@ pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded,
     let cluster = resolved.cluster.clone().unwrap_or_default();
     warnings.extend(resolved.warnings);
     warnings.extend(policy.warnings(cluster.kubernetes_version.as_ref()));
+    let identity = Identity {
+        node: resolved.node.name.as_str().to_owned(),
+        cluster: cluster.cluster_name.clone(),
+    };
     let setup = Setup {
         plan: plan::plan(&cluster, &resolved.node, &policy, &choices(&settings)),
-        identity: Identity {
-            node: resolved.node.name.as_str().to_owned(),
-            cluster: cluster.cluster_name.clone(),
-        },
         signers: open_signers(
             root,
             &settings,
+            &identity,
             policy.key_for_authority(Authority::Ca),
             now,
         )?,
+        identity,
         trust: trust_sources(&settings),
         wait: inputs.wait.unwrap_or(settings.wait),
         lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
@@ -321,6 +325,7 @@ type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
 fn open_signers(
     root: &Root,
     settings: &Settings,
+    identity: &Identity,
     authority_key: KeyAlgorithm,
     now: OffsetDateTime,
 ) -> Result<Signers, Failure> {
@@ -334,7 +339,7 @@ fn open_signers(
             Some(signer) => Rc::clone(signer),
             None => {
                 let signer: Rc<dyn Signer> =
-                    open_signer(root, name, config, authority_key, now)?.into();
+                    open_signer(root, name, config, identity, authority_key, now)?.into();
                 opened.insert(name.to_owned(), Rc::clone(&signer));
                 signer
             }
@@ -347,78 +352,90 @@ fn open_signers(
 fn open_signer(
     root: &Root,
     name: &str,
-    config: &SignerSettings,
+    config: &signer::Config,
+    identity: &Identity,
     authority_key: KeyAlgorithm,
     now: OffsetDateTime,
 ) -> Result<Box<dyn Signer>, Failure> {
-    let config = signer_config(name, config)?;
-    let read = |path: &Path| {
-        let (root, path) = root_of(root, path).map_err(io::Error::other)?;
-        match root.read(&path).map_err(io::Error::other)? {
-            Some(content) => Ok(content.bytes.to_vec()),
-            None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
-        }
-    };
     let drop_dir = |path: &Path| -> io::Result<Box<dyn DropDir>> {
         let (root, base) = root_of(root, path).map_err(io::Error::other)?;
         Ok(Box::new(RootedDrop { root, base }))
     };
     let site = signer::Site {
+        name,
         now,
+        clock: OffsetDateTime::now_utc,
+        identity: identity.clone(),
         authority_key,
-        read: &read,
+        files: Rc::new(RootedFiles(root.clone())),
+        credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
+        memory: Rc::new(RootedMemory {
+            root: root.clone(),
+            directory: Path::new(store::STATE_DIR).join("signers").join(name),
+        }),
         drop_dir: &drop_dir,
+        user: &user,
     };
-    signer::open(&config, &site)
+    config
+        .open(&site)
         .map_err(|error| Failure::new(ExitCode::Configuration, format!("signer {name}: {error}")))
 }
 
-fn signer_config(name: &str, settings: &SignerSettings) -> Result<signer::Config, Failure> {
-    Ok(match settings {
-        SignerSettings::Embedded => signer::Config::Embedded,
-        SignerSettings::Local { directory } => signer::Config::Local {
-            dir: directory.clone(),
-        },
-        SignerSettings::Directory { path } => signer::Config::Directory {
-            dir: path.clone(),
-            trusted_uids: Vec::new(),
-        },
-        SignerSettings::Exec(exec) => {
-            let run_as = exec
-                .run_as_user
-                .as_deref()
-                .map(|user| run_as(name, user))
-                .transpose()?;
-            signer::Config::Exec(exec::Plugin {
-                command: exec.command.clone(),
-                args: exec.args.clone(),
-                env: exec.env.clone(),
-                timeout: exec.timeout,
-                run_as,
-                params: exec.params.clone(),
-            })
-        }
-    })
-}
-
 /// A user by name or number, with its primary group, from `/etc/passwd` alone: a static binary has no NSS.
-fn run_as(signer: &str, user: &str) -> Result<exec::RunAs, Failure> {
+fn user(user: &str) -> Option<exec::RunAs> {
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     passwd
         .lines()
         .map(|line| line.split(':').collect::<Vec<_>>())
         .find_map(|fields| match fields.as_slice() {
-            [name, _, uid, gid, ..] if *name == user || *uid == user => {
-                Some(exec::RunAs { uid: uid.parse().ok()?, gid: gid.parse().ok()? })
-            }
+            [name, _, uid, gid, ..] if *name == user || *uid == user => Some(exec::RunAs {
+                uid: uid.parse().ok()?,
+                gid: gid.parse().ok()?,
+            }),
             _ => None,
         })
-        .ok_or_else(|| {
-            Failure::new(
-                ExitCode::Configuration,
-                format!("signers.{signer}.exec.runAsUser: there is no user {user} in /etc/passwd; create it or name another"),
-            )
-        })
+}
+
+/// The node's files, below the root first and then where this machine has them.
+struct RootedFiles(Root);
+
+impl Files for RootedFiles {
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        let (root, path) = root_of(&self.0, path).map_err(io::Error::other)?;
+        match root.read(&path).map_err(io::Error::other)? {
+            Some(content) => Ok(content.bytes),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
+        }
+    }
+}
+
+/// A signer's own directory in the state directory.
+struct RootedMemory {
+    root: Root,
+    directory: PathBuf,
+}
+
+impl Memory for RootedMemory {
+    fn recall(&self, name: &str) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
+        let content = self.root.read(self.directory.join(name));
+        Ok(content
+            .map_err(io::Error::other)?
+            .map(|content| content.bytes))
+    }
+
+    fn keep(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let directory = self.root.create_dir(&self.directory, 0o700);
+        let directory = directory.map_err(io::Error::other)?;
+        let kept = directory.write_atomic(name, bytes, 0o600);
+        kept.map(drop).map_err(io::Error::other)
+    }
+
+    fn forget(&self, name: &str) -> io::Result<()> {
+        match self.root.dir(&self.directory).map_err(io::Error::other)? {
+            Some(directory) => directory.remove(name).map(drop).map_err(io::Error::other),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The drop directory of a file-drop signer, inside its root.

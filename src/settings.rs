@@ -6,25 +6,24 @@
 //! Fragments are merged in order: a later scalar wins, maps merge key by key, a list replaces the earlier list, and
 //! `null` takes a value back. Unknown keys are errors, and every fault of all fragments is reported at once.
 //!
-//! To add a key: a row in `schema::KEYS`, a field in [`Settings`], its reading in `read`, its line in
-//! [`Settings::redacted`]. A test fails when one of them is missing. To add a kind of signer: the same, with a
-//! variant in [`SignerSettings`].
+//! To add a key: a row in `keys::KEYS`, a field in [`Settings`], its reading in `read`, its line in
+//! [`Settings::redacted`]. A test fails when one of them is missing. The keys of a signer are its own file's.
 
-mod schema;
+mod keys;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::kubeadm::{NodeName, San, format_duration, parse_duration};
+use crate::kubeadm::{NodeName, San, format_duration};
 use crate::names::Authority;
 use crate::plan::KubeletClientSubject;
 use crate::policy::Rules;
+use crate::schema::{self, absolute, choice, duration, section};
+use crate::signer;
 use crate::yaml::{self, Entry, Faults, Field, Kind, Map, Node, Severity, Spot, Walk};
 
 /// The configuration file.
@@ -43,15 +42,11 @@ const KUBEADM_FILES: [&str; 2] = [
 ];
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 const DEFAULT_CLOCK_WAIT: Duration = Duration::from_secs(120);
-const DEFAULT_EXEC_TIMEOUT: Duration = Duration::from_secs(60);
-/// A plug-in that runs longer must answer "pending" instead.
-const MAX_EXEC_TIMEOUT: Duration = Duration::from_secs(600);
 /// Name of the signer given on the command line.
 const STAND_IN: &str = "command-line";
-const REDACTED: &str = "(redacted)";
 
 /// The effective configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Where the kubeadm configuration is.
     pub kubeadm: KubeadmFiles,
@@ -60,7 +55,7 @@ pub struct Settings {
     /// Who signs for each authority and what is trusted; all three are there.
     pub authorities: BTreeMap<Authority, AuthoritySettings>,
     /// Signers by name.
-    pub signers: BTreeMap<String, SignerSettings>,
+    pub signers: BTreeMap<String, signer::Config>,
     /// Key parameters; `None` leaves them to kubeadm's configuration.
     pub pki: Option<Rules>,
     /// Organization of `apiserver-kubelet-client`.
@@ -97,185 +92,6 @@ pub struct AuthoritySettings {
     pub trust_file: Option<PathBuf>,
     /// SHA-256 of the DER SubjectPublicKeyInfo of certificates that may be trusted; empty allows any.
     pub trust_sha256: Vec<[u8; 32]>,
-}
-
-/// A signer as configured.
-#[derive(Clone, PartialEq, Eq)]
-pub enum SignerSettings {
-    /// A throw-away authority in memory.
-    Embedded,
-    /// kubeadm's CA files in a directory.
-    Local {
-        /// Holds `ca.crt`, `ca.key`, `etcd/ca.*`, `front-proxy-ca.*`.
-        directory: PathBuf,
-    },
-    /// A plug-in program.
-    Exec(ExecSettings),
-    /// Requests are dropped as files, answers picked up as files.
-    Directory {
-        /// Holds `outbox` and `inbox`.
-        path: PathBuf,
-    },
-}
-
-/// A plug-in program; its environment and parameters may hold secrets and are not printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ExecSettings {
-    /// Absolute path of the program.
-    pub command: PathBuf,
-    /// Arguments before the verb.
-    pub args: Vec<String>,
-    /// Environment beyond the fixed minimum.
-    pub env: BTreeMap<String, String>,
-    /// Longest run of one call.
-    pub timeout: Duration,
-    /// User name or number to run as.
-    pub run_as_user: Option<String>,
-    /// Free values passed in each request.
-    pub params: BTreeMap<String, String>,
-}
-
-impl SignerSettings {
-    /// The key under which the kind is configured.
-    pub const fn kind(&self) -> &'static str {
-        match self {
-            SignerSettings::Embedded => "embedded",
-            SignerSettings::Local { .. } => "local",
-            SignerSettings::Exec(_) => "exec",
-            SignerSettings::Directory { .. } => "directory",
-        }
-    }
-
-    fn redacted(&self) -> Value {
-        match self {
-            SignerSettings::Embedded => json!({"embedded": {}}),
-            SignerSettings::Local { directory } => json!({"local": {"directory": directory}}),
-            SignerSettings::Directory { path } => json!({"directory": {"path": path}}),
-            SignerSettings::Exec(exec) => {
-                let env: BTreeMap<&str, &str> = exec
-                    .env
-                    .keys()
-                    .map(|key| (key.as_str(), REDACTED))
-                    .collect();
-                let params: BTreeMap<&str, &str> = exec
-                    .params
-                    .iter()
-                    .map(|(key, value)| {
-                        (
-                            key.as_str(),
-                            if looks_secret(key) { REDACTED } else { value },
-                        )
-                    })
-                    .collect();
-                let mut inner = json!({
-                    "command": exec.command,
-                    "args": exec.args,
-                    "env": env,
-                    "timeout": format_duration(exec.timeout),
-                    "params": params,
-                });
-                if let (Some(user), Some(map)) = (&exec.run_as_user, inner.as_object_mut()) {
-                    map.insert("runAsUser".to_owned(), json!(user));
-                }
-                json!({ "exec": inner })
-            }
-        }
-    }
-}
-
-impl fmt::Debug for SignerSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.redacted())
-    }
-}
-
-impl fmt::Debug for ExecSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        SignerSettings::Exec(self.clone()).fmt(f)
-    }
-}
-
-/// `--signer embedded|local:DIR|directory:DIR|exec:PATH`.
-impl FromStr for SignerSettings {
-    type Err = BadSigner;
-
-    fn from_str(text: &str) -> Result<Self, BadSigner> {
-        let (kind, rest) = match text.split_once(':') {
-            Some((kind, rest)) => (kind, Some(rest)),
-            None => (text, None),
-        };
-        let path = |what: &'static str| match rest {
-            Some(rest) if !rest.is_empty() => Ok(PathBuf::from(rest)),
-            _ => Err(BadSigner::NoPath {
-                kind: kind.to_owned(),
-                what,
-            }),
-        };
-        match kind {
-            "embedded" => match rest {
-                None => Ok(SignerSettings::Embedded),
-                Some(rest) => Err(BadSigner::Surplus(rest.to_owned())),
-            },
-            "local" => Ok(SignerSettings::Local {
-                directory: path("DIR, the directory with ca.crt and ca.key")?,
-            }),
-            "directory" => Ok(SignerSettings::Directory {
-                path: path("DIR, the directory for requests and answers")?,
-            }),
-            "exec" => {
-                let command = path("PATH, the plug-in program")?;
-                if !command.is_absolute() {
-                    return Err(BadSigner::RelativeCommand(command));
-                }
-                Ok(SignerSettings::Exec(ExecSettings::new(command)))
-            }
-            other if LATER_SIGNERS.contains(&other) => Err(BadSigner::Later(other.to_owned())),
-            other => Err(BadSigner::Unknown(other.to_owned())),
-        }
-    }
-}
-
-/// A `--signer` that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadSigner {
-    /// The kind needs a path.
-    #[error("--signer {kind} needs a path: write {kind}:{what}")]
-    NoPath {
-        /// As written.
-        kind: String,
-        /// What the path means.
-        what: &'static str,
-    },
-    /// `embedded` takes nothing.
-    #[error("--signer embedded takes no value: write --signer embedded without :{0}")]
-    Surplus(String),
-    /// A plug-in is never looked up in PATH.
-    #[error(
-        "--signer exec:{0}: the program must be an absolute path, it is never looked up in PATH"
-    )]
-    RelativeCommand(PathBuf),
-    /// A kind of a later release.
-    #[error(
-        "--signer {0} is not supported by this release: use embedded, local:DIR, directory:DIR or exec:PATH"
-    )]
-    Later(String),
-    /// Not a kind.
-    #[error("{0:?} is not a kind of signer: use embedded, local:DIR, directory:DIR or exec:PATH")]
-    Unknown(String),
-}
-
-impl ExecSettings {
-    /// A plug-in with default settings.
-    pub fn new(command: PathBuf) -> Self {
-        ExecSettings {
-            command,
-            args: Vec::new(),
-            env: BTreeMap::new(),
-            timeout: DEFAULT_EXEC_TIMEOUT,
-            run_as_user: None,
-            params: BTreeMap::new(),
-        }
-    }
 }
 
 /// How the kubelet gets its client certificate.
@@ -317,7 +133,7 @@ pub struct StandIns {
     /// `--kubeadm-config`, repeatable.
     pub kubeadm_configs: Vec<PathBuf>,
     /// `--signer`.
-    pub signer: Option<SignerSettings>,
+    pub signer: Option<signer::Config>,
     /// `--node-name`.
     pub node_name: Option<NodeName>,
 }
@@ -409,7 +225,7 @@ impl Settings {
     }
 
     /// The default settings with one signer for everything, as `--signer` without a configuration file gives them.
-    pub fn stand_in(signer: SignerSettings) -> Self {
+    pub fn stand_in(signer: signer::Config) -> Self {
         Settings::default().with(StandIns {
             signer: Some(signer),
             ..StandIns::default()
@@ -417,7 +233,7 @@ impl Settings {
     }
 
     /// Name and settings of the signer of an authority, when one is configured.
-    pub fn signer_of(&self, authority: Authority) -> Option<(&str, &SignerSettings)> {
+    pub fn signer_of(&self, authority: Authority) -> Option<(&str, &signer::Config)> {
         let name = self.authorities.get(&authority)?.signer.as_ref()?;
         let (name, signer) = self.signers.get_key_value(name)?;
         Some((name, signer))
@@ -425,7 +241,7 @@ impl Settings {
 
     /// The JSON Schema of a fragment (draft 2020-12).
     pub fn schema() -> Value {
-        schema::document()
+        keys::document()
     }
 
     /// The effective settings in the shape of a fragment, secrets left out, defaults filled in.
@@ -592,32 +408,9 @@ impl Settings {
             spots.insert(name.clone(), field.spot());
             let Some(kinds) = field.map() else { continue };
             let mut found = Vec::new();
-            if let Some(field) = kinds.get("embedded") {
-                if let Some(map) = field.map() {
-                    map.finish();
-                }
-                found.push(("embedded", Some(SignerSettings::Embedded)));
-            }
-            if let Some(field) = kinds.get("local") {
-                let directory = path_of(&field, "directory");
-                found.push((
-                    "local",
-                    directory.map(|directory| SignerSettings::Local { directory }),
-                ));
-            }
-            if let Some(field) = kinds.get("directory") {
-                let path = path_of(&field, "path");
-                found.push((
-                    "directory",
-                    path.map(|path| SignerSettings::Directory { path }),
-                ));
-            }
-            if let Some(field) = kinds.get("exec") {
-                found.push(("exec", read_exec(&field).map(SignerSettings::Exec)));
-            }
-            for kind in LATER_SIGNERS {
-                if later(&kinds, kind) {
-                    found.push((kind, None));
+            for kind in signer::Kind::ALL {
+                if let Some(field) = kinds.get(kind.as_str()) {
+                    found.push((kind, kind.read(&field)));
                 }
             }
             kinds.finish();
@@ -629,10 +422,13 @@ impl Settings {
                 }
                 [] => field.error(
                     "has no kind",
-                    "add one of embedded: {}, local: {directory: DIR}, directory: {path: DIR}, exec: {command: PATH}",
+                    format!(
+                        "add one of {}, as in local: {{directory: DIR}}",
+                        signer::Kind::ALL.map(signer::Kind::as_str).join(", ")
+                    ),
                 ),
                 several => {
-                    let names: Vec<&str> = several.iter().map(|(name, _)| *name).collect();
+                    let names: Vec<&str> = several.iter().map(|(kind, _)| kind.as_str()).collect();
                     field.error(
                         format!("has several kinds: {}", names.join(", ")),
                         "keep one, or make a signer of each; a later fragment adds to the map of an earlier one",
@@ -691,15 +487,7 @@ impl Settings {
             }
             if let Some(trust) = section(&entry, "trust") {
                 settings.trust_file = trust.get("file").as_ref().and_then(absolute);
-                for item in trust
-                    .get("sha256")
-                    .and_then(|field| field.list())
-                    .unwrap_or_default()
-                {
-                    if let Some(pin) = pin(&item) {
-                        settings.trust_sha256.push(pin);
-                    }
-                }
+                settings.trust_sha256 = schema::pins(trust.get("sha256"));
                 trust.finish();
             }
             entry.finish();
@@ -720,21 +508,10 @@ impl Settings {
 
 /// Blocks of later releases.
 const LATER_KEYS: [&str; 3] = ["rotation", "reload", "metrics"];
-/// Signers of later releases.
-const LATER_SIGNERS: [&str; 7] = [
-    "kubernetes",
-    "certManager",
-    "vault",
-    "est",
-    "stepCA",
-    "cfssl",
-    "puppet",
-];
-
 /// Reports a key that has a meaning, but not yet. Accepting what does nothing would deceive.
-fn later(map: &Map<'_>, key: &str) -> bool {
+fn later(map: &Map<'_>, key: &str) {
     let Some(entry) = map.field().node().get(key) else {
-        return false;
+        return;
     };
     map.ignore(&[key]);
     let field = match map.field().spot().field.as_str() {
@@ -745,15 +522,9 @@ fn later(map: &Map<'_>, key: &str) -> bool {
         place: entry.place.clone(),
         field,
     };
-    let fix = if LATER_KEYS.contains(&key) {
-        "remove it"
-    } else {
-        "use embedded, local, directory or exec"
-    };
     map.field()
         .walk()
-        .push(spot.error("is not supported by this release", fix));
-    true
+        .push(spot.error("is not supported by this release", "remove it"));
 }
 
 fn is_fragment(document: &Node, faults: &mut Faults) -> bool {
@@ -797,96 +568,6 @@ fn merge(base: &mut Node, over: Node) {
     }
 }
 
-fn read_exec(field: &Field<'_>) -> Option<ExecSettings> {
-    let map = field.map()?;
-    let command = match map.get("command") {
-        Some(command) => absolute(&command),
-        None => {
-            field.error(
-                "has no command",
-                "add command: with the absolute path of the plug-in",
-            );
-            None
-        }
-    };
-    let args = texts(map.get("args"));
-    let env = free_map(map.get("env"));
-    let mut timeout = DEFAULT_EXEC_TIMEOUT;
-    if let Some((field, given)) = duration(map.get("timeout")) {
-        if given.is_zero() || given > MAX_EXEC_TIMEOUT {
-            field.error(
-                format!(
-                    "{} is not between 1ms and {}",
-                    format_duration(given),
-                    format_duration(MAX_EXEC_TIMEOUT)
-                ),
-                "use up to 10m; a plug-in that needs longer answers \"pending\"",
-            );
-        }
-        timeout = given;
-    }
-    let run_as_user = map.get("runAsUser").and_then(|field| field.written());
-    let params = free_map(map.get("params"));
-    map.finish();
-    Some(ExecSettings {
-        command: command?,
-        args,
-        env,
-        timeout,
-        run_as_user,
-        params,
-    })
-}
-
-/// `{key: /absolute/path}` with nothing else.
-fn path_of(field: &Field<'_>, key: &str) -> Option<PathBuf> {
-    let map = field.map()?;
-    let path = map.get(key);
-    map.finish();
-    match path {
-        Some(path) => absolute(&path),
-        None => {
-            field.error(
-                format!("has no {key}"),
-                format!("add {key}: with an absolute path"),
-            );
-            None
-        }
-    }
-}
-
-fn absolute(field: &Field<'_>) -> Option<PathBuf> {
-    let text = field.string()?;
-    if text.starts_with('/') {
-        return Some(PathBuf::from(text));
-    }
-    field.error(
-        format!("{text:?} is not an absolute path"),
-        "begin it with /",
-    );
-    None
-}
-
-fn section<'a>(map: &Map<'a>, key: &str) -> Option<Map<'a>> {
-    map.get(key)?.map()
-}
-
-fn texts(field: Option<Field<'_>>) -> Vec<String> {
-    let items = field.and_then(|field| field.list()).unwrap_or_default();
-    items.iter().filter_map(Field::string).collect()
-}
-
-fn free_map(field: Option<Field<'_>>) -> BTreeMap<String, String> {
-    let Some(map) = field.and_then(|field| field.map()) else {
-        return BTreeMap::new();
-    };
-    map.named()
-        .into_iter()
-        // As written: a value may be a secret, so that no fault may quote it.
-        .filter_map(|(name, field)| Some((name, field.written()?)))
-        .collect()
-}
-
 fn sans(field: Option<Field<'_>>) -> Vec<San> {
     let mut sans = Vec::new();
     for item in field.and_then(|field| field.list()).unwrap_or_default() {
@@ -904,83 +585,8 @@ fn sans(field: Option<Field<'_>>) -> Vec<San> {
     sans
 }
 
-fn duration(field: Option<Field<'_>>) -> Option<(Field<'_>, Duration)> {
-    let field = field?;
-    match parse_duration(&field.written()?) {
-        Ok(duration) => Some((field, duration)),
-        Err(message) => {
-            field.error(message, "use hours, minutes and seconds, as in 1m30s");
-            None
-        }
-    }
-}
-
-fn choice<T: Copy, const N: usize>(
-    field: Option<Field<'_>>,
-    all: [T; N],
-    name: fn(T) -> &'static str,
-) -> Option<T> {
-    let field = field?;
-    let text = field.string()?;
-    let found = all.into_iter().find(|one| name(*one) == text);
-    if found.is_none() {
-        let names: Vec<&str> = all.into_iter().map(name).collect();
-        field.error(
-            format!("{text:?} is not possible here"),
-            format!("use {}", names.join(", ")),
-        );
-    }
-    found
-}
-
-/// 64 hex digits, with or without `sha256:` before and colons between, as openssl and kubeadm print them.
-fn pin(field: &Field<'_>) -> Option<[u8; 32]> {
-    let text = field.written()?;
-    let digits = text
-        .strip_prefix("sha256:")
-        .unwrap_or(&text)
-        .replace(':', "");
-    let mut pin = [0_u8; 32];
-    let mut filled = digits.len() == 64 && digits.is_ascii();
-    for (index, byte) in pin.iter_mut().enumerate() {
-        let pair = digits
-            .get(2 * index..2 * index + 2)
-            .filter(|pair| pair.bytes().all(|b| b.is_ascii_hexdigit()));
-        match pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
-            Some(value) => *byte = value,
-            None => filled = false,
-        }
-    }
-    if !filled {
-        field.error(
-            "is not a SHA-256 pin of 64 hex digits",
-            "print it with: openssl x509 -in ca.crt -noout -pubkey | openssl pkey -pubin -outform der | sha256sum",
-        );
-        return None;
-    }
-    Some(pin)
-}
-
 fn hex(pin: &[u8; 32]) -> String {
     pin.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn looks_secret(key: &str) -> bool {
-    let key = key.to_lowercase();
-    [
-        "secret",
-        "token",
-        "password",
-        "passwd",
-        "passphrase",
-        "key",
-        "credential",
-        "auth",
-        "pin",
-        "cookie",
-    ]
-    .iter()
-    .any(|word| key.contains(word))
 }
 
 /// Reads all fragments in their order with the caller's two functions, each given an absolute path: `list` returns

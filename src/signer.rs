@@ -11,34 +11,46 @@
 //! used, owns retries ([`retry`]), deadlines and installation, and calls [`Signer::settled`] after the commit.
 //!
 //! # To add a signer
-//! 1. One file, `signer/KIND.rs`, with a type that implements [`Signer`]. Its header says what the signer must be
-//!    given and which of its habits differ from the others. Constructors do no network I/O; [`Signer::probe`] may.
-//! 2. One arm in [`Kind`] (and `Kind::ALL`), one in [`Config`], one in [`open`]; its keys in `settings`.
+//! 1. One file, `signer/KIND.rs`, with a type that implements [`Signer`] and its `Config`, which implements
+//!    [`Configured`]: keys, reading, [`About`]. Its header says what the signer must be given and which of its habits
+//!    differ from the others. Opening it does no network I/O; [`Signer::probe`] may. Servers that speak HTTP are asked
+//!    through [`crate::http`].
+//! 2. One arm in `kinds!` below.
 //! 3. Fill in [`Caps`] truthfully. They decide what a CSR contains, which certificates are refused before a key
 //!    is made, and what happens after a crash between request and answer. A signer with one-time tokens says
 //!    [`Resubmit::FreshCredential`], one that queues by name says [`Lookup::ByName`] and [`Resubmit::Adopts`].
-//! 4. One arm in `tests/it/signer_contract.rs`, which runs against every kind and does not compile without it, and
-//!    one example, `packaging/examples/signers/KIND.yaml`, which that test loads.
+//! 4. One example, `packaging/examples/signers/KIND.yaml`, and one case in `tests/it/signer_contract.rs`, which runs
+//!    against every kind and fails for one that it does not know.
 
 pub mod directory;
 pub mod embedded;
 pub mod exec;
+mod flag;
 pub mod local;
+pub mod per_certificate;
 pub mod retry;
 pub mod wire;
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
+use zeroize::Zeroizing;
 
+use crate::http::Files;
 use crate::names::{Authority, CertName};
+use crate::schema::Key;
 use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, UsageExtensions, hex};
+use crate::yaml::{Field, Map};
+
+pub use flag::BadFlag;
 
 /// Somebody who turns requests into certificates.
 #[async_trait(?Send)]
@@ -66,6 +78,12 @@ pub trait Signer {
     /// has no opinion. A candidate only: files and pins decide what is trusted.
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError>;
 
+    /// The authority's revocation lists as the signer publishes them, PEM or DER; `None` where it publishes none. Not
+    /// verified yet.
+    async fn crl(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        Ok(None)
+    }
+
     /// Finds our own earlier request. Creates nothing; `None` when the signer knows of no such request or cannot
     /// tell, and then [`Caps::resubmit`] decides whether to submit again.
     async fn recover(
@@ -76,6 +94,12 @@ pub trait Signer {
 
     /// Hands the request over. Must give the certificate of this request's key or none, however often it is called.
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError>;
+
+    /// Hands over the request for a certificate that replaces one with the same subject and names, which is still
+    /// valid. For signers with [`Renewal::SameKey`] the request's key is the current one.
+    async fn renew(&self, request: &Request, _current: &Current) -> Result<Answer, SignerError> {
+        self.submit(request).await
+    }
 
     /// Asks what has become of a pending request. [`Answer::Gone`] when the signer does not know the ticket.
     async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError>;
@@ -109,32 +133,118 @@ pub enum Answer {
     Gone,
 }
 
-/// The kinds of signer, by the names that the configuration uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Kind {
+/// A kind of signer as the configuration has it: what its file gives besides a [`Signer`].
+pub trait Configured: Clone + PartialEq + fmt::Debug {
+    /// The kind's row in the table of signers.
+    const ABOUT: About;
+
+    /// Reads the map under the kind's name; `None` when a fault makes it unusable, and then the fault was reported.
+    fn read(map: &Map<'_>) -> Option<Self>;
+
+    /// The keys that are in force, secrets left out.
+    fn redacted(&self) -> Value;
+
+    /// Makes the signer, without network I/O.
+    ///
+    /// # Errors
+    /// What the keys allow and this node does not.
+    fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError>;
+}
+
+/// What people should know of a kind before they configure it. The table in the README is made of these.
+pub struct About {
+    /// The configuration's name of the kind.
+    pub name: &'static str,
+    /// Who signs, in a few words.
+    pub signs_with: &'static str,
+    /// How this node proves who it is, in a few words.
+    pub authentication: &'static str,
+    /// What it can carry and how it behaves when asked twice, before it was asked itself.
+    pub caps: Caps,
+    /// Its keys.
+    pub keys: &'static [&'static [Key]],
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])+ $kind:ident($module:ident),)+) => {
+        /// The kinds of signer.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Kind {
+            $($(#[$doc])+ $kind,)+
+        }
+
+        impl Kind {
+            /// All kinds.
+            pub const ALL: [Kind; [$(Kind::$kind),+].len()] = [$(Kind::$kind),+];
+
+            /// The kind's row in the table of signers.
+            pub const fn about(self) -> &'static About {
+                match self {
+                    $(Kind::$kind => const { &<$module::Config as Configured>::ABOUT },)+
+                }
+            }
+
+            /// Reads what stands under the kind's name; faults go to the field's walk.
+            pub fn read(self, field: &Field<'_>) -> Option<Config> {
+                let map = field.map()?;
+                let config = match self {
+                    $(Kind::$kind => $module::Config::read(&map).map(Config::$kind),)+
+                };
+                map.finish();
+                config
+            }
+        }
+
+        /// A signer as configured, before it is opened.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Config {
+            $($(#[$doc])+ $kind($module::Config),)+
+        }
+
+        impl Config {
+            /// Which kind it is.
+            pub const fn kind(&self) -> Kind {
+                match self {
+                    $(Config::$kind(_) => Kind::$kind,)+
+                }
+            }
+
+            /// The configuration in the shape of its file, secrets left out.
+            pub fn redacted(&self) -> Value {
+                let keys = match self {
+                    $(Config::$kind(config) => config.redacted(),)+
+                };
+                json!({self.kind().as_str(): keys})
+            }
+
+            /// Makes the signer, without network I/O.
+            ///
+            /// # Errors
+            /// What the configuration allows and this node does not.
+            pub fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+                match self {
+                    $(Config::$kind(config) => config.open(site),)+
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// Throw-away authorities in memory.
-    Embedded,
+    Embedded(embedded),
     /// CA keys in a directory.
-    Local,
+    Local(local),
     /// A program that speaks the plug-in contract.
-    Exec,
+    Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
-    Directory,
+    Directory(directory),
 }
 
 impl Kind {
-    /// All kinds.
-    pub const ALL: [Kind; 4] = [Kind::Embedded, Kind::Local, Kind::Exec, Kind::Directory];
-
     /// The configuration's name of the kind.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Kind::Embedded => "embedded",
-            Kind::Local => "local",
-            Kind::Exec => "exec",
-            Kind::Directory => "directory",
-        }
+        self.about().name
     }
 }
 
@@ -144,56 +254,56 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A signer as configured, before it is opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Config {
-    /// See [`embedded`].
-    Embedded,
-    /// See [`local`].
-    Local {
-        /// Directory in the layout of kubeadm's certificates directory.
-        dir: PathBuf,
-    },
-    /// See [`exec`].
-    Exec(exec::Plugin),
-    /// See [`directory`].
-    Directory {
-        /// Directory that holds `outbox` and `inbox`.
-        dir: PathBuf,
-        /// Users besides root and ourselves whose answers are taken.
-        trusted_uids: Vec<u32>,
-    },
-}
-
-/// What opening a signer needs from the edge: the clock and the files of this node.
+/// What opening a signer needs from the edge: the clock, this node's names and its files.
 pub struct Site<'a> {
+    /// Name of the signer in the configuration.
+    pub name: &'a str,
     /// Now.
     pub now: OffsetDateTime,
+    /// Where later times come from.
+    pub clock: fn() -> OffsetDateTime,
+    /// Who asks.
+    pub identity: Identity,
     /// Key algorithm of authorities that a signer makes for itself.
     pub authority_key: KeyAlgorithm,
-    /// Reads a file whole.
-    pub read: &'a dyn Fn(&Path) -> io::Result<Vec<u8>>,
+    /// The node's files.
+    pub files: Rc<dyn Files>,
+    /// Where systemd put the unit's credentials.
+    pub credentials: Option<PathBuf>,
+    /// What this signer may remember between runs.
+    pub memory: Rc<dyn Memory>,
     /// Opens a directory for file drop.
     pub drop_dir: &'a dyn Fn(&Path) -> io::Result<Box<dyn directory::DropDir>>,
+    /// User and group of a user name or number.
+    pub user: &'a dyn Fn(&str) -> Option<exec::RunAs>,
 }
 
-/// Makes the signer that `config` describes.
-pub fn open(config: &Config, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
-    Ok(match config {
-        Config::Embedded => Box::new(embedded::Embedded::new(site.authority_key, site.now)),
-        Config::Local { dir } => Box::new(local::Local::new(dir, site.read)),
-        Config::Exec(plugin) => Box::new(exec::Exec::new(plugin.clone())?),
-        Config::Directory { dir, trusted_uids } => {
-            let files = (site.drop_dir)(dir).map_err(|error| {
-                SignerError::config(
-                    format!("the drop directory {} cannot be opened", dir.display()),
-                    "create it, or name another one",
-                )
-                .caused_by(error)
-            })?;
-            Box::new(directory::Directory::new(dir, files, trusted_uids.clone()))
-        }
-    })
+/// A signer's own small files in the state directory (0600, durable when the call returns). What is in them may be
+/// secret: a token that was exchanged for a one-time one.
+pub trait Memory {
+    /// What was kept under `name`.
+    fn recall(&self, name: &str) -> io::Result<Option<Zeroizing<Vec<u8>>>>;
+
+    /// Keeps `bytes` under `name`, in place of what was there.
+    fn keep(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
+
+    /// Forgets `name`; nothing to forget is no error.
+    fn forget(&self, name: &str) -> io::Result<()>;
+}
+
+/// The certificate that a renewal replaces, with its key: the credential of the renewal itself.
+#[derive(Clone)]
+pub struct Current {
+    /// Leaf and intermediates.
+    pub chain_pem: Vec<u8>,
+    /// The leaf's key.
+    pub key_pem: Zeroizing<Vec<u8>>,
+}
+
+impl fmt::Debug for Current {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Current(a certificate and its key)")
+    }
 }
 
 /// What a signer may know of a certificate before there is a key for it.
@@ -362,6 +472,10 @@ pub struct Caps {
     pub lookup: Lookup,
     /// What happens when a request is sent twice.
     pub resubmit: Resubmit,
+    /// Whether a certificate can be had in exchange for the one that it replaces.
+    pub renewal: Renewal,
+    /// Whether it publishes which certificates it revoked.
+    pub crl: Carry,
 }
 
 /// Whether something that was asked for reaches the certificate.
@@ -404,6 +518,18 @@ pub enum Resubmit {
     Forbidden,
 }
 
+/// How a certificate is replaced by a newer one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Renewal {
+    /// Like a first one.
+    Submit,
+    /// In exchange for the current one, for the same key only.
+    SameKey,
+    /// In exchange for the current one, also for a new key.
+    Rekey,
+}
+
 impl Caps {
     /// A signer that carries whatever it is asked for and answers at once.
     pub const fn everything() -> Self {
@@ -415,6 +541,8 @@ impl Caps {
             pends: false,
             lookup: Lookup::None,
             resubmit: Resubmit::Duplicates,
+            renewal: Renewal::Submit,
+            crl: Carry::No,
         }
     }
 
@@ -589,7 +717,19 @@ mod tests {
     fn every_kind_has_its_file() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/signer");
         for kind in Kind::ALL {
-            assert!(dir.join(format!("{kind}.rs")).is_file(), "{kind}");
+            let file: String = kind
+                .as_str()
+                .chars()
+                .enumerate()
+                .flat_map(|(at, c)| {
+                    (at > 0 && c.is_uppercase())
+                        .then_some('_')
+                        .into_iter()
+                        .chain([c])
+                })
+                .collect();
+            let file = file.to_lowercase().replace("_c_a", "_ca");
+            assert!(dir.join(format!("{file}.rs")).is_file(), "{kind}");
         }
     }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::names::CertName;
 use crate::policy::Policy;
+use crate::signer::{Config, Kind, directory, embedded, exec, local};
 use crate::x509::KeyAlgorithm;
 
 const HEAD: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
@@ -93,7 +94,7 @@ fn every_key_is_read() {
         ca.trust_file,
         Some(PathBuf::from("/etc/kubernetes/pki/ca.crt"))
     );
-    let Some(("corp", SignerSettings::Exec(exec))) = settings.signer_of(Authority::Ca) else {
+    let Some(("corp", Config::Exec(exec))) = settings.signer_of(Authority::Ca) else {
         panic!()
     };
     assert_eq!(exec.timeout, Duration::from_secs(90));
@@ -103,18 +104,16 @@ fn every_key_is_read() {
         settings.signer_of(Authority::EtcdCa),
         Some((
             "drop",
-            &SignerSettings::Directory {
-                path: "/srv/drop".into()
-            }
+            &Config::Directory(directory::Config::new("/srv/drop"))
         ))
     );
     assert_eq!(
         settings.signer_of(Authority::FrontProxyCa),
         Some((
             "disk",
-            &SignerSettings::Local {
+            &Config::Local(local::Config {
                 directory: "/srv/ca".into()
-            }
+            })
         ))
     );
     let policy = Policy::new(settings.pki.clone().unwrap(), KeyAlgorithm::Rsa2048);
@@ -149,7 +148,7 @@ fn a_single_signer_signs_for_all() {
     for authority in Authority::ALL {
         assert_eq!(
             settings.signer_of(authority),
-            Some(("one", &SignerSettings::Embedded))
+            Some(("one", &Config::Embedded(embedded::Config)))
         );
     }
 }
@@ -165,7 +164,7 @@ fn later_fragments_win() {
     assert_eq!(settings.wait, Duration::from_secs(120));
     assert_eq!(settings.node_name, None);
     assert_eq!(settings.extra_sans.apiserver, [San::Dns("c".to_owned())]);
-    let Some((_, SignerSettings::Exec(exec))) = settings.signer_of(Authority::Ca) else {
+    let Some((_, Config::Exec(exec))) = settings.signer_of(Authority::Ca) else {
         panic!()
     };
     assert_eq!(
@@ -190,7 +189,7 @@ fn every_fault_of_every_fragment_is_reported_at_once() {
            ca: {{signer: crop, trust: {{sha256: [abc]}}}}\n  \
            etcd: {{signer: corp}}\n\
          signers:\n  \
-           corp: {{vault: {{address: x}}}}\n  \
+           corp: {{embedded: {{}}}}\n  \
            two: {{embedded: {{}}, local: {{directory: /x}}}}\n  \
            none: {{}}\n  \
            plug: {{exec: {{comand: /x, timeout: 1h}}}}\n  \
@@ -217,13 +216,12 @@ fn every_fault_of_every_fragment_is_reported_at_once() {
          b.yaml:4:16: authorities.ca.signer: signer \"crop\" is not defined (did you mean corp?)\n\
          b.yaml:4:39: authorities.ca.trust.sha256[0]: is not a SHA-256 pin of 64 hex digits (print it with: openssl x509 -in ca.crt -noout -pubkey | openssl pkey -pubin -outform der | sha256sum)\n\
          b.yaml:5:3: authorities.etcd: unknown key (did you mean etcd-ca?)\n\
-         b.yaml:7:17: signers.corp.vault: is not supported by this release (use embedded, local, directory or exec)\n\
          b.yaml:8:8: signers.two: has several kinds: embedded, local (keep one, or make a signer of each; a later fragment adds to the map of an earlier one)\n\
-         b.yaml:9:9: signers.none: has no kind (add one of embedded: {}, local: {directory: DIR}, directory: {path: DIR}, exec: {command: PATH})\n\
+         b.yaml:9:9: signers.none: has no kind (add one of embedded, local, exec, directory, as in local: {directory: DIR})\n\
          b.yaml:10:16: signers.plug.exec: has no command (add command: with the absolute path of the plug-in)\n\
          b.yaml:10:17: signers.plug.exec.comand: unknown key (did you mean command?)\n\
          b.yaml:10:38: signers.plug.exec.timeout: 1h is not between 1ms and 10m (use up to 10m; a plug-in that needs longer answers \"pending\")\n\
-         b.yaml:11:8: signers.odd: has no kind (add one of embedded: {}, local: {directory: DIR}, directory: {path: DIR}, exec: {command: PATH})\n\
+         b.yaml:11:8: signers.odd: has no kind (add one of embedded, local, exec, directory, as in local: {directory: DIR})\n\
          b.yaml:11:9: signers.odd.pupet: unknown key (known here: directory, embedded, exec, local)\n\
          b.yaml:12:25: extraSANs.apiserver[0]: \"10.0.0.0/24\" is not an IP address, a DNS name or a wildcard DNS name (a network cannot be named, write each address)\n\
          c.yaml:1:1: kind: is missing (write kind: NodePKIConfiguration)\n\
@@ -279,7 +277,7 @@ fn single_faults() {
 #[test]
 fn values_of_the_environment_are_taken_as_written() {
     let settings = settings("signers: {x: {exec: {command: /x, env: {PIN: 0070, FLAG: yes}}}}\n");
-    let Some((_, SignerSettings::Exec(exec))) = settings.signer_of(Authority::Ca) else {
+    let Some((_, Config::Exec(exec))) = settings.signer_of(Authority::Ca) else {
         panic!()
     };
     assert_eq!(
@@ -290,24 +288,19 @@ fn values_of_the_environment_are_taken_as_written() {
 
 #[test]
 fn signers_on_the_command_line() {
-    let parse = |text: &str| text.parse::<SignerSettings>();
-    assert_eq!(parse("embedded"), Ok(SignerSettings::Embedded));
+    let parse = |text: &str| text.parse::<Config>();
+    assert_eq!(parse("embedded"), Ok(Config::Embedded(embedded::Config)));
     assert_eq!(
         parse("local:/ca"),
-        Ok(SignerSettings::Local {
+        Ok(Config::Local(local::Config {
             directory: "/ca".into()
-        })
+        }))
     );
     assert_eq!(
         parse("directory:/a:b"),
-        Ok(SignerSettings::Directory {
-            path: "/a:b".into()
-        })
+        Ok(Config::Directory(directory::Config::new("/a:b")))
     );
-    assert_eq!(
-        parse("exec:/x"),
-        Ok(SignerSettings::Exec(ExecSettings::new("/x".into())))
-    );
+    assert_eq!(parse("exec:/x"), Ok(Config::Exec(exec::Config::new("/x"))));
     for (text, want) in [
         (
             "local",
@@ -335,7 +328,7 @@ fn signers_on_the_command_line() {
         ),
         (
             "vault:x",
-            "--signer vault is not supported by this release: use embedded, local:DIR, directory:DIR or exec:PATH",
+            "\"vault\" is not a kind of signer: use embedded, local:DIR, directory:DIR or exec:PATH",
         ),
         (
             "lokal:/x",
@@ -351,7 +344,7 @@ fn the_command_line_stands_in_for_a_file() {
     let (settings, _) = Settings::from_fragments(&[("c.yaml", format!("{HEAD}{FULL}"))]).unwrap();
     let settings = settings.with(StandIns {
         kubeadm_configs: vec!["k.yaml".into()],
-        signer: Some(SignerSettings::Embedded),
+        signer: Some(Config::Embedded(embedded::Config)),
         node_name: Some("n1".parse().unwrap()),
     });
     assert_eq!(settings.kubeadm.files, [PathBuf::from("k.yaml")]);
@@ -363,12 +356,12 @@ fn the_command_line_stands_in_for_a_file() {
     for authority in Authority::ALL {
         assert_eq!(
             settings.signer_of(authority),
-            Some(("command-line", &SignerSettings::Embedded))
+            Some(("command-line", &Config::Embedded(embedded::Config)))
         );
     }
     assert_eq!(settings.authorities[&Authority::Ca].trust_sha256.len(), 1);
     assert!(
-        Settings::stand_in(SignerSettings::Embedded)
+        Settings::stand_in(Config::Embedded(embedded::Config))
             .signer_of(Authority::EtcdCa)
             .is_some()
     );
@@ -386,7 +379,7 @@ fn shown_settings_hide_secrets_and_read_back_the_same() {
     assert!(!format!("{settings:?}").contains("hunter"));
     let (mut again, _) = Settings::from_fragments(&[("shown", &shown)]).unwrap();
     // Only the secrets and the places of the policy differ.
-    let Some(SignerSettings::Exec(exec)) = again.signers.get_mut("corp") else {
+    let Some(Config::Exec(exec)) = again.signers.get_mut("corp") else {
         panic!()
     };
     exec.env
@@ -438,8 +431,23 @@ fn alternatives(at: &Value) -> impl Iterator<Item = &Value> {
 fn table_schema_and_parser_know_the_same_keys() {
     let managed = "\npki: {certificateManagement: {mode: Custom, custom: {defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}, overrides: [{type: Category, category: {name: Signer}, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}]}}}\n";
     let mut asked = Vec::new();
-    for body in [FULL, managed] {
-        let text = format!("{HEAD}{body}");
+    let mut texts = vec![format!("{HEAD}{FULL}"), format!("{HEAD}{managed}")];
+    let golden = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/signers"));
+    for kind in Kind::ALL {
+        // One file or, where keys exclude each other, several.
+        let files = std::fs::read_dir(golden.join(kind.as_str())).unwrap();
+        let paths = files.map(|file| file.unwrap().path());
+        let mut keys: Vec<_> = paths
+            .filter(|path| path.extension().is_some_and(|one| one == "yaml"))
+            .collect();
+        keys.sort();
+        assert!(!keys.is_empty(), "{kind} shows no keys");
+        texts.extend(
+            keys.iter()
+                .map(|path| std::fs::read_to_string(path).unwrap()),
+        );
+    }
+    for text in texts {
         let root = yaml::parse("c", &text).unwrap().remove(0);
         let walk = Walk::new(true);
         Settings::default().read(
@@ -450,11 +458,27 @@ fn table_schema_and_parser_know_the_same_keys() {
         assert!(!walk.into_faults().has_errors());
     }
     let schema = Settings::schema();
+    let signers = Kind::ALL.into_iter().flat_map(|kind| {
+        let keys = kind.about().keys.iter().copied().flatten();
+        keys.map(move |key| {
+            format!("signers.*.{kind}.{}", key.path)
+                .trim_end_matches('.')
+                .to_owned()
+        })
+    });
+    let table: Vec<String> = keys::KEYS
+        .iter()
+        .map(|key| key.path.to_owned())
+        .chain(signers)
+        .collect();
     for path in &asked {
-        let known = schema::KEYS.iter().any(|key| {
-            key.path == path
-                || key.path.starts_with(&format!("{path}."))
-                || key.path == format!("{path}[]")
+        let known = table.iter().any(|key| {
+            key == path
+                || key.starts_with(&format!("{path}."))
+                || *key == format!("{path}[]")
+                || key
+                    .strip_suffix(".*")
+                    .is_some_and(|map| path.starts_with(map))
         });
         assert!(
             known || path.starts_with("pki."),
@@ -466,13 +490,12 @@ fn table_schema_and_parser_know_the_same_keys() {
             "{path} is read but not in the schema"
         );
     }
-    for key in schema::KEYS {
-        let path = key.path.trim_end_matches("[]");
+    for key in &table {
+        let path = key.trim_end_matches("[]");
         assert!(
             asked.iter().any(|asked| asked == path),
             "{path} is in the table but not read"
         );
-        assert!(!key.meaning.is_empty());
     }
     assert_eq!(
         schema["$schema"],

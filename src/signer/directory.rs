@@ -21,14 +21,17 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use nix::unistd::geteuid;
+use serde_json::{Value, json};
 
 use super::wire::SignRequest;
 use super::{
-    Answer, Caps, Class, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError, Ticket,
-    Wanted, certifies, printable,
+    About, Answer, Caps, Class, Configured, Kind, Lookup, Rejection, Request, Resubmit, Signer,
+    SignerError, Site, Ticket, Wanted, certifies, printable,
 };
 use crate::names::{Authority, CertName};
+use crate::schema::{Form, Key, absolute, key, required};
 use crate::x509::{Chain, ChainError, Csr};
+use crate::yaml::Map;
 
 /// Largest answer, bytes.
 pub const ANSWER_LIMIT: u64 = 256 << 10;
@@ -87,6 +90,92 @@ pub enum Shape {
     Other,
 }
 
+/// A directory for requests and answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Holds `outbox` and `inbox`.
+    pub path: PathBuf,
+    /// Users besides root and ourselves whose answers are taken.
+    pub trusted_uids: Vec<u32>,
+}
+
+impl Config {
+    /// Answers of root and of the running user are taken.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Config {
+            path: path.into(),
+            trusted_uids: Vec::new(),
+        }
+    }
+}
+
+const CAPS: Caps = Caps {
+    pends: true,
+    lookup: Lookup::ByName,
+    resubmit: Resubmit::Adopts,
+    ..Caps::everything()
+};
+
+#[rustfmt::skip]
+const KEYS: &[Key] = &[
+    key("path", Form::Path, "Directory for requests (outbox) and answers (inbox)."),
+    key("trustedUsers[]", Form::User, "User id besides root whose answers are taken."),
+];
+
+impl Configured for Config {
+    const ABOUT: About = About {
+        name: "directory",
+        signs_with: "whoever takes `outbox/*.csr` and leaves `inbox/*.crt`",
+        authentication: "file owner",
+        caps: CAPS,
+        keys: &[KEYS],
+    };
+
+    fn read(map: &Map<'_>) -> Option<Self> {
+        let path = required(map, "path", "with an absolute path");
+        let mut trusted_uids = Vec::new();
+        for item in map
+            .get("trustedUsers")
+            .and_then(|field| field.list())
+            .unwrap_or_default()
+        {
+            match item.written().map(|text| text.parse()) {
+                Some(Ok(uid)) => trusted_uids.push(uid),
+                _ => item.error(
+                    "is not a numeric user id",
+                    "write it as a number: id -u NAME",
+                ),
+            }
+        }
+        Some(Config {
+            path: absolute(&path?)?,
+            trusted_uids,
+        })
+    }
+
+    fn redacted(&self) -> Value {
+        json!({"path": self.path, "trustedUsers": self.trusted_uids})
+    }
+
+    fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+        let files = (site.drop_dir)(&self.path).map_err(|error| {
+            SignerError::config(
+                format!(
+                    "the drop directory {} cannot be opened",
+                    self.path.display()
+                ),
+                "create it, or name another one",
+            )
+            .caused_by(error)
+        })?;
+        Ok(Box::new(Directory::new(
+            &self.path,
+            files,
+            self.trusted_uids.clone(),
+        )))
+    }
+}
+
 /// Signs by waiting for files.
 pub struct Directory {
     dir: PathBuf,
@@ -104,12 +193,7 @@ impl Directory {
             dir: dir.to_owned(),
             files,
             trusted_uids,
-            caps: Caps {
-                pends: true,
-                lookup: Lookup::ByName,
-                resubmit: Resubmit::Adopts,
-                ..Caps::everything()
-            },
+            caps: CAPS,
             reported: RefCell::default(),
         }
     }

@@ -9,14 +9,48 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use super::{Answer, Caps, Kind, Rejection, Request, Signer, SignerError, Ticket, Wanted, local};
+use super::{
+    About, Answer, Caps, Configured, Kind, Rejection, Request, Signer, SignerError, Site, Ticket,
+    Wanted, local,
+};
 use crate::names::Authority;
+use crate::schema::{Form, Key, key};
 use crate::x509::{CertificateAuthority, KeyAlgorithm};
+use crate::yaml::Map;
 
 /// kubeadm's default for a CA: ten years.
 const LIFETIME: Duration = Duration::from_secs(87_600 * 60 * 60);
+
+/// There is nothing to configure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config;
+
+const KEYS: &[Key] = &[key("", Form::Empty, "A throw-away authority in memory.")];
+
+impl Configured for Config {
+    const ABOUT: About = About {
+        name: "embedded",
+        signs_with: "authorities that exist only in memory",
+        authentication: "none",
+        caps: Caps::everything(),
+        keys: &[KEYS],
+    };
+
+    fn read(_map: &Map<'_>) -> Option<Self> {
+        Some(Config)
+    }
+
+    fn redacted(&self) -> Value {
+        json!({})
+    }
+
+    fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+        Ok(Box::new(Embedded::new(site.authority_key, site.now)))
+    }
+}
 
 /// Signs with authorities that it makes on first use.
 pub struct Embedded {

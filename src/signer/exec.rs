@@ -51,17 +51,21 @@ use async_trait::async_trait;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Pid, geteuid};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::wire::{self, API_VERSION};
 use super::{
-    Answer, Caps, Carry, Class, Kind, Lookup, Rejection, Request, RequestId, Resubmit, Signer,
-    SignerError, Ticket, Wanted, printable,
+    About, Answer, Caps, Carry, Class, Configured, Kind, Lookup, Rejection, Request, RequestId,
+    Resubmit, Signer, SignerError, Site, Ticket, Wanted, printable,
 };
+use crate::kubeadm::format_duration;
 use crate::names::Authority;
+use crate::schema::{Form, Key, absolute, duration, free_map, key, required, texts};
 use crate::x509::UsageExtensions;
+use crate::yaml::Map;
 
 /// Unclean answers in a row after which a request is given up.
 pub const UNCLEAN_LIMIT: u32 = 5;
@@ -82,9 +86,9 @@ const LEAST: Duration = Duration::from_secs(10);
 const TRY_AGAIN: i32 = 75;
 const SAFE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How a plug-in is called.
+/// A plug-in program; its environment and parameters may hold secrets and are not printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Plugin {
+pub struct Config {
     /// Absolute path.
     pub command: PathBuf,
     /// Arguments before the verb.
@@ -93,24 +97,155 @@ pub struct Plugin {
     pub env: BTreeMap<String, String>,
     /// For one call, at most [`LONGEST_TIMEOUT`].
     pub timeout: Duration,
-    /// User and group to run as.
-    pub run_as: Option<RunAs>,
+    /// User name or number to run as.
+    pub run_as_user: Option<String>,
     /// Free strings for the plug-in: the `params` of every request.
     pub params: BTreeMap<String, String>,
 }
 
-/// Environment and parameters by name only: their values may be secrets.
-impl fmt::Debug for Plugin {
+impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plugin")
-            .field("command", &self.command)
-            .field("args", &self.args)
-            .field("env", &self.env.keys().collect::<Vec<_>>())
-            .field("timeout", &self.timeout)
-            .field("run_as", &self.run_as)
-            .field("params", &self.params.keys().collect::<Vec<_>>())
-            .finish()
+        self.redacted().fmt(f)
     }
+}
+
+impl Config {
+    /// A plug-in with the defaults: no arguments, 60 seconds.
+    pub fn new(command: impl Into<PathBuf>) -> Self {
+        Config {
+            command: command.into(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            timeout: DEFAULT_TIMEOUT,
+            run_as_user: None,
+            params: BTreeMap::new(),
+        }
+    }
+}
+
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+const REDACTED: &str = "(redacted)";
+
+/// Before the program was asked what it can.
+const ASSUMED: Caps = Caps {
+    pends: true,
+    lookup: Lookup::ByTicket,
+    resubmit: Resubmit::Adopts,
+    ..Caps::everything()
+};
+
+#[rustfmt::skip]
+const KEYS: &[Key] = &[
+    key("command", Form::Path, "The plug-in program."),
+    key("args[]", Form::Text, "Argument before the verb."),
+    key("env.*", Form::Text, "Environment variable of the plug-in."),
+    key("timeout", Form::Duration, "Longest run of one call, up to 10m; default 60s."),
+    key("runAsUser", Form::User, "User name or number to run as."),
+    key("params.*", Form::Text, "Free value passed in each request."),
+];
+
+impl Configured for Config {
+    const ABOUT: About = About {
+        name: "exec",
+        signs_with: "a program of yours that speaks JSON, contract `signer.nodepki.dev/v1`",
+        authentication: "up to the program",
+        caps: ASSUMED,
+        keys: &[KEYS],
+    };
+
+    fn read(map: &Map<'_>) -> Option<Self> {
+        let command = match map.get("command") {
+            Some(command) => absolute(&command),
+            None => {
+                required(map, "command", "with the absolute path of the plug-in");
+                None
+            }
+        };
+        let args = texts(map.get("args"));
+        let env = free_map(map.get("env"));
+        let mut timeout = DEFAULT_TIMEOUT;
+        if let Some((field, given)) = duration(map.get("timeout")) {
+            if given.is_zero() || given > LONGEST_TIMEOUT {
+                field.error(
+                    format!(
+                        "{} is not between 1ms and {}",
+                        format_duration(given),
+                        format_duration(LONGEST_TIMEOUT)
+                    ),
+                    "use up to 10m; a plug-in that needs longer answers \"pending\"",
+                );
+            }
+            timeout = given;
+        }
+        let run_as_user = map.get("runAsUser").and_then(|field| field.written());
+        let params = free_map(map.get("params"));
+        Some(Config {
+            command: command?,
+            args,
+            env,
+            timeout,
+            run_as_user,
+            params,
+        })
+    }
+
+    fn redacted(&self) -> Value {
+        let env: BTreeMap<&str, &str> = self
+            .env
+            .keys()
+            .map(|key| (key.as_str(), REDACTED))
+            .collect();
+        let params: BTreeMap<&str, &str> = self
+            .params
+            .iter()
+            .map(|(key, value)| {
+                let shown = if looks_secret(key) { REDACTED } else { value };
+                (key.as_str(), shown)
+            })
+            .collect();
+        let mut keys = json!({
+            "command": self.command,
+            "args": self.args,
+            "env": env,
+            "timeout": format_duration(self.timeout),
+            "params": params,
+        });
+        if let (Some(user), Some(map)) = (&self.run_as_user, keys.as_object_mut()) {
+            map.insert("runAsUser".to_owned(), json!(user));
+        }
+        keys
+    }
+
+    fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+        let run_as = match &self.run_as_user {
+            Some(user) => Some((site.user)(user).ok_or_else(|| {
+                SignerError::config(
+                    format!("exec.runAsUser: there is no user {user} in /etc/passwd"),
+                    "create it or name another",
+                )
+            })?),
+            None => None,
+        };
+        Ok(Box::new(Exec::new(self.clone(), run_as)?))
+    }
+}
+
+fn looks_secret(key: &str) -> bool {
+    let key = key.to_lowercase();
+    [
+        "secret",
+        "token",
+        "password",
+        "passwd",
+        "passphrase",
+        "key",
+        "credential",
+        "auth",
+        "pin",
+        "cookie",
+    ]
+    .iter()
+    .any(|word| key.contains(word))
 }
 
 /// Numeric user and group.
@@ -122,23 +257,10 @@ pub struct RunAs {
     pub gid: u32,
 }
 
-impl Plugin {
-    /// A plug-in with the defaults: no arguments, 60 seconds.
-    pub fn new(command: impl Into<PathBuf>) -> Self {
-        Plugin {
-            command: command.into(),
-            args: Vec::new(),
-            env: BTreeMap::new(),
-            timeout: Duration::from_secs(60),
-            run_as: None,
-            params: BTreeMap::new(),
-        }
-    }
-}
-
 /// Signs by running a program.
 pub struct Exec {
-    plugin: Plugin,
+    plugin: Config,
+    run_as: Option<RunAs>,
     assumed: Caps,
     declared: OnceCell<Caps>,
     /// Unclean answers in a row, for each request.
@@ -147,7 +269,7 @@ pub struct Exec {
 
 impl Exec {
     /// Checks the configuration, not yet the file.
-    pub fn new(plugin: Plugin) -> Result<Self, SignerError> {
+    pub fn new(plugin: Config, run_as: Option<RunAs>) -> Result<Self, SignerError> {
         let command = plugin.command.display();
         if !plugin.command.is_absolute() {
             return Err(SignerError::config(
@@ -169,12 +291,8 @@ impl Exec {
         }
         Ok(Exec {
             plugin,
-            assumed: Caps {
-                pends: true,
-                lookup: Lookup::ByTicket,
-                resubmit: Resubmit::Adopts,
-                ..Caps::everything()
-            },
+            run_as,
+            assumed: ASSUMED,
             declared: OnceCell::new(),
             unclean: RefCell::default(),
         })
@@ -227,7 +345,7 @@ impl Exec {
             .process_group(0)
             .kill_on_drop(true);
         command.envs(&self.plugin.env);
-        if let Some(run_as) = self.plugin.run_as {
+        if let Some(run_as) = self.run_as {
             command.gid(run_as.gid).uid(run_as.uid);
         }
         command.spawn().map_err(|error| {
@@ -254,7 +372,7 @@ impl Exec {
     /// Our own home is not another user's.
     fn home(&self) -> OsString {
         std::env::var_os("HOME")
-            .filter(|_| self.plugin.run_as.is_none())
+            .filter(|_| self.run_as.is_none())
             .unwrap_or_else(|| "/".into())
     }
 
@@ -563,6 +681,8 @@ impl InfoResponse {
         let declared = &self.capabilities;
         let carry = |yes| if yes { Carry::Yes } else { Carry::No };
         Ok(Caps {
+            renewal: ASSUMED.renewal,
+            crl: ASSUMED.crl,
             organization: carry(declared.organization),
             colon_common_name: carry(declared.colon_common_name),
             ip_sans: carry(declared.ip_sans),

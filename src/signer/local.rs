@@ -6,14 +6,57 @@
 //! certificates that need it, not of the rest.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
+use serde_json::{Value, json};
 
-use super::{Answer, Caps, Kind, Rejection, Request, Signer, SignerError, Ticket, Wanted};
+use super::{
+    About, Answer, Caps, Configured, Kind, Rejection, Request, Signer, SignerError, Site, Ticket,
+    Wanted,
+};
+use crate::http::Files;
 use crate::names::Authority;
+use crate::schema::{Form, Key, absolute, key, required};
 use crate::x509::CertificateAuthority;
+use crate::yaml::Map;
+
+/// kubeadm's CA files in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Holds `ca.crt`, `ca.key`, `etcd/ca.*`, `front-proxy-ca.*`.
+    pub directory: PathBuf,
+}
+
+#[rustfmt::skip]
+const KEYS: &[Key] = &[
+    key("directory", Form::Path, "Directory with ca.crt, ca.key, etcd/ca.* and front-proxy-ca.*."),
+];
+
+impl Configured for Config {
+    const ABOUT: About = About {
+        name: "local",
+        signs_with: "CA keys in a directory laid out as kubeadm's",
+        authentication: "file permissions",
+        caps: Caps::everything(),
+        keys: &[KEYS],
+    };
+
+    fn read(map: &Map<'_>) -> Option<Self> {
+        let directory = required(map, "directory", "with an absolute path");
+        Some(Config {
+            directory: absolute(&directory?)?,
+        })
+    }
+
+    fn redacted(&self) -> Value {
+        json!({"directory": self.directory})
+    }
+
+    fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+        Ok(Box::new(Local::new(&self.directory, site.files.as_ref())))
+    }
+}
 
 /// Signs with CA keys from files.
 pub struct Local {
@@ -29,11 +72,11 @@ struct Found {
 }
 
 impl Local {
-    /// Reads the three pairs below `dir` through `read`.
-    pub fn new(dir: &Path, read: &dyn Fn(&Path) -> io::Result<Vec<u8>>) -> Self {
+    /// Reads the three pairs below `dir` through `files`.
+    pub fn new(dir: &Path, files: &dyn Files) -> Self {
         let authorities = Authority::ALL
             .into_iter()
-            .map(|authority| (authority, find(dir, authority, read)))
+            .map(|authority| (authority, find(dir, authority, files)))
             .collect();
         Local {
             dir: dir.to_owned(),
@@ -51,15 +94,14 @@ impl Local {
     }
 }
 
-fn find(dir: &Path, authority: Authority, read: &dyn Fn(&Path) -> io::Result<Vec<u8>>) -> Found {
+fn find(dir: &Path, authority: Authority, files: &dyn Files) -> Found {
     let path = |extension: &str| dir.join(format!("{}.{extension}", authority.base_name()));
     let (certificate_path, key_path) = (path("crt"), path("key"));
-    let certificate = read(&certificate_path);
-    let signing = match (&certificate, read(&key_path)) {
+    let certificate = files.read(&certificate_path);
+    let signing = match (&certificate, files.read(&key_path)) {
         (Err(error), _) => Err(format!("{}: {error}", certificate_path.display())),
         (_, Err(error)) => Err(format!("{}: {error}", key_path.display())),
         (Ok(certificate), Ok(key)) => {
-            let key = zeroize::Zeroizing::new(key);
             CertificateAuthority::from_pem(certificate, &key).map_err(|error| {
                 format!(
                     "{} and {}: {error}",
@@ -70,7 +112,7 @@ fn find(dir: &Path, authority: Authority, read: &dyn Fn(&Path) -> io::Result<Vec
         }
     };
     Found {
-        certificate: certificate.ok(),
+        certificate: certificate.ok().map(|bytes| bytes.to_vec()),
         signing,
     }
 }

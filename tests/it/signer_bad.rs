@@ -99,14 +99,14 @@ impl Signer for BadSigner {
 }
 
 /// The same as a plug-in, for the modes that fit into JSON (all but `der`).
-pub(crate) fn bad_plugin(mode: &str, authorities: &Path) -> exec::Plugin {
-    exec::Plugin {
+pub(crate) fn bad_plugin(mode: &str, authorities: &Path) -> exec::Config {
+    exec::Config {
         args: vec![
             BAD_SIGNER.to_owned(),
             mode.to_owned(),
             authorities.to_str().unwrap().to_owned(),
         ],
-        ..exec::Plugin::new("/bin/bash")
+        ..exec::Config::new("/bin/bash")
     }
 }
 
@@ -169,7 +169,7 @@ fn the_plugin_gives_the_same_verdicts() {
     write_authorities(dir.path());
     for (mode, words) in REFUSED {
         let request = request(telling_slot(mode));
-        let signer = exec::Exec::new(bad_plugin(mode, dir.path())).unwrap();
+        let signer = exec::Exec::new(bad_plugin(mode, dir.path()), None).unwrap();
         match run(signer.submit(&request)) {
             Ok(Answer::Issued(bytes)) => {
                 let said = verdict(&request, &bytes, dir.path());

@@ -6,13 +6,14 @@ use std::path::Path;
 use nodepki::names::{Authority, CertName};
 use nodepki::settings::Settings;
 use nodepki::signer::{
-    Answer, Class, Config, Kind, Request, Resubmit, Signer, Site, Ticket, exec, open,
+    Answer, Class, Config, Kind, Request, Resubmit, Signer, Ticket, directory, embedded, exec,
+    local,
 };
-use nodepki::x509::{KeyAlgorithm, TrustBundle};
+use nodepki::x509::TrustBundle;
 use tempfile::TempDir;
 
 use crate::signer_bad::{bad_plugin, verdict};
-use crate::signing::{PlainDir, now, openssl, request, run, tree, write_authorities};
+use crate::signing::{now, opened, openssl, request, run, tree, write_authorities};
 
 /// One signer, and what plays the people behind it.
 struct Case {
@@ -27,15 +28,12 @@ impl Case {
         let dir = tempfile::tempdir().unwrap();
         write_authorities(dir.path());
         let config = match kind {
-            Kind::Embedded => Config::Embedded,
-            Kind::Local => Config::Local {
-                dir: dir.path().to_owned(),
-            },
+            Kind::Embedded => Config::Embedded(embedded::Config),
+            Kind::Local => Config::Local(local::Config {
+                directory: dir.path().to_owned(),
+            }),
             Kind::Exec => Config::Exec(bad_plugin("pending", dir.path())),
-            Kind::Directory => Config::Directory {
-                dir: dir.path().join("drop"),
-                trusted_uids: Vec::new(),
-            },
+            Kind::Directory => Config::Directory(directory::Config::new(dir.path().join("drop"))),
         };
         let signer = opened(&config);
         Case { kind, signer, dir }
@@ -47,9 +45,9 @@ impl Case {
             // Its authorities die with the process; that is what it is for.
             Kind::Embedded => self,
             Kind::Local => Case {
-                signer: opened(&Config::Local {
-                    dir: self.dir.path().to_owned(),
-                }),
+                signer: opened(&Config::Local(local::Config {
+                    directory: self.dir.path().to_owned(),
+                })),
                 ..self
             },
             Kind::Exec => Case {
@@ -57,10 +55,9 @@ impl Case {
                 ..self
             },
             Kind::Directory => Case {
-                signer: opened(&Config::Directory {
-                    dir: self.dir.path().join("drop"),
-                    trusted_uids: Vec::new(),
-                }),
+                signer: opened(&Config::Directory(directory::Config::new(
+                    self.dir.path().join("drop"),
+                ))),
                 ..self
             },
         }
@@ -81,10 +78,7 @@ impl Case {
             Kind::Exec => Some(opened(&Config::Exec(bad_plugin("denied", self.dir.path())))),
             Kind::Directory => {
                 let drop = self.dir.path().join("drop");
-                let signer = opened(&Config::Directory {
-                    dir: drop.clone(),
-                    trusted_uids: Vec::new(),
-                });
+                let signer = opened(&Config::Directory(directory::Config::new(drop.clone())));
                 run(signer.submit(request)).unwrap();
                 let denied = drop.join(format!("inbox/{}.denied", request.name()));
                 fs::write(denied, "not on a Friday\n").unwrap();
@@ -106,16 +100,6 @@ impl Case {
         fs::write(path, trust).unwrap();
         verdict(request, answer, own.path())
     }
-}
-
-fn opened(config: &Config) -> Box<dyn Signer> {
-    let site = Site {
-        now: now(),
-        authority_key: KeyAlgorithm::EcdsaP256,
-        read: &|path| fs::read(path),
-        drop_dir: &|path| Ok(Box::new(PlainDir(path.to_owned()))),
-    };
-    open(config, &site).unwrap()
 }
 
 /// `openssl x509 -req` on the outbox, into the inbox.
@@ -310,7 +294,7 @@ fn every_kind_has_an_example_that_loads() {
         assert!(faults.is_empty(), "{faults}");
         for authority in Authority::ALL {
             let (_, signer) = settings.signer_of(authority).unwrap();
-            assert_eq!(signer.kind(), kind.as_str());
+            assert_eq!(signer.kind(), kind);
         }
     }
 }
@@ -323,9 +307,9 @@ fn local_names_the_file_that_is_missing_and_signs_the_rest() {
     write_authorities(dir.path());
     fs::remove_file(dir.path().join("etcd/ca.key")).unwrap();
     fs::write(dir.path().join("front-proxy-ca.key"), "garbage").unwrap();
-    let signer = opened(&Config::Local {
-        dir: dir.path().to_owned(),
-    });
+    let signer = opened(&Config::Local(local::Config {
+        directory: dir.path().to_owned(),
+    }));
     signer
         .preflight(&request(CertName::Apiserver).wanted)
         .unwrap();
@@ -347,9 +331,9 @@ fn local_refuses_a_key_of_another_authority() {
     let dir = tempfile::tempdir().unwrap();
     write_authorities(dir.path());
     fs::copy(dir.path().join("ca.key"), dir.path().join("etcd/ca.key")).unwrap();
-    let signer = opened(&Config::Local {
-        dir: dir.path().to_owned(),
-    });
+    let signer = opened(&Config::Local(local::Config {
+        directory: dir.path().to_owned(),
+    }));
     let message = signer
         .preflight(&request(CertName::EtcdPeer).wanted)
         .unwrap_err()
@@ -406,12 +390,14 @@ fn the_request_id_follows_wish_and_key_only() {
 
 #[test]
 fn an_exec_signer_needs_a_sane_configuration() {
-    let relative = exec::Exec::new(exec::Plugin::new("sign")).err().unwrap();
+    let relative = exec::Exec::new(exec::Config::new("sign"), None)
+        .err()
+        .unwrap();
     assert!(relative.to_string().contains("absolute path"), "{relative}");
-    let slow = exec::Plugin {
+    let slow = exec::Config {
         timeout: std::time::Duration::from_secs(601),
-        ..exec::Plugin::new("/bin/true")
+        ..exec::Config::new("/bin/true")
     };
-    let slow = exec::Exec::new(slow).err().unwrap();
+    let slow = exec::Exec::new(slow, None).err().unwrap();
     assert!(slow.to_string().contains("between 1 and 600"), "{slow}");
 }

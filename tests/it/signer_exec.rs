@@ -7,24 +7,24 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nodepki::names::CertName;
-use nodepki::signer::exec::{Exec, Plugin, RunAs, UNCLEAN_LIMIT};
+use nodepki::signer::exec::{self, Exec, RunAs, UNCLEAN_LIMIT};
 use nodepki::signer::{Answer, Carry, Class, Resubmit, Signer, SignerError, Ticket};
 use nodepki::x509::UsageExtensions;
 
 use crate::signing::{ODD_PLUGIN, now, openssl, request, run, run_program, write_authorities};
 
 fn odd(how: &str) -> Exec {
-    Exec::new(odd_plugin(how, Path::new("/dev/null"))).unwrap()
+    Exec::new(odd_plugin(how, Path::new("/dev/null")), None).unwrap()
 }
 
-fn odd_plugin(how: &str, scratch: &Path) -> Plugin {
-    Plugin {
+fn odd_plugin(how: &str, scratch: &Path) -> exec::Config {
+    exec::Config {
         args: vec![
             ODD_PLUGIN.to_owned(),
             how.to_owned(),
             scratch.to_str().unwrap().to_owned(),
         ],
-        ..Plugin::new("/bin/bash")
+        ..exec::Config::new("/bin/bash")
     }
 }
 
@@ -123,11 +123,11 @@ fn pending_keeps_the_ticket_when_a_poll_gives_no_new_one() {
 fn a_hanging_program_is_ended_with_its_children() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
-    let plugin = Plugin {
+    let plugin = exec::Config {
         timeout: Duration::from_millis(300),
         ..odd_plugin("hang", &scratch)
     };
-    let signer = Exec::new(plugin).unwrap();
+    let signer = Exec::new(plugin, None).unwrap();
     let begun = Instant::now();
     let error = run(signer.submit(&request(CertName::Apiserver))).unwrap_err();
     assert_eq!(error.class, Class::Ambiguous);
@@ -143,12 +143,12 @@ fn a_hanging_program_is_ended_with_its_children() {
 fn a_program_that_ignores_sigterm_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
-    let plugin = Plugin {
+    let plugin = exec::Config {
         timeout: Duration::from_millis(300),
         ..odd_plugin("deaf", &scratch)
     };
     let begun = Instant::now();
-    let error = run(Exec::new(plugin)
+    let error = run(Exec::new(plugin, None)
         .unwrap()
         .submit(&request(CertName::Apiserver)))
     .unwrap_err();
@@ -165,14 +165,14 @@ fn a_program_that_ignores_sigterm_is_killed() {
 fn a_child_that_holds_stdout_is_killed_and_the_answer_counts() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
-    let signer = Exec::new(odd_plugin("hold-stdout", &scratch)).unwrap();
+    let signer = Exec::new(odd_plugin("hold-stdout", &scratch), None).unwrap();
     let begun = Instant::now();
     let reason = denied(run(signer.submit(&request(CertName::Apiserver))));
     assert_eq!(reason, "held");
     assert!(begun.elapsed() < Duration::from_secs(4));
     assert_gone(&scratch);
 
-    let signer = Exec::new(odd_plugin("hold-stdout-silent", &scratch)).unwrap();
+    let signer = Exec::new(odd_plugin("hold-stdout-silent", &scratch), None).unwrap();
     let error = run(signer.submit(&request(CertName::Apiserver))).unwrap_err();
     assert_eq!(error.class, Class::Ambiguous);
     assert_gone(&scratch);
@@ -182,7 +182,7 @@ fn a_child_that_holds_stdout_is_killed_and_the_answer_counts() {
 fn a_dropped_call_leaves_no_program_behind() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
-    let signer = Exec::new(odd_plugin("deaf", &scratch)).unwrap();
+    let signer = Exec::new(odd_plugin("deaf", &scratch), None).unwrap();
     run(async {
         let request = request(CertName::Apiserver);
         let call = signer.submit(&request);
@@ -214,10 +214,10 @@ fn a_run_that_does_not_wait_still_asks_once() {
 
 #[test]
 fn the_values_of_environment_and_parameters_are_not_shown() {
-    let plugin = Plugin {
+    let plugin = exec::Config {
         env: [("CORP_PASSWORD".to_owned(), "hunter2".to_owned())].into(),
         params: [("pin".to_owned(), "hunter3".to_owned())].into(),
-        ..Plugin::new("/bin/true")
+        ..exec::Config::new("/bin/true")
     };
     let shown = format!("{plugin:?}");
     assert!(
@@ -231,11 +231,11 @@ fn odd_and_valid_answers_are_taken() {
     assert_eq!(denied(ask("unknown-fields")), "a");
     assert_eq!(denied(ask("chatty")), "chatty");
     // More than a pipe holds, and nobody reads it.
-    let plugin = Plugin {
+    let plugin = exec::Config {
         params: [("long".to_owned(), "x".repeat(1 << 20))].into(),
         ..odd_plugin("not-reading", Path::new("/dev/null"))
     };
-    let error = run(Exec::new(plugin)
+    let error = run(Exec::new(plugin, None)
         .unwrap()
         .submit(&request(CertName::Apiserver)))
     .unwrap_err();
@@ -307,11 +307,11 @@ fn the_environment_is_what_was_allowed() {
         );
     }
     assert!(rest.ends_with(" /"), "cwd: {reason}");
-    let plugin = Plugin {
+    let plugin = exec::Config {
         env: [("CORP_REGION".to_owned(), "eu".to_owned())].into(),
         ..odd_plugin("environment", Path::new("/dev/null"))
     };
-    let reason = denied(run(Exec::new(plugin)
+    let reason = denied(run(Exec::new(plugin, None)
         .unwrap()
         .submit(&request(CertName::Apiserver))));
     assert!(reason.contains("CORP_REGION"), "{reason}");
@@ -335,19 +335,19 @@ fn it_runs_as_the_configured_user_without_roots_groups() {
     fs::copy(ODD_PLUGIN, &script).unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let plugin = Plugin {
-        run_as: Some(RunAs {
-            uid: 65534,
-            gid: 65533,
-        }),
+    let plugin = exec::Config {
         args: vec![
             script.to_str().unwrap().to_owned(),
             "whoami".to_owned(),
             "/dev/null".to_owned(),
         ],
-        ..Plugin::new("/bin/bash")
+        ..exec::Config::new("/bin/bash")
     };
-    let reason = denied(run(Exec::new(plugin)
+    let nobody = RunAs {
+        uid: 65534,
+        gid: 65533,
+    };
+    let reason = denied(run(Exec::new(plugin, Some(nobody))
         .unwrap()
         .submit(&request(CertName::Apiserver))));
     assert_eq!(reason, "65534:65533:65533");
@@ -363,7 +363,7 @@ fn a_program_that_others_could_change_is_not_run() {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     };
     let refusal = |path: &Path| {
-        let signer = Exec::new(Plugin::new(path)).unwrap();
+        let signer = Exec::new(exec::Config::new(path), None).unwrap();
         let error = run(signer.submit(&request(CertName::Apiserver))).unwrap_err();
         assert_eq!(error.class, Class::Config, "{error}");
         assert!(!marker.exists(), "{error}");
@@ -449,7 +449,7 @@ fn a_program_may_have_no_opinion_on_trust() {
 
 #[test]
 fn recover_without_a_ticket_runs_nothing() {
-    let signer = Exec::new(Plugin::new("/nowhere/at/all")).unwrap();
+    let signer = Exec::new(exec::Config::new("/nowhere/at/all"), None).unwrap();
     let found = run(signer.recover(&request(CertName::Apiserver), None)).unwrap();
     assert_eq!(found, None);
 }
@@ -474,12 +474,12 @@ echo '{{"apiVersion":"signer.nodepki.dev/v1","kind":"SignResponse","requestId":"
     )
     .unwrap();
     run_program("openssl", &["version"], b"");
-    let plugin = Plugin {
+    let plugin = exec::Config {
         args: vec![script.to_str().unwrap().to_owned()],
-        ..Plugin::new("/bin/bash")
+        ..exec::Config::new("/bin/bash")
     };
     let request = request(CertName::AdminConf);
-    let answer = run(Exec::new(plugin).unwrap().submit(&request)).unwrap();
+    let answer = run(Exec::new(plugin, None).unwrap().submit(&request)).unwrap();
     let Answer::Issued(bytes) = answer else {
         panic!("{answer:?}")
     };

@@ -7,17 +7,20 @@ use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
+use nodepki::http::Files;
 use nodepki::names::{Authority, CertName};
 use nodepki::signer::directory::{DropDir, Dropped, Meta, Shape};
-use nodepki::signer::{Identity, Request, Wanted};
+use nodepki::signer::{Config, Identity, Memory, Request, Signer, Site, Wanted};
 use nodepki::x509::{
     CertificateAuthority, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
     UsageExtensions,
 };
 use time::OffsetDateTime;
+use zeroize::Zeroizing;
 
 pub(crate) const ODD_PLUGIN: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/odd-plugin.sh");
@@ -221,6 +224,65 @@ impl DropDir for PlainDir {
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        match fs::remove_file(self.0.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// A signer as `config` describes it, on plain files; what it remembers is forgotten.
+pub(crate) fn opened(config: &Config) -> Box<dyn Signer> {
+    let memory = tempfile::tempdir().unwrap().keep();
+    opened_with_memory(config, &memory)
+}
+
+/// A signer that remembers in `memory`, over as many openings as one likes.
+pub(crate) fn opened_with_memory(config: &Config, memory: &Path) -> Box<dyn Signer> {
+    let site = Site {
+        name: "test",
+        now: now(),
+        clock: now,
+        identity: Identity {
+            node: "cp1".to_owned(),
+            cluster: "kubernetes".to_owned(),
+        },
+        authority_key: KeyAlgorithm::EcdsaP256,
+        files: Rc::new(PlainFiles),
+        credentials: None,
+        memory: Rc::new(PlainMemory(memory.to_owned())),
+        drop_dir: &|path| Ok(Box::new(PlainDir(path.to_owned()))),
+        user: &|_| None,
+    };
+    config.open(&site).unwrap()
+}
+
+/// Files where they are.
+pub(crate) struct PlainFiles;
+
+impl Files for PlainFiles {
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        fs::read(path).map(Zeroizing::new)
+    }
+}
+
+/// A directory to remember in.
+struct PlainMemory(PathBuf);
+
+impl Memory for PlainMemory {
+    fn recall(&self, name: &str) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
+        match fs::read(self.0.join(name)) {
+            Ok(bytes) => Ok(Some(Zeroizing::new(bytes))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn keep(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        fs::write(self.0.join(name), bytes)
+    }
+
+    fn forget(&self, name: &str) -> io::Result<()> {
         match fs::remove_file(self.0.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,

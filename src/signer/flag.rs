@@ -1,0 +1,76 @@
+//! `--signer embedded|local:DIR|directory:DIR|exec:PATH`: the kinds that need no more than a path.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::{Config, Kind, directory, embedded, exec, local};
+
+impl FromStr for Config {
+    type Err = BadFlag;
+
+    fn from_str(text: &str) -> Result<Self, BadFlag> {
+        let (kind, rest) = match text.split_once(':') {
+            Some((kind, rest)) => (kind, Some(rest)),
+            None => (text, None),
+        };
+        let path = |what: &'static str| match rest {
+            Some(rest) if !rest.is_empty() => Ok(PathBuf::from(rest)),
+            _ => Err(BadFlag::NoPath {
+                kind: kind.to_owned(),
+                what,
+            }),
+        };
+        match kind {
+            "embedded" => match rest {
+                None => Ok(Config::Embedded(embedded::Config)),
+                Some(rest) => Err(BadFlag::Surplus(rest.to_owned())),
+            },
+            "local" => Ok(Config::Local(local::Config {
+                directory: path("DIR, the directory with ca.crt and ca.key")?,
+            })),
+            "directory" => Ok(Config::Directory(directory::Config::new(path(
+                "DIR, the directory for requests and answers",
+            )?))),
+            "exec" => {
+                let command = path("PATH, the plug-in program")?;
+                if !command.is_absolute() {
+                    return Err(BadFlag::RelativeCommand(command));
+                }
+                Ok(Config::Exec(exec::Config::new(command)))
+            }
+            other if Kind::ALL.into_iter().any(|kind| kind.as_str() == other) => {
+                Err(BadFlag::NeedsFile(other.to_owned()))
+            }
+            other => Err(BadFlag::Unknown(other.to_owned())),
+        }
+    }
+}
+
+/// A `--signer` that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadFlag {
+    /// The kind needs a path.
+    #[error("--signer {kind} needs a path: write {kind}:{what}")]
+    NoPath {
+        /// As written.
+        kind: String,
+        /// What the path means.
+        what: &'static str,
+    },
+    /// `embedded` takes nothing.
+    #[error("--signer embedded takes no value: write --signer embedded without :{0}")]
+    Surplus(String),
+    /// A plug-in is never looked up in PATH.
+    #[error(
+        "--signer exec:{0}: the program must be an absolute path, it is never looked up in PATH"
+    )]
+    RelativeCommand(PathBuf),
+    /// A kind with more settings than fit on a command line.
+    #[error(
+        "--signer {0} needs more than a flag can say: configure it under signers in /etc/nodepki/config.yaml, or name a file with --config"
+    )]
+    NeedsFile(String),
+    /// Not a kind.
+    #[error("{0:?} is not a kind of signer: use embedded, local:DIR, directory:DIR or exec:PATH")]
+    Unknown(String),
+}

@@ -1,0 +1,108 @@
+//! A setting that may differ from certificate to certificate: a role, a profile, a signer name.
+//!
+//! Written as one text for all, or as a map from certificate names and `default` to texts. In each text
+//! `{certificate}`, `{authority}`, `{node}` and `{cluster}` stand for those names; `{certificate}` with dots as
+//! dashes (`admin-conf`), since few servers take a dot in a role's name.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::{Identity, Wanted};
+use crate::names::CertName;
+use crate::yaml::{self, Field};
+
+const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
+
+/// A text for each certificate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PerCertificate {
+    /// For those without one of their own.
+    pub default: Option<String>,
+    /// Of their own.
+    pub named: BTreeMap<CertName, String>,
+}
+
+impl PerCertificate {
+    /// One text for all.
+    pub fn all(text: impl Into<String>) -> Self {
+        PerCertificate {
+            default: Some(text.into()),
+            named: BTreeMap::new(),
+        }
+    }
+
+    /// Reads either form.
+    pub fn read(field: &Field<'_>) -> Option<Self> {
+        if field.node().text().is_some() {
+            let text = field.string()?;
+            check(field, &text);
+            return Some(PerCertificate::all(text));
+        }
+        let mut read = PerCertificate::default();
+        for (name, field) in field.map()?.named() {
+            let Some(text) = field.string() else { continue };
+            check(&field, &text);
+            if name == "default" {
+                read.default = Some(text);
+                continue;
+            }
+            match CertName::ALL.into_iter().find(|one| one.as_str() == name) {
+                Some(name) => {
+                    read.named.insert(name, text);
+                }
+                None => {
+                    let names = CertName::ALL.into_iter().map(CertName::as_str);
+                    let fix = match yaml::did_you_mean(&name, names.chain(["default"])) {
+                        Some(near) => format!("did you mean {near}?"),
+                        None => "use a name from `nodepki plan`, or default".to_owned(),
+                    };
+                    field.error(format!("{name:?} is no certificate"), fix);
+                }
+            }
+        }
+        Some(read)
+    }
+
+    /// The text for a certificate, placeholders filled in; `None` where nothing is said about it.
+    pub fn of(&self, wanted: &Wanted, identity: &Identity) -> Option<String> {
+        let text = self.named.get(&wanted.name).or(self.default.as_ref())?;
+        Some(
+            text.replace("{certificate}", &wanted.name.as_str().replace('.', "-"))
+                .replace("{authority}", wanted.authority.as_str())
+                .replace("{node}", &identity.node)
+                .replace("{cluster}", &identity.cluster),
+        )
+    }
+
+    /// As written: a text, or a map.
+    pub fn redacted(&self) -> Value {
+        match &self.default {
+            Some(text) if self.named.is_empty() => json!(text),
+            default => {
+                let named = self.named.iter().map(|(name, text)| (name.as_str(), text));
+                let all: BTreeMap<&str, &String> = named
+                    .chain(default.iter().map(|text| ("default", text)))
+                    .collect();
+                json!(all)
+            }
+        }
+    }
+}
+
+/// A placeholder that is none would end up in a request to the server.
+fn check(field: &Field<'_>, text: &str) {
+    let mut rest = text.to_owned();
+    for known in PLACEHOLDERS {
+        rest = rest.replace(known, "");
+    }
+    if rest.contains(['{', '}']) {
+        field.error(
+            format!("{text:?} has an unknown placeholder"),
+            format!("use {}", PLACEHOLDERS.join(", ")),
+        );
+    }
+    if text.is_empty() {
+        field.error("is empty", "write a name, or remove the key");
+    }
+}
