@@ -28,7 +28,7 @@
 //! | commands | [`demo`] |
 //! | inputs | [`load`] |
 //! | composition | [`agent`], [`status`], [`offline`] |
-//! | edge | [`settings`], [`signer`], [`store`], [`failpoint`] |
+//! | edge | [`settings`], [`signer`], [`http`], [`store`], [`failpoint`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`kubeconfig`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
@@ -57,6 +57,7 @@ pub mod assess;
 pub mod cli;
 pub mod demo;
 pub mod failpoint;
+pub mod http;
 pub mod kubeadm;
 pub mod kubeconfig;
 pub mod load;
