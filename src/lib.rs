@@ -28,7 +28,7 @@
 //! | commands | [`demo`] |
 //! | inputs | [`load`] |
 //! | composition | [`agent`], [`status`], [`offline`] |
-//! | edge | [`settings`], [`signer`], [`store`], [`failpoint`] |
+//! | edge | [`settings`], [`signer`], [`http`], [`store`], [`failpoint`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`kubeconfig`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it

@@ -1,0 +1,346 @@
+//! A request as callers write it, and the answer as they get it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Method, Url};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::Error;
+
+/// More than any answer that a signer has reason to give.
+const DEFAULT_LIMIT: usize = 1024 * 1024;
+
+/// A request to be sent. Mistakes in it come out of [`super::Client::send`].
+pub struct Call<'a> {
+    pub(super) method: Method,
+    path: Cow<'a, str>,
+    headers: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    secrets: Vec<(Cow<'a, str>, Zeroizing<String>)>,
+    /// May hold secrets: a login is a body.
+    body: Option<Zeroizing<Vec<u8>>>,
+    fault: Option<String>,
+    pub(super) timeout: Option<Duration>,
+    pub(super) limit: usize,
+}
+
+impl<'a> Call<'a> {
+    /// A request to `path`, with its query, below the endpoint's URL. Use [`encode`] for what comes from elsewhere.
+    pub fn new(method: Method, path: impl Into<Cow<'a, str>>) -> Self {
+        Call {
+            method,
+            path: path.into(),
+            headers: Vec::new(),
+            secrets: Vec::new(),
+            body: None,
+            fault: None,
+            timeout: None,
+            limit: DEFAULT_LIMIT,
+        }
+    }
+
+    /// GET.
+    pub fn get(path: impl Into<Cow<'a, str>>) -> Self {
+        Self::new(Method::GET, path)
+    }
+
+    /// POST.
+    pub fn post(path: impl Into<Cow<'a, str>>) -> Self {
+        Self::new(Method::POST, path)
+    }
+
+    /// PUT.
+    pub fn put(path: impl Into<Cow<'a, str>>) -> Self {
+        Self::new(Method::PUT, path)
+    }
+
+    /// A header that anybody may see.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<Cow<'a, str>>, value: impl Into<Cow<'a, str>>) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// A header that only the configured origins may see.
+    #[must_use]
+    pub fn secret(
+        mut self,
+        name: impl Into<Cow<'a, str>>,
+        value: impl Into<Zeroizing<String>>,
+    ) -> Self {
+        self.secrets.push((name.into(), value.into()));
+        self
+    }
+
+    /// RFC 6750.
+    #[must_use]
+    pub fn bearer(self, token: impl Into<Zeroizing<String>>) -> Self {
+        let token: Zeroizing<String> = token.into();
+        self.secret(AUTHORIZATION.as_str(), format!("Bearer {}", *token))
+    }
+
+    /// RFC 7617, in UTF-8.
+    #[must_use]
+    pub fn basic(mut self, user: &str, password: impl Into<Zeroizing<String>>) -> Self {
+        if user.contains(':') {
+            self.fault = Some("the user name has a colon in it".to_owned());
+        }
+        let password: Zeroizing<String> = password.into();
+        let pair = Zeroizing::new(format!("{user}:{}", *password));
+        let value = Zeroizing::new(format!("Basic {}", STANDARD.encode(pair.as_bytes())));
+        self.secret(AUTHORIZATION.as_str(), value)
+    }
+
+    /// The body and its media type.
+    #[must_use]
+    pub fn body(
+        self,
+        content_type: impl Into<Cow<'a, str>>,
+        bytes: impl Into<Zeroizing<Vec<u8>>>,
+    ) -> Self {
+        let mut call = self.header(CONTENT_TYPE.as_str(), content_type);
+        call.body = Some(bytes.into());
+        call
+    }
+
+    /// A body of `application/json`.
+    #[must_use]
+    pub fn json(self, value: &(impl Serialize + ?Sized)) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(bytes) => self.body("application/json", bytes),
+            Err(error) => Call {
+                fault: Some(format!("its body is no JSON: {error}")),
+                ..self
+            },
+        }
+    }
+
+    /// The wanted media type.
+    #[must_use]
+    pub fn accept(self, media_type: impl Into<Cow<'a, str>>) -> Self {
+        self.header(ACCEPT.as_str(), media_type)
+    }
+
+    /// From the first look-up to the last byte, instead of what the endpoint says.
+    #[must_use]
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Call {
+            timeout: Some(timeout),
+            ..self
+        }
+    }
+
+    /// The most bytes that the body of the answer may have, instead of 1 MiB.
+    #[must_use]
+    pub fn limit(self, bytes: usize) -> Self {
+        Call {
+            limit: bytes,
+            ..self
+        }
+    }
+
+    /// Where it goes. Nothing in a path leads out of the endpoint's base path.
+    pub(super) fn url(&self, base: &Url) -> Result<Url, Error> {
+        let (path, query) = match self.path.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (&*self.path, None),
+        };
+        let segments = || path.split(['/', '\\']);
+        let dots = |segment: &str| {
+            matches!(
+                segment.to_ascii_lowercase().replace("%2e", ".").as_str(),
+                "." | ".."
+            )
+        };
+        let printable = self.path.chars().all(|c| c.is_ascii_graphic());
+        if !path.starts_with('/') || self.path.contains('#') || !printable || segments().any(dots) {
+            return Err(self.wrong("its path is not one"));
+        }
+        if let Some(fault) = &self.fault {
+            return Err(self.wrong(fault));
+        }
+        let mut url = base.clone();
+        url.set_path(&format!("{}{path}", base.path().trim_end_matches('/')));
+        url.set_query(query);
+        Ok(url)
+    }
+
+    /// The request with headers and body; secrets only where they may be seen.
+    pub(super) fn fill(
+        &self,
+        mut request: reqwest::RequestBuilder,
+        with_secrets: bool,
+    ) -> Result<reqwest::RequestBuilder, Error> {
+        for (name, value) in &self.headers {
+            if !with_secrets && name.eq_ignore_ascii_case(AUTHORIZATION.as_str()) {
+                continue;
+            }
+            let (name, value) = self.parsed(name, value)?;
+            request = request.header(name, value);
+        }
+        for (name, value) in self.secrets.iter().filter(|_| with_secrets) {
+            let (name, mut value) = self.parsed(name, value)?;
+            value.set_sensitive(true);
+            request = request.header(name, value);
+        }
+        if let Some(body) = &self.body {
+            request = request.body(body.to_vec());
+        }
+        Ok(request)
+    }
+
+    fn parsed(&self, name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Error> {
+        let parsed_name = HeaderName::from_bytes(name.as_bytes());
+        let parsed_value = HeaderValue::from_str(value);
+        match (parsed_name, parsed_value) {
+            (Ok(name), Ok(value)) => Ok((name, value)),
+            _ => Err(self.wrong(&format!(
+                "the value of its header {name} has characters that a header cannot have (a line end?)"
+            ))),
+        }
+    }
+
+    fn wrong(&self, what: &str) -> Error {
+        let path = self.path.split('?').next().unwrap_or_default();
+        Error::local(
+            format!("{} {path:?} cannot be sent: {what}", self.method),
+            "correct the value in the configuration or in the file that it was read from",
+        )
+    }
+}
+
+impl fmt::Debug for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |f: &mut dyn Iterator<Item = &Cow<'_, str>>| {
+            f.map(ToString::to_string).collect::<Vec<_>>()
+        };
+        f.debug_struct("Call")
+            .field("method", &self.method)
+            .field("path", &self.path.split('?').next().unwrap_or_default())
+            .field(
+                "headers",
+                &names(&mut self.headers.iter().map(|(name, _)| name)),
+            )
+            .field(
+                "secrets",
+                &names(&mut self.secrets.iter().map(|(name, _)| name)),
+            )
+            .finish_non_exhaustive()
+    }
+}
+
+/// An answer, whatever its status.
+pub struct Response {
+    /// 200, 404, …
+    pub status: u16,
+    /// All of it.
+    pub body: Vec<u8>,
+    /// `Retry-After` as a distance, at most a year.
+    pub retry_after: Option<Duration>,
+    /// `Date`: the server's clock.
+    pub date: Option<OffsetDateTime>,
+    pub(super) headers: HeaderMap,
+}
+
+impl Response {
+    /// The first header of that name, in any case, when it is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// 2xx.
+    pub fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// The body as JSON, whatever its media type.
+    ///
+    /// # Errors
+    /// When it is not, or not of this shape.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_slice(&self.body)
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.body)
+    }
+}
+
+/// Without the body and the headers: a login is answered with a token.
+impl fmt::Debug for Response {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Response")
+            .field("status", &self.status)
+            .field("bytes", &self.body.len())
+            .field("retry_after", &self.retry_after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A value as one segment of a path or one value of a query (RFC 3986, 2.3).
+pub fn encode(value: &str) -> String {
+    use fmt::Write as _;
+    value.bytes().fold(String::new(), |mut text, byte| {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            let _ = write!(text, "%{byte:02X}");
+        }
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_stays_below_the_base() {
+        let base = Url::parse("https://h:8200/v1/").unwrap();
+        for (path, expected) in [
+            ("/pki/sign/x?a=b", Some("https://h:8200/v1/pki/sign/x?a=b")),
+            ("/a%2F..%2Fb", Some("https://h:8200/v1/a%2F..%2Fb")),
+            ("/", Some("https://h:8200/v1/")),
+            ("pki", None),
+            ("/../sys", None),
+            ("/a/%2E%2e/b", None),
+            ("/a\\..\\b", None),
+            ("/a#b", None),
+            ("/a b", None),
+            ("/a\r\nb", None),
+        ] {
+            assert_eq!(
+                Call::get(path).url(&base).ok().as_ref().map(Url::as_str),
+                expected,
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_comes_from_elsewhere_is_one_segment() {
+        assert_eq!(encode("system:node/..ä"), "system%3Anode%2F..%C3%A4");
+    }
+
+    #[test]
+    fn nothing_secret_is_shown() {
+        let call = Call::post("/login?code=hidden")
+            .bearer("hidden".to_owned())
+            .basic("me", "hidden".to_owned())
+            .secret("X-Vault-Token", "hidden".to_owned())
+            .json(&serde_json::json!({"secret_id": "hidden"}));
+        let shown = format!("{call:?}");
+        assert!(
+            shown.contains("/login") && !shown.contains("hidden"),
+            "{shown}"
+        );
+    }
+}

@@ -1,0 +1,649 @@
+//! What rustls is told: whom to believe, who we are, what time it is; and what it saw, in words.
+//!
+//! Nothing is cached: reading a few certificates costs less than the handshake that follows, and what is not kept
+//! cannot be stale.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{
+    ResolvesClientCert, Resumption, verify_server_cert_signed_by_trust_anchor, verify_server_name,
+};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::sign::CertifiedKey;
+use rustls::time_provider::TimeProvider;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+use tower_layer::Layer;
+use tower_service::Service;
+use zeroize::Zeroizing;
+
+use super::{Error, Files, Kind, Tls};
+use crate::x509::{Certificate, hex, rfc3339};
+
+/// Debian and its children, Fedora and its children, SUSE.
+const SYSTEM_STORES: [&str; 3] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+];
+
+type Anchor = CertificateDer<'static>;
+
+/// What was seen of one connection.
+pub(super) struct Witness {
+    origin: String,
+    connected: AtomicBool,
+    asked: AtomicBool,
+    ours: OnceLock<String>,
+    verdict: OnceLock<Verdict>,
+}
+
+/// Why a server was not believed.
+pub(super) struct Verdict {
+    pub(super) detail: String,
+    pub(super) advice: &'static str,
+}
+
+impl Witness {
+    pub(super) fn new(origin: String) -> Self {
+        Witness {
+            origin,
+            connected: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+            ours: OnceLock::new(),
+            verdict: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// The handshake is over, and the request may be on its way.
+    pub(super) fn connected(&self) -> bool {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    /// The server wanted a client certificate.
+    pub(super) fn asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// The certificate that it got.
+    pub(super) fn ours(&self) -> Option<&str> {
+        self.ours.get().map(String::as_str)
+    }
+
+    pub(super) fn verdict(&self) -> Option<&Verdict> {
+        self.verdict.get()
+    }
+}
+
+/// Tells the witness when a connection stands.
+#[derive(Clone)]
+pub(super) struct Watch(pub(super) Arc<Witness>);
+
+impl<S> Layer<S> for Watch {
+    type Service = Watched<S>;
+
+    fn layer(&self, inner: S) -> Watched<S> {
+        Watched {
+            inner,
+            witness: Arc::clone(&self.0),
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct Watched<S> {
+    inner: S,
+    witness: Arc<Witness>,
+}
+
+impl<S, R> Service<R> for Watched<S>
+where
+    S: Service<R>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: R) -> Self::Future {
+        let connecting = self.inner.call(request);
+        let witness = Arc::clone(&self.witness);
+        Box::pin(async move {
+            let connection = connecting.await;
+            witness
+                .connected
+                .store(connection.is_ok(), Ordering::Relaxed);
+            connection
+        })
+    }
+}
+
+/// Whom to believe.
+#[derive(Clone, Debug)]
+pub(super) enum Trust {
+    /// No TLS is spoken.
+    Nobody,
+    /// Whoever has the key to the certificate that is shown.
+    Anybody,
+    /// As configured.
+    Given(Given),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Given {
+    anchors: Vec<Anchor>,
+    store: Arc<RootCertStore>,
+    /// Where the anchors come from, for messages.
+    sources: Vec<String>,
+    pins: Vec<[u8; 32]>,
+    name: Option<ServerName<'static>>,
+}
+
+impl Trust {
+    /// Reads what configuration says.
+    pub(super) fn read(tls: &Tls, files: &dyn Files, origin: &str) -> Result<Self, Error> {
+        if tls.trusts_nothing() {
+            return Err(Error::local(
+                format!("nothing says which server at {origin} is the right one"),
+                "configure the CA that issued its certificate, or a SHA-256 pin of it; the system's CAs count \
+                 only when asked for",
+            ));
+        }
+        let mut given = Given {
+            anchors: Vec::new(),
+            store: Arc::new(RootCertStore::empty()),
+            sources: Vec::new(),
+            pins: tls.sha256.clone(),
+            name: tls.server_name.as_deref().map(server_name).transpose()?,
+        };
+        let mut store = RootCertStore::empty();
+        if let Some(path) = &tls.ca_file {
+            let source = format!("the CA file {}", path.display());
+            let pem = read(files, path, "CA file")?;
+            given.add(&mut store, &pem, source)?;
+        }
+        if let Some(pem) = &tls.ca_pem {
+            given.add(
+                &mut store,
+                pem,
+                format!("the CA certificates given for {origin}"),
+            )?;
+        }
+        if tls.system_roots {
+            given.add_system(&mut store, files)?;
+        }
+        given.store = Arc::new(store);
+        Ok(Trust::Given(given))
+    }
+
+    /// The configuration of one connection.
+    pub(super) fn config(
+        self,
+        identity: Option<Arc<CertifiedKey>>,
+        clock: fn() -> OffsetDateTime,
+        witness: &Arc<Witness>,
+    ) -> Result<ClientConfig, Error> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let verifier = Verifier {
+            trust: self,
+            provider: Arc::clone(&provider),
+            witness: Arc::clone(witness),
+        };
+        let mut config = ClientConfig::builder_with_details(provider, Arc::new(Clock(clock)))
+            .with_safe_default_protocol_versions()
+            .map_err(|cause| {
+                Error::local("TLS cannot be set up", "report this as a fault of nodepki")
+                    .caused_by(cause)
+            })?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_client_cert_resolver(Arc::new(OurCertificate {
+                identity,
+                witness: Arc::clone(witness),
+            }));
+        config.resumption = Resumption::disabled();
+        Ok(config)
+    }
+}
+
+impl Given {
+    fn add(&mut self, store: &mut RootCertStore, pem: &[u8], source: String) -> Result<(), Error> {
+        let certificates = certificates(pem, &source)?;
+        for certificate in &certificates {
+            // One that is no CA's can still be the server's own, and is compared as a whole.
+            let _ = store.add(certificate.clone());
+        }
+        self.anchors.extend(certificates);
+        self.sources.push(source);
+        Ok(())
+    }
+
+    fn add_system(&mut self, store: &mut RootCertStore, files: &dyn Files) -> Result<(), Error> {
+        for path in SYSTEM_STORES {
+            match files.read(Path::new(path)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(unreadable(Path::new(path), "system's CA file", error)),
+                Ok(pem) => return self.add(store, &pem, format!("the system's CAs in {path}")),
+            }
+        }
+        Err(Error::local(
+            format!(
+                "the system has no CA file: neither {}",
+                SYSTEM_STORES.join(" nor ")
+            ),
+            "install the package ca-certificates, or name a CA file",
+        ))
+    }
+
+    /// The rules of [`Tls`].
+    fn judge(
+        &self,
+        leaf: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        now: UnixTime,
+        provider: &CryptoProvider,
+    ) -> Result<(), Fault> {
+        let name = self.name.as_ref().unwrap_or(name);
+        let parsed = ParsedCertificate::try_from(leaf)?;
+        let chains_to = |store: &RootCertStore| {
+            verify_server_cert_signed_by_trust_anchor(
+                &parsed,
+                store,
+                others,
+                now,
+                provider.signature_verification_algorithms.all,
+            )
+        };
+        let is_known = self.anchors.iter().any(|anchor| anchor == leaf);
+        let is_pinned = self.is_pinned(leaf);
+        if !self.anchors.is_empty() && !is_known {
+            chains_to(&self.store)?;
+        }
+        if !self.pins.is_empty() && !is_pinned {
+            // Not what is shown but what signed counts: anybody may show a certificate.
+            let mut outcome = Err(Fault::Unpinned);
+            for pinned in others.iter().chain(&self.anchors) {
+                if outcome.is_err() && self.is_pinned(pinned) {
+                    let mut store = RootCertStore::empty();
+                    store.add(pinned.clone().into_owned())?;
+                    outcome = chains_to(&store).map_err(Fault::Tls);
+                }
+            }
+            outcome?;
+        }
+        if is_known || is_pinned {
+            // No path was built, so nothing has looked at the dates yet.
+            within_validity(leaf, now)?;
+        }
+        verify_server_name(&parsed, name)?;
+        Ok(())
+    }
+
+    fn is_pinned(&self, der: &CertificateDer<'_>) -> bool {
+        self.pins.contains(&Sha256::digest(der).into())
+            || Certificate::from_der(der)
+                .is_ok_and(|certificate| self.pins.contains(&certificate.public_key().sha256()))
+    }
+}
+
+/// Why a chain is not believed, before it is put into words.
+enum Fault {
+    Unpinned,
+    Tls(rustls::Error),
+}
+
+impl From<rustls::Error> for Fault {
+    fn from(error: rustls::Error) -> Self {
+        Fault::Tls(error)
+    }
+}
+
+fn within_validity(der: &CertificateDer<'_>, now: UnixTime) -> Result<(), rustls::Error> {
+    let certificate = Certificate::from_der(der).map_err(|_| CertificateError::BadEncoding)?;
+    let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    if seconds > certificate.not_after().unix_timestamp() {
+        Err(CertificateError::Expired.into())
+    } else if seconds < certificate.not_before().unix_timestamp() {
+        Err(CertificateError::NotValidYet.into())
+    } else {
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Verifier {
+    trust: Trust,
+    provider: Arc<CryptoProvider>,
+    witness: Arc<Witness>,
+}
+
+impl fmt::Debug for Witness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Witness").finish_non_exhaustive()
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let given = match &self.trust {
+            Trust::Anybody => return Ok(ServerCertVerified::assertion()),
+            Trust::Nobody => return Err(CertificateError::UnknownIssuer.into()),
+            Trust::Given(given) => given,
+        };
+        given
+            .judge(leaf, others, name, now, &self.provider)
+            .map(|()| ServerCertVerified::assertion())
+            .map_err(|fault| {
+                let verdict = given.explain(&fault, leaf, others, name, now, &self.witness.origin);
+                let _ = self.witness.verdict.set(verdict);
+                match fault {
+                    Fault::Tls(error) => error,
+                    Fault::Unpinned => CertificateError::ApplicationVerificationFailure.into(),
+                }
+            })
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
+
+impl Given {
+    fn explain(
+        &self,
+        fault: &Fault,
+        leaf: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        now: UnixTime,
+        origin: &str,
+    ) -> Verdict {
+        let certificate = Certificate::from_der(leaf).ok();
+        let subject = certificate.as_ref().map_or_else(
+            || "unreadable".to_owned(),
+            |certificate| certificate.subject().to_string(),
+        );
+        let (why, advice) = match (fault, &certificate) {
+            (Fault::Unpinned, _) => (
+                format!(
+                    "no certificate of its chain is pinned: expected {}, found {}",
+                    self.pins
+                        .iter()
+                        .map(sha256)
+                        .collect::<Vec<_>>()
+                        .join(" or "),
+                    shown(leaf, others)
+                ),
+                "find out whether the server's certificate was changed on purpose, then change the pin",
+            ),
+            (Fault::Tls(rustls::Error::InvalidCertificate(error)), Some(certificate)) => {
+                self.why(error, certificate, name, now)
+            }
+            (Fault::Tls(error), _) => (error.to_string(), "have the server's certificate reissued"),
+        };
+        Verdict {
+            detail: format!("the certificate of {origin} ({subject}) is not trusted: {why}"),
+            advice,
+        }
+    }
+
+    fn why(
+        &self,
+        error: &CertificateError,
+        certificate: &Certificate,
+        name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> (String, &'static str) {
+        use CertificateError as E;
+        match error {
+            E::Expired
+            | E::ExpiredContext { .. }
+            | E::NotValidYet
+            | E::NotValidYetContext { .. } => {
+                let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+                let now = OffsetDateTime::from_unix_timestamp(seconds)
+                    .unwrap_or(OffsetDateTime::UNIX_EPOCH);
+                (
+                    format!(
+                        "a certificate of its chain is not valid at this machine's time, {}; its own validity is \
+                         {} to {}",
+                        rfc3339(now),
+                        rfc3339(certificate.not_before()),
+                        rfc3339(certificate.not_after())
+                    ),
+                    "check this machine's clock, then have the certificate renewed",
+                )
+            }
+            E::NotValidForName | E::NotValidForNameContext { .. } => {
+                let ips = certificate.ip_addresses().iter().map(ToString::to_string);
+                let names = certificate.dns_names().iter().cloned().chain(ips);
+                let names: Vec<_> = names
+                    .map(|name| name.escape_default().to_string())
+                    .collect();
+                (
+                    format!(
+                        "it is for {} and not for {}",
+                        if names.is_empty() {
+                            "no name".to_owned()
+                        } else {
+                            names.join(", ")
+                        },
+                        self.name.as_ref().unwrap_or(name).to_str()
+                    ),
+                    "use a name that it is for as the address, or configure that name as the server name",
+                )
+            }
+            E::UnknownIssuer => (
+                format!(
+                    "it is issued by {}, and not below {}",
+                    certificate.issuer(),
+                    if self.sources.is_empty() {
+                        "a pinned certificate".to_owned()
+                    } else {
+                        self.sources.join(" or ")
+                    }
+                ),
+                "configure the CA that issued it, if this is the right server",
+            ),
+            other => (other.to_string(), "have the server's certificate reissued"),
+        }
+    }
+}
+
+/// What a server presents, with the pins that would match.
+fn shown(leaf: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> String {
+    [leaf]
+        .into_iter()
+        .chain(others)
+        .map(|der| match Certificate::from_der(der) {
+            Ok(certificate) => format!(
+                "{} with key {}",
+                certificate.subject(),
+                sha256(&certificate.public_key().sha256())
+            ),
+            Err(_) => format!("certificate {}", sha256(&Sha256::digest(der).into())),
+        })
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn sha256(digest: &[u8; 32]) -> String {
+    format!("sha256:{}", hex(digest))
+}
+
+#[derive(Debug)]
+struct OurCertificate {
+    identity: Option<Arc<CertifiedKey>>,
+    witness: Arc<Witness>,
+}
+
+impl ResolvesClientCert for OurCertificate {
+    /// Shown whatever issuers the server says it accepts: a refusal that says why is better than silence.
+    fn resolve(
+        &self,
+        _acceptable: &[&[u8]],
+        _schemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
+        self.witness.asked.store(true, Ordering::Relaxed);
+        let identity = self.identity.clone()?;
+        if let Some(leaf) = identity.cert.first()
+            && let Ok(certificate) = Certificate::from_der(leaf)
+        {
+            let _ = self.witness.ours.set(format!(
+                "{}, issued by {}, valid until {}",
+                certificate.subject(),
+                certificate.issuer(),
+                rfc3339(certificate.not_after())
+            ));
+        }
+        Some(identity)
+    }
+
+    fn has_certs(&self) -> bool {
+        self.identity.is_some()
+    }
+}
+
+#[derive(Debug)]
+struct Clock(fn() -> OffsetDateTime);
+
+impl TimeProvider for Clock {
+    fn current_time(&self) -> Option<UnixTime> {
+        let seconds = u64::try_from((self.0)().unix_timestamp()).ok()?;
+        Some(UnixTime::since_unix_epoch(std::time::Duration::from_secs(
+            seconds,
+        )))
+    }
+}
+
+/// A name or an address that a certificate can be for.
+pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, Error> {
+    ServerName::try_from(name.to_owned()).map_err(|cause| {
+        Error::local(
+            format!("the server name {name:?} is no name"),
+            "write a DNS name or an IP address",
+        )
+        .caused_by(cause)
+    })
+}
+
+/// Reads a file that the endpoint names; `what` is what it is for.
+pub(super) fn read(
+    files: &dyn Files,
+    path: &Path,
+    what: &str,
+) -> Result<Zeroizing<Vec<u8>>, Error> {
+    files
+        .read(path)
+        .map_err(|error| unreadable(path, what, error))
+}
+
+fn unreadable(path: &Path, what: &str, error: io::Error) -> Error {
+    Error::local(
+        format!("the {what} {} cannot be read: {error}", path.display()),
+        "put the file there, or correct the configuration",
+    )
+    .caused_by(error)
+}
+
+fn certificates(pem: &[u8], what: &str) -> Result<Vec<Anchor>, Error> {
+    let wrong = |why: String| {
+        Error::local(
+            format!("{what}: {why}"),
+            "write one or more certificates in PEM",
+        )
+    };
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .map_err(|error| wrong(error.to_string()))?;
+    if certificates.is_empty() {
+        return Err(wrong("there is no certificate in it".to_owned()));
+    }
+    Ok(certificates)
+}
+
+/// A client certificate with its key, which must be a pair.
+pub(super) fn certified_key(
+    chain_pem: &[u8],
+    key_pem: &[u8],
+    chain_name: &str,
+    key_name: &str,
+) -> Result<Arc<CertifiedKey>, Error> {
+    let chain = certificates(chain_pem, chain_name)?;
+    // The parser's own message can quote the line that it stumbled over.
+    let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|_| {
+        Error::local(
+            format!("{key_name} holds no private key that is readable without a password"),
+            "write a PKCS#8, PKCS#1 or SEC1 key in PEM",
+        )
+    })?;
+    let provider = aws_lc_rs::default_provider();
+    CertifiedKey::from_der(chain, key, &provider)
+        .map(Arc::new)
+        .map_err(|cause| {
+            let detail = match cause {
+                rustls::Error::InconsistentKeys(_) => {
+                    format!("{chain_name} and {key_name} are not a pair")
+                }
+                _ => format!("{key_name} cannot be used with {chain_name}: {cause}"),
+            };
+            Error::new(
+                Kind::Local,
+                detail,
+                "put a certificate and the key that it was issued for there",
+            )
+            .caused_by(cause)
+        })
+}
