@@ -13,8 +13,9 @@
 //! # To add a signer
 //! 1. One file, `signer/KIND.rs`, with a type that implements [`Signer`] and its `Config`, which implements
 //!    [`Configured`]: keys, reading, [`About`]. Its header says what the signer must be given and which of its habits
-//!    differ from the others. Opening it does no network I/O; [`Signer::probe`] may. Servers that speak HTTP are asked
-//!    through [`crate::http`].
+//!    differ from the others. Opening it does no network I/O; [`Signer::probe`] may. A server that
+//!    speaks HTTP is asked through `server::Server`, configured by `endpoint`; what differs from certificate to
+//!    certificate is a [`per_certificate::PerCertificate`].
 //! 2. One arm in `kinds!` below.
 //! 3. Fill in [`Caps`] truthfully. They decide what a CSR contains, which certificates are refused before a key
 //!    is made, and what happens after a crash between request and answer. A signer with one-time tokens says
@@ -24,11 +25,13 @@
 
 pub mod directory;
 pub mod embedded;
+mod endpoint;
 pub mod exec;
 mod flag;
 pub mod local;
 pub mod per_certificate;
 pub mod retry;
+mod server;
 pub mod wire;
 
 use std::fmt;

@@ -46,6 +46,11 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// GET and the like.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
     /// GET.
     pub fn get(path: impl Into<Cow<'a, str>>) -> Self {
         Self::new(Method::GET, path)

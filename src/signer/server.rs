@@ -1,0 +1,184 @@
+//! A signer's server: exchanges with it, and what their failures mean.
+//!
+//! Transport failures and HTTP statuses become [`SignerError`]s that say which signer failed at what, and what to do.
+//! A signer that knows better what one of its server's statuses or texts means judges the [`Response`] itself and
+//! leaves the rest to [`Server::refusal`].
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use zeroize::Zeroizing;
+
+use super::{Class, Request, SignerError, Site, printable};
+use crate::http::{self, Call, Client, Endpoint, Files, Identity, Kind, Method, Response};
+use crate::schema::SecretFile;
+
+/// Bytes of a server's own words in a message.
+const SAID_LIMIT: usize = 512;
+
+/// A server, and the files with what it takes to talk to it.
+#[derive(Clone)]
+pub(super) struct Server {
+    label: String,
+    client: Client,
+    files: Rc<dyn Files>,
+    credentials: Option<PathBuf>,
+}
+
+impl Server {
+    /// Sends nothing yet. `label` is the signer's, `Signer::label`.
+    pub(super) fn new(
+        label: String,
+        endpoint: Endpoint,
+        site: &Site<'_>,
+    ) -> Result<Self, SignerError> {
+        let client = Client::new(endpoint, Rc::clone(&site.files), site.clock)
+            .map_err(|error| failure(&label, "opening it", &Method::GET, error))?;
+        Ok(Server {
+            label,
+            client,
+            files: Rc::clone(&site.files),
+            credentials: site.credentials.clone(),
+        })
+    }
+
+    pub(super) fn label(&self) -> &str {
+        &self.label
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The same server, talked to through another client.
+    pub(super) fn through(&self, client: Client) -> Self {
+        Server {
+            client,
+            ..self.clone()
+        }
+    }
+
+    /// The same server with the certificate that is being renewed as the client certificate.
+    pub(super) fn renewing(&self, current: &super::Current) -> Self {
+        self.through(self.client.with_identity(Identity {
+            chain_pem: current.chain_pem.clone(),
+            key_pem: current.key_pem.clone(),
+        }))
+    }
+
+    /// One exchange, whatever the status of the answer. `doing` completes the sentence "corp failed at …".
+    pub(super) async fn exchange(
+        &self,
+        doing: &str,
+        call: Call<'_>,
+    ) -> Result<Response, SignerError> {
+        let method = call.method().clone();
+        self.client
+            .send(call)
+            .await
+            .map_err(|error| failure(&self.label, doing, &method, error))
+    }
+
+    /// The error for an answer whose status says no. `said` is the server's own text.
+    pub(super) fn refusal(&self, doing: &str, response: &Response, said: &str) -> SignerError {
+        let status = response.status;
+        let (class, advice) = match status {
+            300..=399 => (
+                Class::Config,
+                "configure the address that it redirects to, after making sure that it is the right one",
+            ),
+            401 => (
+                Class::Auth,
+                "renew the credential that is configured for it, or its file",
+            ),
+            403 => (
+                Class::Auth,
+                "have this node's credential allowed to do that, with the signer's owner",
+            ),
+            404 | 405 | 410 => (
+                Class::Config,
+                "check the address and the names in its configuration against the server's",
+            ),
+            408 | 425 | 429 | 500..=599 => (
+                Class::Transient,
+                "look at the server's own log if that goes on",
+            ),
+            _ => (
+                Class::Permanent,
+                "mend what the server names, there or in the configuration, and run again",
+            ),
+        };
+        SignerError::new(
+            class,
+            format!("{}: {doing} failed: {}", self.label, answered(status, said)),
+            advice,
+        )
+        .retry_after(response.retry_after)
+    }
+
+    /// The error for an answer that is not what the protocol says.
+    pub(super) fn garbage(&self, doing: &str, response: &Response, why: &str) -> SignerError {
+        SignerError::permanent(
+            format!(
+                "{}: {doing} failed: the answer (HTTP {}, {} bytes) is unusable: {why}",
+                self.label,
+                response.status,
+                response.body.len()
+            ),
+            "check that the address is the signer's and not another program's",
+        )
+    }
+
+    /// A secret from its file, without the white space around it; read anew each time.
+    pub(super) fn secret(&self, file: &SecretFile) -> Result<Zeroizing<String>, SignerError> {
+        let unreadable = |why: String| {
+            SignerError::config(
+                format!("{}: {file} cannot be read: {why}", self.label),
+                "put the credential there, readable for the user that nodepki runs as",
+            )
+        };
+        let path = file.path(self.credentials.as_deref()).ok_or_else(|| {
+            unreadable("systemd gave this run no credentials (no $CREDENTIALS_DIRECTORY)".into())
+        })?;
+        let bytes = self
+            .files
+            .read(&path)
+            .map_err(|error| unreadable(error.to_string()))?;
+        let text =
+            std::str::from_utf8(&bytes).map_err(|_| unreadable("it is not UTF-8 text".into()))?;
+        match text.trim() {
+            "" => Err(unreadable("it is empty".into())),
+            secret => Ok(Zeroizing::new(secret.to_owned())),
+        }
+    }
+}
+
+/// "signing apiserver for authority ca", for the messages of an exchange about one request.
+pub(super) fn signing(request: &Request) -> String {
+    format!(
+        "signing {} for authority {}",
+        request.name(),
+        request.wanted.authority
+    )
+}
+
+fn answered(status: u16, said: &str) -> String {
+    match printable(said, SAID_LIMIT).as_str() {
+        "" => format!("HTTP {status}"),
+        said => format!("HTTP {status}: {said}"),
+    }
+}
+
+fn failure(label: &str, doing: &str, method: &Method, error: http::Error) -> SignerError {
+    let class = match error.kind() {
+        Kind::Unreachable => Class::Transient,
+        // Nothing is created by asking.
+        Kind::Lost if *method == Method::GET => Class::Transient,
+        Kind::Lost => Class::Ambiguous,
+        Kind::Refused => Class::Auth,
+        Kind::TooLarge => Class::Permanent,
+        _ => Class::Config,
+    };
+    let advice = error.advice().to_owned();
+    SignerError::new(class, format!("{label}: {doing} failed: {error}"), advice).caused_by(error)
+}
