@@ -108,9 +108,13 @@ pub(crate) fn request(name: CertName) -> Request {
 }
 
 pub(crate) fn request_with_key(name: CertName) -> (Request, PrivateKey) {
-    let wanted = wanted(name);
+    request_for(wanted(name), UsageExtensions::Requested)
+}
+
+/// A request for a wish, with a key of its own.
+pub(crate) fn request_for(wanted: Wanted, usages: UsageExtensions) -> (Request, PrivateKey) {
     let key = PrivateKey::generate(wanted.profile.key).unwrap();
-    let csr = Csr::create(&wanted.profile, &key, UsageExtensions::Requested).unwrap();
+    let csr = Csr::create(&wanted.profile, &key, usages).unwrap();
     let identity = Identity {
         node: "cp1".to_owned(),
         cluster: "kubernetes".to_owned(),
