@@ -75,7 +75,6 @@ fn killed_between_submit_and_poll_the_next_run_goes_on_with_the_same_keys() {
             assert_eq!(ran.signal, Some(9), "{kind} {place}: {}", ran.said());
             let keys = node.pending_keys();
             assert!(!keys.is_empty(), "{kind} {place}");
-            let sent = rig.sent();
             complete(&node, rig.as_ref());
             node.assert_sound(&CertName::ALL);
             for (name, key) in &keys {
@@ -84,11 +83,14 @@ fn killed_between_submit_and_poll_the_next_run_goes_on_with_the_same_keys() {
             let adopts = resubmit == Resubmit::Adopts && lookup == Lookup::ByName;
             if adopts {
                 let all = rig.sent();
-                let again = sent.iter().filter(|one| !all.contains(one)).count();
-                assert_eq!(again, 0, "{kind} {place}");
                 let mut once = all.clone();
+                once.sort();
                 once.dedup();
-                assert_eq!(once, all, "{kind} {place}: asked twice for one key");
+                assert_eq!(
+                    once.len(),
+                    all.len(),
+                    "{kind} {place}: asked twice: {all:?}"
+                );
             }
         }
     }
