@@ -485,10 +485,16 @@ impl Given {
                     "use a name that it is for as the address, or configure that name as the server name",
                 )
             }
-            E::UnknownIssuer => (
+            // The second when the issuer has the name of a trusted CA and another key: every cluster has a "kubernetes".
+            E::UnknownIssuer | E::BadSignature => (
                 format!(
-                    "it is issued by {}, and not below {}",
+                    "it is issued by {}{}, and not below {}",
                     certificate.issuer(),
+                    if matches!(error, E::BadSignature) {
+                        " (another CA of that name)"
+                    } else {
+                        ""
+                    },
                     if self.sources.is_empty() {
                         "a pinned certificate".to_owned()
                     } else {
