@@ -299,6 +299,7 @@ fn default_route_address() -> Option<IpAddr> {
 fn choices(settings: &Settings) -> Choices {
     Choices {
         kubelet_client_subject: settings.kubelet_client_subject,
+        common_names: settings.common_names.clone(),
         apiserver_sans: settings.extra_sans.apiserver.clone(),
         etcd_server_sans: settings.extra_sans.etcd_server.clone(),
         etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),

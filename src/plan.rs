@@ -4,13 +4,13 @@
 //! (`GetDefaultCertList`, `GetAPIServerAltNames`, `getAltNames`, `getKubeConfigSpecs`), and where this table
 //! differs on purpose the reason stands at the place.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::kubeadm::{Cluster, Endpoint, Etcd, Host, Node, Role, San, Version};
-use crate::names::{Authority, CertName};
+use crate::names::{self, Authority, CertName};
 use crate::policy::Policy;
 use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
 
@@ -173,6 +173,8 @@ impl KubeletClientSubject {
 pub struct Choices {
     /// See the type.
     pub kubelet_client_subject: KubeletClientSubject,
+    /// Common names in place of kubeadm's, with placeholders, for [`CertName::has_free_common_name`] only.
+    pub common_names: BTreeMap<CertName, String>,
     /// Names added to the API server's certificate.
     pub apiserver_sans: Vec<San>,
     /// Names added to the etcd server's certificate.
@@ -202,12 +204,23 @@ pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) 
             "apiserver names only the service address of the first family, as kubeadm does; add {address} to extraSANs.apiserver if clients use the second"
         ));
     }
+    let certs: Vec<CertSpec> = table
+        .names()
+        .into_iter()
+        .map(|name| table.spec(name))
+        .collect();
+    if let Some(spec) = certs
+        .iter()
+        .find(|spec| spec.name == CertName::FrontProxyClient)
+        && table.common_name(spec.name).is_some()
+    {
+        notes.push(format!(
+            "front-proxy-client is called {0} by commonNames: kube-apiserver must have {0} among its --requestheader-allowed-names on every control-plane node (an empty list would let every client of that authority speak for anybody)",
+            spec.profile.subject.common_name
+        ));
+    }
     Plan {
-        certs: table
-            .names()
-            .into_iter()
-            .map(|name| table.spec(name))
-            .collect(),
+        certs,
         bundles: table.bundles(),
         service_account: table.service_account(),
         external_etcd: table.external_etcd(),
@@ -270,6 +283,9 @@ impl Table<'_> {
             common_name: common_name.to_owned(),
             organizations: organization.map(str::to_owned).into_iter().collect(),
         };
+        if let Some(chosen) = self.common_name(name) {
+            return vec![one(&chosen, None)];
+        }
         let node_name = self.node.name.as_str();
         match name {
             CertName::Apiserver => vec![one("kube-apiserver", None)],
@@ -317,6 +333,18 @@ impl Table<'_> {
             CertName::ControllerManagerConf => vec![one("system:kube-controller-manager", None)],
             CertName::SchedulerConf => vec![one("system:kube-scheduler", None)],
         }
+    }
+
+    fn common_name(&self, name: CertName) -> Option<String> {
+        let chosen = self.choices.common_names.get(&name)?;
+        name.has_free_common_name().then(|| {
+            names::fill(
+                chosen,
+                name,
+                self.node.name.as_str(),
+                &self.cluster.cluster_name,
+            )
+        })
     }
 
     fn kubelet_client_organization(&self) -> Option<&'static str> {

@@ -40,6 +40,13 @@ pki:
   categories: [{category: ClientCertificate, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}]
   overrides: [{certificateName: etcd-server, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}]
 subjects: {apiserver-kubelet-client: "kubeadm:cluster-admins"}
+commonNames:
+  apiserver: "kube-apiserver.{node}"
+  front-proxy-client: front-proxy-client.example
+  etcd-server: "{certificate}.{node}"
+  etcd-peer: "{certificate}.{node}.{cluster}"
+  etcd-healthcheck-client: check
+  apiserver-etcd-client: "{authority} client"
 extraSANs:
   apiserver: [localhost, 127.0.0.1]
   etcd-server: [etcd.example.com]
@@ -125,6 +132,11 @@ fn every_key_is_read() {
     assert_eq!(
         settings.kubelet_client_subject,
         KubeletClientSubject::ClusterAdmins
+    );
+    assert_eq!(settings.common_names.len(), 6);
+    assert_eq!(
+        settings.common_names[&CertName::EtcdServer],
+        "{certificate}.{node}"
     );
     assert_eq!(settings.extra_sans.apiserver.len(), 2);
     assert_eq!(settings.kubelet_identity, KubeletIdentity::Bootstrap);
@@ -390,6 +402,30 @@ fn shown_settings_hide_secrets_and_read_back_the_same() {
     assert_eq!(again.signers, settings.signers);
     assert_eq!(again.authorities, settings.authorities);
     assert_eq!(again.extra_sans, settings.extra_sans);
+    assert_eq!(again.common_names, settings.common_names);
+}
+
+#[test]
+fn only_a_common_name_that_is_nobodys_identity_may_be_chosen() {
+    for (line, expected) in [
+        (
+            "admin.conf: me",
+            "the common name of admin.conf is who it is to Kubernetes",
+        ),
+        (
+            "apiserver-kubelet-client: me",
+            "is who it is to Kubernetes (remove it; free are those of apiserver, front-proxy-client, etcd-server, etcd-peer, etcd-healthcheck-client, apiserver-etcd-client)",
+        ),
+        ("etcd-pear: x", "did you mean etcd-peer?"),
+        ("etcd-peer: \"{host}\"", "has an unknown placeholder"),
+        ("etcd-peer: \"\"", "cannot be a common name"),
+        ("etcd-peer: \" x\"", "cannot be a common name"),
+        ("etcd-peer: \"ä\"", "cannot be a common name"),
+        ("apiserver: system:masters", "is a name of Kubernetes' own"),
+    ] {
+        let faults = faults(&format!("commonNames: {{{line}}}\n"));
+        assert!(faults.contains(expected), "{line}: {faults}");
+    }
 }
 
 /// Finds a path of the table's notation in the schema, following references.
