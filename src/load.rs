@@ -24,7 +24,7 @@ use crate::settings::{self, KubeletIdentity, Settings, StandIns};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
 use crate::store::{self, FileKind, Root};
-use crate::x509::KeyAlgorithm;
+use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
 /// How long a run waits for another one to end, unless `--wait` says less.
@@ -300,6 +300,16 @@ fn choices(settings: &Settings) -> Choices {
     Choices {
         kubelet_client_subject: settings.kubelet_client_subject,
         common_names: settings.common_names.clone(),
+        tolerances: settings
+            .authorities
+            .iter()
+            .map(|(authority, settings)| {
+                let tolerance = Tolerance {
+                    extra_usages: settings.allow_extra_usages,
+                };
+                (*authority, tolerance)
+            })
+            .collect(),
         apiserver_sans: settings.extra_sans.apiserver.clone(),
         etcd_server_sans: settings.extra_sans.etcd_server.clone(),
         etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),

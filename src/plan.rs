@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::kubeadm::{Cluster, Endpoint, Etcd, Host, Node, Role, San, Version};
 use crate::names::{self, Authority, CertName};
 use crate::policy::Policy;
-use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
+use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject, Tolerance};
 
 /// Where the kubeconfigs are.
 pub const KUBECONFIG_DIR: &str = "/etc/kubernetes";
@@ -56,6 +56,8 @@ pub struct CertSpec {
     /// Subjects that other kubeadm versions give this certificate. One found on disk is kept, since the cluster
     /// may depend on it; one that comes from a signer is refused.
     pub other_subjects: Vec<Subject>,
+    /// What may be in it besides.
+    pub tolerance: Tolerance,
     /// Where it goes.
     pub output: Output,
 }
@@ -175,6 +177,8 @@ pub struct Choices {
     pub kubelet_client_subject: KubeletClientSubject,
     /// Common names in place of kubeadm's, with placeholders, for [`CertName::has_free_common_name`] only.
     pub common_names: BTreeMap<CertName, String>,
+    /// What each authority's certificates may say besides what is wanted; nothing where it is not named.
+    pub tolerances: BTreeMap<Authority, Tolerance>,
     /// Names added to the API server's certificate.
     pub apiserver_sans: Vec<San>,
     /// Names added to the etcd server's certificate.
@@ -274,6 +278,12 @@ impl Table<'_> {
                 lifetime: self.cluster.certificate_validity,
             },
             other_subjects: subjects.collect(),
+            tolerance: self
+                .choices
+                .tolerances
+                .get(&name.authority())
+                .copied()
+                .unwrap_or_default(),
         }
     }
 

@@ -94,6 +94,8 @@ pub struct AuthoritySettings {
     pub trust_file: Option<PathBuf>,
     /// SHA-256 of the DER SubjectPublicKeyInfo of certificates that may be trusted; empty allows any.
     pub trust_sha256: Vec<[u8; 32]>,
+    /// Its certificates may be good for TLS servers and clients both, whatever was wanted.
+    pub allow_extra_usages: bool,
 }
 
 /// How the kubelet gets its client certificate.
@@ -270,6 +272,10 @@ impl Settings {
                     let pins: Vec<String> = settings.trust_sha256.iter().map(hex).collect();
                     trust.insert("sha256".to_owned(), json!(pins));
                 }
+                entry.insert(
+                    "allowExtraUsages".to_owned(),
+                    json!(settings.allow_extra_usages),
+                );
                 if !trust.is_empty() {
                     entry.insert("trust".to_owned(), Value::Object(trust));
                 }
@@ -492,6 +498,10 @@ impl Settings {
                     }
                 }
             }
+            settings.allow_extra_usages = entry
+                .get("allowExtraUsages")
+                .and_then(|field| field.boolean())
+                .unwrap_or_default();
             if let Some(trust) = section(&entry, "trust") {
                 settings.trust_file = trust.get("file").as_ref().and_then(absolute);
                 settings.trust_sha256 = schema::pins(trust.get("sha256"));

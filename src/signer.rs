@@ -50,7 +50,9 @@ use zeroize::Zeroizing;
 use crate::http::Files;
 use crate::names::{Authority, CertName};
 use crate::schema::Key;
-use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, UsageExtensions, hex};
+use crate::x509::{
+    Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, Tolerance, UsageExtensions, hex,
+};
 use crate::yaml::{Field, Map};
 
 pub use flag::BadFlag;
@@ -318,6 +320,8 @@ pub struct Wanted {
     pub authority: Authority,
     /// Subject, names, usages, lifetime, key algorithm.
     pub profile: Profile,
+    /// What the verification will let pass besides.
+    pub tolerance: Tolerance,
 }
 
 /// Who is asking.
@@ -770,6 +774,7 @@ mod tests {
                 key: KeyAlgorithm::EcdsaP256,
                 lifetime: Duration::from_secs(3600),
             },
+            tolerance: Tolerance::default(),
         };
         assert!(Caps::everything().carries("x", &wanted).is_ok());
         let nothing = Caps {

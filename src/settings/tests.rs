@@ -19,9 +19,11 @@ authorities:
     trust: {file: /etc/kubernetes/pki/ca.crt, sha256: ["sha256:000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"]}
   etcd-ca:
     signer: drop
+    allowExtraUsages: true
     trust: {file: /etc/etcd-ca.crt, sha256: ["00:01:02:03:04:05:06:07:08:09:0A:0B:0C:0D:0E:0F:10:11:12:13:14:15:16:17:18:19:1A:1B:1C:1D:1E:1F"]}
   front-proxy-ca:
     signer: disk
+    allowExtraUsages: false
     trust: {file: /etc/fp-ca.crt, sha256: []}
 signers:
   corp:
@@ -78,7 +80,7 @@ fn every_key_is_read() {
     assert_eq!(
         warnings,
         [
-            "c.yaml:29:8: signers.lab: is defined, but no authority uses it (add authorities: {ca: {signer: lab}}, or remove it)"
+            "c.yaml:31:8: signers.lab: is defined, but no authority uses it (add authorities: {ca: {signer: lab}}, or remove it)"
         ]
     );
     assert_eq!(
@@ -97,6 +99,8 @@ fn every_key_is_read() {
     let ca = &settings.authorities[&Authority::Ca];
     assert_eq!(ca.trust_sha256, [pin]);
     assert_eq!(settings.authorities[&Authority::EtcdCa].trust_sha256, [pin]);
+    let tolerant = Authority::ALL.map(|one| settings.authorities[&one].allow_extra_usages);
+    assert_eq!(tolerant, [false, false, true]);
     assert_eq!(
         ca.trust_file,
         Some(PathBuf::from("/etc/kubernetes/pki/ca.crt"))

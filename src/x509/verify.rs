@@ -18,7 +18,7 @@ use x509_parser::x509::AlgorithmIdentifier as ParsedAlgorithm;
 use super::certificate::Certificate;
 use super::chain::{Chain, TrustBundle};
 use super::key::{KeyAlgorithm, KeyType, PublicKey, hex};
-use super::{ExtendedUsage, Profile};
+use super::{ExtendedUsage, Profile, Tolerance};
 
 /// One way in which a certificate is not what was wanted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -96,12 +96,14 @@ pub enum Difference {
     NotUnderFirst { anchor: String, first: String },
 }
 
-/// Every difference between the wish and `chain`, in a fixed order; empty means it may be installed.
+/// Every difference between the wish and `chain`, in a fixed order, without what is tolerated; empty means it may be
+/// installed.
 ///
 /// `key` is the public key of the private key that the certificate will stand beside.
 pub fn satisfies(
     chain: &Chain,
     profile: &Profile,
+    tolerance: Tolerance,
     key: &PublicKey,
     trust: &TrustBundle,
     now: OffsetDateTime,
@@ -111,7 +113,7 @@ pub fn satisfies(
     compare_key(leaf, profile, key, &mut found);
     compare_subject(leaf, profile, &mut found);
     compare_sans(leaf, profile, &mut found);
-    compare_usages(leaf, profile, &mut found);
+    compare_usages(leaf, profile, tolerance, &mut found);
     if now > leaf.not_after() {
         found.push(Difference::Expired(rfc3339(leaf.not_after())));
     }
@@ -214,19 +216,26 @@ fn compare_sans(leaf: &Certificate, profile: &Profile, found: &mut Vec<Differenc
     found.extend(leaf.other_names().iter().cloned().map(Difference::SanExtra));
 }
 
-fn compare_usages(leaf: &Certificate, profile: &Profile, found: &mut Vec<Difference>) {
+fn compare_usages(
+    leaf: &Certificate,
+    profile: &Profile,
+    tolerance: Tolerance,
+    found: &mut Vec<Difference>,
+) {
     let has = leaf.extended_usages().unwrap_or_default();
     for usage in &profile.usages {
         if !has.contains(&usage.to_string()) {
             found.push(Difference::UsageMissing(*usage));
         }
     }
+    let tolerated: &[ExtendedUsage] = if tolerance.extra_usages {
+        &[ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
+    } else {
+        &[]
+    };
     for usage in has {
-        if !profile
-            .usages
-            .iter()
-            .any(|wanted| wanted.to_string() == *usage)
-        {
+        let mut allowed = profile.usages.iter().chain(tolerated);
+        if !allowed.any(|allowed| allowed.to_string() == *usage) {
             found.push(Difference::UsageExtra(usage.clone()));
         }
     }
