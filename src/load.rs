@@ -300,20 +300,25 @@ fn choices(settings: &Settings) -> Choices {
     Choices {
         kubelet_client_subject: settings.kubelet_client_subject,
         common_names: settings.common_names.clone(),
-        tolerances: settings
-            .authorities
-            .iter()
-            .map(|(authority, settings)| {
-                let tolerance = Tolerance {
-                    extra_usages: settings.allow_extra_usages,
-                };
-                (*authority, tolerance)
-            })
+        tolerances: Authority::ALL
+            .into_iter()
+            .map(|authority| (authority, tolerance(settings, authority)))
             .collect(),
         apiserver_sans: settings.extra_sans.apiserver.clone(),
         etcd_server_sans: settings.extra_sans.etcd_server.clone(),
         etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),
         kubelet_bootstraps_itself: settings.kubelet_identity == KubeletIdentity::Bootstrap,
+    }
+}
+
+fn tolerance(settings: &Settings, authority: Authority) -> Tolerance {
+    let signer = settings.signer_of(authority);
+    Tolerance {
+        extra_usages: settings
+            .authorities
+            .get(&authority)
+            .is_some_and(|settings| settings.allow_extra_usages),
+        own_name: signer.is_some_and(|(_, signer)| signer.kind().about().caps.own_name_san),
     }
 }
 

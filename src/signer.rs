@@ -470,6 +470,9 @@ pub struct Caps {
     pub colon_common_name: Carry,
     /// IP addresses among the subject alternative names.
     pub ip_sans: Carry,
+    /// It adds the common name to the alternative names, as a DNS name, without being asked. The verification lets that
+    /// one pass, since it says nothing that the subject does not.
+    pub own_name_san: bool,
     /// What the CSR says about usages.
     #[serde(skip)]
     pub usage_extensions: UsageExtensions,
@@ -544,6 +547,7 @@ impl Caps {
             organization: Carry::Yes,
             colon_common_name: Carry::Yes,
             ip_sans: Carry::Yes,
+            own_name_san: false,
             usage_extensions: UsageExtensions::Requested,
             pends: false,
             lookup: Lookup::None,

@@ -72,6 +72,8 @@ impl Sans {
 pub struct Tolerance {
     /// Server auth on a client's certificate and client auth on a server's; never any other usage.
     pub extra_usages: bool,
+    /// The wanted common name as a DNS name.
+    pub own_name: bool,
 }
 
 impl fmt::Display for Sans {

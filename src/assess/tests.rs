@@ -93,7 +93,10 @@ fn what_is_tolerated_is_kept_and_issued_anew_when_it_is_not_any_more() {
         ["extended key usage server auth is not wanted"]
     );
     let tolerant = CertSpec {
-        tolerance: Tolerance { extra_usages: true },
+        tolerance: Tolerance {
+            extra_usages: true,
+            ..Tolerance::default()
+        },
         ..spec()
     };
     assert_eq!(

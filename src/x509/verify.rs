@@ -112,7 +112,7 @@ pub fn satisfies(
     let mut found = Vec::new();
     compare_key(leaf, profile, key, &mut found);
     compare_subject(leaf, profile, &mut found);
-    compare_sans(leaf, profile, &mut found);
+    compare_sans(leaf, profile, tolerance, &mut found);
     compare_usages(leaf, profile, tolerance, &mut found);
     if now > leaf.not_after() {
         found.push(Difference::Expired(rfc3339(leaf.not_after())));
@@ -193,7 +193,13 @@ fn compare_subject(leaf: &Certificate, profile: &Profile, found: &mut Vec<Differ
     }
 }
 
-fn compare_sans(leaf: &Certificate, profile: &Profile, found: &mut Vec<Difference>) {
+fn compare_sans(
+    leaf: &Certificate,
+    profile: &Profile,
+    tolerance: Tolerance,
+    found: &mut Vec<Difference>,
+) {
+    let own_name = |name: &String| tolerance.own_name && *name == profile.subject.common_name;
     let (wanted_dns, wanted_ips) = (&profile.sans.dns, &profile.sans.ips);
     let missing_dns = wanted_dns
         .iter()
@@ -206,7 +212,7 @@ fn compare_sans(leaf: &Certificate, profile: &Profile, found: &mut Vec<Differenc
     let extra_dns = leaf
         .dns_names()
         .iter()
-        .filter(|name| !wanted_dns.contains(name));
+        .filter(|name| !wanted_dns.contains(name) && !own_name(name));
     found.extend(extra_dns.cloned().map(Difference::DnsExtra));
     let extra_ips = leaf
         .ip_addresses()

@@ -108,7 +108,10 @@ fn usages_of_tls_are_tolerated_where_that_is_said_and_nothing_else_is() {
     };
     let both = usages(&[ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]);
     let server = usages(&[ExtendedUsage::ServerAuth]);
-    let extra = Tolerance { extra_usages: true };
+    let extra = Tolerance {
+        extra_usages: true,
+        ..Tolerance::default()
+    };
     assert_eq!(
         issued.tolerated(&both, &server, Tolerance::default(), NOW),
         ["extended key usage client auth is not wanted"]
@@ -124,6 +127,31 @@ fn usages_of_tls_are_tolerated_where_that_is_said_and_nothing_else_is() {
     assert_eq!(
         issued.tolerated(&other, &server, extra, NOW),
         ["CN is \"cp2\", wanted \"cp1\"", "SAN DNS:cp2 is not wanted"]
+    );
+}
+
+#[test]
+fn the_common_name_may_be_a_dns_name_where_that_is_tolerated_and_no_other_may() {
+    let issued = Issued::new();
+    let mut wanted = etcd_server();
+    wanted.subject.common_name = "etcd-server.cp1".to_owned();
+    let mut asked = wanted.clone();
+    asked.sans.dns.push("etcd-server.cp1".to_owned());
+    let own = Tolerance {
+        own_name: true,
+        ..Tolerance::default()
+    };
+    assert_eq!(
+        issued.tolerated(&asked, &wanted, Tolerance::default(), NOW),
+        ["SAN DNS:etcd-server.cp1 is not wanted"]
+    );
+    assert_eq!(issued.tolerated(&asked, &wanted, own, NOW), [""; 0]);
+    // Tolerated, not wanted.
+    assert_eq!(issued.tolerated(&wanted, &wanted, own, NOW), [""; 0]);
+    asked.sans.dns.push("etcd-server.cp2".to_owned());
+    assert_eq!(
+        issued.tolerated(&asked, &wanted, own, NOW),
+        ["SAN DNS:etcd-server.cp2 is not wanted"]
     );
 }
 
