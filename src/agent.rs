@@ -747,6 +747,7 @@ fn wanted(spec: &CertSpec) -> Wanted {
         name: spec.name,
         authority: spec.authority,
         profile: spec.profile.clone(),
+        tolerance: spec.tolerance,
     }
 }
 

@@ -263,7 +263,7 @@ fn differences(
     trust: &TrustBundle,
     now: OffsetDateTime,
 ) -> (Vec<String>, Vec<String>) {
-    let mut found = satisfies(chain, &spec.profile, key, trust, now);
+    let mut found = satisfies(chain, &spec.profile, spec.tolerance, key, trust, now);
     let mut notes = Vec::new();
     for subject in &spec.other_subjects {
         if found.is_empty() {
@@ -271,7 +271,7 @@ fn differences(
         }
         let mut profile = spec.profile.clone();
         profile.subject = subject.clone();
-        let other = satisfies(chain, &profile, key, trust, now);
+        let other = satisfies(chain, &profile, spec.tolerance, key, trust, now);
         if other.len() < found.len() {
             notes.push(format!(
                 "subject is {subject}, of another kubeadm version; kept, since the cluster may rely on it"

@@ -68,6 +68,16 @@ impl Sans {
     }
 }
 
+/// What a certificate may say beyond the wish and still be taken. None of it is in a request: it is about signers that
+/// add something of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tolerance {
+    /// Server auth on a client's certificate and client auth on a server's; never any other usage.
+    pub extra_usages: bool,
+    /// The wanted common name as a DNS name.
+    pub own_name: bool,
+}
+
 impl fmt::Display for Sans {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dns = self.dns.iter().map(|name| format!("DNS:{name}"));

@@ -86,6 +86,7 @@ impl Asked<'_> {
             name: self.spec.name,
             authority: self.spec.authority,
             profile: self.spec.profile.clone(),
+            tolerance: self.spec.tolerance,
         }
     }
 
@@ -444,6 +445,7 @@ fn verified(
     let differences = satisfies(
         &chain,
         &job.asked.spec.profile,
+        job.asked.spec.tolerance,
         key.public_key(),
         job.trust,
         now,

@@ -697,6 +697,7 @@ impl InfoResponse {
         Ok(Caps {
             renewal: ASSUMED.renewal,
             crl: carry(declared.crl),
+            own_name_san: ASSUMED.own_name_san,
             organization: carry(declared.organization),
             colon_common_name: carry(declared.colon_common_name),
             ip_sans: carry(declared.ip_sans),
