@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{Identity, Wanted};
-use crate::names::CertName;
+use crate::names::{Authority, CertName};
 use crate::yaml::{self, Field};
 
 const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
@@ -66,13 +66,14 @@ impl PerCertificate {
 
     /// The text for a certificate, placeholders filled in; `None` where nothing is said about it.
     pub fn of(&self, wanted: &Wanted, identity: &Identity) -> Option<String> {
-        let text = self.named.get(&wanted.name).or(self.default.as_ref())?;
-        Some(
-            text.replace("{certificate}", &wanted.name.as_str().replace('.', "-"))
-                .replace("{authority}", wanted.authority.as_str())
-                .replace("{node}", &identity.node)
-                .replace("{cluster}", &identity.cluster),
-        )
+        self.of_name(wanted.name, identity)
+    }
+
+    /// The same by the certificate's name alone.
+    pub fn of_name(&self, name: CertName, identity: &Identity) -> Option<String> {
+        let text = self.named.get(&name).or(self.default.as_ref())?;
+        let text = text.replace("{certificate}", &name.as_str().replace('.', "-"));
+        Some(of_authority(&text, name.authority(), identity))
     }
 
     /// As written: a text, or a map.
@@ -90,16 +91,34 @@ impl PerCertificate {
     }
 }
 
-/// A placeholder that is none would end up in a request to the server.
+/// Fills in a text that may differ from authority to authority only.
+pub(super) fn of_authority(text: &str, authority: Authority, identity: &Identity) -> String {
+    text.replace("{authority}", authority.as_str())
+        .replace("{node}", &identity.node)
+        .replace("{cluster}", &identity.cluster)
+}
+
+/// Reads such a text.
+pub(super) fn read_of_authority(field: &Field<'_>) -> Option<String> {
+    let text = field.string()?;
+    check_for(field, &text, &["{authority}", "{node}", "{cluster}"]);
+    Some(text)
+}
+
 fn check(field: &Field<'_>, text: &str) {
+    check_for(field, text, &PLACEHOLDERS);
+}
+
+/// A placeholder that is none would end up in a request to the server.
+fn check_for(field: &Field<'_>, text: &str, placeholders: &[&str]) {
     let mut rest = text.to_owned();
-    for known in PLACEHOLDERS {
+    for known in placeholders {
         rest = rest.replace(known, "");
     }
     if rest.contains(['{', '}']) {
         field.error(
             format!("{text:?} has an unknown placeholder"),
-            format!("use {}", PLACEHOLDERS.join(", ")),
+            format!("use {}", placeholders.join(", ")),
         );
     }
     if text.is_empty() {
