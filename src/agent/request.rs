@@ -13,7 +13,8 @@ use super::{Clock, Event, Progress};
 use crate::failpoint;
 use crate::plan::CertSpec;
 use crate::signer::{
-    Answer, Class, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted, retry,
+    Answer, Class, Current, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
+    retry,
 };
 use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
 use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, satisfies};
@@ -74,6 +75,8 @@ pub(super) struct Asked<'a> {
     pub(super) signer: Rc<dyn Signer>,
     /// Name of the signer in the configuration.
     pub(super) signer_name: String,
+    /// The certificate in place, where this signer gives a newer one in exchange for it.
+    pub(super) current: Option<Current>,
 }
 
 impl Asked<'_> {
@@ -86,6 +89,7 @@ impl Asked<'_> {
             name: self.spec.name,
             authority: self.spec.authority,
             profile: self.spec.profile.clone(),
+            tolerance: self.spec.tolerance,
         }
     }
 
@@ -171,6 +175,7 @@ pub(super) async fn obtain(
             request: Box::new(request),
         });
     }
+    let mut current = asked.current.as_ref();
     let mut step = match (record.phase, record.handle.clone().map(Ticket::try_from)) {
         (Phase::Ready, _) => Step::Submit,
         (Phase::Requested, Some(Ok(ticket))) => Step::Poll(ticket),
@@ -188,7 +193,10 @@ pub(super) async fn obtain(
                     .update_ticket(asked.slot(), &record, asked.durability())?;
                 failpoint::reached("request:submitting");
                 desk.progress.event(Event::Submitted(asked.spec.name));
-                asked.signer.submit(&request).await
+                match current {
+                    Some(current) => asked.signer.renew(&request, current).await,
+                    None => asked.signer.submit(&request).await,
+                }
             }
             Step::Recover => {
                 let ticket = record
@@ -276,6 +284,13 @@ pub(super) async fn obtain(
                 step = Step::Submit;
                 Duration::ZERO
             }
+            // The exchange was refused, not the certificate.
+            Err(error) if current.is_some() && !error.class.passes() => {
+                tracing::info!(certificate = %asked.spec.name, "{error}; asking as for a first certificate");
+                current = None;
+                step = Step::Submit;
+                Duration::ZERO
+            }
             Err(error) => {
                 failures += 1;
                 record.last_error = Some(LastError {
@@ -304,9 +319,31 @@ pub(super) async fn obtain(
 
 /// How long to wait before the next try after `failures` failures in a row; `None` when there is no sense or no time
 /// for another one.
-pub(super) fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
+fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
     let wait = retry::delay(error.class, failures, error.retry_after, random_fraction())?;
     (error.class.passes() && Instant::now() + wait < deadline).then_some(wait)
+}
+
+/// Asks again after a passing failure, as long as there is time.
+pub(super) async fn patiently<T>(
+    deadline: Instant,
+    ask: impl AsyncFn() -> Result<T, SignerError>,
+) -> Result<T, SignerError> {
+    let mut failures = 0;
+    loop {
+        let error = match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        failures += 1;
+        match next_try(&error, failures, deadline) {
+            Some(wait) => {
+                tracing::info!("{error}; trying again in {wait:.0?}");
+                tokio::time::sleep(wait).await;
+            }
+            None => return Err(error),
+        }
+    }
 }
 
 /// Where the key comes from.
@@ -422,6 +459,7 @@ fn verified(
     let differences = satisfies(
         &chain,
         &job.asked.spec.profile,
+        job.asked.spec.tolerance,
         key.public_key(),
         job.trust,
         now,

@@ -9,10 +9,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{Identity, Wanted};
-use crate::names::{Authority, CertName};
+use crate::names::{self, Authority, CertName, PLACEHOLDERS};
 use crate::yaml::{self, Field};
-
-const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
 
 /// A text for each certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,8 +70,7 @@ impl PerCertificate {
     /// The same by the certificate's name alone.
     pub fn of_name(&self, name: CertName, identity: &Identity) -> Option<String> {
         let text = self.named.get(&name).or(self.default.as_ref())?;
-        let text = text.replace("{certificate}", &name.as_str().replace('.', "-"));
-        Some(of_authority(&text, name.authority(), identity))
+        Some(names::fill(text, name, &identity.node, &identity.cluster))
     }
 
     /// As written: a text, or a map.
@@ -101,24 +98,20 @@ pub(super) fn of_authority(text: &str, authority: Authority, identity: &Identity
 /// Reads such a text.
 pub(super) fn read_of_authority(field: &Field<'_>) -> Option<String> {
     let text = field.string()?;
-    check_for(field, &text, &["{authority}", "{node}", "{cluster}"]);
+    if names::unknown_placeholder(&text) || text.contains("{certificate}") {
+        field.error(
+            format!("{text:?} has a placeholder that is not known here"),
+            "use {authority}, {node}, {cluster}",
+        );
+    }
     Some(text)
 }
 
 fn check(field: &Field<'_>, text: &str) {
-    check_for(field, text, &PLACEHOLDERS);
-}
-
-/// A placeholder that is none would end up in a request to the server.
-fn check_for(field: &Field<'_>, text: &str, placeholders: &[&str]) {
-    let mut rest = text.to_owned();
-    for known in placeholders {
-        rest = rest.replace(known, "");
-    }
-    if rest.contains(['{', '}']) {
+    if names::unknown_placeholder(text) {
         field.error(
             format!("{text:?} has an unknown placeholder"),
-            format!("use {}", placeholders.join(", ")),
+            format!("use {}", PLACEHOLDERS.join(", ")),
         );
     }
     if text.is_empty() {

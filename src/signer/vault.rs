@@ -162,6 +162,7 @@ const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,
     colon_common_name: Carry::AsConfigured,
     ip_sans: Carry::AsConfigured,
+    own_name_san: false,
     usage_extensions: UsageExtensions::Requested,
     pends: false,
     lookup: Lookup::None,

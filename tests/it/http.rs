@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::rc::Rc;
@@ -17,17 +17,10 @@ use time::format_description::well_known::Rfc2822;
 use zeroize::Zeroizing;
 
 use crate::gateway::{Action, Gateway, Issuer, Options, Pair, Rule};
-use crate::signing::{now, run};
+use crate::log::logged;
+use crate::signing::{PlainFiles, now, run};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
-struct PlainFiles;
-
-impl Files for PlainFiles {
-    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-        std::fs::read(path).map(Zeroizing::new)
-    }
-}
 
 /// A node with these files and no others.
 struct NodeWith(BTreeMap<PathBuf, Vec<u8>>);
@@ -604,18 +597,6 @@ fn whoever_answers_provisionally_is_told_nothing() {
 
 #[test]
 fn secrets_are_in_no_message_and_no_log() {
-    assert_passed(&alone("secrets"));
-}
-
-fn secrets_in_messages_and_logs() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_writer({
-            let log = log.clone();
-            move || log.clone()
-        })
-        .finish();
     let gateway = Gateway::to(None);
     let foreign = Gateway::to(None);
     gateway
@@ -630,7 +611,7 @@ fn secrets_in_messages_and_logs() {
     let client = client(endpoint(&gateway));
     let call = secret_call();
     let mut shown = format!("{client:?} {call:?}");
-    tracing::subscriber::with_default(subscriber, || {
+    let ((), log) = logged(|| {
         for _ in 0..4 {
             let error = run(client.send(secret_call())).unwrap_err();
             let source = std::error::Error::source(&error).map(ToString::to_string);
@@ -641,32 +622,12 @@ fn secrets_in_messages_and_logs() {
         let split = run(client.send(Call::get("/").bearer("s3cret\nx".to_owned()))).unwrap_err();
         shown += &format!("{split:?}");
     });
-    let log = log.text();
     assert!(log.contains("/sign") && log.contains("404"), "{log}");
     for text in [&shown, &log] {
         assert!(!text.contains("s3cret"), "{text}");
     }
     let base64 = "czNjcmV0";
     assert!(!shown.contains(base64) && !log.contains(base64));
-}
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 // What cannot be sent at all.
@@ -866,31 +827,19 @@ fn the_servers_wish_to_be_left_alone_is_understood_in_both_forms() {
 
 #[test]
 fn clocks_that_differ_are_reported_once() {
-    assert_passed(&alone("clocks"));
-}
-
-fn reports_of_clocks() {
     let date = |time: OffsetDateTime| time.format(&Rfc2822).unwrap().replace("+0000", "GMT");
     let warnings = |theirs: OffsetDateTime| {
         let gateway = Gateway::to(None);
         let headers = vec![("Date", date(theirs))];
         gateway.rule(Rule::on("*", "/").then(Action::Status(200, headers, Vec::new())));
-        let log = Log::default();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::WARN)
-            .with_ansi(false)
-            .with_writer({
-                let log = log.clone();
-                move || log.clone()
-            })
-            .finish();
-        tracing::subscriber::with_default(subscriber, || {
+        let ((), log) = logged(|| {
             let client = client(endpoint(&gateway));
             for client in [client.clone(), client.provisional()] {
                 run(client.send(Call::get("/x"))).unwrap();
             }
         });
-        (log.text(), gateway.url())
+        let warnings = log.lines().filter(|line| line.contains("WARN"));
+        (warnings.collect::<Vec<_>>().join("\n"), gateway.url())
     };
     assert_eq!(warnings(now() - Duration::from_secs(30)).0, "");
     for (offset, word) in [(300, "behind"), (-300, "ahead of")] {
@@ -981,11 +930,6 @@ fn a_proxy_that_refuses_is_named() {
 
 // What needs a process of its own: the environment, /etc/hosts, and the log, which the threads of other tests disturb.
 
-fn alone(what: &str) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    child(&mut command, what, &Gateway::to(None))
-}
-
 /// This test binary once more, with only [`child_process`] selected, in `command`.
 fn child(command: &mut Command, what: &str, gateway: &Gateway) -> Output {
     command
@@ -1003,8 +947,7 @@ fn child_process() {
     match std::env::var("NODEPKI_TEST_CHILD").as_deref() {
         Ok("environment") => in_that_environment(),
         Ok("hosts") => with_those_hosts(),
-        Ok("secrets") => secrets_in_messages_and_logs(),
-        Ok("clocks") => reports_of_clocks(),
+        Ok("dns") => with_that_name_server(),
         Ok(other) => panic!("{other}"),
         Err(_) => return,
     }
@@ -1059,11 +1002,20 @@ fn names_in_the_hosts_file_are_found_without_dns() {
         pair: Some(pair),
         ..Options::default()
     });
-    let hosts = tempfile::tempdir().unwrap();
-    std::fs::write(hosts.path().join("hosts"), "127.0.0.1 Signer.INVALID\n").unwrap();
-    std::fs::write(hosts.path().join("resolv.conf"), "nameserver 192.0.2.1\n").unwrap();
+    let files = tempfile::tempdir().unwrap();
+    std::fs::write(files.path().join("hosts"), "127.0.0.1 Signer.INVALID\n").unwrap();
+    std::fs::write(files.path().join("resolv.conf"), "nameserver 192.0.2.1\n").unwrap();
+    let mut command = with_files(files.path(), false);
+    assert_passed(&child(&mut command, "hosts", &gateway));
+}
+
+/// This test binary where `/etc/hosts` and `/etc/resolv.conf` are those in `dir`; without the network, if told so.
+fn with_files(dir: &Path, own_network: bool) -> Command {
     let mut command = Command::new("unshare");
     command.arg("--mount");
+    if own_network {
+        command.arg("--net");
+    }
     if !nix::unistd::geteuid().is_root() {
         command.arg("--map-root-user");
     }
@@ -1072,12 +1024,14 @@ fn names_in_the_hosts_file_are_found_without_dns() {
         .arg(
             "mount --bind \"$1/hosts\" /etc/hosts
              mount --bind \"$1/resolv.conf\" \"$(readlink -f /etc/resolv.conf)\"
-             shift; exec \"$@\"",
+             if test \"$2\" = true; then ip link set lo up; fi
+             shift 2; exec \"$@\"",
         )
         .arg("sh")
-        .arg(hosts.path())
+        .arg(dir)
+        .arg(own_network.to_string())
         .arg(std::env::current_exe().unwrap());
-    assert_passed(&child(&mut command, "hosts", &gateway));
+    command
 }
 
 fn with_those_hosts() {
@@ -1090,4 +1044,64 @@ fn with_those_hosts() {
     let result = run(client(endpoint).send(call));
     assert_fails(result, &Kind::Unreachable, &["https://other.invalid"]);
     assert!(started.elapsed() < Duration::from_secs(4));
+}
+
+#[test]
+fn names_are_asked_of_the_name_server_with_the_search_list() {
+    let files = tempfile::tempdir().unwrap();
+    std::fs::write(files.path().join("hosts"), "127.0.0.1 localhost\n").unwrap();
+    let resolv = "nameserver 127.0.0.1\nsearch nowhere.test example.test\n";
+    std::fs::write(files.path().join("resolv.conf"), resolv).unwrap();
+    let mut command = with_files(files.path(), true);
+    let output = child(&mut command, "dns", &Gateway::to(None));
+    assert_passed(&output);
+}
+
+fn with_that_name_server() {
+    let socket = UdpSocket::bind("127.0.0.1:53").unwrap();
+    thread::spawn(move || {
+        let mut packet = [0; 512];
+        while let Ok((length, client)) = socket.recv_from(&mut packet) {
+            let _ = socket.send_to(&dns_answer(&packet[..length]), client);
+        }
+    });
+    let issuer = Issuer::new("gateway-ca");
+    let pair = issuer.server(&["signer"], &[], now(), DAY);
+    let gateway = answering_with(Options {
+        issuer,
+        pair: Some(pair),
+        ..Options::default()
+    });
+    let mut endpoint = endpoint(&gateway);
+    endpoint.url = url(&gateway.url_of("signer"));
+    assert!(get(endpoint.clone()).unwrap().is_success());
+    endpoint.url = url("https://other.example.test");
+    assert_fails(
+        get(endpoint),
+        &Kind::Unreachable,
+        &["the name other.example.test cannot be resolved: DNS has no address for it"],
+    );
+}
+
+/// RFC 1035: 127.0.0.1 for `signer.example.test`, and no other name.
+fn dns_answer(query: &[u8]) -> Vec<u8> {
+    let mut end = 12;
+    let mut name = String::new();
+    while query[end] != 0 {
+        let next = end + 1 + usize::from(query[end]);
+        name += &String::from_utf8_lossy(&query[end + 1..next]);
+        name.push('.');
+        end = next;
+    }
+    end += 5;
+    let known = name.eq_ignore_ascii_case("signer.example.test.");
+    let address = known && query[end - 3] == 1;
+    let mut answer = query[..2].to_vec();
+    answer.extend([0x81, if known { 0x80 } else { 0x83 }]);
+    answer.extend([0, 1, 0, u8::from(address), 0, 0, 0, 0]);
+    answer.extend(&query[12..end]);
+    if address {
+        answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 127, 0, 0, 1]);
+    }
+    answer
 }

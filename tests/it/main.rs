@@ -10,6 +10,7 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod crl;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
@@ -21,6 +22,7 @@ mod golden;
 mod http;
 mod kubeadm;
 mod layers;
+mod log;
 mod machine;
 mod node;
 mod offline;
@@ -32,6 +34,7 @@ mod signer_bootstrap;
 mod signer_contract;
 mod signer_directory;
 mod signer_exec;
+mod signer_failures;
 mod signing;
 mod store;
 #[cfg(feature = "failpoints")]

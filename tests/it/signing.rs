@@ -17,7 +17,7 @@ use nodepki::signer::directory::{DropDir, Dropped, Meta, Shape};
 use nodepki::signer::{Config, Identity, Memory, Request, Signer, Site, Wanted};
 use nodepki::x509::{
     CertificateAuthority, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
-    UsageExtensions,
+    Tolerance, UsageExtensions,
 };
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -99,6 +99,7 @@ pub(crate) fn wanted(name: CertName) -> Wanted {
             key: KeyAlgorithm::EcdsaP256,
             lifetime: Duration::from_secs(365 * 24 * 60 * 60),
         },
+        tolerance: Tolerance::default(),
     }
 }
 

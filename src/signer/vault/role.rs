@@ -183,6 +183,7 @@ impl Role {
                 .any(|one| one.to_lowercase().trim_start_matches("extkeyusage") == listed);
             let (sets, wants) = (sets || listed, profile.usages.contains(&usage));
             match (sets, wants) {
+                (true, false) if wanted.tolerance.extra_usages => {}
                 (true, false) => found.push(format!("it adds the usage {usage} ({flag})")),
                 (false, true) => found.push(format!("it leaves out the usage {usage} ({flag})")),
                 _ => {}
