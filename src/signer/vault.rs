@@ -18,6 +18,7 @@
 //!   path, or a policy that does not know a parameter: the server is asked which (`sys/capabilities-self`). Only for a
 //!   dead token that came from a login there is a second login, once.
 //! - There is no looking up of earlier requests: what was signed and lost is signed again, for the same key.
+//! - An engine whose revocation lists are switched off (`config/crl disable=true`) publishes empty ones, freshly signed.
 //! - A standby may point to the active node. Only addresses under `alsoAllow` are followed.
 //!
 //! # Credentials
@@ -850,7 +851,7 @@ impl Signer for Vault {
         let response = self.public(&doing, &path).await?;
         match response.status {
             200 => Ok(Some(response.body)),
-            // It makes none (crl disabled), or has no issuer.
+            // What some answer for an engine without an issuer.
             204 => Ok(None),
             _ => Err(self.api.refusal(&doing, &response)),
         }

@@ -80,120 +80,51 @@ impl Api {
     pub(super) fn refusal(&self, doing: &str, response: &Response) -> SignerError {
         let said = said(response);
         let mut error = self.server.refusal(doing, response, &said);
-        let known = KNOWN
-            .iter()
-            .find(|(_, words, _, _)| said.contains(words))
+        let by_words = BY_WORDS.iter().find(|(words, ..)| said.contains(words));
+        let known = by_words
+            .map(|(_, class, advice)| (*class, *advice))
             .or_else(|| {
-                KNOWN
+                let by_status = BY_STATUS
                     .iter()
-                    .find(|(status, words, _, _)| *status == response.status && words.is_empty())
+                    .find(|(status, _)| *status == response.status);
+                by_status.map(|(_, advice)| (Class::Transient, *advice))
             });
-        if let Some((_, _, class, advice)) = known {
-            error.class = *class;
-            error.advice = (*advice).to_owned();
+        if let Some((class, advice)) = known {
+            error.class = class;
+            error.advice = advice.to_owned();
         }
         error
     }
 }
 
-/// Status where the words are empty; words of the server otherwise; what follows from them.
-const KNOWN: &[(u16, &str, Class, &str)] = &[
-    (
-        503,
-        "is sealed",
-        Class::Transient,
-        "have the server's operators unseal it",
-    ),
-    (
-        400,
-        "unknown role",
-        Class::Config,
-        "create the role as `nodepki config signer-setup vault` prints it, or correct `role`",
-    ),
-    (
-        500,
-        "unable to find PKI issuer",
-        Class::Config,
-        "correct `issuer`: it must be the name or id of an issuer in that mount",
-    ),
-    (
-        500,
-        "no default issuer",
-        Class::Config,
-        "put the CA into that mount, or name one of its issuers with `issuer`",
-    ),
-    (
-        500,
-        "backend must be configured with a CA",
-        Class::Config,
-        "put the CA into that mount",
-    ),
-    (
-        404,
-        "no handler for route",
-        Class::Config,
-        "correct `mount` or `namespace`: nothing is mounted there",
-    ),
-    (
-        404,
-        "namespace not found",
-        Class::Config,
-        "correct `namespace`",
-    ),
-    (
-        400,
-        "beyond the expiration of the CA",
-        Class::Permanent,
-        "renew the CA, or let its issuer shorten what outlives it (leaf_not_after_behavior=truncate)",
-    ),
-    (
-        400,
-        "role requires keys of type",
-        Class::Permanent,
-        "set key_type=any in the role; `nodepki config signer-setup vault` prints a role that fits",
-    ),
-    (
-        400,
-        "allowed by this role",
-        Class::Permanent,
-        "allow exactly that name in the role; `nodepki config signer-setup vault` prints a role that fits",
-    ),
-    (
-        400,
-        "not allowed in this role",
-        Class::Permanent,
-        "allow exactly that in the role; `nodepki config signer-setup vault` prints a role that fits",
-    ),
-    (
-        400,
-        "missing client token",
-        Class::Auth,
-        "have this node's credential renewed",
-    ),
-    (
-        412,
-        "",
-        Class::Transient,
-        "the server has not caught up with its cluster yet",
-    ),
+/// A part of what the server says, and what follows from it.
+#[rustfmt::skip]
+const BY_WORDS: &[(&str, Class, &str)] = &[
+    ("is sealed", Class::Transient, "have the server's operators unseal it"),
+    ("unknown role", Class::Config, "create the role as `nodepki config signer-setup vault` prints it, or correct `role`"),
+    ("unable to find PKI issuer", Class::Config, "correct `issuer`: it must be the name or id of an issuer in that mount"),
+    ("no default issuer", Class::Config, "put the CA into that mount, or name one of its issuers with `issuer`"),
+    ("no handler for route", Class::Config, "correct `mount` or `namespace`: nothing is mounted there"),
+    ("namespace not found", Class::Config, "correct `namespace`"),
+    ("beyond the expiration of the CA", Class::Permanent, "renew the CA, or let its issuer shorten what outlives it (leaf_not_after_behavior=truncate)"),
+    ("role requires keys of type", Class::Permanent, "set key_type=any in the role; `nodepki config signer-setup vault` prints a role that fits"),
+    ("allowed by this role", Class::Permanent, "allow exactly that name in the role; `nodepki config signer-setup vault` prints a role that fits"),
+    ("not allowed in this role", Class::Permanent, "allow exactly that in the role; `nodepki config signer-setup vault` prints a role that fits"),
+    ("missing client token", Class::Auth, "have this node's credential renewed"),
+];
+
+/// Statuses of these servers' own, all of which pass.
+const BY_STATUS: &[(u16, &str)] = &[
+    (412, "the server has not caught up with its cluster yet"),
     (
         472,
-        "",
-        Class::Transient,
         "the address leads to a disaster-recovery secondary: name the active cluster's if that goes on",
     ),
     (
         473,
-        "",
-        Class::Transient,
         "the address leads to a performance standby: name the active node's if that goes on",
     ),
-    (
-        501,
-        "",
-        Class::Transient,
-        "have the server's operators initialise it",
-    ),
+    (501, "have the server's operators initialise it"),
 ];
 
 /// The server's own words, in one line.
