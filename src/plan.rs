@@ -104,6 +104,9 @@ pub struct BundleSpec {
     pub path: PathBuf,
     /// Where kubeadm would look for the private key, which should not be there.
     pub key_path: PathBuf,
+    /// `crl.pem`, 0644: the revocation lists, where the signer publishes any. `crl.der` beside it holds the list about
+    /// the authority's leaves alone, which is what etcd 3.6 reads; etcd 3.5 reads either.
+    pub crl_path: PathBuf,
     /// Algorithm and lifetime for the demonstration authorities, which make their own.
     pub key: KeyAlgorithm,
     /// See `key`.
@@ -486,6 +489,7 @@ impl Table<'_> {
                     authority,
                     path: with_suffix(&base, "crt"),
                     key_path: with_suffix(&base, "key"),
+                    crl_path: self.cluster.certificates_dir.join(crl_name(authority)),
                     key: self.policy.key_for_authority(authority),
                     lifetime: self.cluster.ca_validity,
                 }
@@ -561,6 +565,13 @@ fn url(host: &Host, port: u16) -> String {
         Host::Ip(IpAddr::V4(ip)) => format!("https://{ip}:{port}"),
         Host::Ip(IpAddr::V6(ip)) => format!("https://[{ip}]:{port}"),
     }
+}
+
+/// The file with an authority's revocation lists, below kubeadm's certificates directory: `etcd/crl.pem` beside
+/// `etcd/ca.crt`, `front-proxy-crl.pem` beside `front-proxy-ca.crt`.
+pub fn crl_name(authority: Authority) -> String {
+    let base = authority.base_name();
+    format!("{}crl.pem", base.strip_suffix("ca").unwrap_or(base))
 }
 
 /// `etcd/healthcheck-client` + `crt`; `Path::with_extension` would eat a dot in the name.

@@ -9,6 +9,7 @@
 mod authority;
 mod certificate;
 mod chain;
+mod crl;
 mod csr;
 mod key;
 mod verify;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use authority::{AuthorityError, CertificateAuthority};
 pub use certificate::{Certificate, CertificateError, Name};
 pub use chain::{Chain, ChainError, TrustBundle, TrustError};
+pub use crl::{CrlError, RevocationList, Revocations};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use key::{KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm, hex};
 pub use verify::{Difference, path_differences, rfc3339, satisfies, verifies};

@@ -305,9 +305,31 @@ pub(super) async fn obtain(
 
 /// How long to wait before the next try after `failures` failures in a row; `None` when there is no sense or no time
 /// for another one.
-pub(super) fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
+fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
     let wait = retry::delay(error.class, failures, error.retry_after, random_fraction())?;
     (error.class.passes() && Instant::now() + wait < deadline).then_some(wait)
+}
+
+/// Asks again after a passing failure, as long as there is time.
+pub(super) async fn patiently<T>(
+    deadline: Instant,
+    ask: impl AsyncFn() -> Result<T, SignerError>,
+) -> Result<T, SignerError> {
+    let mut failures = 0;
+    loop {
+        let error = match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        failures += 1;
+        match next_try(&error, failures, deadline) {
+            Some(wait) => {
+                tracing::info!("{error}; trying again in {wait:.0?}");
+                tokio::time::sleep(wait).await;
+            }
+            None => return Err(error),
+        }
+    }
 }
 
 /// Where the key comes from.

@@ -49,6 +49,7 @@ fn found(chain: Found<Chain>, key: Found<PrivateKey>) -> FoundCert {
         key,
         key_form_is_ours: true,
         exposed: None,
+        revoked: None,
         kubeconfig: None,
     }
 }
@@ -204,6 +205,7 @@ fn an_expired_authority_stops_everything() {
         authority: Authority::Ca,
         path: "/etc/kubernetes/pki/ca.crt".into(),
         key_path: "/etc/kubernetes/pki/ca.key".into(),
+        crl_path: "/etc/kubernetes/pki/crl.pem".into(),
         key: KeyAlgorithm::EcdsaP256,
         lifetime: YEAR,
     };

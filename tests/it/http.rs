@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::rc::Rc;
@@ -1003,6 +1003,7 @@ fn child_process() {
     match std::env::var("NODEPKI_TEST_CHILD").as_deref() {
         Ok("environment") => in_that_environment(),
         Ok("hosts") => with_those_hosts(),
+        Ok("dns") => with_that_name_server(),
         Ok("secrets") => secrets_in_messages_and_logs(),
         Ok("clocks") => reports_of_clocks(),
         Ok(other) => panic!("{other}"),
@@ -1059,11 +1060,20 @@ fn names_in_the_hosts_file_are_found_without_dns() {
         pair: Some(pair),
         ..Options::default()
     });
-    let hosts = tempfile::tempdir().unwrap();
-    std::fs::write(hosts.path().join("hosts"), "127.0.0.1 Signer.INVALID\n").unwrap();
-    std::fs::write(hosts.path().join("resolv.conf"), "nameserver 192.0.2.1\n").unwrap();
+    let files = tempfile::tempdir().unwrap();
+    std::fs::write(files.path().join("hosts"), "127.0.0.1 Signer.INVALID\n").unwrap();
+    std::fs::write(files.path().join("resolv.conf"), "nameserver 192.0.2.1\n").unwrap();
+    let mut command = with_files(files.path(), false);
+    assert_passed(&child(&mut command, "hosts", &gateway));
+}
+
+/// This test binary where `/etc/hosts` and `/etc/resolv.conf` are those in `dir`; without the network, if told so.
+fn with_files(dir: &Path, own_network: bool) -> Command {
     let mut command = Command::new("unshare");
     command.arg("--mount");
+    if own_network {
+        command.arg("--net");
+    }
     if !nix::unistd::geteuid().is_root() {
         command.arg("--map-root-user");
     }
@@ -1072,12 +1082,14 @@ fn names_in_the_hosts_file_are_found_without_dns() {
         .arg(
             "mount --bind \"$1/hosts\" /etc/hosts
              mount --bind \"$1/resolv.conf\" \"$(readlink -f /etc/resolv.conf)\"
-             shift; exec \"$@\"",
+             if test \"$2\" = true; then ip link set lo up; fi
+             shift 2; exec \"$@\"",
         )
         .arg("sh")
-        .arg(hosts.path())
+        .arg(dir)
+        .arg(own_network.to_string())
         .arg(std::env::current_exe().unwrap());
-    assert_passed(&child(&mut command, "hosts", &gateway));
+    command
 }
 
 fn with_those_hosts() {
@@ -1090,4 +1102,64 @@ fn with_those_hosts() {
     let result = run(client(endpoint).send(call));
     assert_fails(result, &Kind::Unreachable, &["https://other.invalid"]);
     assert!(started.elapsed() < Duration::from_secs(4));
+}
+
+#[test]
+fn names_are_asked_of_the_name_server_with_the_search_list() {
+    let files = tempfile::tempdir().unwrap();
+    std::fs::write(files.path().join("hosts"), "127.0.0.1 localhost\n").unwrap();
+    let resolv = "nameserver 127.0.0.1\nsearch nowhere.test example.test\n";
+    std::fs::write(files.path().join("resolv.conf"), resolv).unwrap();
+    let mut command = with_files(files.path(), true);
+    let output = child(&mut command, "dns", &Gateway::to(None));
+    assert_passed(&output);
+}
+
+fn with_that_name_server() {
+    let socket = UdpSocket::bind("127.0.0.1:53").unwrap();
+    thread::spawn(move || {
+        let mut packet = [0; 512];
+        while let Ok((length, client)) = socket.recv_from(&mut packet) {
+            let _ = socket.send_to(&dns_answer(&packet[..length]), client);
+        }
+    });
+    let issuer = Issuer::new("gateway-ca");
+    let pair = issuer.server(&["signer"], &[], now(), DAY);
+    let gateway = answering_with(Options {
+        issuer,
+        pair: Some(pair),
+        ..Options::default()
+    });
+    let mut endpoint = endpoint(&gateway);
+    endpoint.url = url(&gateway.url_of("signer"));
+    assert!(get(endpoint.clone()).unwrap().is_success());
+    endpoint.url = url("https://other.example.test");
+    assert_fails(
+        get(endpoint),
+        &Kind::Unreachable,
+        &["the name other.example.test cannot be resolved: DNS has no address for it"],
+    );
+}
+
+/// RFC 1035: 127.0.0.1 for `signer.example.test`, and no other name.
+fn dns_answer(query: &[u8]) -> Vec<u8> {
+    let mut end = 12;
+    let mut name = String::new();
+    while query[end] != 0 {
+        let next = end + 1 + usize::from(query[end]);
+        name += &String::from_utf8_lossy(&query[end + 1..next]);
+        name.push('.');
+        end = next;
+    }
+    end += 5;
+    let known = name.eq_ignore_ascii_case("signer.example.test.");
+    let address = known && query[end - 3] == 1;
+    let mut answer = query[..2].to_vec();
+    answer.extend([0x81, if known { 0x80 } else { 0x83 }]);
+    answer.extend([0, 1, 0, u8::from(address), 0, 0, 0, 0]);
+    answer.extend(&query[12..end]);
+    if address {
+        answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 127, 0, 0, 1]);
+    }
+    answer
 }

@@ -10,6 +10,7 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod crl;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
