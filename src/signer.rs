@@ -30,6 +30,7 @@ pub mod exec;
 mod flag;
 pub mod local;
 pub mod per_certificate;
+pub mod puppet;
 pub mod retry;
 mod server;
 pub mod wire;
@@ -244,6 +245,8 @@ kinds! {
     Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
     Directory(directory),
+    /// The certificate authority of a Puppet server.
+    Puppet(puppet),
 }
 
 impl Kind {
