@@ -696,8 +696,8 @@ impl InfoResponse {
         let carry = |yes| if yes { Carry::Yes } else { Carry::No };
         Ok(Caps {
             renewal: ASSUMED.renewal,
-            own_name_san: ASSUMED.own_name_san,
             crl: carry(declared.crl),
+            own_name_san: ASSUMED.own_name_san,
             organization: carry(declared.organization),
             colon_common_name: carry(declared.colon_common_name),
             ip_sans: carry(declared.ip_sans),

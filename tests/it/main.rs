@@ -22,6 +22,7 @@ mod golden;
 mod http;
 mod kubeadm;
 mod layers;
+mod log;
 mod machine;
 mod node;
 mod offline;
