@@ -9,6 +9,7 @@ use nodepki::names::{Authority, CertName};
 use nodepki::settings::Settings;
 use nodepki::signer::{Kind, Request, Signer, Ticket};
 
+use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
 use crate::{signer_contract, signer_directory, signer_exec};
 
@@ -44,6 +45,11 @@ pub(crate) trait Rig {
     /// by reading.
     fn sent(&self) -> Vec<String>;
 
+    /// The server that signs for etcd-ca, for a gateway to stand before; `None` for a kind without a server.
+    fn front(&self) -> Option<Front> {
+        None
+    }
+
     /// A request for one of the wishes of `signing::wanted`, with names that nobody else has asked for where that
     /// matters to the server, and a CSR as this kind wants it.
     fn request(&self, name: CertName) -> Request {
@@ -67,6 +73,19 @@ pub(crate) trait Rig {
         std::fs::create_dir_all(&memory).unwrap();
         opened_with_memory(config, &memory).into()
     }
+}
+
+/// A signer's server as a gateway sees it.
+pub(crate) struct Front {
+    pub(crate) upstream: Upstream,
+    /// Method, and a part of the path, of the exchange that hands over a CSR.
+    pub(crate) submit: (&'static str, &'static str),
+    /// [`Rig::settings`], but the server of etcd-ca is at this address and believed by these keys of `tls`, a flow map
+    /// (`{caFile: …}`). It must not be believed by anything else.
+    pub(crate) settings: Box<dyn Fn(&str, &str) -> String>,
+    /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, with the
+    /// reason.
+    pub(crate) exceptions: &'static [(&'static str, i32, &'static str)],
 }
 
 /// A request that was refused.

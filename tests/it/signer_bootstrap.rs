@@ -9,7 +9,7 @@ use crate::node::{INIT, Node, Ran};
 use crate::rig::{Rig, rig};
 
 /// A node without anything but the authorities' certificates, and the settings for the rig's signer.
-fn node(rig: &dyn Rig) -> Node {
+pub(crate) fn node(rig: &dyn Rig) -> Node {
     let node = Node::new();
     for authority in Authority::ALL {
         let file = format!("{}.crt", authority.base_name());
