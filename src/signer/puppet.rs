@@ -59,8 +59,8 @@ const SAID_LIMIT: usize = 512;
 pub struct Config {
     /// Where it is and how it is believed.
     pub endpoint: Endpoint,
-    /// SHA-256 of a CA certificate, of its public key, or of the CA bundle: believes the server before anything is known
-    /// of its CA. Puppet's own `ca_fingerprint` is the last form.
+    /// SHA-256 of the CA's root certificate, of its public key, or of the CA bundle as the server sends it: believes the
+    /// server before anything is known of its CA. Puppet's own `ca_fingerprint` is the last form.
     pub ca_sha256: Vec<[u8; 32]>,
     /// Every other certificate of that CA may speak to what trusts it.
     pub accept_shared_ca: bool,
@@ -84,7 +84,7 @@ const CAPS: Caps = Caps {
 #[rustfmt::skip]
 const KEYS: &[Key] = &[
     key("url", Form::Url, "Address of the CA server, https://HOST:8140."),
-    key("caSHA256[]", Form::Pin, "SHA-256 of the CA certificate, its public key or the CA bundle, in place of tls.caFile."),
+    key("caSHA256[]", Form::Pin, "SHA-256 of the CA's root certificate, its public key, or the CA bundle; in place of tls.caFile."),
     key("acceptSharedCA", Form::Flag, "Every certificate of this Puppet CA may speak to what trusts it; must be true."),
     key("resubmitAfterDelete", Form::Flag, "Send a request again that somebody deleted, in place of taking that as a no; default false."),
 ];
@@ -388,12 +388,11 @@ impl Puppet {
         response: &Response,
     ) -> SignerError {
         let certname = certname(&request.wanted);
-        let said = printable(&response.text(), SAID_LIMIT);
+        let said = answered(response);
         let kept = matches!(self.held(server, request, doing).await, Ok(Held::Request));
         let mut detail = format!(
-            "{}: {doing} failed: the CA refuses the request for {certname} (HTTP {}): {said}",
-            self.label(),
-            response.status
+            "{}: {doing} failed: the CA refuses the request for {certname}: {said}",
+            self.label()
         );
         let advice = match (kept, said.contains("allow-subject-alt-names")) {
             (true, true) => format!(
@@ -543,33 +542,38 @@ impl Signer for Puppet {
         let call =
             in_english(Call::put(path)).body("text/plain", request.csr.to_pem().into_bytes());
         let response = server.exchange(&doing, call).await?;
-        let taken = match response.status {
-            200 => true,
+        match response.status {
+            200 if response.body.is_empty() => {}
+            200 => {
+                let why = "a Puppet CA says nothing when it takes a request";
+                return Err(self.server.garbage(&doing, &response, why));
+            }
             // Somebody was faster, most likely ourselves: see what is there.
-            400 if response.text().contains(" already has a ") => false,
+            400 if response.text().contains(" already has a ") => {}
             400 => return Err(self.unacceptable(&server, request, &doing, &response).await),
             500 if is_unreadable_csr(&response) => {
                 return Err(self.unacceptable(&server, request, &doing, &response).await);
             }
             _ => return Err(self.refusal(&doing, &response)),
-        };
+        }
+        // Autosigned already, or waiting.
         match self.held(&server, request, &doing).await {
-            // Autosigned already, or waiting.
-            Ok(Held::Nothing) | Err(_) if taken => self.queued(request),
-            Ok(Held::Nothing) => Err(SignerError::new(
-                Class::Transient,
-                format!(
-                    "{}: {doing} failed: the CA says that it has something under the certname {} and shows nothing: {}",
-                    self.label(),
-                    certname(&request.wanted),
-                    printable(&response.text(), SAID_LIMIT)
-                ),
-                "look at the server's own log if that goes on",
-            )),
-            held => match self.answer(held?, request, &doing).await? {
+            Ok(held) => match self.answer(held, request, &doing).await? {
                 Some(answer) => Ok(answer),
-                None => self.queued(request),
+                None => Err(SignerError::new(
+                    Class::Transient,
+                    format!(
+                        "{}: {doing} failed: the CA took the request for {} and shows nothing of it: {}",
+                        self.label(),
+                        certname(&request.wanted),
+                        answered(&response)
+                    ),
+                    "look at the server's own log if that goes on",
+                )),
             },
+            // It is there; looking at it can wait.
+            Err(_) if response.status == 200 => self.queued(request),
+            Err(error) => Err(error),
         }
     }
 
@@ -708,9 +712,7 @@ fn not_a_certname(text: &str) -> Option<&'static str> {
     } else if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
         Some("certnames are lower case")
     } else if !text.bytes().next().is_some_and(word) || !text.split('.').all(good) {
-        Some(
-            "use letters, digits, _ and - in parts separated by dots, none of them ending with -",
-        )
+        Some("use letters, digits, _ and - in parts separated by dots, none of them ending with -")
     } else {
         None
     }
@@ -756,6 +758,13 @@ fn in_english(call: Call<'_>) -> Call<'_> {
 /// The CA says that it has no such thing. Any other 404 comes from somebody else.
 fn is_absent(response: &Response) -> bool {
     response.status == 404 && response.text().starts_with("Could not find certificate")
+}
+
+fn answered(response: &Response) -> String {
+    let said = printable(&response.text(), SAID_LIMIT);
+    format!("HTTP {} {said}", response.status)
+        .trim_end()
+        .to_owned()
 }
 
 /// The request did not survive the parser; nothing of it is kept.

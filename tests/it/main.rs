@@ -35,6 +35,7 @@ mod signer_contract;
 mod signer_directory;
 mod signer_exec;
 mod signer_failures;
+mod signer_puppet;
 mod signing;
 mod store;
 #[cfg(feature = "failpoints")]
