@@ -36,6 +36,9 @@ pub(crate) trait Rig {
     /// The people at the signer sign everything that waits.
     fn approve(&self) {}
 
+    /// The people at the signer make room for certificates of other keys, where there is one certificate a name.
+    fn make_room(&self) {}
+
     /// Has this request refused by a person or a policy; `None` for a kind that knows neither.
     fn deny(&self, _request: &Request) -> Option<Denial> {
         None
