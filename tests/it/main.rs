@@ -27,6 +27,7 @@ mod machine;
 mod node;
 mod offline;
 mod openssl;
+mod readme;
 mod rig;
 mod servers;
 mod signer_bad;
