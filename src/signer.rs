@@ -30,6 +30,7 @@ pub mod exec;
 mod flag;
 pub mod local;
 pub mod per_certificate;
+pub mod puppet;
 pub mod retry;
 mod server;
 pub mod vault;
@@ -284,6 +285,8 @@ kinds! {
     Directory(directory),
     /// HashiCorp Vault and OpenBao.
     Vault(vault),
+    /// The certificate authority of a Puppet server.
+    Puppet(puppet),
 }
 
 impl Kind {
