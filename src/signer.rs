@@ -31,8 +31,10 @@ pub mod exec;
 mod flag;
 pub mod local;
 pub mod per_certificate;
+pub mod puppet;
 pub mod retry;
 mod server;
+pub mod vault;
 pub mod wire;
 
 use std::fmt;
@@ -282,6 +284,10 @@ kinds! {
     Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
     Directory(directory),
+    /// HashiCorp Vault and OpenBao.
+    Vault(vault),
+    /// The certificate authority of a Puppet server.
+    Puppet(puppet),
     /// Cloudflare's CFSSL.
     Cfssl(cfssl),
 }

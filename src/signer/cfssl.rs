@@ -42,8 +42,8 @@ use zeroize::Zeroizing;
 use super::per_certificate::PerCertificate;
 use super::server::{Server, signing};
 use super::{
-    About, Answer, Caps, Carry, Configured, Identity, Kind, Lookup, Part, Rejection, Renewal,
-    Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint,
+    About, Answer, Caps, Carry, Class, Configured, Identity, Kind, Lookup, Part, Rejection,
+    Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint,
 };
 use crate::http::{Call, Endpoint};
 use crate::kubeadm::{format_duration, parse_duration};
@@ -114,10 +114,7 @@ impl Configured for Config {
             );
         }
         let endpoint = endpoint::read(map, url);
-        let per_certificate = |name| {
-            map.get(name)
-                .and_then(|field| PerCertificate::read(&field))
-        };
+        let per_certificate = |name| map.get(name).and_then(|field| PerCertificate::read(&field));
         let (profile, label) = (per_certificate("profile"), per_certificate("label"));
         let key_file = match section(map, "auth") {
             None => None,
@@ -327,7 +324,7 @@ impl Cfssl {
     async fn describe(&self, place: &Place) -> Result<Option<Info>, SignerError> {
         let doing = format!("asking about {place}");
         let call = Call::post(format!("{API}/info")).json(&place.fields());
-        match self.ask(&doing, call).await? {
+        match self.ask(&doing, call).await.map_err(harmless)? {
             Ok(info) => Ok(Some(info)),
             Err(refused) if refused.meaning() == Meaning::UnknownLabel => Ok(None),
             Err(refused) => Err(self.judge(&doing, &refused, place)),
@@ -371,10 +368,8 @@ impl Cfssl {
         } else {
             "-"
         };
-        let refused = match self
-            .ask::<Value>(&doing, self.order(place, csr, "?probe")?)
-            .await?
-        {
+        let order = self.order(place, csr, "?probe")?;
+        let refused = match self.ask::<Value>(&doing, order).await.map_err(harmless)? {
             Ok(_) => return Ok((Trial::Unclear, None)),
             Err(refused) => refused,
         };
@@ -501,7 +496,9 @@ impl Signer for Cfssl {
         let info = |place: &Place| described.get(place).and_then(Option::as_ref);
         // Only those that look like the fallback need it as a comparison.
         let alike = |place: &Place| {
-            place.profile.is_some() && info(place).is_some() && info(place) == info(&place.fallback())
+            place.profile.is_some()
+                && info(place).is_some()
+                && info(place) == info(&place.fallback())
         };
         let tried: BTreeSet<Place> = places
             .iter()
@@ -646,6 +643,14 @@ impl Signer for Cfssl {
     }
 }
 
+/// Nothing is created by asking, whatever the method.
+fn harmless(mut error: SignerError) -> SignerError {
+    if error.class == Class::Ambiguous {
+        error.class = Class::Transient;
+    }
+    error
+}
+
 /// The extended key usages by CFSSL's names for them.
 const EXTENDED: [&str; 13] = [
     "any",
@@ -723,7 +728,12 @@ fn usage_obstacles(wanted: &Wanted, place: &Place, info: &Info) -> Option<(Strin
     if wrong.is_empty() {
         return None;
     }
-    let usages: Vec<String> = wanted.profile.usages.iter().map(ToString::to_string).collect();
+    let usages: Vec<String> = wanted
+        .profile
+        .usages
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     let needed = usages.join(", ");
     Some((
         format!("{place} {}", wrong.join(", ")),

@@ -32,10 +32,13 @@ mod rig;
 mod servers;
 mod signer_bad;
 mod signer_bootstrap;
+mod signer_cfssl;
 mod signer_contract;
 mod signer_directory;
 mod signer_exec;
 mod signer_failures;
+mod signer_puppet;
+mod signer_vault;
 mod signing;
 mod store;
 #[cfg(feature = "failpoints")]

@@ -126,7 +126,7 @@ impl Refused {
             }
             (400, "bad request") => Meaning::Unspecified,
             // Thousands are the part of CFSSL, hundreds the reason.
-            (400, _) => match self.code {
+            (400 | 200..=299, _) => match self.code {
                 5500 => Meaning::NotOnWhitelist,
                 5100 | 5200 | 5400 => Meaning::BadPolicy,
                 9002 => Meaning::NoRequest,
@@ -144,8 +144,14 @@ impl Cfssl {
         let what = |why: &str| {
             let said = refused.said();
             match why {
-                "" => format!("{}: {doing} failed: CFSSL says: {said}", self.server.label()),
-                why => format!("{}: {doing} failed: {why} (CFSSL says: {said})", self.server.label()),
+                "" => format!(
+                    "{}: {doing} failed: CFSSL says: {said}",
+                    self.server.label()
+                ),
+                why => format!(
+                    "{}: {doing} failed: {why} (CFSSL says: {said})",
+                    self.server.label()
+                ),
             }
         };
         let key_file = self.config.key_file.as_ref();
@@ -159,25 +165,37 @@ impl Cfssl {
                 "correct the name under `profile`, or add the profile to CFSSL's signing configuration",
             ),
             Meaning::WantsKey => SignerError::config(
-                what(&format!("{place} takes only requests that are signed with its auth_key")),
+                what(&format!(
+                    "{place} takes only requests that are signed with its auth_key"
+                )),
                 "put that key into a file and name the file under `auth.keyFile`",
             ),
             Meaning::HasNoKey => SignerError::config(
-                what(&format!("{place} has no auth_key, and takes no signed requests")),
+                what(&format!(
+                    "{place} has no auth_key, and takes no signed requests"
+                )),
                 "give the profile an auth_key in CFSSL's signing configuration; or, with cfssl serve, remove `auth` here",
             ),
             Meaning::WrongKey => SignerError::new(
                 Class::Auth,
-                what(&format!("the request was not signed with the auth_key of {place}")),
+                what(&format!(
+                    "the request was not signed with the auth_key of {place}"
+                )),
                 format!(
                     "put that key into {}; while keys change, the server can take the old one as prev_auth_key",
-                    key_file.map_or_else(|| "the file under auth.keyFile".to_owned(), ToString::to_string)
+                    key_file.map_or_else(
+                        || "the file under auth.keyFile".to_owned(),
+                        ToString::to_string
+                    )
                 ),
             ),
             Meaning::WrongAddress => SignerError::new(
                 Class::Auth,
                 what("this node's address may not do that"),
-                format!("add it to the `nets` of section {} in multirootca's roots file", place.label),
+                format!(
+                    "add it to the `nets` of section {} in multirootca's roots file",
+                    place.label
+                ),
             ),
             Meaning::WrongCommonName => SignerError::new(
                 Class::Auth,
@@ -190,7 +208,9 @@ impl Cfssl {
             ),
             Meaning::Behind => SignerError::new(
                 Class::Transient,
-                what("something that CFSSL needs itself does not work: a remote signer, its database or a log"),
+                what(
+                    "something that CFSSL needs itself does not work: a remote signer, its database or a log",
+                ),
                 "look at CFSSL's own log if that goes on",
             ),
             Meaning::NotOnWhitelist | Meaning::WillNotSign | Meaning::NoRequest => {
@@ -202,7 +222,9 @@ impl Cfssl {
             // In signing; whether the label exists was found out before.
             Meaning::Unspecified if self.knows(place) => SignerError::permanent(
                 what("it would not sign"),
-                format!("CFSSL's own log says why; often the name_whitelist of {place} lacks one of the names"),
+                format!(
+                    "CFSSL's own log says why; often the name_whitelist of {place} lacks one of the names"
+                ),
             ),
             Meaning::Unspecified => SignerError::config(
                 what("it would not sign, or does not know the label"),
@@ -213,7 +235,10 @@ impl Cfssl {
             ),
             Meaning::Foreign if refused.status() == 404 => {
                 let (path, why) = match key_file {
-                    Some(_) => ("authsign", "cfssl serve has it only where a profile has an auth_key"),
+                    Some(_) => (
+                        "authsign",
+                        "cfssl serve has it only where a profile has an auth_key",
+                    ),
                     None => (
                         "sign",
                         "multirootca never has it, cfssl serve not where every profile has an auth_key; then name the key's file under `auth.keyFile`",

@@ -87,16 +87,26 @@ impl Script {
         };
         self.line("");
         self.comment("The CA certificates and keys LABEL.crt and LABEL.key are yours to bring. Then either of");
-        self.comment("  multirootca -a :8888 -roots roots.ini -tls-cert server.crt -tls-key server.key");
-        let mutual = match parts.iter().any(|part| part.config.endpoint.tls.certificate.is_some()) {
-            true => format!(" -mutual-tls-ca clients.crt -mutual-tls-cn '{}'", anchored([identity.node.as_str()])),
+        self.comment(
+            "  multirootca -a :8888 -roots roots.ini -tls-cert server.crt -tls-key server.key",
+        );
+        let mutual = match parts
+            .iter()
+            .any(|part| part.config.endpoint.tls.certificate.is_some())
+        {
+            true => format!(
+                " -mutual-tls-ca clients.crt -mutual-tls-cn '{}'",
+                anchored([identity.node.as_str()])
+            ),
             false => String::new(),
         };
         self.comment(&format!(
             "  cfssl serve -address 0.0.0.0 -port 8888 -ca {label}.crt -ca-key {label}.key -config {label}.json -tls-cert server.crt -tls-key server.key{mutual} -disable newcert,newkey,init_ca,gencrl,certadd,scan,scaninfo,bundle,ocspsign,/"
         ));
         self.comment("with one server for each CA in the second case. Only that one knows client certificates and, with -db-config,");
-        self.comment("publishes a revocation list; then let nobody but yourself reach its `revoke`.");
+        self.comment(
+            "publishes a revocation list; then let nobody but yourself reach its `revoke`.",
+        );
     }
 
     fn configuration(&mut self, label: &str, wanted: &[(Place, &Wanted, bool)], key: &str) {
@@ -124,7 +134,10 @@ impl Script {
                 of.join(", ")
             ));
             let usages = usages(&wanted);
-            if wanted.iter().any(|(one, _)| one.profile.usages.len() != usages.len()) {
+            if wanted
+                .iter()
+                .any(|(one, _)| one.profile.usages.len() != usages.len())
+            {
                 self.comment("  one profile for servers and clients: set allowExtraUsages for the authority, or use one profile for each");
             }
             match name {
@@ -145,7 +158,9 @@ impl Script {
 
     fn sections<'a>(&mut self, labels: impl Iterator<Item = &'a String>) {
         self.line("");
-        self.comment("For multirootca. `nets = 192.0.2.0/24` in a section keeps everybody else out.");
+        self.comment(
+            "For multirootca. `nets = 192.0.2.0/24` in a section keeps everybody else out.",
+        );
         self.line("cat >roots.ini <<'EOF'");
         for label in labels {
             self.line(&format!(
@@ -166,7 +181,10 @@ fn usages(wanted: &[(&Wanted, bool)]) -> Vec<ExtendedUsage> {
 
 fn profile(wanted: &[(&Wanted, bool)], extended: &[ExtendedUsage]) -> JsonMap<String, Value> {
     let longest = wanted.iter().map(|(one, _)| one.profile.lifetime).max();
-    let mut usages = vec!["digital signature".to_owned(), "key encipherment".to_owned()];
+    let mut usages = vec![
+        "digital signature".to_owned(),
+        "key encipherment".to_owned(),
+    ];
     usages.extend(extended.iter().map(ToString::to_string));
     let names: BTreeSet<&str> = wanted
         .iter()
@@ -191,7 +209,10 @@ fn profile(wanted: &[(&Wanted, bool)], extended: &[ExtendedUsage]) -> JsonMap<St
 fn anchored<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let escaped = |name: &str| {
         name.chars().fold(String::new(), |mut text, character| {
-            if !character.is_ascii_alphanumeric() && !"-:_".contains(character) && character.is_ascii() {
+            if !character.is_ascii_alphanumeric()
+                && !"-:_".contains(character)
+                && character.is_ascii()
+            {
                 text.push('\\');
             }
             text.push(character);
