@@ -241,6 +241,7 @@ macro_rules! kinds {
 
         /// A signer as configured, before it is opened.
         #[derive(Clone, Debug, PartialEq)]
+        #[allow(clippy::large_enum_variant, reason = "a handful of them, made once a run")]
         pub enum Config {
             $($(#[$doc])+ $kind($module::Config),)+
         }

@@ -85,11 +85,14 @@ pub(crate) struct Front {
     pub(crate) submit: (&'static str, &'static str),
     /// [`Rig::settings`], but the server of etcd-ca is at this address and believed by these keys of `tls`, a flow map
     /// (`{caFile: …}`). It must not be believed by anything else.
-    pub(crate) settings: Box<dyn Fn(&str, &str) -> String>,
+    pub(crate) settings: FrontSettings,
     /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, with the
     /// reason.
     pub(crate) exceptions: &'static [(&'static str, i32, &'static str)],
 }
+
+/// Of an address and `tls` keys.
+pub(crate) type FrontSettings = Box<dyn Fn(&str, &str) -> String>;
 
 /// A request that was refused.
 pub(crate) struct Denial {
