@@ -88,6 +88,9 @@ pub(crate) struct Front {
     pub(crate) settings: FrontSettings,
     /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, with the
     /// reason.
+    pub(crate) settings: Box<dyn Fn(&str, &str) -> String>,
+    /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, or by that
+    /// name and ", when it is to sign"; with the reason.
     pub(crate) exceptions: &'static [(&'static str, i32, &'static str)],
 }
 
