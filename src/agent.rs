@@ -10,6 +10,7 @@ mod keys;
 mod offline;
 pub mod report;
 mod request;
+mod revocation;
 mod survey;
 
 use std::cmp::Ordering;
@@ -36,6 +37,7 @@ pub use clock::ClockPolicy;
 use clock::Settled;
 pub use offline::{export_requests, import_answers};
 pub use report::{Report, Row};
+pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
 
 use request::{Asked, Desk, Fresh, Job, Outcome, Resumed};
@@ -315,9 +317,10 @@ async fn bootstrap_in(
     let mut run = Run::new(setup, store, clock, progress, &mut survey)?;
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
-    let outcomes = run.request_all(&survey).await?;
-    let now = run.now();
+    let mut outcomes = run.request_all(&survey).await?;
+    let (now, deadline) = (run.now(), run.deadline);
     let trust = run.trust;
+    revocation::strike_out(setup, store, &survey, &trust, &mut outcomes, deadline, now).await?;
     install::install(setup, store, &trust, survey, outcomes, now).await
 }
 
@@ -594,21 +597,9 @@ impl<'a> Run<'a> {
         &self,
         ask: impl AsyncFn() -> Result<T, SignerError>,
     ) -> Result<T, Rc<SignerError>> {
-        let mut failures = 0;
-        loop {
-            let error = match ask().await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
-            };
-            failures += 1;
-            match request::next_try(&error, failures, self.deadline) {
-                Some(wait) => {
-                    tracing::info!("{error}; trying again in {wait:.0?}");
-                    tokio::time::sleep(wait).await;
-                }
-                None => return Err(Rc::new(error)),
-            }
-        }
+        request::patiently(self.deadline, ask)
+            .await
+            .map_err(Rc::new)
     }
 
     /// A CA certificate from a signer is believed when it is pinned, or when the signer is this process.
@@ -756,6 +747,7 @@ fn wanted(spec: &CertSpec) -> Wanted {
         name: spec.name,
         authority: spec.authority,
         profile: spec.profile.clone(),
+        tolerance: spec.tolerance,
     }
 }
 

@@ -72,6 +72,8 @@ pub struct FoundCert {
     pub key_form_is_ours: bool,
     /// Mode of the file with the key, when everybody can read it.
     pub exposed: Option<u32>,
+    /// A revocation list names it; in words.
+    pub revoked: Option<String>,
     /// For a kubeconfig, the rest of it.
     pub kubeconfig: Option<FoundKubeconfig>,
 }
@@ -113,6 +115,7 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
             key,
             key_form_is_ours: true,
             exposed: None,
+            revoked: None,
             kubeconfig: None,
         }))
     };
@@ -156,6 +159,7 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
             key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
             key: Found::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
             exposed: None,
+            revoked: None,
             kubeconfig: Some(kubeconfig),
         })),
     }
@@ -226,7 +230,8 @@ pub fn assess(
             reasons: vec!["its authority is not on this node yet".to_owned()],
         };
     };
-    let (reasons, mut notes) = differences(spec, chain, key.public_key(), trust, now);
+    let (mut reasons, mut notes) = differences(spec, chain, key.public_key(), trust, now);
+    reasons.extend(found.revoked.clone());
     if !reasons.is_empty() {
         return Action::Issue { reasons };
     }
@@ -258,7 +263,7 @@ fn differences(
     trust: &TrustBundle,
     now: OffsetDateTime,
 ) -> (Vec<String>, Vec<String>) {
-    let mut found = satisfies(chain, &spec.profile, key, trust, now);
+    let mut found = satisfies(chain, &spec.profile, spec.tolerance, key, trust, now);
     let mut notes = Vec::new();
     for subject in &spec.other_subjects {
         if found.is_empty() {
@@ -266,7 +271,7 @@ fn differences(
         }
         let mut profile = spec.profile.clone();
         profile.subject = subject.clone();
-        let other = satisfies(chain, &profile, key, trust, now);
+        let other = satisfies(chain, &profile, spec.tolerance, key, trust, now);
         if other.len() < found.len() {
             notes.push(format!(
                 "subject is {subject}, of another kubeadm version; kept, since the cluster may rely on it"

@@ -93,6 +93,8 @@ enum Command {
     Plan(Sources),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
+    /// Fetch the revocation lists of the signers that publish them, verify them, and put them in place
+    Crl(Run),
     /// Have certificates signed offline
     #[command(subcommand)]
     Csr(csr::Command),
@@ -210,6 +212,7 @@ impl Cli {
             }
             Command::Plan(sources) => global.plan(&global.load(&Run::of(sources))?),
             Command::Status(arguments) => global.status(&arguments),
+            Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
             Command::Config(command) => global.config(command),
             Command::Demo {
@@ -289,6 +292,14 @@ impl Global {
             code: ExitCode::Refused,
             messages: survey.refusals,
         })
+    }
+
+    fn crl(&self, loaded: &Loaded) -> Result<ExitCode, Failure> {
+        let root = self.open_root()?;
+        let update = agent::update_revocations(&root, &loaded.setup, now);
+        let report = runtime()?.block_on(update)?;
+        self.print_report(&report)?;
+        Ok(report.code())
     }
 
     fn status(&self, arguments: &StatusArgs) -> Result<ExitCode, Failure> {

@@ -9,7 +9,7 @@
 //! seen ([`Kind::Unreachable`]) or not ([`Kind::Lost`]); files are read anew for each exchange, so that rotation on
 //! disk needs no notice; nothing is retried; secrets go to the configured origins only and never into messages.
 //!
-//! [`resolve`] hides DNS, [`trust`] hides rustls.
+//! `resolve` hides DNS, `trust` hides rustls.
 
 mod call;
 mod error;
@@ -262,7 +262,9 @@ impl Client {
     /// See [`Kind`].
     pub async fn send(&self, call: Call<'_>) -> Result<Response, Error> {
         let deadline = Instant::now() + call.timeout.unwrap_or(self.endpoint.timeout);
-        let mut url = call.url(&self.endpoint.url)?;
+        let mut url = call
+            .url(&self.endpoint.url)
+            .map_err(|error| error.at(&self.origin()))?;
         for _ in 0..=MAX_REDIRECTS {
             let response = self.hop(&call, &url, deadline).await?;
             tracing::debug!(
@@ -296,20 +298,25 @@ impl Client {
         if allowed && matches!(response.status, 307 | 308) {
             return Ok(target);
         }
-        let advice = if allowed {
-            "write the address that it points to into the configuration, if that is the right place"
+        let (place, advice) = if allowed {
+            (
+                format!("{}{}", origin(&target), target.path()),
+                "write the address that it points to into the configuration, if that is the right place",
+            )
         } else {
-            "if that server is to be trusted with the same secrets, name it in the configuration"
+            (
+                origin(&target),
+                "if that server is to be trusted with the same secrets, name it in the configuration",
+            )
         };
         Err(Error::new(
             Kind::Redirected {
                 to: origin(&target),
             },
             format!(
-                "{} answers {} and points to {}, which was not followed",
+                "{} answers {} and points to {place}, which was not followed",
                 origin(from),
                 response.status,
-                origin(&target)
             ),
             advice,
         ))
@@ -319,7 +326,9 @@ impl Client {
     async fn hop(&self, call: &Call<'_>, url: &Url, deadline: Instant) -> Result<Response, Error> {
         let witness = Arc::new(Witness::new(origin(url)));
         let sent = async {
-            let request = self.request(call, url, &witness)?;
+            let request = self
+                .request(call, url, &witness)
+                .map_err(|error| error.at(witness.origin()))?;
             let answer = request
                 .send()
                 .await
@@ -372,7 +381,7 @@ impl Client {
         }
         let client = builder.build().map_err(|cause| {
             Error::local(
-                format!("no client can be made for {}", self.origin()),
+                "the HTTP library cannot be set up",
                 "report this as a fault of nodepki",
             )
             .caused_by(cause)
@@ -392,12 +401,12 @@ impl Client {
         if self.faith == Faith::Provisional {
             return trust::Trust::Anybody.config(None, self.clock, witness);
         }
-        let trust = trust::Trust::read(tls, files, witness.origin())?;
+        let trust = trust::Trust::read(tls, files)?;
         let identity = match (&self.identity, &tls.certificate, &tls.key) {
             (Some(identity), _, _) => Some(trust::certified_key(
                 &identity.chain_pem,
                 &identity.key_pem,
-                "the client certificate in use",
+                "the client certificate",
                 "its key",
             )?),
             (None, Some(certificate), Some(key)) => Some(trust::certified_key(

@@ -24,7 +24,7 @@ use crate::settings::{self, KubeletIdentity, Settings, StandIns};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
 use crate::store::{self, FileKind, Root};
-use crate::x509::KeyAlgorithm;
+use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
 /// How long a run waits for another one to end, unless `--wait` says less.
@@ -299,10 +299,26 @@ fn default_route_address() -> Option<IpAddr> {
 fn choices(settings: &Settings) -> Choices {
     Choices {
         kubelet_client_subject: settings.kubelet_client_subject,
+        common_names: settings.common_names.clone(),
+        tolerances: Authority::ALL
+            .into_iter()
+            .map(|authority| (authority, tolerance(settings, authority)))
+            .collect(),
         apiserver_sans: settings.extra_sans.apiserver.clone(),
         etcd_server_sans: settings.extra_sans.etcd_server.clone(),
         etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),
         kubelet_bootstraps_itself: settings.kubelet_identity == KubeletIdentity::Bootstrap,
+    }
+}
+
+fn tolerance(settings: &Settings, authority: Authority) -> Tolerance {
+    let signer = settings.signer_of(authority);
+    Tolerance {
+        extra_usages: settings
+            .authorities
+            .get(&authority)
+            .is_some_and(|settings| settings.allow_extra_usages),
+        own_name: signer.is_some_and(|(_, signer)| signer.kind().about().caps.own_name_san),
     }
 }
 

@@ -160,6 +160,20 @@ impl CertName {
         }
     }
 
+    /// True where the common name is nobody's identity by kubeadm's rules, so that it may be another one: TLS looks at
+    /// the alternative names of a server, etcd has no users, and the front proxy's name is a list of kube-apiserver's.
+    pub const fn has_free_common_name(self) -> bool {
+        matches!(
+            self,
+            CertName::Apiserver
+                | CertName::FrontProxyClient
+                | CertName::EtcdServer
+                | CertName::EtcdPeer
+                | CertName::EtcdHealthcheckClient
+                | CertName::ApiserverEtcdClient
+        )
+    }
+
     /// True for a certificate that lives inside a kubeconfig file.
     pub const fn is_kubeconfig(self) -> bool {
         matches!(
@@ -191,6 +205,27 @@ impl FromStr for CertName {
                 name: name.to_owned(),
             })
     }
+}
+
+/// What stands for names in a configured text; see [`fill`].
+pub const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
+
+/// `text` with its placeholders filled in. `{certificate}` with dots as dashes (`admin-conf`), since few servers take
+/// a dot in a role's name.
+pub fn fill(text: &str, name: CertName, node: &str, cluster: &str) -> String {
+    text.replace("{certificate}", &name.as_str().replace('.', "-"))
+        .replace("{authority}", name.authority().as_str())
+        .replace("{node}", node)
+        .replace("{cluster}", cluster)
+}
+
+/// A placeholder in `text` that is none, which would end up in a request to somebody.
+pub fn unknown_placeholder(text: &str) -> bool {
+    let mut rest = text.to_owned();
+    for known in PLACEHOLDERS {
+        rest = rest.replace(known, "");
+    }
+    rest.contains(['{', '}'])
 }
 
 /// A name outside its closed set.

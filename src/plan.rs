@@ -4,15 +4,15 @@
 //! (`GetDefaultCertList`, `GetAPIServerAltNames`, `getAltNames`, `getKubeConfigSpecs`), and where this table
 //! differs on purpose the reason stands at the place.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::kubeadm::{Cluster, Endpoint, Etcd, Host, Node, Role, San, Version};
-use crate::names::{Authority, CertName};
+use crate::names::{self, Authority, CertName};
 use crate::policy::Policy;
-use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
+use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject, Tolerance};
 
 /// Where the kubeconfigs are.
 pub const KUBECONFIG_DIR: &str = "/etc/kubernetes";
@@ -56,6 +56,8 @@ pub struct CertSpec {
     /// Subjects that other kubeadm versions give this certificate. One found on disk is kept, since the cluster
     /// may depend on it; one that comes from a signer is refused.
     pub other_subjects: Vec<Subject>,
+    /// What may be in it besides.
+    pub tolerance: Tolerance,
     /// Where it goes.
     pub output: Output,
 }
@@ -102,6 +104,9 @@ pub struct BundleSpec {
     pub path: PathBuf,
     /// Where kubeadm would look for the private key, which should not be there.
     pub key_path: PathBuf,
+    /// `crl.pem`, 0644: the revocation lists, where the signer publishes any. `crl.der` beside it holds the list about
+    /// the authority's leaves alone, which is what etcd 3.6 reads; etcd 3.5 reads either.
+    pub crl_path: PathBuf,
     /// Algorithm and lifetime for the demonstration authorities, which make their own.
     pub key: KeyAlgorithm,
     /// See `key`.
@@ -173,6 +178,10 @@ impl KubeletClientSubject {
 pub struct Choices {
     /// See the type.
     pub kubelet_client_subject: KubeletClientSubject,
+    /// Common names in place of kubeadm's, with placeholders, for [`CertName::has_free_common_name`] only.
+    pub common_names: BTreeMap<CertName, String>,
+    /// What each authority's certificates may say besides what is wanted; nothing where it is not named.
+    pub tolerances: BTreeMap<Authority, Tolerance>,
     /// Names added to the API server's certificate.
     pub apiserver_sans: Vec<San>,
     /// Names added to the etcd server's certificate.
@@ -202,12 +211,23 @@ pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) 
             "apiserver names only the service address of the first family, as kubeadm does; add {address} to extraSANs.apiserver if clients use the second"
         ));
     }
+    let certs: Vec<CertSpec> = table
+        .names()
+        .into_iter()
+        .map(|name| table.spec(name))
+        .collect();
+    if let Some(spec) = certs
+        .iter()
+        .find(|spec| spec.name == CertName::FrontProxyClient)
+        && table.common_name(spec.name).is_some()
+    {
+        notes.push(format!(
+            "front-proxy-client is called {0} by commonNames: kube-apiserver must have {0} among its --requestheader-allowed-names on every control-plane node (an empty list would let every client of that authority speak for anybody)",
+            spec.profile.subject.common_name
+        ));
+    }
     Plan {
-        certs: table
-            .names()
-            .into_iter()
-            .map(|name| table.spec(name))
-            .collect(),
+        certs,
         bundles: table.bundles(),
         service_account: table.service_account(),
         external_etcd: table.external_etcd(),
@@ -261,6 +281,12 @@ impl Table<'_> {
                 lifetime: self.cluster.certificate_validity,
             },
             other_subjects: subjects.collect(),
+            tolerance: self
+                .choices
+                .tolerances
+                .get(&name.authority())
+                .copied()
+                .unwrap_or_default(),
         }
     }
 
@@ -270,6 +296,9 @@ impl Table<'_> {
             common_name: common_name.to_owned(),
             organizations: organization.map(str::to_owned).into_iter().collect(),
         };
+        if let Some(chosen) = self.common_name(name) {
+            return vec![one(&chosen, None)];
+        }
         let node_name = self.node.name.as_str();
         match name {
             CertName::Apiserver => vec![one("kube-apiserver", None)],
@@ -317,6 +346,18 @@ impl Table<'_> {
             CertName::ControllerManagerConf => vec![one("system:kube-controller-manager", None)],
             CertName::SchedulerConf => vec![one("system:kube-scheduler", None)],
         }
+    }
+
+    fn common_name(&self, name: CertName) -> Option<String> {
+        let chosen = self.choices.common_names.get(&name)?;
+        name.has_free_common_name().then(|| {
+            names::fill(
+                chosen,
+                name,
+                self.node.name.as_str(),
+                &self.cluster.cluster_name,
+            )
+        })
     }
 
     fn kubelet_client_organization(&self) -> Option<&'static str> {
@@ -448,6 +489,7 @@ impl Table<'_> {
                     authority,
                     path: with_suffix(&base, "crt"),
                     key_path: with_suffix(&base, "key"),
+                    crl_path: self.cluster.certificates_dir.join(crl_name(authority)),
                     key: self.policy.key_for_authority(authority),
                     lifetime: self.cluster.ca_validity,
                 }
@@ -523,6 +565,13 @@ fn url(host: &Host, port: u16) -> String {
         Host::Ip(IpAddr::V4(ip)) => format!("https://{ip}:{port}"),
         Host::Ip(IpAddr::V6(ip)) => format!("https://[{ip}]:{port}"),
     }
+}
+
+/// The file with an authority's revocation lists, below kubeadm's certificates directory: `etcd/crl.pem` beside
+/// `etcd/ca.crt`, `front-proxy-crl.pem` beside `front-proxy-ca.crt`.
+pub fn crl_name(authority: Authority) -> String {
+    let base = authority.base_name();
+    format!("{}crl.pem", base.strip_suffix("ca").unwrap_or(base))
 }
 
 /// `etcd/healthcheck-client` + `crt`; `Path::with_extension` would eat a dot in the name.

@@ -19,7 +19,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::kubeadm::{NodeName, San, format_duration};
-use crate::names::Authority;
+use crate::names::{self, Authority, CertName};
 use crate::plan::KubeletClientSubject;
 use crate::policy::Rules;
 use crate::schema::{self, absolute, choice, duration, section};
@@ -60,6 +60,8 @@ pub struct Settings {
     pub pki: Option<Rules>,
     /// Organization of `apiserver-kubelet-client`.
     pub kubelet_client_subject: KubeletClientSubject,
+    /// Common names in place of kubeadm's, with placeholders.
+    pub common_names: BTreeMap<CertName, String>,
     /// Names beyond kubeadm's rules.
     pub extra_sans: ExtraSans,
     /// How the kubelet gets its client certificate.
@@ -92,6 +94,8 @@ pub struct AuthoritySettings {
     pub trust_file: Option<PathBuf>,
     /// SHA-256 of the DER SubjectPublicKeyInfo of certificates that may be trusted; empty allows any.
     pub trust_sha256: Vec<[u8; 32]>,
+    /// Its certificates may be good for TLS servers and clients both, whatever was wanted.
+    pub allow_extra_usages: bool,
 }
 
 /// How the kubelet gets its client certificate.
@@ -154,6 +158,7 @@ impl Default for Settings {
             signers: BTreeMap::new(),
             pki: None,
             kubelet_client_subject: KubeletClientSubject::default(),
+            common_names: BTreeMap::new(),
             extra_sans: ExtraSans::default(),
             kubelet_identity: KubeletIdentity::default(),
             wait: DEFAULT_WAIT,
@@ -267,6 +272,10 @@ impl Settings {
                     let pins: Vec<String> = settings.trust_sha256.iter().map(hex).collect();
                     trust.insert("sha256".to_owned(), json!(pins));
                 }
+                entry.insert(
+                    "allowExtraUsages".to_owned(),
+                    json!(settings.allow_extra_usages),
+                );
                 if !trust.is_empty() {
                     entry.insert("trust".to_owned(), Value::Object(trust));
                 }
@@ -298,6 +307,7 @@ impl Settings {
                 "subjects".to_owned(),
                 json!({"apiserver-kubelet-client": self.kubelet_client_subject.as_str()}),
             );
+            map.insert("commonNames".to_owned(), json!(self.common_names));
             map.insert(
                 "extraSANs".to_owned(),
                 json!({
@@ -362,6 +372,9 @@ impl Settings {
                 self.kubelet_client_subject = subject;
             }
             subjects.finish();
+        }
+        if let Some(field) = map.get("commonNames") {
+            self.common_names = common_names(&field);
         }
         if let Some(extra) = section(map, "extraSANs") {
             self.extra_sans = ExtraSans {
@@ -485,6 +498,10 @@ impl Settings {
                     }
                 }
             }
+            settings.allow_extra_usages = entry
+                .get("allowExtraUsages")
+                .and_then(|field| field.boolean())
+                .unwrap_or_default();
             if let Some(trust) = section(&entry, "trust") {
                 settings.trust_file = trust.get("file").as_ref().and_then(absolute);
                 settings.trust_sha256 = schema::pins(trust.get("sha256"));
@@ -566,6 +583,63 @@ fn merge(base: &mut Node, over: Node) {
             base.place = over.place;
         }
     }
+}
+
+fn common_names(field: &Field<'_>) -> BTreeMap<CertName, String> {
+    let mut read = BTreeMap::new();
+    let Some(map) = field.map() else { return read };
+    for name in CertName::ALL {
+        if !name.has_free_common_name() {
+            refuse_common_name(&map, name);
+            continue;
+        }
+        let Some(field) = map.get(name.as_str()) else {
+            continue;
+        };
+        let Some(text) = field.string() else { continue };
+        let printable = text.chars().all(|c| c.is_ascii_graphic() || c == ' ');
+        if names::unknown_placeholder(&text) {
+            field.error(
+                format!("{text:?} has an unknown placeholder"),
+                format!("use {}", names::PLACEHOLDERS.join(", ")),
+            );
+        } else if text.is_empty() || !printable || text.trim() != text {
+            field.error(
+                format!("{text:?} cannot be a common name"),
+                "write printable ASCII, for instance etcd-peer.{node}",
+            );
+        } else if text.starts_with("system:") {
+            field.error(
+                format!("{text:?} is a name of Kubernetes' own"),
+                "use one that does not begin with system:",
+            );
+        } else {
+            read.insert(name, text);
+        }
+    }
+    map.finish();
+    read
+}
+
+/// Says why, where a plain unknown key would not.
+fn refuse_common_name(map: &Map<'_>, name: CertName) {
+    let Some(entry) = map.field().node().get(name.as_str()) else {
+        return;
+    };
+    map.ignore(&[name.as_str()]);
+    let free: Vec<_> = CertName::ALL
+        .into_iter()
+        .filter(|name| name.has_free_common_name())
+        .map(CertName::as_str)
+        .collect();
+    let spot = Spot {
+        place: entry.place.clone(),
+        field: format!("commonNames.{name}"),
+    };
+    map.field().walk().push(spot.error(
+        format!("the common name of {name} is who it is to Kubernetes"),
+        format!("remove it; free are those of {}", free.join(", ")),
+    ));
 }
 
 fn sans(field: Option<Field<'_>>) -> Vec<San> {

@@ -53,7 +53,9 @@ use zeroize::Zeroizing;
 use crate::http::Files;
 use crate::names::{Authority, CertName};
 use crate::schema::Key;
-use crate::x509::{Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, UsageExtensions, hex};
+use crate::x509::{
+    Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, Tolerance, UsageExtensions, hex,
+};
 use crate::yaml::{Field, Map};
 
 pub use flag::BadFlag;
@@ -325,6 +327,8 @@ pub struct Wanted {
     pub authority: Authority,
     /// Subject, names, usages, lifetime, key algorithm.
     pub profile: Profile,
+    /// What the verification will let pass besides.
+    pub tolerance: Tolerance,
 }
 
 /// Who is asking.
@@ -473,6 +477,9 @@ pub struct Caps {
     pub colon_common_name: Carry,
     /// IP addresses among the subject alternative names.
     pub ip_sans: Carry,
+    /// It adds the common name to the alternative names, as a DNS name, without being asked. The verification lets that
+    /// one pass, since it says nothing that the subject does not.
+    pub own_name_san: bool,
     /// What the CSR says about usages.
     #[serde(skip)]
     pub usage_extensions: UsageExtensions,
@@ -547,6 +554,7 @@ impl Caps {
             organization: Carry::Yes,
             colon_common_name: Carry::Yes,
             ip_sans: Carry::Yes,
+            own_name_san: false,
             usage_extensions: UsageExtensions::Requested,
             pends: false,
             lookup: Lookup::None,
@@ -777,6 +785,7 @@ mod tests {
                 key: KeyAlgorithm::EcdsaP256,
                 lifetime: Duration::from_secs(3600),
             },
+            tolerance: Tolerance::default(),
         };
         assert!(Caps::everything().carries("x", &wanted).is_ok());
         let nothing = Caps {

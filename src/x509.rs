@@ -9,6 +9,7 @@
 mod authority;
 mod certificate;
 mod chain;
+mod crl;
 mod csr;
 mod key;
 mod verify;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use authority::{AuthorityError, CertificateAuthority};
 pub use certificate::{Certificate, CertificateError, Name};
 pub use chain::{Chain, ChainError, TrustBundle, TrustError};
+pub use crl::{CrlError, RevocationList, Revocations};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use key::{KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm, hex};
 pub use verify::{Difference, path_differences, rfc3339, satisfies, verifies};
@@ -64,6 +66,16 @@ impl Sans {
     pub fn is_empty(&self) -> bool {
         self.dns.is_empty() && self.ips.is_empty()
     }
+}
+
+/// What a certificate may say beyond the wish and still be taken. None of it is in a request: it is about signers that
+/// add something of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tolerance {
+    /// Server auth on a client's certificate and client auth on a server's; never any other usage.
+    pub extra_usages: bool,
+    /// The wanted common name as a DNS name.
+    pub own_name: bool,
 }
 
 impl fmt::Display for Sans {

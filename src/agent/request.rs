@@ -86,6 +86,7 @@ impl Asked<'_> {
             name: self.spec.name,
             authority: self.spec.authority,
             profile: self.spec.profile.clone(),
+            tolerance: self.spec.tolerance,
         }
     }
 
@@ -304,9 +305,31 @@ pub(super) async fn obtain(
 
 /// How long to wait before the next try after `failures` failures in a row; `None` when there is no sense or no time
 /// for another one.
-pub(super) fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
+fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
     let wait = retry::delay(error.class, failures, error.retry_after, random_fraction())?;
     (error.class.passes() && Instant::now() + wait < deadline).then_some(wait)
+}
+
+/// Asks again after a passing failure, as long as there is time.
+pub(super) async fn patiently<T>(
+    deadline: Instant,
+    ask: impl AsyncFn() -> Result<T, SignerError>,
+) -> Result<T, SignerError> {
+    let mut failures = 0;
+    loop {
+        let error = match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        failures += 1;
+        match next_try(&error, failures, deadline) {
+            Some(wait) => {
+                tracing::info!("{error}; trying again in {wait:.0?}");
+                tokio::time::sleep(wait).await;
+            }
+            None => return Err(error),
+        }
+    }
 }
 
 /// Where the key comes from.
@@ -422,6 +445,7 @@ fn verified(
     let differences = satisfies(
         &chain,
         &job.asked.spec.profile,
+        job.asked.spec.tolerance,
         key.public_key(),
         job.trust,
         now,

@@ -9,7 +9,9 @@ use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, asse
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
 use crate::store::{self, Root};
-use crate::x509::{Chain, KeyType, PrivateKey, PublicKey, TrustBundle, rfc3339};
+use crate::x509::{
+    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, rfc3339,
+};
 
 /// The plan beside what was found.
 pub struct Survey {
@@ -43,7 +45,32 @@ impl SurveyedCert {
         else {
             return false;
         };
-        assess::still_serves(chain, key.public_key(), trust, now)
+        self.found.revoked.is_none() && assess::still_serves(chain, key.public_key(), trust, now)
+    }
+}
+
+impl SurveyedCert {
+    fn strike_out(&mut self, lists: &Revocations, path: &Path) {
+        let Some((what, since)) = self
+            .found
+            .chain
+            .present()
+            .and_then(|chain| lists.revokes(chain))
+        else {
+            return;
+        };
+        self.found.revoked = Some(format!(
+            "{what} is revoked since {}, says {}",
+            rfc3339(since),
+            path.display()
+        ));
+        if let Some(reason) = self.found.revoked.clone()
+            && matches!(self.action, Action::Keep { .. } | Action::Rewrite { .. })
+        {
+            self.action = Action::Issue {
+                reasons: vec![reason],
+            };
+        }
     }
 }
 
@@ -57,6 +84,8 @@ pub struct SurveyedBundle {
     pub in_place: bool,
     /// The CA's private key lies beside it.
     pub has_key: bool,
+    /// Its revocation lists on disk, verified.
+    pub revocations: Option<Revocations>,
 }
 
 /// What to do about the service-account pair.
@@ -104,6 +133,7 @@ pub fn survey(
     for spec in &plan.certs {
         survey.read_cert(root, spec, now)?;
     }
+    survey.read_revocations(root)?;
     if let Some(spec) = &plan.service_account {
         survey.read_service_account(root, spec)?;
     }
@@ -121,6 +151,15 @@ impl Survey {
             .find(|bundle| bundle.spec.authority == authority)?
             .found
             .present()
+    }
+
+    /// The revocation lists of an authority, when they are there and sound.
+    pub fn revocations(&self, authority: Authority) -> Option<&Revocations> {
+        self.bundles
+            .iter()
+            .find(|bundle| bundle.spec.authority == authority)?
+            .revocations
+            .as_ref()
     }
 
     /// True when nothing is to be done.
@@ -200,6 +239,7 @@ impl Survey {
             found,
             in_place,
             has_key,
+            revocations: None,
         });
         Ok(())
     }
@@ -226,6 +266,7 @@ impl Survey {
                         .is_none_or(|pem| assess::is_our_form(pem)),
                     key: Found::read(key_pem.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
                     exposed,
+                    revoked: None,
                     kubeconfig: None,
                 }
             }
@@ -250,6 +291,7 @@ impl Survey {
                         ),
                         key_form_is_ours: true,
                         exposed: None,
+                        revoked: None,
                         kubeconfig: Some(kubeconfig),
                     },
                     ReadKubeconfig::Unrepairable(error) => {
@@ -265,6 +307,7 @@ impl Survey {
                                 key: Found::Unreadable(error.to_string()),
                                 key_form_is_ours: true,
                                 exposed: None,
+                                revoked: None,
                                 kubeconfig: None,
                             },
                             action: Action::Refuse { reason },
@@ -280,6 +323,39 @@ impl Survey {
             found,
             action,
         });
+        Ok(())
+    }
+
+    /// Comes after bundles and certificates: lists are signed by the first or by the intermediates of the second.
+    fn read_revocations(&mut self, root: &Root) -> Result<(), store::Error> {
+        for bundle in &mut self.bundles {
+            let path = &bundle.spec.crl_path;
+            let (Some(bytes), Some(trust)) = (read(root, path)?, bundle.found.present()) else {
+                continue;
+            };
+            let of_authority =
+                |cert: &&mut SurveyedCert| cert.spec.authority == bundle.spec.authority;
+            let chains: Vec<&Chain> = self
+                .certs
+                .iter()
+                .filter(|cert| cert.spec.authority == bundle.spec.authority)
+                .filter_map(|cert| cert.found.chain.present())
+                .collect();
+            let lists = RevocationList::read_all(&bytes)
+                .and_then(|lists| Revocations::verified(lists, trust, &chains));
+            match lists {
+                Ok(lists) => {
+                    for cert in self.certs.iter_mut().filter(of_authority) {
+                        cert.strike_out(&lists, path);
+                    }
+                    bundle.revocations = Some(lists);
+                }
+                Err(error) => self.notes.push(format!(
+                    "{} is ignored: {error}; nodepki crl fetches it anew",
+                    path.display()
+                )),
+            }
+        }
         Ok(())
     }
 

@@ -4,7 +4,9 @@ use time::macros::datetime;
 
 use super::*;
 use crate::names::{Authority, CertName};
-use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
+use crate::x509::{
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject, Tolerance,
+};
 
 const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
 const YEAR: Duration = Duration::from_secs(365 * 86400);
@@ -33,6 +35,7 @@ fn spec() -> CertSpec {
             lifetime: YEAR,
         },
         other_subjects: vec![subject(Some("kubeadm:cluster-admins"))],
+        tolerance: Tolerance::default(),
         output: Output::Pair {
             certificate: "/c".into(),
             key: "/k".into(),
@@ -46,6 +49,7 @@ fn found(chain: Found<Chain>, key: Found<PrivateKey>) -> FoundCert {
         key,
         key_form_is_ours: true,
         exposed: None,
+        revoked: None,
         kubeconfig: None,
     }
 }
@@ -77,6 +81,29 @@ fn what_is_as_wanted_is_kept() {
         NOW,
     );
     assert_eq!(action, Action::Keep { notes: Vec::new() });
+}
+
+#[test]
+fn what_is_tolerated_is_kept_and_issued_anew_when_it_is_not_any_more() {
+    let authority = authority();
+    let mut both = spec().profile;
+    both.usages.insert(0, ExtendedUsage::ServerAuth);
+    let found = issued(&authority, &both);
+    assert_eq!(
+        reasons(assess(&spec(), &found, Some(authority.bundle()), NOW)),
+        ["extended key usage server auth is not wanted"]
+    );
+    let tolerant = CertSpec {
+        tolerance: Tolerance {
+            extra_usages: true,
+            ..Tolerance::default()
+        },
+        ..spec()
+    };
+    assert_eq!(
+        assess(&tolerant, &found, Some(authority.bundle()), NOW),
+        Action::Keep { notes: Vec::new() }
+    );
 }
 
 #[test]
@@ -178,6 +205,7 @@ fn an_expired_authority_stops_everything() {
         authority: Authority::Ca,
         path: "/etc/kubernetes/pki/ca.crt".into(),
         key_path: "/etc/kubernetes/pki/ca.key".into(),
+        crl_path: "/etc/kubernetes/pki/crl.pem".into(),
         key: KeyAlgorithm::EcdsaP256,
         lifetime: YEAR,
     };

@@ -6,6 +6,7 @@ use std::io;
 
 use rustls::AlertDescription as Alert;
 
+use super::resolve::ResolveError;
 use super::trust::Witness;
 
 /// What can be said about the request that failed.
@@ -55,6 +56,12 @@ impl Error {
 
     pub(super) fn caused_by(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.source = Some(Box::new(source));
+        self
+    }
+
+    /// What was wrong before anything was sent to `origin`.
+    pub(super) fn at(mut self, origin: &str) -> Self {
+        self.detail = format!("{origin} is not asked: {}", self.detail);
         self
     }
 
@@ -208,6 +215,14 @@ fn root(error: &(dyn StdError + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
+        if innermost.is::<ResolveError>() {
+            break;
+        }
     }
-    innermost.to_string()
+    match innermost.downcast_ref::<io::Error>() {
+        Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "the other side closed the connection early".to_owned()
+        }
+        _ => innermost.to_string(),
+    }
 }

@@ -11,10 +11,12 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Why a name has no address.
 #[derive(Debug, thiserror::Error)]
-enum ResolveError {
-    #[error("the name {name} cannot be resolved: {source}")]
-    Lookup { name: String, source: BoxError },
+#[error("the name {name} cannot be resolved: {why}")]
+pub(super) struct ResolveError {
+    name: String,
+    why: String,
 }
 
 /// Resolves one name, or whatever it is asked for.
@@ -45,7 +47,7 @@ impl Resolve for Resolver {
         Box::pin(async move {
             let found = lookup(&name)
                 .await
-                .map_err(|source| Box::new(ResolveError::Lookup { name, source }) as BoxError)?;
+                .map_err(|why| Box::new(ResolveError { name, why }) as BoxError)?;
             // Port 0 is replaced by the one in the URL.
             let addresses = found.into_iter().map(|ip| SocketAddr::new(ip, 0));
             Ok(Box::new(addresses) as Addrs)
@@ -53,7 +55,7 @@ impl Resolve for Resolver {
     }
 }
 
-async fn lookup(name: &str) -> Result<Vec<IpAddr>, BoxError> {
+async fn lookup(name: &str) -> Result<Vec<IpAddr>, String> {
     let bare = name.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = bare.parse() {
         return Ok(vec![address]);
@@ -71,7 +73,14 @@ async fn lookup(name: &str) -> Result<Vec<IpAddr>, BoxError> {
     let options = builder.options_mut();
     options.use_hosts_file = ResolveHosts::Never;
     options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-    let answer = builder.build()?.lookup_ip(name).await?;
+    let resolver = builder.build().map_err(|error| error.to_string())?;
+    let answer = resolver.lookup_ip(name).await.map_err(|error| {
+        if error.is_no_records_found() {
+            "DNS has no address for it".to_owned()
+        } else {
+            error.to_string()
+        }
+    })?;
     Ok(answer.iter().collect())
 }
 

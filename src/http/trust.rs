@@ -163,10 +163,10 @@ pub(super) struct Given {
 
 impl Trust {
     /// Reads what configuration says.
-    pub(super) fn read(tls: &Tls, files: &dyn Files, origin: &str) -> Result<Self, Error> {
+    pub(super) fn read(tls: &Tls, files: &dyn Files) -> Result<Self, Error> {
         if tls.trusts_nothing() {
             return Err(Error::local(
-                format!("nothing says which server at {origin} is the right one"),
+                "nothing says which server is the right one",
                 "configure the CA that issued its certificate, or a SHA-256 pin of it; the system's CAs count \
                  only when asked for",
             ));
@@ -188,7 +188,7 @@ impl Trust {
             given.add(
                 &mut store,
                 pem,
-                format!("the CA certificates given for {origin}"),
+                "the CA certificates in the configuration".to_owned(),
             )?;
         }
         if tls.system_roots {
@@ -426,7 +426,12 @@ impl Given {
                         .join(" or "),
                     shown(leaf, others)
                 ),
-                "find out whether the server's certificate was changed on purpose, then change the pin",
+                if self.anchors.is_empty() {
+                    "find out whether the server's certificate was changed on purpose, then change the pin; a pinned \
+                     CA counts only when the server sends its certificate along or a CA file holds it"
+                } else {
+                    "find out whether the server's certificate was changed on purpose, then change the pin"
+                },
             ),
             (Fault::Tls(rustls::Error::InvalidCertificate(error)), Some(certificate)) => {
                 self.why(error, certificate, name, now)
@@ -485,10 +490,16 @@ impl Given {
                     "use a name that it is for as the address, or configure that name as the server name",
                 )
             }
-            E::UnknownIssuer => (
+            // The second when the issuer has the name of a trusted CA and another key: every cluster has a "kubernetes".
+            E::UnknownIssuer | E::BadSignature => (
                 format!(
-                    "it is issued by {}, and not below {}",
+                    "it is issued by {}{}, and not below {}",
                     certificate.issuer(),
+                    if matches!(error, E::BadSignature) {
+                        " (another CA of that name)"
+                    } else {
+                        ""
+                    },
                     if self.sources.is_empty() {
                         "a pinned certificate".to_owned()
                     } else {

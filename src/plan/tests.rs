@@ -251,3 +251,40 @@ fn the_second_service_address_is_a_note_until_it_is_named() {
     };
     assert!(planned(INIT, &cluster(fields), &choices).notes.is_empty());
 }
+
+#[test]
+fn a_chosen_common_name_is_the_only_one_wanted() {
+    let choices = Choices {
+        common_names: [
+            (CertName::EtcdPeer, "{certificate}.{node}.{cluster}"),
+            (CertName::ApiserverEtcdClient, "client"),
+            (CertName::FrontProxyClient, "front-proxy-client.{node}"),
+            // Not free: who it is to Kubernetes stays.
+            (CertName::KubeletConf, "me"),
+        ]
+        .map(|(name, text)| (name, text.to_owned()))
+        .into(),
+        ..Choices::default()
+    };
+    let plan = planned(INIT, &cluster("clusterName: prod\n"), &choices);
+    let subject = |name| plan.cert(name).unwrap().profile.subject.to_string();
+    assert_eq!(subject(CertName::EtcdPeer), "CN=etcd-peer.cp1.prod");
+    assert_eq!(subject(CertName::EtcdServer), "CN=cp1");
+    assert_eq!(
+        subject(CertName::KubeletConf),
+        "O=system:nodes, CN=system:node:cp1"
+    );
+    let client = plan.cert(CertName::ApiserverEtcdClient).unwrap();
+    assert_eq!(client.profile.subject.to_string(), "CN=client");
+    assert!(client.other_subjects.is_empty());
+    let [note] = plan.notes.as_slice() else {
+        panic!("{:?}", plan.notes)
+    };
+    for part in [
+        "front-proxy-client.cp1",
+        "--requestheader-allowed-names",
+        "every control-plane node",
+    ] {
+        assert!(note.contains(part), "{note}");
+    }
+}

@@ -19,9 +19,11 @@ authorities:
     trust: {file: /etc/kubernetes/pki/ca.crt, sha256: ["sha256:000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"]}
   etcd-ca:
     signer: drop
+    allowExtraUsages: true
     trust: {file: /etc/etcd-ca.crt, sha256: ["00:01:02:03:04:05:06:07:08:09:0A:0B:0C:0D:0E:0F:10:11:12:13:14:15:16:17:18:19:1A:1B:1C:1D:1E:1F"]}
   front-proxy-ca:
     signer: disk
+    allowExtraUsages: false
     trust: {file: /etc/fp-ca.crt, sha256: []}
 signers:
   corp:
@@ -40,6 +42,13 @@ pki:
   categories: [{category: ClientCertificate, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}]
   overrides: [{certificateName: etcd-server, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}]
 subjects: {apiserver-kubelet-client: "kubeadm:cluster-admins"}
+commonNames:
+  apiserver: "kube-apiserver.{node}"
+  front-proxy-client: front-proxy-client.example
+  etcd-server: "{certificate}.{node}"
+  etcd-peer: "{certificate}.{node}.{cluster}"
+  etcd-healthcheck-client: check
+  apiserver-etcd-client: "{authority} client"
 extraSANs:
   apiserver: [localhost, 127.0.0.1]
   etcd-server: [etcd.example.com]
@@ -71,7 +80,7 @@ fn every_key_is_read() {
     assert_eq!(
         warnings,
         [
-            "c.yaml:29:8: signers.lab: is defined, but no authority uses it (add authorities: {ca: {signer: lab}}, or remove it)"
+            "c.yaml:31:8: signers.lab: is defined, but no authority uses it (add authorities: {ca: {signer: lab}}, or remove it)"
         ]
     );
     assert_eq!(
@@ -90,6 +99,8 @@ fn every_key_is_read() {
     let ca = &settings.authorities[&Authority::Ca];
     assert_eq!(ca.trust_sha256, [pin]);
     assert_eq!(settings.authorities[&Authority::EtcdCa].trust_sha256, [pin]);
+    let tolerant = Authority::ALL.map(|one| settings.authorities[&one].allow_extra_usages);
+    assert_eq!(tolerant, [false, false, true]);
     assert_eq!(
         ca.trust_file,
         Some(PathBuf::from("/etc/kubernetes/pki/ca.crt"))
@@ -125,6 +136,11 @@ fn every_key_is_read() {
     assert_eq!(
         settings.kubelet_client_subject,
         KubeletClientSubject::ClusterAdmins
+    );
+    assert_eq!(settings.common_names.len(), 6);
+    assert_eq!(
+        settings.common_names[&CertName::EtcdServer],
+        "{certificate}.{node}"
     );
     assert_eq!(settings.extra_sans.apiserver.len(), 2);
     assert_eq!(settings.kubelet_identity, KubeletIdentity::Bootstrap);
@@ -390,6 +406,30 @@ fn shown_settings_hide_secrets_and_read_back_the_same() {
     assert_eq!(again.signers, settings.signers);
     assert_eq!(again.authorities, settings.authorities);
     assert_eq!(again.extra_sans, settings.extra_sans);
+    assert_eq!(again.common_names, settings.common_names);
+}
+
+#[test]
+fn only_a_common_name_that_is_nobodys_identity_may_be_chosen() {
+    for (line, expected) in [
+        (
+            "admin.conf: me",
+            "the common name of admin.conf is who it is to Kubernetes",
+        ),
+        (
+            "apiserver-kubelet-client: me",
+            "is who it is to Kubernetes (remove it; free are those of apiserver, front-proxy-client, etcd-server, etcd-peer, etcd-healthcheck-client, apiserver-etcd-client)",
+        ),
+        ("etcd-pear: x", "did you mean etcd-peer?"),
+        ("etcd-peer: \"{host}\"", "has an unknown placeholder"),
+        ("etcd-peer: \"\"", "cannot be a common name"),
+        ("etcd-peer: \" x\"", "cannot be a common name"),
+        ("etcd-peer: \"ä\"", "cannot be a common name"),
+        ("apiserver: system:masters", "is a name of Kubernetes' own"),
+    ] {
+        let faults = faults(&format!("commonNames: {{{line}}}\n"));
+        assert!(faults.contains(expected), "{line}: {faults}");
+    }
 }
 
 /// Finds a path of the table's notation in the schema, following references.

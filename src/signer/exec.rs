@@ -12,7 +12,7 @@
 //! | `info` | `InfoRequest` | `InfoResponse`: `apiVersions`, `capabilities` |
 //! | `sign` | `SignRequest` ([`wire::SignRequest`]) | `SignResponse` |
 //! | `poll` | `PollRequest`, `handle` set | `SignResponse` |
-//! | `trust` | `TrustRequest`: `ca` | `TrustResponse`: `caPem` |
+//! | `trust` | `TrustRequest`: `ca` | `TrustResponse`: `caPem`, `crlPem` where `info` said `"crl": true` |
 //!
 //! Every document carries `apiVersion`; `SignResponse` echoes `requestId`. Its `result` is
 //! - `issued`: `certificatePem`, optionally `chainPem` (intermediates);
@@ -131,6 +131,7 @@ const ASSUMED: Caps = Caps {
     pends: true,
     lookup: Lookup::ByTicket,
     resubmit: Resubmit::Adopts,
+    crl: Carry::AsConfigured,
     ..Caps::everything()
 };
 
@@ -376,6 +377,24 @@ impl Exec {
             .unwrap_or_else(|| "/".into())
     }
 
+    /// `trust`.
+    async fn authority(&self, authority: Authority) -> Result<TrustResponse, SignerError> {
+        let inquiry = Inquiry::new("TrustRequest", Some(authority));
+        let response: TrustResponse = self.inquire(Verb::Trust, &inquiry).await?;
+        if response.api_version != API_VERSION || response.kind != "TrustResponse" {
+            return Err(SignerError::config(
+                format!(
+                    "{} answered `trust` with {:?} {:?}",
+                    self.label(),
+                    response.api_version,
+                    response.kind
+                ),
+                format!("it must answer with {API_VERSION} TrustResponse"),
+            ));
+        }
+        Ok(response)
+    }
+
     /// `sign` and `poll`.
     async fn ask(
         &self,
@@ -532,23 +551,11 @@ impl Signer for Exec {
     }
 
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        let inquiry = Inquiry::new("TrustRequest", Some(authority));
-        let response: TrustResponse = self.inquire(Verb::Trust, &inquiry).await?;
-        if response.api_version != API_VERSION || response.kind != "TrustResponse" {
-            return Err(SignerError::config(
-                format!(
-                    "{} answered `trust` with {:?} {:?}",
-                    self.label(),
-                    response.api_version,
-                    response.kind
-                ),
-                format!("it must answer with {API_VERSION} TrustResponse"),
-            ));
-        }
-        Ok(response
-            .ca_pem
-            .filter(|pem| !pem.trim().is_empty())
-            .map(String::into_bytes))
+        Ok(filled(self.authority(authority).await?.ca_pem))
+    }
+
+    async fn crl(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        Ok(filled(self.authority(authority).await?.crl_pem))
     }
 
     async fn recover(
@@ -569,6 +576,11 @@ impl Signer for Exec {
     async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
         self.ask(Verb::Poll, request, Some(ticket)).await
     }
+}
+
+fn filled(pem: Option<String>) -> Option<Vec<u8>> {
+    pem.filter(|pem| !pem.trim().is_empty())
+        .map(String::into_bytes)
 }
 
 /// How long one call may take: the timeout, cut by the deadline. A run that does not wait at all still gets
@@ -649,6 +661,7 @@ struct Capabilities {
     colon_common_name: bool,
     ip_sans: bool,
     usage_extensions_in_csr: bool,
+    crl: bool,
     resubmit: String,
 }
 
@@ -659,6 +672,7 @@ impl Default for Capabilities {
             colon_common_name: true,
             ip_sans: true,
             usage_extensions_in_csr: true,
+            crl: false,
             resubmit: "idempotent".to_owned(),
         }
     }
@@ -682,7 +696,8 @@ impl InfoResponse {
         let carry = |yes| if yes { Carry::Yes } else { Carry::No };
         Ok(Caps {
             renewal: ASSUMED.renewal,
-            crl: ASSUMED.crl,
+            crl: carry(declared.crl),
+            own_name_san: ASSUMED.own_name_san,
             organization: carry(declared.organization),
             colon_common_name: carry(declared.colon_common_name),
             ip_sans: carry(declared.ip_sans),
@@ -714,6 +729,7 @@ struct TrustResponse {
     api_version: String,
     kind: String,
     ca_pem: Option<String>,
+    crl_pem: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -9,10 +9,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{Identity, Wanted};
-use crate::names::CertName;
+use crate::names::{self, CertName, PLACEHOLDERS};
 use crate::yaml::{self, Field};
-
-const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
 
 /// A text for each certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,12 +65,12 @@ impl PerCertificate {
     /// The text for a certificate, placeholders filled in; `None` where nothing is said about it.
     pub fn of(&self, wanted: &Wanted, identity: &Identity) -> Option<String> {
         let text = self.named.get(&wanted.name).or(self.default.as_ref())?;
-        Some(
-            text.replace("{certificate}", &wanted.name.as_str().replace('.', "-"))
-                .replace("{authority}", wanted.authority.as_str())
-                .replace("{node}", &identity.node)
-                .replace("{cluster}", &identity.cluster),
-        )
+        Some(names::fill(
+            text,
+            wanted.name,
+            &identity.node,
+            &identity.cluster,
+        ))
     }
 
     /// As written: a text, or a map.
@@ -92,11 +90,7 @@ impl PerCertificate {
 
 /// A placeholder that is none would end up in a request to the server.
 fn check(field: &Field<'_>, text: &str) {
-    let mut rest = text.to_owned();
-    for known in PLACEHOLDERS {
-        rest = rest.replace(known, "");
-    }
-    if rest.contains(['{', '}']) {
+    if names::unknown_placeholder(text) {
         field.error(
             format!("{text:?} has an unknown placeholder"),
             format!("use {}", PLACEHOLDERS.join(", ")),

@@ -82,6 +82,7 @@ impl SignRequest {
             name,
             authority,
             profile,
+            ..
         } = &request.wanted;
         SignRequest {
             api_version: API_VERSION.to_owned(),

@@ -84,6 +84,11 @@ impl Commit {
         Commit::default()
     }
 
+    /// True when it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.issued.is_empty() && self.slots.is_empty()
+    }
+
     /// A file that shall have these contents. Of two for the same path the last one counts.
     pub fn file(
         &mut self,

@@ -20,7 +20,7 @@ pub struct Name {
 }
 
 impl Name {
-    fn from_parsed(name: &x509_parser::x509::X509Name<'_>) -> Self {
+    pub(super) fn from_parsed(name: &x509_parser::x509::X509Name<'_>) -> Self {
         let attributes = name
             .iter_attributes()
             .map(|attribute| {

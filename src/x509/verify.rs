@@ -18,7 +18,7 @@ use x509_parser::x509::AlgorithmIdentifier as ParsedAlgorithm;
 use super::certificate::Certificate;
 use super::chain::{Chain, TrustBundle};
 use super::key::{KeyAlgorithm, KeyType, PublicKey, hex};
-use super::{ExtendedUsage, Profile};
+use super::{ExtendedUsage, Profile, Tolerance};
 
 /// One way in which a certificate is not what was wanted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -96,12 +96,14 @@ pub enum Difference {
     NotUnderFirst { anchor: String, first: String },
 }
 
-/// Every difference between the wish and `chain`, in a fixed order; empty means it may be installed.
+/// Every difference between the wish and `chain`, in a fixed order, without what is tolerated; empty means it may be
+/// installed.
 ///
 /// `key` is the public key of the private key that the certificate will stand beside.
 pub fn satisfies(
     chain: &Chain,
     profile: &Profile,
+    tolerance: Tolerance,
     key: &PublicKey,
     trust: &TrustBundle,
     now: OffsetDateTime,
@@ -110,8 +112,8 @@ pub fn satisfies(
     let mut found = Vec::new();
     compare_key(leaf, profile, key, &mut found);
     compare_subject(leaf, profile, &mut found);
-    compare_sans(leaf, profile, &mut found);
-    compare_usages(leaf, profile, &mut found);
+    compare_sans(leaf, profile, tolerance, &mut found);
+    compare_usages(leaf, profile, tolerance, &mut found);
     if now > leaf.not_after() {
         found.push(Difference::Expired(rfc3339(leaf.not_after())));
     }
@@ -191,7 +193,13 @@ fn compare_subject(leaf: &Certificate, profile: &Profile, found: &mut Vec<Differ
     }
 }
 
-fn compare_sans(leaf: &Certificate, profile: &Profile, found: &mut Vec<Difference>) {
+fn compare_sans(
+    leaf: &Certificate,
+    profile: &Profile,
+    tolerance: Tolerance,
+    found: &mut Vec<Difference>,
+) {
+    let own_name = |name: &String| tolerance.own_name && *name == profile.subject.common_name;
     let (wanted_dns, wanted_ips) = (&profile.sans.dns, &profile.sans.ips);
     let missing_dns = wanted_dns
         .iter()
@@ -204,7 +212,7 @@ fn compare_sans(leaf: &Certificate, profile: &Profile, found: &mut Vec<Differenc
     let extra_dns = leaf
         .dns_names()
         .iter()
-        .filter(|name| !wanted_dns.contains(name));
+        .filter(|name| !wanted_dns.contains(name) && !own_name(name));
     found.extend(extra_dns.cloned().map(Difference::DnsExtra));
     let extra_ips = leaf
         .ip_addresses()
@@ -214,19 +222,26 @@ fn compare_sans(leaf: &Certificate, profile: &Profile, found: &mut Vec<Differenc
     found.extend(leaf.other_names().iter().cloned().map(Difference::SanExtra));
 }
 
-fn compare_usages(leaf: &Certificate, profile: &Profile, found: &mut Vec<Difference>) {
+fn compare_usages(
+    leaf: &Certificate,
+    profile: &Profile,
+    tolerance: Tolerance,
+    found: &mut Vec<Difference>,
+) {
     let has = leaf.extended_usages().unwrap_or_default();
     for usage in &profile.usages {
         if !has.contains(&usage.to_string()) {
             found.push(Difference::UsageMissing(*usage));
         }
     }
+    let tolerated: &[ExtendedUsage] = if tolerance.extra_usages {
+        &[ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
+    } else {
+        &[]
+    };
     for usage in has {
-        if !profile
-            .usages
-            .iter()
-            .any(|wanted| wanted.to_string() == *usage)
-        {
+        let mut allowed = profile.usages.iter().chain(tolerated);
+        if !allowed.any(|allowed| allowed.to_string() == *usage) {
             found.push(Difference::UsageExtra(usage.clone()));
         }
     }

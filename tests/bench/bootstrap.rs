@@ -4,7 +4,7 @@
 //!
 //! Prints tables in Markdown and judges nothing: no run fails for being slow. Every run is a process of its own, and
 //! those of nodepki and kubeadm take turns, so that a busy machine is busy for both. On a busy machine trust minima and
-//! CPU time. `tests/kubernetes/build kubeadm` makes the kubeadm; without it its rows are left out, which is said.
+//! CPU time. `tests/servers/build kubeadm` makes the kubeadm; without it its rows are left out, which is said.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -71,7 +71,7 @@ fn heading(kubeadm: Option<&Path>) {
         load.split(' ').next().unwrap_or("unknown"),
     );
     if kubeadm.is_none() {
-        println!("No kubeadm to compare with: `tests/kubernetes/build kubeadm` makes it.\n");
+        println!("No kubeadm to compare with: `tests/servers/build kubeadm` makes it.\n");
     }
     println!("| work | keys | on | wall ms | CPU ms | CPU/wall | peak RSS MiB | n |");
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
@@ -247,7 +247,7 @@ fn kubeadm() -> Option<PathBuf> {
     let cached = || {
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-        Some(cache?.join("nodepki-tests/kubeadm-v1.36.2"))
+        Some(cache?.join("nodepki-tests/bin/kubeadm"))
     };
     let named = std::env::var_os("NODEPKI_TEST_KUBEADM").map(PathBuf::from);
     named.or_else(cached).filter(|path| path.exists())

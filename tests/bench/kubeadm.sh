@@ -5,12 +5,12 @@
 #
 # "init" is `init phase certs all` and then `init phase kubeconfig all` over the CA pairs that are there: 7 leaves,
 # the service account pair and 5 kubeconfigs, 13 keys. Medians, with minimum and maximum; CPU is user + system.
-# Wants kubeadm from tests/kubernetes/build, root, and a quiet machine: the load is printed for that.
+# Wants kubeadm from tests/servers/build, root, and a quiet machine: the load is printed for that.
 set -euo pipefail
 
 runs=${1:-9}
-kubeadm=${NODEPKI_TEST_KUBEADM:-${XDG_CACHE_HOME:-$HOME/.cache}/nodepki-tests/kubeadm-v1.36.2}
-[[ -x $kubeadm ]] || { echo "tests/bench/kubeadm.sh: no $kubeadm: tests/kubernetes/build kubeadm" >&2; exit 1; }
+kubeadm=${NODEPKI_TEST_KUBEADM:-${XDG_CACHE_HOME:-$HOME/.cache}/nodepki-tests/bin/kubeadm}
+[[ -x $kubeadm ]] || { echo "tests/bench/kubeadm.sh: no $kubeadm: tests/servers/build kubeadm" >&2; exit 1; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

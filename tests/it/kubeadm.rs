@@ -148,7 +148,7 @@ fn binary() -> PathBuf {
                 || Path::new(&std::env::var_os("HOME").unwrap()).join(".cache"),
                 PathBuf::from,
             );
-            cache.join("nodepki-tests/kubeadm-v1.36.2")
+            cache.join("nodepki-tests/bin/kubeadm")
         },
         PathBuf::from,
     );

@@ -10,20 +10,26 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod crl;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
 mod failures_found;
 mod failures_host;
 mod failures_signer;
+mod gateway;
 mod golden;
+mod http;
 mod kubeadm;
 mod layers;
 mod machine;
 mod node;
 mod offline;
 mod openssl;
+mod rig;
+mod servers;
 mod signer_bad;
+mod signer_bootstrap;
 mod signer_contract;
 mod signer_directory;
 mod signer_exec;

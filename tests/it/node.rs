@@ -317,6 +317,17 @@ impl Node {
         hex(&self.leaf(name).unwrap().1.public_key().sha256())
     }
 
+    /// SHA-256 of the public keys that wait in pending slots.
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn pending_keys(&self) -> BTreeMap<CertName, String> {
+        let key = |name: &CertName| {
+            let path = self.path(format!("/var/lib/nodepki/pending/{name}/key.pem"));
+            let key = PrivateKey::from_pem(&fs::read(path).ok()?).unwrap();
+            Some((*name, hex(&key.public_key().sha256())))
+        };
+        CertName::ALL.iter().filter_map(key).collect()
+    }
+
     /// Every one of `names` is a pair, and OpenSSL verifies it under the authority on the node.
     pub(crate) fn assert_sound(&self, names: &[CertName]) {
         let scratch = tempfile::tempdir().unwrap();

@@ -121,7 +121,15 @@ pub(crate) fn verdict(request: &Request, answer: &[u8], authorities: &Path) -> S
         .join(request.wanted.authority.base_name())
         .with_extension("crt");
     let trust = TrustBundle::from_pem(&std::fs::read(path).unwrap()).unwrap();
-    let differences = satisfies(&chain, &request.wanted.profile, key, &trust, now());
+    let wanted = &request.wanted;
+    let differences = satisfies(
+        &chain,
+        &wanted.profile,
+        wanted.tolerance,
+        key,
+        &trust,
+        now(),
+    );
     let lines: Vec<_> = differences.iter().map(ToString::to_string).collect();
     lines.join("; ")
 }

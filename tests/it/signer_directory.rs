@@ -6,14 +6,103 @@ use std::path::{Path, PathBuf};
 
 use nodepki::names::CertName;
 use nodepki::signer::directory::Directory;
-use nodepki::signer::{Answer, Request, Signer, Ticket};
+use nodepki::signer::{Answer, Kind, Request, Signer, Ticket};
 use nodepki::x509::Csr;
 use tempfile::TempDir;
 
+use crate::rig::{Denial, Rig};
 use crate::signer_bad::verdict;
-use crate::signer_contract::sign_by_hand;
+use crate::signer_contract::settings;
 use crate::signer_exec::Log;
 use crate::signing::{PlainDir, openssl, request, run, tree, write_authorities};
+
+/// `openssl x509 -req` on the outbox, into the inbox.
+pub(crate) fn sign_by_hand(drop: &Path, authorities: &Path, name: CertName) {
+    let ca = authorities.join(name.authority().base_name());
+    let signed = openssl(
+        &[
+            "x509",
+            "-req",
+            "-copy_extensions",
+            "copy",
+            "-days",
+            "365",
+            "-in",
+            drop.join(format!("outbox/{name}.csr")).to_str().unwrap(),
+            "-CA",
+            ca.with_extension("crt").to_str().unwrap(),
+            "-CAkey",
+            ca.with_extension("key").to_str().unwrap(),
+        ],
+        b"",
+    );
+    fs::write(drop.join(format!("inbox/{name}.crt")), signed).unwrap();
+}
+
+/// Files, and OpenSSL as the person who comes by.
+pub(crate) struct DirectoryRig(TempDir);
+
+impl DirectoryRig {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        write_authorities(dir.path());
+        DirectoryRig(dir)
+    }
+
+    fn drop(&self) -> PathBuf {
+        self.0.path().join("drop")
+    }
+}
+
+impl Rig for DirectoryRig {
+    fn kind(&self) -> Kind {
+        Kind::Directory
+    }
+
+    fn settings(&self) -> String {
+        settings(&format!("directory: {{path: {}}}", self.drop().display()))
+    }
+
+    fn authorities(&self) -> PathBuf {
+        self.0.path().to_owned()
+    }
+
+    fn scratch(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn approve(&self) {
+        for name in CertName::ALL {
+            if self.drop().join(format!("outbox/{name}.csr")).exists() {
+                sign_by_hand(&self.drop(), self.0.path(), name);
+            }
+        }
+    }
+
+    fn deny(&self, request: &Request) -> Option<Denial> {
+        let signer = self.open(request.wanted.authority);
+        run(signer.submit(request)).unwrap();
+        let denied = self.drop().join(format!("inbox/{}.denied", request.name()));
+        fs::write(denied, "not on a Friday\n").unwrap();
+        Some(Denial {
+            signer,
+            ticket: None,
+            reason: "not on a Friday",
+        })
+    }
+
+    fn sent(&self) -> Vec<String> {
+        let outbox = fs::read_dir(self.drop().join("outbox"));
+        let mut sent: Vec<String> = outbox
+            .into_iter()
+            .flatten()
+            .map(|file| file.unwrap().path().display().to_string())
+            .filter(|path| path.ends_with(".csr"))
+            .collect();
+        sent.sort();
+        sent
+    }
+}
 
 struct Drop {
     dir: TempDir,
@@ -58,7 +147,7 @@ impl Drop {
     }
 
     fn sign(&self, request: &Request) -> PathBuf {
-        sign_by_hand(&self.path(""), self.dir.path(), request);
+        sign_by_hand(&self.path(""), self.dir.path(), request.name());
         self.path(&format!("inbox/{}.crt", request.name()))
     }
 

@@ -8,10 +8,80 @@ use std::time::{Duration, Instant};
 
 use nodepki::names::CertName;
 use nodepki::signer::exec::{self, Exec, RunAs, UNCLEAN_LIMIT};
-use nodepki::signer::{Answer, Carry, Class, Resubmit, Signer, SignerError, Ticket};
+use nodepki::signer::{
+    Answer, Carry, Class, Config, Kind, Request, Resubmit, Signer, SignerError, Ticket,
+};
 use nodepki::x509::UsageExtensions;
+use tempfile::TempDir;
 
-use crate::signing::{ODD_PLUGIN, now, openssl, request, run, run_program, write_authorities};
+use crate::rig::{Denial, Rig};
+use crate::signer_bad::bad_plugin;
+use crate::signer_contract::settings;
+use crate::signing::{
+    BAD_SIGNER, ODD_PLUGIN, now, opened, openssl, request, run, run_program, write_authorities,
+};
+
+/// `bad-signer.sh` as the plug-in of a person who approves, with a record of what it was asked.
+pub(crate) struct ExecRig(TempDir);
+
+impl ExecRig {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        write_authorities(dir.path());
+        ExecRig(dir)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.0.path().join("log")
+    }
+
+    fn config(&self, mode: &str) -> String {
+        let script = self.0.path().join(format!("{mode}.sh"));
+        let text = format!(
+            "request=$(cat); for verb; do :; done\n\
+             [ $verb != sign ] || sed 's/.*\"requestId\":\"\\([^\"]*\\)\".*/\\1/' <<<\"$request\" >>{}\n\
+             exec bash {BAD_SIGNER} {mode} {} $verb <<<\"$request\"\n",
+            self.log().display(),
+            self.0.path().display(),
+        );
+        fs::write(&script, text).unwrap();
+        settings(&format!(
+            "exec: {{command: /bin/bash, args: [{}]}}",
+            script.display()
+        ))
+    }
+}
+
+impl Rig for ExecRig {
+    fn kind(&self) -> Kind {
+        Kind::Exec
+    }
+
+    fn settings(&self) -> String {
+        self.config("pending")
+    }
+
+    fn authorities(&self) -> PathBuf {
+        self.0.path().to_owned()
+    }
+
+    fn scratch(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn deny(&self, _request: &Request) -> Option<Denial> {
+        Some(Denial {
+            signer: opened(&Config::Exec(bad_plugin("denied", self.0.path()))).into(),
+            ticket: None,
+            reason: "not on a Friday",
+        })
+    }
+
+    fn sent(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        log.lines().map(str::to_owned).collect()
+    }
+}
 
 fn odd(how: &str) -> Exec {
     Exec::new(odd_plugin(how, Path::new("/dev/null")), None).unwrap()

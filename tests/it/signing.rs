@@ -17,7 +17,7 @@ use nodepki::signer::directory::{DropDir, Dropped, Meta, Shape};
 use nodepki::signer::{Config, Identity, Memory, Request, Signer, Site, Wanted};
 use nodepki::x509::{
     CertificateAuthority, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
-    UsageExtensions,
+    Tolerance, UsageExtensions,
 };
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -99,6 +99,7 @@ pub(crate) fn wanted(name: CertName) -> Wanted {
             key: KeyAlgorithm::EcdsaP256,
             lifetime: Duration::from_secs(365 * 24 * 60 * 60),
         },
+        tolerance: Tolerance::default(),
     }
 }
 
@@ -108,9 +109,13 @@ pub(crate) fn request(name: CertName) -> Request {
 }
 
 pub(crate) fn request_with_key(name: CertName) -> (Request, PrivateKey) {
-    let wanted = wanted(name);
+    request_for(wanted(name), UsageExtensions::Requested)
+}
+
+/// A request for a wish, with a key of its own.
+pub(crate) fn request_for(wanted: Wanted, usages: UsageExtensions) -> (Request, PrivateKey) {
     let key = PrivateKey::generate(wanted.profile.key).unwrap();
-    let csr = Csr::create(&wanted.profile, &key, UsageExtensions::Requested).unwrap();
+    let csr = Csr::create(&wanted.profile, &key, usages).unwrap();
     let identity = Identity {
         node: "cp1".to_owned(),
         cluster: "kubernetes".to_owned(),

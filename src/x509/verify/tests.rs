@@ -42,6 +42,17 @@ impl Issued {
 
     /// What is wrong with a certificate issued for `asked` when the etcd server's is wanted.
     fn differences(&self, asked: &Profile, now: OffsetDateTime) -> Vec<String> {
+        self.tolerated(asked, &etcd_server(), Tolerance::default(), now)
+    }
+
+    /// What is wrong with a certificate issued for `asked` when another one is wanted.
+    fn tolerated(
+        &self,
+        asked: &Profile,
+        wanted: &Profile,
+        tolerance: Tolerance,
+        now: OffsetDateTime,
+    ) -> Vec<String> {
         let leaf = self
             .authority
             .issue(self.key.public_key(), asked, NOW)
@@ -49,7 +60,8 @@ impl Issued {
         let chain = Chain::from_answer(leaf.der(), self.key.public_key()).unwrap();
         satisfies(
             &chain,
-            &etcd_server(),
+            wanted,
+            tolerance,
             self.key.public_key(),
             self.authority.bundle(),
             now,
@@ -88,6 +100,62 @@ fn every_difference_is_reported_at_once() {
 }
 
 #[test]
+fn usages_of_tls_are_tolerated_where_that_is_said_and_nothing_else_is() {
+    let issued = Issued::new();
+    let usages = |usages: &[ExtendedUsage]| Profile {
+        usages: usages.to_vec(),
+        ..etcd_server()
+    };
+    let both = usages(&[ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]);
+    let server = usages(&[ExtendedUsage::ServerAuth]);
+    let extra = Tolerance {
+        extra_usages: true,
+        ..Tolerance::default()
+    };
+    assert_eq!(
+        issued.tolerated(&both, &server, Tolerance::default(), NOW),
+        ["extended key usage client auth is not wanted"]
+    );
+    assert_eq!(issued.tolerated(&both, &server, extra, NOW), [""; 0]);
+    assert_eq!(
+        issued.tolerated(&server, &both, extra, NOW),
+        ["extended key usage client auth is missing"]
+    );
+    let mut other = both;
+    other.subject.common_name = "cp2".to_owned();
+    other.sans.dns.push("cp2".to_owned());
+    assert_eq!(
+        issued.tolerated(&other, &server, extra, NOW),
+        ["CN is \"cp2\", wanted \"cp1\"", "SAN DNS:cp2 is not wanted"]
+    );
+}
+
+#[test]
+fn the_common_name_may_be_a_dns_name_where_that_is_tolerated_and_no_other_may() {
+    let issued = Issued::new();
+    let mut wanted = etcd_server();
+    wanted.subject.common_name = "etcd-server.cp1".to_owned();
+    let mut asked = wanted.clone();
+    asked.sans.dns.push("etcd-server.cp1".to_owned());
+    let own = Tolerance {
+        own_name: true,
+        ..Tolerance::default()
+    };
+    assert_eq!(
+        issued.tolerated(&asked, &wanted, Tolerance::default(), NOW),
+        ["SAN DNS:etcd-server.cp1 is not wanted"]
+    );
+    assert_eq!(issued.tolerated(&asked, &wanted, own, NOW), [""; 0]);
+    // Tolerated, not wanted.
+    assert_eq!(issued.tolerated(&wanted, &wanted, own, NOW), [""; 0]);
+    asked.sans.dns.push("etcd-server.cp2".to_owned());
+    assert_eq!(
+        issued.tolerated(&asked, &wanted, own, NOW),
+        ["SAN DNS:etcd-server.cp2 is not wanted"]
+    );
+}
+
+#[test]
 fn validity_is_told_apart_from_the_path() {
     let issued = Issued::new();
     assert_eq!(
@@ -115,6 +183,7 @@ fn another_authority_of_the_same_name_is_not_trusted() {
     let differences = satisfies(
         &chain,
         &etcd_server(),
+        Tolerance::default(),
         issued.key.public_key(),
         other.bundle(),
         NOW,
@@ -142,6 +211,7 @@ fn kubeadm_only_sees_the_first_certificate_of_a_bundle() {
     let differences = satisfies(
         &chain,
         &etcd_server(),
+        Tolerance::default(),
         issued.key.public_key(),
         &second,
         NOW,

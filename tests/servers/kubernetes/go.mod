@@ -1,13 +1,20 @@
 // Builds the real Kubernetes commands that the tests compare with; no part of nodepki itself.
 // To move to another version: change every v1.36.2 and v0.36.2 here and in tests/it, then `go mod tidy`, then record
 // tests/golden anew.
-module nodepki.io/tests/kubernetes
+module nodepki.io/tests/servers/kubernetes
 
 go 1.26.0
 
 godebug default=go1.26
 
-require k8s.io/kubernetes v1.36.2
+tool (
+	k8s.io/kubernetes/cmd/kube-apiserver
+	k8s.io/kubernetes/cmd/kube-controller-manager
+	k8s.io/kubernetes/cmd/kube-scheduler
+	k8s.io/kubernetes/cmd/kubeadm
+)
+
+require k8s.io/kubernetes v1.36.2 // indirect
 
 require (
 	cel.dev/expr v0.25.1 // indirect

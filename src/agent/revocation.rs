@@ -1,0 +1,287 @@
+//! Revocation: lists are fetched from the signers that publish them, verified, and laid where etcd reads them; a
+//! certificate that one of them names is not installed, and one in place is replaced.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use time::OffsetDateTime;
+use tokio::time::Instant;
+
+use super::request::{Outcome, patiently};
+use super::{
+    Clock, ExitCode, Failure, Outcomes, Report, Row, Setup, Survey, class_code, open_store,
+    sentence,
+};
+use crate::names::Authority;
+use crate::plan::{BundleSpec, crl_name};
+use crate::signer::{Carry, Signer, SignerError};
+use crate::store::{Commit, Mode, Root, Store};
+use crate::x509::{Chain, CrlError, RevocationList, Revocations, TrustBundle, rfc3339};
+
+/// Fetches the list of every authority whose signer publishes one, and writes those that are new.
+///
+/// # Errors
+/// When nothing could be done at all. What became of single lists is in the report.
+pub async fn update_revocations(
+    root: &Root,
+    setup: &Setup,
+    clock: Clock,
+) -> Result<Report, Failure> {
+    let now = clock();
+    let survey = setup.survey(root, now)?;
+    let deadline = Instant::now() + setup.wait;
+    let mut report = Report {
+        notes: survey.notes.clone(),
+        ..Report::default()
+    };
+    let mut commit = Commit::new();
+    let mut probed: BTreeMap<String, Result<(), Rc<SignerError>>> = BTreeMap::new();
+    for bundle in &setup.plan.bundles {
+        let authority = bundle.authority;
+        let Some((_, signer)) = setup.signers.get(&authority) else {
+            continue;
+        };
+        let Some(trust) = survey.trust(authority) else {
+            report.rows.push(row(
+                bundle,
+                "failed",
+                "its CA certificate is not on this node yet; run nodepki bootstrap".to_owned(),
+                Some(ExitCode::Pending),
+            ));
+            continue;
+        };
+        let chains = chains(&survey, authority);
+        let ready = match probed.get(&signer.label()) {
+            Some(before) => before.clone(),
+            None => patiently(deadline, || signer.probe())
+                .await
+                .map_err(Rc::new),
+        };
+        probed.insert(signer.label(), ready.clone());
+        let fetched = match ready {
+            Ok(()) => fetch(signer.as_ref(), authority, deadline)
+                .await
+                .map_err(Rc::new),
+            Err(error) => Err(error),
+        };
+        let fetched = match fetched {
+            Ok(Some(lists)) => lists,
+            Ok(None) => continue,
+            Err(error) => {
+                let code = class_code(error.class);
+                report
+                    .rows
+                    .push(row(bundle, "failed", sentence(error.as_ref()), Some(code)));
+                continue;
+            }
+        };
+        let in_place = survey.revocations(authority);
+        report.rows.push(
+            match read(&fetched, trust, &chains).and_then(|lists| {
+                match lists.obstacle(in_place, now) {
+                    Some(obstacle) => Err(obstacle),
+                    None => Ok(lists),
+                }
+            }) {
+                Ok(lists) => {
+                    let same = in_place == Some(&lists);
+                    if !same {
+                        commit.file(
+                            bundle.crl_path.clone(),
+                            lists.to_pem().into_bytes(),
+                            Mode::Public,
+                        );
+                        commit.file(
+                            bundle.crl_path.with_extension("der"),
+                            lists.first_der().to_vec(),
+                            Mode::Public,
+                        );
+                    }
+                    report
+                        .notes
+                        .extend(revoked_in_place(&survey, authority, &lists));
+                    Row {
+                        not_after: lists.next_update(),
+                        ..row(
+                            bundle,
+                            if same { "kept" } else { "written" },
+                            words(&lists),
+                            None,
+                        )
+                    }
+                }
+                Err(error) => row(
+                    bundle,
+                    "refused",
+                    format!(
+                        "{error}; what is in place stays: look at what {} publishes",
+                        signer.label()
+                    ),
+                    Some(ExitCode::Refused),
+                ),
+            },
+        );
+    }
+    if !commit.is_empty() {
+        let (mut store, notes) = open_store(root, setup, "crl", clock)?;
+        report.notes.extend(notes);
+        let committed = store.commit(commit)?;
+        report
+            .notes
+            .extend(committed.notes.iter().map(ToString::to_string));
+        report.written = committed.written;
+    }
+    Ok(report)
+}
+
+/// Takes what is revoked out of what a run is about to install.
+pub(super) async fn strike_out(
+    setup: &Setup,
+    store: &Store,
+    survey: &Survey,
+    trust: &BTreeMap<Authority, TrustBundle>,
+    outcomes: &mut Outcomes,
+    deadline: Instant,
+    now: OffsetDateTime,
+) -> Result<(), Failure> {
+    for authority in Authority::ALL {
+        let signed: Vec<_> = outcomes
+            .certs
+            .iter()
+            .filter(|(name, outcome)| {
+                name.authority() == authority && matches!(outcome, Outcome::Signed { .. })
+            })
+            .map(|(name, _)| *name)
+            .collect();
+        let (Some(trust), false) = (trust.get(&authority), signed.is_empty()) else {
+            continue;
+        };
+        let (_, signer) = setup.signer(authority)?;
+        let published = match fetch(signer.as_ref(), authority, deadline).await {
+            Ok(None) => None,
+            Ok(Some(bytes)) => {
+                let chains: Vec<&Chain> = signed
+                    .iter()
+                    .filter_map(|name| match outcomes.certs.get(name) {
+                        Some(Outcome::Signed { chain, .. }) => Some(chain),
+                        _ => None,
+                    })
+                    .collect();
+                Some(read(&bytes, trust, &chains).map_err(|error| {
+                    SignerError::permanent(
+                        format!("the revocation list from {} is refused", signer.label()),
+                        "see with the signer's owner what it publishes",
+                    )
+                    .caused_by(error)
+                }))
+            }
+            Err(error) => Some(Err(error)),
+        };
+        let published = match published.transpose() {
+            Ok(published) => published,
+            // The answers are kept: the next run asks for the list again and for nothing else.
+            Err(error) => {
+                let error = Rc::new(error);
+                for name in signed {
+                    let failed = Outcome::Failed(Rc::clone(&error));
+                    outcomes.certs.insert(name, failed);
+                }
+                continue;
+            }
+        };
+        for name in signed {
+            let Some(Outcome::Signed { chain, .. }) = outcomes.certs.get(&name) else {
+                continue;
+            };
+            let lists = published.iter().chain(survey.revocations(authority));
+            let Some((what, since)) = lists.into_iter().find_map(|lists| lists.revokes(chain))
+            else {
+                continue;
+            };
+            let why = format!(
+                "{what} is revoked since {} by the list that {} publishes: have the signer's owner say why, and the old certificate removed there if it is handed out again",
+                rfc3339(since),
+                signer.label()
+            );
+            // A new key makes a new request, so that the same certificate cannot come back.
+            store.set_slot_aside(crate::store::Slot::Certificate(name), &why, now)?;
+            outcomes.certs.insert(name, Outcome::Refused(vec![why]));
+        }
+    }
+    Ok(())
+}
+
+async fn fetch(
+    signer: &dyn Signer,
+    authority: Authority,
+    deadline: Instant,
+) -> Result<Option<Vec<u8>>, SignerError> {
+    if signer.caps().crl == Carry::No {
+        return Ok(None);
+    }
+    patiently(deadline, || signer.crl(authority)).await
+}
+
+fn read(bytes: &[u8], trust: &TrustBundle, chains: &[&Chain]) -> Result<Revocations, CrlError> {
+    Revocations::verified(RevocationList::read_all(bytes)?, trust, chains)
+}
+
+fn chains(survey: &Survey, authority: Authority) -> Vec<&Chain> {
+    survey
+        .certs
+        .iter()
+        .filter(|cert| cert.spec.authority == authority)
+        .filter_map(|cert| cert.found.chain.present())
+        .collect()
+}
+
+fn revoked_in_place(survey: &Survey, authority: Authority, lists: &Revocations) -> Vec<String> {
+    survey
+        .certs
+        .iter()
+        .filter(|cert| cert.spec.authority == authority)
+        .filter_map(|cert| {
+            let (what, since) = lists.revokes(cert.found.chain.present()?)?;
+            Some(format!(
+                "{}: {what} is revoked since {}; run nodepki bootstrap to have it replaced",
+                cert.spec.name,
+                rfc3339(since)
+            ))
+        })
+        .collect()
+}
+
+fn words(lists: &Revocations) -> String {
+    let words: Vec<String> = lists
+        .lists()
+        .iter()
+        .map(|list| {
+            format!(
+                "{}: {} revoked, of {}",
+                list.issuer(),
+                list.len(),
+                rfc3339(list.this_update())
+            )
+        })
+        .collect();
+    words.join("; ")
+}
+
+fn row(bundle: &BundleSpec, action: &'static str, reason: String, code: Option<ExitCode>) -> Row {
+    Row {
+        name: crl_name(bundle.authority),
+        authority: Some(bundle.authority.to_string()),
+        action,
+        reasons: vec![reason],
+        subject: None,
+        sans: None,
+        key: None,
+        not_after: None,
+        paths: vec![
+            bundle.crl_path.clone(),
+            bundle.crl_path.with_extension("der"),
+        ],
+        signer: None,
+        code,
+    }
+}

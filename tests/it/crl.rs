@@ -1,0 +1,311 @@
+//! Revocation lists, made by OpenSSL: which are taken, what they do to certificates, and that etcd heeds them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use nodepki::names::{Authority, CertName};
+use nodepki::x509::{Chain, CrlError, RevocationList, Revocations, TrustBundle};
+use time::macros::datetime;
+
+use crate::node::{Node, Ran};
+use crate::servers::{self, Server};
+use crate::signing::{now, openssl};
+
+const PEM: &str = "/etc/kubernetes/pki/etcd/crl.pem";
+const DER: &str = "/etc/kubernetes/pki/etcd/crl.der";
+const DAY: &[&str] = &["-crldays", "1"];
+
+/// A node with everything in place whose signer publishes a list for etcd-ca.
+struct Publisher(Node);
+
+impl Publisher {
+    fn new() -> Self {
+        let node = Node::new();
+        let publisher = Publisher(node);
+        publisher.publish(&[]);
+        publisher.0.ask().done();
+        publisher
+    }
+
+    fn list(&self) -> PathBuf {
+        self.0.outside("crl").join("etcd-ca")
+    }
+
+    /// Publishes a list that revokes these serial numbers (hexadecimal).
+    fn publish(&self, serials: &[&str]) {
+        fs::create_dir_all(self.0.outside("crl")).unwrap();
+        fs::write(self.list(), self.make("etcd/ca", serials, DAY)).unwrap();
+    }
+
+    fn make(&self, base: &str, serials: &[&str], dates: &[&str]) -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let lines: String = serials
+            .iter()
+            .map(|serial| format!("R\t400101000000Z\t260101000000Z\t{serial}\tunknown\t/CN=x\n"))
+            .collect();
+        fs::write(dir.path().join("index.txt"), lines).unwrap();
+        let config = format!(
+            "[ca]\ndefault_ca = d\n[d]\ndatabase = {}/index.txt\ndefault_md = sha256\n",
+            dir.path().display()
+        );
+        let file = dir.path().join("ca.cnf");
+        fs::write(&file, config).unwrap();
+        let ca = self.0.ca().join(base);
+        let (cert, key) = (ca.with_extension("crt"), ca.with_extension("key"));
+        let mut arguments = vec!["ca", "-gencrl", "-config", file.to_str().unwrap()];
+        arguments.extend(["-cert", cert.to_str().unwrap()]);
+        arguments.extend(["-keyfile", key.to_str().unwrap()]);
+        arguments.extend(dates);
+        openssl(&arguments, b"")
+    }
+
+    fn crl(&self) -> Ran {
+        Ran::of(self.0.command(["crl", "--wait", "0s"]).args([
+            "--config",
+            self.0.outside("config.yaml").to_str().unwrap(),
+            "--kubeadm-config",
+            self.0.outside("kubeadm.yaml").to_str().unwrap(),
+        ]))
+    }
+
+    fn serial(&self, name: CertName) -> String {
+        let (chain, _) = self.0.leaf(name).unwrap();
+        chain.leaf().serial().to_uppercase()
+    }
+}
+
+#[test]
+fn a_list_is_put_in_place_as_pem_and_der_and_then_left_alone() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    publisher
+        .crl()
+        .done()
+        .row_says("etcd/crl.pem", "written")
+        .says_not("front-proxy-crl");
+    for (file, form) in [(PEM, "PEM"), (DER, "DER")] {
+        assert_eq!(node.mode(file), 0o644);
+        let text = openssl(
+            &[
+                "crl",
+                "-inform",
+                form,
+                "-in",
+                node.path(file).to_str().unwrap(),
+                "-noout",
+                "-verify",
+                "-issuer",
+                "-CAfile",
+                node.ca().join("etcd/ca.crt").to_str().unwrap(),
+            ],
+            b"",
+        );
+        assert!(String::from_utf8_lossy(&text).contains("etcd-ca"));
+    }
+    let before = node.snapshot();
+    publisher.crl().done().row_says("etcd/crl.pem", "kept");
+    before.unchanged(&node.snapshot());
+}
+
+#[test]
+fn a_list_that_is_stale_older_foreign_or_forged_replaces_nothing() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    publisher.publish(&["0ABC"]);
+    publisher.crl().done().row_says("etcd/crl.pem", "1 revoked");
+    let before = node.etc();
+    let good = fs::read(publisher.list()).unwrap();
+    let dated = |from: &str, until: &str| {
+        let dates = ["-crl_lastupdate", from, "-crl_nextupdate", until];
+        publisher.make("etcd/ca", &[], &dates)
+    };
+    let older = dated("20200101000000Z", "20990101000000Z");
+    let future = dated("20980101000000Z", "20990101000000Z");
+    let stale = publisher.make("etcd/ca", &[], &["-crl_nextupdate", "20260101000000Z"]);
+    let foreign = publisher.make("front-proxy-ca", &[], DAY);
+    let mut forged = RevocationList::read_all(&good).unwrap()[0].der().to_vec();
+    *forged.last_mut().unwrap() ^= 1;
+    let forged = openssl(&["crl", "-inform", "DER"], &forged);
+    let truncated = good[..good.len() - 40].to_vec();
+    for (list, words) in [
+        (older, "an old list is being handed out again"),
+        (
+            stale,
+            "is stale: a newer one was due at 2026-01-01T00:00:00Z",
+        ),
+        (future, "is from the future"),
+        (foreign, "is from none of the authority's certificates"),
+        (forged, "a signature that its key did not make"),
+        (truncated, "damaged"),
+        (b"<html>".to_vec(), "there is no revocation list in it"),
+    ] {
+        fs::write(publisher.list(), list).unwrap();
+        publisher.crl().ended(65).row_says("etcd/crl.pem", words);
+        before.unchanged(&node.etc());
+    }
+    // Nothing published any more: what is in place stays.
+    fs::remove_file(publisher.list()).unwrap();
+    publisher.crl().done();
+    before.unchanged(&node.etc());
+}
+
+#[test]
+fn a_revoked_certificate_is_never_installed() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    let revoked = publisher.serial(CertName::EtcdServer);
+    publisher.publish(&[&revoked]);
+    // The signer's list names it: said, and the next bootstrap replaces it with a new key.
+    publisher.crl().done().says("run nodepki bootstrap");
+    let old_key = node.key_in_place(CertName::EtcdServer);
+    node.ask()
+        .done()
+        .row_says("etcd-server", "is revoked since 2026-01-01T00:00:00Z");
+    assert_ne!(node.key_in_place(CertName::EtcdServer), old_key);
+    node.assert_sound(&CertName::ALL);
+
+    // A signer that hands the revoked certificate out again.
+    node.remove("/etc/kubernetes/pki/etcd/peer.crt");
+    node.remove("/etc/kubernetes/pki/etcd/peer.key");
+    node.signer_does("etcd-peer", "pending");
+    node.ask().ended(75);
+    node.signer_behaves();
+    let issued = node.outside("issued");
+    let known: Vec<_> = fs::read_dir(&issued)
+        .unwrap()
+        .map(|one| one.unwrap().path())
+        .collect();
+    // The plug-in signs now; its list already revokes what it will hand out.
+    let ran = {
+        let mut first = node.ask_command("0s");
+        first.env("NODEPKI_FAILPOINT", "request:verified");
+        Ran::of(&mut first)
+    };
+    if cfg!(feature = "failpoints") {
+        assert_eq!(ran.signal, Some(9), "{}", ran.said());
+        let new = fs::read_dir(&issued)
+            .unwrap()
+            .map(|one| one.unwrap().path())
+            .find(|path| !known.contains(path))
+            .unwrap();
+        let chain = Chain::from_pem(&fs::read(new).unwrap()).unwrap();
+        publisher.publish(&[&revoked, &chain.leaf().serial().to_uppercase()]);
+        let before = node.etc();
+        node.ask()
+            .ended(65)
+            .row_says("etcd-peer", "is revoked since");
+        before.unchanged(&node.etc());
+        // With a new key the signer makes a new certificate.
+        node.ask().done();
+        node.assert_sound(&CertName::ALL);
+    }
+}
+
+#[test]
+fn without_its_list_nothing_of_an_authority_is_installed() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    node.remove("/etc/kubernetes/pki/etcd/peer.crt");
+    node.remove("/etc/kubernetes/pki/etcd/peer.key");
+    fs::write(publisher.list(), "<html>").unwrap();
+    let before = node.etc();
+    node.ask()
+        .ended(65)
+        .row_says("etcd-peer", "revocation list");
+    before.unchanged(&node.etc());
+    let submitted = node.submissions();
+    publisher.publish(&[]);
+    node.ask().done();
+    // The answer was kept.
+    assert_eq!(node.submissions(), submitted);
+}
+
+#[test]
+fn the_list_about_the_leaves_comes_first_and_intermediates_may_sign_it() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    let trust = fs::read(node.ca().join("etcd/ca.crt")).unwrap();
+    let trust = TrustBundle::from_pem(&trust).unwrap();
+    let other = publisher.make("ca", &[], DAY);
+    let own = publisher.make("etcd/ca", &["0A"], DAY);
+    let both = [other.clone(), own].concat();
+    let lists = RevocationList::read_all(&both).unwrap();
+    assert_eq!(lists.len(), 2);
+    let (chain, _) = node.leaf(CertName::EtcdServer).unwrap();
+    let taken = Revocations::verified(lists, &trust, &[&chain]).unwrap();
+    assert_eq!(taken.lists().len(), 1);
+    assert_eq!(taken.lists()[0].issuer(), chain.leaf().issuer());
+    assert!(taken.obstacle(None, now()).is_none());
+    let late = datetime!(2099-01-01 00:00 UTC);
+    assert!(matches!(
+        taken.obstacle(None, late),
+        Some(CrlError::Stale { .. })
+    ));
+    let foreign = RevocationList::read_all(&other).unwrap();
+    assert!(matches!(
+        Revocations::verified(foreign, &trust, &[&chain]),
+        Err(CrlError::ForeignIssuer { .. })
+    ));
+}
+
+/// etcd 3.5 reads the first list of a PEM file, etcd 3.6 reads DER only; both refuse the client that it names.
+#[test]
+fn etcd_refuses_a_revoked_client() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    let client = CertName::ApiserverEtcdClient;
+    let health = CertName::EtcdHealthcheckClient;
+    publisher.publish(&[&publisher.serial(client)]);
+    publisher.crl().done();
+    for file in [PEM, DER] {
+        let (port, peer) = (servers::free_port(), servers::free_port());
+        let url = format!("https://127.0.0.1:{port}");
+        let peers = format!("http://127.0.0.1:{peer}");
+        let pki = |name: &str| node.path("/etc/kubernetes/pki").join(name);
+        let mut command = Command::new(servers::bin("etcd"));
+        command
+            .arg("--data-dir")
+            .arg(node.outside(&format!("etcd-{port}")))
+            .args([
+                "--listen-client-urls",
+                &url,
+                "--advertise-client-urls",
+                &url,
+            ])
+            .args(["--listen-peer-urls", &peers])
+            .args(["--initial-advertise-peer-urls", &peers])
+            .args(["--initial-cluster", &format!("default={peers}")])
+            .args(["--client-cert-auth", "--unsafe-no-fsync"])
+            .arg("--cert-file")
+            .arg(pki("etcd/server.crt"))
+            .arg("--key-file")
+            .arg(pki("etcd/server.key"))
+            .arg("--trusted-ca-file")
+            .arg(pki("etcd/ca.crt"))
+            .arg("--client-crl-file")
+            .arg(node.path(file));
+        let mut etcd = Server::start(command, &node.outside("etcd.log"));
+        let ask = |name: CertName| {
+            let base = pki(name.base_name());
+            let output = Command::new("curl")
+                .args(["-sS", "--max-time", "5", "--cacert"])
+                .arg(pki("etcd/ca.crt"))
+                .arg("--cert")
+                .arg(base.with_extension("crt"))
+                .arg("--key")
+                .arg(base.with_extension("key"))
+                .arg(format!("{url}/health"))
+                .output()
+                .unwrap_or_else(|error| panic!("cannot run curl ({error}): apt-get install curl"));
+            String::from_utf8_lossy(&output.stdout).contains("\"health\":\"true\"")
+        };
+        etcd.wait_until(Duration::from_secs(30), || ask(health));
+        assert!(!ask(client), "{file}: the revoked client was served");
+        assert!(etcd.said().contains("revoked"), "{}", etcd.said());
+        assert!(ask(health));
+    }
+    let authority = node.authority(Authority::EtcdCa);
+    assert_eq!(authority.bundle().certificates().len(), 1);
+}

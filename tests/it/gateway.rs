@@ -1,0 +1,940 @@
+//! A TLS server in front of a real one, or of none, that misbehaves when told to.
+//!
+//! It ends TLS with a certificate of its own authority, records each request, and answers by the first [`Rule`] that
+//! fits; without one it forwards to the upstream. Plain threads on a port of 127.0.0.1; gone when dropped.
+//!
+//! ```ignore
+//! let gateway = Gateway::to(Some(Upstream::tls("127.0.0.1:8200", ca_pem, "localhost")));
+//! gateway.rule(Rule::on("POST", "/sign/").times(1).then(Action::DropAfterForward));
+//! ```
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nodepki::x509::{
+    Certificate, CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
+    Subject,
+};
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
+};
+use tempfile::TempDir;
+use time::OffsetDateTime;
+
+/// No exchange of a test takes longer; a stuck one fails instead of hanging.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An authority of 2020 to 2050, so that a test may go back and forth in time.
+pub(crate) struct Issuer(CertificateAuthority);
+
+impl Issuer {
+    pub(crate) fn new(common_name: &str) -> Self {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let start = OffsetDateTime::from_unix_timestamp(1_577_836_800).unwrap();
+        let lifetime = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+        Issuer(CertificateAuthority::self_signed(common_name, key, start, lifetime).unwrap())
+    }
+
+    pub(crate) fn pem(&self) -> Vec<u8> {
+        self.0.bundle().to_pem().into_bytes()
+    }
+
+    pub(crate) fn certificate(&self) -> &Certificate {
+        self.0.bundle().first()
+    }
+
+    /// A pair for a server, issued at `now`.
+    pub(crate) fn server(
+        &self,
+        dns: &[&str],
+        ips: &[IpAddr],
+        now: OffsetDateTime,
+        lifetime: Duration,
+    ) -> Pair {
+        let sans = Sans {
+            dns: dns.iter().map(ToString::to_string).collect(),
+            ips: ips.to_vec(),
+        };
+        self.pair(
+            "gateway",
+            sans,
+            vec![ExtendedUsage::ServerAuth],
+            now,
+            lifetime,
+        )
+    }
+
+    /// A pair for a client, valid now.
+    pub(crate) fn client(&self, common_name: &str) -> Pair {
+        self.pair(
+            common_name,
+            Sans::default(),
+            vec![ExtendedUsage::ClientAuth],
+            OffsetDateTime::now_utc(),
+            Duration::from_secs(3600),
+        )
+    }
+
+    fn pair(
+        &self,
+        common_name: &str,
+        sans: Sans,
+        usages: Vec<ExtendedUsage>,
+        now: OffsetDateTime,
+        lifetime: Duration,
+    ) -> Pair {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let profile = Profile {
+            subject: Subject {
+                common_name: common_name.to_owned(),
+                organizations: Vec::new(),
+            },
+            sans,
+            usages,
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime,
+        };
+        let certificate = self.0.issue(key.public_key(), &profile, now).unwrap();
+        Pair {
+            chain_pem: certificate.to_pem().into_bytes(),
+            key_pem: key.to_pem().as_bytes().to_vec(),
+            certificate,
+        }
+    }
+}
+
+/// A certificate and its key.
+#[derive(Clone)]
+pub(crate) struct Pair {
+    pub(crate) chain_pem: Vec<u8>,
+    pub(crate) key_pem: Vec<u8>,
+    pub(crate) certificate: Certificate,
+}
+
+/// The real server behind the gateway.
+#[derive(Clone)]
+pub(crate) struct Upstream {
+    addr: SocketAddr,
+    tls: Option<(Arc<ClientConfig>, String)>,
+}
+
+#[allow(
+    dead_code,
+    reason = "for the tests of signers, each of which needs another part"
+)]
+impl Upstream {
+    pub(crate) fn plain(addr: impl ToSocketAddrs) -> Self {
+        Upstream {
+            addr: addr.to_socket_addrs().unwrap().next().unwrap(),
+            tls: None,
+        }
+    }
+
+    /// With the CA and the name that its certificate must have.
+    pub(crate) fn tls(addr: impl ToSocketAddrs, ca_pem: &[u8], server_name: &str) -> Self {
+        Self::with_tls(addr, ca_pem, server_name, None)
+    }
+
+    /// As [`Upstream::tls`], with a client certificate: the gateway's client's own ends at the gateway.
+    pub(crate) fn mutual_tls(
+        addr: impl ToSocketAddrs,
+        ca_pem: &[u8],
+        server_name: &str,
+        chain_pem: &[u8],
+        key_pem: &[u8],
+    ) -> Self {
+        Self::with_tls(addr, ca_pem, server_name, Some((chain_pem, key_pem)))
+    }
+
+    fn with_tls(
+        addr: impl ToSocketAddrs,
+        ca_pem: &[u8],
+        server_name: &str,
+        identity: Option<(&[u8], &[u8])>,
+    ) -> Self {
+        let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(store(ca_pem));
+        let config = match identity {
+            None => config.with_no_client_auth(),
+            Some((chain, key)) => config
+                .with_client_auth_cert(
+                    certificates(chain),
+                    PrivateKeyDer::from_pem_slice(key).unwrap(),
+                )
+                .unwrap(),
+        };
+        Upstream {
+            tls: Some((Arc::new(config), server_name.to_owned())),
+            ..Self::plain(addr)
+        }
+    }
+
+    fn ask(&self, request: &Recorded) -> io::Result<Answer> {
+        let stream = TcpStream::connect_timeout(&self.addr, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let host = match &self.tls {
+            Some((_, name)) => format!("{name}:{}", self.addr.port()),
+            None => self.addr.to_string(),
+        };
+        match &self.tls {
+            None => exchange(stream, request, &host),
+            Some((config, name)) => {
+                let name = ServerName::try_from(name.clone()).unwrap();
+                let connection =
+                    ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
+                exchange(StreamOwned::new(connection, stream), request, &host)
+            }
+        }
+    }
+}
+
+fn exchange(mut stream: impl Read + Write, request: &Recorded, host: &str) -> io::Result<Answer> {
+    let mut head = format!(
+        "{} {} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n",
+        request.method, request.path
+    );
+    let hops = [
+        "host",
+        "connection",
+        "content-length",
+        "transfer-encoding",
+        "expect",
+    ];
+    for (name, value) in &request.headers {
+        if !hops.contains(&name.to_ascii_lowercase().as_str()) {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+    }
+    if !request.body.is_empty() || request.method != "GET" {
+        head.push_str(&format!("Content-Length: {}\r\n", request.body.len()));
+    }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(&request.body)?;
+    stream.flush()?;
+    let mut reader = BufReader::new(stream);
+    loop {
+        let (line, headers) = read_head(&mut reader)?
+            .ok_or_else(|| io::Error::other("the upstream closed without an answer"))?;
+        let status = line
+            .split(' ')
+            .nth(1)
+            .and_then(|code| code.parse().ok())
+            .ok_or_else(|| io::Error::other(format!("no status line: {line}")))?;
+        if (100..200).contains(&status) {
+            continue;
+        }
+        let body = if request.method == "HEAD" || matches!(status, 204 | 304) {
+            Vec::new()
+        } else {
+            read_body(&mut reader, &headers, true)?
+        };
+        return Ok(Answer {
+            status,
+            headers,
+            body,
+        });
+    }
+}
+
+/// An answer on its way to the client. Length and connection headers are the gateway's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    fn text(status: u16, body: &str) -> Self {
+        Answer {
+            status,
+            headers: vec![("Content-Type".to_owned(), "text/plain".to_owned())],
+            body: body.as_bytes().to_vec(),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = format!("HTTP/1.1 {} Gateway\r\n", self.status).into_bytes();
+        let own = [
+            "connection",
+            "content-length",
+            "transfer-encoding",
+            "keep-alive",
+        ];
+        for (name, value) in &self.headers {
+            if !own.contains(&name.to_ascii_lowercase().as_str()) {
+                bytes.extend(format!("{name}: {value}\r\n").bytes());
+            }
+        }
+        let length = self.body.len();
+        bytes.extend(format!("Content-Length: {length}\r\nConnection: close\r\n\r\n").bytes());
+        bytes.extend(&self.body);
+        bytes
+    }
+}
+
+/// A request as it came.
+#[derive(Clone, Debug)]
+pub(crate) struct Recorded {
+    pub(crate) method: String,
+    /// With the query.
+    pub(crate) path: String,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+    /// The client certificate, in DER.
+    pub(crate) client: Option<Vec<u8>>,
+    /// The name that the client wanted to speak to.
+    pub(crate) server_name: Option<String>,
+}
+
+impl Recorded {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(found, _)| found.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
+    }
+}
+
+/// What the gateway does with a request.
+#[allow(
+    dead_code,
+    reason = "for the tests of signers, each of which needs another part"
+)]
+pub(crate) enum Action {
+    /// Asks the upstream and passes its answer on.
+    Forward,
+    /// Answers by itself.
+    Status(u16, Vec<(&'static str, String)>, Vec<u8>),
+    /// The upstream's answer, or one of its own, of which half of the body is sent.
+    HalfBody,
+    /// A body of 10 MiB.
+    Huge,
+    /// Something that is not HTTP.
+    Garbage,
+    /// The lost answer: the upstream did what was asked, and the connection closes without a word.
+    DropAfterForward,
+    /// The connection closes before the upstream has heard of it.
+    DropBefore,
+    /// Silence, then the connection closes.
+    Hang(Duration),
+    /// Changes the upstream's answer.
+    Replace(Box<dyn Fn(Answer) -> Answer + Send + Sync>),
+    /// These bytes, then the end of the connection: with `close_notify` or without.
+    Raw(Vec<u8>, bool),
+    Redirect(u16, String),
+}
+
+/// What happens to the requests of a method whose path contains a text.
+pub(crate) struct Rule {
+    method: String,
+    fragment: String,
+    skip: usize,
+    times: usize,
+    action: Arc<Action>,
+}
+
+#[allow(
+    dead_code,
+    reason = "for the tests of signers, each of which needs another part"
+)]
+impl Rule {
+    /// `*` is any method.
+    pub(crate) fn on(method: &str, fragment: &str) -> Self {
+        Rule {
+            method: method.to_owned(),
+            fragment: fragment.to_owned(),
+            skip: 0,
+            times: usize::MAX,
+            action: Arc::new(Action::Forward),
+        }
+    }
+
+    /// Only so often.
+    pub(crate) fn times(mut self, times: usize) -> Self {
+        self.times = times;
+        self
+    }
+
+    /// Not the first ones that fit.
+    pub(crate) fn after(mut self, skip: usize) -> Self {
+        self.skip = skip;
+        self
+    }
+
+    pub(crate) fn then(mut self, action: Action) -> Self {
+        self.action = Arc::new(action);
+        self
+    }
+
+    fn fits(&self, request: &Recorded) -> bool {
+        (self.method == "*" || self.method == request.method)
+            && request.path.contains(&self.fragment)
+    }
+}
+
+/// What a gateway is made of. `..Options::default()` is a gateway on 127.0.0.1 with nothing behind it.
+pub(crate) struct Options {
+    pub(crate) upstream: Option<Upstream>,
+    /// Its certificate; one for `localhost`, 127.0.0.1 and ::1 otherwise.
+    pub(crate) issuer: Issuer,
+    pub(crate) pair: Option<Pair>,
+    /// Sent after its certificate, besides what is in the pair.
+    pub(crate) sends: Vec<u8>,
+    /// The CA of the client certificates that it wants, and whether it insists.
+    pub(crate) clients: Option<(Vec<u8>, bool)>,
+    pub(crate) tls12: bool,
+    /// No TLS at all.
+    pub(crate) plain: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            upstream: None,
+            issuer: Issuer::new("gateway-ca"),
+            pair: None,
+            sends: Vec::new(),
+            clients: None,
+            tls12: false,
+            plain: false,
+        }
+    }
+}
+
+struct Shared {
+    upstream: Option<Upstream>,
+    tls: Option<Arc<ServerConfig>>,
+    rules: Mutex<Vec<Rule>>,
+    requests: Mutex<Vec<Recorded>>,
+    connections: AtomicUsize,
+    sockets: Mutex<Vec<TcpStream>>,
+    stop: AtomicBool,
+}
+
+/// A running gateway.
+pub(crate) struct Gateway {
+    addr: SocketAddr,
+    dir: TempDir,
+    issuer: Issuer,
+    pair: Pair,
+    plain: bool,
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+#[allow(
+    dead_code,
+    reason = "for the tests of signers, each of which needs another part"
+)]
+impl Gateway {
+    /// With TLS, in front of the given server or of nothing.
+    pub(crate) fn to(upstream: Option<Upstream>) -> Self {
+        Self::start(Options {
+            upstream,
+            ..Options::default()
+        })
+    }
+
+    pub(crate) fn start(options: Options) -> Self {
+        let pair = options.pair.unwrap_or_else(|| {
+            options.issuer.server(
+                &["localhost"],
+                &["127.0.0.1", "::1"].map(|ip| ip.parse().unwrap()),
+                OffsetDateTime::now_utc(),
+                Duration::from_secs(24 * 60 * 60),
+            )
+        });
+        let tls = (!options.plain)
+            .then(|| server_config(&pair, &options.sends, options.clients, options.tls12));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ca.crt"), options.issuer.pem()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared {
+            upstream: options.upstream,
+            tls,
+            rules: Mutex::default(),
+            requests: Mutex::default(),
+            connections: AtomicUsize::new(0),
+            sockets: Mutex::default(),
+            stop: AtomicBool::new(false),
+        });
+        let accepting = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || accept(&listener, &shared)
+        });
+        Gateway {
+            addr,
+            dir,
+            issuer: options.issuer,
+            pair,
+            plain: options.plain,
+            shared,
+            accepting: Some(accepting),
+        }
+    }
+
+    /// `https://127.0.0.1:PORT`.
+    pub(crate) fn url(&self) -> String {
+        self.url_of("127.0.0.1")
+    }
+
+    /// The same under another name.
+    pub(crate) fn url_of(&self, host: &str) -> String {
+        let scheme = if self.plain { "http" } else { "https" };
+        format!("{scheme}://{host}:{}", self.addr.port())
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub(crate) fn ca_pem(&self) -> Vec<u8> {
+        self.issuer.pem()
+    }
+
+    pub(crate) fn ca_file(&self) -> PathBuf {
+        self.dir.path().join("ca.crt")
+    }
+
+    /// SHA-256 of the key of its own certificate.
+    pub(crate) fn pin(&self) -> [u8; 32] {
+        self.pair.certificate.public_key().sha256()
+    }
+
+    /// SHA-256 of the key of its authority.
+    pub(crate) fn ca_pin(&self) -> [u8; 32] {
+        self.issuer.certificate().public_key().sha256()
+    }
+
+    /// SHA-256 of its whole certificate.
+    pub(crate) fn fingerprint(&self) -> [u8; 32] {
+        self.pair.certificate.fingerprint()
+    }
+
+    /// Adds a rule. The first one that fits and is not used up decides.
+    pub(crate) fn rule(&self, rule: Rule) -> &Self {
+        self.shared.rules.lock().unwrap().push(rule);
+        self
+    }
+
+    /// Forgets all rules.
+    pub(crate) fn behave(&self) {
+        self.shared.rules.lock().unwrap().clear();
+    }
+
+    /// All requests so far.
+    pub(crate) fn requests(&self) -> Vec<Recorded> {
+        self.shared.requests.lock().unwrap().clone()
+    }
+
+    /// How often anybody connected, with TLS or without.
+    pub(crate) fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect(self.addr);
+        for socket in self.shared.sockets.lock().unwrap().drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        let _ = self.accepting.take().map(JoinHandle::join);
+    }
+}
+
+fn server_config(
+    pair: &Pair,
+    sends: &[u8],
+    clients: Option<(Vec<u8>, bool)>,
+    tls12: bool,
+) -> Arc<ServerConfig> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let versions = if tls12 {
+        &[&rustls::version::TLS12][..]
+    } else {
+        rustls::ALL_VERSIONS
+    };
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(versions)
+        .unwrap();
+    let builder = match clients {
+        None => builder.with_no_client_auth(),
+        Some((ca, insists)) => {
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(store(&ca)), provider);
+            let verifier = if insists {
+                verifier
+            } else {
+                verifier.allow_unauthenticated()
+            };
+            builder.with_client_cert_verifier(verifier.build().unwrap())
+        }
+    };
+    let mut chain = certificates(&pair.chain_pem);
+    chain.extend(certificates(sends));
+    let key = PrivateKeyDer::from_pem_slice(&pair.key_pem).unwrap();
+    Arc::new(builder.with_single_cert(chain, key).unwrap())
+}
+
+fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
+    CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .unwrap()
+}
+
+fn store(pem: &[u8]) -> RootCertStore {
+    let mut store = RootCertStore::empty();
+    for certificate in certificates(pem) {
+        store.add(certificate).unwrap();
+    }
+    store
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    for stream in listener.incoming() {
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(stream) = stream else { continue };
+        shared.connections.fetch_add(1, Ordering::SeqCst);
+        if let Ok(clone) = stream.try_clone() {
+            shared.sockets.lock().unwrap().push(clone);
+        }
+        let shared = Arc::clone(shared);
+        thread::spawn(move || {
+            let _ = serve(stream, &shared);
+        });
+    }
+}
+
+fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let socket = stream.try_clone()?;
+    let result = match &shared.tls {
+        None => converse(stream, shared, |_| (None, None), |_| ()),
+        Some(config) => {
+            let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
+            converse(
+                StreamOwned::new(connection, stream),
+                shared,
+                |stream| {
+                    let chain = stream.conn.peer_certificates().unwrap_or_default();
+                    (
+                        chain.first().map(|leaf| leaf.to_vec()),
+                        stream.conn.server_name().map(str::to_owned),
+                    )
+                },
+                |stream| {
+                    stream.conn.send_close_notify();
+                    let _ = stream.flush();
+                },
+            )
+        }
+    };
+    // What lies unread when a socket closes makes the kernel reset it, which can overtake what was said last.
+    let _ = socket.shutdown(Shutdown::Write);
+    let _ = socket.set_read_timeout(Some(Duration::from_secs(1)));
+    let _ = io::copy(&mut socket.take(1 << 20), &mut io::sink());
+    result
+}
+
+/// Reads one request and does what the rules say.
+fn converse<S: Read + Write>(
+    stream: S,
+    shared: &Shared,
+    hello: impl FnOnce(&S) -> (Option<Vec<u8>>, Option<String>),
+    close: impl FnOnce(&mut S),
+) -> io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    let Some((line, headers)) = read_head(&mut reader)? else {
+        return Ok(());
+    };
+    let mut words = line.split(' ');
+    let mut word = || words.next().unwrap_or_default().to_owned();
+    let (method, path) = (word(), word());
+    let expects = |(name, value): &(String, String)| {
+        name.eq_ignore_ascii_case("expect") && value.eq_ignore_ascii_case("100-continue")
+    };
+    if headers.iter().any(expects) {
+        reader
+            .get_mut()
+            .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+        reader.get_mut().flush()?;
+    }
+    let (client, server_name) = hello(reader.get_ref());
+    let request = Recorded {
+        method,
+        path,
+        body: read_body(&mut reader, &headers, false)?,
+        headers,
+        client,
+        server_name,
+    };
+    shared.requests.lock().unwrap().push(request.clone());
+    let action = decide(shared, &request);
+    let mut stream = reader.into_inner();
+    let forwarded = || match &shared.upstream {
+        Some(upstream) => upstream
+            .ask(&request)
+            .unwrap_or_else(|error| Answer::text(502, &error.to_string())),
+        None => Answer::text(
+            404,
+            "no rule of this gateway fits, and nothing is behind it\n",
+        ),
+    };
+    let (bytes, notify) = match action.as_deref() {
+        None | Some(Action::Forward) => (forwarded().bytes(), true),
+        Some(Action::Replace(change)) => (change(forwarded()).bytes(), true),
+        Some(Action::Status(status, headers, body)) => {
+            let headers = headers
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone()))
+                .collect();
+            let answer = Answer {
+                status: *status,
+                headers,
+                body: body.clone(),
+            };
+            (answer.bytes(), true)
+        }
+        Some(Action::Redirect(status, location)) => {
+            let mut answer = Answer::text(*status, "elsewhere\n");
+            answer
+                .headers
+                .push(("Location".to_owned(), location.clone()));
+            (answer.bytes(), true)
+        }
+        Some(Action::HalfBody) => {
+            let answer = match &shared.upstream {
+                Some(_) => forwarded(),
+                None => Answer::text(200, "the first half, and the second half\n"),
+            };
+            let mut bytes = answer.bytes();
+            bytes.truncate(bytes.len() - answer.body.len().div_ceil(2));
+            (bytes, false)
+        }
+        Some(Action::Huge) => {
+            let mut answer = Answer::text(200, "");
+            answer.body = vec![b'x'; 10 << 20];
+            (answer.bytes(), true)
+        }
+        Some(Action::Garbage) => (b"\x16\x03\x01 this is not HTTP\r\n\r\n".to_vec(), true),
+        Some(Action::Raw(bytes, notify)) => (bytes.clone(), *notify),
+        Some(Action::DropBefore) => return Ok(()),
+        Some(Action::DropAfterForward) => {
+            forwarded();
+            return Ok(());
+        }
+        Some(Action::Hang(duration)) => {
+            let end = Instant::now() + *duration;
+            while Instant::now() < end && !shared.stop.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            return Ok(());
+        }
+    };
+    stream.write_all(&bytes)?;
+    stream.flush()?;
+    if notify {
+        close(&mut stream);
+    }
+    Ok(())
+}
+
+fn decide(shared: &Shared, request: &Recorded) -> Option<Arc<Action>> {
+    let mut rules = shared.rules.lock().unwrap();
+    for rule in rules.iter_mut().filter(|rule| rule.fits(request)) {
+        if rule.skip > 0 {
+            rule.skip -= 1;
+        } else if rule.times > 0 {
+            rule.times -= 1;
+            return Some(Arc::clone(&rule.action));
+        }
+    }
+    None
+}
+
+type Head = (String, Vec<(String, String)>);
+
+/// The first line and the headers; `None` when the other side closed before saying anything.
+fn read_head(reader: &mut impl BufRead) -> io::Result<Option<Head>> {
+    let mut first = String::new();
+    if reader.read_line(&mut first)? == 0 {
+        return Ok(None);
+    }
+    let mut headers = Vec::new();
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        match line.trim_end() {
+            "" => return Ok(Some((first.trim_end().to_owned(), headers))),
+            line => {
+                let (name, value) = line.split_once(':').unwrap_or((line, ""));
+                headers.push((name.to_owned(), value.trim().to_owned()));
+            }
+        }
+    }
+}
+
+/// By chunks, by length, or (answers only) to the end of the connection, with `close_notify` or without.
+fn read_body(
+    reader: &mut impl BufRead,
+    headers: &[(String, String)],
+    is_answer: bool,
+) -> io::Result<Vec<u8>> {
+    let header = |wanted: &str| {
+        headers
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(wanted))
+            .map(|(_, value)| value.as_str())
+    };
+    let mut body = Vec::new();
+    if header("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line)?;
+            let size = line.split(';').next().unwrap_or_default().trim();
+            let size = u64::from_str_radix(size, 16).map_err(io::Error::other)?;
+            reader.by_ref().take(size).read_to_end(&mut body)?;
+            // The line end after a chunk; after the last one, trailers up to an empty line.
+            loop {
+                let mut end = String::new();
+                let more = reader.read_line(&mut end)? > 2;
+                if size > 0 || !more {
+                    break;
+                }
+            }
+            if size == 0 {
+                return Ok(body);
+            }
+        }
+    }
+    if let Some(length) = header("content-length") {
+        let length: u64 = length.parse().map_err(io::Error::other)?;
+        reader.take(length).read_to_end(&mut body)?;
+        if body.len() as u64 != length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    } else if is_answer {
+        match reader.read_to_end(&mut body) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+            other => drop(other?),
+        }
+    }
+    Ok(body)
+}
+
+// The gateway itself, before anything is concluded from it.
+
+/// Asks the gateway as any client would.
+fn ask(gateway: &Gateway, request: &str) -> String {
+    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(store(&gateway.ca_pem()))
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+    let stream = TcpStream::connect(gateway.addr()).unwrap();
+    let mut stream = StreamOwned::new(connection, stream);
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn requests_and_answers_pass_through_whole() {
+    let upstream = Gateway::to(None);
+    let chunked = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nX-Kept: yes\r\n\
+                   Transfer-Encoding: chunked\r\n\r\n4;x=y\r\n\r\n\r\n\r\n3\r\nend\r\n0\r\nTrailer: t\r\n\r\n";
+    let open_end = "HTTP/1.0 200 OK\r\n\r\nto the end";
+    upstream
+        .rule(Rule::on("POST", "/chunked").then(Action::Raw(chunked.into(), true)))
+        .rule(Rule::on("GET", "/open").then(Action::Raw(open_end.into(), false)))
+        .rule(Rule::on("GET", "/large").then(Action::Huge));
+    let gateway = Gateway::to(Some(Upstream::tls(
+        upstream.addr(),
+        &upstream.ca_pem(),
+        "localhost",
+    )));
+    let answer = ask(
+        &gateway,
+        "POST /chunked?a=b HTTP/1.1\r\nHost: x\r\nX-Mine: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+    );
+    assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+    assert!(
+        answer.contains("X-Kept: yes\r\nContent-Length: 7\r\n"),
+        "{answer}"
+    );
+    assert!(answer.ends_with("\r\n\r\n\r\n\r\nend"), "{answer:?}");
+    let there = upstream.requests().remove(0);
+    assert_eq!((&*there.method, &*there.path), ("POST", "/chunked?a=b"));
+    assert_eq!(
+        (&*there.body, there.header("x-mine")),
+        (&b"hi"[..], Some("1"))
+    );
+    assert_eq!(gateway.requests()[0].body, b"hi");
+    let answer = ask(&gateway, "GET /open HTTP/1.1\r\n\r\n");
+    assert!(answer.ends_with("Content-Length: 10\r\nConnection: close\r\n\r\nto the end"));
+    assert!(ask(&gateway, "GET /large HTTP/1.1\r\n\r\n").len() > 10 << 20);
+}
+
+#[test]
+fn rules_say_what_becomes_of_a_request() {
+    let upstream = Gateway::to(None);
+    let status = |code| Action::Status(code, Vec::new(), b"0123456789".to_vec());
+    upstream.rule(Rule::on("*", "/").then(status(200)));
+    let gateway = Gateway::to(Some(Upstream::tls(
+        upstream.addr(),
+        &upstream.ca_pem(),
+        "localhost",
+    )));
+    gateway
+        .rule(Rule::on("GET", "/a").after(1).times(1).then(status(503)))
+        .rule(Rule::on("GET", "/b").then(Action::DropAfterForward))
+        .rule(Rule::on("GET", "/c").then(Action::DropBefore))
+        .rule(Rule::on("GET", "/d").then(Action::HalfBody))
+        .rule(
+            Rule::on("GET", "/e").then(Action::Replace(Box::new(|mut answer| {
+                answer.status += 2;
+                answer.body.truncate(1);
+                answer
+            }))),
+        );
+    let get = |path: &str| ask(&gateway, &format!("GET {path} HTTP/1.1\r\n\r\n"));
+    for status in ["200", "503", "200"] {
+        assert!(get("/a").starts_with(&format!("HTTP/1.1 {status} ")));
+    }
+    let before = upstream.requests().len();
+    assert_eq!(get("/b"), "");
+    assert_eq!(upstream.requests().len(), before + 1);
+    assert_eq!(get("/c"), "");
+    assert_eq!(upstream.requests().len(), before + 1);
+    assert!(get("/d").ends_with("\r\n\r\n01234"));
+    let changed = get("/e");
+    assert!(changed.starts_with("HTTP/1.1 202 ") && changed.ends_with("\r\n\r\n0"));
+    gateway.behave();
+    assert!(get("/b").ends_with("0123456789"));
+}

@@ -1,0 +1,148 @@
+//! Real servers for the tests: where their programs are, how they are started, and that they die with this process.
+//!
+//! A file below `servers/` knows one server: its configuration, how it is asked whether it is ready, and what plays
+//! the people at it. This file judges nothing and knows no protocol.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{LazyLock, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The program of a server, as `tests/run` built or unpacked it.
+///
+/// # Panics
+/// When it is not there: a test that needs a server never passes without it.
+pub(crate) fn bin(name: &str) -> PathBuf {
+    let path = bin_dir().join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: run `tests/run`, which builds it, or set NODEPKI_TEST_SERVERS to the directory that has it",
+        path.display()
+    );
+    path
+}
+
+fn bin_dir() -> PathBuf {
+    let set = |name| std::env::var_os(name).map(PathBuf::from);
+    set("NODEPKI_TEST_SERVERS").unwrap_or_else(|| {
+        let cache = set("XDG_CACHE_HOME")
+            .or_else(|| Some(set("HOME")?.join(".cache")))
+            .unwrap();
+        cache.join("nodepki-tests/bin")
+    })
+}
+
+/// A loopback port that was free a moment ago.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// A running server; killed when dropped, and by the kernel when this process ends in any way.
+pub(crate) struct Server {
+    child: Child,
+    name: String,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Starts `command`, its output going to `log`.
+    pub(crate) fn start(mut command: Command, log: &Path) -> Self {
+        let output = File::create(log).unwrap();
+        let name = command.get_program().to_string_lossy().into_owned();
+        // The kernel sends the signal when the *thread* that started the program ends, hence the keeper.
+        let mut kept = Command::new("setpriv");
+        kept.args(["--pdeathsig", "TERM", "--"])
+            .arg(command.get_program())
+            .args(command.get_args())
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().unwrap())
+            .stderr(output);
+        for (key, value) in command.get_envs() {
+            match value {
+                Some(value) => kept.env(key, value),
+                None => kept.env_remove(key),
+            };
+        }
+        if let Some(dir) = command.get_current_dir() {
+            kept.current_dir(dir);
+        }
+        command.stdin(Stdio::null());
+        Server {
+            child: spawn(kept),
+            name,
+            log: log.to_owned(),
+        }
+    }
+
+    /// Waits until `ready` says so.
+    ///
+    /// # Panics
+    /// With the server's own words when it ends before that, or takes longer than `limit`.
+    pub(crate) fn wait_until(&mut self, limit: Duration, mut ready: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !ready() {
+            let ended = self.child.try_wait().unwrap();
+            assert!(
+                ended.is_none() && begin.elapsed() < limit,
+                "{} {}:\n{}",
+                self.name,
+                ended.map_or_else(
+                    || format!("is not ready after {limit:?}"),
+                    |status| format!("ended with {status}")
+                ),
+                self.said()
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until a loopback port takes connections.
+    pub(crate) fn wait_for_port(&mut self, port: u16) {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        self.wait_until(Duration::from_secs(60), || {
+            TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok()
+        });
+    }
+
+    /// The end of what it wrote.
+    pub(crate) fn said(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(60)..].join("\n")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+type Order = (Command, Sender<std::io::Result<Child>>);
+
+/// Starts programs from a thread that lives as long as the process.
+fn spawn(command: Command) -> Child {
+    static KEEPER: LazyLock<Mutex<Sender<Order>>> = LazyLock::new(|| {
+        let (orders, inbox) = mpsc::channel::<Order>();
+        thread::spawn(move || {
+            for (mut command, answer) in inbox {
+                let _ = answer.send(command.spawn());
+            }
+        });
+        Mutex::new(orders)
+    });
+    let (answer, child) = mpsc::channel();
+    let orders = KEEPER.lock().unwrap_or_else(|broken| broken.into_inner());
+    orders.send((command, answer)).unwrap();
+    drop(orders);
+    child.recv().unwrap().unwrap_or_else(|error| {
+        panic!("cannot start setpriv ({error}): apt-get install util-linux")
+    })
+}

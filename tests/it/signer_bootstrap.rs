@@ -1,0 +1,97 @@
+//! Every kind of signer and a whole control-plane node: the real binary against the kind's rig.
+
+use std::process::Stdio;
+
+use nodepki::names::{Authority, CertName};
+use nodepki::signer::{Kind, Lookup, Resubmit};
+
+use crate::node::{Node, Ran};
+use crate::rig::{Rig, rig};
+
+/// A node without anything but the authorities' certificates, and the settings for the rig's signer.
+fn node(rig: &dyn Rig) -> Node {
+    let node = Node::new();
+    for authority in Authority::ALL {
+        let file = format!("{}.crt", authority.base_name());
+        let pem = std::fs::read(rig.authorities().join(&file)).unwrap();
+        node.write(format!("/etc/kubernetes/pki/{file}"), &pem);
+    }
+    std::fs::write(node.outside("config.yaml"), rig.settings()).unwrap();
+    node
+}
+
+/// Runs `bootstrap` until it is done, the people at the signer acting between runs.
+fn complete(node: &Node, rig: &dyn Rig) {
+    let mut ran = Ran::of(&mut node.ask_command("1s"));
+    for _ in 0..3 {
+        if ran.code != Some(75) {
+            break;
+        }
+        rig.approve();
+        ran = Ran::of(&mut node.ask_command("1s"));
+    }
+    ran.done();
+}
+
+/// The kinds that know their authorities for longer than a process.
+fn lasting() -> impl Iterator<Item = Kind> {
+    Kind::ALL.into_iter().filter(|kind| *kind != Kind::Embedded)
+}
+
+#[test]
+fn a_whole_control_plane_node_and_then_nothing_more() {
+    for kind in lasting() {
+        let rig = rig(kind);
+        let node = node(rig.as_ref());
+        complete(&node, rig.as_ref());
+        node.assert_sound(&CertName::ALL);
+        let (sent, before) = (rig.sent(), node.snapshot());
+        Ran::of(&mut node.ask_command("0s")).done();
+        assert_eq!(rig.sent(), sent, "{kind} was asked again");
+        before.unchanged(&node.snapshot());
+    }
+}
+
+/// Ends the process with SIGKILL as soon as the first request was taken, and where the signer pends, as soon as the
+/// first ticket is on disk.
+#[cfg(feature = "failpoints")]
+#[test]
+fn killed_between_submit_and_poll_the_next_run_goes_on_with_the_same_keys() {
+    for kind in lasting() {
+        for place in ["request:answered", "request:pending"] {
+            let rig = rig(kind);
+            let signer = rig.open(Authority::EtcdCa);
+            let (pends, lookup, resubmit) = {
+                let caps = signer.caps();
+                (caps.pends, caps.lookup, caps.resubmit)
+            };
+            if place == "request:pending" && !pends {
+                continue;
+            }
+            let node = node(rig.as_ref());
+            let mut killed = node.ask_command("1s");
+            killed.env("NODEPKI_FAILPOINT", place).stdout(Stdio::null());
+            let ran = Ran::of(&mut killed);
+            assert_eq!(ran.signal, Some(9), "{kind} {place}: {}", ran.said());
+            let keys = node.pending_keys();
+            assert!(!keys.is_empty(), "{kind} {place}");
+            complete(&node, rig.as_ref());
+            node.assert_sound(&CertName::ALL);
+            for (name, key) in &keys {
+                assert_eq!(node.key_in_place(*name), *key, "{kind} {place} {name}");
+            }
+            let adopts = resubmit == Resubmit::Adopts && lookup == Lookup::ByName;
+            if adopts {
+                let all = rig.sent();
+                let mut once = all.clone();
+                once.sort();
+                once.dedup();
+                assert_eq!(
+                    once.len(),
+                    all.len(),
+                    "{kind} {place}: asked twice: {all:?}"
+                );
+            }
+        }
+    }
+}
