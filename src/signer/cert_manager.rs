@@ -19,8 +19,8 @@
 //! - "Approved" is not signed. A missing or unready issuer shows as `Ready: False, Pending`, or as nothing at all.
 //! - With key usages in the CSR, cert-manager compares them with those of the request, the extended ones in order.
 //!   Both are made from the same list.
-//! - `status.ca` is the issuer's idea of its CA, without promise. It is remembered when a certificate comes, and
-//!   offered as a candidate from then on; files and pins decide.
+//! - `status.ca` is the issuer's idea of its CA, without promise: a root, an intermediate or nothing. It is taken for a
+//!   link that the chain may be missing, and never for trust.
 
 use std::time::Duration;
 
@@ -37,6 +37,7 @@ use crate::kubeadm::format_duration;
 use crate::kubeapi::{Access, Resource};
 use crate::names::Authority;
 use crate::schema::{Form, Key, key, required, section};
+use crate::x509::TrustBundle;
 use crate::yaml::Map;
 
 const REQUESTS: Resource = Resource {
@@ -172,7 +173,6 @@ impl Configured for Config {
                 site,
             )?,
             identity: site.identity.clone(),
-            memory: std::rc::Rc::clone(&site.memory),
             config: self.clone(),
             caps: CAPS,
         }))
@@ -192,7 +192,6 @@ fn is_name(text: &str, longest: usize) -> bool {
 struct CertManager {
     cluster: Cluster,
     identity: Identity,
-    memory: std::rc::Rc<dyn super::Memory>,
     config: Config,
     caps: Caps,
 }
@@ -312,14 +311,17 @@ impl CertManager {
                     "look at it with the administrators of the cluster".to_owned(),
                 )
             };
-            let certificate = filed
+            let mut answer = filed
                 .pem("certificate")
                 .map_err(damaged)?
                 .ok_or_else(|| damaged("it is Ready and has no certificate".to_owned()))?;
-            if let Some(ca) = filed.pem("ca").map_err(damaged)? {
-                self.remember(request.wanted.authority, &ca);
+            if let Ok(Some(ca)) = filed.pem("ca")
+                && let Ok(ca) = TrustBundle::from_pem(&ca)
+            {
+                answer.push(b'\n');
+                answer.extend(ca.to_pem().into_bytes());
             }
-            return Ok(Answer::Issued(certificate));
+            return Ok(Answer::Issued(answer));
         }
         let said = unready.map_or(String::new(), |unready| {
             format!(" (it says: {})", unready.said())
@@ -343,19 +345,6 @@ impl CertManager {
         };
         cluster.pending(filed, note)
     }
-
-    fn remember(&self, authority: Authority, ca: &[u8]) {
-        if let Err(error) = self.memory.keep(&kept_ca(authority), ca) {
-            tracing::warn!(
-                signer = self.cluster.label(),
-                "the issuer's CA cannot be remembered: {error}"
-            );
-        }
-    }
-}
-
-fn kept_ca(authority: Authority) -> String {
-    format!("ca-{authority}")
 }
 
 #[async_trait(?Send)]
@@ -381,8 +370,8 @@ impl Signer for CertManager {
         self.issuer(wanted).map(|_| ())
     }
 
-    async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        self.cluster.recall("telling its CA", &kept_ca(authority))
+    async fn trust(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        Ok(None)
     }
 
     async fn recover(

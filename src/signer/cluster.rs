@@ -626,7 +626,7 @@ impl Cluster {
         kept.map_err(|error| self.forgetful(doing, error))
     }
 
-    pub(super) fn recall(&self, doing: &str, name: &str) -> Result<Option<Vec<u8>>, SignerError> {
+    fn recall(&self, doing: &str, name: &str) -> Result<Option<Vec<u8>>, SignerError> {
         let recalled = self.memory.recall(name);
         recalled
             .map(|bytes| bytes.map(|bytes| bytes.to_vec()))
