@@ -33,6 +33,7 @@ mod signer_bootstrap;
 mod signer_contract;
 mod signer_directory;
 mod signer_exec;
+mod signer_kubernetes;
 mod signing;
 mod store;
 #[cfg(feature = "failpoints")]

@@ -10,7 +10,7 @@ use nodepki::settings::Settings;
 use nodepki::signer::{Kind, Request, Signer, Ticket};
 
 use crate::signing::{opened_with_memory, request_for, wanted};
-use crate::{signer_contract, signer_directory, signer_exec};
+use crate::{signer_contract, signer_directory, signer_exec, signer_kubernetes};
 
 /// A kind of signer, ready to be asked.
 pub(crate) trait Rig {
@@ -86,5 +86,7 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Local => Box::new(signer_contract::LocalRig::new()),
         Kind::Exec => Box::new(signer_exec::ExecRig::new()),
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
+        Kind::Kubernetes => Box::new(signer_kubernetes::KubernetesRig::new()),
+        Kind::CertManager => todo!(),
     }
 }
