@@ -150,6 +150,8 @@ impl Kubernetes {
                 "--bind-address=127.0.0.1",
                 "--secure-port=0",
                 "--leader-elect=false",
+                // The roles of its controllers are bound to ServiceAccounts.
+                "--use-service-account-credentials",
             ]);
         Server::start(command, &self.dir.join(format!("{name}.log")))
     }
@@ -489,6 +491,7 @@ pub(crate) fn sign(
     );
     middle.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     middle.key_usages = vec![Usage::KeyCertSign, Usage::DigitalSignature];
+    middle.use_authority_key_identifier_extension = true;
     middle.not_before = begin;
     middle.not_after = OffsetDateTime::now_utc() + Duration::from_secs(5 * 365 * 24 * 60 * 60);
     let middle_pem = pem(middle.signed_by(&key, &root).unwrap().der());
