@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use crate::assess::Action;
 use crate::names::{Authority, CertName};
 use crate::plan::{CertSpec, Plan};
-use crate::signer::{Class, Identity, Kind, Signer, SignerError, Wanted};
+use crate::signer::{Class, Identity, Kind, Renewal, Signer, SignerError, Wanted};
 use crate::store::{self, Root, Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 
@@ -640,6 +640,7 @@ impl<'a> Run<'a> {
             progress: self.progress,
         };
         let unreachable = &self.unreachable;
+        let now = self.now();
         let jobs: BTreeMap<CertName, Job<'_>> = survey
             .to_issue()
             .filter(|cert| !unreachable.contains_key(&cert.spec.authority))
@@ -655,6 +656,9 @@ impl<'a> Run<'a> {
                         spec: &cert.spec,
                         signer: Rc::clone(signer),
                         signer_name: name.clone(),
+                        current: (signer.caps().renewal == Renewal::Rekey)
+                            .then(|| cert.exchangeable(trust, now))
+                            .flatten(),
                     },
                     trust,
                 };

@@ -495,8 +495,8 @@ pub struct Caps {
     pub crl: Carry,
 }
 
-/// Whether something that was asked for reaches the certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Whether something that was asked for reaches the certificate. Ordered from good to bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Carry {
     /// As asked.
@@ -547,6 +547,17 @@ pub enum Renewal {
     Rekey,
 }
 
+impl Carry {
+    /// For people.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Carry::Yes => "yes",
+            Carry::AsConfigured => "as its server says",
+            Carry::No => "no",
+        }
+    }
+}
+
 impl Caps {
     /// A signer that carries whatever it is asked for and answers at once.
     pub const fn everything() -> Self {
@@ -562,6 +573,18 @@ impl Caps {
             renewal: Renewal::Submit,
             crl: Carry::No,
         }
+    }
+
+    /// Whether everything that a certificate needs reaches it, of what the capabilities speak of.
+    pub fn carry(&self, wanted: &Wanted) -> Carry {
+        let subject = &wanted.profile.subject;
+        let needed = [
+            (self.organization, !subject.organizations.is_empty()),
+            (self.colon_common_name, subject.common_name.contains(':')),
+            (self.ip_sans, !wanted.profile.sans.ips.is_empty()),
+        ];
+        let needed = needed.into_iter().filter(|(_, needed)| *needed);
+        needed.map(|(carry, _)| carry).max().unwrap_or(Carry::Yes)
     }
 
     /// The part of [`Signer::preflight`] that follows from the capabilities alone. Gives every obstacle.

@@ -13,7 +13,8 @@ use super::{Clock, Event, Progress};
 use crate::failpoint;
 use crate::plan::CertSpec;
 use crate::signer::{
-    Answer, Class, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted, retry,
+    Answer, Class, Current, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
+    retry,
 };
 use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
 use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, satisfies};
@@ -74,6 +75,8 @@ pub(super) struct Asked<'a> {
     pub(super) signer: Rc<dyn Signer>,
     /// Name of the signer in the configuration.
     pub(super) signer_name: String,
+    /// The certificate in place, where this signer gives a newer one in exchange for it.
+    pub(super) current: Option<Current>,
 }
 
 impl Asked<'_> {
@@ -172,6 +175,7 @@ pub(super) async fn obtain(
             request: Box::new(request),
         });
     }
+    let mut current = asked.current.as_ref();
     let mut step = match (record.phase, record.handle.clone().map(Ticket::try_from)) {
         (Phase::Ready, _) => Step::Submit,
         (Phase::Requested, Some(Ok(ticket))) => Step::Poll(ticket),
@@ -189,7 +193,10 @@ pub(super) async fn obtain(
                     .update_ticket(asked.slot(), &record, asked.durability())?;
                 failpoint::reached("request:submitting");
                 desk.progress.event(Event::Submitted(asked.spec.name));
-                asked.signer.submit(&request).await
+                match current {
+                    Some(current) => asked.signer.renew(&request, current).await,
+                    None => asked.signer.submit(&request).await,
+                }
             }
             Step::Recover => {
                 let ticket = record
@@ -274,6 +281,13 @@ pub(super) async fn obtain(
                     return Ok(Outcome::Failed(Rc::new(forbidden(asked))));
                 }
                 record.handle = None;
+                step = Step::Submit;
+                Duration::ZERO
+            }
+            // The exchange was refused, not the certificate.
+            Err(error) if current.is_some() && !error.class.passes() => {
+                tracing::info!(certificate = %asked.spec.name, "{error}; asking as for a first certificate");
+                current = None;
                 step = Step::Submit;
                 Duration::ZERO
             }

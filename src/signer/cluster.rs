@@ -440,14 +440,21 @@ impl Cluster {
         let namespace = self.namespace.as_deref();
         match self.api.create(self.resource, namespace, &object).await {
             Ok(object) if draft.is(&object) => Ok(Some(Filed { name, object })),
-            Ok(_) => Err(SignerError::permanent(
-                format!(
-                    "{}: {doing} failed: the API server took {} and changed what it asks for",
-                    self.label,
-                    self.object(&name)
-                ),
-                "exempt these requests from the admission webhook or policy that changes them",
-            )),
+            Ok(object) => {
+                let asked = object.pointer("/spec/request") == draft.spec.get("request");
+                let what = match asked {
+                    true => "took it and changed what it asks for",
+                    false => "answered with a request for another key",
+                };
+                Err(SignerError::permanent(
+                    format!(
+                        "{}: {doing} failed: the API server was given {} and {what}",
+                        self.label,
+                        self.object(&name)
+                    ),
+                    "find the admission webhook, the policy or the proxy that does this, and exempt these requests",
+                ))
+            }
             Err(Error::Refused(status)) if status.is_already_exists() => {
                 match self.look(doing, &name, draft).await? {
                     Look::Ours(object) => Ok(Some(Filed { name, object })),

@@ -9,8 +9,11 @@ use nodepki::names::{Authority, CertName};
 use nodepki::settings::Settings;
 use nodepki::signer::{Kind, Request, Signer, Ticket};
 
+use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
-use crate::{signer_contract, signer_directory, signer_exec, signer_kubernetes};
+use crate::{
+    signer_cert_manager, signer_contract, signer_directory, signer_exec, signer_kubernetes,
+};
 
 /// A kind of signer, ready to be asked.
 pub(crate) trait Rig {
@@ -44,6 +47,11 @@ pub(crate) trait Rig {
     /// by reading.
     fn sent(&self) -> Vec<String>;
 
+    /// The server that signs for etcd-ca, for a gateway to stand before; `None` for a kind without a server.
+    fn front(&self) -> Option<Front> {
+        None
+    }
+
     /// A request for one of the wishes of `signing::wanted`, with names that nobody else has asked for where that
     /// matters to the server, and a CSR as this kind wants it.
     fn request(&self, name: CertName) -> Request {
@@ -69,6 +77,19 @@ pub(crate) trait Rig {
     }
 }
 
+/// A signer's server as a gateway sees it.
+pub(crate) struct Front {
+    pub(crate) upstream: Upstream,
+    /// Method, and a part of the path, of the exchange that hands over a CSR.
+    pub(crate) submit: (&'static str, &'static str),
+    /// [`Rig::settings`], but the server of etcd-ca is at this address and believed by these keys of `tls`, a flow map
+    /// (`{caFile: …}`). It must not be believed by anything else.
+    pub(crate) settings: Box<dyn Fn(&str, &str) -> String>,
+    /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, with the
+    /// reason.
+    pub(crate) exceptions: &'static [(&'static str, i32, &'static str)],
+}
+
 /// A request that was refused.
 pub(crate) struct Denial {
     /// Who says so.
@@ -87,6 +108,6 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Exec => Box::new(signer_exec::ExecRig::new()),
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
         Kind::Kubernetes => Box::new(signer_kubernetes::KubernetesRig::new()),
-        Kind::CertManager => todo!(),
+        Kind::CertManager => Box::new(signer_cert_manager::CertManagerRig::new()),
     }
 }

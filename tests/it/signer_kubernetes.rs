@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::gateway::{Action, Answer as Reply, Gateway, Rule, Upstream};
 use crate::node::{Node, Ran};
-use crate::rig::{Denial, Rig};
+use crate::rig::{Denial, Front, Rig};
 use crate::servers::kubernetes::{
     CSRS, Kubernetes, NODES, add_condition, condition, kubernetes, sign,
 };
@@ -153,7 +153,7 @@ impl KubernetesRig {
 }
 
 /// Keys for a server and a credential.
-fn direct(url: &str, ca: &Path, credential: &str) -> String {
+pub(crate) fn direct(url: &str, ca: &Path, credential: &str) -> String {
     format!(
         "server: {url}, tls: {{caFile: {}}}, {credential}",
         ca.display()
@@ -242,6 +242,14 @@ impl Rig for KubernetesRig {
         })
     }
 
+    fn front(&self) -> Option<Front> {
+        Some(front(
+            "kubernetes",
+            self.keys(),
+            "/certificatesigningrequests",
+        ))
+    }
+
     /// A line is a key, so that a second request for one shows.
     fn sent(&self) -> Vec<String> {
         let mut sent: Vec<String> = self
@@ -254,21 +262,45 @@ impl Rig for KubernetesRig {
     }
 }
 
-fn pending(answer: Result<Answer, SignerError>) -> (Ticket, String) {
+/// The signer with `keys` for all authorities, that of etcd-ca at another address.
+pub(crate) fn front(kind: &'static str, keys: String, path: &'static str) -> Front {
+    let cluster = kubernetes();
+    let ca = fs::read(cluster.ca_file()).unwrap();
+    let (url, tls) = (
+        cluster.url(),
+        format!("{{caFile: {}}}", cluster.ca_file().display()),
+    );
+    Front {
+        upstream: Upstream::tls(("127.0.0.1", cluster.port()), &ca, "localhost"),
+        submit: ("POST", path),
+        settings: Box::new(move |address, believed| {
+            let fronted = keys.replace(&url, address).replace(&tls, believed);
+            settings(&format!("{kind}: {{{keys}}}"))
+                .replace("etcd-ca: {signer: s}", "etcd-ca: {signer: g}")
+                .replace(
+                    "signers: {",
+                    &format!("signers: {{g: {{{kind}: {{{fronted}}}}}, "),
+                )
+        }),
+        exceptions: &[],
+    }
+}
+
+pub(crate) fn pending(answer: Result<Answer, SignerError>) -> (Ticket, String) {
     match answer {
         Ok(Answer::Pending { ticket, note, .. }) => (ticket, note),
         other => panic!("{other:?}"),
     }
 }
 
-fn issued(answer: Result<Answer, SignerError>) -> Vec<u8> {
+pub(crate) fn issued(answer: Result<Answer, SignerError>) -> Vec<u8> {
     match answer {
         Ok(Answer::Issued(bytes)) => bytes,
         other => panic!("{other:?}"),
     }
 }
 
-fn denied(answer: Result<Answer, SignerError>) -> String {
+pub(crate) fn denied(answer: Result<Answer, SignerError>) -> String {
     match answer {
         Ok(Answer::Denied { reason }) => reason,
         other => panic!("{other:?}"),
@@ -1081,7 +1113,7 @@ fn a_certificate_for_another_key_is_not_installed() {
 
 // ---- what goes wrong on the way ----
 
-fn gateway() -> Gateway {
+pub(crate) fn gateway() -> Gateway {
     let cluster = kubernetes();
     let ca = fs::read(cluster.ca_file()).unwrap();
     Gateway::to(Some(Upstream::tls(

@@ -175,6 +175,8 @@ impl Kubernetes {
         };
         let for_issuers = json!({"apiGroups": ["cert-manager.io"], "verbs": ["get", "list", "update"],
                                  "resources": ["certificaterequests", "certificaterequests/status"]});
+        let ask = json!({"apiGroups": ["cert-manager.io"], "verbs": ["create", "get"],
+                         "resources": ["certificaterequests"]});
         for (name, rules) in [
             (
                 "csr-approver",
@@ -185,6 +187,7 @@ impl Kubernetes {
                 json!([read, update("status"), on_signers("sign")]),
             ),
             ("issuer", json!([for_issuers])),
+            ("certificate-requester", json!([ask])),
         ] {
             let role = json!({"kind": "ClusterRole", "apiVersion": "rbac.authorization.k8s.io/v1",
                               "metadata": {"name": name}, "rules": rules});
@@ -229,6 +232,31 @@ impl Kubernetes {
                 "the cluster is not furnished"
             );
             thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A namespace in which holders of bootstrap tokens may ask for certificates.
+    pub(crate) fn new_namespace(&self, name: &str) {
+        let admin = self.admin();
+        let namespace =
+            json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}});
+        admin.create("/api/v1/namespaces", &namespace);
+        let rbac = "/apis/rbac.authorization.k8s.io/v1";
+        let binding = json!({"kind": "RoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
+            "metadata": {"name": "nodepki"},
+            "subjects": [{"kind": "Group", "name": "system:bootstrappers", "apiGroup": "rbac.authorization.k8s.io"}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "certificate-requester"}});
+        admin.create(&format!("{rbac}/namespaces/{name}/rolebindings"), &binding);
+        let node = self.bearer("abcdef.0123456789abcdef");
+        let path = format!("/apis/cert-manager.io/v1/namespaces/{name}/certificaterequests/none");
+        let begin = Instant::now();
+        // 403 until the API server has seen the binding.
+        while node.get(&path).0 != 404 {
+            assert!(
+                begin.elapsed() < Duration::from_secs(30),
+                "{name} is not furnished"
+            );
+            thread::sleep(Duration::from_millis(20));
         }
     }
 
