@@ -70,7 +70,7 @@ pub enum Access {
     /// By key.
     Direct {
         /// The server, and the client certificate if that is who we are.
-        endpoint: Endpoint,
+        endpoint: Box<Endpoint>,
         /// A file with a bootstrap token or a ServiceAccount's.
         token: Option<SecretFile>,
     },
@@ -221,7 +221,7 @@ impl Api {
         clock: fn() -> OffsetDateTime,
     ) -> Result<Self, Error> {
         if let Access::Direct { endpoint, .. } = &access {
-            Client::new(endpoint.clone(), Rc::clone(&files), clock)?;
+            Client::new(Endpoint::clone(endpoint), Rc::clone(&files), clock)?;
         }
         Ok(Api {
             access,
@@ -294,7 +294,7 @@ impl Api {
         match &self.access {
             Access::Direct { endpoint, token } => {
                 let token = token.as_ref().map(|file| self.token(file)).transpose()?;
-                Ok((self.client(endpoint.clone())?, token))
+                Ok((self.client(Endpoint::clone(endpoint))?, token))
             }
             Access::Kubeconfig { file, timeout } => self.context(file, *timeout),
         }

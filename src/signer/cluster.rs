@@ -102,7 +102,7 @@ pub(super) fn read(map: &Map<'_>) -> Option<Access> {
         );
     }
     Some(Access::Direct {
-        endpoint,
+        endpoint: Box::new(endpoint),
         token: match token {
             Some(file) => Some(file?),
             None => None,
@@ -371,7 +371,7 @@ impl Cluster {
         });
         match self.api.create(resource, None, &object).await {
             Ok(review) => Ok(Some(review)),
-            Err(Error::Refused(status)) if matches!(status.code, 403 | 404 | 405) => Ok(None),
+            Err(Error::Refused(status)) if matches!(status.code, 403..=405) => Ok(None),
             Err(error) => Err(self.failure("asking who this node is", &Method::GET, error)),
         }
     }
