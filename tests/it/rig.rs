@@ -13,6 +13,7 @@ use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
 use crate::{
     signer_cert_manager, signer_contract, signer_directory, signer_exec, signer_kubernetes,
+    signer_puppet, signer_vault,
 };
 
 /// A kind of signer, ready to be asked.
@@ -37,6 +38,9 @@ pub(crate) trait Rig {
 
     /// The people at the signer sign everything that waits.
     fn approve(&self) {}
+
+    /// The people at the signer make room for certificates of other keys, where there is one certificate a name.
+    fn make_room(&self) {}
 
     /// Has this request refused by a person or a policy; `None` for a kind that knows neither.
     fn deny(&self, _request: &Request) -> Option<Denial> {
@@ -109,5 +113,7 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
         Kind::Kubernetes => Box::new(signer_kubernetes::KubernetesRig::new()),
         Kind::CertManager => Box::new(signer_cert_manager::CertManagerRig::new()),
+        Kind::Vault => Box::new(signer_vault::VaultRig::new()),
+        Kind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
     }
 }

@@ -4,6 +4,8 @@
 //! the people at it. This file judges nothing and knows no protocol.
 
 pub(crate) mod kubernetes;
+pub(crate) mod puppet;
+pub(crate) mod vault;
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -129,7 +129,7 @@ fn answers() -> Vec<(&'static str, Action, i32)> {
             Action::Redirect(307, "https://127.0.0.1:1/x".to_owned()),
             78,
         ),
-        // Last: the server has heard of it, and who finds requests again finds this one from then on.
+        // Last: the server hears of it, and whoever adopts finds the request there from then on.
         ("half a body", Action::HalfBody, 69),
     ]
 }
