@@ -1008,6 +1008,46 @@ fn what_was_collected_is_asked_for_again_with_the_same_key() {
 }
 
 #[test]
+fn the_cluster_cleans_up_behind_its_decisions() {
+    let rig = KubernetesRig::new();
+    let (old, fresh, refused) = (
+        request(CertName::EtcdServer),
+        request(CertName::EtcdPeer),
+        request(CertName::Apiserver),
+    );
+    let file = |request: &Request| pending(run(rig.signer().submit(request))).0;
+    let (old_ticket, fresh_ticket, refused_ticket) = (file(&old), file(&fresh), file(&refused));
+    let approver = rig.cluster.person("approver", &[]);
+    let hours_ago = (crate::signing::now() - Duration::from_secs(2 * 3600))
+        .replace_nanosecond(0)
+        .unwrap();
+    let hours_ago = hours_ago
+        .format(&time::format_description::well_known::Rfc3339)
+        .unwrap();
+    let mut yes = condition("Approved", "Reviewed", "");
+    let mut no = condition("Denied", "Policy", "not on a Friday");
+    for decision in [&mut yes, &mut no] {
+        decision["lastUpdateTime"] = json!(hours_ago);
+        decision["lastTransitionTime"] = json!(hours_ago);
+    }
+    approver.decide(old_ticket.as_str(), yes);
+    approver.decide(refused_ticket.as_str(), no);
+    denied(run(rig.signer().poll(&refused, &refused_ticket)));
+    rig.sign_approved();
+    assert_eq!(rig.objects().len(), 3);
+    let mut cleaner = rig.cluster.start_cleaner();
+    cleaner.wait_until(Duration::from_secs(60), || rig.objects().len() == 1);
+    // Signed and never fetched; pending for a while; denied.
+    assert_eq!(
+        run(rig.signer().poll(&old, &old_ticket)).unwrap(),
+        Answer::Gone
+    );
+    pending(run(rig.signer().poll(&fresh, &fresh_ticket)));
+    let reason = denied(run(rig.signer().poll(&refused, &refused_ticket)));
+    assert!(reason.contains("not on a Friday"), "{reason}");
+}
+
+#[test]
 fn a_denied_request_is_never_made_again() {
     let rig = KubernetesRig::new();
     let request = request(CertName::Apiserver);

@@ -134,7 +134,7 @@ impl Kubernetes {
     }
 
     /// A kube-controller-manager with some of its controllers.
-    pub(crate) fn start_manager(&self, controllers: &str, name: &str) -> Server {
+    fn start_manager(&self, controllers: &str, name: &str) -> Server {
         let kubeconfig = self.dir.join(format!("{name}.conf"));
         let text = self.kubeconfig_of("system:kube-controller-manager", &[]);
         fs::write(&kubeconfig, text).unwrap();
@@ -153,6 +153,20 @@ impl Kubernetes {
                 // The roles of its controllers are bound to ServiceAccounts.
                 "--use-service-account-credentials",
             ]);
+        Server::start(command, &self.dir.join(format!("{name}.log")))
+    }
+
+    /// kube-controller-manager's removal of old requests, at once.
+    pub(crate) fn start_cleaner(&self) -> Server {
+        let name = format!("cleaner-{}", self.corner());
+        let kubeconfig = self.dir.join(format!("{name}.conf"));
+        fs::write(
+            &kubeconfig,
+            self.kubeconfig_of("cleaner", &["system:masters"]),
+        )
+        .unwrap();
+        let mut command = Command::new(bin("csrcleaner"));
+        command.arg(kubeconfig);
         Server::start(command, &self.dir.join(format!("{name}.log")))
     }
 
