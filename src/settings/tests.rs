@@ -258,6 +258,11 @@ fn every_fault_of_every_fragment_is_reported_at_once() {
          c.yaml:1:1: kind: is missing (write kind: NodePKIConfiguration)\n\
          c.yaml:1:13: apiVersion: is \"nodepki.io/v1\", this program reads nodepki.io/v1alpha1 (write apiVersion: nodepki.io/v1alpha1)"
     );
+         b.yaml:12:25: extraSANs.apiserver[0]: \"10.0.0.0/24\" is not an IP address, a DNS name or a wildcard DNS name (a network cannot be named, write each address)\n\
+         c.yaml:1:1: kind: is missing (write kind: NodePKIConfiguration)\n\
+         c.yaml:1:13: apiVersion: is \"nodepki.io/v1\", this program reads nodepki.io/v1alpha1 (write apiVersion: nodepki.io/v1alpha1)"
+        .replace("KINDS", &kinds.join(", "))
+        .replace("SORTED", &sorted.join(", "));
     assert_eq!(faults.to_string(), expected);
 }
 

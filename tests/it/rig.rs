@@ -11,7 +11,10 @@ use nodepki::signer::{Kind, Request, Signer, Ticket};
 
 use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
-use crate::{signer_contract, signer_directory, signer_exec, signer_puppet, signer_vault};
+use crate::{
+    signer_cert_manager, signer_contract, signer_directory, signer_exec, signer_kubernetes,
+    signer_puppet, signer_vault,
+};
 
 /// A kind of signer, ready to be asked.
 pub(crate) trait Rig {
@@ -114,6 +117,8 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Local => Box::new(signer_contract::LocalRig::new()),
         Kind::Exec => Box::new(signer_exec::ExecRig::new()),
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
+        Kind::Kubernetes => Box::new(signer_kubernetes::KubernetesRig::new()),
+        Kind::CertManager => Box::new(signer_cert_manager::CertManagerRig::new()),
         Kind::Vault => Box::new(signer_vault::VaultRig::new()),
         Kind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
     }
