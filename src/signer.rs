@@ -32,6 +32,7 @@ pub mod local;
 pub mod per_certificate;
 pub mod retry;
 mod server;
+pub mod step_ca;
 pub mod wire;
 
 use std::fmt;
@@ -244,6 +245,8 @@ kinds! {
     Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
     Directory(directory),
+    /// smallstep's step-ca.
+    StepCa(step_ca),
 }
 
 impl Kind {
