@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use crate::assess::Action;
 use crate::names::{Authority, CertName};
 use crate::plan::{CertSpec, Plan};
-use crate::signer::{Class, Identity, Kind, Signer, SignerError, Wanted};
+use crate::signer::{Class, Identity, Kind, Renewal, Signer, SignerError, Wanted};
 use crate::store::{self, Root, Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 
@@ -205,6 +205,15 @@ impl Setup {
                 format!("authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer"),
             )
         })
+    }
+
+    /// What an authority is to sign, as its signer sees it.
+    pub fn wanted(&self, authority: Authority) -> Vec<Wanted> {
+        let specs = self.plan.certs.iter();
+        specs
+            .filter(|spec| spec.authority == authority)
+            .map(wanted)
+            .collect()
     }
 
     /// What every signer says to every certificate of the table, asked without I/O.
@@ -640,6 +649,7 @@ impl<'a> Run<'a> {
             progress: self.progress,
         };
         let unreachable = &self.unreachable;
+        let now = self.now();
         let jobs: BTreeMap<CertName, Job<'_>> = survey
             .to_issue()
             .filter(|cert| !unreachable.contains_key(&cert.spec.authority))
@@ -655,6 +665,9 @@ impl<'a> Run<'a> {
                         spec: &cert.spec,
                         signer: Rc::clone(signer),
                         signer_name: name.clone(),
+                        current: (signer.caps().renewal == Renewal::Rekey)
+                            .then(|| cert.exchangeable(trust, now))
+                            .flatten(),
                     },
                     trust,
                 };

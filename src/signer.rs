@@ -30,9 +30,11 @@ pub mod exec;
 mod flag;
 pub mod local;
 pub mod per_certificate;
+pub mod puppet;
 pub mod retry;
 mod server;
 pub mod step_ca;
+pub mod vault;
 pub mod wire;
 
 use std::fmt;
@@ -140,7 +142,7 @@ pub enum Answer {
 }
 
 /// A kind of signer as the configuration has it: what its file gives besides a [`Signer`].
-pub trait Configured: Clone + PartialEq + fmt::Debug {
+pub trait Configured: Clone + PartialEq + fmt::Debug + Sized {
     /// The kind's row in the table of signers.
     const ABOUT: About;
 
@@ -150,11 +152,27 @@ pub trait Configured: Clone + PartialEq + fmt::Debug {
     /// The keys that are in force, secrets left out.
     fn redacted(&self) -> Value;
 
+    /// What an administrator of the servers runs, as one script, so that these signers can give this node what it
+    /// wants; `None` for a kind whose servers need nothing.
+    fn setup(_parts: &[Part<'_, Self>], _identity: &Identity) -> Option<String> {
+        None
+    }
+
     /// Makes the signer, without network I/O.
     ///
     /// # Errors
     /// What the keys allow and this node does not.
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError>;
+}
+
+/// A signer as configured, with what this node wants of it.
+pub struct Part<'a, C> {
+    /// Name of the signer in the configuration.
+    pub name: &'a str,
+    /// Its keys.
+    pub config: &'a C,
+    /// The certificates that it is to sign.
+    pub wanted: Vec<Wanted>,
 }
 
 /// What people should know of a kind before they configure it. The table in the README is made of these.
@@ -187,6 +205,27 @@ macro_rules! kinds {
             pub const fn about(self) -> &'static About {
                 match self {
                     $(Kind::$kind => const { &<$module::Config as Configured>::ABOUT },)+
+                }
+            }
+
+            /// What an administrator of the servers behind these signers runs; signers of other kinds are left out. `None`
+            /// for a kind whose servers need nothing.
+            pub fn setup(self, parts: &[Part<'_, Config>], identity: &Identity) -> Option<String> {
+                match self {
+                    $(Kind::$kind => {
+                        let parts: Vec<_> = parts
+                            .iter()
+                            .filter_map(|part| match part.config {
+                                Config::$kind(config) => Some(Part {
+                                    name: part.name,
+                                    config,
+                                    wanted: part.wanted.clone(),
+                                }),
+                                _ => None,
+                            })
+                            .collect();
+                        <$module::Config as Configured>::setup(&parts, identity)
+                    })+
                 }
             }
 
@@ -245,6 +284,10 @@ kinds! {
     Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
     Directory(directory),
+    /// HashiCorp Vault and OpenBao.
+    Vault(vault),
+    /// The certificate authority of a Puppet server.
+    Puppet(puppet),
     /// smallstep's step-ca.
     StepCa(step_ca),
 }
@@ -491,8 +534,8 @@ pub struct Caps {
     pub crl: Carry,
 }
 
-/// Whether something that was asked for reaches the certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Whether something that was asked for reaches the certificate. Ordered from good to bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Carry {
     /// As asked.
@@ -543,6 +586,17 @@ pub enum Renewal {
     Rekey,
 }
 
+impl Carry {
+    /// For people.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Carry::Yes => "yes",
+            Carry::AsConfigured => "as its server says",
+            Carry::No => "no",
+        }
+    }
+}
+
 impl Caps {
     /// A signer that carries whatever it is asked for and answers at once.
     pub const fn everything() -> Self {
@@ -558,6 +612,18 @@ impl Caps {
             renewal: Renewal::Submit,
             crl: Carry::No,
         }
+    }
+
+    /// Whether everything that a certificate needs reaches it, of what the capabilities speak of.
+    pub fn carry(&self, wanted: &Wanted) -> Carry {
+        let subject = &wanted.profile.subject;
+        let needed = [
+            (self.organization, !subject.organizations.is_empty()),
+            (self.colon_common_name, subject.common_name.contains(':')),
+            (self.ip_sans, !wanted.profile.sans.ips.is_empty()),
+        ];
+        let needed = needed.into_iter().filter(|(_, needed)| *needed);
+        needed.map(|(carry, _)| carry).max().unwrap_or(Carry::Yes)
     }
 
     /// The part of [`Signer::preflight`] that follows from the capabilities alone. Gives every obstacle.

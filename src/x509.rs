@@ -28,7 +28,7 @@ pub use csr::{Csr, CsrError, UsageExtensions};
 pub use key::{
     JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm, hex,
 };
-pub use verify::{Difference, path_differences, rfc3339, satisfies, verifies};
+pub use verify::{Difference, is_for_names, path_differences, rfc3339, satisfies, verifies};
 
 /// The wanted subject. In DER the organization comes first, as Go writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

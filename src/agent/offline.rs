@@ -81,6 +81,7 @@ pub async fn export_requests(
             spec: &cert.spec,
             signer: Rc::clone(signer),
             signer_name: name.clone(),
+            current: None,
         };
         let prepared: Prepared = prepare(&desk, &asked, fresh)?
             .map_err(|error| Failure::new(ExitCode::Configuration, error.to_string()))?;

@@ -11,6 +11,7 @@ use super::{ExitCode, ServiceAccountAction, Setup, Survey, class_code, sentence}
 use crate::assess::{Action, Found};
 use crate::names::Authority;
 use crate::plan::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
+use crate::signer::Carry;
 use crate::x509::{Chain, TrustBundle};
 
 /// The result of a run or of a look.
@@ -55,9 +56,12 @@ pub struct Row {
     pub not_after: Option<OffsetDateTime>,
     /// The files.
     pub paths: Vec<PathBuf>,
-    /// The signer, and whether it can carry the certificate (`plan` only).
+    /// Kind and place of the signer (`plan` only).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
+    /// Whether the signer, as configured, can carry the certificate (`plan` only). Asked without I/O.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub carries: Option<Carry>,
     /// How this row weighs on the exit status.
     #[serde(skip)]
     pub code: Option<ExitCode>,
@@ -141,12 +145,17 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
             .signers
             .get(&cert.spec.authority)
             .map(|(_, signer)| signer.label());
-        if action == "issue"
-            && row.signer.is_some()
-            && let Err(rejection) = setup.preflight(&cert.spec)
-        {
-            row.reasons.extend(rejection.messages);
-            row.code = Some(rejection.code);
+        if let Some((_, signer)) = setup.signers.get(&cert.spec.authority) {
+            let wanted = super::wanted(&cert.spec);
+            row.carries = Some(match signer.preflight(&wanted) {
+                Ok(()) => signer.caps().carry(&wanted),
+                Err(rejection) => {
+                    row.reasons.push(rejection.to_string());
+                    // What is kept needs the signer later.
+                    row.code = (action == "issue").then_some(ExitCode::Configuration);
+                    Carry::No
+                }
+            });
         }
         if action == "refuse" {
             row.code = Some(ExitCode::Refused);
@@ -205,6 +214,7 @@ pub(super) fn cert_row(
             Output::Kubeconfig { path, .. } => vec![path.clone()],
         },
         signer: None,
+        carries: None,
         code: None,
     }
 }
@@ -287,6 +297,7 @@ fn empty_bundle_row(spec: &BundleSpec) -> Row {
         not_after: None,
         paths: vec![spec.path.clone()],
         signer: None,
+        carries: None,
         code: None,
     }
 }
@@ -309,6 +320,7 @@ pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: &'static st
         not_after: None,
         paths: vec![spec.private.clone(), spec.public.clone()],
         signer: None,
+        carries: None,
         code: None,
     }
 }

@@ -13,10 +13,11 @@ use super::{Clock, Event, Progress};
 use crate::failpoint;
 use crate::plan::CertSpec;
 use crate::signer::{
-    Answer, Class, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted, retry,
+    Answer, Class, Current, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
+    retry,
 };
 use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
-use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, satisfies};
+use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, UsageExtensions, satisfies};
 
 /// How a request ended, for this run.
 #[derive(Debug)]
@@ -74,6 +75,8 @@ pub(super) struct Asked<'a> {
     pub(super) signer: Rc<dyn Signer>,
     /// Name of the signer in the configuration.
     pub(super) signer_name: String,
+    /// The certificate in place, where this signer gives a newer one in exchange for it.
+    pub(super) current: Option<Current>,
 }
 
 impl Asked<'_> {
@@ -172,6 +175,7 @@ pub(super) async fn obtain(
             request: Box::new(request),
         });
     }
+    let mut current = asked.current.as_ref();
     let mut step = match (record.phase, record.handle.clone().map(Ticket::try_from)) {
         (Phase::Ready, _) => Step::Submit,
         (Phase::Requested, Some(Ok(ticket))) => Step::Poll(ticket),
@@ -189,7 +193,10 @@ pub(super) async fn obtain(
                     .update_ticket(asked.slot(), &record, asked.durability())?;
                 failpoint::reached("request:submitting");
                 desk.progress.event(Event::Submitted(asked.spec.name));
-                asked.signer.submit(&request).await
+                match current {
+                    Some(current) => asked.signer.renew(&request, current).await,
+                    None => asked.signer.submit(&request).await,
+                }
             }
             Step::Recover => {
                 let ticket = record
@@ -277,6 +284,13 @@ pub(super) async fn obtain(
                 step = Step::Submit;
                 Duration::ZERO
             }
+            // The exchange was refused, not the certificate.
+            Err(error) if current.is_some() && !error.class.passes() => {
+                tracing::info!(certificate = %asked.spec.name, "{error}; asking as for a first certificate");
+                current = None;
+                step = Step::Submit;
+                Duration::ZERO
+            }
             Err(error) => {
                 failures += 1;
                 record.last_error = Some(LastError {
@@ -358,7 +372,7 @@ pub(super) fn prepare(
         Fresh::Key(key) => (key, None, None, None, true),
         Fresh::Resumed(resumed) => (
             resumed.key,
-            resumed.csr,
+            resumed.csr.filter(|csr| fits(csr, asked)),
             resumed.ticket,
             resumed.answer,
             false,
@@ -416,6 +430,12 @@ pub(super) fn prepare(
         record,
         answer,
     }))
+}
+
+/// False for a request that was made for another signer, when this one refuses what it says of usages.
+fn fits(csr: &Csr, asked: &Asked<'_>) -> bool {
+    let refused = asked.signer.caps().usage_extensions == UsageExtensions::Omitted;
+    !(refused && csr.has_usage_extensions())
 }
 
 fn new_record(asked: &Asked<'_>, request_id: &str) -> store::Ticket {

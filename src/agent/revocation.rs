@@ -282,6 +282,7 @@ fn row(bundle: &BundleSpec, action: &'static str, reason: String, code: Option<E
             bundle.crl_path.with_extension("der"),
         ],
         signer: None,
+        carries: None,
         code,
     }
 }

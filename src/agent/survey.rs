@@ -8,9 +8,11 @@ use zeroize::Zeroizing;
 use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, assess_bundle};
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
+use crate::signer::Current;
 use crate::store::{self, Root};
 use crate::x509::{
-    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, rfc3339,
+    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, is_for_names,
+    rfc3339,
 };
 
 /// The plan beside what was found.
@@ -50,6 +52,16 @@ impl SurveyedCert {
 }
 
 impl SurveyedCert {
+    /// What is there, when a signer may take it in exchange: valid, and for the wanted subject and names.
+    pub(super) fn exchangeable(&self, trust: &TrustBundle, now: OffsetDateTime) -> Option<Current> {
+        let (chain, key) = (self.found.chain.present()?, self.found.key.present()?);
+        let same = || is_for_names(chain, &self.spec.profile, self.spec.tolerance);
+        (self.still_serves(Some(trust), now) && same()).then(|| Current {
+            chain_pem: chain.to_pem().into_bytes(),
+            key_pem: Zeroizing::new(key.to_pem().as_bytes().to_vec()),
+        })
+    }
+
     fn strike_out(&mut self, lists: &Revocations, path: &Path) {
         let Some((what, since)) = self
             .found

@@ -4,8 +4,17 @@ use crate::agent::{Report, Row};
 
 /// A report as a table; `-v` adds subject, names and files.
 pub(super) fn render(report: &Report, verbose: bool) -> String {
-    let header = ["NAME", "ACTION", "KEY", "AUTHORITY", "NOT AFTER"];
-    let cells: Vec<[String; 5]> = report.rows.iter().map(cells).collect();
+    let mut header = vec!["NAME", "ACTION", "KEY", "AUTHORITY", "NOT AFTER"];
+    let mut cells: Vec<Vec<String>> = report.rows.iter().map(cells).collect();
+    // Only a plan has been told.
+    if report.rows.iter().any(|row| row.carries.is_some()) {
+        header.push("SIGNER CARRIES IT");
+        for (row, cells) in report.rows.iter().zip(&mut cells) {
+            cells.push(or_dash(
+                row.carries.map(|carries| carries.as_str().to_owned()),
+            ));
+        }
+    }
     let widths: Vec<usize> = header
         .iter()
         .enumerate()
@@ -18,7 +27,8 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
             longest.unwrap_or(0).max(title.len())
         })
         .collect();
-    let mut text = line(&header.map(str::to_owned), &widths);
+    let header: Vec<String> = header.into_iter().map(str::to_owned).collect();
+    let mut text = line(&header, &widths);
     for (row, cells) in report.rows.iter().zip(&cells) {
         text.push_str(&line(cells, &widths));
         for reason in &row.reasons {
@@ -45,9 +55,12 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
     text
 }
 
-fn cells(row: &Row) -> [String; 5] {
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    [
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    vec![
         row.name.clone(),
         row.action.to_owned(),
         or_dash(row.key.clone()),

@@ -124,6 +124,14 @@ pub fn satisfies(
     found
 }
 
+/// True when subject and names are the wanted ones, whatever else differs.
+pub fn is_for_names(chain: &Chain, profile: &Profile, tolerance: Tolerance) -> bool {
+    let mut found = Vec::new();
+    compare_subject(chain.leaf(), profile, &mut found);
+    compare_sans(chain.leaf(), profile, tolerance, &mut found);
+    found.is_empty()
+}
+
 /// What keeps `chain` from leading to `trust` at this time, whatever is in the leaf and its own validity aside.
 pub fn path_differences(
     chain: &Chain,

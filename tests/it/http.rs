@@ -17,17 +17,10 @@ use time::format_description::well_known::Rfc2822;
 use zeroize::Zeroizing;
 
 use crate::gateway::{Action, Gateway, Issuer, Options, Pair, Rule};
-use crate::signing::{now, run};
+use crate::log::logged;
+use crate::signing::{PlainFiles, now, run};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
-struct PlainFiles;
-
-impl Files for PlainFiles {
-    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-        std::fs::read(path).map(Zeroizing::new)
-    }
-}
 
 /// A node with these files and no others.
 struct NodeWith(BTreeMap<PathBuf, Vec<u8>>);
@@ -604,18 +597,6 @@ fn whoever_answers_provisionally_is_told_nothing() {
 
 #[test]
 fn secrets_are_in_no_message_and_no_log() {
-    assert_passed(&alone("secrets"));
-}
-
-fn secrets_in_messages_and_logs() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_writer({
-            let log = log.clone();
-            move || log.clone()
-        })
-        .finish();
     let gateway = Gateway::to(None);
     let foreign = Gateway::to(None);
     gateway
@@ -630,7 +611,7 @@ fn secrets_in_messages_and_logs() {
     let client = client(endpoint(&gateway));
     let call = secret_call();
     let mut shown = format!("{client:?} {call:?}");
-    tracing::subscriber::with_default(subscriber, || {
+    let ((), log) = logged(|| {
         for _ in 0..4 {
             let error = run(client.send(secret_call())).unwrap_err();
             let source = std::error::Error::source(&error).map(ToString::to_string);
@@ -641,32 +622,12 @@ fn secrets_in_messages_and_logs() {
         let split = run(client.send(Call::get("/").bearer("s3cret\nx".to_owned()))).unwrap_err();
         shown += &format!("{split:?}");
     });
-    let log = log.text();
     assert!(log.contains("/sign") && log.contains("404"), "{log}");
     for text in [&shown, &log] {
         assert!(!text.contains("s3cret"), "{text}");
     }
     let base64 = "czNjcmV0";
     assert!(!shown.contains(base64) && !log.contains(base64));
-}
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 // What cannot be sent at all.
@@ -866,31 +827,19 @@ fn the_servers_wish_to_be_left_alone_is_understood_in_both_forms() {
 
 #[test]
 fn clocks_that_differ_are_reported_once() {
-    assert_passed(&alone("clocks"));
-}
-
-fn reports_of_clocks() {
     let date = |time: OffsetDateTime| time.format(&Rfc2822).unwrap().replace("+0000", "GMT");
     let warnings = |theirs: OffsetDateTime| {
         let gateway = Gateway::to(None);
         let headers = vec![("Date", date(theirs))];
         gateway.rule(Rule::on("*", "/").then(Action::Status(200, headers, Vec::new())));
-        let log = Log::default();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::WARN)
-            .with_ansi(false)
-            .with_writer({
-                let log = log.clone();
-                move || log.clone()
-            })
-            .finish();
-        tracing::subscriber::with_default(subscriber, || {
+        let ((), log) = logged(|| {
             let client = client(endpoint(&gateway));
             for client in [client.clone(), client.provisional()] {
                 run(client.send(Call::get("/x"))).unwrap();
             }
         });
-        (log.text(), gateway.url())
+        let warnings = log.lines().filter(|line| line.contains("WARN"));
+        (warnings.collect::<Vec<_>>().join("\n"), gateway.url())
     };
     assert_eq!(warnings(now() - Duration::from_secs(30)).0, "");
     for (offset, word) in [(300, "behind"), (-300, "ahead of")] {
@@ -981,11 +930,6 @@ fn a_proxy_that_refuses_is_named() {
 
 // What needs a process of its own: the environment, /etc/hosts, and the log, which the threads of other tests disturb.
 
-fn alone(what: &str) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    child(&mut command, what, &Gateway::to(None))
-}
-
 /// This test binary once more, with only [`child_process`] selected, in `command`.
 fn child(command: &mut Command, what: &str, gateway: &Gateway) -> Output {
     command
@@ -1004,8 +948,6 @@ fn child_process() {
         Ok("environment") => in_that_environment(),
         Ok("hosts") => with_those_hosts(),
         Ok("dns") => with_that_name_server(),
-        Ok("secrets") => secrets_in_messages_and_logs(),
-        Ok("clocks") => reports_of_clocks(),
         Ok(other) => panic!("{other}"),
         Err(_) => return,
     }

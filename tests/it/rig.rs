@@ -9,8 +9,9 @@ use nodepki::names::{Authority, CertName};
 use nodepki::settings::Settings;
 use nodepki::signer::{Kind, Request, Signer, Ticket};
 
+use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
-use crate::{signer_contract, signer_directory, signer_exec};
+use crate::{signer_contract, signer_directory, signer_exec, signer_puppet, signer_vault};
 
 /// A kind of signer, ready to be asked.
 pub(crate) trait Rig {
@@ -35,6 +36,9 @@ pub(crate) trait Rig {
     /// The people at the signer sign everything that waits.
     fn approve(&self) {}
 
+    /// The people at the signer make room for certificates of other keys, where there is one certificate a name.
+    fn make_room(&self) {}
+
     /// Has this request refused by a person or a policy; `None` for a kind that knows neither.
     fn deny(&self, _request: &Request) -> Option<Denial> {
         None
@@ -43,6 +47,11 @@ pub(crate) trait Rig {
     /// A line for each request that the signer's side holds or was sent, in an order of its own; nothing that changes
     /// by reading.
     fn sent(&self) -> Vec<String>;
+
+    /// The server that signs for etcd-ca, for a gateway to stand before; `None` for a kind without a server.
+    fn front(&self) -> Option<Front> {
+        None
+    }
 
     /// A request for one of the wishes of `signing::wanted`, with names that nobody else has asked for where that
     /// matters to the server, and a CSR as this kind wants it.
@@ -69,6 +78,19 @@ pub(crate) trait Rig {
     }
 }
 
+/// A signer's server as a gateway sees it.
+pub(crate) struct Front {
+    pub(crate) upstream: Upstream,
+    /// Method, and a part of the path, of the exchange that hands over a CSR.
+    pub(crate) submit: (&'static str, &'static str),
+    /// [`Rig::settings`], but the server of etcd-ca is at this address and believed by these keys of `tls`, a flow map
+    /// (`{caFile: …}`). It must not be believed by anything else.
+    pub(crate) settings: Box<dyn Fn(&str, &str) -> String>,
+    /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, with the
+    /// reason.
+    pub(crate) exceptions: &'static [(&'static str, i32, &'static str)],
+}
+
 /// A request that was refused.
 pub(crate) struct Denial {
     /// Who says so.
@@ -86,5 +108,7 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Local => Box::new(signer_contract::LocalRig::new()),
         Kind::Exec => Box::new(signer_exec::ExecRig::new()),
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
+        Kind::Vault => Box::new(signer_vault::VaultRig::new()),
+        Kind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
     }
 }

@@ -10,10 +10,10 @@ use nodepki::signer::{Answer, Kind, Request, Signer, Ticket};
 use nodepki::x509::Csr;
 use tempfile::TempDir;
 
+use crate::log::logged;
 use crate::rig::{Denial, Rig};
 use crate::signer_bad::verdict;
 use crate::signer_contract::settings;
-use crate::signer_exec::Log;
 use crate::signing::{PlainDir, openssl, request, run, tree, write_authorities};
 
 /// `openssl x509 -req` on the outbox, into the inbox.
@@ -408,12 +408,7 @@ fn a_refused_file_is_reported_once_a_version() {
     let drop = Drop::new();
     let request = request(CertName::Apiserver);
     drop.submit(&request);
-    let log = Log::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(log.clone())
-        .with_ansi(false)
-        .finish();
-    tracing::subscriber::with_default(subscriber, || {
+    let ((), log) = logged(|| {
         let path = drop.path("inbox/apiserver.crt");
         fs::write(&path, "garbage").unwrap();
         for _ in 0..3 {
@@ -422,7 +417,7 @@ fn a_refused_file_is_reported_once_a_version() {
         fs::write(&path, "more garbage").unwrap();
         drop.note(&request);
     });
-    assert_eq!(log.text().matches("WARN").count(), 2, "{}", log.text());
+    assert_eq!(log.matches("WARN").count(), 2, "{log}");
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nodepki::names::CertName;
@@ -14,6 +13,7 @@ use nodepki::signer::{
 use nodepki::x509::UsageExtensions;
 use tempfile::TempDir;
 
+use crate::log::logged;
 use crate::rig::{Denial, Rig};
 use crate::signer_bad::bad_plugin;
 use crate::signer_contract::settings;
@@ -319,50 +319,15 @@ fn text_from_the_program_cannot_drive_a_terminal() {
 
 #[test]
 fn stderr_goes_to_the_log_only_and_without_secrets() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(log.clone())
-        .with_ansi(false)
-        .finish();
-    let error = tracing::subscriber::with_default(subscriber, || ask("secrets").unwrap_err());
+    let (error, logged) = logged(|| ask("secrets").unwrap_err());
     let message = error.to_string();
     assert!(!message.contains("progress"), "{message}");
-    let logged = log.text();
     assert!(logged.contains("progress \\u{1b}[31m 50%"), "{logged}");
     assert!(logged.contains("token=[redacted]"), "{logged}");
     assert!(
         !logged.contains("SECRET") && !logged.contains('\x1b'),
         "{logged}"
     );
-}
-
-/// What was logged.
-#[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    pub(crate) fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for Log {
-    type Writer = Log;
-
-    fn make_writer(&'a self) -> Log {
-        self.clone()
-    }
 }
 
 #[test]
