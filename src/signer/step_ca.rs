@@ -5,7 +5,7 @@
 //! from when the machine was made vouches for all of its requests), a JWK provisioner's private key, or one-time tokens
 //! that somebody else made. `rootSHA256` is `step certificate fingerprint root_ca.crt`: with it the root is fetched,
 //! compared, and then trusted; `tls` is the other way. One step-ca has one root, so each authority has a signer of its
-//! own. The provisioner needs a template, which [`Config::setup`] is, and a `maxTLSCertDuration` that allows for the
+//! own. The provisioner needs a template, which `nodepki config signer-setup stepCA` prints, and a `maxTLSCertDuration` that allows for the
 //! wanted lifetime; step-ca's default is 24 hours.
 //!
 //! # Its habits
@@ -25,6 +25,7 @@
 
 mod provisioner;
 mod refusal;
+mod setup;
 mod token;
 
 use std::cell::RefCell;
@@ -41,8 +42,8 @@ use zeroize::Zeroizing;
 use super::per_certificate::PerCertificate;
 use super::server::{Server, signing};
 use super::{
-    About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Memory, Rejection,
-    Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint,
+    About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Memory, Part,
+    Rejection, Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint,
 };
 use crate::http::{Call, Endpoint};
 use crate::kubeadm::format_duration;
@@ -54,9 +55,6 @@ use crate::yaml::{Field, Map};
 use provisioner::Known;
 pub use token::Auth;
 use token::{Credential, Terms};
-
-/// The template, with what a user does with it in its comment.
-const SETUP: &str = include_str!("step_ca/setup.tpl");
 
 /// A step-ca.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,14 +89,6 @@ const CAPS: Caps = Caps {
     crl: Carry::AsConfigured,
     ..Caps::everything()
 };
-
-impl Config {
-    /// What has to be set up at step-ca: the certificate template, and in its comment all the rest. The text is the
-    /// template file.
-    pub fn setup() -> &'static str {
-        SETUP
-    }
-}
 
 impl Configured for Config {
     const ABOUT: About = About {
@@ -186,6 +176,10 @@ impl Configured for Config {
         }
         endpoint::redacted(&self.endpoint, &mut keys);
         Value::Object(keys)
+    }
+
+    fn setup(parts: &[Part<'_, Self>], identity: &Identity) -> Option<String> {
+        Some(setup::print(parts, identity))
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

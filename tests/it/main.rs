@@ -37,6 +37,7 @@ mod signer_directory;
 mod signer_exec;
 mod signer_failures;
 mod signer_puppet;
+mod signer_step;
 mod signer_vault;
 mod signing;
 mod store;

@@ -11,7 +11,9 @@ use nodepki::signer::{Kind, Request, Signer, Ticket};
 
 use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
-use crate::{signer_contract, signer_directory, signer_exec, signer_puppet, signer_vault};
+use crate::{
+    signer_contract, signer_directory, signer_exec, signer_puppet, signer_step, signer_vault,
+};
 
 /// A kind of signer, ready to be asked.
 pub(crate) trait Rig {
@@ -110,5 +112,6 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
         Kind::Vault => Box::new(signer_vault::VaultRig::new()),
         Kind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
+        Kind::StepCa => Box::new(signer_step::StepRig::new()),
     }
 }

@@ -286,11 +286,10 @@ pub(super) fn command(provisioner: &str, wanted: &Wanted) -> String {
         command.push_str(" --san ");
         command.push_str(&san);
     }
-    command.push_str(&format!(
-        " --set-file K8S.json, K8S.json being {}",
+    format!(
+        "echo '{}' > k8s.json; {command} --set-file k8s.json",
         json!({"k8s": kubernetes(wanted)})
-    ));
-    command
+    )
 }
 
 /// The claims that can be judged before a token is spent.

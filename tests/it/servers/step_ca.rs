@@ -1,23 +1,32 @@
 //! step-ca: three of them for the three authorities, and one with a policy.
 //!
-//! Provisioners of each: `x5c` and `jwk` with the template that nodepki prints, `bare` without any, `short` with its own
-//! maximum of a day, `no-renewal`.
+//! Provisioners of each: `x5c`, `jwk` and their numbered twins with the template of the script that nodepki prints,
+//! `bare` without any, `short` with its own maximum of a day, `no-renewal`. A test with a twin of its own finds in the
+//! server's log what it alone has sent.
 
 use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use nodepki::names::Authority;
-use nodepki::signer::step_ca::Config;
 use nodepki::x509::{Chain, KeyAlgorithm, PrivateKey};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{Server, bin, free_port};
+use crate::gateway::Upstream;
+use crate::node::{INIT, NODEPKI};
 use crate::signing::run_program;
+
+const TWINS: usize = 100;
 
 /// Running step-cas and the credentials that they take.
 pub(crate) struct StepCas {
@@ -48,6 +57,22 @@ impl StepCa {
     pub(crate) fn root_file(&self) -> PathBuf {
         self.dir.join("root.crt")
     }
+
+    pub(crate) fn upstream(&self) -> Upstream {
+        Upstream::tls(("127.0.0.1", self.port), &self.root_pem(), "localhost")
+    }
+
+    /// What its log says of requests that create something, by a provisioner of this name.
+    pub(crate) fn sent(&self, provisioner: &str) -> Vec<String> {
+        // A line follows the answer that it is about.
+        thread::sleep(Duration::from_millis(200));
+        let log = fs::read_to_string(self.dir.join("log")).unwrap();
+        log.lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .filter(|line| line["method"] == "POST" && by(line) == provisioner)
+            .map(|line| format!("{} {} {}", line["path"], line["status"], line["request-id"]))
+            .collect()
+    }
 }
 
 impl StepCas {
@@ -76,7 +101,7 @@ impl StepCas {
         }
         let jwk = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         fs::write(path("provisioner.key"), &*jwk.to_pem()).unwrap();
-        fs::write(path("kubernetes.tpl"), Config::setup()).unwrap();
+        set_up(dir.path());
         let mut cas = StepCas {
             authorities: Vec::new(),
             strict: OnceLock::new(),
@@ -89,6 +114,14 @@ impl StepCas {
         }
         fs::write(cas.jwk_file(), cas.private_jwk().to_string()).unwrap();
         cas
+    }
+
+    /// A number that nobody else in this process has.
+    pub(crate) fn twin(&self) -> usize {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        assert!(number < TWINS, "make more twins");
+        number
     }
 
     pub(crate) fn of(&self, authority: Authority) -> &StepCa {
@@ -168,7 +201,7 @@ impl StepCas {
         fs::create_dir(&dir).unwrap();
         make_authority(&dir, name);
         let roots = STANDARD.encode(fs::read(self.dir.path().join("bootstrap-ca.crt")).unwrap());
-        let template = json!({"x509": {"templateFile": self.dir.path().join("kubernetes.tpl")}});
+        let template = json!({"x509": {"templateFile": self.dir.path().join("nodepki.tpl")}});
         let jwk = |name: &str, kid: &str, options: &Value, claims: Value| json!({"type": "JWK", "name": name, "key": self.public_jwk(kid), "options": options, "claims": claims});
         let mut config_authority = json!({
             "claims": {"maxTLSCertDuration": "8760h"},
@@ -181,6 +214,16 @@ impl StepCas {
                 {"type": "ACME", "name": "acme"},
             ],
         });
+        let list = config_authority["provisioners"].as_array_mut().unwrap();
+        for number in 0..TWINS {
+            list.push(json!({"type": "X5C", "name": format!("x5c-{number}"), "roots": roots, "options": template}));
+            list.push(jwk(
+                &format!("jwk-{number}"),
+                "nodepki-1",
+                &template,
+                json!({}),
+            ));
+        }
         for (key, value) in authority.as_object().unwrap() {
             config_authority[key] = value.clone();
         }
@@ -210,6 +253,61 @@ impl StepCas {
             _server: server,
         }
     }
+}
+
+/// The name of the provisioner that a line is about.
+fn by(line: &Value) -> String {
+    if let Some(name) = line["provisioner"].as_str() {
+        // "NAME (kid)"
+        return name.split(' ').next().unwrap_or_default().to_owned();
+    }
+    let payload = line["ott"].as_str().and_then(|ott| ott.split('.').nth(1));
+    let claims = payload.and_then(|payload| URL_SAFE_NO_PAD.decode(payload).ok());
+    let claims: Option<Value> = claims.and_then(|claims| serde_json::from_slice(&claims).ok());
+    claims
+        .and_then(|claims| claims["iss"].as_str().map(str::to_owned))
+        .unwrap_or_default()
+}
+
+/// Runs the script that nodepki prints, with a `step` that only notes how it was called: there is one in the packages
+/// of step-ca's makers, and what it does to ca.json, [`StepCas::launch`] does here.
+fn set_up(dir: &Path) {
+    fs::write(
+        dir.join("setup.yaml"),
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+         signers: {s: {stepCA: {url: 'https://127.0.0.1', provisioner: x5c, tls: {systemRoots: true}, \
+         auth: {x5c: {certificate: /c, key: /k}}}}}\n",
+    )
+    .unwrap();
+    fs::write(dir.join("kubeadm.yaml"), INIT).unwrap();
+    let printed = run_program(
+        NODEPKI,
+        &[
+            "config",
+            "signer-setup",
+            "stepCA",
+            "--config",
+            dir.join("setup.yaml").to_str().unwrap(),
+            "--kubeadm-config",
+            dir.join("kubeadm.yaml").to_str().unwrap(),
+        ],
+        b"",
+    );
+    fs::create_dir(dir.join("bin")).unwrap();
+    let step = dir.join("bin/step");
+    fs::write(&step, "#!/bin/sh\necho \"$@\" >> \"$CALLED\"\n").unwrap();
+    fs::set_permissions(&step, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", dir.join("bin").display());
+    let mut shell = Command::new("sh");
+    shell
+        .arg("-s")
+        .current_dir(dir)
+        .env("PATH", path)
+        .env("CALLED", dir.join("called"))
+        .stdin(Stdio::piped());
+    let mut child = shell.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&printed).unwrap();
+    assert!(child.wait().unwrap().success());
 }
 
 /// `root.crt`, `inter.crt`, `inter.key`, made by OpenSSL.
