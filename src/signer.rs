@@ -36,6 +36,7 @@ pub mod per_certificate;
 pub mod puppet;
 pub mod retry;
 mod server;
+pub mod step_ca;
 pub mod vault;
 pub mod wire;
 
@@ -295,6 +296,8 @@ kinds! {
     Vault(vault),
     /// The certificate authority of a Puppet server.
     Puppet(puppet),
+    /// smallstep's step-ca.
+    StepCa(step_ca),
 }
 
 impl Kind {
