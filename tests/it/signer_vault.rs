@@ -244,7 +244,7 @@ impl Lab {
         let _ = self.space.send(
             Method::POST,
             "sys/auth/approle",
-            Some("root-of-all"),
+            Some(self.space.bao.root_token()),
             Some(&json!({"type": "approle"})),
             &[],
         );
@@ -1231,28 +1231,50 @@ fn every_request_names_its_namespace_and_shows_its_token_to_nobody_else() {
     assert!(lab.space.is_alive(&token));
 }
 
+/// A real standby, to which a proxy between says that it must not forward by itself.
 #[test]
 fn a_standby_is_followed_to_the_addresses_that_are_named() {
-    let (lab, _) = Lab::open_handed();
-    let auth = lab.token_file(&lab.space.any_token());
-    let standby = lab.gateway();
-    let active = Gateway::to(Some(lab.space.bao.upstream()));
-    // What a standby that cannot forward answers: the same path on the active node.
-    let target = format!("{}/v1/pki/sign/any", active.url());
-    standby.rule(Rule::on("*", "/sign/").then(Action::Redirect(307, target)));
-    let both = lab.path("both.pem");
-    fs::write(&both, [standby.ca_pem(), active.ca_pem()].concat()).unwrap();
-    let signer = lab.signer_at(&standby.url(), &both, "role: any", &auth);
+    let (active, standby) = Bao::cluster();
+    let root = active.root();
+    root.engine("pki");
+    let ca = root.root_ca("pki", "etcd-ca");
+    let role = json!({"allow_any_name": true, "enforce_hostnames": false, "key_type": "any", "max_ttl": "8760h"});
+    root.write("pki/roles/any", role);
+    let dir = tempfile::tempdir().unwrap();
+    let token = put(dir.path(), "token", &root.any_token());
+    let between = Gateway::to(Some(
+        standby
+            .upstream()
+            .adding("X-Vault-No-Request-Forwarding", "true"),
+    ));
+    let believed = dir.path().join("ca.pem");
+    let both = [between.ca_pem(), fs::read(active.ca_file()).unwrap()];
+    fs::write(&believed, both.concat()).unwrap();
+    let signer = |also: &str| {
+        let settings = format!(
+            "{HEAD}signers: {{s: {{vault: {{address: \"{}\", {also}mount: pki, role: any, \
+             auth: {{tokenFile: {}}}, tls: {{caFile: {}}}}}}}}}\n",
+            between.url(),
+            token.display(),
+            believed.display()
+        );
+        open(&dir.path().join("memory"), &settings)
+    };
+    let request = etcd_server();
     fails(
-        run(signer.submit(&etcd_server())),
+        run(signer("").submit(&request)),
         Class::Config,
-        &["points to", "127.0.0.1", "name it in the configuration"],
+        &["307", &active.url(), "name it in the configuration"],
     );
-    assert!(active.requests().is_empty());
-    let more = format!("role: any, alsoAllow: [\"{}\"]", active.url());
-    let signer = lab.signer_at(&standby.url(), &both, &more, &auth);
-    lab.signs(signer.as_ref(), CertName::EtcdServer);
-    assert!(active.requests()[0].header("x-vault-token").is_some());
+    let certified = root.certified("pki").len();
+    let also = format!("alsoAllow: [\"{}\"], ", active.url());
+    let signer = signer(&also);
+    run(signer.probe()).unwrap();
+    let bytes = issued(run(signer.submit(&request)).unwrap());
+    assert_eq!(root.certified("pki").len(), certified + 1);
+    fs::create_dir(dir.path().join("etcd")).unwrap();
+    fs::write(dir.path().join("etcd/ca.crt"), ca).unwrap();
+    assert_eq!(verdict(&request, &bytes, dir.path()), "");
 }
 
 // ---- sessions ----
