@@ -23,16 +23,20 @@
 //! 4. One example, `packaging/examples/signers/KIND.yaml`, and one case in `tests/it/signer_contract.rs`, which runs
 //!    against every kind and fails for one that it does not know.
 
+pub mod cert_manager;
+mod cluster;
 pub mod directory;
 pub mod embedded;
 mod endpoint;
 pub mod exec;
 mod flag;
+pub mod kubernetes;
 pub mod local;
 pub mod per_certificate;
 pub mod puppet;
 pub mod retry;
 mod server;
+pub mod step_ca;
 pub mod vault;
 pub mod wire;
 
@@ -284,10 +288,16 @@ kinds! {
     Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
     Directory(directory),
+    /// CertificateSigningRequests of a Kubernetes API server.
+    Kubernetes(kubernetes),
+    /// cert-manager's CertificateRequests.
+    CertManager(cert_manager),
     /// HashiCorp Vault and OpenBao.
     Vault(vault),
     /// The certificate authority of a Puppet server.
     Puppet(puppet),
+    /// smallstep's step-ca.
+    StepCa(step_ca),
 }
 
 impl Kind {
