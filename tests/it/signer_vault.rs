@@ -18,6 +18,7 @@ use crate::gateway::{Action, Answer as HttpAnswer, Gateway, Rule};
 use crate::log::logged;
 use crate::node::{INIT, NODEPKI, Node, Ran};
 use crate::rig::{Front, Rig};
+use crate::servers::kubernetes::kubernetes;
 use crate::servers::vault::{Bao, Space, put, text};
 use crate::signer_bad::verdict;
 use crate::signing::{opened_with_memory, openssl, request, request_for, run, wanted};
@@ -1633,8 +1634,65 @@ fn a_tls_certificate_logs_in() {
     );
 }
 
-/// The `kubernetes` method takes the same words as `jwt`; behind its path is a `jwt` method here, which knows the key
-/// itself where the other would ask an API server.
+/// The server asks a real API server who the token's owner is.
+#[test]
+fn a_service_account_token_logs_in() {
+    let (lab, _) = Lab::open_handed();
+    let cluster = kubernetes();
+    let corner = cluster.corner();
+    let (node, reviewer) = (format!("node-{corner}"), format!("reviewer-{corner}"));
+    let (token, reviewer_token) = (
+        cluster.service_account_token(&node),
+        cluster.service_account_token(&reviewer),
+    );
+    cluster.admin().create(
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        &json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
+            "metadata": {"name": reviewer},
+            "subjects": [{"kind": "ServiceAccount", "name": reviewer, "namespace": "default"}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:auth-delegator"}}),
+    );
+    let space = &lab.space;
+    space.write("sys/auth/management", json!({"type": "kubernetes"}));
+    space.write(
+        "sys/policies/acl/any",
+        json!({"policy": "path \"*\" { capabilities = [\"read\", \"update\"] }"}),
+    );
+    space.write(
+        "auth/management/config",
+        json!({"kubernetes_host": cluster.url(), "disable_local_ca_jwt": true,
+               "kubernetes_ca_cert": fs::read_to_string(cluster.ca_file()).unwrap(),
+               "token_reviewer_jwt": reviewer_token}),
+    );
+    space.write(
+        "auth/management/role/node",
+        json!({"bound_service_account_names": [node], "bound_service_account_namespaces": ["default"], "token_policies": ["any"]}),
+    );
+    let file = put(lab.dir.path(), "service-account", &token);
+    let auth = format!(
+        "{{kubernetes: {{mount: management, role: node, file: {}}}}}",
+        file.display()
+    );
+    let signer = lab.signer("role: any", &auth);
+    let begin = std::time::Instant::now();
+    // Until the API server has seen the binding of the reviewer.
+    while run(signer.probe()).is_err() && begin.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    lab.signs(signer.as_ref(), CertName::EtcdServer);
+    run(signer.settled(&etcd_server())).unwrap();
+    put(lab.dir.path(), "service-account", &reviewer_token);
+    fails(
+        run(signer.submit(&etcd_server())),
+        Class::Auth,
+        &[
+            "auth/management",
+            "audience, subject and time",
+            "etcd-server",
+        ],
+    );
+}
+
 #[test]
 fn a_json_web_token_logs_in() {
     let (lab, _) = Lab::open_handed();
@@ -1670,7 +1728,7 @@ fn a_json_web_token_logs_in() {
         "sys/policies/acl/any",
         json!({"policy": "path \"*\" { capabilities = [\"read\", \"update\"] }"}),
     );
-    for (mount, kind) in [("jwt", "jwt"), ("kubernetes", "kubernetes")] {
+    for mount in ["jwt", "oidc/nodes"] {
         space.write(&format!("sys/auth/{mount}"), json!({"type": "jwt"}));
         space.write(
             &format!("auth/{mount}/config"),
@@ -1682,7 +1740,10 @@ fn a_json_web_token_logs_in() {
         );
         let file = put(lab.dir.path(), "jwt", &jwt("cp1"));
         for role in ["", "role: node, "] {
-            let auth = format!("{{{kind}: {{{role}file: {}}}}}", file.display());
+            let auth = format!(
+                "{{jwt: {{mount: {mount}, {role}file: {}}}}}",
+                file.display()
+            );
             let signer = lab.signer("role: any", &auth);
             lab.signs(signer.as_ref(), CertName::EtcdServer);
             run(signer.settled(&etcd_server())).unwrap();
@@ -1690,7 +1751,7 @@ fn a_json_web_token_logs_in() {
         put(lab.dir.path(), "jwt", &jwt("mallory"));
         let signer = lab.signer(
             "role: any",
-            &format!("{{{kind}: {{file: {}}}}}", file.display()),
+            &format!("{{jwt: {{mount: {mount}, file: {}}}}}", file.display()),
         );
         fails(
             run(signer.submit(&etcd_server())),
