@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::gateway::{Action, Answer as Reply, Gateway, Rule, Upstream};
-use crate::node::{Node, Ran};
+use crate::node::{NODEPKI, Node, Ran};
 use crate::rig::{Denial, Front, Rig};
 use crate::servers::kubernetes::{
     CSRS, Kubernetes, NODES, add_condition, condition, kubernetes, sign,
@@ -585,6 +586,119 @@ fn a_node_that_could_approve_itself_is_told_so() {
     let ran = Ran::of(&mut node.ask_command("0s"));
     assert_eq!(ran.code, Some(75), "{}", ran.said());
     assert!(!ran.said().contains("may approve"), "{}", ran.said());
+}
+
+/// What `config signer-setup` prints, made at the API by an administrator.
+pub(crate) fn set_up(rig: &dyn Rig, namespaced: bool) -> Vec<Value> {
+    let node = Node::new();
+    fs::write(node.outside("config.yaml"), rig.settings()).unwrap();
+    let mut command = Command::new(NODEPKI);
+    command
+        .args(["config", "signer-setup", rig.kind().as_str(), "--config"])
+        .arg(node.outside("config.yaml"))
+        .arg("--kubeadm-config")
+        .arg(node.outside("kubeadm.yaml"));
+    let ran = Ran::of(&mut command);
+    ran.done();
+    let admin = kubernetes().admin();
+    let documents = nodepki::yaml::parse("setup", &ran.stdout).unwrap();
+    let mut objects: Vec<Value> = documents.iter().map(nodepki::yaml::to_json).collect();
+    objects.retain(|object| !object.is_null());
+    for object in &objects {
+        let kind = object["kind"].as_str().unwrap();
+        let path = match (kind, object["metadata"]["namespace"].as_str()) {
+            ("Namespace", _) => "/api/v1/namespaces".to_owned(),
+            (kind, Some(namespace)) => format!(
+                "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/{}s",
+                kind.to_ascii_lowercase()
+            ),
+            (kind, None) => format!(
+                "/apis/rbac.authorization.k8s.io/v1/{}s",
+                kind.to_ascii_lowercase()
+            ),
+        };
+        assert_eq!(
+            namespaced,
+            object["metadata"]["namespace"].is_string() || kind == "Namespace"
+        );
+        let yaml = nodepki::yaml::to_string(object).unwrap();
+        let call = nodepki::http::Call::post(path).body("application/yaml", yaml.into_bytes());
+        let (status, body) = admin.send(call);
+        assert_eq!(status, 201, "{body}");
+    }
+    objects
+}
+
+#[test]
+fn what_signer_setup_prints_is_enough_and_goes_no_further() {
+    let cluster = kubernetes();
+    let rig = KubernetesRig::new();
+    let objects = set_up(&rig, false);
+    let kinds: Vec<&str> = objects
+        .iter()
+        .map(|object| object["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["ClusterRoleBinding", "ClusterRole", "ClusterRole"]);
+    let admin = cluster.admin();
+    for (user, role) in [
+        ("setup-approver", "nodepki-approver"),
+        ("setup-signer", "nodepki-signer"),
+    ] {
+        let binding = json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
+            "metadata": {"name": user},
+            "subjects": [{"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}});
+        admin.create(
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            &binding,
+        );
+    }
+    // A node with nothing but the printed group.
+    let kubeconfig = rig.scratch().join("node.conf");
+    let node = cluster.kubeconfig_of("set-up-node", &["system:bootstrappers:nodepki"]);
+    fs::write(&kubeconfig, node).unwrap();
+    let rig = rig.reached(format!("kubeconfig: {}", kubeconfig.display()));
+    let begin = Instant::now();
+    while run(rig.signer().probe()).is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(30));
+    }
+    let request = request(CertName::EtcdServer);
+    let (ticket, _) = pending(run(rig.signer().submit(&request)));
+    let (approver, signer) = (
+        cluster.person("setup-approver", &[]),
+        cluster.person("setup-signer", &[]),
+    );
+    while approver.get(CSRS).0 != 200 || signer.get(CSRS).0 != 200 {
+        assert!(begin.elapsed() < Duration::from_secs(30));
+    }
+    let yes = condition("Approved", "Reviewed", "");
+    // Neither does the other's work.
+    let path = format!("{CSRS}/{}", ticket.as_str());
+    let (_, mut object) = signer.get(&path);
+    add_condition(&mut object, yes.clone());
+    assert_eq!(signer.put(&format!("{path}/approval"), &object).0, 403);
+    approver.decide(ticket.as_str(), yes.clone());
+    assert_eq!(approver.put(&format!("{path}/status"), &object).0, 403);
+    signer.answer(&path, |object| {
+        let pem = rig.signed(object);
+        object["status"]["certificate"] = json!(BASE64.encode(pem));
+    });
+    let bytes = issued(run(rig.signer().poll(&request, &ticket)));
+    assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
+    // Nor for another signer name.
+    let other = KubernetesRig::new();
+    let (ticket, _) = pending(run(other.signer().submit(&request)));
+    let path = format!("{CSRS}/{}", ticket.as_str());
+    let (_, mut object) = approver.get(&path);
+    add_condition(&mut object, yes);
+    let (status, body) = approver.put(&format!("{path}/approval"), &object);
+    assert_eq!(status, 403, "{body}");
+    assert!(
+        body["message"]
+            .as_str()
+            .unwrap()
+            .contains("not permitted to approve requests with signerName")
+    );
 }
 
 // ---- what is asked ----
