@@ -36,6 +36,7 @@ pub mod per_certificate;
 pub mod puppet;
 pub mod retry;
 mod server;
+pub mod step_ca;
 pub mod vault;
 pub mod wire;
 
@@ -244,6 +245,7 @@ macro_rules! kinds {
 
         /// A signer as configured, before it is opened.
         #[derive(Clone, Debug, PartialEq)]
+        #[allow(clippy::large_enum_variant, reason = "a handful of them, made once a run")]
         pub enum Config {
             $($(#[$doc])+ $kind($module::Config),)+
         }
@@ -294,6 +296,8 @@ kinds! {
     Vault(vault),
     /// The certificate authority of a Puppet server.
     Puppet(puppet),
+    /// smallstep's step-ca.
+    StepCa(step_ca),
 }
 
 impl Kind {

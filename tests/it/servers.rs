@@ -5,6 +5,7 @@
 
 pub(crate) mod kubernetes;
 pub(crate) mod puppet;
+pub(crate) mod step_ca;
 pub(crate) mod vault;
 
 use std::fs::{self, File};
