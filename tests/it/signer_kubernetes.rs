@@ -1631,7 +1631,58 @@ fn exit_codes_are_those_of_the_causes() {
     }
 }
 
+#[test]
+fn a_credential_of_the_unit_is_a_token_like_any_other() {
+    let rig = KubernetesRig::new();
+    let access = direct(
+        &rig.cluster.url(),
+        &rig.cluster.ca_file(),
+        "tokenFile: 'credential:join'",
+    );
+    let rig = rig.reached(access);
+    let credentials = tempfile::tempdir().unwrap();
+    fs::write(credentials.path().join("join"), "abcdef.0123456789abcdef").unwrap();
+    let node = node(&rig);
+    let ran = Ran::of(&mut node.ask_command("0s"));
+    assert_eq!(ran.code, Some(78), "{}", ran.said());
+    assert!(ran.said().contains("LoadCredential="), "{}", ran.said());
+    let mut command = node.ask_command("0s");
+    command.env("CREDENTIALS_DIRECTORY", credentials.path());
+    let ran = Ran::of(&mut command);
+    assert_eq!(ran.code, Some(75), "{}", ran.said());
+    assert_eq!(rig.objects().len(), CertName::ALL.len());
+    assert!(!ran.said().contains("0123456789abcdef"), "{}", ran.said());
+}
+
 // ---- configuration ----
+
+#[test]
+fn shown_keys_read_back_the_same() {
+    for kind in ["kubernetes", "certManager"] {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/golden/signers")
+            .join(kind);
+        for file in ["keys.yaml", "keys-kubeconfig.yaml"] {
+            let keys = fs::read_to_string(dir.join(file)).unwrap();
+            let head = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nauthorities: {ca: {signer: k}}\n";
+            let (settings, faults) = Settings::from_fragments(&[(file, format!("{head}{keys}"))])
+                .unwrap_or_else(|faults| panic!("{faults}"));
+            assert!(faults.is_empty(), "{faults}");
+            let (_, config) = settings.signer_of(Authority::Ca).unwrap();
+            let shown = json!({"signers": {"k": config.redacted()}}).to_string();
+            let shown = format!(
+                "{head}{}",
+                nodepki::yaml::to_string(&serde_json::from_str::<Value>(&shown).unwrap()).unwrap()
+            );
+            let (again, _) = Settings::from_fragments(&[("shown", shown)]).unwrap();
+            assert_eq!(
+                again.signer_of(Authority::Ca).unwrap().1,
+                config,
+                "{kind} {file}"
+            );
+        }
+    }
+}
 
 #[test]
 fn faults_name_the_field_and_the_right_form() {
