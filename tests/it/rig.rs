@@ -89,9 +89,6 @@ pub(crate) struct Front {
     /// [`Rig::settings`], but the server of etcd-ca is at this address and believed by these keys of `tls`, a flow map
     /// (`{caFile: …}`). It must not be believed by anything else.
     pub(crate) settings: FrontSettings,
-    /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, with the
-    /// reason.
-    pub(crate) settings: Box<dyn Fn(&str, &str) -> String>,
     /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, or by that
     /// name and ", when it is to sign"; with the reason.
     pub(crate) exceptions: &'static [(&'static str, i32, &'static str)],
