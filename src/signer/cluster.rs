@@ -138,7 +138,7 @@ pub(super) fn manifest(access: &Access, objects: &[Value], then: &str) -> String
         "# For {access}: as an administrator there, `kubectl apply -f -`.\n\
          # The node proves itself with a bootstrap token of the group {BOOTSTRAPPERS}:\n\
          #   kubeadm token create --usages authentication --groups {BOOTSTRAPPERS}\n\
-         # Put another subject into the first binding for a ServiceAccount, a user or a group of client certificates.\n"
+         # Put another subject into the bindings for a ServiceAccount, a user or a group of client certificates.\n"
     );
     for line in then.lines() {
         text.push_str(&format!("# {line}\n"));

@@ -40,7 +40,7 @@
 
 mod signer_name;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -159,7 +159,7 @@ impl Configured for Config {
                     part.wanted.iter().filter_map(of)
                 })
                 .collect();
-            manifest(access, &names)
+            manifest(access, &names, &identity.cluster)
         });
         Some(manifests.collect())
     }
@@ -176,8 +176,9 @@ impl Configured for Config {
     }
 }
 
-/// The node's right to ask; and for whoever approves and signs, a role each that goes no further than these names.
-fn manifest(access: &Access, names: &BTreeSet<String>) -> String {
+/// The node's right to ask, and to name cert-manager's Issuers where it does; and for whoever approves and signs, a role
+/// each that goes no further than these names.
+fn manifest(access: &Access, names: &BTreeSet<String>, cluster: &str) -> String {
     let group = REQUESTS.group;
     let read = json!({"apiGroups": [group], "resources": [REQUESTS.plural], "verbs": ["get", "list", "watch"]});
     let decide = |part: &str, verb: &str| {
@@ -194,28 +195,53 @@ fn manifest(access: &Access, names: &BTreeSet<String>) -> String {
         });
         json!([read, update, on_signers])
     };
-    let named = |name: &str| json!({"name": name});
-    let objects = [
+    // A management cluster has those of several clusters.
+    let role = |what: &str| json!({"name": format!("nodepki-{what}-{cluster}")});
+    let mut objects = vec![
         cluster::binding(
             "ClusterRoleBinding",
-            named("nodepki"),
+            json!({"name": "nodepki"}),
             "ClusterRole",
             "system:node-bootstrapper",
         ),
         cluster::role(
             "ClusterRole",
-            named("nodepki-approver"),
+            role("approver"),
             decide("approval", "approve"),
         ),
-        cluster::role(
-            "ClusterRole",
-            named("nodepki-signer"),
-            decide("status", "sign"),
-        ),
+        cluster::role("ClusterRole", role("signer"), decide("status", "sign")),
     ];
-    let then = "Bind nodepki-approver to whoever approves and nodepki-signer to the controller that signs; to a node, \
-                neither.";
-    cluster::manifest(access, &objects, then)
+    let mut issuers: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in names.iter().filter_map(|name| SignerName::parse(name).ok()) {
+        if let Some((namespace, issuer)) = name.referenced() {
+            issuers
+                .entry(namespace.to_owned())
+                .or_default()
+                .push(issuer.to_owned());
+        }
+    }
+    for (namespace, issuers) in issuers {
+        let named = json!({"name": format!("nodepki-reference-{cluster}"), "namespace": namespace});
+        let rules = json!([{
+            "apiGroups": ["cert-manager.io"],
+            "resources": ["signers"],
+            "resourceNames": issuers,
+            "verbs": ["reference"],
+        }]);
+        let role = format!("nodepki-reference-{cluster}");
+        objects.push(cluster::binding(
+            "RoleBinding",
+            named.clone(),
+            "Role",
+            &role,
+        ));
+        objects.push(cluster::role("Role", named, rules));
+    }
+    let then = format!(
+        "Bind nodepki-approver-{cluster} to whoever approves and nodepki-signer-{cluster} to the controller that \
+         signs; to a node, neither."
+    );
+    cluster::manifest(access, &objects, &then)
 }
 
 /// A text as it may look with its placeholders filled in.

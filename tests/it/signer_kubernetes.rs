@@ -588,8 +588,8 @@ fn a_node_that_could_approve_itself_is_told_so() {
     assert!(!ran.said().contains("may approve"), "{}", ran.said());
 }
 
-/// What `config signer-setup` prints, made at the API by an administrator.
-pub(crate) fn set_up(rig: &dyn Rig, namespaced: bool) -> Vec<Value> {
+/// What `config signer-setup` prints for the signers of a rig.
+fn printed(rig: &dyn Rig) -> Vec<Value> {
     let node = Node::new();
     fs::write(node.outside("config.yaml"), rig.settings()).unwrap();
     let mut command = Command::new(NODEPKI);
@@ -600,10 +600,16 @@ pub(crate) fn set_up(rig: &dyn Rig, namespaced: bool) -> Vec<Value> {
         .arg(node.outside("kubeadm.yaml"));
     let ran = Ran::of(&mut command);
     ran.done();
-    let admin = kubernetes().admin();
     let documents = nodepki::yaml::parse("setup", &ran.stdout).unwrap();
     let mut objects: Vec<Value> = documents.iter().map(nodepki::yaml::to_json).collect();
     objects.retain(|object| !object.is_null());
+    objects
+}
+
+/// The same, made at the API by an administrator.
+pub(crate) fn set_up(rig: &dyn Rig, namespaced: bool) -> Vec<Value> {
+    let objects = printed(rig);
+    let admin = kubernetes().admin();
     for object in &objects {
         let kind = object["kind"].as_str().unwrap();
         let path = match (kind, object["metadata"]["namespace"].as_str()) {
@@ -641,8 +647,8 @@ fn what_signer_setup_prints_is_enough_and_goes_no_further() {
     assert_eq!(kinds, ["ClusterRoleBinding", "ClusterRole", "ClusterRole"]);
     let admin = cluster.admin();
     for (user, role) in [
-        ("setup-approver", "nodepki-approver"),
-        ("setup-signer", "nodepki-signer"),
+        ("setup-approver", "nodepki-approver-kubernetes"),
+        ("setup-signer", "nodepki-signer-kubernetes"),
     ] {
         let binding = json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
             "metadata": {"name": user},
@@ -698,6 +704,28 @@ fn what_signer_setup_prints_is_enough_and_goes_no_further() {
             .as_str()
             .unwrap()
             .contains("not permitted to approve requests with signerName")
+    );
+}
+
+#[test]
+fn an_issuer_in_a_namespace_is_one_that_the_node_may_name() {
+    let rig = KubernetesRig::new().served("issuers.cert-manager.io/pki.{authority}");
+    let objects = printed(&rig);
+    let kinds: Vec<&str> = objects
+        .iter()
+        .map(|object| object["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds[3..], ["RoleBinding", "Role"]);
+    let role = objects.last().unwrap();
+    assert_eq!(role["metadata"]["namespace"], "pki");
+    assert_eq!(
+        role["rules"],
+        json!([{
+            "apiGroups": ["cert-manager.io"],
+            "resources": ["signers"],
+            "resourceNames": ["ca", "etcd-ca", "front-proxy-ca"],
+            "verbs": ["reference"],
+        }])
     );
 }
 
