@@ -35,6 +35,7 @@ pub(crate) struct KubernetesRig {
     signer_name: String,
     /// The signer answers with leaf and intermediate.
     chained: bool,
+    authorities: PathBuf,
 }
 
 impl KubernetesRig {
@@ -50,6 +51,7 @@ impl KubernetesRig {
                 &format!("tokenFile: {}", dir.path().join("token").display()),
             ),
             signer_name: format!("pki.example.com/{{authority}}.r{corner}"),
+            authorities: cluster.authorities(),
             cluster,
             dir,
             corner,
@@ -218,7 +220,7 @@ impl Rig for KubernetesRig {
     }
 
     fn authorities(&self) -> PathBuf {
-        self.cluster.authorities()
+        self.authorities.clone()
     }
 
     fn scratch(&self) -> &Path {
@@ -994,6 +996,66 @@ fn kubernetes_own_signers_sign() {
     assert!(note.contains("nodeclient"), "{note}");
     let bytes = issued(settled_answer(signer.as_ref(), &request, &ticket));
     assert_signed_by_cluster(&rig, &request, &bytes);
+}
+
+/// A node whose `ca` is the CA of the API server that it asks: what kube-controller-manager signs comes from there, the
+/// rest from somebody else who has that CA.
+#[test]
+fn a_node_of_the_cluster_itself_mixes_kubernetes_own_signers_with_another() {
+    let mut rig = KubernetesRig::new();
+    let authorities = rig.scratch().join("authorities");
+    fs::create_dir_all(authorities.join("etcd")).unwrap();
+    for file in [
+        "etcd/ca.crt",
+        "etcd/ca.key",
+        "front-proxy-ca.crt",
+        "front-proxy-ca.key",
+    ] {
+        fs::copy(rig.authorities().join(file), authorities.join(file)).unwrap();
+    }
+    fs::copy(rig.cluster.ca_file(), authorities.join("ca.crt")).unwrap();
+    fs::copy(
+        rig.cluster.ca_file().with_extension("key"),
+        authorities.join("ca.key"),
+    )
+    .unwrap();
+    rig.authorities = authorities;
+    let mut signers = format!("{{default: \"{}\"", rig.signer_name);
+    let clients = [
+        "apiserver-kubelet-client",
+        "admin.conf",
+        "controller-manager.conf",
+        "scheduler.conf",
+    ];
+    for name in clients {
+        signers.push_str(&format!(", {name}: kubernetes.io/kube-apiserver-client"));
+    }
+    signers.push_str(", kubelet.conf: kubernetes.io/kube-apiserver-client-kubelet}");
+    let text = rig
+        .settings()
+        .replace(&format!("\"{}\"", rig.signer_name), &signers);
+    let node = node(&rig);
+    fs::write(node.outside("config.yaml"), text).unwrap();
+    let host = format!("cp1-{}", rig.corner);
+    node.configure(&crate::node::INIT.replace("cp1", &host));
+    let ran = Ran::of(&mut node.ask_command("0s"));
+    assert_eq!(ran.code, Some(75), "{}", ran.said());
+    let approver = rig.cluster.person("approver", &[]);
+    let mut approved = 0;
+    for object in rig.cluster.admin().list(CSRS) {
+        let built_in = object["spec"]["signerName"] == "kubernetes.io/kube-apiserver-client";
+        if built_in && name_of(&object).starts_with(&format!("nodepki-{host}-")) {
+            approver.decide(name_of(&object), condition("Approved", "Reviewed", ""));
+            approved += 1;
+        }
+    }
+    assert_eq!(approved, clients.len());
+    rig.approve();
+    Ran::of(&mut node.ask_command("20s")).done();
+    node.assert_sound(&CertName::ALL);
+    let before = node.snapshot();
+    Ran::of(&mut node.ask_command("0s")).done();
+    before.unchanged(&node.snapshot());
 }
 
 /// By the CA of the cluster, and so by none of the three that the node trusts.
