@@ -36,7 +36,7 @@ fn complete(node: &Node, rig: &dyn Rig) {
 
 /// The kinds that know their authorities for longer than a process.
 fn lasting() -> impl Iterator<Item = Kind> {
-    [Kind::StepCa].into_iter()
+    Kind::ALL.into_iter().filter(|kind| *kind != Kind::Embedded)
 }
 
 #[test]

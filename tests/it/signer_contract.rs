@@ -148,7 +148,7 @@ fn finish(rig: &dyn Rig, signer: &dyn Signer, request: &Request) -> Option<Vec<u
 }
 
 fn all(test: impl Fn(&dyn Rig)) {
-    for kind in [Kind::StepCa] {
+    for kind in Kind::ALL {
         let rig = rig(kind);
         assert_eq!(rig.kind(), kind);
         test(rig.as_ref());

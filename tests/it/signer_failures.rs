@@ -41,7 +41,7 @@ impl Stage {
     }
 
     fn all() -> impl Iterator<Item = Stage> {
-        [Kind::StepCa].into_iter().filter_map(Self::of)
+        Kind::ALL.into_iter().filter_map(Self::of)
     }
 
     /// The settings, with the gateway at its address believed by these `tls` keys.
