@@ -23,11 +23,14 @@
 //! 4. One example, `packaging/examples/signers/KIND.yaml`, and one case in `tests/it/signer_contract.rs`, which runs
 //!    against every kind and fails for one that it does not know.
 
+pub mod cert_manager;
+mod cluster;
 pub mod directory;
 pub mod embedded;
 mod endpoint;
 pub mod exec;
 mod flag;
+pub mod kubernetes;
 pub mod local;
 pub mod per_certificate;
 pub mod puppet;
@@ -242,6 +245,7 @@ macro_rules! kinds {
 
         /// A signer as configured, before it is opened.
         #[derive(Clone, Debug, PartialEq)]
+        #[allow(clippy::large_enum_variant, reason = "a handful of them, made once a run")]
         pub enum Config {
             $($(#[$doc])+ $kind($module::Config),)+
         }
@@ -284,6 +288,10 @@ kinds! {
     Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
     Directory(directory),
+    /// CertificateSigningRequests of a Kubernetes API server.
+    Kubernetes(kubernetes),
+    /// cert-manager's CertificateRequests.
+    CertManager(cert_manager),
     /// HashiCorp Vault and OpenBao.
     Vault(vault),
     /// The certificate authority of a Puppet server.
