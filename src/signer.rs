@@ -25,6 +25,7 @@
 
 pub mod cert_manager;
 mod cluster;
+pub mod cfssl;
 pub mod directory;
 pub mod embedded;
 mod endpoint;
@@ -298,6 +299,8 @@ kinds! {
     Puppet(puppet),
     /// smallstep's step-ca.
     StepCa(step_ca),
+    /// Cloudflare's CFSSL.
+    Cfssl(cfssl),
 }
 
 impl Kind {

@@ -367,7 +367,7 @@ pub(crate) struct Rule {
     reason = "for the tests of signers, each of which needs another part"
 )]
 impl Rule {
-    /// `*` is any method.
+    /// `*` is any method; `$` at the end of the fragment is the end of the path.
     pub(crate) fn on(method: &str, fragment: &str) -> Self {
         Rule {
             method: method.to_owned(),
@@ -396,8 +396,11 @@ impl Rule {
     }
 
     fn fits(&self, request: &Recorded) -> bool {
-        (self.method == "*" || self.method == request.method)
-            && request.path.contains(&self.fragment)
+        let there = match self.fragment.strip_suffix('$') {
+            Some(end) => request.path.ends_with(end),
+            None => request.path.contains(&self.fragment),
+        };
+        there && (self.method == "*" || self.method == request.method)
     }
 }
 
