@@ -24,8 +24,8 @@
 //!    against every kind and fails for one that it does not know.
 
 pub mod cert_manager;
-mod cluster;
 pub mod cfssl;
+mod cluster;
 pub mod directory;
 pub mod embedded;
 mod endpoint;
