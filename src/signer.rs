@@ -26,6 +26,7 @@
 pub mod directory;
 pub mod embedded;
 mod endpoint;
+pub mod est;
 pub mod exec;
 mod flag;
 pub mod local;
@@ -244,6 +245,8 @@ kinds! {
     Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
     Directory(directory),
+    /// Enrollment over Secure Transport.
+    Est(est),
 }
 
 impl Kind {
