@@ -207,6 +207,15 @@ impl Setup {
         })
     }
 
+    /// What an authority is to sign, as its signer sees it.
+    pub fn wanted(&self, authority: Authority) -> Vec<Wanted> {
+        let specs = self.plan.certs.iter();
+        specs
+            .filter(|spec| spec.authority == authority)
+            .map(wanted)
+            .collect()
+    }
+
     /// What every signer says to every certificate of the table, asked without I/O.
     pub fn preflight(&self, spec: &CertSpec) -> Result<(), Failure> {
         let (_, signer) = self.signer(spec.authority)?;

@@ -18,8 +18,9 @@ use crate::agent::{self, ExitCode, Failure, Report};
 use crate::demo;
 use crate::kubeadm::{NodeName, parse_duration};
 use crate::load::{self, Inputs, Loaded};
+use crate::names::Authority;
 use crate::settings::{Settings, StandIns};
-use crate::signer;
+use crate::signer::{self, Kind, Part};
 use crate::status;
 use crate::store::Root;
 use crate::yaml;
@@ -168,6 +169,16 @@ enum ConfigCommand {
     Show(Sources),
     /// Print the JSON Schema of the settings
     Schema,
+    /// Print what an administrator of the signers' server runs so that this node gets its certificates
+    SignerSetup {
+        /// Kind of signer, for example vault
+        kind: String,
+        /// Only the signer of this name
+        #[arg(long, value_name = "SIGNER")]
+        name: Option<String>,
+        #[command(flatten)]
+        sources: Sources,
+    },
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -347,6 +358,15 @@ impl Global {
                 self.print_value(&settings.redacted(), Output::Yaml)
             }
             ConfigCommand::Schema => self.print_value(&Settings::schema(), Output::Json),
+            ConfigCommand::SignerSetup {
+                kind,
+                name,
+                sources,
+            } => {
+                let loaded = load::load(&self.open_root()?, &inputs(sources)?, now())?;
+                warn(&loaded.warnings);
+                print(&signer_setup(&loaded, &kind, name.as_deref())?)
+            }
         }
     }
 
@@ -430,6 +450,54 @@ impl Run {
             allow_unsynced: self.allow_unsynced,
         })
     }
+}
+
+/// The script of the signers of a kind that the configuration uses.
+fn signer_setup(loaded: &Loaded, kind: &str, only: Option<&str>) -> Result<String, Failure> {
+    let kinds = || Kind::ALL.into_iter().map(Kind::as_str);
+    let Some(kind) = Kind::ALL.into_iter().find(|one| one.as_str() == kind) else {
+        let fix = match yaml::did_you_mean(kind, kinds()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("use one of {}", kinds().collect::<Vec<_>>().join(", ")),
+        };
+        let message = format!("{kind:?} is no kind of signer; {fix}");
+        return Err(Failure::new(ExitCode::Usage, message));
+    };
+    let mut parts: Vec<Part<'_, signer::Config>> = Vec::new();
+    for authority in Authority::ALL {
+        let Some((name, config)) = loaded.settings.signer_of(authority) else {
+            continue;
+        };
+        if config.kind() != kind || only.is_some_and(|only| only != name) {
+            continue;
+        }
+        let wanted = loaded.setup.wanted(authority);
+        match parts.iter_mut().find(|part| part.name == name) {
+            Some(part) => part.wanted.extend(wanted),
+            None => parts.push(Part {
+                name,
+                config,
+                wanted,
+            }),
+        }
+    }
+    if parts.is_empty() {
+        let called = only.map_or_else(String::new, |name| format!(" {name}"));
+        return Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "no authority of the configuration has a signer{called} of kind {kind}; name one under authorities.*.signer"
+            ),
+        ));
+    }
+    kind.setup(&parts, &loaded.setup.identity).ok_or_else(|| {
+        Failure::new(
+            ExitCode::Usage,
+            format!(
+                "signers of kind {kind} need nothing set up on a server that nodepki could print"
+            ),
+        )
+    })
 }
 
 fn node_name(given: &str) -> Result<NodeName, Failure> {

@@ -31,8 +31,10 @@ pub mod exec;
 mod flag;
 pub mod local;
 pub mod per_certificate;
+pub mod puppet;
 pub mod retry;
 mod server;
+pub mod vault;
 pub mod wire;
 
 use std::fmt;
@@ -140,7 +142,7 @@ pub enum Answer {
 }
 
 /// A kind of signer as the configuration has it: what its file gives besides a [`Signer`].
-pub trait Configured: Clone + PartialEq + fmt::Debug {
+pub trait Configured: Clone + PartialEq + fmt::Debug + Sized {
     /// The kind's row in the table of signers.
     const ABOUT: About;
 
@@ -150,11 +152,27 @@ pub trait Configured: Clone + PartialEq + fmt::Debug {
     /// The keys that are in force, secrets left out.
     fn redacted(&self) -> Value;
 
+    /// What an administrator of the servers runs, as one script, so that these signers can give this node what it
+    /// wants; `None` for a kind whose servers need nothing.
+    fn setup(_parts: &[Part<'_, Self>], _identity: &Identity) -> Option<String> {
+        None
+    }
+
     /// Makes the signer, without network I/O.
     ///
     /// # Errors
     /// What the keys allow and this node does not.
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError>;
+}
+
+/// A signer as configured, with what this node wants of it.
+pub struct Part<'a, C> {
+    /// Name of the signer in the configuration.
+    pub name: &'a str,
+    /// Its keys.
+    pub config: &'a C,
+    /// The certificates that it is to sign.
+    pub wanted: Vec<Wanted>,
 }
 
 /// What people should know of a kind before they configure it. The table in the README is made of these.
@@ -187,6 +205,27 @@ macro_rules! kinds {
             pub const fn about(self) -> &'static About {
                 match self {
                     $(Kind::$kind => const { &<$module::Config as Configured>::ABOUT },)+
+                }
+            }
+
+            /// What an administrator of the servers behind these signers runs; signers of other kinds are left out. `None`
+            /// for a kind whose servers need nothing.
+            pub fn setup(self, parts: &[Part<'_, Config>], identity: &Identity) -> Option<String> {
+                match self {
+                    $(Kind::$kind => {
+                        let parts: Vec<_> = parts
+                            .iter()
+                            .filter_map(|part| match part.config {
+                                Config::$kind(config) => Some(Part {
+                                    name: part.name,
+                                    config,
+                                    wanted: part.wanted.clone(),
+                                }),
+                                _ => None,
+                            })
+                            .collect();
+                        <$module::Config as Configured>::setup(&parts, identity)
+                    })+
                 }
             }
 
@@ -247,6 +286,10 @@ kinds! {
     Directory(directory),
     /// Enrollment over Secure Transport.
     Est(est),
+    /// HashiCorp Vault and OpenBao.
+    Vault(vault),
+    /// The certificate authority of a Puppet server.
+    Puppet(puppet),
 }
 
 impl Kind {

@@ -17,7 +17,7 @@ use crate::signer::{
     retry,
 };
 use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
-use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, satisfies};
+use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, UsageExtensions, satisfies};
 
 /// How a request ended, for this run.
 #[derive(Debug)]
@@ -372,7 +372,7 @@ pub(super) fn prepare(
         Fresh::Key(key) => (key, None, None, None, true),
         Fresh::Resumed(resumed) => (
             resumed.key,
-            resumed.csr,
+            resumed.csr.filter(|csr| fits(csr, asked)),
             resumed.ticket,
             resumed.answer,
             false,
@@ -430,6 +430,12 @@ pub(super) fn prepare(
         record,
         answer,
     }))
+}
+
+/// False for a request that was made for another signer, when this one refuses what it says of usages.
+fn fits(csr: &Csr, asked: &Asked<'_>) -> bool {
+    let refused = asked.signer.caps().usage_extensions == UsageExtensions::Omitted;
+    !(refused && csr.has_usage_extensions())
 }
 
 fn new_record(asked: &Asked<'_>, request_id: &str) -> store::Ticket {

@@ -52,7 +52,7 @@ use super::{
 };
 use crate::http::{Call, Endpoint, Response, encode};
 use crate::kubeadm::format_duration;
-use crate::names::{self, Authority, CertName};
+use crate::names::{Authority, CertName};
 use crate::schema::{Form, Key, SecretFile, duration, key, pin, required, section};
 use crate::x509::{Certificate, Chain, UsageExtensions, certificates_of, hex};
 use crate::yaml::{Field, Map};
@@ -290,10 +290,8 @@ impl Est {
     }
 
     fn place(&self, name: CertName) -> Place {
-        let label = &self.config.label;
-        match label.named.get(&name).or(label.default.as_ref()) {
-            Some(text) => {
-                let label = names::fill(text, name, &self.identity.node, &self.identity.cluster);
+        match self.config.label.of_name(name, &self.identity) {
+            Some(label) => {
                 let parts: Vec<String> = label.split('/').map(encode).collect();
                 format!("{BASE}/{}", parts.join("/"))
             }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{Identity, Wanted};
-use crate::names::{self, CertName, PLACEHOLDERS};
+use crate::names::{self, Authority, CertName, PLACEHOLDERS};
 use crate::yaml::{self, Field};
 
 /// A text for each certificate.
@@ -64,13 +64,13 @@ impl PerCertificate {
 
     /// The text for a certificate, placeholders filled in; `None` where nothing is said about it.
     pub fn of(&self, wanted: &Wanted, identity: &Identity) -> Option<String> {
-        let text = self.named.get(&wanted.name).or(self.default.as_ref())?;
-        Some(names::fill(
-            text,
-            wanted.name,
-            &identity.node,
-            &identity.cluster,
-        ))
+        self.of_name(wanted.name, identity)
+    }
+
+    /// The same by the certificate's name alone.
+    pub fn of_name(&self, name: CertName, identity: &Identity) -> Option<String> {
+        let text = self.named.get(&name).or(self.default.as_ref())?;
+        Some(names::fill(text, name, &identity.node, &identity.cluster))
     }
 
     /// As written: a text, or a map.
@@ -88,7 +88,25 @@ impl PerCertificate {
     }
 }
 
-/// A placeholder that is none would end up in a request to the server.
+/// Fills in a text that may differ from authority to authority only.
+pub(super) fn of_authority(text: &str, authority: Authority, identity: &Identity) -> String {
+    text.replace("{authority}", authority.as_str())
+        .replace("{node}", &identity.node)
+        .replace("{cluster}", &identity.cluster)
+}
+
+/// Reads such a text.
+pub(super) fn read_of_authority(field: &Field<'_>) -> Option<String> {
+    let text = field.string()?;
+    if names::unknown_placeholder(&text) || text.contains("{certificate}") {
+        field.error(
+            format!("{text:?} has a placeholder that is not known here"),
+            "use {authority}, {node}, {cluster}",
+        );
+    }
+    Some(text)
+}
+
 fn check(field: &Field<'_>, text: &str) {
     if names::unknown_placeholder(text) {
         field.error(

@@ -125,6 +125,20 @@ impl Csr {
         &self.public_key
     }
 
+    /// True when it asks for usages, key usage or extended.
+    pub fn has_usage_extensions(&self) -> bool {
+        parse(&self.der).is_ok_and(|parsed| {
+            parsed.requested_extensions().is_some_and(|mut all| {
+                all.any(|one| {
+                    matches!(
+                        one,
+                        ParsedExtension::KeyUsage(_) | ParsedExtension::ExtendedKeyUsage(_)
+                    )
+                })
+            })
+        })
+    }
+
     /// True when subject and subject alternative names are exactly those of `profile`: false after the wish
     /// has changed, and for a request that somebody else made.
     pub fn asks_for(&self, profile: &Profile) -> bool {

@@ -36,6 +36,8 @@ mod signer_contract;
 mod signer_directory;
 mod signer_exec;
 mod signer_failures;
+mod signer_puppet;
+mod signer_vault;
 mod signing;
 mod store;
 #[cfg(feature = "failpoints")]

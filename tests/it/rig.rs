@@ -11,7 +11,7 @@ use nodepki::signer::{Kind, Request, Signer, Ticket};
 
 use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
-use crate::{signer_contract, signer_directory, signer_exec};
+use crate::{signer_contract, signer_directory, signer_exec, signer_puppet, signer_vault};
 
 /// A kind of signer, ready to be asked.
 pub(crate) trait Rig {
@@ -35,6 +35,9 @@ pub(crate) trait Rig {
 
     /// The people at the signer sign everything that waits.
     fn approve(&self) {}
+
+    /// The people at the signer make room for certificates of other keys, where there is one certificate a name.
+    fn make_room(&self) {}
 
     /// Has this request refused by a person or a policy; `None` for a kind that knows neither.
     fn deny(&self, _request: &Request) -> Option<Denial> {
@@ -105,5 +108,7 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Local => Box::new(signer_contract::LocalRig::new()),
         Kind::Exec => Box::new(signer_exec::ExecRig::new()),
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
+        Kind::Vault => Box::new(signer_vault::VaultRig::new()),
+        Kind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
     }
 }

@@ -3,6 +3,9 @@
 //! A file below `servers/` knows one server: its configuration, how it is asked whether it is ready, and what plays
 //! the people at it. This file judges nothing and knows no protocol.
 
+pub(crate) mod puppet;
+pub(crate) mod vault;
+
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};

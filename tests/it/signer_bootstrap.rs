@@ -105,6 +105,7 @@ fn another_key_algorithm_replaces_everything_in_place() {
         let node = node(rig.as_ref());
         complete(&node, rig.as_ref());
         node.configure(&INIT.replace("ECDSA-P256", "RSA-2048"));
+        rig.make_room();
         complete(&node, rig.as_ref());
         node.assert_sound(&CertName::ALL);
         for name in CertName::ALL {

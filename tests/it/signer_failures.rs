@@ -112,7 +112,6 @@ fn answers() -> Vec<(&'static str, Action, i32)> {
         ("429", Action::Status(429, busy, Vec::new()), 69),
         ("500", status(500), 69),
         ("503", status(503), 69),
-        ("half a body", Action::HalfBody, 69),
         ("10 MiB", Action::Huge, 65),
         ("no HTTP", Action::Garbage, 69),
         (
@@ -130,6 +129,8 @@ fn answers() -> Vec<(&'static str, Action, i32)> {
             Action::Redirect(307, "https://127.0.0.1:1/x".to_owned()),
             78,
         ),
+        // Last: the server hears of it, and whoever adopts finds the request there from then on.
+        ("half a body", Action::HalfBody, 69),
     ]
 }
 

@@ -1,0 +1,836 @@
+//! `puppet`: the certificate authority of a Puppet or OpenVox server, `/puppet-ca/v1`.
+//!
+//! A request is queued under a certname, and signed by a person (`puppetserver ca sign --certname NAME`) or by the
+//! server's own autosigning. Nobody logs in: whoever reaches the server may ask, and what is asked for is the
+//! credential of nothing until it is signed.
+//!
+//! # What differs from other signers
+//! - **The certname is the wanted common name**, and a Puppet CA has one certificate a certname, for all its nodes.
+//!   kubeadm's common names are the same on every node, so they are chosen with `commonNames`, each with `{node}` in it.
+//! - The subject is rebuilt as CN=certname: organizations are dropped without a word. With that and without colons no
+//!   client of kube-apiserver can be certified: `etcd-ca` and `front-proxy-ca` are what a Puppet CA can serve.
+//! - Every certificate is good for TLS servers and clients both (`authorities.X.allowExtraUsages`), and has its certname
+//!   among the alternative names. Lifetimes are the server's own (`ca-ttl`, five years).
+//! - A request with usage extensions is refused *and stays queued*, so that the corrected one is refused as a duplicate:
+//!   what can be wrong is refused in [`Signer::preflight`].
+//! - 200 to a PUT says queued, 400 may say that it is queued already, 404 means "not yet" in Puppet's words and a wrong
+//!   address in anybody else's, and 500 is the answer to a request that the server cannot read.
+//! - Nobody is told no: a request is deleted. One that was queued and is gone without a certificate is denied, unless
+//!   `resubmitAfterDelete` says otherwise.
+//! - A certificate or request of another key under the certname is never adopted and never replaced.
+//! - A revoked certificate is still handed out; only the revocation list tells.
+//! - A renewal is for the same key, and needs Puppet Server 8.1 with `allow-auto-renewal`.
+//! - The server's TLS chain lacks the intermediate that the CA bundle has, so a root alone in `tls.caFile` believes nothing.
+//!
+//! # What the server must be given
+//! In `ca.conf` (`/etc/puppetlabs/puppetserver/conf.d/`): `allow-subject-alt-names: true`, without which `etcd-server` and
+//! `etcd-peer` are refused, and `allow-auto-renewal: true` for renewals. Autosigning, if any, must not match these
+//! certnames: whoever asks first would get them. With `enable-infra-crl` the published list leaves these certificates
+//! out, unless their certnames are in `infra_inventory.txt`.
+//!
+//! Every certificate of a CA is as good as any other to whoever trusts that CA: every Puppet agent becomes a client of
+//! etcd. That is refused until `acceptSharedCA` says that the CA is this cluster's own, or that it is what you want.
+
+use std::cell::RefCell;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::server::{Server, signing};
+use super::{
+    About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Lookup, Rejection,
+    Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, certifies, endpoint,
+    printable,
+};
+use crate::http::{Call, Endpoint, Response, encode};
+use crate::names::Authority;
+use crate::schema::{Form, Key, key, pins, required};
+use crate::x509::{
+    Chain, Csr, ExtendedUsage, RevocationList, TrustBundle, TrustError, UsageExtensions, hex,
+};
+use crate::yaml::Map;
+
+const BASE: &str = "/puppet-ca/v1";
+const SAID_LIMIT: usize = 512;
+
+/// A Puppet CA as configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where it is and how it is believed.
+    pub endpoint: Endpoint,
+    /// SHA-256 of the CA's root certificate, of its public key, or of the CA bundle as the server sends it: believes the
+    /// server before anything is known of its CA. Puppet's own `ca_fingerprint` is the last form.
+    pub ca_sha256: Vec<[u8; 32]>,
+    /// Every other certificate of that CA may speak to what trusts it.
+    pub accept_shared_ca: bool,
+    /// A request that somebody deleted is sent again.
+    pub resubmit_after_delete: bool,
+}
+
+const CAPS: Caps = Caps {
+    organization: Carry::No,
+    colon_common_name: Carry::No,
+    ip_sans: Carry::AsConfigured,
+    own_name_san: true,
+    usage_extensions: UsageExtensions::Omitted,
+    pends: true,
+    lookup: Lookup::ByName,
+    resubmit: Resubmit::Adopts,
+    renewal: Renewal::SameKey,
+    crl: Carry::Yes,
+};
+
+#[rustfmt::skip]
+const KEYS: &[Key] = &[
+    key("url", Form::Url, "Address of the CA server, https://HOST:8140."),
+    key("caSHA256[]", Form::Pin, "SHA-256 of the CA's root certificate, its public key, or the CA bundle; in place of tls.caFile."),
+    key("acceptSharedCA", Form::Flag, "Every certificate of this Puppet CA may speak to what trusts it; must be true."),
+    key("resubmitAfterDelete", Form::Flag, "Send a request again that somebody deleted, in place of taking that as a no; default false."),
+];
+
+impl Configured for Config {
+    const ABOUT: About = About {
+        name: "puppet",
+        signs_with: "a Puppet or OpenVox CA: a person (`puppetserver ca sign`) or autosigning",
+        authentication: "none to ask; renewals by the certificate itself",
+        caps: CAPS,
+        keys: &[KEYS, endpoint::KEYS],
+    };
+
+    fn read(map: &Map<'_>) -> Option<Self> {
+        let url = required(map, "url", "https://puppet.example.com:8140");
+        if let Some(field) = &url
+            && field
+                .written()
+                .is_some_and(|url| url.contains("/puppet-ca"))
+        {
+            field.error("goes into the API", format!("leave out {BASE}"));
+        }
+        let ca_sha256 = pins(map.get("caSHA256"));
+        let flag = |name| {
+            map.get(name)
+                .and_then(|field| field.boolean())
+                .unwrap_or_default()
+        };
+        let (accept_shared_ca, resubmit_after_delete) =
+            (flag("acceptSharedCA"), flag("resubmitAfterDelete"));
+        let endpoint = endpoint::read(map, url)?;
+        let tls = &endpoint.tls;
+        if !ca_sha256.is_empty() && (tls.ca_file.is_some() || tls.system_roots) {
+            map.field().error(
+                "has caSHA256 beside tls.caFile or tls.systemRoots, which would go unused",
+                "keep one of them",
+            );
+        }
+        if ca_sha256.is_empty() && tls.trusts_nothing() && endpoint.url.scheme() == "https" {
+            map.field().error(
+                "says nothing by which the server could be believed",
+                "add tls: {caFile: /etc/puppetlabs/puppet/ssl/certs/ca.pem}, or caSHA256 with: openssl x509 -in ca.pem -noout -fingerprint -sha256",
+            );
+        }
+        Some(Config {
+            endpoint,
+            ca_sha256,
+            accept_shared_ca,
+            resubmit_after_delete,
+        })
+    }
+
+    fn redacted(&self) -> Value {
+        let mut keys = serde_json::Map::new();
+        keys.insert("url".to_owned(), json!(self.endpoint.url.as_str()));
+        if !self.ca_sha256.is_empty() {
+            let pins: Vec<String> = self.ca_sha256.iter().map(|pin| hex(pin)).collect();
+            keys.insert("caSHA256".to_owned(), json!(pins));
+        }
+        keys.insert("acceptSharedCA".to_owned(), json!(self.accept_shared_ca));
+        keys.insert(
+            "resubmitAfterDelete".to_owned(),
+            json!(self.resubmit_after_delete),
+        );
+        endpoint::redacted(&self.endpoint, &mut keys);
+        Value::Object(keys)
+    }
+
+    fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+        let label = format!("puppet:{}", self.endpoint.url);
+        Ok(Box::new(Puppet {
+            server: Server::new(
+                label.trim_end_matches('/').to_owned(),
+                self.endpoint.clone(),
+                site,
+            )?,
+            config: self.clone(),
+            name: site.name.to_owned(),
+            identity: site.identity.clone(),
+            bundle: RefCell::default(),
+            lists: RefCell::default(),
+        }))
+    }
+}
+
+/// Signs by a Puppet CA.
+struct Puppet {
+    /// As configured; see [`Puppet::server`].
+    server: Server,
+    config: Config,
+    name: String,
+    identity: Identity,
+    /// The CA's certificates as this run saw them last, PEM.
+    bundle: RefCell<Option<Vec<u8>>>,
+    /// The revocation lists, and the server's time when it gave them.
+    lists: RefCell<Option<(String, Vec<u8>)>>,
+}
+
+/// What the CA has under a certname.
+enum Held {
+    /// A certificate for this request's key.
+    Certificate(Vec<u8>),
+    /// A request of this request's key, not signed.
+    Request,
+    /// A certificate or a request of another key; which of the two.
+    Foreign(&'static str),
+    Nothing,
+}
+
+impl Puppet {
+    /// The server, believed: by the configured roots, or by what the configured fingerprints say of its CA.
+    async fn server(&self, doing: &str) -> Result<Server, SignerError> {
+        if self.config.ca_sha256.is_empty() {
+            return Ok(self.server.clone());
+        }
+        let known = self.bundle.borrow().clone();
+        let bundle = match known {
+            Some(bundle) => bundle,
+            None => self.fetch_bundle(doing).await?,
+        };
+        Ok(self.server.through(self.server.client().trusting(bundle)))
+    }
+
+    /// The CA's certificates, the issuing one first.
+    async fn fetch_bundle(&self, doing: &str) -> Result<Vec<u8>, SignerError> {
+        let pins = &self.config.ca_sha256;
+        let server = match pins.is_empty() {
+            true => self.server.clone(),
+            false => self.server.through(self.server.client().provisional()),
+        };
+        let response = server.exchange(doing, get("/certificate/ca")).await?;
+        if response.status != 200 {
+            return Err(self.refusal(doing, &response));
+        }
+        let bundle = TrustBundle::from_answer(&response.body).map_err(|error| {
+            self.server
+                .garbage(doing, &response, "it is no CA bundle")
+                .caused_by(error)
+        })?;
+        if !pins.is_empty() {
+            require(&response.body, &bundle, pins).map_err(|error| {
+                SignerError::config(
+                    format!(
+                        "{}: {doing} failed: the server's CA certificates are not those of caSHA256: {error}",
+                        self.label()
+                    ),
+                    "correct caSHA256, or find out who answers at this address",
+                )
+            })?;
+        }
+        let pem = bundle.to_pem().into_bytes();
+        *self.bundle.borrow_mut() = Some(pem.clone());
+        Ok(pem)
+    }
+
+    async fn held(
+        &self,
+        server: &Server,
+        request: &Request,
+        doing: &str,
+    ) -> Result<Held, SignerError> {
+        if let Some(held) = self.certificate(server, request, doing).await? {
+            return Ok(held);
+        }
+        let certname = certname(&request.wanted);
+        let path = format!("/certificate_request/{}", encode(certname));
+        let response = server.exchange(doing, get(&path)).await?;
+        if is_absent(&response) {
+            return Ok(Held::Nothing);
+        }
+        if response.status != 200 {
+            return Err(self.refusal(doing, &response));
+        }
+        let queued = Csr::from_pem(&response.body).map_err(|error| {
+            self.server
+                .garbage(doing, &response, &format!("it is no request: {error}"))
+        })?;
+        Ok(match queued.public_key() == request.csr.public_key() {
+            true => Held::Request,
+            false => Held::Foreign("request"),
+        })
+    }
+
+    /// What [`Puppet::held`] says, for a request that was queued. A certificate that is made between the two questions
+    /// takes the request along, and must not look like a deletion.
+    async fn held_after_queued(
+        &self,
+        server: &Server,
+        request: &Request,
+        doing: &str,
+    ) -> Result<Held, SignerError> {
+        match self.held(server, request, doing).await? {
+            Held::Nothing => {
+                let made = self.certificate(server, request, doing).await?;
+                Ok(made.unwrap_or(Held::Nothing))
+            }
+            held => Ok(held),
+        }
+    }
+
+    async fn certificate(
+        &self,
+        server: &Server,
+        request: &Request,
+        doing: &str,
+    ) -> Result<Option<Held>, SignerError> {
+        let path = format!("/certificate/{}", encode(certname(&request.wanted)));
+        let response = server.exchange(doing, get(&path)).await?;
+        if is_absent(&response) {
+            return Ok(None);
+        }
+        if response.status != 200 {
+            return Err(self.refusal(doing, &response));
+        }
+        if certifies(&response.body, request.csr.public_key()) {
+            return Ok(Some(Held::Certificate(response.body)));
+        }
+        match Chain::from_pem(&response.body) {
+            Ok(_) => Ok(Some(Held::Foreign("certificate"))),
+            Err(error) => Err(self
+                .server
+                .garbage(doing, &response, "it is no certificate")
+                .caused_by(error)),
+        }
+    }
+
+    /// The answer to a request under whose certname there is something.
+    async fn answer(
+        &self,
+        held: Held,
+        request: &Request,
+        doing: &str,
+    ) -> Result<Option<Answer>, SignerError> {
+        match held {
+            Held::Certificate(leaf) => {
+                Ok(Some(Answer::Issued(self.with_issuers(leaf, doing).await?)))
+            }
+            Held::Request => self.queued(request).map(Some),
+            Held::Foreign(what) => Err(self.foreign(what, request, doing)),
+            Held::Nothing => Ok(None),
+        }
+    }
+
+    /// The leaf comes alone; whoever trusts the root only needs the intermediate.
+    async fn with_issuers(&self, mut leaf: Vec<u8>, doing: &str) -> Result<Vec<u8>, SignerError> {
+        let known = self.bundle.borrow().clone();
+        let bundle = match known {
+            Some(bundle) => bundle,
+            None => self.fetch_bundle(doing).await?,
+        };
+        leaf.push(b'\n');
+        leaf.extend(bundle);
+        Ok(leaf)
+    }
+
+    fn queued(&self, request: &Request) -> Result<Answer, SignerError> {
+        let certname = certname(&request.wanted);
+        Ok(Answer::Pending {
+            ticket: ticket(request)?,
+            after: None,
+            note: format!(
+                "Requesting: {certname} waits at the Puppet CA; sign it there with: puppetserver ca sign --certname {certname}"
+            ),
+        })
+    }
+
+    fn gone(&self, request: &Request) -> Answer {
+        if self.config.resubmit_after_delete {
+            return Answer::Gone;
+        }
+        let certname = certname(&request.wanted);
+        Answer::Denied {
+            reason: format!(
+                "somebody deleted the request {certname} at {} instead of signing it; if that was a mistake, remove /var/lib/nodepki/pending/{} and run again",
+                self.label(),
+                request.name()
+            ),
+        }
+    }
+
+    fn foreign(&self, what: &str, request: &Request, doing: &str) -> SignerError {
+        let certname = certname(&request.wanted);
+        SignerError::permanent(
+            format!(
+                "{}: {doing} failed: the CA has a {what} of another key under the certname {certname}",
+                self.label()
+            ),
+            format!(
+                "if it is this node's earlier one, remove it there (puppetserver ca clean --certname {certname}, which revokes it) and run again; if it is somebody else's, choose another name: commonNames.{}",
+                request.name()
+            ),
+        )
+    }
+
+    /// A PUT that was refused. Some of these requests are on the server all the same.
+    async fn unacceptable(
+        &self,
+        server: &Server,
+        request: &Request,
+        doing: &str,
+        response: &Response,
+    ) -> SignerError {
+        let certname = certname(&request.wanted);
+        let said = answered(response);
+        let kept = matches!(self.held(server, request, doing).await, Ok(Held::Request));
+        let mut detail = format!(
+            "{}: {doing} failed: the CA refuses the request for {certname}: {said}",
+            self.label()
+        );
+        let advice = match (kept, said.contains("allow-subject-alt-names")) {
+            (true, true) => format!(
+                "set allow-subject-alt-names: true in its ca.conf, restart it, then sign what is queued (puppetserver ca sign --certname {certname}) and run again"
+            ),
+            (true, false) => format!(
+                "mend what it names, then sign what is queued (puppetserver ca sign --certname {certname}) or remove it (puppetserver ca clean --certname {certname}), and run again"
+            ),
+            (false, _) => {
+                "mend what it names, there or in the configuration, and run again".to_owned()
+            }
+        };
+        if kept {
+            detail.push_str("; the request stays queued there nevertheless");
+        }
+        SignerError::permanent(detail, advice)
+    }
+
+    /// The error for an answer that is none of Puppet's usual ones.
+    fn refusal(&self, doing: &str, response: &Response) -> SignerError {
+        let mut error = self.server.refusal(doing, response, &response.text());
+        match response.status {
+            403 => {
+                error.advice =
+                    "allow it in the server's auth.conf (rules \"puppetlabs csr\" and \"puppetlabs certificate\")"
+                        .to_owned();
+            }
+            404 => {
+                error.advice = "check that the address is that of the Puppet CA itself: other Puppet servers and proxies do not have it".to_owned();
+            }
+            _ => {}
+        }
+        error
+    }
+}
+
+#[async_trait(?Send)]
+impl Signer for Puppet {
+    fn kind(&self) -> Kind {
+        Kind::Puppet
+    }
+
+    fn label(&self) -> String {
+        self.server.label().to_owned()
+    }
+
+    fn caps(&self) -> &Caps {
+        &CAPS
+    }
+
+    async fn probe(&self) -> Result<(), SignerError> {
+        self.fetch_bundle("asking for its CA certificates")
+            .await
+            .map(drop)
+    }
+
+    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+        // What no setting can change says it all.
+        CAPS.carries(&self.label(), wanted)?;
+        let obstacles = self.obstacles(wanted);
+        if obstacles.is_empty() {
+            return Ok(());
+        }
+        let (reasons, fixes): (Vec<_>, Vec<_>) = obstacles.into_iter().unzip();
+        Err(Rejection {
+            signer: self.label(),
+            name: wanted.name,
+            reason: reasons.join("; "),
+            advice: fixes.join("; "),
+        })
+    }
+
+    async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        let doing = format!("asking for the certificates of authority {authority}");
+        self.fetch_bundle(&doing).await.map(Some)
+    }
+
+    async fn crl(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        let doing = format!("asking for the revocation lists of authority {authority}");
+        let server = self.server(&doing).await?;
+        let mut call = get("/certificate_revocation_list/ca");
+        let known = self.lists.borrow().clone();
+        if let Some((since, _)) = &known {
+            call = call.header("If-Modified-Since", since.clone());
+        }
+        let response = server.exchange(&doing, call).await?;
+        match (response.status, known) {
+            (304, Some((_, lists))) => Ok(Some(lists)),
+            (200, _) => {
+                RevocationList::read_all(&response.body).map_err(|error| {
+                    self.server
+                        .garbage(&doing, &response, "it is no revocation list")
+                        .caused_by(error)
+                })?;
+                // It sends no Last-Modified; its own clock says when this was the newest.
+                *self.lists.borrow_mut() = response
+                    .header("Date")
+                    .map(|date| (date.to_owned(), response.body.clone()));
+                Ok(Some(response.body))
+            }
+            _ => Err(self.refusal(&doing, &response)),
+        }
+    }
+
+    async fn recover(
+        &self,
+        request: &Request,
+        ticket: Option<&Ticket>,
+    ) -> Result<Option<Answer>, SignerError> {
+        let doing = signing(request);
+        let server = self.server(&doing).await?;
+        let queued = ticket.is_some_and(|ticket| is_ticket_of(ticket, request));
+        let held = match queued {
+            true => self.held_after_queued(&server, request, &doing).await?,
+            false => self.held(&server, request, &doing).await?,
+        };
+        match held {
+            Held::Nothing if queued => Ok(Some(self.gone(request))),
+            held => self.answer(held, request, &doing).await,
+        }
+    }
+
+    async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
+        let doing = signing(request);
+        if request.csr.has_usage_extensions() {
+            // It would be refused, and be in the way of the next one.
+            return Err(SignerError::permanent(
+                format!(
+                    "{}: {doing} failed: the request names usages, which a Puppet CA refuses; it was not sent",
+                    self.label()
+                ),
+                format!(
+                    "remove /var/lib/nodepki/pending/{} and run again",
+                    request.name()
+                ),
+            ));
+        }
+        let server = self.server(&doing).await?;
+        let held = self.held(&server, request, &doing).await?;
+        if let Some(answer) = self.answer(held, request, &doing).await? {
+            return Ok(answer);
+        }
+        let path = format!(
+            "{BASE}/certificate_request/{}",
+            encode(certname(&request.wanted))
+        );
+        let call =
+            in_english(Call::put(path)).body("text/plain", request.csr.to_pem().into_bytes());
+        let response = server.exchange(&doing, call).await?;
+        match response.status {
+            200 if response.body.is_empty() => {}
+            200 => {
+                let why = "a Puppet CA says nothing when it takes a request";
+                return Err(self.server.garbage(&doing, &response, why));
+            }
+            // Somebody was faster, most likely ourselves: see what is there.
+            400 if response.text().contains(" already has a ") => {}
+            400 => return Err(self.unacceptable(&server, request, &doing, &response).await),
+            500 if is_unreadable_csr(&response) => {
+                return Err(self.unacceptable(&server, request, &doing, &response).await);
+            }
+            _ => return Err(self.refusal(&doing, &response)),
+        }
+        // Autosigned already, or waiting.
+        match self.held(&server, request, &doing).await {
+            Ok(held) => match self.answer(held, request, &doing).await? {
+                Some(answer) => Ok(answer),
+                None => Err(SignerError::new(
+                    Class::Transient,
+                    format!(
+                        "{}: {doing} failed: the CA took the request for {} and shows nothing of it: {}",
+                        self.label(),
+                        certname(&request.wanted),
+                        answered(&response)
+                    ),
+                    "look at the server's own log if that goes on",
+                )),
+            },
+            // It is there; looking at it can wait.
+            Err(_) if response.status == 200 => self.queued(request),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn renew(&self, request: &Request, current: &Current) -> Result<Answer, SignerError> {
+        let doing = format!(
+            "renewing {} for authority {}",
+            request.name(),
+            request.wanted.authority
+        );
+        let certname = certname(&request.wanted);
+        if !certifies(&current.chain_pem, request.csr.public_key()) {
+            return Err(SignerError::permanent(
+                format!(
+                    "{}: {doing} failed: a Puppet CA renews for the same key only, and this is another one",
+                    self.label()
+                ),
+                format!(
+                    "have the old certificate removed there (puppetserver ca clean --certname {certname}), then ask for a new one"
+                ),
+            ));
+        }
+        let server = self.server(&doing).await?.renewing(current);
+        let call =
+            in_english(Call::post(format!("{BASE}/certificate_renewal"))).accept("text/plain");
+        let response = server.exchange(&doing, call).await?;
+        match response.status {
+            200 if certifies(&response.body, request.csr.public_key()) => Ok(Answer::Issued(
+                self.with_issuers(response.body, &doing).await?,
+            )),
+            200 => Err(self
+                .server
+                .garbage(&doing, &response, "it is no certificate of this key")),
+            404 => {
+                let mut error = self.server.refusal(&doing, &response, &response.text());
+                error.advice = format!(
+                    "set allow-auto-renewal: true in the ca.conf of the Puppet CA (8.1 or later) and restart it; without that, have the old certificate removed there (puppetserver ca clean --certname {certname}) and ask for a new one"
+                );
+                Err(error)
+            }
+            400 | 403 => {
+                let mut error = self.server.refusal(&doing, &response, &response.text());
+                error.class = Class::Auth;
+                error.advice = "make sure that the certificate is of this Puppet CA and not revoked, that auth.conf allows its renewal, and that no proxy ends TLS before the server".to_owned();
+                Err(error)
+            }
+            _ => Err(self.refusal(&doing, &response)),
+        }
+    }
+
+    async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
+        if !is_ticket_of(ticket, request) {
+            return Ok(Answer::Gone);
+        }
+        let doing = signing(request);
+        let server = self.server(&doing).await?;
+        let held = self.held_after_queued(&server, request, &doing).await?;
+        let answer = self.answer(held, request, &doing).await?;
+        Ok(answer.unwrap_or_else(|| self.gone(request)))
+    }
+}
+
+impl Puppet {
+    /// What keeps this CA, as configured, from certifying it; each with what to do.
+    fn obstacles(&self, wanted: &Wanted) -> Vec<(String, String)> {
+        let mut obstacles = Vec::new();
+        let (name, authority, certname) = (wanted.name, wanted.authority, certname(wanted));
+        let another_name = match name.has_free_common_name() {
+            true => format!("add commonNames: {{{name}: \"{name}.{{node}}\"}}"),
+            false => format!("give authority {authority} another signer, in `authorities`"),
+        };
+        let node = &self.identity.node;
+        if let Some(why) = not_a_certname(certname) {
+            obstacles.push((
+                format!("CN={certname} cannot be a certname: {why}"),
+                another_name,
+            ));
+        } else if certname == node {
+            obstacles.push((
+                format!(
+                    "CN={certname} is the node's own name: etcd-server, etcd-peer and the node's Puppet agent would share one certname, and a Puppet CA has one certificate a certname"
+                ),
+                another_name,
+            ));
+        } else if !names_node(certname, node) {
+            obstacles.push((
+                format!(
+                    "CN={certname} is the same on every node, and a Puppet CA has one certificate a certname"
+                ),
+                another_name,
+            ));
+        }
+        let both = [ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth];
+        let extra: Vec<_> = both
+            .iter()
+            .filter(|usage| !wanted.profile.usages.contains(usage))
+            .map(ToString::to_string)
+            .collect();
+        if !extra.is_empty() && !wanted.tolerance.extra_usages {
+            obstacles.push((
+                format!("a Puppet CA certifies {} as well", extra.join(" and ")),
+                format!("if that may be, add authorities.{authority}.allowExtraUsages: true"),
+            ));
+        }
+        if !self.config.accept_shared_ca {
+            let reach = match authority {
+                Authority::EtcdCa => "could read and write all of etcd",
+                Authority::FrontProxyCa => "with the right name could speak for anybody",
+                Authority::Ca => "would be a client of kube-apiserver",
+            };
+            obstacles.push((
+                format!("every other certificate of that Puppet CA, each agent's included, {reach}"),
+                format!(
+                    "use a Puppet CA of this cluster's own, and say so with signers.{}.puppet.acceptSharedCA: true",
+                    self.name
+                ),
+            ));
+        }
+        obstacles
+    }
+}
+
+fn certname(wanted: &Wanted) -> &str {
+    &wanted.profile.subject.common_name
+}
+
+/// Why a text cannot be a certname, by the rules of Puppet Server 8.
+fn not_a_certname(text: &str) -> Option<&'static str> {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let good = |part: &str| {
+        let bytes = part.as_bytes();
+        bytes.iter().all(|byte| word(*byte) || *byte == b'-')
+            && bytes.last().is_some_and(|byte| word(*byte))
+    };
+    if text == "ca" {
+        Some("that is the CA itself")
+    } else if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Some("certnames are lower case")
+    } else if !text.bytes().next().is_some_and(word) || !text.split('.').all(good) {
+        Some("use letters, digits, _ and - in parts separated by dots, none of them ending with -")
+    } else {
+        None
+    }
+}
+
+/// Whether `certname` has the node's name in it, as a word of its own.
+fn names_node(certname: &str, node: &str) -> bool {
+    certname.match_indices(node).any(|(at, found)| {
+        let before = certname.get(..at).and_then(|text| text.chars().next_back());
+        let after = certname
+            .get(at + found.len()..)
+            .and_then(|text| text.chars().next());
+        [before, after]
+            .iter()
+            .all(|neighbour| neighbour.is_none_or(|one| !one.is_alphanumeric()))
+    })
+}
+
+/// Succeeds when the bundle is the pinned one, or every certificate in it is pinned or issued by one that is.
+fn require(body: &[u8], bundle: &TrustBundle, pins: &[[u8; 32]]) -> Result<(), TrustError> {
+    let whole: [u8; 32] = Sha256::digest(body).into();
+    if pins.contains(&whole) {
+        return Ok(());
+    }
+    let named = bundle
+        .certificates()
+        .iter()
+        .filter(|certificate| pins.contains(&certificate.fingerprint()))
+        .map(|certificate| certificate.public_key().sha256());
+    let keys: Vec<[u8; 32]> = pins.iter().copied().chain(named).collect();
+    bundle.require_pins(&keys)
+}
+
+fn get(path: &str) -> Call<'static> {
+    in_english(Call::get(format!("{BASE}{path}")))
+}
+
+/// Its texts are translated, and some of them are looked at here.
+fn in_english(call: Call<'_>) -> Call<'_> {
+    call.header("Accept-Language", "en")
+}
+
+/// The CA says that it has no such thing. Any other 404 comes from somebody else.
+fn is_absent(response: &Response) -> bool {
+    response.status == 404 && response.text().starts_with("Could not find certificate")
+}
+
+fn answered(response: &Response) -> String {
+    let said = printable(&response.text(), SAID_LIMIT);
+    format!("HTTP {} {said}", response.status)
+        .trim_end()
+        .to_owned()
+}
+
+/// The request did not survive the parser; nothing of it is kept.
+fn is_unreadable_csr(response: &Response) -> bool {
+    let text = response.text();
+    text.contains("org.bouncycastle") || text.contains("IndexOutOfBoundsException")
+}
+
+/// A ticket says that the request was seen in the queue.
+fn ticket(request: &Request) -> Result<Ticket, SignerError> {
+    Ticket::try_from(ticket_text(request)).map_err(|error| {
+        SignerError::permanent(
+            format!("no ticket can be made for {}: {error}", request.name()),
+            "choose a shorter common name",
+        )
+    })
+}
+
+fn is_ticket_of(ticket: &Ticket, request: &Request) -> bool {
+    ticket.as_str() == ticket_text(request)
+}
+
+fn ticket_text(request: &Request) -> String {
+    format!("queued:{}", certname(&request.wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certnames_are_those_that_puppet_server_takes() {
+        for (text, good) in [
+            ("etcd-peer.cp1", true),
+            ("kube_apiserver.cp1.example.com", true),
+            ("_x", true),
+            ("1", true),
+            ("ca", false),
+            ("", false),
+            ("Etcd.cp1", false),
+            ("-etcd.cp1", false),
+            ("etcd-.cp1", false),
+            ("etcd.cp1-", false),
+            ("etcd..cp1", false),
+            ("etcd.cp1.", false),
+            ("*.cp1", false),
+            ("system:node:cp1", false),
+            ("etcd cp1", false),
+            ("etcd/cp1", false),
+            ("étcd.cp1", false),
+        ] {
+            assert_eq!(not_a_certname(text).is_none(), good, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_named_by_a_word_of_its_own() {
+        for (certname, named) in [
+            ("etcd-peer.cp1", true),
+            ("cp1.etcd", true),
+            ("etcd-cp1-peer", true),
+            ("etcd-peer.cp11", false),
+            ("etcd-peer.xcp1", false),
+            ("etcd-peer", false),
+        ] {
+            assert_eq!(names_node(certname, "cp1"), named, "{certname}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The HTTP API of Vault and OpenBao: headers, envelopes, and what the servers' refusals mean.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use zeroize::Zeroizing;
+
+use crate::http::{Call, Response, encode};
+use crate::signer::server::Server;
+use crate::signer::{Class, SignerError};
+
+/// The server as one namespace of it.
+#[derive(Clone)]
+pub(super) struct Api {
+    pub(super) server: Server,
+    pub(super) namespace: Option<String>,
+}
+
+/// What most successful answers are wrapped in.
+#[derive(Deserialize)]
+pub(super) struct Envelope<T> {
+    #[serde(default = "none")]
+    pub(super) data: Option<T>,
+    #[serde(default)]
+    pub(super) warnings: Option<Vec<String>>,
+}
+
+fn none<T>() -> Option<T> {
+    None
+}
+
+#[derive(Deserialize)]
+struct Errors {
+    errors: Vec<String>,
+}
+
+impl Api {
+    pub(super) fn label(&self) -> &str {
+        self.server.label()
+    }
+
+    /// One exchange, whatever the status of the answer.
+    pub(super) async fn exchange(
+        &self,
+        doing: &str,
+        call: Call<'_>,
+        token: Option<Zeroizing<String>>,
+    ) -> Result<Response, SignerError> {
+        // Vault agents and proxies can be told to take nothing without it: a browser cannot be tricked into sending it.
+        let mut call = call.header("X-Vault-Request", "true");
+        if let Some(namespace) = &self.namespace {
+            call = call.header("X-Vault-Namespace", namespace.as_str());
+        }
+        if let Some(token) = token {
+            call = call.secret("X-Vault-Token", token);
+        }
+        self.server.exchange(doing, call).await
+    }
+
+    /// The content of an answer with status 200.
+    pub(super) fn read<T: DeserializeOwned>(
+        &self,
+        doing: &str,
+        response: &Response,
+    ) -> Result<T, SignerError> {
+        if response.status != 200 {
+            return Err(self.refusal(doing, response));
+        }
+        // The text of a JSON error may quote what it could not read.
+        response
+            .json()
+            .map_err(|_| self.garbage(doing, response, "it is not what Vault answers there"))
+    }
+
+    pub(super) fn garbage(&self, doing: &str, response: &Response, why: &str) -> SignerError {
+        self.server.garbage(doing, response, why)
+    }
+
+    /// The error for an answer that says no. The status alone does not tell what is wrong: an unknown role is a 400, an
+    /// unknown issuer a 500, a mount that does not exist a 403 or a 404.
+    pub(super) fn refusal(&self, doing: &str, response: &Response) -> SignerError {
+        let said = said(response);
+        let mut error = self.server.refusal(doing, response, &said);
+        let by_words = BY_WORDS.iter().find(|(words, ..)| said.contains(words));
+        let known = by_words
+            .map(|(_, class, advice)| (*class, *advice))
+            .or_else(|| {
+                let by_status = BY_STATUS
+                    .iter()
+                    .find(|(status, _)| *status == response.status);
+                by_status.map(|(_, advice)| (Class::Transient, *advice))
+            });
+        if let Some((class, advice)) = known {
+            error.class = class;
+            error.advice = advice.to_owned();
+        }
+        error
+    }
+}
+
+/// A part of what the server says, and what follows from it.
+#[rustfmt::skip]
+const BY_WORDS: &[(&str, Class, &str)] = &[
+    ("is sealed", Class::Transient, "have the server's operators unseal it"),
+    ("unknown role", Class::Config, "create the role as `nodepki config signer-setup vault` prints it, or correct `role`"),
+    ("unable to find PKI issuer", Class::Config, "correct `issuer`: it must be the name or id of an issuer in that mount"),
+    ("no default issuer", Class::Config, "put the CA into that mount, or name one of its issuers with `issuer`"),
+    ("no handler for route", Class::Config, "correct `mount` or `namespace`: nothing is mounted there"),
+    ("namespace not found", Class::Config, "correct `namespace`"),
+    ("beyond the expiration of the CA", Class::Permanent, "renew the CA, or let its issuer shorten what outlives it (leaf_not_after_behavior=truncate)"),
+    ("role requires keys of type", Class::Permanent, "set key_type=any in the role; `nodepki config signer-setup vault` prints a role that fits"),
+    ("allowed by this role", Class::Permanent, "allow exactly that name in the role; `nodepki config signer-setup vault` prints a role that fits"),
+    ("not allowed in this role", Class::Permanent, "allow exactly that in the role; `nodepki config signer-setup vault` prints a role that fits"),
+    ("missing client token", Class::Auth, "have this node's credential renewed"),
+];
+
+/// Statuses of these servers' own, all of which pass.
+const BY_STATUS: &[(u16, &str)] = &[
+    (412, "the server has not caught up with its cluster yet"),
+    (
+        472,
+        "the address leads to a disaster-recovery secondary: name the active cluster's if that goes on",
+    ),
+    (
+        473,
+        "the address leads to a performance standby: name the active node's if that goes on",
+    ),
+    (501, "have the server's operators initialise it"),
+];
+
+/// The server's own words, in one line.
+pub(super) fn said(response: &Response) -> String {
+    let Ok(Errors { errors }) = response.json() else {
+        return response.text().into_owned();
+    };
+    let words = errors.join("; ");
+    let words: Vec<&str> = words.split_whitespace().collect();
+    // Go's way to print a list of one error.
+    words.join(" ").replace("1 error occurred: * ", "")
+}
+
+/// A mount or a name with slashes in it as a part of a path.
+pub(super) fn segments(path: &str) -> String {
+    path.split('/').map(encode).collect::<Vec<_>>().join("/")
+}

@@ -1,0 +1,247 @@
+//! What a role of the PKI engine says, and whether a certificate can come of it.
+//!
+//! The same type is read from the server, to tell what is wrong before a key is made, and printed for whoever sets
+//! the server up.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::signer::Wanted;
+use crate::x509::{ExtendedUsage, KeyAlgorithm};
+
+/// A role, as far as it decides what is certified. Everything that has a default which opens something is written out,
+/// since writing a role resets what is left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Role {
+    issuer_ref: String,
+    key_type: String,
+    organization: Vec<String>,
+    #[serde(default)]
+    ou: Vec<String>,
+    #[serde(default)]
+    country: Vec<String>,
+    #[serde(default)]
+    locality: Vec<String>,
+    #[serde(default)]
+    province: Vec<String>,
+    server_flag: bool,
+    client_flag: bool,
+    code_signing_flag: bool,
+    email_protection_flag: bool,
+    key_usage: Vec<String>,
+    #[serde(default)]
+    ext_key_usage: Vec<String>,
+    #[serde(default)]
+    ext_key_usage_oids: Vec<String>,
+    allowed_domains: Vec<String>,
+    allow_bare_domains: bool,
+    allow_subdomains: bool,
+    allow_glob_domains: bool,
+    #[serde(default)]
+    allow_wildcard_certificates: bool,
+    allow_any_name: bool,
+    allow_localhost: bool,
+    /// Old roles have it; it cannot be set any more.
+    #[serde(default, skip_serializing)]
+    allow_token_displayname: bool,
+    #[serde(default)]
+    allowed_domains_template: bool,
+    enforce_hostnames: bool,
+    #[serde(default)]
+    cn_validations: Vec<String>,
+    allow_ip_sans: bool,
+    #[serde(default)]
+    allowed_uri_sans: Vec<String>,
+    #[serde(default)]
+    allowed_other_sans: Vec<String>,
+    #[serde(default)]
+    allowed_serial_numbers: Vec<String>,
+    #[serde(default)]
+    allowed_user_ids: Vec<String>,
+    use_csr_common_name: bool,
+    use_csr_sans: bool,
+    require_cn: bool,
+    ttl: u64,
+    max_ttl: u64,
+    no_store: bool,
+    generate_lease: bool,
+    /// OpenBao's; Vault says that it ignores them.
+    #[serde(default)]
+    not_before_bound: String,
+    #[serde(default)]
+    not_after_bound: String,
+}
+
+impl Role {
+    /// The narrowest role for a certificate.
+    pub(super) fn of(wanted: &Wanted, issuer: &str) -> Self {
+        let profile = &wanted.profile;
+        let has = |usage| profile.usages.contains(&usage);
+        let names: BTreeSet<&String> = [&profile.subject.common_name]
+            .into_iter()
+            .chain(&profile.sans.dns)
+            .collect();
+        let words =
+            |words: &[&str]| -> Vec<String> { words.iter().map(ToString::to_string).collect() };
+        Role {
+            issuer_ref: issuer.to_owned(),
+            key_type: "any".to_owned(),
+            organization: profile.subject.organizations.clone(),
+            ou: Vec::new(),
+            country: Vec::new(),
+            locality: Vec::new(),
+            province: Vec::new(),
+            server_flag: has(ExtendedUsage::ServerAuth),
+            client_flag: has(ExtendedUsage::ClientAuth),
+            code_signing_flag: false,
+            email_protection_flag: false,
+            key_usage: words(&["DigitalSignature", "KeyEncipherment"]),
+            ext_key_usage: Vec::new(),
+            ext_key_usage_oids: Vec::new(),
+            // With bare domains and without host name rules these are the names, `system:…` and `localhost` included.
+            allowed_domains: names.into_iter().cloned().collect(),
+            allow_bare_domains: true,
+            allow_subdomains: false,
+            allow_glob_domains: false,
+            allow_wildcard_certificates: false,
+            allow_any_name: false,
+            // It would let `localdomain` in as well.
+            allow_localhost: false,
+            allow_token_displayname: false,
+            allowed_domains_template: false,
+            enforce_hostnames: false,
+            // Not "email": someone@NAME would pass for NAME.
+            cn_validations: words(&["hostname"]),
+            allow_ip_sans: !profile.sans.ips.is_empty(),
+            allowed_uri_sans: Vec::new(),
+            allowed_other_sans: Vec::new(),
+            allowed_serial_numbers: Vec::new(),
+            allowed_user_ids: Vec::new(),
+            use_csr_common_name: true,
+            // Where none are wanted the request's are ignored.
+            use_csr_sans: !profile.sans.is_empty(),
+            require_cn: true,
+            ttl: profile.lifetime.as_secs(),
+            max_ttl: profile.lifetime.as_secs(),
+            // What is not stored cannot be revoked by its number.
+            no_store: false,
+            generate_lease: false,
+            not_before_bound: "forbid".to_owned(),
+            not_after_bound: "forbid".to_owned(),
+        }
+    }
+
+    /// How long certificates may live.
+    pub(super) fn lifetime(&self) -> Duration {
+        Duration::from_secs(self.max_ttl)
+    }
+
+    /// Why no certificate as wanted can come of it; nothing where that is not certain.
+    pub(super) fn obstacles(&self, wanted: &Wanted) -> Vec<String> {
+        let profile = &wanted.profile;
+        let mut found = Vec::new();
+        let set = |values: &[String]| values.iter().cloned().collect::<BTreeSet<String>>();
+        if set(&self.organization) != set(&profile.subject.organizations) {
+            found.push(format!(
+                "it sets the organization [{}], wanted is [{}] (organization)",
+                self.organization.join(", "),
+                profile.subject.organizations.join(", ")
+            ));
+        }
+        for (name, values) in [
+            ("ou", &self.ou),
+            ("country", &self.country),
+            ("locality", &self.locality),
+            ("province", &self.province),
+        ] {
+            if !values.is_empty() {
+                found.push(format!(
+                    "it adds [{}] to the subject ({name})",
+                    values.join(", ")
+                ));
+            }
+        }
+        for (usage, flag, sets, listed) in [
+            (
+                ExtendedUsage::ServerAuth,
+                "server_flag",
+                self.server_flag,
+                "serverauth",
+            ),
+            (
+                ExtendedUsage::ClientAuth,
+                "client_flag",
+                self.client_flag,
+                "clientauth",
+            ),
+        ] {
+            let listed = self
+                .ext_key_usage
+                .iter()
+                .any(|one| one.to_lowercase().trim_start_matches("extkeyusage") == listed);
+            let (sets, wants) = (sets || listed, profile.usages.contains(&usage));
+            match (sets, wants) {
+                (true, false) if wanted.tolerance.extra_usages => {}
+                (true, false) => found.push(format!("it adds the usage {usage} ({flag})")),
+                (false, true) => found.push(format!("it leaves out the usage {usage} ({flag})")),
+                _ => {}
+            }
+        }
+        let kind = match profile.key {
+            KeyAlgorithm::Rsa2048 | KeyAlgorithm::Rsa3072 | KeyAlgorithm::Rsa4096 => "rsa",
+            KeyAlgorithm::EcdsaP256 | KeyAlgorithm::EcdsaP384 | KeyAlgorithm::EcdsaP521 => "ec",
+        };
+        if self.key_type != "any" && self.key_type != kind {
+            found.push(format!(
+                "it takes {} keys only, wanted is {} (key_type)",
+                self.key_type, profile.key
+            ));
+        }
+        if !self.use_csr_common_name {
+            found.push("it ignores the request's common name (use_csr_common_name)".to_owned());
+        }
+        if !self.use_csr_sans && !profile.sans.is_empty() {
+            found.push("it ignores the request's names (use_csr_sans)".to_owned());
+        }
+        if !self.allow_ip_sans && !profile.sans.ips.is_empty() {
+            found.push("it certifies no IP addresses (allow_ip_sans)".to_owned());
+        }
+        let name = &profile.subject.common_name;
+        let cn_is_free = self.cn_validations == ["disabled"];
+        if self.enforce_hostnames && !cn_is_free && name.contains(':') {
+            found.push(format!("it takes no CN={name} (enforce_hostnames)"));
+        } else {
+            let cn = (!cn_is_free).then_some(name);
+            let refused: Vec<&str> = cn
+                .into_iter()
+                .chain(&profile.sans.dns)
+                .filter(|name| self.surely_refuses(name))
+                .map(String::as_str)
+                .collect();
+            if !refused.is_empty() {
+                found.push(format!(
+                    "it does not allow the names {} (allowed_domains, allow_bare_domains)",
+                    refused.join(", ")
+                ));
+            }
+        }
+        found
+    }
+
+    fn surely_refuses(&self, name: &str) -> bool {
+        let open = self.allow_any_name
+            || self.allow_subdomains
+            || self.allow_glob_domains
+            || self.allow_token_displayname
+            || self.allowed_domains_template;
+        let listed = self.allow_bare_domains
+            && self
+                .allowed_domains
+                .iter()
+                .any(|one| one.eq_ignore_ascii_case(name));
+        let local = self.allow_localhost && matches!(name, "localhost" | "localdomain");
+        !open && !listed && !local
+    }
+}

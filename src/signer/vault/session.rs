@@ -1,0 +1,490 @@
+//! Who the node is to the server: one token at a time, from a file or from a login.
+//!
+//! A token from a login is kept in the signer's memory until the run has settled: a run that is interrupted, or whose
+//! certificates are not all there, goes on with it, which a `secret_id` of one use leaves no other way to. A wrapped
+//! `secret_id` is unwrapped once and kept before it is used.
+
+use std::fmt;
+use std::rc::Rc;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+use tokio::sync::Mutex;
+use zeroize::Zeroizing;
+
+use super::api::{Api, said, segments};
+use super::{AppRole, Auth, RoleId};
+use crate::http::{Call, Response};
+use crate::signer::{Class, Memory, SignerError};
+use crate::x509::hex;
+
+/// Under these names things are remembered.
+const TOKEN: &str = "token";
+const SECRET_ID: &str = "secret-id";
+
+/// A token is not used in its last seconds.
+const MARGIN: i64 = 5;
+
+pub(super) struct Session {
+    api: Api,
+    auth: Auth,
+    /// What a remembered token must have been got with.
+    origin: String,
+    memory: Rc<dyn Memory>,
+    clock: fn() -> OffsetDateTime,
+    /// Locked during a login, so that many requests make one.
+    token: Mutex<Option<Token>>,
+}
+
+/// A token from a login.
+#[derive(Clone, Serialize, Deserialize)]
+struct Token {
+    origin: String,
+    token: Secret,
+    /// Unix time.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    until: Option<i64>,
+}
+
+/// What became of a wrapping token.
+#[derive(Serialize, Deserialize)]
+struct Unwrapped {
+    /// SHA-256 of the wrapping token.
+    wrapping: String,
+    /// `None` from the moment before it is unwrapped.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    secret_id: Option<Secret>,
+}
+
+#[derive(Clone)]
+struct Secret(Zeroizing<String>);
+
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|text| Secret(Zeroizing::new(text)))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// What a token is good for, as the server sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Neither the token itself can be asked for: it is dead, or has not even the default policy.
+    Unknown,
+    /// It may do that.
+    Allowed,
+    /// It may not.
+    Denied,
+}
+
+impl Session {
+    pub(super) fn new(
+        api: Api,
+        auth: Auth,
+        memory: Rc<dyn Memory>,
+        clock: fn() -> OffsetDateTime,
+    ) -> Self {
+        let origin = format!(
+            "{} {} {}",
+            api.server.client().origin(),
+            api.namespace.as_deref().unwrap_or_default(),
+            auth.describe()
+        );
+        Session {
+            api,
+            auth,
+            origin,
+            memory,
+            clock,
+            token: Mutex::new(None),
+        }
+    }
+
+    /// Whether a new token can be had without anybody doing anything.
+    pub(super) fn can_log_in(&self) -> bool {
+        !matches!(self.auth, Auth::TokenFile(_))
+    }
+
+    /// The token to use now; logs in where there is none.
+    pub(super) async fn token(&self, doing: &str) -> Result<Zeroizing<String>, SignerError> {
+        if let Auth::TokenFile(file) = &self.auth {
+            return self.api.server.secret(file);
+        }
+        let mut held = self.token.lock().await;
+        if held.is_none() {
+            *held = self.remembered();
+        }
+        let now = (self.clock)().unix_timestamp();
+        if let Some(token) = held.as_ref()
+            && token.until.is_none_or(|until| now < until - MARGIN)
+        {
+            return Ok(token.token.0.clone());
+        }
+        self.log_in(doing, &mut held).await
+    }
+
+    /// Another token than `refused`, which the server does not take any more.
+    pub(super) async fn another(
+        &self,
+        doing: &str,
+        refused: &str,
+    ) -> Result<Zeroizing<String>, SignerError> {
+        let mut held = self.token.lock().await;
+        if let Some(token) = held.as_ref()
+            && token.token.0.as_str() != refused
+        {
+            return Ok(token.token.0.clone());
+        }
+        self.log_in(doing, &mut held).await
+    }
+
+    /// Nothing waits for this token any more. One that was obtained by a login is revoked.
+    pub(super) async fn end(&self) -> Result<(), SignerError> {
+        let mut held = self.token.lock().await;
+        let Some(token) = held.take().or_else(|| self.remembered()) else {
+            return Ok(());
+        };
+        let forgotten = self.memory.forget(TOKEN);
+        let doing = "revoking its own token";
+        let call = Call::post("/v1/auth/token/revoke-self");
+        let response = self.api.exchange(doing, call, Some(token.token.0)).await?;
+        match response.status {
+            // 403: it is dead already. 400: batch tokens end by themselves.
+            200 | 204 | 400 | 403 => {}
+            _ => return Err(self.api.refusal(doing, &response)),
+        }
+        forgotten.map_err(|error| self.forgetful("its token", &error))
+    }
+
+    /// What the server lets a token do, path by path, in the order of `paths`.
+    pub(super) async fn capabilities(
+        &self,
+        doing: &str,
+        token: &Zeroizing<String>,
+        paths: &[String],
+    ) -> Result<Option<Vec<Vec<String>>>, SignerError> {
+        let call =
+            Call::post("/v1/sys/capabilities-self").json(&serde_json::json!({"paths": paths}));
+        let response = self.api.exchange(doing, call, Some(token.clone())).await?;
+        if response.status == 403 {
+            return Ok(None);
+        }
+        let answer: super::api::Envelope<serde_json::Map<String, serde_json::Value>> =
+            self.api.read(doing, &response)?;
+        let data = answer.data.unwrap_or_default();
+        let of = |path: &String| -> Vec<String> {
+            let listed = data.get(path).and_then(|list| list.as_array());
+            listed
+                .into_iter()
+                .flatten()
+                .filter_map(|one| Some(one.as_str()?.to_owned()))
+                .collect()
+        };
+        Ok(Some(paths.iter().map(of).collect()))
+    }
+
+    /// Why a path may have been refused to a token.
+    pub(super) async fn standing(
+        &self,
+        doing: &str,
+        token: &Zeroizing<String>,
+        path: &str,
+    ) -> Result<Standing, SignerError> {
+        let asked = self.capabilities(doing, token, &[path.to_owned()]).await?;
+        Ok(match asked.as_deref() {
+            None => Standing::Unknown,
+            Some([may, ..]) if allows(may, "update") => Standing::Allowed,
+            Some(_) => Standing::Denied,
+        })
+    }
+
+    fn remembered(&self) -> Option<Token> {
+        let bytes = self.memory.recall(TOKEN).ok()??;
+        let token: Token = serde_json::from_slice(&bytes).ok()?;
+        (token.origin == self.origin).then_some(token)
+    }
+
+    async fn log_in(
+        &self,
+        doing: &str,
+        held: &mut Option<Token>,
+    ) -> Result<Zeroizing<String>, SignerError> {
+        *held = None;
+        let doing = format!("logging in for {doing}");
+        let response = match &self.auth {
+            Auth::TokenFile(file) => return self.api.server.secret(file),
+            Auth::AppRole(app) => {
+                #[derive(Serialize)]
+                struct Login<'a> {
+                    role_id: &'a str,
+                    secret_id: &'a str,
+                }
+                let role_id = match &app.role_id {
+                    RoleId::Text(text) => Zeroizing::new(text.clone()),
+                    RoleId::File(file) => self.api.server.secret(file)?,
+                };
+                let secret_id = self.secret_id(&doing, app).await?;
+                let body = Login {
+                    role_id: &role_id,
+                    secret_id: &secret_id,
+                };
+                self.post_login(&doing, &app.mount, &body).await?
+            }
+            Auth::Certificate { mount, role } => {
+                #[derive(Serialize)]
+                struct Login<'a> {
+                    #[serde(skip_serializing_if = "Option::is_none")]
+                    name: Option<&'a str>,
+                }
+                let body = Login {
+                    name: role.as_deref(),
+                };
+                self.post_login(&doing, mount, &body).await?
+            }
+            Auth::Jwt { mount, role, file } | Auth::Kubernetes { mount, role, file } => {
+                #[derive(Serialize)]
+                struct Login<'a> {
+                    #[serde(skip_serializing_if = "Option::is_none")]
+                    role: Option<&'a str>,
+                    jwt: &'a str,
+                }
+                let jwt = self.api.server.secret(file)?;
+                let body = Login {
+                    role: role.as_deref(),
+                    jwt: &jwt,
+                };
+                self.post_login(&doing, mount, &body).await?
+            }
+        };
+        let token = self.logged_in(&doing, response)?;
+        // Before it is used: after a crash there may be no second login.
+        self.keep(TOKEN, &token)
+            .map_err(|error| self.forgetful("its token", &error))?;
+        let value = token.token.0.clone();
+        *held = Some(token);
+        Ok(value)
+    }
+
+    async fn post_login(
+        &self,
+        doing: &str,
+        mount: &str,
+        body: &impl Serialize,
+    ) -> Result<Response, SignerError> {
+        let call = Call::post(format!("/v1/auth/{}/login", segments(mount))).json(body);
+        self.api.exchange(doing, call, None).await
+    }
+
+    fn logged_in(&self, doing: &str, response: Response) -> Result<Token, SignerError> {
+        #[derive(Deserialize)]
+        struct Answer {
+            auth: Option<Granted>,
+        }
+        #[derive(Deserialize)]
+        struct Granted {
+            client_token: Secret,
+            #[serde(default)]
+            lease_duration: i64,
+        }
+        // A login is refused with 400 and 403 alike, and all of those are about the credential.
+        if matches!(response.status, 400 | 401 | 403) {
+            let mut error = self.api.refusal(doing, &response);
+            error.class = Class::Auth;
+            error.advice = self.auth.advice();
+            return Err(error);
+        }
+        let answer = self.api.read::<Answer>(doing, &response);
+        let body = Zeroizing::new(response.body);
+        drop(body);
+        let Some(granted) = answer?.auth else {
+            return Err(SignerError::permanent(
+                format!(
+                    "{}: {doing} failed: the answer holds no token",
+                    self.api.label()
+                ),
+                "check that `auth` names a login method's mount, and that no multi-factor rule stands before it",
+            ));
+        };
+        let until = (granted.lease_duration > 0)
+            .then(|| (self.clock)().unix_timestamp() + granted.lease_duration);
+        Ok(Token {
+            origin: self.origin.clone(),
+            token: granted.client_token,
+            until,
+        })
+    }
+
+    async fn secret_id(
+        &self,
+        doing: &str,
+        app: &AppRole,
+    ) -> Result<Zeroizing<String>, SignerError> {
+        let given = self.api.server.secret(&app.secret_id_file)?;
+        if !app.wrapped {
+            return Ok(given);
+        }
+        let wrapping = hex(&Sha256::digest(given.as_bytes()));
+        let before: Option<Unwrapped> = self
+            .memory
+            .recall(SECRET_ID)
+            .map_err(|error| self.forgetful("its secret_id", &error))?
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            .filter(|unwrapped: &Unwrapped| unwrapped.wrapping == wrapping);
+        let interrupted = match before {
+            Some(Unwrapped {
+                secret_id: Some(secret_id),
+                ..
+            }) => return Ok(secret_id.0),
+            Some(_) => true,
+            None => false,
+        };
+        self.inspect(doing, app, &given, interrupted).await?;
+        let mut unwrapped = Unwrapped {
+            wrapping,
+            secret_id: None,
+        };
+        let unkept = |error: std::io::Error| self.forgetful("its secret_id", &error);
+        self.keep(SECRET_ID, &unwrapped).map_err(unkept)?;
+        let secret_id = self.unwrap(doing, app, &given, interrupted).await?;
+        unwrapped.secret_id = Some(secret_id.clone());
+        self.keep(SECRET_ID, &unwrapped).map_err(unkept)?;
+        Ok(secret_id.0)
+    }
+
+    /// Whether the wrapping token holds what it should: only the server can have put a `secret_id` of this method under
+    /// that path.
+    async fn inspect(
+        &self,
+        doing: &str,
+        app: &AppRole,
+        given: &Zeroizing<String>,
+        interrupted: bool,
+    ) -> Result<(), SignerError> {
+        #[derive(Serialize)]
+        struct Lookup<'a> {
+            token: &'a str,
+        }
+        #[derive(Deserialize)]
+        struct Info {
+            creation_path: String,
+        }
+        let call = Call::post("/v1/sys/wrapping/lookup").json(&Lookup { token: given });
+        let response = self.api.exchange(doing, call, None).await?;
+        if matches!(response.status, 400 | 403) {
+            return Err(self.used_up(doing, app, &response, interrupted));
+        }
+        let info: super::api::Envelope<Info> = self.api.read(doing, &response)?;
+        let path = info.data.map(|info| info.creation_path).unwrap_or_default();
+        if app.made(&path) {
+            return Ok(());
+        }
+        Err(SignerError::new(
+            Class::Auth,
+            format!(
+                "SECURITY: {}: {doing} failed: the wrapping token in {} was made by {:?}, not by {}: it does not hold this node's secret_id, and was not unwrapped",
+                self.api.label(),
+                app.secret_id_file,
+                crate::signer::printable(&path, 200),
+                app.expected()
+            ),
+            "find out who put it there, then deliver a new wrapped secret_id",
+        ))
+    }
+
+    async fn unwrap(
+        &self,
+        doing: &str,
+        app: &AppRole,
+        given: &Zeroizing<String>,
+        interrupted: bool,
+    ) -> Result<Secret, SignerError> {
+        #[derive(Deserialize)]
+        struct Content {
+            secret_id: Secret,
+        }
+        let call = Call::post("/v1/sys/wrapping/unwrap");
+        let response = self.api.exchange(doing, call, Some(given.clone())).await?;
+        if matches!(response.status, 400 | 403) {
+            return Err(self.used_up(doing, app, &response, interrupted));
+        }
+        let content = self
+            .api
+            .read::<super::api::Envelope<Content>>(doing, &response);
+        drop(Zeroizing::new(response.body));
+        match content?.data {
+            Some(content) => Ok(content.secret_id),
+            None => Err(SignerError::permanent(
+                format!(
+                    "{}: {doing} failed: the wrapping token in {} holds no secret_id",
+                    self.api.label(),
+                    app.secret_id_file
+                ),
+                "deliver a new wrapped secret_id",
+            )),
+        }
+    }
+
+    /// Somebody else may have this node's credential.
+    fn used_up(
+        &self,
+        doing: &str,
+        app: &AppRole,
+        response: &Response,
+        interrupted: bool,
+    ) -> SignerError {
+        let (head, advice) = if interrupted {
+            (
+                "",
+                "an earlier run began to unwrap it and was interrupted, which would explain it; have the secret_id destroyed by its accessor all the same, and deliver a new one",
+            )
+        } else {
+            (
+                "SECURITY: ",
+                "unless it lay there past its time, somebody else has unwrapped this node's secret_id: have it destroyed by its accessor, look at the server's audit log, and deliver a new one",
+            )
+        };
+        SignerError::new(
+            Class::Auth,
+            format!(
+                "{head}{}: {doing} failed: the wrapping token in {} was used already or has expired (HTTP {}: {})",
+                self.api.label(),
+                app.secret_id_file,
+                response.status,
+                crate::signer::printable(&said(response), 200)
+            ),
+            advice,
+        )
+    }
+
+    fn keep(&self, name: &str, value: &impl Serialize) -> std::io::Result<()> {
+        let bytes = Zeroizing::new(serde_json::to_vec(value)?);
+        self.memory.keep(name, &bytes)
+    }
+
+    fn forgetful(&self, what: &str, error: &std::io::Error) -> SignerError {
+        SignerError::config(
+            format!(
+                "{}: {what} cannot be kept in the state directory: {error}",
+                self.api.label()
+            ),
+            "make /var/lib/nodepki writable for the user that nodepki runs as",
+        )
+    }
+}
+
+/// Whether what capabilities-self says of a path allows something.
+pub(super) fn allows(capabilities: &[String], what: &str) -> bool {
+    capabilities.iter().any(|one| one == what || one == "root")
+}

@@ -1,0 +1,421 @@
+//! What an administrator runs on the server so that a node gets its certificates, and nothing besides them.
+//!
+//! One role for each certificate, with every name pinned ([`Role::of`]), and one policy for the node. The policy names
+//! the parameters that nodepki sends: `alt_names`, `not_after` and the like would reach past what a role pins.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::role::Role;
+use super::{Auth, Config, RoleId};
+use crate::kubeadm::format_duration;
+use crate::names::{Authority, CertName};
+use crate::signer::{Identity, Part, Wanted};
+
+/// Ten years: what a CA in the mount may live. The server's own limit of 32 days would cut it short.
+const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// What a policy must let through beside the path.
+pub(super) fn parameters(verbatim: bool) -> &'static [&'static str] {
+    match verbatim {
+        true => &["csr", "ttl", "key_usage", "ext_key_usage"],
+        false => &["csr", "ttl", "exclude_cn_from_sans"],
+    }
+}
+
+/// The script for all signers of this kind together: they share a policy, since they share a node.
+pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
+    let names: Vec<&str> = parts.iter().map(|part| part.name).collect();
+    let mut script = Script::default();
+    script.line("#!/bin/sh");
+    script.comment(&format!(
+        "Sets Vault or OpenBao up for node {} of cluster {} (signers {}). Run it as an administrator of the server, once for each node; again does no harm.",
+        identity.node,
+        identity.cluster,
+        names.join(", ")
+    ));
+    script.comment("VAULT is the program: vault, or bao.");
+    script.line("set -eu");
+    script.line("VAULT=${VAULT:-vault}");
+    let mut servers: Vec<(&str, Option<&str>)> = Vec::new();
+    for part in parts {
+        let server = server(part.config);
+        if !servers.contains(&server) {
+            servers.push(server);
+        }
+    }
+    for server in servers {
+        let of_server: Vec<&Part<'_, Config>> = parts
+            .iter()
+            .filter(|part| self::server(part.config) == server)
+            .collect();
+        script.server(server.0, server.1);
+        script.signers(&of_server, identity);
+    }
+    script.0
+}
+
+fn server(config: &Config) -> (&str, Option<&str>) {
+    (config.endpoint.url.as_str(), config.namespace.as_deref())
+}
+
+#[derive(Default)]
+struct Script(String);
+
+impl Script {
+    fn line(&mut self, line: &str) {
+        self.0.push_str(line);
+        self.0.push('\n');
+    }
+
+    fn comment(&mut self, text: &str) {
+        self.line(&format!("# {text}"));
+    }
+
+    fn heading(&mut self, text: &str) {
+        self.line("");
+        self.comment(&format!("---- {text}"));
+    }
+
+    fn server(&mut self, address: &str, namespace: Option<&str>) {
+        self.heading(&format!("server {address}"));
+        self.line(&format!(
+            "export VAULT_ADDR=\"${{VAULT_ADDR:-{}}}\"",
+            address.trim_end_matches('/')
+        ));
+        if let Some(namespace) = namespace {
+            let namespace = quoted(namespace);
+            self.line(&format!(
+                "export VAULT_NAMESPACE={namespace} BAO_NAMESPACE={namespace}"
+            ));
+        }
+    }
+
+    fn signers(&mut self, parts: &[&Part<'_, Config>], identity: &Identity) {
+        let policy = format!("nodepki-{}", identity.node);
+        let mut paths: BTreeMap<String, String> = BTreeMap::new();
+        let mut mounts: BTreeSet<String> = BTreeSet::new();
+        let mut maps = Vec::new();
+        for part in parts {
+            for authority in Authority::ALL {
+                let wanted: Vec<&Wanted> = part
+                    .wanted
+                    .iter()
+                    .filter(|wanted| wanted.authority == authority)
+                    .collect();
+                if wanted.is_empty() {
+                    continue;
+                }
+                let mount = part.config.mount_of(authority, identity);
+                if mounts.insert(mount.clone()) {
+                    self.mount(&mount, authority);
+                }
+                let issuer = part.config.issuer_of(authority, identity);
+                self.roles(
+                    part,
+                    &mount,
+                    issuer.as_deref(),
+                    &wanted,
+                    identity,
+                    &mut paths,
+                );
+            }
+            if !part.config.verbatim {
+                maps.push((part.name, names(part, identity)));
+            }
+        }
+        self.heading(&format!(
+            "what node {} may do, and nothing else",
+            identity.node
+        ));
+        self.line(&format!(
+            "\"$VAULT\" policy write {} - <<'EOF'",
+            quoted(&policy)
+        ));
+        for rule in paths.into_values() {
+            self.0.push_str(&rule);
+        }
+        for path in ["sys/capabilities-self", "auth/token/revoke-self"] {
+            self.line(&format!(
+                "path \"{path}\" {{\n  capabilities = [\"update\"]\n}}"
+            ));
+        }
+        self.line("EOF");
+        let mut methods: Vec<&Auth> = Vec::new();
+        for part in parts {
+            if !methods.contains(&&part.config.auth) {
+                methods.push(&part.config.auth);
+            }
+        }
+        for auth in methods {
+            self.login(auth, &policy);
+        }
+        if maps.is_empty() {
+            return;
+        }
+        self.heading("in nodepki's configuration, where it does not say so already");
+        self.comment("signers:");
+        for (name, map) in maps {
+            self.comment(&format!("  {name}:"));
+            self.comment("    vault:");
+            self.comment("      role:");
+            for (certificate, role) in map {
+                self.comment(&format!("        {certificate}: {role}"));
+            }
+        }
+    }
+
+    fn mount(&mut self, mount: &str, authority: Authority) {
+        self.heading(&format!("authority {authority}: PKI engine {mount}"));
+        let path = quoted(mount);
+        self.line(&format!(
+            "\"$VAULT\" secrets list -format=json | grep -q {} ||\n  \"$VAULT\" secrets enable -path={path} -max-lease-ttl={} pki",
+            quoted(&format!("\"{mount}/\"")),
+            format_duration(CA_LIFETIME)
+        ));
+        self.comment("The CA is yours to bring. Where there is none yet, either of");
+        self.comment(&format!(
+            "  \"$VAULT\" write {path}/root/generate/internal common_name={} key_type=ec key_bits=256 ttl={} exclude_cn_from_sans=true",
+            authority.common_name(),
+            format_duration(CA_LIFETIME)
+        ));
+        self.comment(&format!(
+            "  \"$VAULT\" write {path}/issuers/import/bundle pem_bundle=@ca-and-key.pem"
+        ));
+        self.comment("Without this the revocation list is made at a revocation only, and is out of date three days later.");
+        self.line(&format!(
+            "\"$VAULT\" write {path}/config/crl expiry=72h auto_rebuild=true auto_rebuild_grace_period=12h"
+        ));
+    }
+
+    fn roles(
+        &mut self,
+        part: &Part<'_, Config>,
+        mount: &str,
+        issuer: Option<&str>,
+        wanted: &[&Wanted],
+        identity: &Identity,
+        paths: &mut BTreeMap<String, String>,
+    ) {
+        let base = match issuer {
+            Some(issuer) => format!("{mount}/issuer/{issuer}"),
+            None => mount.to_owned(),
+        };
+        if part.config.verbatim {
+            self.comment("verbatim: true lets this node certify any name, any group of the cluster included.");
+            for wanted in wanted {
+                if let Some(place) = part.config.place(wanted.name, identity) {
+                    paths.insert(place.policy.clone(), rule(&place.policy, true));
+                }
+            }
+            return;
+        }
+        let named = names(part, identity);
+        let mut written = BTreeSet::new();
+        for wanted in wanted {
+            let Some(name) = named.get(&wanted.name) else {
+                continue;
+            };
+            let path = format!("{mount}/roles/{name}");
+            if !written.insert(path.clone()) {
+                continue;
+            }
+            let role = Role::of(wanted, issuer.unwrap_or("default"));
+            self.line("");
+            self.comment(&format!(
+                "{}: {}, at most {}",
+                wanted.name,
+                wanted.profile.subject,
+                format_duration(role.lifetime())
+            ));
+            self.write(&path, &json!(role));
+            let sign = format!("{base}/sign/{name}");
+            let mut rules = String::new();
+            if wanted.name == CertName::SuperAdminConf {
+                rules.push_str("# No rule of the cluster binds system:masters: take this out when the node has its super-admin.conf.\n");
+            }
+            rules.push_str(&rule(&sign, false));
+            let read = format!("path {} {{\n  capabilities = [\"read\"]\n}}\n", hcl(&path));
+            paths.insert(sign, rules + &read);
+        }
+    }
+
+    fn login(&mut self, auth: &Auth, policy: &str) {
+        let quoted_policy = quoted(policy);
+        match auth {
+            Auth::TokenFile(file) => {
+                self.heading("login: a token");
+                self.comment("Whoever puts it there renews it, too:");
+                self.comment(&format!(
+                    "  \"$VAULT\" token create -orphan -no-default-policy -policy={quoted_policy} -period=24h -field=token   # into {file}"
+                ));
+            }
+            Auth::AppRole(app) => {
+                let role = app.role.as_deref().unwrap_or(policy);
+                self.heading("login: AppRole");
+                self.method("approle", &app.mount);
+                self.comment("secret_id_num_uses=1 would be stricter: then each renewal needs a new secret_id, delivered before.");
+                self.write(
+                    &format!("auth/{}/role/{role}", app.mount),
+                    &json!({
+                        "token_policies": [policy],
+                        "token_no_default_policy": true,
+                        "token_ttl": "1h",
+                        "token_max_ttl": "24h",
+                        "secret_id_num_uses": 0,
+                        "secret_id_ttl": "0",
+                    }),
+                );
+                let path = quoted(&format!("auth/{}/role/{role}", app.mount));
+                let there = match &app.role_id {
+                    RoleId::Text(_) => "the configuration's roleID".to_owned(),
+                    RoleId::File(file) => file.to_string(),
+                };
+                self.comment("Bring to the node:");
+                self.comment(&format!(
+                    "  \"$VAULT\" read -field=role_id {path}/role-id   # into {there}"
+                ));
+                let (wrap, field) = match app.wrapped {
+                    true => ("-wrap-ttl=1h ", "wrapping_token"),
+                    false => ("", "secret_id"),
+                };
+                self.comment(&format!(
+                    "  \"$VAULT\" write {wrap}-field={field} -f {path}/secret-id   # into {}",
+                    app.secret_id_file
+                ));
+            }
+            Auth::Certificate { mount, role } => {
+                let role = role.as_deref().unwrap_or(policy);
+                self.heading("login: TLS certificate");
+                self.method("cert", mount);
+                self.comment(
+                    "With the CA of the node's certificate, and a name that only this node's has:",
+                );
+                self.comment(&format!(
+                    "  \"$VAULT\" write {} certificate=@client-ca.pem allowed_common_names=... token_policies={quoted_policy} token_no_default_policy=true token_ttl=1h",
+                    quoted(&format!("auth/{mount}/certs/{role}"))
+                ));
+            }
+            Auth::Jwt { mount, role, .. } => {
+                let role = role.as_deref().unwrap_or(policy);
+                self.heading("login: JSON web token");
+                self.method("jwt", mount);
+                self.comment("With what the issuer of the node's token signs with, and the claims that only this node's has:");
+                self.comment(&format!(
+                    "  \"$VAULT\" write {} jwt_validation_pubkeys=@issuer.pub",
+                    quoted(&format!("auth/{mount}/config"))
+                ));
+                self.comment(&format!(
+                    "  \"$VAULT\" write {} role_type=jwt user_claim=sub bound_subject=... bound_audiences=... token_policies={quoted_policy} token_no_default_policy=true token_ttl=1h",
+                    quoted(&format!("auth/{mount}/role/{role}"))
+                ));
+            }
+            Auth::Kubernetes { mount, role, .. } => {
+                let role = role.as_deref().unwrap_or(policy);
+                self.heading("login: Kubernetes service account");
+                self.method("kubernetes", mount);
+                self.comment(&format!(
+                    "  \"$VAULT\" write {} kubernetes_host=https://... kubernetes_ca_cert=@ca.pem",
+                    quoted(&format!("auth/{mount}/config"))
+                ));
+                self.comment(&format!(
+                    "  \"$VAULT\" write {} bound_service_account_names=... bound_service_account_namespaces=... token_policies={quoted_policy} token_no_default_policy=true token_ttl=1h",
+                    quoted(&format!("auth/{mount}/role/{role}"))
+                ));
+            }
+        }
+    }
+
+    fn method(&mut self, kind: &str, mount: &str) {
+        self.line(&format!(
+            "\"$VAULT\" auth list -format=json | grep -q {} ||\n  \"$VAULT\" auth enable -path={} {kind}",
+            quoted(&format!("\"{mount}/\"")),
+            quoted(mount)
+        ));
+    }
+
+    fn write(&mut self, path: &str, value: &Value) {
+        self.line(&format!("\"$VAULT\" write {} - <<'EOF'", quoted(path)));
+        let pairs = value.as_object().into_iter().flatten();
+        let lines: Vec<String> = pairs
+            .map(|(key, value)| format!("  {}: {value}", json!(key)))
+            .collect();
+        self.line(&format!("{{\n{}\n}}\nEOF", lines.join(",\n")));
+    }
+}
+
+fn rule(path: &str, verbatim: bool) -> String {
+    let mut rule = format!(
+        "path {} {{\n  capabilities = [\"update\"]\n  allowed_parameters = {{\n",
+        hcl(path)
+    );
+    for parameter in parameters(verbatim) {
+        // Otherwise the server would add the common name to the names.
+        let values = match *parameter {
+            "exclude_cn_from_sans" => "true",
+            _ => "",
+        };
+        let _ = writeln!(rule, "    \"{parameter}\" = [{values}]");
+    }
+    rule + "  }\n}\n"
+}
+
+/// The role of each certificate: the configured one, made distinct where it would have to be several, and the node's own
+/// where it pins the node's names.
+fn names(part: &Part<'_, Config>, identity: &Identity) -> BTreeMap<CertName, String> {
+    let Some(role) = &part.config.role else {
+        return BTreeMap::new();
+    };
+    let configured = |wanted: &Wanted| {
+        let mount = part.config.mount_of(wanted.authority, identity);
+        (mount, role.of(wanted, identity))
+    };
+    let narrowest = |wanted: &Wanted| Role::of(wanted, "default");
+    let name = |wanted: &Wanted| {
+        let alike = |other: &&Wanted| configured(other) == configured(wanted);
+        let alone = part
+            .wanted
+            .iter()
+            .filter(alike)
+            .all(|other| narrowest(other) == narrowest(wanted));
+        let (named, mut name) = match configured(wanted).1 {
+            Some(name) => (true, name),
+            None => (false, "nodepki".to_owned()),
+        };
+        if !named || !alone {
+            name.push('-');
+            name.push_str(&wanted.name.as_str().replace('.', "-"));
+        }
+        let subject = &wanted.profile.subject.common_name;
+        let own = [subject]
+            .into_iter()
+            .chain(&wanted.profile.sans.dns)
+            .any(|one| one.rsplit(':').next() == Some(identity.node.as_str()));
+        if own && !name.contains(&identity.node) {
+            name.push('-');
+            name.push_str(&identity.node);
+        }
+        name
+    };
+    part.wanted
+        .iter()
+        .map(|wanted| (wanted.name, name(wanted)))
+        .collect()
+}
+
+/// For a shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._/-".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+/// For a policy.
+fn hcl(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', r"\\").replace('"', "\\\""))
+}

@@ -1,0 +1,182 @@
+//! A Puppet CA, one for the whole process: starting it takes a quarter of a minute and half a gigabyte.
+//!
+//! Certnames below [`AUTO`] are signed at once; all others wait for [`Puppet::sign`].
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use nodepki::http::{Call, Client, Endpoint, Method, Response, Tls, Url};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use super::{Server, bin, free_port};
+use crate::signing::{PlainFiles, run, run_program};
+
+/// What is appended to a certname to have it signed at once.
+pub(crate) const AUTO: &str = "auto.test";
+
+/// A running Puppet CA.
+pub(crate) struct Puppet {
+    dir: PathBuf,
+    port: u16,
+    _server: Server,
+}
+
+/// The CA that all tests share. Every test has certnames of its own.
+pub(crate) fn shared() -> &'static Puppet {
+    static SHARED: LazyLock<Puppet> = LazyLock::new(|| Puppet::start(directory()));
+    &SHARED
+}
+
+/// The same CA with the settings that it comes with: no alternative names, no renewals. It knows nothing of what the
+/// other one issued since.
+pub(crate) fn strict() -> &'static Puppet {
+    static STRICT: LazyLock<Puppet> = LazyLock::new(|| {
+        let dir = directory();
+        let (from, to) = (shared().dir.join("."), dir.to_str().unwrap());
+        run_program("cp", &["--archive", from.to_str().unwrap(), to], b"");
+        let conf = dir.join("etc/puppetserver/conf.d/ca.conf");
+        assert!(fs::read_to_string(&conf).unwrap().contains("allow-"));
+        fs::write(conf, "certificate-authority: {}\n").unwrap();
+        Puppet::start(dir)
+    });
+    &STRICT
+}
+
+impl Puppet {
+    fn start(dir: PathBuf) -> Self {
+        let autosign = dir.join("autosign");
+        fs::write(&autosign, format!("*.{AUTO}\n")).unwrap();
+        let port = free_port();
+        let mut command = Command::new(bin("puppetserver"));
+        command
+            .arg("--dir")
+            .arg(&dir)
+            .args(["--listen", &format!("127.0.0.1:{port}")])
+            .arg("--autosign")
+            .arg(&autosign);
+        let mut server = Server::start(command, &dir.join("said"));
+        server.wait_until(Duration::from_secs(300), || {
+            dir.join("ca.pem").exists() && is_running(&client(&dir, port, false))
+        });
+        Puppet {
+            dir,
+            port,
+            _server: server,
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("https://localhost:{}", self.port)
+    }
+
+    pub(crate) fn address(&self) -> (&'static str, u16) {
+        ("127.0.0.1", self.port)
+    }
+
+    /// The CA bundle.
+    pub(crate) fn ca_file(&self) -> PathBuf {
+        self.dir.join("ca.pem")
+    }
+
+    pub(crate) fn ca_pem(&self) -> Vec<u8> {
+        fs::read(self.ca_file()).unwrap()
+    }
+
+    /// `puppetserver ca sign --certname`.
+    pub(crate) fn sign(&self, certname: &str) {
+        let response = self.status(certname, "signed");
+        assert_eq!(response.status, 204, "{certname}: {}", response.text());
+    }
+
+    /// `puppetserver ca revoke --certname`.
+    pub(crate) fn revoke(&self, certname: &str) {
+        let response = self.status(certname, "revoked");
+        assert_eq!(response.status, 204, "{certname}: {}", response.text());
+    }
+
+    /// What the server says to a wish of whoever runs the CA.
+    pub(crate) fn status(&self, certname: &str, desired: &str) -> Response {
+        let path = format!("/puppet-ca/v1/certificate_status/{certname}");
+        self.ask(Call::put(path).json(&json!({"desired_state": desired})))
+    }
+
+    /// Removes certificate and request, as `puppetserver ca clean` does after revoking.
+    pub(crate) fn remove(&self, certname: &str) {
+        let path = format!("/puppet-ca/v1/certificate_status/{certname}");
+        let response = self.ask(Call::new(Method::DELETE, path));
+        assert_eq!(response.status, 204, "{certname}: {}", response.text());
+    }
+
+    /// Names and states of everything that the CA holds below a name.
+    pub(crate) fn holds(&self, below: &str) -> Vec<(String, String)> {
+        let path = "/puppet-ca/v1/certificate_statuses/any";
+        let response = self.ask(Call::get(path).accept("application/json").limit(16 << 20));
+        assert_eq!(response.status, 200, "{}", response.text());
+        let all: Vec<Value> = response.json().unwrap();
+        let text = |one: &Value, key: &str| one[key].as_str().unwrap().to_owned();
+        let mut held: Vec<_> = all
+            .iter()
+            .map(|one| (text(one, "name"), text(one, "state")))
+            .filter(|(name, _)| name.ends_with(&format!(".{below}")))
+            .collect();
+        held.sort();
+        held
+    }
+
+    /// Every request for a certname below a name that came to be queued or was refused, by the server's access log.
+    pub(crate) fn sent(&self, below: &str) -> Vec<String> {
+        let log = fs::read_to_string(self.dir.join("log/puppetserver-access.log")).unwrap();
+        log.lines()
+            .filter_map(|line| line.split('"').nth(1))
+            .filter(|request| request.starts_with("PUT /puppet-ca/v1/certificate_request/"))
+            .filter(|request| request.contains(&format!(".{below} ")))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn ask(&self, call: Call<'_>) -> Response {
+        run(client(&self.dir, self.port, true).send(call)).unwrap()
+    }
+}
+
+fn client(dir: &Path, port: u16, admin: bool) -> Client {
+    let url = Url::parse(&format!("https://localhost:{port}")).unwrap();
+    let mut endpoint = Endpoint::new(url);
+    endpoint.tls = Tls {
+        ca_file: Some(dir.join("ca.pem")),
+        certificate: admin.then(|| dir.join("admin.pem")),
+        key: admin.then(|| dir.join("admin.key")),
+        ..Tls::default()
+    };
+    Client::new(endpoint, Rc::new(PlainFiles), OffsetDateTime::now_utc).unwrap()
+}
+
+fn is_running(client: &Client) -> bool {
+    run(client.send(Call::get("/status/v1/simple")))
+        .is_ok_and(|response| response.text() == "running")
+}
+
+/// A directory of this process. What ended processes left is removed, since nothing static is ever dropped.
+fn directory() -> PathBuf {
+    let below = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    for entry in fs::read_dir(below).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let owner = name
+            .strip_prefix("puppet-")
+            .and_then(|rest| rest.split('-').next());
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+    tempfile::Builder::new()
+        .prefix(&format!("puppet-{}-", std::process::id()))
+        .tempdir_in(below)
+        .unwrap()
+        .keep()
+}

@@ -1,0 +1,323 @@
+//! OpenBao: in memory, unsealed, with a certificate of its own making and the root token at hand.
+//!
+//! One server serves the process; a test that wants it for itself has a namespace of its own ([`Bao::space`]), or starts
+//! another one where it does things to the server as a whole.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use nodepki::http::{Call, Client, Endpoint, Method, Url};
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+use super::{Server, bin, free_port};
+use crate::gateway::Upstream;
+use crate::signing::{PlainFiles, now, run};
+
+const ROOT: &str = "root-of-all";
+
+/// A running server.
+pub(crate) struct Bao {
+    _server: Server,
+    dir: PathBuf,
+    port: u16,
+}
+
+impl Bao {
+    /// The one of this process.
+    pub(crate) fn shared() -> &'static Bao {
+        static SHARED: OnceLock<Bao> = OnceLock::new();
+        SHARED.get_or_init(Bao::start)
+    }
+
+    pub(crate) fn start() -> Bao {
+        let dir = tempfile::tempdir().unwrap().keep();
+        let port = free_port();
+        let mut command = Command::new(bin("bao"));
+        command
+            .args(["server", "-dev", "-dev-no-store-token", "-dev-tls"])
+            .arg(format!("-dev-tls-cert-dir={}", dir.display()))
+            .arg(format!("-dev-root-token-id={ROOT}"))
+            .arg(format!("-dev-listen-address=127.0.0.1:{port}"))
+            .env("HOME", &dir);
+        let mut server = Server::start(command, &dir.join("log"));
+        let ca = dir.join("vault-ca.pem");
+        server.wait_for_port(port);
+        assert!(ca.exists(), "{}", server.said());
+        let bao = Bao {
+            _server: server,
+            dir,
+            port,
+        };
+        while bao
+            .space_named("")
+            .send(Method::GET, "sys/health", None, None, &[])
+            .0
+            != 200
+        {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        bao
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn ca_file(&self) -> PathBuf {
+        self.dir.join("vault-ca.pem")
+    }
+
+    pub(crate) fn upstream(&self) -> Upstream {
+        let ca = std::fs::read(self.ca_file()).unwrap();
+        Upstream::tls(("127.0.0.1", self.port), &ca, "127.0.0.1")
+    }
+
+    /// The server as a whole, without a namespace.
+    pub(crate) fn root(&self) -> Space<'_> {
+        self.space_named("")
+    }
+
+    /// A new namespace.
+    pub(crate) fn space(&self) -> Space<'_> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("space-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        self.root()
+            .write(&format!("sys/namespaces/{name}"), json!({}));
+        self.space_named(&name)
+    }
+
+    fn space_named(&self, name: &str) -> Space<'_> {
+        Space {
+            bao: self,
+            namespace: name.to_owned(),
+        }
+    }
+
+    /// Its own program as a client of it, with the rights of root.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(bin("bao"));
+        self.authorize(&mut command);
+        command
+    }
+
+    /// Lets what a command runs be root.
+    pub(crate) fn authorize(&self, command: &mut Command) {
+        command
+            .env("VAULT_ADDR", self.url())
+            .env("VAULT_CACERT", self.ca_file())
+            .env("VAULT_TOKEN", ROOT)
+            .env("VAULT", bin("bao"))
+            .env("HOME", &self.dir);
+    }
+}
+
+/// A namespace of a server, seen by its administrator.
+pub(crate) struct Space<'a> {
+    pub(crate) bao: &'a Bao,
+    /// Empty for the server as a whole.
+    pub(crate) namespace: String,
+}
+
+impl Space<'_> {
+    /// One exchange. `path` is what follows `/v1/`.
+    pub(crate) fn send(
+        &self,
+        method: Method,
+        path: &str,
+        token: Option<&str>,
+        body: Option<&Value>,
+        headers: &[(&str, &str)],
+    ) -> (u16, Value) {
+        let mut endpoint = Endpoint::new(Url::parse(&self.bao.url()).unwrap());
+        endpoint.tls.ca_file = Some(self.bao.ca_file());
+        let client = Client::new(endpoint, Rc::new(PlainFiles), now).unwrap();
+        let mut call = Call::new(method, format!("/v1/{path}")).header("X-Vault-Request", "true");
+        if !self.namespace.is_empty() {
+            call = call.header("X-Vault-Namespace", self.namespace.as_str());
+        }
+        for (name, value) in headers {
+            call = call.header(*name, *value);
+        }
+        if let Some(token) = token {
+            call = call.secret("X-Vault-Token", Zeroizing::new(token.to_owned()));
+        }
+        if let Some(body) = body {
+            call = call.json(body);
+        }
+        match run(client.send(call)) {
+            Ok(response) => (response.status, response.json().unwrap_or(Value::Null)),
+            Err(error) => (0, json!(error.to_string())),
+        }
+    }
+
+    fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Value {
+        let (status, answer) = self.send(method, path, Some(ROOT), body, &[]);
+        assert!(matches!(status, 200 | 204), "{path}: {status} {answer}");
+        answer
+    }
+
+    /// Writes as root.
+    pub(crate) fn write(&self, path: &str, body: Value) -> Value {
+        self.ask(Method::POST, path, Some(&body))
+    }
+
+    /// Reads as root.
+    pub(crate) fn read(&self, path: &str) -> Value {
+        self.ask(Method::GET, path, None)
+    }
+
+    /// As anybody with this token: the status, and what the server says.
+    pub(crate) fn as_token(&self, token: &str, path: &str, body: Value) -> (u16, Value) {
+        self.send(Method::POST, path, Some(token), Some(&body), &[])
+    }
+
+    /// The serial numbers of everything that an engine has certified.
+    pub(crate) fn certified(&self, mount: &str) -> Vec<String> {
+        let path = format!("{mount}/certs?list=true");
+        let (_, answer) = self.send(Method::GET, &path, Some(ROOT), None, &[]);
+        let keys = answer["data"]["keys"].as_array().cloned();
+        keys.unwrap_or_default()
+            .iter()
+            .map(|key| key.as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    /// A PKI engine without a CA.
+    pub(crate) fn engine(&self, mount: &str) {
+        self.write(
+            &format!("sys/mounts/{mount}"),
+            json!({"type": "pki", "config": {"max_lease_ttl": "87600h"}}),
+        );
+    }
+
+    /// A self-signed CA in an engine.
+    pub(crate) fn root_ca(&self, mount: &str, name: &str) -> String {
+        let answer = self.write(
+            &format!("{mount}/root/generate/internal"),
+            json!({"common_name": name, "issuer_name": name, "key_type": "ec", "key_bits": 256,
+                   "ttl": "87600h", "exclude_cn_from_sans": true}),
+        );
+        text(&answer["data"]["certificate"])
+    }
+
+    /// A CA in an engine below one of another engine, whose certificate is returned.
+    pub(crate) fn intermediate_ca(&self, mount: &str, name: &str, above: &str) -> String {
+        self.engine(above);
+        let root = self.root_ca(above, &format!("{name}-root"));
+        let csr = self.write(
+            &format!("{mount}/intermediate/generate/internal"),
+            json!({"common_name": name, "key_type": "ec", "key_bits": 256}),
+        );
+        let signed = self.write(
+            &format!("{above}/root/sign-intermediate"),
+            json!({"csr": csr["data"]["csr"], "ttl": "43800h", "use_csr_values": true}),
+        );
+        let chain = format!("{}\n{root}", text(&signed["data"]["certificate"]));
+        self.write(
+            &format!("{mount}/intermediate/set-signed"),
+            json!({ "certificate": chain }),
+        );
+        root
+    }
+
+    /// A token with a policy of this text.
+    pub(crate) fn token(&self, policy: &str) -> String {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("of-test-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = format!("sys/policies/acl/{name}");
+        self.write(&path, json!({ "policy": policy }));
+        let made = self.write("auth/token/create", json!({ "policies": [name] }));
+        text(&made["auth"]["client_token"])
+    }
+
+    /// A token that may do anything here.
+    pub(crate) fn any_token(&self) -> String {
+        self.token("path \"*\" { capabilities = [\"create\", \"read\", \"update\", \"delete\", \"list\", \"sudo\"] }")
+    }
+
+    /// A `secret_id`, wrapped.
+    pub(crate) fn wrapped(&self, path: &str, body: &Value) -> String {
+        let wrap = [("X-Vault-Wrap-TTL", "600")];
+        let (status, answer) = self.send(Method::POST, path, Some(ROOT), Some(body), &wrap);
+        assert_eq!(status, 200, "{answer}");
+        text(&answer["wrap_info"]["token"])
+    }
+
+    /// Whether the server takes a token for anything.
+    pub(crate) fn is_alive(&self, token: &str) -> bool {
+        self.write_status("auth/token/lookup", json!({ "token": token })) == 200
+    }
+
+    fn write_status(&self, path: &str, body: Value) -> u16 {
+        self.send(Method::POST, path, Some(ROOT), Some(&body), &[])
+            .0
+    }
+
+    /// Does what a script of `nodepki config signer-setup vault` says, without a process for each line. That the
+    /// script does the same in a shell is a test of its own.
+    pub(crate) fn apply(&self, script: &str) {
+        let mut lines = script.lines();
+        while let Some(line) = lines.next() {
+            let words: Vec<&str> = line
+                .split_whitespace()
+                .map(|word| word.trim_matches('\''))
+                .collect();
+            let mut document = || -> String {
+                lines
+                    .by_ref()
+                    .take_while(|line| *line != "EOF")
+                    .map(|line| format!("{line}\n"))
+                    .collect()
+            };
+            let option = |words: &[&str]| -> String {
+                let path = words.iter().find_map(|word| word.strip_prefix("-path="));
+                path.unwrap().trim_matches('\'').to_owned()
+            };
+            match words.as_slice() {
+                ["\"$VAULT\"", "write", path, "-", "<<'EOF" | "<<'EOF'"] => {
+                    self.write(path, serde_json::from_str(&document()).unwrap());
+                }
+                ["\"$VAULT\"", "write", path, pairs @ ..] => {
+                    let body: serde_json::Map<String, Value> = pairs
+                        .iter()
+                        .map(|pair| pair.split_once('=').unwrap())
+                        .map(|(key, value)| (key.to_owned(), json!(value)))
+                        .collect();
+                    self.write(path, Value::Object(body));
+                }
+                ["\"$VAULT\"", "policy", "write", name, ..] => {
+                    self.write(
+                        &format!("sys/policies/acl/{name}"),
+                        json!({ "policy": document() }),
+                    );
+                }
+                ["\"$VAULT\"", "secrets", "enable", ..] => self.engine(&option(&words)),
+                ["\"$VAULT\"", "auth", "enable", .., kind] => {
+                    let path = format!("sys/auth/{}", option(&words));
+                    self.write(&path, json!({ "type": kind }));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The text in a JSON value.
+pub(crate) fn text(value: &Value) -> String {
+    value
+        .as_str()
+        .unwrap_or_else(|| panic!("{value}"))
+        .to_owned()
+}
+
+/// Writes a secret where a signer reads it.
+pub(crate) fn put(dir: &Path, name: &str, secret: &str) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, format!("{secret}\n")).unwrap();
+    path
+}
