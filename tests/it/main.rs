@@ -34,6 +34,7 @@ mod signer_bad;
 mod signer_bootstrap;
 mod signer_contract;
 mod signer_directory;
+mod signer_est;
 mod signer_exec;
 mod signer_failures;
 mod signer_puppet;

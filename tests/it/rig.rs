@@ -11,7 +11,9 @@ use nodepki::signer::{Kind, Request, Signer, Ticket};
 
 use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
-use crate::{signer_contract, signer_directory, signer_exec, signer_puppet, signer_vault};
+use crate::{
+    signer_contract, signer_directory, signer_est, signer_exec, signer_puppet, signer_vault,
+};
 
 /// A kind of signer, ready to be asked.
 pub(crate) trait Rig {
@@ -108,6 +110,7 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Local => Box::new(signer_contract::LocalRig::new()),
         Kind::Exec => Box::new(signer_exec::ExecRig::new()),
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
+        Kind::Est => Box::new(signer_est::EstRig::new()),
         Kind::Vault => Box::new(signer_vault::VaultRig::new()),
         Kind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
     }
