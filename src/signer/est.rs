@@ -624,20 +624,19 @@ impl Signer for Est {
             .collect();
         places.sort();
         places.dedup();
-        let mut answer = None;
+        let (mut learned, mut failed) = (None, None);
         for place in &places {
-            // The others are of use to `preflight` alone, and may be of certificates that nobody wants.
+            // Each is of use to `preflight`, and one that fails may be of a certificate that nobody wants.
             match self.look(place).await {
-                Ok(learned) => {
-                    answer.get_or_insert(Ok(learned));
-                }
-                Err(error) => {
-                    answer.get_or_insert(Err(error));
-                }
+                Ok(one) => learned = learned.or(Some(one)),
+                Err(error) if error.class.passes() => return Err(error),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        let Some(learned) = answer.transpose()? else {
-            return Ok(None);
+        let learned = match (learned, failed) {
+            (Some(learned), _) => learned,
+            (None, Some(error)) => return Err(error),
+            (None, None) => return Ok(None),
         };
         let all = &learned.certificates;
         let mut roots: Vec<&Certificate> = all.iter().filter(|one| one.is_self_signed()).collect();
