@@ -73,7 +73,7 @@ impl fmt::Debug for Name {
 }
 
 /// A certificate comes from outside: no control character of it reaches a terminal or a log.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
             if c.is_control() {

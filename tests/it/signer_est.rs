@@ -30,30 +30,34 @@ const ENROLL: &str = "/simpleenroll";
 
 // ---- rigs ----
 
-/// libest for each authority, each of them believed and convinced in another way; that of etcd asks for patience first.
+/// libest for each authority, each of them believed and convinced in another way; some ask for patience first.
 pub(crate) struct EstRig {
     dir: TempDir,
     servers: [Est; 3],
-    gateways: RefCell<Vec<Gateway>>,
+    /// Who denied something.
+    deniers: RefCell<Vec<(Gateway, Est)>>,
 }
 
 impl EstRig {
     pub(crate) fn new() -> Self {
+        Self::with([&[], &[], &["-n", "-m", "3"]])
+    }
+
+    /// Options of the servers of ca, etcd-ca and front-proxy-ca.
+    fn with(options: [&[&str]; 3]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         write_authorities(dir.path());
-        let server = |authority: Authority, options: &[&str]| {
-            let base = dir.path().join(authority.base_name());
-            Est::libest(like(&base), options, &[])
-        };
+        let base = |authority: Authority| dir.path().join(authority.base_name());
+        let [ca, etcd, proxy] = options;
         let servers = [
-            server(Authority::Ca, &[]),
-            server(Authority::EtcdCa, &["-m", "3"]),
-            server(Authority::FrontProxyCa, &["-n"]),
+            Est::libest(like(&base(Authority::Ca)), ca, &[]),
+            Est::libest(like(&base(Authority::EtcdCa)), etcd, &[]),
+            Est::libest(like(&base(Authority::FrontProxyCa)), proxy, &[]),
         ];
         EstRig {
             dir,
             servers,
-            gateways: RefCell::default(),
+            deniers: RefCell::default(),
         }
     }
 
@@ -61,27 +65,29 @@ impl EstRig {
         &self.servers[1]
     }
 
-    fn settings_with(&self, url: &str, tls: &str) -> String {
-        let [ca, etcd, proxy] = &self.servers;
-        let client = proxy.client("cp1");
+    /// With the server of etcd-ca elsewhere, and this signer for front-proxy-ca.
+    fn settings_with(&self, url: &str, tls: &str, proxy: &str) -> String {
+        let [ca, etcd, _] = &self.servers;
         settings(&[
             format!(
-                "{{url: '{}', rootSHA256: '{}', {}}}",
+                "est: {{url: '{}', rootSHA256: '{}', {}}}",
                 ca.url(),
                 fingerprint(&ca.ca_file()),
                 basic(&ca.password_file())
             ),
             format!(
-                "{{url: '{url}', tls: {tls}, {}, longestWait: 1s}}",
+                "est: {{url: '{url}', tls: {tls}, {}, longestWait: 1s}}",
                 basic(&etcd.password_file())
             ),
-            format!(
-                "{{url: '{}', tls: {{caFile: {}, certificate: {client}, key: {client}}}}}",
-                proxy.url(),
-                proxy.ca_file().display(),
-                client = client.display()
-            ),
+            proxy.to_owned(),
         ])
+    }
+
+    /// Settings in which nothing but what the server of etcd-ca does decides how a run ends.
+    fn behind(&self) -> impl Fn(&str, &str) -> String + 'static {
+        let proxy = format!("local: {{directory: {}}}", self.dir.path().display());
+        let all = self.settings_with("@url@", "@tls@", &proxy);
+        move |url, tls| all.replace("@url@", url).replace("@tls@", tls)
     }
 }
 
@@ -91,9 +97,15 @@ impl Rig for EstRig {
     }
 
     fn settings(&self) -> String {
-        let etcd = self.etcd();
+        let [_, etcd, proxy] = &self.servers;
         let tls = format!("{{caFile: {}}}", etcd.ca_file().display());
-        self.settings_with(&etcd.url(), &tls)
+        let proxy = format!(
+            "est: {{url: '{}', tls: {{caFile: {}, certificate: {client}, key: {client}}}, longestWait: 1s}}",
+            proxy.url(),
+            proxy.ca_file().display(),
+            client = proxy.client("cp1").display()
+        );
+        self.settings_with(&etcd.url(), &tls, &proxy)
     }
 
     fn authorities(&self) -> PathBuf {
@@ -106,14 +118,16 @@ impl Rig for EstRig {
 
     /// EST has no word for it: what was taken and then is refused was somebody's decision.
     fn deny(&self, request: &Request) -> Option<Denial> {
-        let gateway = Gateway::to(Some(self.etcd().upstream()));
+        let base = self.dir.path().join(request.wanted.authority.base_name());
+        let server = Est::libest(like(&base), &["-m", "3"], &[]);
+        let gateway = Gateway::to(Some(server.upstream()));
         let said = b"request rejected by the registration authority".to_vec();
         let refused = Rule::on("POST", ENROLL).after(1);
         gateway.rule(refused.then(Action::Status(400, Vec::new(), said)));
-        let signer: Rc<dyn Signer> = open(&through(&gateway, self.etcd())).into();
+        let signer: Rc<dyn Signer> = open(&through(&gateway, &server)).into();
         run(signer.probe()).unwrap();
         let (ticket, _) = pending(run(signer.submit(request)));
-        self.gateways.borrow_mut().push(gateway);
+        self.deniers.borrow_mut().push((gateway, server));
         Some(Denial {
             signer,
             ticket: Some(ticket),
@@ -126,12 +140,10 @@ impl Rig for EstRig {
     }
 
     fn front(&self) -> Option<Front> {
-        // The tests of the front hold the rig longer than this.
-        let all = self.settings_with("@url@", "@tls@");
         Some(Front {
             upstream: self.etcd().upstream(),
             submit: ("POST", ENROLL),
-            settings: Box::new(move |url, tls| all.replace("@url@", url).replace("@tls@", tls)),
+            settings: Box::new(self.behind()),
             exceptions: &[],
         })
     }
@@ -161,7 +173,7 @@ impl Rig for StrictRig {
     fn settings(&self) -> String {
         let signers = self.servers.each_ref().map(|server| {
             format!(
-                "{{url: '{}', label: 'k8s-{{authority}}', tls: {{caFile: {}}}}}",
+                "est: {{url: '{}', label: 'k8s-{{authority}}', tls: {{caFile: {}}}}}",
                 server.url(),
                 server.ca_file().display()
             )
@@ -189,7 +201,7 @@ fn settings([ca, etcd, proxy]: &[String; 3]) -> String {
     format!(
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
          authorities:\n  ca: {{signer: ca}}\n  etcd-ca: {{signer: etcd}}\n  front-proxy-ca: {{signer: proxy}}\n\
-         signers:\n  ca: {{est: {ca}}}\n  etcd: {{est: {etcd}}}\n  proxy: {{est: {proxy}}}\n"
+         signers:\n  ca: {{{ca}}}\n  etcd: {{{etcd}}}\n  proxy: {{{proxy}}}\n"
     )
 }
 
@@ -384,6 +396,7 @@ fn the_password_goes_only_where_it_is_needed() {
         run(signer.probe()).unwrap();
         issued(run(signer.submit(&request(CertName::Apiserver))));
     });
+    assert!(!log.contains("unreadable"), "{log}");
     let secret = STANDARD.encode(format!("{USER}:{PASSWORD}"));
     assert!(!log.contains(PASSWORD) && !log.contains(&secret), "{log}");
     let seen: Vec<(String, bool)> = gateway
@@ -1206,7 +1219,7 @@ fn a_key_that_the_server_does_not_want_ends_the_run_before_it_is_made() {
     let wish = b"MBQwEgYHKoZIzj0CATEHBgUrgQQAIg==".to_vec();
     gateway.rule(Rule::on("GET", "/csrattrs").then(Action::Status(200, Vec::new(), wish)));
     let tls = format!("{{caFile: {}}}", gateway.ca_file().display());
-    let settings = (rig.front().unwrap().settings)(&gateway.url(), &tls);
+    let settings = rig.behind()(&gateway.url(), &tls);
     fs::write(node.outside("config.yaml"), settings).unwrap();
     let ran = Ran::of(&mut node.ask_command("0s"));
     ran.ended(78)
@@ -1219,7 +1232,7 @@ fn a_key_that_the_server_does_not_want_ends_the_run_before_it_is_made() {
 /// The certificate that comes after the wait is somebody else's.
 #[test]
 fn another_keys_certificate_after_the_wait_is_refused() {
-    let rig = EstRig::new();
+    let rig = EstRig::with([&[], &["-m", "3"], &[]]);
     let node = node(&rig);
     let gateway = Gateway::to(Some(rig.etcd().upstream()));
     let other = request(CertName::EtcdServer);
@@ -1231,7 +1244,7 @@ fn another_keys_certificate_after_the_wait_is_refused() {
         ..answer
     }))));
     let tls = format!("{{caFile: {}}}", gateway.ca_file().display());
-    let settings = (rig.front().unwrap().settings)(&gateway.url(), &tls);
+    let settings = rig.behind()(&gateway.url(), &tls);
     fs::write(node.outside("config.yaml"), settings).unwrap();
     Ran::of(&mut node.ask_command("0s"))
         .ended(75)

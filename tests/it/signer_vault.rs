@@ -610,6 +610,64 @@ fn nothing_else(bao: &Bao, node: &Node, role_id: &Path) {
     );
 }
 
+/// A node that has pins and no CA files, a revocation, and lists under a root and under an intermediate.
+#[test]
+fn authorities_and_revocation_lists_come_from_the_server() {
+    let rig = VaultRig::new();
+    let node = Node::new();
+    let mut authorities = String::new();
+    for authority in Authority::ALL {
+        let file = format!("{}.crt", authority.base_name());
+        node.remove(format!("/etc/kubernetes/pki/{file}"));
+        let pem = fs::read(rig.authorities().join(file)).unwrap();
+        let root = TrustBundle::from_pem(&pem).unwrap();
+        let pin = nodepki::x509::hex(&root.first().public_key().sha256());
+        authorities.push_str(&format!(
+            "  {authority}: {{signer: v, trust: {{sha256: [{pin}]}}}}\n"
+        ));
+    }
+    let settings = format!("{}authorities:\n{authorities}", rig.settings());
+    fs::write(node.outside("config.yaml"), settings).unwrap();
+    Ran::of(&mut node.ask_command("1s")).done();
+    node.assert_sound(&CertName::ALL);
+
+    let crl = || {
+        Ran::of(node.command(["crl", "--wait", "0s"]).args([
+            "--config",
+            node.outside("config.yaml").to_str().unwrap(),
+            "--kubeadm-config",
+            node.outside("kubeadm.yaml").to_str().unwrap(),
+        ]))
+    };
+    crl().done();
+    for (authority, mount, base) in [
+        (CertName::EtcdPeer, "pki/etcd-ca", "etcd/"),
+        (
+            CertName::FrontProxyClient,
+            "pki/front-proxy-ca",
+            "front-proxy-",
+        ),
+    ] {
+        let list = format!("/etc/kubernetes/pki/{base}crl.pem");
+        let shown = |list: &str| {
+            let pem = node.read(list);
+            let ca = node.path(format!("/etc/kubernetes/pki/{base}ca.crt"));
+            let arguments = ["crl", "-noout", "-text", "-CAfile", ca.to_str().unwrap()];
+            String::from_utf8(openssl(&arguments, pem.as_bytes())).unwrap()
+        };
+        assert!(shown(&list).contains("No Revoked"));
+        let (chain, _) = node.leaf(authority).unwrap();
+        let leaf = chain.leaf().to_pem();
+        rig.space
+            .write(&format!("{mount}/revoke"), json!({ "certificate": leaf }));
+        // What the printed settings have the server do within 15 minutes.
+        rig.space.read(&format!("{mount}/crl/rotate"));
+        crl().done();
+        let serial = chain.leaf().serial().to_uppercase();
+        assert!(shown(&list).contains(&serial), "{}", shown(&list));
+    }
+}
+
 #[test]
 fn the_setup_gives_each_wish_a_role_of_its_own_and_each_node_its_names() {
     let dir = tempfile::tempdir().unwrap();

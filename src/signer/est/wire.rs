@@ -34,7 +34,8 @@ pub(super) fn decode(body: &[u8]) -> Result<Vec<u8>, String> {
     let text: Vec<u8> = body
         .iter()
         .copied()
-        .filter(|byte| !byte.is_ascii_whitespace())
+        // libest ends its /csrattrs with a NUL.
+        .filter(|byte| !byte.is_ascii_whitespace() && *byte != 0)
         .collect();
     if text.is_empty() {
         return Err("it is empty".to_owned());
@@ -59,7 +60,13 @@ mod tests {
     #[test]
     fn answers_come_in_any_shape() {
         let der = [0x30, 0x03, 0x02, 0x01, 0x05];
-        for body in ["MAMCAQU=", "MAMC\r\nAQU=\r\n", " MAMCAQU\n", "\nMAMC AQU="] {
+        for body in [
+            "MAMCAQU=",
+            "MAMC\r\nAQU=\r\n",
+            " MAMCAQU\n",
+            "\nMAMC AQU=",
+            "MAMCAQU=\0",
+        ] {
             assert_eq!(decode(body.as_bytes()).unwrap(), der, "{body:?}");
         }
         assert_eq!(decode(&der).unwrap(), der);

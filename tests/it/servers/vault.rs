@@ -98,13 +98,6 @@ impl Bao {
         }
     }
 
-    /// Its own program as a client of it, with the rights of root.
-    pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(bin("bao"));
-        self.authorize(&mut command);
-        command
-    }
-
     /// Lets what a command runs be root.
     pub(crate) fn authorize(&self, command: &mut Command) {
         command
