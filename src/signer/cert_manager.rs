@@ -3,13 +3,9 @@
 //!
 //! # What the cluster needs
 //! - cert-manager's CertificateRequest `cert-manager.io/v1`, and the issuer.
-//! - The node may create and read requests in one namespace, and nothing else. Better isolated than the kind
-//!   `kubernetes`: a namespace for each cluster or node keeps requests from being read by others.
-//!
-//!   ```text
-//!   kubectl -n pki create role nodepki --verb=create,get --resource=certificaterequests.cert-manager.io
-//!   kubectl -n pki create rolebinding nodepki --role=nodepki --serviceaccount=pki:nodepki
-//!   ```
+//! - The node may create and read requests in one namespace, and nothing else; `nodepki config signer-setup
+//!   certManager | kubectl apply -f -` makes namespace, role and binding. Better isolated than the kind `kubernetes`: a
+//!   namespace for each cluster or node keeps requests from being read by others.
 //! - Somebody approves: cert-manager's own approver for its own issuers, approver-policy or `cmctl approve` for
 //!   others, with the verb `approve` on `signers.cert-manager.io`. The node must never hold it.
 //!
@@ -30,8 +26,8 @@ use serde_json::{Map as JsonMap, Value, json};
 use super::cluster::{self, Cluster, Draft, Filed, Words};
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Answer, Caps, Carry, Configured, Identity, Kind, Lookup, Rejection, Request, Resubmit,
-    Signer, SignerError, Site, Ticket, Wanted, endpoint, server, wire,
+    About, Answer, Caps, Carry, Configured, Identity, Kind, Lookup, Part, Rejection, Request,
+    Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint, server, wire,
 };
 use crate::kubeadm::format_duration;
 use crate::kubeapi::{Access, Resource};
@@ -154,6 +150,32 @@ impl Configured for Config {
         );
         keys.insert("requestLifetime".to_owned(), json!(self.request_lifetime));
         Value::Object(keys)
+    }
+
+    fn setup(parts: &[Part<'_, Self>], _identity: &Identity) -> Option<String> {
+        let mut places: Vec<(&Access, &str)> = Vec::new();
+        for part in parts {
+            let place = (&part.config.access, part.config.namespace.as_str());
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        let manifests = places.into_iter().map(|(access, namespace)| {
+            let named = json!({"name": "nodepki", "namespace": namespace});
+            let rules = json!([{
+                "apiGroups": [REQUESTS.group],
+                "resources": [REQUESTS.plural],
+                "verbs": ["create", "get"],
+            }]);
+            let objects = [
+                json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
+                cluster::binding("RoleBinding", named.clone(), "Role", "nodepki"),
+                cluster::role("Role", named, rules),
+            ];
+            let then = "Whoever approves needs the verb approve on signers.cert-manager.io; a node must not have it.";
+            cluster::manifest(access, &objects, then)
+        });
+        Some(manifests.collect())
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {

@@ -26,7 +26,7 @@ use crate::kubeapi::{Access, Api, Error, Resource, Status};
 use crate::names::CertName;
 use crate::schema::{Form, Key, SecretFile, key};
 use crate::x509::hex;
-use crate::yaml::Map;
+use crate::yaml::{self, Map};
 
 /// Bytes of somebody else's words in a message.
 const SAID_LIMIT: usize = 512;
@@ -125,6 +125,46 @@ pub(super) fn redacted(access: &Access, keys: &mut JsonMap<String, Value>) {
             keys.insert("timeout".to_owned(), json!(format_duration(*timeout)));
         }
     }
+}
+
+/// Group of the bootstrap tokens that the manifests below are for. Those of `system:bootstrappers` at large are the
+/// cluster's own kubelets.
+const BOOTSTRAPPERS: &str = "system:bootstrappers:nodepki";
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+/// What `kubectl apply -f -` takes on the API server of `access`, with a word on what it is for.
+pub(super) fn manifest(access: &Access, objects: &[Value], then: &str) -> String {
+    let mut text = format!(
+        "# For {access}: as an administrator there, `kubectl apply -f -`.\n\
+         # The node proves itself with a bootstrap token of the group {BOOTSTRAPPERS}:\n\
+         #   kubeadm token create --usages authentication --groups {BOOTSTRAPPERS}\n\
+         # Put another subject into the bindings for a ServiceAccount, a user or a group of client certificates.\n"
+    );
+    for line in then.lines() {
+        text.push_str(&format!("# {line}\n"));
+    }
+    for object in objects {
+        text.push_str("---\n");
+        // JSON is YAML.
+        text.push_str(&yaml::to_string(object).unwrap_or_else(|_| object.to_string()));
+    }
+    text
+}
+
+/// A Role or ClusterRole.
+pub(super) fn role(kind: &str, metadata: Value, rules: Value) -> Value {
+    json!({"apiVersion": format!("{RBAC}/v1"), "kind": kind, "metadata": metadata, "rules": rules})
+}
+
+/// Gives a role to this node's bootstrap tokens.
+pub(super) fn binding(kind: &str, metadata: Value, role_kind: &str, role: &str) -> Value {
+    json!({
+        "apiVersion": format!("{RBAC}/v1"),
+        "kind": kind,
+        "metadata": metadata,
+        "roleRef": {"apiGroup": RBAC, "kind": role_kind, "name": role},
+        "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": BOOTSTRAPPERS}],
+    })
 }
 
 /// A request before it has a name.

@@ -4,15 +4,17 @@
 //! cluster is the usual place. It must not be the API server that is to get its first certificates this way.
 //!
 //! # What the cluster needs
+//! `nodepki config signer-setup kubernetes | kubectl apply -f -` makes the roles below, for the signer names of the
+//! configuration.
 //! - The node may create and read requests, and nothing else: the ClusterRole `system:node-bootstrapper`, which is in
 //!   every cluster.
 //!
 //!   ```text
-//!   kubectl create clusterrolebinding nodepki --clusterrole=system:node-bootstrapper --group=system:bootstrappers
+//!   kubectl create clusterrolebinding nodepki --clusterrole=system:node-bootstrapper --group=system:bootstrappers:nodepki
 //!   ```
 //!
-//!   With that, a bootstrap token in `tokenFile` is enough (`--enable-bootstrap-token-auth`, Secret
-//!   `bootstrap-token-ID` in `kube-system` with `usage-bootstrap-authentication`). A ServiceAccount's token, a client
+//!   With that, a bootstrap token in `tokenFile` is enough (`kubeadm token create --usages authentication --groups
+//!   system:bootstrappers:nodepki`). A ServiceAccount's token, a client
 //!   certificate or a kubeconfig do as well; bind their user or group. It must never hold `approve` or `sign`: the
 //!   probe warns of a credential that may approve.
 //! - Somebody approves: `update` on `certificatesigningrequests/approval`, and the verb `approve` on `signers` with
@@ -38,6 +40,7 @@
 
 mod signer_name;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -46,8 +49,8 @@ use serde_json::{Map as JsonMap, Value, json};
 use super::cluster::{self, Cluster, Draft, Filed, Words};
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Answer, Caps, Carry, Configured, Identity, Kind, Lookup, Rejection, Request, Resubmit,
-    Signer, SignerError, Site, Ticket, Wanted, endpoint, server, wire,
+    About, Answer, Caps, Carry, Configured, Identity, Kind, Lookup, Part, Rejection, Request,
+    Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint, server, wire,
 };
 use crate::kubeadm::format_duration;
 use crate::kubeapi::{Access, Resource};
@@ -141,6 +144,26 @@ impl Configured for Config {
         Value::Object(keys)
     }
 
+    fn setup(parts: &[Part<'_, Self>], identity: &Identity) -> Option<String> {
+        let mut servers: Vec<&Access> = Vec::new();
+        for part in parts {
+            if !servers.contains(&&part.config.access) {
+                servers.push(&part.config.access);
+            }
+        }
+        let manifests = servers.into_iter().map(|access| {
+            let of_server = parts.iter().filter(|part| part.config.access == *access);
+            let names: BTreeSet<String> = of_server
+                .flat_map(|part| {
+                    let of = |wanted| part.config.signer_name.of(wanted, identity);
+                    part.wanted.iter().filter_map(of)
+                })
+                .collect();
+            manifest(access, &names, &identity.cluster)
+        });
+        Some(manifests.collect())
+    }
+
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         let label = format!("{}:{}", Self::ABOUT.name, self.access);
         Ok(Box::new(Kubernetes {
@@ -151,6 +174,74 @@ impl Configured for Config {
             caps: CAPS,
         }))
     }
+}
+
+/// The node's right to ask, and to name cert-manager's Issuers where it does; and for whoever approves and signs, a role
+/// each that goes no further than these names.
+fn manifest(access: &Access, names: &BTreeSet<String>, cluster: &str) -> String {
+    let group = REQUESTS.group;
+    let read = json!({"apiGroups": [group], "resources": [REQUESTS.plural], "verbs": ["get", "list", "watch"]});
+    let decide = |part: &str, verb: &str| {
+        let update = json!({
+            "apiGroups": [group],
+            "resources": [format!("{}/{part}", REQUESTS.plural)],
+            "verbs": ["update"],
+        });
+        let on_signers = json!({
+            "apiGroups": [group],
+            "resources": ["signers"],
+            "resourceNames": names,
+            "verbs": [verb],
+        });
+        json!([read, update, on_signers])
+    };
+    // A management cluster has those of several clusters.
+    let role = |what: &str| json!({"name": format!("nodepki-{what}-{cluster}")});
+    let mut objects = vec![
+        cluster::binding(
+            "ClusterRoleBinding",
+            json!({"name": "nodepki"}),
+            "ClusterRole",
+            "system:node-bootstrapper",
+        ),
+        cluster::role(
+            "ClusterRole",
+            role("approver"),
+            decide("approval", "approve"),
+        ),
+        cluster::role("ClusterRole", role("signer"), decide("status", "sign")),
+    ];
+    let mut issuers: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in names.iter().filter_map(|name| SignerName::parse(name).ok()) {
+        if let Some((namespace, issuer)) = name.referenced() {
+            issuers
+                .entry(namespace.to_owned())
+                .or_default()
+                .push(issuer.to_owned());
+        }
+    }
+    for (namespace, issuers) in issuers {
+        let named = json!({"name": format!("nodepki-reference-{cluster}"), "namespace": namespace});
+        let rules = json!([{
+            "apiGroups": ["cert-manager.io"],
+            "resources": ["signers"],
+            "resourceNames": issuers,
+            "verbs": ["reference"],
+        }]);
+        let role = format!("nodepki-reference-{cluster}");
+        objects.push(cluster::binding(
+            "RoleBinding",
+            named.clone(),
+            "Role",
+            &role,
+        ));
+        objects.push(cluster::role("Role", named, rules));
+    }
+    let then = format!(
+        "Bind nodepki-approver-{cluster} to whoever approves and nodepki-signer-{cluster} to the controller that \
+         signs; to a node, neither."
+    );
+    cluster::manifest(access, &objects, &then)
 }
 
 /// A text as it may look with its placeholders filled in.

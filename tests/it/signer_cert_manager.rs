@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -23,7 +23,7 @@ use crate::signer_bad::verdict;
 use crate::signer_bootstrap::node;
 use crate::signer_contract::settings;
 use crate::signer_kubernetes::{
-    assert_same_usages, denied, direct, front, gateway, issued, name_of, pending,
+    assert_same_usages, denied, direct, front, gateway, issued, name_of, pending, set_up,
 };
 use crate::signing::{request, run, wanted};
 
@@ -418,6 +418,32 @@ fn the_node_sees_its_namespace_and_decides_nothing() {
     }
     let error = run(lost.signer().submit(&request)).unwrap_err();
     assert_eq!(error.class, Class::Auth, "{error}");
+}
+
+#[test]
+fn what_signer_setup_prints_is_enough() {
+    let mut rig = CertManagerRig::new();
+    rig.namespace = format!("printed-{}", rig.cluster.corner());
+    let kinds: Vec<String> = set_up(&rig, true)
+        .iter()
+        .map(|object| object["kind"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(kinds, ["Namespace", "RoleBinding", "Role"]);
+    let kubeconfig = rig.scratch().join("node.conf");
+    let node = rig
+        .cluster
+        .kubeconfig_of("n", &["system:bootstrappers:nodepki"]);
+    fs::write(&kubeconfig, node).unwrap();
+    rig.access = format!("kubeconfig: {}", kubeconfig.display());
+    let begin = Instant::now();
+    while let Err(error) = run(rig.signer().probe()) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{error}");
+    }
+    let request = request(CertName::EtcdServer);
+    let (ticket, _) = pending(run(rig.signer().submit(&request)));
+    rig.issue();
+    let bytes = issued(run(rig.signer().poll(&request, &ticket)));
+    assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
 }
 
 #[test]

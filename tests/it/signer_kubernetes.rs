@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::gateway::{Action, Answer as Reply, Gateway, Rule, Upstream};
-use crate::node::{Node, Ran};
+use crate::node::{NODEPKI, Node, Ran};
 use crate::rig::{Denial, Front, Rig};
 use crate::servers::kubernetes::{
     CSRS, Kubernetes, NODES, add_condition, condition, kubernetes, sign,
@@ -34,6 +35,7 @@ pub(crate) struct KubernetesRig {
     signer_name: String,
     /// The signer answers with leaf and intermediate.
     chained: bool,
+    authorities: PathBuf,
 }
 
 impl KubernetesRig {
@@ -49,6 +51,7 @@ impl KubernetesRig {
                 &format!("tokenFile: {}", dir.path().join("token").display()),
             ),
             signer_name: format!("pki.example.com/{{authority}}.r{corner}"),
+            authorities: cluster.authorities(),
             cluster,
             dir,
             corner,
@@ -217,7 +220,7 @@ impl Rig for KubernetesRig {
     }
 
     fn authorities(&self) -> PathBuf {
-        self.cluster.authorities()
+        self.authorities.clone()
     }
 
     fn scratch(&self) -> &Path {
@@ -587,6 +590,147 @@ fn a_node_that_could_approve_itself_is_told_so() {
     assert!(!ran.said().contains("may approve"), "{}", ran.said());
 }
 
+/// What `config signer-setup` prints for the signers of a rig.
+fn printed(rig: &dyn Rig) -> Vec<Value> {
+    let node = Node::new();
+    fs::write(node.outside("config.yaml"), rig.settings()).unwrap();
+    let mut command = Command::new(NODEPKI);
+    command
+        .args(["config", "signer-setup", rig.kind().as_str(), "--config"])
+        .arg(node.outside("config.yaml"))
+        .arg("--kubeadm-config")
+        .arg(node.outside("kubeadm.yaml"));
+    let ran = Ran::of(&mut command);
+    ran.done();
+    let documents = nodepki::yaml::parse("setup", &ran.stdout).unwrap();
+    let mut objects: Vec<Value> = documents.iter().map(nodepki::yaml::to_json).collect();
+    objects.retain(|object| !object.is_null());
+    objects
+}
+
+/// The same, made at the API by an administrator.
+pub(crate) fn set_up(rig: &dyn Rig, namespaced: bool) -> Vec<Value> {
+    let objects = printed(rig);
+    let admin = kubernetes().admin();
+    for object in &objects {
+        let kind = object["kind"].as_str().unwrap();
+        let path = match (kind, object["metadata"]["namespace"].as_str()) {
+            ("Namespace", _) => "/api/v1/namespaces".to_owned(),
+            (kind, Some(namespace)) => format!(
+                "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/{}s",
+                kind.to_ascii_lowercase()
+            ),
+            (kind, None) => format!(
+                "/apis/rbac.authorization.k8s.io/v1/{}s",
+                kind.to_ascii_lowercase()
+            ),
+        };
+        assert_eq!(
+            namespaced,
+            object["metadata"]["namespace"].is_string() || kind == "Namespace"
+        );
+        let yaml = nodepki::yaml::to_string(object).unwrap();
+        let call = nodepki::http::Call::post(path).body("application/yaml", yaml.into_bytes());
+        let (status, body) = admin.send(call);
+        assert_eq!(status, 201, "{body}");
+    }
+    objects
+}
+
+#[test]
+fn what_signer_setup_prints_is_enough_and_goes_no_further() {
+    let cluster = kubernetes();
+    let rig = KubernetesRig::new();
+    let objects = set_up(&rig, false);
+    let kinds: Vec<&str> = objects
+        .iter()
+        .map(|object| object["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["ClusterRoleBinding", "ClusterRole", "ClusterRole"]);
+    let admin = cluster.admin();
+    for (user, role) in [
+        ("setup-approver", "nodepki-approver-kubernetes"),
+        ("setup-signer", "nodepki-signer-kubernetes"),
+    ] {
+        let binding = json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
+            "metadata": {"name": user},
+            "subjects": [{"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}});
+        admin.create(
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            &binding,
+        );
+    }
+    // A node with nothing but the printed group.
+    let kubeconfig = rig.scratch().join("node.conf");
+    let node = cluster.kubeconfig_of("set-up-node", &["system:bootstrappers:nodepki"]);
+    fs::write(&kubeconfig, node).unwrap();
+    let rig = rig.reached(format!("kubeconfig: {}", kubeconfig.display()));
+    let begin = Instant::now();
+    while run(rig.signer().probe()).is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(30));
+    }
+    let request = request(CertName::EtcdServer);
+    let (ticket, _) = pending(run(rig.signer().submit(&request)));
+    let (approver, signer) = (
+        cluster.person("setup-approver", &[]),
+        cluster.person("setup-signer", &[]),
+    );
+    while approver.get(CSRS).0 != 200 || signer.get(CSRS).0 != 200 {
+        assert!(begin.elapsed() < Duration::from_secs(30));
+    }
+    let yes = condition("Approved", "Reviewed", "");
+    // Neither does the other's work.
+    let path = format!("{CSRS}/{}", ticket.as_str());
+    let (_, mut object) = signer.get(&path);
+    add_condition(&mut object, yes.clone());
+    assert_eq!(signer.put(&format!("{path}/approval"), &object).0, 403);
+    approver.decide(ticket.as_str(), yes.clone());
+    assert_eq!(approver.put(&format!("{path}/status"), &object).0, 403);
+    signer.answer(&path, |object| {
+        let pem = rig.signed(object);
+        object["status"]["certificate"] = json!(BASE64.encode(pem));
+    });
+    let bytes = issued(run(rig.signer().poll(&request, &ticket)));
+    assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
+    // Nor for another signer name.
+    let other = KubernetesRig::new();
+    let (ticket, _) = pending(run(other.signer().submit(&request)));
+    let path = format!("{CSRS}/{}", ticket.as_str());
+    let (_, mut object) = approver.get(&path);
+    add_condition(&mut object, yes);
+    let (status, body) = approver.put(&format!("{path}/approval"), &object);
+    assert_eq!(status, 403, "{body}");
+    assert!(
+        body["message"]
+            .as_str()
+            .unwrap()
+            .contains("not permitted to approve requests with signerName")
+    );
+}
+
+#[test]
+fn an_issuer_in_a_namespace_is_one_that_the_node_may_name() {
+    let rig = KubernetesRig::new().served("issuers.cert-manager.io/pki.{authority}");
+    let objects = printed(&rig);
+    let kinds: Vec<&str> = objects
+        .iter()
+        .map(|object| object["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds[3..], ["RoleBinding", "Role"]);
+    let role = objects.last().unwrap();
+    assert_eq!(role["metadata"]["namespace"], "pki");
+    assert_eq!(
+        role["rules"],
+        json!([{
+            "apiGroups": ["cert-manager.io"],
+            "resources": ["signers"],
+            "resourceNames": ["ca", "etcd-ca", "front-proxy-ca"],
+            "verbs": ["reference"],
+        }])
+    );
+}
+
 // ---- what is asked ----
 
 #[test]
@@ -852,6 +996,66 @@ fn kubernetes_own_signers_sign() {
     assert!(note.contains("nodeclient"), "{note}");
     let bytes = issued(settled_answer(signer.as_ref(), &request, &ticket));
     assert_signed_by_cluster(&rig, &request, &bytes);
+}
+
+/// A node whose `ca` is the CA of the API server that it asks: what kube-controller-manager signs comes from there, the
+/// rest from somebody else who has that CA.
+#[test]
+fn a_node_of_the_cluster_itself_mixes_kubernetes_own_signers_with_another() {
+    let mut rig = KubernetesRig::new();
+    let authorities = rig.scratch().join("authorities");
+    fs::create_dir_all(authorities.join("etcd")).unwrap();
+    for file in [
+        "etcd/ca.crt",
+        "etcd/ca.key",
+        "front-proxy-ca.crt",
+        "front-proxy-ca.key",
+    ] {
+        fs::copy(rig.authorities().join(file), authorities.join(file)).unwrap();
+    }
+    fs::copy(rig.cluster.ca_file(), authorities.join("ca.crt")).unwrap();
+    fs::copy(
+        rig.cluster.ca_file().with_extension("key"),
+        authorities.join("ca.key"),
+    )
+    .unwrap();
+    rig.authorities = authorities;
+    let mut signers = format!("{{default: \"{}\"", rig.signer_name);
+    let clients = [
+        "apiserver-kubelet-client",
+        "admin.conf",
+        "controller-manager.conf",
+        "scheduler.conf",
+    ];
+    for name in clients {
+        signers.push_str(&format!(", {name}: kubernetes.io/kube-apiserver-client"));
+    }
+    signers.push_str(", kubelet.conf: kubernetes.io/kube-apiserver-client-kubelet}");
+    let text = rig
+        .settings()
+        .replace(&format!("\"{}\"", rig.signer_name), &signers);
+    let node = node(&rig);
+    fs::write(node.outside("config.yaml"), text).unwrap();
+    let host = format!("cp1-{}", rig.corner);
+    node.configure(&crate::node::INIT.replace("cp1", &host));
+    let ran = Ran::of(&mut node.ask_command("0s"));
+    assert_eq!(ran.code, Some(75), "{}", ran.said());
+    let approver = rig.cluster.person("approver", &[]);
+    let mut approved = 0;
+    for object in rig.cluster.admin().list(CSRS) {
+        let built_in = object["spec"]["signerName"] == "kubernetes.io/kube-apiserver-client";
+        if built_in && name_of(&object).starts_with(&format!("nodepki-{host}-")) {
+            approver.decide(name_of(&object), condition("Approved", "Reviewed", ""));
+            approved += 1;
+        }
+    }
+    assert_eq!(approved, clients.len());
+    rig.approve();
+    Ran::of(&mut node.ask_command("20s")).done();
+    node.assert_sound(&CertName::ALL);
+    let before = node.snapshot();
+    Ran::of(&mut node.ask_command("0s")).done();
+    before.unchanged(&node.snapshot());
 }
 
 /// By the CA of the cluster, and so by none of the three that the node trusts.
@@ -1517,7 +1721,58 @@ fn exit_codes_are_those_of_the_causes() {
     }
 }
 
+#[test]
+fn a_credential_of_the_unit_is_a_token_like_any_other() {
+    let rig = KubernetesRig::new();
+    let access = direct(
+        &rig.cluster.url(),
+        &rig.cluster.ca_file(),
+        "tokenFile: 'credential:join'",
+    );
+    let rig = rig.reached(access);
+    let credentials = tempfile::tempdir().unwrap();
+    fs::write(credentials.path().join("join"), "abcdef.0123456789abcdef").unwrap();
+    let node = node(&rig);
+    let ran = Ran::of(&mut node.ask_command("0s"));
+    assert_eq!(ran.code, Some(78), "{}", ran.said());
+    assert!(ran.said().contains("LoadCredential="), "{}", ran.said());
+    let mut command = node.ask_command("0s");
+    command.env("CREDENTIALS_DIRECTORY", credentials.path());
+    let ran = Ran::of(&mut command);
+    assert_eq!(ran.code, Some(75), "{}", ran.said());
+    assert_eq!(rig.objects().len(), CertName::ALL.len());
+    assert!(!ran.said().contains("0123456789abcdef"), "{}", ran.said());
+}
+
 // ---- configuration ----
+
+#[test]
+fn shown_keys_read_back_the_same() {
+    for kind in ["kubernetes", "certManager"] {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/golden/signers")
+            .join(kind);
+        for file in ["keys.yaml", "keys-kubeconfig.yaml"] {
+            let keys = fs::read_to_string(dir.join(file)).unwrap();
+            let head = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nauthorities: {ca: {signer: k}}\n";
+            let (settings, faults) = Settings::from_fragments(&[(file, format!("{head}{keys}"))])
+                .unwrap_or_else(|faults| panic!("{faults}"));
+            assert!(faults.is_empty(), "{faults}");
+            let (_, config) = settings.signer_of(Authority::Ca).unwrap();
+            let shown = json!({"signers": {"k": config.redacted()}}).to_string();
+            let shown = format!(
+                "{head}{}",
+                nodepki::yaml::to_string(&serde_json::from_str::<Value>(&shown).unwrap()).unwrap()
+            );
+            let (again, _) = Settings::from_fragments(&[("shown", shown)]).unwrap();
+            assert_eq!(
+                again.signer_of(Authority::Ca).unwrap().1,
+                config,
+                "{kind} {file}"
+            );
+        }
+    }
+}
 
 #[test]
 fn faults_name_the_field_and_the_right_form() {

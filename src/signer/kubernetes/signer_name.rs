@@ -39,8 +39,11 @@ enum Server {
     KubeletClient,
     /// kube-controller-manager, for the kubelet as a server.
     KubeletServing,
-    /// cert-manager, for an issuer: `namespace/name`, or a name for the whole cluster.
-    CertManager(String),
+    /// cert-manager, for an issuer in a namespace or for the whole cluster.
+    CertManager {
+        namespace: Option<String>,
+        issuer: String,
+    },
     /// Somebody else.
     Other,
 }
@@ -101,11 +104,15 @@ impl SignerName {
                      domain of your own",
                 );
             }
-            (CLUSTER_ISSUERS, issuer) => Server::CertManager(format!("ClusterIssuer {issuer}")),
+            (CLUSTER_ISSUERS, issuer) => Server::CertManager {
+                namespace: None,
+                issuer: issuer.to_owned(),
+            },
             (ISSUERS, path) => match path.split_once('.') {
-                Some((namespace, issuer)) => {
-                    Server::CertManager(format!("Issuer {namespace}/{issuer}"))
-                }
+                Some((namespace, issuer)) => Server::CertManager {
+                    namespace: Some(namespace.to_owned()),
+                    issuer: issuer.to_owned(),
+                },
                 None => {
                     return fault(
                         "names no namespace, and cert-manager ignores it for good",
@@ -139,7 +146,18 @@ impl SignerName {
 
     /// cert-manager serves it.
     pub(super) fn is_cert_manager(&self) -> bool {
-        matches!(self.server, Server::CertManager(_))
+        matches!(self.server, Server::CertManager { .. })
+    }
+
+    /// Namespace and name of the Issuer that whoever asks must be allowed to `reference`.
+    pub(super) fn referenced(&self) -> Option<(&str, &str)> {
+        match &self.server {
+            Server::CertManager {
+                namespace: Some(namespace),
+                issuer,
+            } => Some((namespace, issuer)),
+            _ => None,
+        }
     }
 
     /// Why the signers of Kubernetes itself will never sign this; nothing is known of others. The rules are those of
@@ -187,7 +205,7 @@ impl SignerName {
                 let none = none.then(|| "it wants a subject alternative name".to_owned());
                 vec![usages(ExtendedUsage::ServerAuth), nodes(), none]
             }
-            Server::CertManager(_) | Server::Other => return Vec::new(),
+            Server::CertManager { .. } | Server::Other => return Vec::new(),
         };
         let authority = (wanted.authority != Authority::Ca).then(|| {
             format!(
@@ -201,10 +219,16 @@ impl SignerName {
     /// Whom an approved request waits for, and what to look at; no condition ever says that nobody serves a name.
     pub(super) fn missing(&self) -> String {
         match &self.server {
-            Server::CertManager(issuer) => format!(
-                "for cert-manager: see that its {issuer} exists and is Ready, and that its controller runs with \
-                 --feature-gates=ExperimentalCertificateSigningRequestControllers=true"
-            ),
+            Server::CertManager { namespace, issuer } => {
+                let issuer = match namespace {
+                    Some(namespace) => format!("Issuer {namespace}/{issuer}"),
+                    None => format!("ClusterIssuer {issuer}"),
+                };
+                format!(
+                    "for cert-manager: see that its {issuer} exists and is Ready, and that its controller runs with \
+                     --feature-gates=ExperimentalCertificateSigningRequestControllers=true"
+                )
+            }
             Server::Other => format!(
                 "for the signer {}: see that its controller runs and may update certificatesigningrequests/status \
                  and `sign` for that name",
@@ -221,7 +245,7 @@ impl SignerName {
     /// Who approves.
     pub(super) fn approver(&self) -> &'static str {
         match &self.server {
-            Server::CertManager(_) => ", which cert-manager does not do by itself",
+            Server::CertManager { .. } => ", which cert-manager does not do by itself",
             Server::KubeletClient => {
                 ", which kube-controller-manager does for whoever has create on \
                  certificatesigningrequests/nodeclient or /selfnodeclient"

@@ -209,7 +209,7 @@ impl Kubernetes {
         }
         for (name, role, subjects) in [
             (
-                "nodepki",
+                "nodes",
                 "system:node-bootstrapper",
                 json!([
                     group("system:bootstrappers"),
