@@ -29,6 +29,7 @@ mod cluster;
 pub mod directory;
 pub mod embedded;
 mod endpoint;
+pub mod est;
 pub mod exec;
 mod flag;
 pub mod kubernetes;
@@ -289,6 +290,8 @@ kinds! {
     Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
     Directory(directory),
+    /// Enrollment over Secure Transport.
+    Est(est),
     /// CertificateSigningRequests of a Kubernetes API server.
     Kubernetes(kubernetes),
     /// cert-manager's CertificateRequests.

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub use authority::{AuthorityError, CertificateAuthority};
 pub use certificate::{Certificate, CertificateError, Name};
-pub use chain::{Chain, ChainError, TrustBundle, TrustError};
+pub use chain::{Chain, ChainError, TrustBundle, TrustError, certificates_of};
 pub use crl::{CrlError, RevocationList, Revocations};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use key::{

@@ -294,6 +294,11 @@ impl Certificate {
         self.issuer == self.subject
     }
 
+    /// Signed with its own key: a root. A cross certificate with the same name on both sides is none.
+    pub fn is_self_signed(&self) -> bool {
+        super::verify::signed_by(self, self)
+    }
+
     /// True when `self` carries `issuer`'s name as its issuer. Says nothing about the signature.
     pub fn names_issuer(&self, issuer: &Certificate) -> bool {
         self.issuer.der == issuer.subject.der

@@ -36,6 +36,7 @@ mod signer_cert_manager;
 mod signer_cfssl;
 mod signer_contract;
 mod signer_directory;
+mod signer_est;
 mod signer_exec;
 mod signer_failures;
 mod signer_kubernetes;

@@ -13,6 +13,7 @@ use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
 use crate::{
     signer_cert_manager, signer_cfssl, signer_contract, signer_directory, signer_exec,
+    signer_cert_manager, signer_cfssl, signer_contract, signer_directory, signer_est, signer_exec,
     signer_kubernetes, signer_puppet, signer_step, signer_vault,
 };
 
@@ -114,6 +115,7 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Local => Box::new(signer_contract::LocalRig::new()),
         Kind::Exec => Box::new(signer_exec::ExecRig::new()),
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
+        Kind::Est => Box::new(signer_est::EstRig::new()),
         Kind::Kubernetes => Box::new(signer_kubernetes::KubernetesRig::new()),
         Kind::CertManager => Box::new(signer_cert_manager::CertManagerRig::new()),
         Kind::Vault => Box::new(signer_vault::VaultRig::new()),
