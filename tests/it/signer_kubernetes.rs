@@ -911,6 +911,75 @@ fn cert_managers_names_bring_its_annotation_and_usages() {
     assert!(!annotations.contains("cert-manager"), "{annotations}");
 }
 
+/// The real controllers of cert-manager, and only an approver beside them.
+#[test]
+fn cert_manager_itself_signs() {
+    let mut rig = KubernetesRig::new();
+    let (corner, namespace) = (rig.corner, format!("real-{}", rig.corner));
+    rig.cluster.new_namespace(&namespace);
+    let _controllers = rig
+        .cluster
+        .start_cert_manager(&namespace, &format!("r{corner}"));
+    rig = rig.served(&format!(
+        "issuers.cert-manager.io/{namespace}.k8s-{{authority}}.r{corner}"
+    ));
+    let token = rig.cluster.new_bootstrap_token(
+        "nodepk",
+        "0123456789abcdef",
+        "system:bootstrappers:nodepki",
+    );
+    fs::write(rig.token_file(), &token).unwrap();
+
+    // Without the right to name the Issuer.
+    let refused = request(CertName::EtcdPeer);
+    let signer = rig.signer();
+    let (ticket, _) = pending(run(signer.submit(&refused)));
+    rig.approve_only();
+    let error = settled_answer(signer.as_ref(), &refused, &ticket).unwrap_err();
+    assert_eq!(error.class, Class::Permanent, "{error}");
+    for part in [
+        "DeniedReference",
+        "Requester may not reference Namespaced Issuer",
+    ] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+
+    // With it, as printed.
+    let admin = rig.cluster.admin();
+    for object in &printed(&rig)[3..] {
+        let kind = object["kind"].as_str().unwrap().to_ascii_lowercase();
+        let rbac = "/apis/rbac.authorization.k8s.io/v1";
+        admin.create(&format!("{rbac}/namespaces/{namespace}/{kind}s"), object);
+    }
+    let allowed = json!({"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
+        "spec": {"resourceAttributes": {"namespace": namespace, "verb": "reference", "group": "cert-manager.io",
+                                        "resource": "signers", "name": format!("k8s-etcd-ca.r{corner}")}}});
+    let person = rig.cluster.bearer(&token);
+    let begin = Instant::now();
+    while person.create(
+        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+        &allowed,
+    )["status"]["allowed"]
+        != true
+    {
+        assert!(begin.elapsed() < Duration::from_secs(30));
+    }
+    let short = request_of(short_lived(CertName::EtcdServer, Duration::from_secs(7200)));
+    let (ticket, _) = pending(run(signer.submit(&short)));
+    rig.approve_only();
+    let bytes = issued(settled_answer(signer.as_ref(), &short, &ticket));
+    assert_eq!(verdict(&short, &bytes, &rig.authorities()), "");
+    let left = remaining(&bytes);
+    assert!((7000..=7200).contains(&left), "{left}");
+
+    let node = node(&rig);
+    let ran = Ran::of(&mut node.ask_command("0s"));
+    assert_eq!(ran.code, Some(75), "{}", ran.said());
+    rig.approve_only();
+    Ran::of(&mut node.ask_command("20s")).done();
+    node.assert_sound(&CertName::ALL);
+}
+
 // ---- Kubernetes' own signers ----
 
 #[test]
