@@ -521,12 +521,13 @@ impl<'a> Run<'a> {
         needed.extend(absent.map(|bundle| bundle.spec.authority));
         needed.sort_unstable();
         needed.dedup();
+        // By name: two signers on one server may still differ in what they have to learn of it.
         let mut probed: BTreeMap<String, Option<Rc<SignerError>>> = BTreeMap::new();
         for authority in &needed {
             let authority = *authority;
-            let (_, signer) = self.setup.signer(authority)?;
+            let (name, signer) = self.setup.signer(authority)?;
             let signer = Rc::clone(signer);
-            let before = probed.get(&signer.label()).cloned();
+            let before = probed.get(name).cloned();
             let asked = match before {
                 Some(Some(error)) => Err(error),
                 Some(None) => self.offer(signer.as_ref(), authority).await,
@@ -535,7 +536,7 @@ impl<'a> Run<'a> {
                     Err(error) => Err(error),
                 },
             };
-            probed.insert(signer.label(), asked.as_ref().err().cloned());
+            probed.insert(name.clone(), asked.as_ref().err().cloned());
             let offered = match asked {
                 Ok(Some(answer)) => Some(TrustBundle::from_answer(&answer).map_err(|error| {
                     Failure::new(
@@ -771,17 +772,7 @@ fn same_authority(
     trusted: &TrustBundle,
     offered: &TrustBundle,
 ) -> Result<(), Failure> {
-    let known = |bundle: &TrustBundle, key: &crate::x509::PublicKey| {
-        bundle
-            .certificates()
-            .iter()
-            .any(|certificate| certificate.public_key() == key)
-    };
-    if offered
-        .certificates()
-        .iter()
-        .any(|certificate| known(trusted, certificate.public_key()))
-    {
+    if trusted.vouches_for(offered) {
         return Ok(());
     }
     let advice = match signer.kind() {

@@ -24,6 +24,7 @@
 //!    against every kind and fails for one that it does not know.
 
 pub mod cert_manager;
+pub mod cfssl;
 mod cluster;
 pub mod directory;
 pub mod embedded;
@@ -298,6 +299,8 @@ kinds! {
     Puppet(puppet),
     /// smallstep's step-ca.
     StepCa(step_ca),
+    /// Cloudflare's CFSSL.
+    Cfssl(cfssl),
 }
 
 impl Kind {

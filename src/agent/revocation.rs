@@ -38,7 +38,7 @@ pub async fn update_revocations(
     let mut probed: BTreeMap<String, Result<(), Rc<SignerError>>> = BTreeMap::new();
     for bundle in &setup.plan.bundles {
         let authority = bundle.authority;
-        let Some((_, signer)) = setup.signers.get(&authority) else {
+        let Some((name, signer)) = setup.signers.get(&authority) else {
             continue;
         };
         let Some(trust) = survey.trust(authority) else {
@@ -51,13 +51,13 @@ pub async fn update_revocations(
             continue;
         };
         let chains = chains(&survey, authority);
-        let ready = match probed.get(&signer.label()) {
+        let ready = match probed.get(name) {
             Some(before) => before.clone(),
             None => patiently(deadline, || signer.probe())
                 .await
                 .map_err(Rc::new),
         };
-        probed.insert(signer.label(), ready.clone());
+        probed.insert(name.clone(), ready.clone());
         let fetched = match ready {
             Ok(()) => fetch(signer.as_ref(), authority, deadline)
                 .await

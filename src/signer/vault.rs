@@ -3,7 +3,7 @@
 //! # What it must be given
 //! `address`, `mount` (the path of a PKI engine; with `{authority}` in it one signer serves all three authorities) and
 //! `auth`. For the server's side, `nodepki config signer-setup vault` prints every command that an administrator runs
-//! once for a node: mounts, roles, policy, login. [`setup`] and [`role`] say why each line is as it is.
+//! once for a node: mounts, roles, policy, login. `vault::setup` and `vault::role` say why each line is as it is.
 //!
 //! # Habits of these servers
 //! - The role decides almost everything: organization, usages and key type come from it and never from the CSR, so
@@ -19,13 +19,13 @@
 //!   dead token that came from a login there is a second login, once.
 //! - There is no looking up of earlier requests: what was signed and lost is signed again, for the same key.
 //! - A revocation list is made when something is revoked, or with `auto_rebuild` from time to time and then not at a
-//!   revocation; [`setup`] prints settings with which it is fresh and a revocation shows within 15 minutes. An engine whose
-//!   lists are switched off (`config/crl disable=true`) publishes empty ones, freshly signed.
+//!   revocation; `vault::setup` prints settings with which it is fresh and a revocation shows within 15 minutes. An
+//!   engine whose lists are switched off (`config/crl disable=true`) publishes empty ones, freshly signed.
 //! - A standby may point to the active node. Only addresses under `alsoAllow` are followed.
 //!
 //! # Credentials
 //! A token from a login serves all certificates of a run, is kept in the state directory until then, and is revoked when
-//! everything that was asked for in the run is installed; see [`session`]. A token from a file is read anew for each
+//! everything that was asked for in the run is installed; see `vault::session`. A token from a file is read anew for each
 //! use, never renewed and never revoked: it is its owner's.
 
 mod api;

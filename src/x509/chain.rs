@@ -185,6 +185,16 @@ impl TrustBundle {
         })
     }
 
+    /// Whether one of the `offered` certificates has the key of one of these, or was issued by one of these.
+    pub fn vouches_for(&self, offered: &TrustBundle) -> bool {
+        offered.certificates.iter().any(|certificate| {
+            self.certificates.iter().any(|one| {
+                one.public_key() == certificate.public_key()
+                    || super::verify::signed_by(certificate, one)
+            })
+        })
+    }
+
     /// All certificates; there is at least one.
     pub fn certificates(&self) -> &[Certificate] {
         &self.certificates

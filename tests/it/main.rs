@@ -33,6 +33,7 @@ mod servers;
 mod signer_bad;
 mod signer_bootstrap;
 mod signer_cert_manager;
+mod signer_cfssl;
 mod signer_contract;
 mod signer_directory;
 mod signer_exec;

@@ -12,8 +12,8 @@ use nodepki::signer::{Kind, Request, Signer, Ticket};
 use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
 use crate::{
-    signer_cert_manager, signer_contract, signer_directory, signer_exec, signer_kubernetes,
-    signer_puppet, signer_step, signer_vault,
+    signer_cert_manager, signer_cfssl, signer_contract, signer_directory, signer_exec,
+    signer_kubernetes, signer_puppet, signer_step, signer_vault,
 };
 
 /// A kind of signer, ready to be asked.
@@ -119,5 +119,6 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Vault => Box::new(signer_vault::VaultRig::new()),
         Kind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
         Kind::StepCa => Box::new(signer_step::StepRig::new()),
+        Kind::Cfssl => Box::new(signer_cfssl::CfsslRig::new()),
     }
 }

@@ -3,6 +3,7 @@
 //! A file below `servers/` knows one server: its configuration, how it is asked whether it is ready, and what plays
 //! the people at it. This file judges nothing and knows no protocol.
 
+pub(crate) mod cfssl;
 pub(crate) mod kubernetes;
 pub(crate) mod puppet;
 pub(crate) mod step_ca;

@@ -71,7 +71,9 @@ pub(super) fn judge(
              `lifetime`"
                 .to_owned(),
         ),
-        403 if has(FORBIDDEN) && (has(" not allowed") || has("did not allow")) => Ok(Answer::Denied {
+        // A name policy; a webhook that enriches; one that decides, and then nothing else is said.
+        403 if has(FORBIDDEN)
+            && (has(" not allowed") || has("did not allow") || has("error creating certificate")) => Ok(Answer::Denied {
             reason: printable(&said, 512),
         }),
         403 if has(FORBIDDEN) => error(

@@ -230,7 +230,8 @@ pub(super) fn mint(
         "aud": audience,
         "sub": profile.subject.common_name,
         "sans": sans(&request.wanted),
-        "iat": now,
+        // What was made before the server was started is refused, and these are whole seconds.
+        "iat": now + 1,
         "nbf": now,
         "exp": now + LIFETIME.whole_seconds(),
         "jti": hex(&random),

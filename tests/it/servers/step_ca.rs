@@ -54,10 +54,6 @@ impl StepCa {
         fs::read(self.dir.join("root.crt")).unwrap()
     }
 
-    pub(crate) fn root_file(&self) -> PathBuf {
-        self.dir.join("root.crt")
-    }
-
     pub(crate) fn upstream(&self) -> Upstream {
         Upstream::tls(("127.0.0.1", self.port), &self.root_pem(), "localhost")
     }

@@ -1,0 +1,261 @@
+//! What CFSSL's refusals mean. Its statuses say next to nothing, so that its words decide; those of `serve` and of
+//! `multirootca` differ.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Cfssl, Place};
+use crate::http::Response;
+use crate::signer::{Class, SignerError, printable};
+
+/// Every answer of the API. The media type is `text/plain` as often as not.
+#[derive(Deserialize)]
+pub(super) struct Envelope {
+    pub(super) success: bool,
+    #[serde(default)]
+    pub(super) result: Value,
+    #[serde(default)]
+    errors: Option<Vec<Message>>,
+    #[serde(default)]
+    pub(super) messages: Option<Vec<Message>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Message {
+    #[serde(default)]
+    code: i64,
+    #[serde(default)]
+    message: String,
+}
+
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (code {})", printable(&self.message, 256), self.code)
+    }
+}
+
+/// An answer that says no.
+pub(super) struct Refused {
+    response: Response,
+    code: i64,
+    said: String,
+}
+
+/// What it comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// `multirootca` has no such section.
+    UnknownLabel,
+    /// `multirootca` has no such profile.
+    UnknownProfile,
+    /// The profile has an `auth_key`, and the request was not signed.
+    WantsKey,
+    /// The request was signed, and the profile has no `auth_key`.
+    HasNoKey,
+    /// Signed with another key.
+    WrongKey,
+    /// `nets` of the section in `multirootca`'s roots file.
+    WrongAddress,
+    /// `-mutual-tls-cn`.
+    WrongCommonName,
+    /// There was no CSR in the request.
+    NoRequest,
+    /// `name_whitelist`.
+    NotOnWhitelist,
+    /// The profile has no usages, or `policy` is broken otherwise.
+    BadPolicy,
+    /// Another server that CFSSL needs: a remote CFSSL, a database, a transparency log.
+    Behind,
+    /// CFSSL understood the request and will not sign it.
+    WillNotSign,
+    /// `multirootca`: an unknown label, or anything that went wrong in signing.
+    Unspecified,
+    /// Not in CFSSL's own words.
+    Foreign,
+}
+
+impl Refused {
+    pub(super) fn worded(response: Response, envelope: Envelope) -> Self {
+        let first = envelope.errors.into_iter().flatten().next();
+        let (code, said) = first.map_or_else(
+            || (0, "it gives no reason".to_owned()),
+            |error| (error.code, error.message),
+        );
+        Refused {
+            response,
+            code,
+            said,
+        }
+    }
+
+    pub(super) fn unworded(response: Response) -> Self {
+        let said = response.text().trim().to_owned();
+        Refused {
+            response,
+            code: 0,
+            said,
+        }
+    }
+
+    pub(super) fn status(&self) -> u16 {
+        self.response.status
+    }
+
+    pub(super) fn said(&self) -> String {
+        match self.code {
+            0 | 1 | 400..=599 => printable(&self.said, 256),
+            code => format!("{}, code {code}", printable(&self.said, 256)),
+        }
+    }
+
+    pub(super) fn meaning(&self) -> Meaning {
+        match (self.response.status, self.said.as_str()) {
+            (400, "bad label") => Meaning::UnknownLabel,
+            (400, "invalid profile") => Meaning::UnknownProfile,
+            (400, "authentication required") => Meaning::WantsKey,
+            (400, "no authentication provider") | (401, "authorisation required") => {
+                Meaning::HasNoKey
+            }
+            (400, "invalid token") => Meaning::WrongKey,
+            (403, "not authorised") => Meaning::WrongAddress,
+            (403, "Invalid CN") => Meaning::WrongCommonName,
+            (400, "missing parameter 'certificate_request'" | "invalid request") => {
+                Meaning::NoRequest
+            }
+            (400, "bad request") => Meaning::Unspecified,
+            // Thousands are the part of CFSSL, hundreds the reason.
+            (400 | 200..=299, _) => match self.code {
+                5500 => Meaning::NotOnWhitelist,
+                5100 | 5200 | 5400 => Meaning::BadPolicy,
+                9002 => Meaning::NoRequest,
+                1000..=5999 | 9000..=9999 => Meaning::WillNotSign,
+                6000..=7999 | 10000..=11999 => Meaning::Behind,
+                _ => Meaning::Unspecified,
+            },
+            _ => Meaning::Foreign,
+        }
+    }
+}
+
+impl Cfssl {
+    pub(super) fn judge(&self, doing: &str, refused: &Refused, place: &Place) -> SignerError {
+        let what = |why: &str| {
+            let said = refused.said();
+            match why {
+                "" => format!(
+                    "{}: {doing} failed: CFSSL says: {said}",
+                    self.server.label()
+                ),
+                why => format!(
+                    "{}: {doing} failed: {why} (CFSSL says: {said})",
+                    self.server.label()
+                ),
+            }
+        };
+        let key_file = self.config.key_file.as_ref();
+        let error = match refused.meaning() {
+            Meaning::UnknownLabel => SignerError::config(
+                what(&format!("there is no CA with the label {:?}", place.label)),
+                "write the name of the section in its roots file under `label`",
+            ),
+            Meaning::UnknownProfile => SignerError::config(
+                what(&format!("there is no {place}")),
+                "correct the name under `profile`, or add the profile to CFSSL's signing configuration",
+            ),
+            Meaning::WantsKey => SignerError::config(
+                what(&format!(
+                    "{place} takes only requests that are signed with its auth_key"
+                )),
+                "put that key into a file and name the file under `auth.keyFile`",
+            ),
+            Meaning::HasNoKey => SignerError::config(
+                what(&format!(
+                    "{place} has no auth_key, and takes no signed requests"
+                )),
+                "give the profile an auth_key in CFSSL's signing configuration; or, with cfssl serve, remove `auth` here",
+            ),
+            Meaning::WrongKey => SignerError::new(
+                Class::Auth,
+                what(&format!(
+                    "the request was not signed with the auth_key of {place}"
+                )),
+                format!(
+                    "put that key into {}; while keys change, the server can take the old one as prev_auth_key",
+                    key_file.map_or_else(
+                        || "the file under auth.keyFile".to_owned(),
+                        ToString::to_string
+                    )
+                ),
+            ),
+            Meaning::WrongAddress => SignerError::new(
+                Class::Auth,
+                what("this node's address may not do that"),
+                format!(
+                    "add it to the `nets` of section {} in multirootca's roots file",
+                    place.label
+                ),
+            ),
+            Meaning::WrongCommonName => SignerError::new(
+                Class::Auth,
+                what("the common name of the client certificate may not do that"),
+                "use a certificate under `tls` whose common name fits CFSSL's -mutual-tls-cn",
+            ),
+            Meaning::BadPolicy => SignerError::config(
+                what(&format!("{place} cannot sign")),
+                "give it usages in CFSSL's signing configuration, or correct its name under `profile`: an unknown one is the default profile",
+            ),
+            Meaning::Behind => SignerError::new(
+                Class::Transient,
+                what(
+                    "something that CFSSL needs itself does not work: a remote signer, its database or a log",
+                ),
+                "look at CFSSL's own log if that goes on",
+            ),
+            Meaning::NotOnWhitelist | Meaning::WillNotSign | Meaning::NoRequest => {
+                SignerError::permanent(
+                    what(""),
+                    "see with the owner of CFSSL what its signing configuration allows, and run again",
+                )
+            }
+            // In signing; whether the label exists was found out before.
+            Meaning::Unspecified if self.knows(place) => SignerError::permanent(
+                what("it would not sign"),
+                format!(
+                    "CFSSL's own log says why; often the name_whitelist of {place} lacks one of the names"
+                ),
+            ),
+            Meaning::Unspecified => SignerError::config(
+                what("it would not sign, or does not know the label"),
+                format!(
+                    "check that CFSSL has a CA with the label {:?}; its own log says more",
+                    place.label
+                ),
+            ),
+            Meaning::Foreign if refused.status() == 404 => {
+                let (path, why) = match key_file {
+                    Some(_) => (
+                        "authsign",
+                        "cfssl serve has it only where a profile has an auth_key",
+                    ),
+                    None => (
+                        "sign",
+                        "multirootca never has it, cfssl serve not where every profile has an auth_key; then name the key's file under `auth.keyFile`",
+                    ),
+                };
+                let mut error = self.server.refusal(doing, &refused.response, &refused.said);
+                error.advice = format!(
+                    "check that the address is CFSSL's, and that `info` and `{path}` are not disabled there: {why}"
+                );
+                error
+            }
+            Meaning::Foreign => self.server.refusal(doing, &refused.response, &refused.said),
+        };
+        error.retry_after(refused.response.retry_after)
+    }
+
+    fn knows(&self, place: &Place) -> bool {
+        matches!(self.learned.borrow().get(place), Some(Some(_)))
+    }
+}

@@ -1,0 +1,224 @@
+//! What whoever runs CFSSL does once for a node, as a shell script: signing configurations, a key, the sections of
+//! `multirootca`, and how the servers are started.
+//!
+//! The default profile gets no usages, so that an unknown profile signs nothing. `name_whitelist` holds the names of
+//! this node and no others; CFSSL looks for it anywhere in a name, hence the anchors.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde_json::{Map as JsonMap, Value, json};
+
+use super::{Config, Place};
+use crate::kubeadm::format_duration;
+use crate::signer::{Identity, Part, Wanted};
+use crate::x509::ExtendedUsage;
+
+/// The script for these signers.
+pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
+    let mut script = Script(String::new());
+    script.line("#!/bin/sh");
+    script.comment(&format!(
+        "What CFSSL needs for node {}. Run it in the directory that CFSSL is started in; it keeps keys that exist.",
+        identity.node
+    ));
+    script.line("set -eu");
+    script.line("umask 077");
+    let mut urls: Vec<&str> = Vec::new();
+    for part in parts {
+        let url = part.config.endpoint.url.as_str();
+        if !urls.contains(&url) {
+            urls.push(url);
+        }
+    }
+    for url in urls {
+        let of_server: Vec<_> = parts
+            .iter()
+            .filter(|part| part.config.endpoint.url.as_str() == url)
+            .collect();
+        script.server(url, &of_server, identity);
+    }
+    script.0
+}
+
+struct Script(String);
+
+impl Script {
+    fn line(&mut self, line: &str) {
+        self.0.push_str(line);
+        self.0.push('\n');
+    }
+
+    fn comment(&mut self, text: &str) {
+        self.line(&format!("# {text}"));
+    }
+
+    fn server(&mut self, url: &str, parts: &[&Part<'_, Config>], identity: &Identity) {
+        self.line("");
+        self.comment(&format!("---- {url}"));
+        let mut labels: BTreeMap<String, Vec<(Place, &Wanted, bool)>> = BTreeMap::new();
+        for part in parts {
+            for wanted in &part.wanted {
+                let place = part.config.place(wanted.name, identity);
+                let keyed = part.config.key_file.is_some();
+                let of_label = labels.entry(place.label.clone()).or_default();
+                of_label.push((place, wanted, keyed));
+            }
+        }
+        let key = format!("nodepki-{}.key", identity.node);
+        let files: BTreeSet<String> = parts
+            .iter()
+            .filter_map(|part| Some(part.config.key_file.as_ref()?.to_string()))
+            .collect();
+        if !files.is_empty() {
+            self.comment(&format!(
+                "Bring it to the node, as {}. Whoever holds it can have any organization certified, system:masters too:",
+                files.into_iter().collect::<Vec<_>>().join(" and ")
+            ));
+            self.comment("CFSSL's name_whitelist is about common names and DNS names.");
+            self.line(&format!("[ -s {key} ] || openssl rand -hex 32 >{key}"));
+        }
+        for (label, wanted) in &labels {
+            self.configuration(label, wanted, &key);
+        }
+        self.sections(labels.keys());
+        let Some(label) = labels.keys().next() else {
+            return;
+        };
+        self.line("");
+        self.comment("The CA certificates and keys LABEL.crt and LABEL.key are yours to bring. Then either of");
+        self.comment(
+            "  multirootca -a :8888 -roots roots.ini -tls-cert server.crt -tls-key server.key",
+        );
+        let mutual = match parts
+            .iter()
+            .any(|part| part.config.endpoint.tls.certificate.is_some())
+        {
+            true => format!(
+                " -mutual-tls-ca clients.crt -mutual-tls-cn '{}'",
+                anchored([identity.node.as_str()])
+            ),
+            false => String::new(),
+        };
+        self.comment(&format!(
+            "  cfssl serve -address 0.0.0.0 -port 8888 -ca {label}.crt -ca-key {label}.key -config {label}.json -tls-cert server.crt -tls-key server.key{mutual} -disable newcert,newkey,init_ca,gencrl,certadd,scan,scaninfo,bundle,ocspsign,/"
+        ));
+        self.comment("with one server for each CA in the second case. Only that one knows client certificates and, with -db-config,");
+        self.comment(
+            "publishes a revocation list; then let nobody but yourself reach its `revoke`.",
+        );
+    }
+
+    fn configuration(&mut self, label: &str, wanted: &[(Place, &Wanted, bool)], key: &str) {
+        let mut profiles: BTreeMap<Option<&str>, Vec<(&Wanted, bool)>> = BTreeMap::new();
+        for (place, wanted, keyed) in wanted {
+            let profile = profiles.entry(place.profile.as_deref()).or_default();
+            profile.push((wanted, *keyed));
+        }
+        let keyed = wanted.iter().any(|(_, _, keyed)| *keyed);
+        let mut named = JsonMap::new();
+        let mut default = JsonMap::new();
+        default.insert("expiry".to_owned(), json!("1h"));
+        if keyed {
+            default.insert("auth_key".to_owned(), json!("nodepki"));
+        }
+        self.line("");
+        for (name, wanted) in profiles {
+            let of: Vec<String> = wanted
+                .iter()
+                .map(|(wanted, _)| wanted.name.to_string())
+                .collect();
+            self.comment(&format!(
+                "{}: {}",
+                name.unwrap_or("the default profile"),
+                of.join(", ")
+            ));
+            let usages = usages(&wanted);
+            if wanted
+                .iter()
+                .any(|(one, _)| one.profile.usages.len() != usages.len())
+            {
+                self.comment("  one profile for servers and clients: set allowExtraUsages for the authority, or use one profile for each");
+            }
+            match name {
+                Some(name) => {
+                    named.insert(name.to_owned(), Value::Object(profile(&wanted, &usages)));
+                }
+                None => default = profile(&wanted, &usages),
+            }
+        }
+        let mut configuration = json!({"signing": {"default": default, "profiles": named}});
+        if keyed && let Some(map) = configuration.as_object_mut() {
+            let keys = json!({"nodepki": {"type": "standard", "key": format!("file:{key}")}});
+            map.insert("auth_keys".to_owned(), keys);
+        }
+        let text = serde_json::to_string_pretty(&configuration).unwrap_or_default();
+        self.line(&format!("cat >{label}.json <<'EOF'\n{text}\nEOF"));
+    }
+
+    fn sections<'a>(&mut self, labels: impl Iterator<Item = &'a String>) {
+        self.line("");
+        self.comment(
+            "For multirootca. `nets = 192.0.2.0/24` in a section keeps everybody else out.",
+        );
+        self.line("cat >roots.ini <<'EOF'");
+        for label in labels {
+            self.line(&format!(
+                "[{label}]\nprivate = file://{label}.key\ncertificate = {label}.crt\nconfig = {label}.json\n"
+            ));
+        }
+        self.line("EOF");
+    }
+}
+
+fn usages(wanted: &[(&Wanted, bool)]) -> Vec<ExtendedUsage> {
+    let all = || wanted.iter().flat_map(|(one, _)| &one.profile.usages);
+    [ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
+        .into_iter()
+        .filter(|usage| all().any(|one| one == usage))
+        .collect()
+}
+
+fn profile(wanted: &[(&Wanted, bool)], extended: &[ExtendedUsage]) -> JsonMap<String, Value> {
+    let longest = wanted.iter().map(|(one, _)| one.profile.lifetime).max();
+    let mut usages = vec![
+        "digital signature".to_owned(),
+        "key encipherment".to_owned(),
+    ];
+    usages.extend(extended.iter().map(ToString::to_string));
+    let names: BTreeSet<&str> = wanted
+        .iter()
+        .flat_map(|(one, _)| {
+            let common_name = &one.profile.subject.common_name;
+            one.profile.sans.dns.iter().chain([common_name])
+        })
+        .map(String::as_str)
+        .collect();
+    let mut profile = JsonMap::new();
+    profile.insert("usages".to_owned(), json!(usages));
+    let expiry = format_duration(longest.unwrap_or(Duration::ZERO));
+    profile.insert("expiry".to_owned(), json!(expiry));
+    profile.insert("name_whitelist".to_owned(), json!(anchored(names)));
+    if wanted.iter().any(|(_, keyed)| *keyed) {
+        profile.insert("auth_key".to_owned(), json!("nodepki"));
+    }
+    profile
+}
+
+/// A regular expression of Go for these names and no others.
+fn anchored<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let escaped = |name: &str| {
+        name.chars().fold(String::new(), |mut text, character| {
+            if !character.is_ascii_alphanumeric()
+                && !"-:_".contains(character)
+                && character.is_ascii()
+            {
+                text.push('\\');
+            }
+            text.push(character);
+            text
+        })
+    };
+    let names: Vec<String> = names.into_iter().map(escaped).collect();
+    format!("^({})$", names.join("|"))
+}
