@@ -64,7 +64,33 @@ pub struct Current {
     pub certificate_file: Option<String>,
     /// `client-key`, likewise.
     pub key_file: Option<String>,
+    /// `certificate-authority`: a file instead of data.
+    pub authority_file: Option<String>,
+    /// `tls-server-name`.
+    pub server_name: Option<String>,
+    /// `proxy-url`.
+    pub proxy: Option<String>,
+    /// `token`.
+    pub token: Option<Zeroizing<String>>,
+    /// `tokenFile`, which goes before `token`.
+    pub token_file: Option<String>,
+    /// Fields that change whom to trust or who one is, and that nothing here can follow: `exec` and the like.
+    pub beyond: Vec<&'static str>,
 }
+
+/// What only client-go can do, or nobody should: programs that make credentials, passwords, somebody else's identity,
+/// servers that are believed blindly.
+const BEYOND_CLUSTER: [&str; 1] = ["insecure-skip-tls-verify"];
+const BEYOND_USER: [&str; 8] = [
+    "exec",
+    "auth-provider",
+    "username",
+    "password",
+    "as",
+    "as-uid",
+    "as-groups",
+    "as-user-extra",
+];
 
 impl Kubeconfig {
     /// A kubeconfig as kubeadm writes it: one cluster, one user, one context named `user@cluster`.
@@ -108,6 +134,10 @@ impl Kubeconfig {
             current.server = string(entry, "server");
             current.authority =
                 data(entry, "certificate-authority-data")?.map(|bytes| bytes.to_vec());
+            current.authority_file = string(entry, "certificate-authority");
+            current.server_name = string(entry, "tls-server-name");
+            current.proxy = string(entry, "proxy-url");
+            current.beyond.extend(set_in(entry, &BEYOND_CLUSTER));
         } else {
             return Err(KubeconfigError::Dangling(format!(
                 "cluster {:?}",
@@ -120,6 +150,9 @@ impl Kubeconfig {
             current.key = data(entry, "client-key-data")?;
             current.certificate_file = string(entry, "client-certificate");
             current.key_file = string(entry, "client-key");
+            current.token = string(entry, "token").map(Zeroizing::new);
+            current.token_file = string(entry, "tokenFile");
+            current.beyond.extend(set_in(entry, &BEYOND_USER));
         } else {
             return Err(KubeconfigError::Dangling(format!(
                 "user {:?}",
@@ -239,6 +272,24 @@ fn string(entry: &Map<String, Value>, field: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Those of the fields that say something: client-go leaves out what is empty or false.
+fn set_in<'a>(
+    entry: &'a Map<String, Value>,
+    fields: &'a [&'static str],
+) -> impl Iterator<Item = &'static str> + 'a {
+    let says = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(entries) => !entries.is_empty(),
+        _ => true,
+    };
+    fields
+        .iter()
+        .copied()
+        .filter(move |field| entry.get(*field).is_some_and(says))
+}
+
 fn data(
     entry: &Map<String, Value>,
     field: &'static str,
@@ -335,6 +386,26 @@ users:
         let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
         assert_eq!(current.server.as_deref(), Some("https://192.0.2.11:6443"));
         assert_eq!(current.certificate.as_deref(), Some(&b"CERT"[..]));
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_named() {
+        let text = "\
+current-context: mine
+clusters:
+- {name: here, cluster: {server: 'https://h', tls-server-name: kubernetes, certificate-authority: ca.crt, proxy-url: 'http://p:3128', insecure-skip-tls-verify: true}}
+contexts:
+- {name: mine, context: {cluster: here, user: me}}
+users:
+- {name: me, user: {token: abc, tokenFile: /t, exec: {command: login}, as-groups: [], username: ''}}
+";
+        let current = Kubeconfig::parse(text).unwrap().current().unwrap();
+        assert_eq!(current.beyond, ["insecure-skip-tls-verify", "exec"]);
+        assert_eq!(current.server_name.as_deref(), Some("kubernetes"));
+        assert_eq!(current.authority_file.as_deref(), Some("ca.crt"));
+        assert_eq!(current.proxy.as_deref(), Some("http://p:3128"));
+        assert_eq!(current.token.as_deref().map(String::as_str), Some("abc"));
+        assert_eq!(current.token_file.as_deref(), Some("/t"));
     }
 
     #[test]

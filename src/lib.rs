@@ -28,7 +28,7 @@
 //! | commands | [`demo`] |
 //! | inputs | [`load`] |
 //! | composition | [`agent`], [`status`], [`offline`] |
-//! | edge | [`settings`], [`signer`], [`http`], [`store`], [`failpoint`] |
+//! | edge | [`settings`], [`signer`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`kubeconfig`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
@@ -59,6 +59,7 @@ pub mod demo;
 pub mod failpoint;
 pub mod http;
 pub mod kubeadm;
+pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
 pub mod names;

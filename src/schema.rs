@@ -172,29 +172,30 @@ impl SecretFile {
 
     /// Reads it as written in the configuration.
     pub fn read(field: &Field<'_>) -> Option<Self> {
-        let text = field.string()?;
+        match Self::parse(&field.string()?) {
+            Ok(file) => Some(file),
+            Err((what, fix)) => {
+                field.error(what, fix);
+                None
+            }
+        }
+    }
+
+    /// The same from a text, with the fault and its mending.
+    pub fn parse(text: &str) -> Result<Self, (String, &'static str)> {
         match text.strip_prefix("credential:") {
-            Some("") => {
-                field.error("names no credential", "write credential:NAME");
-                None
-            }
-            Some(name) if name.contains('/') || name.starts_with('.') => {
-                field.error(
-                    format!("{name:?} is not the name of a credential"),
-                    "write the name that LoadCredential= gives it",
-                );
-                None
-            }
-            Some(name) => Some(SecretFile::Credential(name.to_owned())),
-            None if text.starts_with('/') => Some(SecretFile::Path(PathBuf::from(text))),
-            None => {
-                // The text may be the secret itself.
-                field.error(
-                    "is neither an absolute path nor credential:NAME",
-                    "put the secret into a file of mode 0600 and name that file",
-                );
-                None
-            }
+            Some("") => Err(("names no credential".to_owned(), "write credential:NAME")),
+            Some(name) if name.contains('/') || name.starts_with('.') => Err((
+                format!("{name:?} is not the name of a credential"),
+                "write the name that LoadCredential= gives it",
+            )),
+            Some(name) => Ok(SecretFile::Credential(name.to_owned())),
+            None if text.starts_with('/') => Ok(SecretFile::Path(PathBuf::from(text))),
+            // The text may be the secret itself.
+            None => Err((
+                "is neither an absolute path nor credential:NAME".to_owned(),
+                "put the secret into a file of mode 0600 and name that file",
+            )),
         }
     }
 }

@@ -23,17 +23,22 @@
 //! 4. One example, `packaging/examples/signers/KIND.yaml`, and one case in `tests/it/signer_contract.rs`, which runs
 //!    against every kind and fails for one that it does not know.
 
+pub mod cert_manager;
 pub mod cfssl;
+mod cluster;
 pub mod directory;
 pub mod embedded;
 mod endpoint;
+pub mod est;
 pub mod exec;
 mod flag;
+pub mod kubernetes;
 pub mod local;
 pub mod per_certificate;
 pub mod puppet;
 pub mod retry;
 mod server;
+pub mod step_ca;
 pub mod vault;
 pub mod wire;
 
@@ -242,6 +247,7 @@ macro_rules! kinds {
 
         /// A signer as configured, before it is opened.
         #[derive(Clone, Debug, PartialEq)]
+        #[allow(clippy::large_enum_variant, reason = "a handful of them, made once a run")]
         pub enum Config {
             $($(#[$doc])+ $kind($module::Config),)+
         }
@@ -284,10 +290,18 @@ kinds! {
     Exec(exec),
     /// Files dropped in a directory, signed by whoever comes by.
     Directory(directory),
+    /// Enrollment over Secure Transport.
+    Est(est),
+    /// CertificateSigningRequests of a Kubernetes API server.
+    Kubernetes(kubernetes),
+    /// cert-manager's CertificateRequests.
+    CertManager(cert_manager),
     /// HashiCorp Vault and OpenBao.
     Vault(vault),
     /// The certificate authority of a Puppet server.
     Puppet(puppet),
+    /// smallstep's step-ca.
+    StepCa(step_ca),
     /// Cloudflare's CFSSL.
     Cfssl(cfssl),
 }

@@ -22,10 +22,12 @@ use serde::{Deserialize, Serialize};
 
 pub use authority::{AuthorityError, CertificateAuthority};
 pub use certificate::{Certificate, CertificateError, Name};
-pub use chain::{Chain, ChainError, TrustBundle, TrustError};
+pub use chain::{Chain, ChainError, TrustBundle, TrustError, certificates_of};
 pub use crl::{CrlError, RevocationList, Revocations};
 pub use csr::{Csr, CsrError, UsageExtensions};
-pub use key::{KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm, hex};
+pub use key::{
+    JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm, hex,
+};
 pub use verify::{Difference, is_for_names, path_differences, rfc3339, satisfies, verifies};
 
 /// The wanted subject. In DER the organization comes first, as Go writes it.

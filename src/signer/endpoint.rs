@@ -52,16 +52,7 @@ pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
         keys.finish();
     }
     let proxy = map.get("proxy").as_ref().and_then(address);
-    let mut timeout = DEFAULT_TIMEOUT;
-    if let Some((field, given)) = duration(map.get("timeout")) {
-        if given.is_zero() || given > Duration::from_secs(600) {
-            field.error(
-                format!("{} is not between 1ms and 10m", format_duration(given)),
-                "use up to 10m",
-            );
-        }
-        timeout = given;
-    }
+    let timeout = timeout(map);
     Some(Endpoint {
         url: address(&url?)?,
         tls,
@@ -69,6 +60,20 @@ pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
         timeout,
         also: Vec::new(),
     })
+}
+
+/// Reads the longest exchange alone, for a signer whose server stands in a file of another format.
+pub(super) fn timeout(map: &Map<'_>) -> Duration {
+    let Some((field, given)) = duration(map.get("timeout")) else {
+        return DEFAULT_TIMEOUT;
+    };
+    if given.is_zero() || given > Duration::from_secs(600) {
+        field.error(
+            format!("{} is not between 1ms and 10m", format_duration(given)),
+            "use up to 10m",
+        );
+    }
+    given
 }
 
 /// An `http` or `https` address without a user or password in it.

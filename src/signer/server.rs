@@ -162,14 +162,21 @@ pub(super) fn signing(request: &Request) -> String {
     )
 }
 
-fn answered(status: u16, said: &str) -> String {
+/// "HTTP 403: the server's own words", fit for a terminal.
+pub(super) fn answered(status: u16, said: &str) -> String {
     match printable(said, SAID_LIMIT).as_str() {
         "" => format!("HTTP {status}"),
         said => format!("HTTP {status}: {said}"),
     }
 }
 
-fn failure(label: &str, doing: &str, method: &Method, error: http::Error) -> SignerError {
+/// The error for an exchange that did not come to an end.
+pub(super) fn failure(
+    label: &str,
+    doing: &str,
+    method: &Method,
+    error: http::Error,
+) -> SignerError {
     let class = match error.kind() {
         Kind::Unreachable => Class::Transient,
         // Nothing is created by asking.

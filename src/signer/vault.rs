@@ -3,7 +3,7 @@
 //! # What it must be given
 //! `address`, `mount` (the path of a PKI engine; with `{authority}` in it one signer serves all three authorities) and
 //! `auth`. For the server's side, `nodepki config signer-setup vault` prints every command that an administrator runs
-//! once for a node: mounts, roles, policy, login. [`setup`] and [`role`] say why each line is as it is.
+//! once for a node: mounts, roles, policy, login. `vault::setup` and `vault::role` say why each line is as it is.
 //!
 //! # Habits of these servers
 //! - The role decides almost everything: organization, usages and key type come from it and never from the CSR, so
@@ -18,12 +18,14 @@
 //!   path, or a policy that does not know a parameter: the server is asked which (`sys/capabilities-self`). Only for a
 //!   dead token that came from a login there is a second login, once.
 //! - There is no looking up of earlier requests: what was signed and lost is signed again, for the same key.
-//! - An engine whose revocation lists are switched off (`config/crl disable=true`) publishes empty ones, freshly signed.
+//! - A revocation list is made when something is revoked, or with `auto_rebuild` from time to time and then not at a
+//!   revocation; `vault::setup` prints settings with which it is fresh and a revocation shows within 15 minutes. An
+//!   engine whose lists are switched off (`config/crl disable=true`) publishes empty ones, freshly signed.
 //! - A standby may point to the active node. Only addresses under `alsoAllow` are followed.
 //!
 //! # Credentials
 //! A token from a login serves all certificates of a run, is kept in the state directory until then, and is revoked when
-//! everything that was asked for in the run is installed; see [`session`]. A token from a file is read anew for each
+//! everything that was asked for in the run is installed; see `vault::session`. A token from a file is read anew for each
 //! use, never renewed and never revoked: it is its owner's.
 
 mod api;
@@ -590,11 +592,9 @@ impl Vault {
         token: &Zeroizing<String>,
     ) -> Result<Response, SignerError> {
         let profile = &request.wanted.profile;
-        let mut body = json!({
-            "csr": request.csr.to_pem(),
-            "ttl": format!("{}s", profile.lifetime.as_secs()),
-        });
-        if self.config.verbatim {
+        let csr = request.csr.to_pem();
+        let ttl = format!("{}s", profile.lifetime.as_secs());
+        let body = if self.config.verbatim {
             let usages: Vec<&str> = profile
                 .usages
                 .iter()
@@ -603,11 +603,15 @@ impl Vault {
                     ExtendedUsage::ClientAuth => "ClientAuth",
                 })
                 .collect();
-            body["ext_key_usage"] = json!(usages);
-            body["key_usage"] = json!(["DigitalSignature", "KeyEncipherment"]);
+            json!({
+                "csr": csr,
+                "ttl": ttl,
+                "key_usage": ["DigitalSignature", "KeyEncipherment"],
+                "ext_key_usage": usages,
+            })
         } else {
-            body["exclude_cn_from_sans"] = json!(true);
-        }
+            json!({"csr": csr, "ttl": ttl, "exclude_cn_from_sans": true})
+        };
         let call = Call::post(format!("/v1/{}", place.sign)).json(&body);
         self.api.exchange(doing, call, Some(token.clone())).await
     }

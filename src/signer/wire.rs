@@ -159,7 +159,8 @@ pub fn profile_line(profile: &Profile) -> String {
     )
 }
 
-fn usages(profile: &Profile) -> Vec<String> {
+/// Key usages and extended key usages in Kubernetes' words, in the order that the CSR has them in.
+pub(super) fn usages(profile: &Profile) -> Vec<String> {
     let extended = profile.usages.iter().map(ToString::to_string);
     KEY_USAGES
         .iter()

@@ -73,7 +73,7 @@ impl fmt::Debug for Name {
 }
 
 /// A certificate comes from outside: no control character of it reaches a terminal or a log.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
             if c.is_control() {
@@ -292,6 +292,11 @@ impl Certificate {
     /// Issuer and subject are the same name.
     pub fn is_self_issued(&self) -> bool {
         self.issuer == self.subject
+    }
+
+    /// Signed with its own key: a root. A cross certificate with the same name on both sides is none.
+    pub fn is_self_signed(&self) -> bool {
+        super::verify::signed_by(self, self)
     }
 
     /// True when `self` carries `issuer`'s name as its issuer. Says nothing about the signature.

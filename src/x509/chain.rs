@@ -245,6 +245,12 @@ fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
         .collect()
 }
 
+/// All certificates of a signer's answer, in any form that [`Chain::from_answer`] takes, in the order that they have
+/// there.
+pub fn certificates_of(answer: &[u8]) -> Result<Vec<Certificate>, ChainError> {
+    certificates_in(answer).map(|(certificates, _)| certificates)
+}
+
 /// All certificates of an answer, and whether their order means something.
 fn certificates_in(answer: &[u8]) -> Result<(Vec<Certificate>, bool), ChainError> {
     let answer = answer.strip_prefix(b"\xef\xbb\xbf").unwrap_or(answer);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use time::OffsetDateTime;
+use x509_parser::extensions::{ParsedExtension, X509Extension};
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 
@@ -71,8 +72,8 @@ impl RevocationList {
     /// Reads PEM with any number of lists, or one in DER. Nothing is verified.
     ///
     /// # Errors
-    /// When there is none, or one that is damaged or has critical extensions: such a list speaks of other things
-    /// than whole certificates of its issuer (delta and indirect lists, lists by reason).
+    /// When there is none, or one that is damaged or has critical extensions that narrow it: such a list speaks of other
+    /// things than leaves of its issuer (delta and indirect lists, lists by reason).
     pub fn read_all(bytes: &[u8]) -> Result<Vec<Self>, CrlError> {
         if bytes.first() == Some(&0x30) {
             return Ok(vec![Self::from_der(bytes)?]);
@@ -103,7 +104,17 @@ impl RevocationList {
             return Err(damaged(&"bytes follow it"));
         }
         let issuer = Name::from_parsed(parsed.issuer());
-        if let Some(extension) = parsed.extensions().iter().find(|one| one.critical) {
+        let narrows = |extension: &&X509Extension<'_>| match extension.parsed_extension() {
+            // Names the place that the list was published at (RFC 5280, 5.2.5), as step-ca does.
+            ParsedExtension::IssuingDistributionPoint(point) => {
+                point.only_contains_ca_certs
+                    || point.only_some_reasons.is_some()
+                    || point.indirect_crl
+                    || point.only_contains_attribute_certs
+            }
+            _ => extension.critical,
+        };
+        if let Some(extension) = parsed.extensions().iter().find(narrows) {
             return Err(CrlError::Extension {
                 issuer: issuer.to_string(),
                 extension: extension.oid.to_id_string(),

@@ -5,10 +5,14 @@ use rcgen::{
     CertificateParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose,
     KeyUsagePurpose, SanType,
 };
+use x509_parser::certificate::X509Certificate;
 use x509_parser::certification_request::X509CertificationRequest;
-use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::cri_attributes::ParsedCriAttribute;
+use x509_parser::extensions::{GeneralName, ParsedExtension, X509Extension};
+use x509_parser::oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME;
 use x509_parser::prelude::FromDer;
 
+use super::certificate::Certificate;
 use super::key::{KeyError, PrivateKey, PublicKey, encode_pem};
 use super::{ExtendedUsage, Profile, Sans, Subject};
 
@@ -172,6 +176,36 @@ impl Csr {
         }
         subject == profile.subject && sans == profile.sans
     }
+
+    /// True when subject and subject alternative names are those of `certificate`, byte for byte: what RFC 7030, 4.2.2
+    /// demands of a request in exchange for a certificate. Signers that reorder or re-encode names make it false.
+    pub fn is_named_as(&self, certificate: &Certificate) -> bool {
+        let Ok(request) = parse(&self.der) else {
+            return false;
+        };
+        let Ok((_, certificate)) = X509Certificate::from_der(certificate.der()) else {
+            return false;
+        };
+        let info = &request.certification_request_info;
+        let asked = info
+            .iter_attributes()
+            .filter_map(|attribute| match attribute.parsed_attribute() {
+                ParsedCriAttribute::ExtensionRequest(request) => Some(&request.extensions),
+                _ => None,
+            })
+            .flatten();
+        info.subject.as_raw() == certificate.subject().as_raw()
+            && alternative_names(asked) == alternative_names(certificate.extensions())
+    }
+}
+
+fn alternative_names<'a>(
+    extensions: impl IntoIterator<Item = &'a X509Extension<'a>>,
+) -> Option<&'a [u8]> {
+    extensions
+        .into_iter()
+        .find(|extension| extension.oid == OID_X509_EXT_SUBJECT_ALT_NAME)
+        .map(|extension| extension.value)
 }
 
 fn parse(der: &[u8]) -> Result<X509CertificationRequest<'_>, CsrError> {

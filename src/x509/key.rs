@@ -3,6 +3,8 @@
 //! RSA keys come from the `rsa` crate and EC keys from aws-lc-rs; every signature is made by aws-lc-rs.
 //! A private key is held as DER that is wiped on drop and is never shown by `Debug`.
 
+mod jwk;
+
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -24,6 +26,8 @@ use sec1::{EcParameters, EcPrivateKey};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
+
+pub use jwk::JwkError;
 
 /// The kinds of key that nodepki makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -125,6 +125,8 @@ pub(crate) struct Pair {
 pub(crate) struct Upstream {
     addr: SocketAddr,
     tls: Option<(Arc<ClientConfig>, String)>,
+    /// Lines of the head that every request gets on its way.
+    adds: String,
 }
 
 #[allow(
@@ -136,7 +138,14 @@ impl Upstream {
         Upstream {
             addr: addr.to_socket_addrs().unwrap().next().unwrap(),
             tls: None,
+            adds: String::new(),
         }
+    }
+
+    /// The same, told something more with every request.
+    pub(crate) fn adding(mut self, name: &str, value: &str) -> Self {
+        self.adds.push_str(&format!("{name}: {value}\r\n"));
+        self
     }
 
     /// With the CA and the name that its certificate must have.
@@ -189,20 +198,26 @@ impl Upstream {
             None => self.addr.to_string(),
         };
         match &self.tls {
-            None => exchange(stream, request, &host),
+            None => exchange(stream, request, &host, &self.adds),
             Some((config, name)) => {
                 let name = ServerName::try_from(name.clone()).unwrap();
                 let connection =
                     ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
-                exchange(StreamOwned::new(connection, stream), request, &host)
+                let stream = StreamOwned::new(connection, stream);
+                exchange(stream, request, &host, &self.adds)
             }
         }
     }
 }
 
-fn exchange(mut stream: impl Read + Write, request: &Recorded, host: &str) -> io::Result<Answer> {
+fn exchange(
+    mut stream: impl Read + Write,
+    request: &Recorded,
+    host: &str,
+    adds: &str,
+) -> io::Result<Answer> {
     let mut head = format!(
-        "{} {} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n",
+        "{} {} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{adds}",
         request.method, request.path
     );
     let hops = [

@@ -11,6 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["agent", "status", "offline"],
     &["settings"],
     &["signer"],
+    &["kubeapi"],
     &["http"],
     &["store"],
     &["failpoint"],

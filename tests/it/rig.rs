@@ -12,7 +12,8 @@ use nodepki::signer::{Kind, Request, Signer, Ticket};
 use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
 use crate::{
-    signer_cfssl, signer_contract, signer_directory, signer_exec, signer_puppet, signer_vault,
+    signer_cert_manager, signer_cfssl, signer_contract, signer_directory, signer_est, signer_exec,
+    signer_kubernetes, signer_puppet, signer_step, signer_vault,
 };
 
 /// A kind of signer, ready to be asked.
@@ -87,11 +88,14 @@ pub(crate) struct Front {
     pub(crate) submit: (&'static str, &'static str),
     /// [`Rig::settings`], but the server of etcd-ca is at this address and believed by these keys of `tls`, a flow map
     /// (`{caFile: …}`). It must not be believed by anything else.
-    pub(crate) settings: Box<dyn Fn(&str, &str) -> String>,
-    /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, with the
-    /// reason.
+    pub(crate) settings: FrontSettings,
+    /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, or by that
+    /// name and ", when it is to sign"; with the reason.
     pub(crate) exceptions: &'static [(&'static str, i32, &'static str)],
 }
+
+/// Of an address and `tls` keys.
+pub(crate) type FrontSettings = Box<dyn Fn(&str, &str) -> String>;
 
 /// A request that was refused.
 pub(crate) struct Denial {
@@ -110,8 +114,12 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::Local => Box::new(signer_contract::LocalRig::new()),
         Kind::Exec => Box::new(signer_exec::ExecRig::new()),
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
+        Kind::Est => Box::new(signer_est::EstRig::new()),
+        Kind::Kubernetes => Box::new(signer_kubernetes::KubernetesRig::new()),
+        Kind::CertManager => Box::new(signer_cert_manager::CertManagerRig::new()),
         Kind::Vault => Box::new(signer_vault::VaultRig::new()),
         Kind::Puppet => Box::new(signer_puppet::PuppetRig::new()),
+        Kind::StepCa => Box::new(signer_step::StepRig::new()),
         Kind::Cfssl => Box::new(signer_cfssl::CfsslRig::new()),
     }
 }

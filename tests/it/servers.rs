@@ -4,7 +4,10 @@
 //! the people at it. This file judges nothing and knows no protocol.
 
 pub(crate) mod cfssl;
+pub(crate) mod est;
+pub(crate) mod kubernetes;
 pub(crate) mod puppet;
+pub(crate) mod step_ca;
 pub(crate) mod vault;
 
 use std::fs::{self, File};

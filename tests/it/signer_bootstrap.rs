@@ -21,7 +21,7 @@ pub(crate) fn node(rig: &dyn Rig) -> Node {
 }
 
 /// Runs `bootstrap` until it is done, the people at the signer acting between runs.
-fn complete(node: &Node, rig: &dyn Rig) {
+pub(crate) fn complete(node: &Node, rig: &dyn Rig) {
     let mut ran = Ran::of(&mut node.ask_command("1s"));
     for _ in 0..3 {
         // A certificate that still serves does not make a run end as pending.

@@ -18,6 +18,7 @@ use crate::gateway::{Action, Answer as HttpAnswer, Gateway, Rule};
 use crate::log::logged;
 use crate::node::{INIT, NODEPKI, Node, Ran};
 use crate::rig::{Front, Rig};
+use crate::servers::kubernetes::kubernetes;
 use crate::servers::vault::{Bao, Space, put, text};
 use crate::signer_bad::verdict;
 use crate::signing::{opened_with_memory, openssl, request, request_for, run, wanted};
@@ -244,7 +245,7 @@ impl Lab {
         let _ = self.space.send(
             Method::POST,
             "sys/auth/approle",
-            Some("root-of-all"),
+            Some(self.space.bao.root_token()),
             Some(&json!({"type": "approle"})),
             &[],
         );
@@ -608,6 +609,64 @@ fn nothing_else(bao: &Bao, node: &Node, role_id: &Path) {
         root.as_token(&token, "auth/token/revoke-self", json!({})).0,
         204
     );
+}
+
+/// A node that has pins and no CA files, a revocation, and lists under a root and under an intermediate.
+#[test]
+fn authorities_and_revocation_lists_come_from_the_server() {
+    let rig = VaultRig::new();
+    let node = Node::new();
+    let mut authorities = String::new();
+    for authority in Authority::ALL {
+        let file = format!("{}.crt", authority.base_name());
+        node.remove(format!("/etc/kubernetes/pki/{file}"));
+        let pem = fs::read(rig.authorities().join(file)).unwrap();
+        let root = TrustBundle::from_pem(&pem).unwrap();
+        let pin = nodepki::x509::hex(&root.first().public_key().sha256());
+        authorities.push_str(&format!(
+            "  {authority}: {{signer: v, trust: {{sha256: [{pin}]}}}}\n"
+        ));
+    }
+    let settings = format!("{}authorities:\n{authorities}", rig.settings());
+    fs::write(node.outside("config.yaml"), settings).unwrap();
+    Ran::of(&mut node.ask_command("1s")).done();
+    node.assert_sound(&CertName::ALL);
+
+    let crl = || {
+        Ran::of(node.command(["crl", "--wait", "0s"]).args([
+            "--config",
+            node.outside("config.yaml").to_str().unwrap(),
+            "--kubeadm-config",
+            node.outside("kubeadm.yaml").to_str().unwrap(),
+        ]))
+    };
+    crl().done();
+    for (authority, mount, base) in [
+        (CertName::EtcdPeer, "pki/etcd-ca", "etcd/"),
+        (
+            CertName::FrontProxyClient,
+            "pki/front-proxy-ca",
+            "front-proxy-",
+        ),
+    ] {
+        let list = format!("/etc/kubernetes/pki/{base}crl.pem");
+        let shown = |list: &str| {
+            let pem = node.read(list);
+            let ca = node.path(format!("/etc/kubernetes/pki/{base}ca.crt"));
+            let arguments = ["crl", "-noout", "-text", "-CAfile", ca.to_str().unwrap()];
+            String::from_utf8(openssl(&arguments, pem.as_bytes())).unwrap()
+        };
+        assert!(shown(&list).contains("No Revoked"));
+        let (chain, _) = node.leaf(authority).unwrap();
+        let leaf = chain.leaf().to_pem();
+        rig.space
+            .write(&format!("{mount}/revoke"), json!({ "certificate": leaf }));
+        // What the printed settings have the server do within 15 minutes.
+        rig.space.read(&format!("{mount}/crl/rotate"));
+        crl().done();
+        let serial = chain.leaf().serial().to_uppercase();
+        assert!(shown(&list).contains(&serial), "{}", shown(&list));
+    }
 }
 
 #[test]
@@ -1173,28 +1232,50 @@ fn every_request_names_its_namespace_and_shows_its_token_to_nobody_else() {
     assert!(lab.space.is_alive(&token));
 }
 
+/// A real standby, to which a proxy between says that it must not forward by itself.
 #[test]
 fn a_standby_is_followed_to_the_addresses_that_are_named() {
-    let (lab, _) = Lab::open_handed();
-    let auth = lab.token_file(&lab.space.any_token());
-    let standby = lab.gateway();
-    let active = Gateway::to(Some(lab.space.bao.upstream()));
-    // What a standby that cannot forward answers: the same path on the active node.
-    let target = format!("{}/v1/pki/sign/any", active.url());
-    standby.rule(Rule::on("*", "/sign/").then(Action::Redirect(307, target)));
-    let both = lab.path("both.pem");
-    fs::write(&both, [standby.ca_pem(), active.ca_pem()].concat()).unwrap();
-    let signer = lab.signer_at(&standby.url(), &both, "role: any", &auth);
+    let (active, standby) = Bao::cluster();
+    let root = active.root();
+    root.engine("pki");
+    let ca = root.root_ca("pki", "etcd-ca");
+    let role = json!({"allow_any_name": true, "enforce_hostnames": false, "key_type": "any", "max_ttl": "8760h"});
+    root.write("pki/roles/any", role);
+    let dir = tempfile::tempdir().unwrap();
+    let token = put(dir.path(), "token", &root.any_token());
+    let between = Gateway::to(Some(
+        standby
+            .upstream()
+            .adding("X-Vault-No-Request-Forwarding", "true"),
+    ));
+    let believed = dir.path().join("ca.pem");
+    let both = [between.ca_pem(), fs::read(active.ca_file()).unwrap()];
+    fs::write(&believed, both.concat()).unwrap();
+    let signer = |also: &str| {
+        let settings = format!(
+            "{HEAD}signers: {{s: {{vault: {{address: \"{}\", {also}mount: pki, role: any, \
+             auth: {{tokenFile: {}}}, tls: {{caFile: {}}}}}}}}}\n",
+            between.url(),
+            token.display(),
+            believed.display()
+        );
+        open(&dir.path().join("memory"), &settings)
+    };
+    let request = etcd_server();
     fails(
-        run(signer.submit(&etcd_server())),
+        run(signer("").submit(&request)),
         Class::Config,
-        &["points to", "127.0.0.1", "name it in the configuration"],
+        &["307", &active.url(), "name it in the configuration"],
     );
-    assert!(active.requests().is_empty());
-    let more = format!("role: any, alsoAllow: [\"{}\"]", active.url());
-    let signer = lab.signer_at(&standby.url(), &both, &more, &auth);
-    lab.signs(signer.as_ref(), CertName::EtcdServer);
-    assert!(active.requests()[0].header("x-vault-token").is_some());
+    let certified = root.certified("pki").len();
+    let also = format!("alsoAllow: [\"{}\"], ", active.url());
+    let signer = signer(&also);
+    run(signer.probe()).unwrap();
+    let bytes = issued(run(signer.submit(&request)).unwrap());
+    assert_eq!(root.certified("pki").len(), certified + 1);
+    fs::create_dir(dir.path().join("etcd")).unwrap();
+    fs::write(dir.path().join("etcd/ca.crt"), ca).unwrap();
+    assert_eq!(verdict(&request, &bytes, dir.path()), "");
 }
 
 // ---- sessions ----
@@ -1553,8 +1634,65 @@ fn a_tls_certificate_logs_in() {
     );
 }
 
-/// The `kubernetes` method takes the same words as `jwt`; behind its path is a `jwt` method here, which knows the key
-/// itself where the other would ask an API server.
+/// The server asks a real API server who the token's owner is.
+#[test]
+fn a_service_account_token_logs_in() {
+    let (lab, _) = Lab::open_handed();
+    let cluster = kubernetes();
+    let corner = cluster.corner();
+    let (node, reviewer) = (format!("node-{corner}"), format!("reviewer-{corner}"));
+    let (token, reviewer_token) = (
+        cluster.service_account_token(&node),
+        cluster.service_account_token(&reviewer),
+    );
+    cluster.admin().create(
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        &json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
+            "metadata": {"name": reviewer},
+            "subjects": [{"kind": "ServiceAccount", "name": reviewer, "namespace": "default"}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:auth-delegator"}}),
+    );
+    let space = &lab.space;
+    space.write("sys/auth/management", json!({"type": "kubernetes"}));
+    space.write(
+        "sys/policies/acl/any",
+        json!({"policy": "path \"*\" { capabilities = [\"read\", \"update\"] }"}),
+    );
+    space.write(
+        "auth/management/config",
+        json!({"kubernetes_host": cluster.url(), "disable_local_ca_jwt": true,
+               "kubernetes_ca_cert": fs::read_to_string(cluster.ca_file()).unwrap(),
+               "token_reviewer_jwt": reviewer_token}),
+    );
+    space.write(
+        "auth/management/role/node",
+        json!({"bound_service_account_names": [node], "bound_service_account_namespaces": ["default"], "token_policies": ["any"]}),
+    );
+    let file = put(lab.dir.path(), "service-account", &token);
+    let auth = format!(
+        "{{kubernetes: {{mount: management, role: node, file: {}}}}}",
+        file.display()
+    );
+    let signer = lab.signer("role: any", &auth);
+    let begin = std::time::Instant::now();
+    // Until the API server has seen the binding of the reviewer.
+    while run(signer.probe()).is_err() && begin.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    lab.signs(signer.as_ref(), CertName::EtcdServer);
+    run(signer.settled(&etcd_server())).unwrap();
+    put(lab.dir.path(), "service-account", &reviewer_token);
+    fails(
+        run(signer.submit(&etcd_server())),
+        Class::Auth,
+        &[
+            "auth/management",
+            "audience, subject and time",
+            "etcd-server",
+        ],
+    );
+}
+
 #[test]
 fn a_json_web_token_logs_in() {
     let (lab, _) = Lab::open_handed();
@@ -1590,7 +1728,7 @@ fn a_json_web_token_logs_in() {
         "sys/policies/acl/any",
         json!({"policy": "path \"*\" { capabilities = [\"read\", \"update\"] }"}),
     );
-    for (mount, kind) in [("jwt", "jwt"), ("kubernetes", "kubernetes")] {
+    for mount in ["jwt", "oidc/nodes"] {
         space.write(&format!("sys/auth/{mount}"), json!({"type": "jwt"}));
         space.write(
             &format!("auth/{mount}/config"),
@@ -1602,7 +1740,10 @@ fn a_json_web_token_logs_in() {
         );
         let file = put(lab.dir.path(), "jwt", &jwt("cp1"));
         for role in ["", "role: node, "] {
-            let auth = format!("{{{kind}: {{{role}file: {}}}}}", file.display());
+            let auth = format!(
+                "{{jwt: {{mount: {mount}, {role}file: {}}}}}",
+                file.display()
+            );
             let signer = lab.signer("role: any", &auth);
             lab.signs(signer.as_ref(), CertName::EtcdServer);
             run(signer.settled(&etcd_server())).unwrap();
@@ -1610,7 +1751,7 @@ fn a_json_web_token_logs_in() {
         put(lab.dir.path(), "jwt", &jwt("mallory"));
         let signer = lab.signer(
             "role: any",
-            &format!("{{{kind}: {{file: {}}}}}", file.display()),
+            &format!("{{jwt: {{mount: {mount}, file: {}}}}}", file.display()),
         );
         fails(
             run(signer.submit(&etcd_server())),

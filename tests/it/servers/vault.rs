@@ -15,16 +15,17 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use super::{Server, bin, free_port};
-use crate::gateway::Upstream;
+use crate::gateway::{Issuer, Upstream};
 use crate::signing::{PlainFiles, now, run};
 
 const ROOT: &str = "root-of-all";
 
 /// A running server.
 pub(crate) struct Bao {
-    _server: Server,
+    server: Server,
     dir: PathBuf,
     port: u16,
+    root_token: String,
 }
 
 impl Bao {
@@ -49,9 +50,10 @@ impl Bao {
         server.wait_for_port(port);
         assert!(ca.exists(), "{}", server.said());
         let bao = Bao {
-            _server: server,
+            server,
             dir,
             port,
+            root_token: ROOT.to_owned(),
         };
         while bao
             .space_named("")
@@ -64,8 +66,94 @@ impl Bao {
         bao
     }
 
+    /// The active node and a standby of a cluster.
+    pub(crate) fn cluster() -> (Bao, Bao) {
+        let issuer = Issuer::new("cluster");
+        let (mut active, mut standby) = (Bao::node(&issuer), Bao::node(&issuer));
+        let put = |bao: &Bao, path: &str, body: Value| {
+            let (status, answer) = bao.root().send(Method::PUT, path, None, Some(&body), &[]);
+            assert_eq!(status, 200, "{path}: {answer}");
+            answer
+        };
+        let shares = json!({"secret_shares": 1, "secret_threshold": 1});
+        let keys = put(&active, "sys/init", shares);
+        let unseal = json!({"key": keys["keys"][0]});
+        put(&active, "sys/unseal", unseal.clone());
+        active.root_token = text(&keys["root_token"]);
+        active.reaches(200);
+        let join = json!({
+            "leader_api_addr": active.url(),
+            "leader_ca_cert": String::from_utf8(issuer.pem()).unwrap(),
+        });
+        put(&standby, "sys/storage/raft/join", join);
+        put(&standby, "sys/unseal", unseal);
+        standby.root_token.clone_from(&active.root_token);
+        standby.reaches(429);
+        (active, standby)
+    }
+
+    /// A sealed node that waits to be told of its cluster.
+    fn node(issuer: &Issuer) -> Bao {
+        let dir = tempfile::tempdir().unwrap().keep();
+        let (port, cluster_port) = (free_port(), free_port());
+        let pair = issuer.server(
+            &[],
+            &["127.0.0.1".parse().unwrap()],
+            now(),
+            Duration::from_secs(3600),
+        );
+        for (name, pem) in [
+            ("vault-ca.pem", issuer.pem()),
+            ("cert.pem", pair.chain_pem),
+            ("key.pem", pair.key_pem),
+        ] {
+            std::fs::write(dir.join(name), pem).unwrap();
+        }
+        std::fs::create_dir(dir.join("raft")).unwrap();
+        let at = dir.display();
+        let config = format!(
+            "storage \"raft\" {{\n  path = \"{at}/raft\"\n  node_id = \"n{port}\"\n}}\n\
+             listener \"tcp\" {{\n  address = \"127.0.0.1:{port}\"\n  cluster_address = \"127.0.0.1:{cluster_port}\"\n  \
+             tls_cert_file = \"{at}/cert.pem\"\n  tls_key_file = \"{at}/key.pem\"\n}}\n\
+             api_addr = \"https://127.0.0.1:{port}\"\ncluster_addr = \"https://127.0.0.1:{cluster_port}\"\n"
+        );
+        std::fs::write(dir.join("config.hcl"), config).unwrap();
+        let mut command = Command::new(bin("bao"));
+        command
+            .arg("server")
+            .arg(format!("-config={at}/config.hcl"))
+            .env("HOME", &dir);
+        let mut server = Server::start(command, &dir.join("log"));
+        server.wait_for_port(port);
+        Bao {
+            server,
+            dir,
+            port,
+            root_token: String::new(),
+        }
+    }
+
+    fn reaches(&mut self, health: u16) {
+        let space = Space {
+            bao: self,
+            namespace: String::new(),
+        };
+        let ready = || space.send(Method::GET, "sys/health", None, None, &[]).0 == health;
+        for _ in 0..600 {
+            if ready() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{}", self.server.said());
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn root_token(&self) -> &str {
+        &self.root_token
     }
 
     pub(crate) fn ca_file(&self) -> PathBuf {
@@ -98,19 +186,12 @@ impl Bao {
         }
     }
 
-    /// Its own program as a client of it, with the rights of root.
-    pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(bin("bao"));
-        self.authorize(&mut command);
-        command
-    }
-
     /// Lets what a command runs be root.
     pub(crate) fn authorize(&self, command: &mut Command) {
         command
             .env("VAULT_ADDR", self.url())
             .env("VAULT_CACERT", self.ca_file())
-            .env("VAULT_TOKEN", ROOT)
+            .env("VAULT_TOKEN", &self.root_token)
             .env("VAULT", bin("bao"))
             .env("HOME", &self.dir);
     }
@@ -156,7 +237,7 @@ impl Space<'_> {
     }
 
     fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Value {
-        let (status, answer) = self.send(method, path, Some(ROOT), body, &[]);
+        let (status, answer) = self.send(method, path, Some(&self.bao.root_token), body, &[]);
         assert!(matches!(status, 200 | 204), "{path}: {status} {answer}");
         answer
     }
@@ -179,7 +260,7 @@ impl Space<'_> {
     /// The serial numbers of everything that an engine has certified.
     pub(crate) fn certified(&self, mount: &str) -> Vec<String> {
         let path = format!("{mount}/certs?list=true");
-        let (_, answer) = self.send(Method::GET, &path, Some(ROOT), None, &[]);
+        let (_, answer) = self.send(Method::GET, &path, Some(&self.bao.root_token), None, &[]);
         let keys = answer["data"]["keys"].as_array().cloned();
         keys.unwrap_or_default()
             .iter()
@@ -243,7 +324,13 @@ impl Space<'_> {
     /// A `secret_id`, wrapped.
     pub(crate) fn wrapped(&self, path: &str, body: &Value) -> String {
         let wrap = [("X-Vault-Wrap-TTL", "600")];
-        let (status, answer) = self.send(Method::POST, path, Some(ROOT), Some(body), &wrap);
+        let (status, answer) = self.send(
+            Method::POST,
+            path,
+            Some(&self.bao.root_token),
+            Some(body),
+            &wrap,
+        );
         assert_eq!(status, 200, "{answer}");
         text(&answer["wrap_info"]["token"])
     }
@@ -254,8 +341,14 @@ impl Space<'_> {
     }
 
     fn write_status(&self, path: &str, body: Value) -> u16 {
-        self.send(Method::POST, path, Some(ROOT), Some(&body), &[])
-            .0
+        self.send(
+            Method::POST,
+            path,
+            Some(&self.bao.root_token),
+            Some(&body),
+            &[],
+        )
+        .0
     }
 
     /// Does what a script of `nodepki config signer-setup vault` says, without a process for each line. That the

@@ -1,0 +1,79 @@
+//! The bodies of EST: base64 as RFC 8951 has it.
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::general_purpose::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+
+/// As in PEM. libest reads no line that is not ended, and no long one.
+const LINE: usize = 64;
+
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// The body of a request. RFC 8951 wants no line ends and allows them; some servers cannot do without.
+pub(super) fn encode(der: &[u8]) -> Vec<u8> {
+    let text = STANDARD.encode(der);
+    let mut body = Vec::with_capacity(text.len() + text.len() / LINE + 1);
+    for line in text.as_bytes().chunks(LINE) {
+        body.extend_from_slice(line);
+        body.push(b'\n');
+    }
+    body
+}
+
+/// What is in the body of an answer, whatever its headers say of the encoding: base64 with line ends or without, and
+/// what it should not be, bare DER or PEM.
+pub(super) fn decode(body: &[u8]) -> Result<Vec<u8>, String> {
+    // The base64 of a SEQUENCE opens with M.
+    if body.first() == Some(&0x30) || body.trim_ascii_start().starts_with(b"-----BEGIN ") {
+        return Ok(body.to_vec());
+    }
+    let text: Vec<u8> = body
+        .iter()
+        .copied()
+        // libest ends its /csrattrs with a NUL.
+        .filter(|byte| !byte.is_ascii_whitespace() && *byte != 0)
+        .collect();
+    if text.is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    LENIENT
+        .decode(text)
+        .map_err(|error| format!("it is not base64 ({error})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_have_ended_lines() {
+        let body = String::from_utf8(encode(&[0x30; 100])).unwrap();
+        assert!(body.ends_with('\n'));
+        assert!(body.lines().all(|line| line.len() <= LINE));
+        assert_eq!(decode(body.as_bytes()).unwrap(), [0x30; 100]);
+    }
+
+    #[test]
+    fn answers_come_in_any_shape() {
+        let der = [0x30, 0x03, 0x02, 0x01, 0x05];
+        for body in [
+            "MAMCAQU=",
+            "MAMC\r\nAQU=\r\n",
+            " MAMCAQU\n",
+            "\nMAMC AQU=",
+            "MAMCAQU=\0",
+        ] {
+            assert_eq!(decode(body.as_bytes()).unwrap(), der, "{body:?}");
+        }
+        assert_eq!(decode(&der).unwrap(), der);
+        for body in ["", "\r\n", "<html>no</html>", "MAMC=AQU"] {
+            assert!(decode(body.as_bytes()).is_err(), "{body:?}");
+        }
+        let pem = b"\n-----BEGIN PKCS7-----\n";
+        assert_eq!(decode(pem).unwrap(), pem);
+    }
+}

@@ -1,0 +1,327 @@
+//! Signer names: what the API server takes, what the known ones sign, and who to look for when nothing happens.
+
+use crate::names::Authority;
+use crate::signer::Wanted;
+use crate::x509::ExtendedUsage;
+
+/// The API's limits: of a subdomain, of a label, and of the whole.
+const LONGEST_DOMAIN: usize = 253;
+const LONGEST_LABEL: usize = 63;
+const LONGEST: usize = 571;
+
+/// Group of the user that may do everything, which `kubernetes.io/kube-apiserver-client` certifies for nobody.
+const MASTERS: &str = "system:masters";
+
+const BUILT_IN: &str = "kubernetes.io";
+const ISSUERS: &str = "issuers.cert-manager.io";
+const CLUSTER_ISSUERS: &str = "clusterissuers.cert-manager.io";
+
+/// What is wrong with a name, and the right one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) what: String,
+    pub(super) fix: String,
+}
+
+/// A name that the API server takes and that somebody may serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SignerName {
+    text: String,
+    server: Server,
+}
+
+/// Who serves a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Server {
+    /// kube-controller-manager, for API clients.
+    ApiserverClient,
+    /// kube-controller-manager, for the kubelet as an API client.
+    KubeletClient,
+    /// kube-controller-manager, for the kubelet as a server.
+    KubeletServing,
+    /// cert-manager, for an issuer in a namespace or for the whole cluster.
+    CertManager {
+        namespace: Option<String>,
+        issuer: String,
+    },
+    /// Somebody else.
+    Other,
+}
+
+impl SignerName {
+    pub(super) fn parse(text: &str) -> Result<Self, Fault> {
+        let fault = |what: &str, fix: &str| {
+            Err(Fault {
+                what: format!("{text:?} {what}"),
+                fix: fix.to_owned(),
+            })
+        };
+        let (domain, path) = match text.split_once('/') {
+            Some((domain, path)) if !path.contains('/') => (domain, path),
+            _ => {
+                return fault(
+                    "is no signer name",
+                    "write DOMAIN/NAME, as in pki.example.com/etcd",
+                );
+            }
+        };
+        if text.len() > LONGEST {
+            return fault(
+                &format!("has more than {LONGEST} characters"),
+                "use a shorter name",
+            );
+        }
+        let labels: Vec<&str> = domain.split('.').collect();
+        if labels.len() < 2
+            || domain.len() > LONGEST_DOMAIN
+            || !labels.iter().all(|label| is_label(label))
+        {
+            return fault(
+                "does not begin with a domain of lower-case letters, digits and dashes with a dot in it",
+                "write DOMAIN/NAME, as in pki.example.com/etcd",
+            );
+        }
+        if !path.split('.').all(is_part) {
+            return fault(
+                "does not end in a name of lower-case letters, digits, dashes and dots",
+                "write DOMAIN/NAME, as in pki.example.com/etcd",
+            );
+        }
+        let server = match (domain, path) {
+            (BUILT_IN, "kube-apiserver-client") => Server::ApiserverClient,
+            (BUILT_IN, "kube-apiserver-client-kubelet") => Server::KubeletClient,
+            (BUILT_IN, "kubelet-serving") => Server::KubeletServing,
+            (BUILT_IN, "legacy-unknown") => {
+                return fault(
+                    "is refused by certificates.k8s.io/v1",
+                    "use a signer name of your own, as in pki.example.com/etcd",
+                );
+            }
+            (BUILT_IN, _) => {
+                return fault(
+                    "is none of Kubernetes' own signers",
+                    "use kubernetes.io/kube-apiserver-client or kubernetes.io/kube-apiserver-client-kubelet, or a \
+                     domain of your own",
+                );
+            }
+            (CLUSTER_ISSUERS, issuer) => Server::CertManager {
+                namespace: None,
+                issuer: issuer.to_owned(),
+            },
+            (ISSUERS, path) => match path.split_once('.') {
+                Some((namespace, issuer)) => Server::CertManager {
+                    namespace: Some(namespace.to_owned()),
+                    issuer: issuer.to_owned(),
+                },
+                None => {
+                    return fault(
+                        "names no namespace, and cert-manager ignores it for good",
+                        &format!("write {ISSUERS}/NAMESPACE.{path}"),
+                    );
+                }
+            },
+            (
+                "cert-manager.io" | "clusterissuer.cert-manager.io" | "issuer.cert-manager.io",
+                path,
+            ) => {
+                return fault(
+                    "is a name that cert-manager ignores for good",
+                    &format!(
+                        "write {CLUSTER_ISSUERS}/{path} for a ClusterIssuer, or {ISSUERS}/NAMESPACE.{path} for an \
+                         Issuer"
+                    ),
+                );
+            }
+            _ => Server::Other,
+        };
+        Ok(SignerName {
+            text: text.to_owned(),
+            server,
+        })
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// cert-manager serves it.
+    pub(super) fn is_cert_manager(&self) -> bool {
+        matches!(self.server, Server::CertManager { .. })
+    }
+
+    /// Namespace and name of the Issuer that whoever asks must be allowed to `reference`.
+    pub(super) fn referenced(&self) -> Option<(&str, &str)> {
+        match &self.server {
+            Server::CertManager {
+                namespace: Some(namespace),
+                issuer,
+            } => Some((namespace, issuer)),
+            _ => None,
+        }
+    }
+
+    /// Why the signers of Kubernetes itself will never sign this; nothing is known of others. The rules are those of
+    /// `k8s.io/kubernetes/pkg/apis/certificates` and of the admission plug-in CertificateSubjectRestriction.
+    pub(super) fn obstacles(&self, wanted: &Wanted) -> Vec<String> {
+        let profile = &wanted.profile;
+        let usages = |only: ExtendedUsage| {
+            (profile.usages != [only]).then(|| {
+                let wanted: Vec<String> = profile.usages.iter().map(ToString::to_string).collect();
+                format!(
+                    "it signs for {only} alone, and not for {}",
+                    wanted.join(" and ")
+                )
+            })
+        };
+        let nodes = || {
+            let node = profile.subject.common_name.starts_with("system:node:")
+                && profile.subject.organizations == ["system:nodes"];
+            (!node).then(|| {
+                format!(
+                    "it signs for O=system:nodes, CN=system:node:… alone, and not for {}",
+                    profile.subject
+                )
+            })
+        };
+        let found = match self.server {
+            Server::ApiserverClient => {
+                let masters = profile
+                    .subject
+                    .organizations
+                    .iter()
+                    .any(|one| one == MASTERS);
+                let masters = masters.then(|| {
+                    format!("the API server refuses {MASTERS} as an organization for that signer")
+                });
+                vec![usages(ExtendedUsage::ClientAuth), masters]
+            }
+            Server::KubeletClient => {
+                let names = (!profile.sans.is_empty())
+                    .then(|| format!("it allows no subject alternative names ({})", profile.sans));
+                vec![usages(ExtendedUsage::ClientAuth), nodes(), names]
+            }
+            Server::KubeletServing => {
+                let none = profile.sans.is_empty();
+                let none = none.then(|| "it wants a subject alternative name".to_owned());
+                vec![usages(ExtendedUsage::ServerAuth), nodes(), none]
+            }
+            Server::CertManager { .. } | Server::Other => return Vec::new(),
+        };
+        let authority = (wanted.authority != Authority::Ca).then(|| {
+            format!(
+                "kube-controller-manager signs it with the CA of its own cluster, not with {}",
+                wanted.authority
+            )
+        });
+        found.into_iter().chain([authority]).flatten().collect()
+    }
+
+    /// Whom an approved request waits for, and what to look at; no condition ever says that nobody serves a name.
+    pub(super) fn missing(&self) -> String {
+        match &self.server {
+            Server::CertManager { namespace, issuer } => {
+                let issuer = match namespace {
+                    Some(namespace) => format!("Issuer {namespace}/{issuer}"),
+                    None => format!("ClusterIssuer {issuer}"),
+                };
+                format!(
+                    "for cert-manager: see that its {issuer} exists and is Ready, and that its controller runs with \
+                     --feature-gates=ExperimentalCertificateSigningRequestControllers=true"
+                )
+            }
+            Server::Other => format!(
+                "for the signer {}: see that its controller runs and may update certificatesigningrequests/status \
+                 and `sign` for that name",
+                self.text
+            ),
+            _ => format!(
+                "for kube-controller-manager to sign for {}: see that it runs the csrsigning controller with \
+                 --cluster-signing-cert-file and --cluster-signing-key-file",
+                self.text
+            ),
+        }
+    }
+
+    /// Who approves.
+    pub(super) fn approver(&self) -> &'static str {
+        match &self.server {
+            Server::CertManager { .. } => ", which cert-manager does not do by itself",
+            Server::KubeletClient => {
+                ", which kube-controller-manager does for whoever has create on \
+                 certificatesigningrequests/nodeclient or /selfnodeclient"
+            }
+            _ => "",
+        }
+    }
+}
+
+/// RFC 1123.
+fn is_label(label: &str) -> bool {
+    label.len() <= LONGEST_LABEL && is_part(label)
+}
+
+/// A label of the path, whose length the API does not limit.
+fn is_part(label: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    label.starts_with(inner)
+        && label.ends_with(inner)
+        && label.chars().all(|c| inner(c) || c == '-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_api_server_takes() {
+        let long = format!("a.b/{}", "x".repeat(568));
+        let label = format!("{}.b/c", "x".repeat(64));
+        for (name, fault) in [
+            ("pki.example.com/etcd", None),
+            ("pki.example.com/etcd.of-2", None),
+            ("kubernetes.io/kube-apiserver-client", None),
+            ("clusterissuers.cert-manager.io/my.ca", None),
+            ("issuers.cert-manager.io/pki.my.ca", None),
+            ("etcd", Some("is no signer name")),
+            ("a.b/c/d", Some("is no signer name")),
+            ("localhost/etcd", Some("with a dot in it")),
+            ("pki.Example.com/etcd", Some("lower-case")),
+            ("pki..com/etcd", Some("lower-case")),
+            (&label, Some("lower-case")),
+            ("pki.example.com/", Some("does not end in a name")),
+            ("pki.example.com/Etcd", Some("does not end in a name")),
+            (&long, Some("more than 571")),
+            ("kubernetes.io/legacy-unknown", Some("refused by")),
+            (
+                "kubernetes.io/kube-apiserver-serving",
+                Some("none of Kubernetes' own"),
+            ),
+            (
+                "cert-manager.io/my-ca",
+                Some("clusterissuers.cert-manager.io/my-ca"),
+            ),
+            (
+                "clusterissuer.cert-manager.io/my-ca",
+                Some("clusterissuers.cert-manager.io/my-ca"),
+            ),
+            (
+                "issuers.cert-manager.io/my-ca",
+                Some("issuers.cert-manager.io/NAMESPACE.my-ca"),
+            ),
+        ] {
+            let shown = match SignerName::parse(name) {
+                Ok(parsed) => {
+                    assert_eq!(parsed.as_str(), name);
+                    None
+                }
+                Err(fault) => Some(format!("{}; {}", fault.what, fault.fix)),
+            };
+            match (shown, fault) {
+                (None, None) => {}
+                (Some(shown), Some(part)) => assert!(shown.contains(part), "{name}: {shown}"),
+                (shown, _) => panic!("{name}: {shown:?}"),
+            }
+        }
+        assert!(SignerName::parse(&format!("a.b/{}", "x".repeat(567))).is_ok());
+    }
+}

@@ -1,0 +1,823 @@
+//! `stepCA`: smallstep's step-ca, by the API that its own `step` command uses.
+//!
+//! # What it must be given
+//! Its address, a provisioner, and one way of proof: an X5C certificate with its key (best for nodes: one certificate
+//! from when the machine was made vouches for all of its requests), a JWK provisioner's private key, or one-time tokens
+//! that somebody else made. `rootSHA256` is `step certificate fingerprint root_ca.crt`: with it the root is fetched,
+//! compared, and then trusted; `tls` is the other way. One step-ca has one root, so each authority has a signer of its
+//! own. The provisioner needs a template, which `nodepki config signer-setup stepCA` prints, and a `maxTLSCertDuration` that allows for the
+//! wanted lifetime; step-ca's default is 24 hours.
+//!
+//! # Its habits
+//! - A token is good for one request. It is burnt first and looked at then, so that sending the same again is always
+//!   refused: tokens are made anew for each sending, and one that was handed over and may have arrived is never sent
+//!   again. Which ones were sent is remembered over runs.
+//! - 201 means signed, and 201 is also the status of a list of roots. 401 never says why; 403 does, and is a policy's
+//!   "no" only sometimes.
+//! - Without a template, organizations are dropped, usages are always both, and a certificate without alternative names
+//!   gets its common name as one. Where the server's list of provisioners shows that there is no template, certificates
+//!   that cannot come out right are refused before anything is sent.
+//! - A lifetime beyond what it allows is refused, not capped. With X5C it ends with the certificate that vouches, so no
+//!   more than that is asked for.
+//! - `renew` (same key) and `rekey` (new key) take the current certificate as proof, in TLS: one without client
+//!   authentication cannot be renewed so, and is asked for with a token. Both copy names and lifetime.
+//! - There is no looking up what was issued.
+
+mod provisioner;
+mod refusal;
+mod setup;
+mod token;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map as JsonMap, Value, json};
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::per_certificate::PerCertificate;
+use super::server::{Server, signing};
+use super::{
+    About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Memory, Part,
+    Rejection, Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint,
+};
+use crate::http::{Call, Endpoint};
+use crate::kubeadm::format_duration;
+use crate::names::Authority;
+use crate::schema::{Form, Key, SecretFile, duration, key, pin, required, section};
+use crate::x509::{Chain, PrivateKey, TrustBundle, hex};
+use crate::yaml::{Field, Map};
+
+use provisioner::Known;
+pub use token::Auth;
+use token::{Credential, Terms};
+
+/// A step-ca.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    endpoint: Endpoint,
+    provisioner: String,
+    root_sha256: Option<[u8; 32]>,
+    auth: Auth,
+    audience: Option<String>,
+    lifetime: Option<Duration>,
+}
+
+#[rustfmt::skip]
+const KEYS: &[Key] = &[
+    key("url", Form::Url, "Address of step-ca."),
+    key("provisioner", Form::Text, "Name of the provisioner that takes this node's tokens."),
+    key("rootSHA256", Form::Pin, "SHA-256 of its root certificate, as `step certificate fingerprint` prints it."),
+    key("auth.x5c.certificate", Form::Secret, "PEM file with the certificate that vouches for this node, and its intermediates."),
+    key("auth.x5c.key", Form::Secret, "PEM file with its key."),
+    key("auth.jwk.keyFile", Form::Secret, "File with the provisioner's private key: a JSON Web Key or PEM, not encrypted."),
+    key("auth.jwk.kid", Form::Text, "Id of that key; by default as the file or the server says."),
+    key("auth.token.file", Form::PerCertificate, "File with a one-time token for the certificate."),
+    key("audience", Form::Url, "Audience of tokens, where `url` does not have one of the server's dnsNames: https://NAME/1.0/sign."),
+    key("lifetime", Form::Duration, "Longest lifetime to ask for; by default what is wanted."),
+];
+
+const CAPS: Caps = Caps {
+    organization: Carry::AsConfigured,
+    colon_common_name: Carry::AsConfigured,
+    own_name_san: true,
+    renewal: Renewal::Rekey,
+    crl: Carry::AsConfigured,
+    ..Caps::everything()
+};
+
+impl Configured for Config {
+    const ABOUT: About = About {
+        name: "stepCA",
+        signs_with: "smallstep's step-ca, one for each authority",
+        authentication: "X5C certificate, JWK provisioner's key, or one-time tokens",
+        caps: CAPS,
+        keys: &[KEYS, endpoint::KEYS],
+    };
+
+    fn read(map: &Map<'_>) -> Option<Self> {
+        let url = required(map, "url", "https://CA:9000");
+        let endpoint = endpoint::read(map, url);
+        let name = required(map, "provisioner", "the provisioner's name");
+        let name = name.and_then(|field| field.string());
+        let root_sha256 = map.get("rootSHA256").as_ref().map(pin);
+        if let Some(endpoint) = &endpoint {
+            if root_sha256.is_none() && endpoint.tls.trusts_nothing() {
+                map.field().error(
+                    "does not say which server is the right one",
+                    "add rootSHA256: what `step certificate fingerprint root_ca.crt` prints, or tls: {caFile: FILE}",
+                );
+            }
+            if root_sha256.is_some()
+                && (endpoint.tls.ca_file.is_some() || endpoint.tls.system_roots)
+            {
+                map.field().error(
+                    "has both rootSHA256 and other roots in tls",
+                    "keep one of them",
+                );
+            }
+        }
+        let auth = read_auth(map);
+        let audience = map.get("audience").and_then(|field| {
+            let text = field.string()?;
+            endpoint::address(&field).map(|_| text)
+        });
+        let lifetime = duration(map.get("lifetime")).map(|(field, lifetime)| {
+            if lifetime < Duration::from_secs(60) {
+                field.error(
+                    format!("{} is too short", format_duration(lifetime)),
+                    "use at least 1m",
+                );
+            }
+            lifetime
+        });
+        Some(Config {
+            endpoint: endpoint?,
+            provisioner: name?,
+            // A pin that was given and cannot be read must not become none.
+            root_sha256: match root_sha256 {
+                Some(pin) => Some(pin?),
+                None => None,
+            },
+            auth: auth?,
+            audience,
+            lifetime,
+        })
+    }
+
+    fn redacted(&self) -> Value {
+        let mut keys = JsonMap::new();
+        keys.insert("url".to_owned(), json!(self.endpoint.url.as_str()));
+        keys.insert("provisioner".to_owned(), json!(self.provisioner));
+        if let Some(pin) = &self.root_sha256 {
+            keys.insert("rootSHA256".to_owned(), json!(hex(pin)));
+        }
+        let auth = match &self.auth {
+            Auth::X5c { certificate, key } => {
+                json!({"x5c": {"certificate": certificate.to_string(), "key": key.to_string()}})
+            }
+            Auth::Jwk {
+                key_file,
+                kid: Some(kid),
+            } => json!({"jwk": {"keyFile": key_file.to_string(), "kid": kid}}),
+            Auth::Jwk { key_file, .. } => json!({"jwk": {"keyFile": key_file.to_string()}}),
+            Auth::Token { file } => json!({"token": {"file": file.redacted()}}),
+        };
+        keys.insert("auth".to_owned(), auth);
+        if let Some(audience) = &self.audience {
+            keys.insert("audience".to_owned(), json!(audience));
+        }
+        if let Some(lifetime) = self.lifetime {
+            keys.insert("lifetime".to_owned(), json!(format_duration(lifetime)));
+        }
+        endpoint::redacted(&self.endpoint, &mut keys);
+        Value::Object(keys)
+    }
+
+    fn setup(parts: &[Part<'_, Self>], identity: &Identity) -> Option<String> {
+        Some(setup::print(parts, identity))
+    }
+
+    fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+        let url = &self.endpoint.url;
+        let host = match &self.endpoint.tls.server_name {
+            Some(name) => name.as_str(),
+            None => url.host_str().unwrap_or_default(),
+        };
+        let label = format!(
+            "stepCA:{}/{}",
+            url.origin().ascii_serialization(),
+            self.provisioner
+        );
+        let resubmit = match self.auth {
+            Auth::Token { .. } => Resubmit::FreshCredential,
+            _ => Resubmit::Duplicates,
+        };
+        Ok(Box::new(StepCa {
+            server: Server::new(label, self.endpoint.clone(), site)?,
+            // The port makes no difference to step-ca.
+            audience: self
+                .audience
+                .clone()
+                .unwrap_or_else(|| format!("https://{host}/1.0/sign")),
+            config: self.clone(),
+            caps: Caps { resubmit, ..CAPS },
+            identity: site.identity.clone(),
+            memory: Rc::clone(&site.memory),
+            clock: site.clock,
+            root: RefCell::default(),
+            known: RefCell::default(),
+        }))
+    }
+}
+
+fn read_auth(map: &Map<'_>) -> Option<Auth> {
+    let field = required(map, "auth", "{x5c: {certificate: FILE, key: FILE}}")?;
+    let auth = field.map()?;
+    let x5c = section(&auth, "x5c").map(|keys| {
+        let certificate = required(&keys, "certificate", "the PEM file of the certificate");
+        let key = required(&keys, "key", "the PEM file of its key");
+        keys.finish();
+        Some(Auth::X5c {
+            certificate: SecretFile::read(&certificate?)?,
+            key: SecretFile::read(&key?)?,
+        })
+    });
+    let jwk = section(&auth, "jwk").map(|keys| {
+        let key_file = required(
+            &keys,
+            "keyFile",
+            "the file of the provisioner's private key",
+        );
+        let kid = keys.get("kid").and_then(|field| field.string());
+        keys.finish();
+        Some(Auth::Jwk {
+            key_file: SecretFile::read(&key_file?)?,
+            kid,
+        })
+    });
+    let token = section(&auth, "token").map(|keys| {
+        let file = required(&keys, "file", "/run/nodepki/tokens/{certificate}");
+        keys.finish();
+        Some(Auth::Token {
+            file: read_token_files(&file?)?,
+        })
+    });
+    auth.finish();
+    let mut ways = [x5c, jwk, token].into_iter().flatten();
+    let (first, second) = (ways.next(), ways.next());
+    if first.is_none() || second.is_some() {
+        let what = match first {
+            None => "names no way of proof",
+            Some(_) => "names several ways of proof",
+        };
+        field.error(what, "keep one of x5c, jwk, token");
+        return None;
+    }
+    first.flatten()
+}
+
+fn read_token_files(field: &Field<'_>) -> Option<PerCertificate> {
+    let files = PerCertificate::read(field)?;
+    for text in files.named.values().chain(&files.default) {
+        if let Err((what, _)) = SecretFile::parse(text) {
+            // The text may be the token itself.
+            field.error(
+                what,
+                "put each token into a file of mode 0600 and name that file",
+            );
+        }
+    }
+    if let Some(default) = &files.default
+        && !default.contains("{certificate}")
+    {
+        field.error(
+            "names one file for several certificates, and a token is good for one",
+            "write {certificate} into the path, or name a file for each certificate",
+        );
+    }
+    Some(files)
+}
+
+/// Signs with a step-ca.
+struct StepCa {
+    server: Server,
+    config: Config,
+    audience: String,
+    caps: Caps,
+    identity: Identity,
+    memory: Rc<dyn Memory>,
+    clock: fn() -> OffsetDateTime,
+    /// The root that was fetched by its fingerprint, PEM.
+    root: RefCell<Option<Vec<u8>>>,
+    known: RefCell<Option<Known>>,
+}
+
+#[derive(Serialize)]
+struct SignBody<'a> {
+    csr: String,
+    ott: &'a str,
+    #[serde(rename = "notAfter")]
+    not_after: String,
+}
+
+#[derive(Deserialize)]
+struct Signed {
+    #[serde(default)]
+    crt: String,
+    #[serde(default)]
+    ca: String,
+    #[serde(default, rename = "certChain")]
+    chain: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Root {
+    ca: String,
+}
+
+#[derive(Deserialize)]
+struct Roots {
+    crts: Vec<String>,
+}
+
+/// A token on its way.
+struct Ready {
+    text: Zeroizing<String>,
+    /// Where it came from, when it was handed over.
+    file: Option<SecretFile>,
+    /// What it can vouch for at most.
+    until: Option<OffsetDateTime>,
+}
+
+impl StepCa {
+    /// The server as it is to be believed: with a fingerprint, after the root was fetched by it.
+    async fn server(&self) -> Result<Server, SignerError> {
+        let Some(pin) = self.config.root_sha256 else {
+            return Ok(self.server.clone());
+        };
+        let known = self.root.borrow().clone();
+        let root = match known {
+            Some(root) => root,
+            None => {
+                let root = self.fetch_root(pin).await?;
+                self.root.replace(Some(root.clone()));
+                root
+            }
+        };
+        Ok(self.server.through(self.server.client().trusting(root)))
+    }
+
+    async fn fetch_root(&self, pin: [u8; 32]) -> Result<Vec<u8>, SignerError> {
+        let doing = "fetching the root certificate by its fingerprint";
+        let anybody = self.server.through(self.server.client().provisional());
+        let path = format!("/1.0/root/{}", hex(&pin));
+        let response = anybody.exchange(doing, Call::get(path)).await?;
+        let said = refusal::said(&response);
+        let advice = "compare rootSHA256 with what `step certificate fingerprint root_ca.crt` prints for the right \
+                      step-ca, and make sure that nobody sits in between";
+        if response.status == 404 && said.contains("fingerprint") {
+            return Err(SignerError::config(
+                format!(
+                    "{}: {doing} failed: the server has no root certificate with the fingerprint {}",
+                    anybody.label(),
+                    hex(&pin)
+                ),
+                advice,
+            ));
+        }
+        if !response.is_success() {
+            return Err(anybody.refusal(doing, &response, &said));
+        }
+        let root: Root = response
+            .json()
+            .map_err(|error| anybody.garbage(doing, &response, &error.to_string()))?;
+        let chain = Chain::from_pem(root.ca.as_bytes())
+            .map_err(|error| anybody.garbage(doing, &response, &error.to_string()))?;
+        let found = chain.leaf().fingerprint();
+        if found != pin {
+            return Err(SignerError::config(
+                format!(
+                    "{}: {doing} failed: asked for {}, the answer is another certificate: {} ({})",
+                    anybody.label(),
+                    hex(&pin),
+                    hex(&found),
+                    chain.leaf().subject()
+                ),
+                advice,
+            ));
+        }
+        Ok(chain.leaf().to_pem().into_bytes())
+    }
+
+    /// A token for one sending of this request.
+    fn token(&self, server: &Server, request: &Request) -> Result<Ready, SignerError> {
+        let Some(credential) = Credential::read(server, &self.config.auth, request.now)? else {
+            return self.handed_over(server, request);
+        };
+        let known = self.known.borrow();
+        let terms = Terms {
+            provisioner: &self.config.provisioner,
+            audience: &self.audience,
+            kid: known.as_ref().and_then(|known| known.kid.as_deref()),
+            root_sha256: self.config.root_sha256,
+        };
+        Ok(Ready {
+            text: token::mint(&credential, &terms, request)?,
+            file: None,
+            until: credential.not_after(),
+        })
+    }
+
+    /// The token that somebody put into this certificate's file. It counts as sent from here on.
+    fn handed_over(&self, server: &Server, request: &Request) -> Result<Ready, SignerError> {
+        let doing = signing(request);
+        let auth = &self.config.auth;
+        let Some(file) = auth.token_file(&request.wanted, &self.identity) else {
+            return Err(SignerError::config(
+                format!(
+                    "{}: {doing} failed: auth.token.file names no file for it",
+                    server.label()
+                ),
+                format!("add {}: FILE to it", request.name()),
+            ));
+        };
+        let needed = |why: String| {
+            SignerError::new(
+                Class::Auth,
+                format!("{}: {doing} failed: {why}", server.label()),
+                self.wants_token(&file, &request.wanted),
+            )
+        };
+        let text = server.secret(&file).map_err(|error| {
+            needed(format!(
+                "there is no one-time token for it: {}",
+                error.detail
+            ))
+        })?;
+        let mark = hex(&Sha256::digest(text.as_bytes()));
+        let place = mark_name(request);
+        let kept = self
+            .memory
+            .recall(&place)
+            .map_err(|error| self.forgetful(&error))?;
+        if kept.is_some_and(|kept| kept.as_slice() == mark.as_bytes()) {
+            return Err(needed(format!(
+                "the one-time token in {file} was sent before, and no token is taken twice"
+            )));
+        }
+        if let Some(why) = token::obstacle(
+            &text,
+            &self.config.provisioner,
+            &request.wanted,
+            request.now,
+        ) {
+            return Err(needed(format!(
+                "the one-time token in {file} is of no use: {why}"
+            )));
+        }
+        self.memory
+            .keep(&place, mark.as_bytes())
+            .map_err(|error| self.forgetful(&error))?;
+        Ok(Ready {
+            text,
+            file: Some(file),
+            until: None,
+        })
+    }
+
+    fn forgetful(&self, error: &std::io::Error) -> SignerError {
+        SignerError::config(
+            format!(
+                "{}: which one-time tokens were sent cannot be remembered: {error}",
+                self.server.label()
+            ),
+            "make the state directory writable",
+        )
+    }
+
+    fn wants_token(&self, file: &SecretFile, wanted: &Wanted) -> String {
+        format!(
+            "put a new one-time token for {} into {file} and run again; it is made with: {}",
+            wanted.name,
+            token::command(&self.config.provisioner, wanted)
+        )
+    }
+
+    /// What an error means for a token that was handed over.
+    fn spent(
+        &self,
+        request: &Request,
+        ready: &Ready,
+        mut error: SignerError,
+        sent: bool,
+    ) -> SignerError {
+        let Some(file) = &ready.file else {
+            return error;
+        };
+        if !sent {
+            // It stays good. A mark that cannot be removed only costs a token.
+            if let Err(why) = self.memory.forget(&mark_name(request)) {
+                tracing::debug!(error = %why, "a token that was not sent counts as sent");
+            }
+            return error;
+        }
+        error.detail.push_str("; the one-time token in ");
+        error.detail.push_str(&file.to_string());
+        error.detail.push_str(" is used up");
+        let new = self.wants_token(file, &request.wanted);
+        if error.class.passes() || error.class == Class::Auth {
+            // Nothing that this node does by itself helps, and the certificate cannot be looked up.
+            error.class = Class::Auth;
+            error.retry_after = None;
+            error.advice = new;
+        } else {
+            error.advice = format!("{}, and {new}", error.advice);
+        }
+        error
+    }
+
+    /// No longer than wanted, than is allowed to be asked for, and than what vouches for it.
+    fn lifetime(&self, request: &Request, until: Option<OffsetDateTime>) -> Duration {
+        let wanted = request.wanted.profile.lifetime;
+        let mut lifetime = self.config.lifetime.map_or(wanted, |most| most.min(wanted));
+        if let Some(until) = until {
+            // The server counts from its own now.
+            let left = Duration::try_from(until - request.now - token::LEEWAY).unwrap_or_default();
+            if left < lifetime {
+                tracing::info!(
+                    certificate = %request.name(),
+                    "asked for until {} only, the end of the certificate that vouches for it",
+                    crate::x509::rfc3339(until)
+                );
+                lifetime = left;
+            }
+        }
+        lifetime
+    }
+
+    fn issued(
+        &self,
+        server: &Server,
+        doing: &str,
+        response: &crate::http::Response,
+    ) -> Result<Answer, SignerError> {
+        let signed: Signed = response
+            .json()
+            .map_err(|error| server.garbage(doing, response, &error.to_string()))?;
+        let pem = match signed.chain.as_slice() {
+            [] => [signed.crt, signed.ca].join("\n"),
+            chain => chain.join("\n"),
+        };
+        if !pem.contains("-----BEGIN CERTIFICATE-----") {
+            return Err(server.garbage(doing, response, "there is no certificate in it"));
+        }
+        Ok(Answer::Issued(pem.into_bytes()))
+    }
+}
+
+fn mark_name(request: &Request) -> String {
+    format!("token-{}", request.name())
+}
+
+/// Statuses of something in front of step-ca: it has not seen the token.
+fn is_from_between(status: u16) -> bool {
+    matches!(status, 300..=399 | 404 | 405 | 408 | 425 | 429 | 502..=504)
+}
+
+#[async_trait(?Send)]
+impl Signer for StepCa {
+    fn kind(&self) -> Kind {
+        Kind::StepCa
+    }
+
+    fn label(&self) -> String {
+        self.server.label().to_owned()
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    async fn probe(&self) -> Result<(), SignerError> {
+        let now = (self.clock)();
+        let credential = Credential::read(&self.server, &self.config.auth, now)?;
+        let server = self.server().await?;
+        let doing = "asking whether it is well";
+        let response = server.exchange(doing, Call::get("/1.0/health")).await?;
+        if !response.is_success() {
+            return Err(server.refusal(doing, &response, &refusal::said(&response)));
+        }
+        let health: Value = response
+            .json()
+            .map_err(|error| server.garbage(doing, &response, &error.to_string()))?;
+        if health.get("status").and_then(Value::as_str) != Some("ok") {
+            return Err(server.garbage(doing, &response, "it is not the health of a step-ca"));
+        }
+        let known = provisioner::look(
+            &server,
+            &self.config.provisioner,
+            &self.config.auth,
+            credential.as_ref(),
+            now,
+        )
+        .await?;
+        self.known.replace(Some(known));
+        Ok(())
+    }
+
+    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+        self.caps.carries(&self.label(), wanted)?;
+        let name = &self.config.provisioner;
+        let rejection = |reason: String, advice: String| {
+            Err(Rejection {
+                signer: self.label(),
+                name: wanted.name,
+                reason,
+                advice,
+            })
+        };
+        if matches!(self.config.auth, Auth::Token { .. })
+            && self
+                .config
+                .auth
+                .token_file(wanted, &self.identity)
+                .is_none()
+        {
+            return rejection(
+                "auth.token.file names no file with a one-time token for it".to_owned(),
+                format!("add {}: FILE to it", wanted.name),
+            );
+        }
+        let known = self.known.borrow();
+        let Some(known) = known.as_ref() else {
+            return Ok(());
+        };
+        if !known.has_template {
+            let obstacles = without_template(wanted);
+            if !obstacles.is_empty() {
+                return rejection(
+                    format!(
+                        "its provisioner {name} has no certificate template, and step-ca's own {}",
+                        obstacles.join(", ")
+                    ),
+                    format!(
+                        "give the provisioner the template that `nodepki config signer-setup {}` prints",
+                        self.kind()
+                    ),
+                );
+            }
+        }
+        let asked = wanted.profile.lifetime;
+        let asked = self.config.lifetime.map_or(asked, |most| most.min(asked));
+        if let Some(longest) = known.longest.filter(|longest| asked > *longest) {
+            return rejection(
+                format!(
+                    "{} are asked for and its provisioner {name} gives {} at most",
+                    format_duration(asked),
+                    format_duration(longest)
+                ),
+                "raise claims.maxTLSCertDuration there, or set `lifetime` here".to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    async fn trust(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        let doing = "asking for its roots";
+        let server = self.server().await?;
+        let response = server.exchange(doing, Call::get("/1.0/roots")).await?;
+        // 201, as if they had been made for us.
+        if !response.is_success() {
+            return Err(server.refusal(doing, &response, &refusal::said(&response)));
+        }
+        let roots: Roots = response
+            .json()
+            .map_err(|error| server.garbage(doing, &response, &error.to_string()))?;
+        let bundle = TrustBundle::from_pem(roots.crts.join("\n").as_bytes())
+            .map_err(|error| server.garbage(doing, &response, &error.to_string()))?;
+        // kubeadm looks at the first one only.
+        let (first, rest): (Vec<_>, Vec<_>) = bundle
+            .certificates()
+            .iter()
+            .partition(|root| Some(root.fingerprint()) == self.config.root_sha256);
+        let pem: String = first
+            .into_iter()
+            .chain(rest)
+            .map(|root| root.to_pem())
+            .collect();
+        Ok(Some(pem.into_bytes()))
+    }
+
+    async fn crl(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        let doing = "asking for its revocation list";
+        let server = self.server().await?;
+        let response = server.exchange(doing, Call::get("/1.0/crl")).await?;
+        match response.status {
+            // Not enabled; a database that cannot.
+            404 | 501 => Ok(None),
+            200..=299 if response.body.is_empty() => {
+                Err(server.garbage(doing, &response, "it is empty"))
+            }
+            200..=299 => Ok(Some(response.body)),
+            _ => Err(server.refusal(doing, &response, &refusal::said(&response))),
+        }
+    }
+
+    async fn recover(
+        &self,
+        _request: &Request,
+        _ticket: Option<&Ticket>,
+    ) -> Result<Option<Answer>, SignerError> {
+        Ok(None)
+    }
+
+    async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
+        let doing = signing(request);
+        let server = self.server().await?;
+        let ready = self.token(&server, request)?;
+        let lifetime = self.lifetime(request, ready.until);
+        let body = SignBody {
+            csr: request.csr.to_pem(),
+            ott: &ready.text,
+            // Relative to the server's clock: by ours, the longest that it allows would be too long at times.
+            not_after: format!("{}s", lifetime.as_secs()),
+        };
+        let response = match server
+            .exchange(&doing, Call::post("/1.0/sign").json(&body))
+            .await
+        {
+            Ok(response) => response,
+            Err(error) => {
+                let sent = matches!(error.class, Class::Ambiguous | Class::Permanent);
+                return Err(self.spent(request, &ready, error, sent));
+            }
+        };
+        if response.is_success() {
+            return self
+                .issued(&server, &doing, &response)
+                .map_err(|error| self.spent(request, &ready, error, true));
+        }
+        let sent = refusal::Sent {
+            provisioner: &self.config.provisioner,
+            audience: &self.audience,
+            compared: self.known.borrow().is_some() && ready.file.is_none(),
+            handed_over: ready.file.is_some(),
+            now: request.now,
+        };
+        refusal::judge(&server, &doing, &response, &sent)
+            .map_err(|error| self.spent(request, &ready, error, !is_from_between(response.status)))
+    }
+
+    async fn renew(&self, request: &Request, current: &Current) -> Result<Answer, SignerError> {
+        let unusable = |error: String| {
+            SignerError::permanent(
+                format!(
+                    "{}: renewing {} failed: the current certificate cannot be used: {error}",
+                    self.server.label(),
+                    request.name()
+                ),
+                "have a new one issued",
+            )
+        };
+        let chain =
+            Chain::from_pem(&current.chain_pem).map_err(|error| unusable(error.to_string()))?;
+        let key =
+            PrivateKey::from_pem(&current.key_pem).map_err(|error| unusable(error.to_string()))?;
+        let proves = chain
+            .leaf()
+            .extended_usages()
+            .is_none_or(|usages| usages.iter().any(|usage| usage == "client auth"));
+        if !proves {
+            // Its TLS refuses every certificate that is not a client's.
+            return self.submit(request).await;
+        }
+        let doing = format!(
+            "renewing {} for authority {}",
+            request.name(),
+            request.wanted.authority
+        );
+        let server = self.server().await?.renewing(current);
+        let call = if key.public_key() == request.csr.public_key() {
+            Call::post("/1.0/renew")
+        } else {
+            Call::post("/1.0/rekey").json(&json!({"csr": request.csr.to_pem()}))
+        };
+        let response = server.exchange(&doing, call).await?;
+        if response.is_success() {
+            return self.issued(&server, &doing, &response);
+        }
+        let name = &self.config.provisioner;
+        Err(refusal::judge_renewal(&server, &doing, &response, name))
+    }
+
+    async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
+        Ok(Answer::Gone)
+    }
+}
+
+/// What step-ca's own template does to a certificate that the verification will not let pass.
+fn without_template(wanted: &Wanted) -> Vec<String> {
+    let profile = &wanted.profile;
+    let mut obstacles = Vec::new();
+    if !profile.subject.organizations.is_empty() {
+        obstacles.push(format!(
+            "drops organizations (O={})",
+            profile.subject.organizations.join(", O=")
+        ));
+    }
+    if profile.usages.len() == 1 && !wanted.tolerance.extra_usages {
+        obstacles.push("gives both server auth and client auth".to_owned());
+    }
+    if profile.sans.is_empty() && profile.subject.common_name.contains(':') {
+        obstacles.push(format!(
+            "adds URI:{} to its names",
+            profile.subject.common_name
+        ));
+    }
+    obstacles
+}

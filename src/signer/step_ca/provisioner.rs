@@ -1,0 +1,199 @@
+//! What step-ca tells everybody about its provisioners, and whether ours fits to what is configured here.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::Value;
+use time::OffsetDateTime;
+
+use super::super::server::Server;
+use super::super::{SignerError, printable};
+use super::token::{Auth, Credential};
+use crate::http::{Call, encode};
+use crate::kubeadm::parse_duration;
+use crate::x509::{TrustBundle, verifies};
+
+/// A server has a few; whoever has more than this many pages of a hundred is no step-ca.
+const MAX_PAGES: usize = 50;
+
+/// What [`look`] found out.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// Id of a JWK provisioner's key.
+    pub(super) kid: Option<String>,
+    /// Without one, step-ca's own template issues.
+    pub(super) has_template: bool,
+    /// The provisioner's own `maxTLSCertDuration`; that of the whole authority is not told.
+    pub(super) longest: Option<Duration>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    provisioners: Vec<Value>,
+    #[serde(default, rename = "nextCursor")]
+    next: String,
+}
+
+#[derive(Deserialize)]
+struct Listed {
+    #[serde(rename = "type")]
+    kind: String,
+    key: Option<Value>,
+    /// Base64 of PEM.
+    roots: Option<String>,
+    claims: Option<Claims>,
+    options: Option<Options>,
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    #[serde(rename = "maxTLSCertDuration")]
+    longest: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Options {
+    x509: Option<X509>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct X509 {
+    #[serde(default)]
+    template: String,
+    #[serde(default)]
+    template_file: String,
+}
+
+/// Finds the provisioner and compares it with the configuration. Creates nothing.
+pub(super) async fn look(
+    server: &Server,
+    name: &str,
+    auth: &Auth,
+    credential: Option<&Credential>,
+    now: OffsetDateTime,
+) -> Result<Known, SignerError> {
+    let listed = find(server, name).await?;
+    let label = server.label();
+    let fits = match auth {
+        Auth::X5c { .. } => listed.kind == "X5C",
+        Auth::Jwk { .. } => listed.kind == "JWK",
+        Auth::Token { .. } => true,
+    };
+    if !fits {
+        let wanted = match auth {
+            Auth::X5c { .. } => "auth.x5c needs one of type X5C",
+            _ => "auth.jwk needs one of type JWK",
+        };
+        return Err(SignerError::config(
+            format!(
+                "{label}: the provisioner {name} is of type {}, and {wanted}",
+                printable(&listed.kind, 64)
+            ),
+            "name another provisioner, or configure the way of proof that this one takes",
+        ));
+    }
+    let kid = listed
+        .key
+        .as_ref()
+        .and_then(|key| key.get("kid")?.as_str())
+        .map(str::to_owned);
+    match credential {
+        Some(Credential::Jwk { key, kid: ours }) => {
+            let listed_key = listed.key.unwrap_or_default();
+            let members = key.public_key().jwk_members().unwrap_or_default();
+            let same = members
+                .iter()
+                .all(|(name, value)| listed_key.get(name).and_then(Value::as_str) == Some(value));
+            if !same {
+                return Err(SignerError::config(
+                    format!(
+                        "{label}: the key in auth.jwk.keyFile is not the one of the provisioner {name} (kid {})",
+                        printable(kid.as_deref().unwrap_or("unknown"), 128)
+                    ),
+                    "put that provisioner's private key there, or name the provisioner that the key belongs to",
+                ));
+            }
+            if let (Some(ours), Some(theirs)) = (ours, &kid)
+                && ours != theirs
+            {
+                return Err(SignerError::config(
+                    format!(
+                        "{label}: the provisioner {name} knows its key by the id {}, configured is {ours}",
+                        printable(theirs, 128)
+                    ),
+                    "correct or remove auth.jwk.kid, or the kid in auth.jwk.keyFile",
+                ));
+            }
+        }
+        Some(Credential::X5c { chain, .. }) => {
+            let roots = listed
+                .roots
+                .and_then(|text| STANDARD.decode(text).ok())
+                .and_then(|pem| TrustBundle::from_pem(&pem).ok());
+            // Roots that cannot be read here are the server's business.
+            if let Some(roots) = roots
+                && !verifies(chain, &roots, now)
+            {
+                return Err(SignerError::config(
+                    format!(
+                        "{label}: the certificate in auth.x5c ({}, issued by {}) does not lead to the roots of the \
+                         provisioner {name} ({roots})",
+                        chain.leaf().subject(),
+                        chain.leaf().issuer()
+                    ),
+                    "use a certificate that they issued, with its intermediates in the same file",
+                ));
+            }
+        }
+        None => {}
+    }
+    let template = listed.options.and_then(|options| options.x509);
+    Ok(Known {
+        kid,
+        has_template: template
+            .is_some_and(|x509| !x509.template.is_empty() || !x509.template_file.is_empty()),
+        longest: listed
+            .claims
+            .and_then(|claims| parse_duration(&claims.longest?).ok()),
+    })
+}
+
+async fn find(server: &Server, name: &str) -> Result<Listed, SignerError> {
+    let doing = "asking for its provisioners";
+    let mut others = Vec::new();
+    let mut cursor = String::new();
+    for _ in 0..MAX_PAGES {
+        let path = format!("/1.0/provisioners?limit=100&cursor={}", encode(&cursor));
+        let response = server.exchange(doing, Call::get(path)).await?;
+        if !response.is_success() {
+            let said = super::refusal::said(&response);
+            return Err(server.refusal(doing, &response, &said));
+        }
+        let page: Page = response
+            .json()
+            .map_err(|error| server.garbage(doing, &response, &error.to_string()))?;
+        for one in page.provisioners {
+            if one.get("name").and_then(Value::as_str) != Some(name) {
+                others.extend(one.get("name").and_then(Value::as_str).map(str::to_owned));
+                continue;
+            }
+            return serde_json::from_value(one)
+                .map_err(|error| server.garbage(doing, &response, &error.to_string()));
+        }
+        if page.next.is_empty() || page.next == cursor {
+            break;
+        }
+        cursor = page.next;
+    }
+    Err(SignerError::config(
+        format!(
+            "{}: the server has no provisioner {name}; it has {}",
+            server.label(),
+            printable(&others.join(", "), 256)
+        ),
+        "correct `provisioner`, or have it added as `nodepki config signer-setup stepCA` describes",
+    ))
+}

@@ -1,0 +1,157 @@
+//! What step-ca's refusals mean. Its 401 says nothing on purpose, its 403 says exactly what is wrong.
+
+use serde::Deserialize;
+use time::OffsetDateTime;
+
+use super::super::server::Server;
+use super::super::{Answer, Class, SignerError, printable};
+use super::token::LEEWAY;
+use crate::http::Response;
+
+/// How step-ca begins the message of a 403 of its own; others come from something in between.
+const FORBIDDEN: &str = "The request was forbidden by the certificate authority";
+
+/// What was sent, for the causes of a 401.
+pub(super) struct Sent<'a> {
+    pub(super) provisioner: &'a str,
+    pub(super) audience: &'a str,
+    /// The server's list of provisioners was compared with what signed the token.
+    pub(super) compared: bool,
+    /// The token was made by somebody else.
+    pub(super) handed_over: bool,
+    pub(super) now: OffsetDateTime,
+}
+
+/// The server's own words.
+pub(super) fn said(response: &Response) -> String {
+    #[derive(Deserialize)]
+    struct Said {
+        message: String,
+    }
+    response
+        .json::<Said>()
+        .map_or_else(|_| response.text().into_owned(), |said| said.message)
+}
+
+/// Judges an answer of `/sign` whose status is no success.
+pub(super) fn judge(
+    server: &Server,
+    doing: &str,
+    response: &Response,
+    sent: &Sent<'_>,
+) -> Result<Answer, SignerError> {
+    let said = said(response);
+    let error = |class, advice: String| {
+        let mut error = server.refusal(doing, response, &said);
+        error.class = class;
+        error.advice = advice;
+        Err(error)
+    };
+    let has = |part: &str| said.contains(part);
+    match response.status {
+        401 => error(Class::Auth, causes(response, sent)),
+        403 if has("maximum certificate duration") => error(
+            Class::Config,
+            format!(
+                "set claims.maxTLSCertDuration of the provisioner {} to at least the lifetime that is wanted (8760h \
+                 for kubeadm's year; step-ca's default is 24h), or `lifetime` here to what it allows",
+                sent.provisioner
+            ),
+        ),
+        403 if has("minimum certificate duration") => error(
+            Class::Config,
+            format!(
+                "ask for a longer lifetime, or lower claims.minTLSCertDuration of the provisioner {}",
+                sent.provisioner
+            ),
+        ),
+        403 if has("the provisioning credential") => error(
+            Class::Config,
+            "no certificate outlives the one that signs the token: have a longer one issued for auth.x5c, or set \
+             `lifetime`"
+                .to_owned(),
+        ),
+        // A name policy; a webhook that enriches; one that decides, and then nothing else is said.
+        403 if has(FORBIDDEN)
+            && (has(" not allowed") || has("did not allow") || has("error creating certificate")) => Ok(Answer::Denied {
+            reason: printable(&said, 512),
+        }),
+        403 if has(FORBIDDEN) => error(
+            Class::Permanent,
+            "see with the server's owner what its policy demands, then run again".to_owned(),
+        ),
+        500 if has("certificate template") => error(
+            Class::Config,
+            format!(
+                "give the provisioner {} the template that `nodepki config signer-setup stepCA` prints",
+                sent.provisioner
+            ),
+        ),
+        _ => Err(server.refusal(doing, response, &said)),
+    }
+}
+
+/// The server tells its log only.
+fn causes(response: &Response, sent: &Sent<'_>) -> String {
+    let mut causes = Vec::new();
+    let skew = response.date.map(|theirs| sent.now - theirs);
+    if let Some(skew) = skew.filter(|skew| skew.abs() > LEEWAY) {
+        let direction = if skew.is_positive() {
+            "ahead of"
+        } else {
+            "behind"
+        };
+        causes.push(format!(
+            "this machine's clock is {} s {direction} the server's, which allows {} s: set the clock",
+            skew.whole_seconds().abs(),
+            LEEWAY.whole_seconds()
+        ));
+    }
+    if sent.handed_over {
+        causes.push(
+            "the token was used before, has expired, or is older than the server's last start"
+                .to_owned(),
+        );
+    }
+    if !sent.compared {
+        causes.push(format!(
+            "the provisioner {} does not exist there or knows another key",
+            sent.provisioner
+        ));
+    }
+    causes.push(if sent.handed_over {
+        "its audience names none of the dnsNames in the server's configuration".to_owned()
+    } else {
+        format!(
+            "the token's audience {} names none of the dnsNames in the server's configuration: set `audience`",
+            sent.audience
+        )
+    });
+    format!(
+        "step-ca says why only in its own log; usual causes: {}",
+        causes.join("; or ")
+    )
+}
+
+/// Judges an answer of `/renew` or `/rekey` whose status is no success.
+pub(super) fn judge_renewal(
+    server: &Server,
+    doing: &str,
+    response: &Response,
+    provisioner: &str,
+) -> SignerError {
+    let said = said(response);
+    let mut error = server.refusal(doing, response, &said);
+    if response.status == 401 {
+        error.advice = format!(
+            "have a new certificate issued with a token instead; step-ca says why only in its own log, usually that \
+             the current one has expired or was revoked, or that the provisioner {provisioner} has disableRenewal"
+        );
+    } else if response.status == 400 && said.contains("missing client certificate") {
+        error.class = Class::Config;
+        error.advice = "something between here and step-ca ends TLS, and the client certificate with it: name \
+                        step-ca's own address"
+            .to_owned();
+    }
+    error
+}

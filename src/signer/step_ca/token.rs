@@ -1,0 +1,380 @@
+//! One-time tokens: made from a certificate (X5C) or a provisioner's key (JWK), or handed over in files.
+//!
+//! A token allows one certificate, by name: its claims repeat subject and alternative names of the request, and one that
+//! is made here is bound to the request itself (`cnf`), so that whoever sees it can do nothing else with it. step-ca
+//! burns a token as soon as it knows whose it is, before it looks at anything else.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use serde::Deserialize;
+use serde_json::{Map as JsonMap, Value, json};
+use sha2::{Digest, Sha256};
+use time::{Duration, OffsetDateTime};
+use zeroize::Zeroizing;
+
+use super::super::per_certificate::PerCertificate;
+use super::super::server::Server;
+use super::super::{Class, Identity, Request, SignerError, Wanted, printable};
+use crate::schema::SecretFile;
+use crate::x509::{Chain, ExtendedUsage, PrivateKey, hex, rfc3339};
+
+/// step-ca lets clocks differ by this much.
+pub(super) const LEEWAY: Duration = Duration::minutes(1);
+
+/// A token is sent at once; the rest is for clocks that differ.
+const LIFETIME: Duration = Duration::minutes(5);
+
+/// How this node proves that it may ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Auth {
+    /// Tokens signed with the key of a certificate that the provisioner trusts.
+    X5c {
+        /// PEM, the leaf first.
+        certificate: SecretFile,
+        /// PEM.
+        key: SecretFile,
+    },
+    /// Tokens signed with the provisioner's own key.
+    Jwk {
+        /// A JSON Web Key, or PEM.
+        key_file: SecretFile,
+        /// The key's id, where neither the file nor the server says it.
+        kid: Option<String>,
+    },
+    /// Tokens that somebody else made.
+    Token {
+        /// One file for each certificate.
+        file: PerCertificate,
+    },
+}
+
+impl Auth {
+    /// The file with the token for a certificate; `None` when none is configured or tokens are made here.
+    pub(super) fn token_file(&self, wanted: &Wanted, identity: &Identity) -> Option<SecretFile> {
+        match self {
+            Auth::Token { file } => SecretFile::parse(&file.of(wanted, identity)?).ok(),
+            _ => None,
+        }
+    }
+}
+
+/// What tokens are signed with, read anew for each one.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one lives as long as one token is made"
+)]
+pub(super) enum Credential {
+    X5c {
+        chain: Box<Chain>,
+        key: PrivateKey,
+    },
+    Jwk {
+        key: PrivateKey,
+        kid: Option<String>,
+    },
+}
+
+impl Credential {
+    /// `None` where tokens are handed over.
+    pub(super) fn read(
+        server: &Server,
+        auth: &Auth,
+        now: OffsetDateTime,
+    ) -> Result<Option<Self>, SignerError> {
+        match auth {
+            Auth::X5c { certificate, key } => x5c(server, certificate, key, now).map(Some),
+            Auth::Jwk { key_file, kid } => {
+                let text = server.secret(key_file)?;
+                let (key, own) = PrivateKey::from_jwk_or_pem(&text).map_err(|error| {
+                    SignerError::config(
+                        format!("{}: {key_file} is no key to sign tokens with: {error}", server.label()),
+                        format!(
+                            "put the provisioner's private key there as a plain JSON Web Key, readable for root alone: \
+                             step crypto jwe decrypt < ENCRYPTED > {key_file}"
+                        ),
+                    )
+                })?;
+                let kid = kid.clone().or(own);
+                Ok(Some(Credential::Jwk { key, kid }))
+            }
+            Auth::Token { .. } => Ok(None),
+        }
+    }
+
+    /// The end of what it can vouch for: no certificate that is had with an X5C token outlives its certificate.
+    pub(super) fn not_after(&self) -> Option<OffsetDateTime> {
+        match self {
+            Credential::X5c { chain, .. } => Some(chain.leaf().not_after()),
+            Credential::Jwk { .. } => None,
+        }
+    }
+}
+
+fn x5c(
+    server: &Server,
+    certificate: &SecretFile,
+    key: &SecretFile,
+    now: OffsetDateTime,
+) -> Result<Credential, SignerError> {
+    let label = server.label();
+    let unusable = |file: &SecretFile, why: String| {
+        SignerError::config(
+            format!("{label}: {file} cannot be used for X5C tokens: {why}"),
+            "put a certificate with client authentication there that the provisioner's roots issued, and its key",
+        )
+    };
+    let pem = server.secret(certificate)?;
+    let chain = Chain::from_pem(pem.as_bytes())
+        .map_err(|error| unusable(certificate, error.to_string()))?;
+    let pem = server.secret(key)?;
+    let private =
+        PrivateKey::from_pem(pem.as_bytes()).map_err(|error| unusable(key, error.to_string()))?;
+    let leaf = chain.leaf();
+    if leaf.public_key() != private.public_key() {
+        let why = format!("it is not the key of the certificate in {certificate}");
+        return Err(unusable(key, why));
+    }
+    let allows = |usages: &[String]| {
+        usages
+            .iter()
+            .any(|usage| usage == "client auth" || usage == "any")
+    };
+    if !leaf.extended_usages().is_none_or(allows) {
+        let why = format!("{} has no extended key usage client auth", leaf.subject());
+        return Err(unusable(certificate, why));
+    }
+    if now > leaf.not_after() || now < leaf.not_before() {
+        let (what, when) = if now > leaf.not_after() {
+            ("expired at", leaf.not_after())
+        } else {
+            ("is not valid before", leaf.not_before())
+        };
+        return Err(SignerError::new(
+            Class::Auth,
+            format!(
+                "{label}: {certificate} ({}) {what} {}, so no token that it signs is taken",
+                leaf.subject(),
+                rfc3339(when)
+            ),
+            format!(
+                "have a new one issued for this node and put it and its key into {certificate} and {key}, \
+                     or set the clock"
+            ),
+        ));
+    }
+    Ok(Credential::X5c {
+        chain: Box::new(chain),
+        key: private,
+    })
+}
+
+/// What a token is made for, besides the request.
+pub(super) struct Terms<'a> {
+    pub(super) provisioner: &'a str,
+    /// `https://NAME/1.0/sign`.
+    pub(super) audience: &'a str,
+    /// As the server lists it.
+    pub(super) kid: Option<&'a str>,
+    pub(super) root_sha256: Option<[u8; 32]>,
+}
+
+/// Makes a token for one sending of `request`.
+pub(super) fn mint(
+    credential: &Credential,
+    terms: &Terms<'_>,
+    request: &Request,
+) -> Result<Zeroizing<String>, SignerError> {
+    let failed = |what: &str| {
+        SignerError::permanent(
+            format!("no token could be made for {}: {what}", request.name()),
+            "try again, and report it if that goes on",
+        )
+    };
+    let mut random = [0; 32];
+    getrandom::fill(&mut random).map_err(|_| failed("the random generator failed"))?;
+    let (header, key, audience) = match credential {
+        Credential::X5c { chain, key } => {
+            let intermediates = chain.intermediates().iter();
+            let chain: Vec<String> = std::iter::once(chain.leaf())
+                .chain(intermediates.filter(|one| !one.is_self_issued()))
+                .map(|one| STANDARD.encode(one.der()))
+                .collect();
+            let header = json!({"alg": key.jws_algorithm(), "typ": "JWT", "x5c": chain});
+            let fragment = format!("{}#x5c/{}", terms.audience, terms.provisioner);
+            // Escaped as the server escapes its own.
+            let audience = crate::http::Url::parse(&fragment).map_or(fragment, String::from);
+            (header, key, audience)
+        }
+        Credential::Jwk { key, kid } => {
+            let kid = kid
+                .clone()
+                .or_else(|| terms.kid.map(str::to_owned))
+                .or_else(|| key.public_key().jwk_thumbprint());
+            let header = json!({"alg": key.jws_algorithm(), "typ": "JWT", "kid": kid});
+            (header, key, terms.audience.to_owned())
+        }
+    };
+    let profile = &request.wanted.profile;
+    let now = request.now.unix_timestamp();
+    let mut claims = json!({
+        "iss": terms.provisioner,
+        "aud": audience,
+        "sub": profile.subject.common_name,
+        "sans": sans(&request.wanted),
+        // What was made before the server was started is refused, and these are whole seconds.
+        "iat": now + 1,
+        "nbf": now,
+        "exp": now + LIFETIME.whole_seconds(),
+        "jti": hex(&random),
+        "cnf": {"x5rt#S256": URL_SAFE_NO_PAD.encode(Sha256::digest(request.csr.der()))},
+        "k8s": kubernetes(&request.wanted),
+    });
+    if let (Some(root), Some(claims)) = (terms.root_sha256, claims.as_object_mut()) {
+        claims.insert("sha".to_owned(), json!(hex(&root)));
+    }
+    let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let mut token = Zeroizing::new(format!("{}.{}", part(&header), part(&claims)));
+    let signature = key
+        .sign_jws(token.as_bytes())
+        .map_err(|error| failed(&error.to_string()))?;
+    token.push('.');
+    token.push_str(&URL_SAFE_NO_PAD.encode(signature));
+    Ok(token)
+}
+
+/// What the template reads: organizations, and usages by their names there.
+fn kubernetes(wanted: &Wanted) -> Value {
+    let usages: Vec<&str> = wanted
+        .profile
+        .usages
+        .iter()
+        .map(|usage| match usage {
+            ExtendedUsage::ServerAuth => "serverAuth",
+            ExtendedUsage::ClientAuth => "clientAuth",
+        })
+        .collect();
+    let mut claim = JsonMap::new();
+    if !wanted.profile.subject.organizations.is_empty() {
+        let organizations = &wanted.profile.subject.organizations;
+        claim.insert("o".to_owned(), json!(organizations));
+    }
+    claim.insert("eku".to_owned(), json!(usages));
+    Value::Object(claim)
+}
+
+fn sans(wanted: &Wanted) -> Vec<String> {
+    let sans = &wanted.profile.sans;
+    let ips = sans.ips.iter().map(ToString::to_string);
+    sans.dns.iter().cloned().chain(ips).collect()
+}
+
+/// The command that makes a token for a certificate.
+pub(super) fn command(provisioner: &str, wanted: &Wanted) -> String {
+    let mut command = format!(
+        "step ca token {} --provisioner {provisioner}",
+        wanted.profile.subject.common_name
+    );
+    for san in sans(wanted) {
+        command.push_str(" --san ");
+        command.push_str(&san);
+    }
+    format!(
+        "echo '{}' > k8s.json; {command} --set-file k8s.json",
+        json!({"k8s": kubernetes(wanted)})
+    )
+}
+
+/// The claims that can be judged before a token is spent.
+#[derive(Deserialize)]
+struct Claims {
+    iss: Option<String>,
+    sub: Option<String>,
+    #[serde(default)]
+    sans: Vec<String>,
+    nbf: Option<f64>,
+    exp: Option<f64>,
+}
+
+/// Why a token that was handed over would be burnt for nothing; `None` when it may be sent.
+pub(super) fn obstacle(
+    token: &str,
+    provisioner: &str,
+    wanted: &Wanted,
+    now: OffsetDateTime,
+) -> Option<String> {
+    let mut parts = token.split('.');
+    let (Some(_), Some(payload), Some(_), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Some("it is no token (three parts with dots between)".to_owned());
+    };
+    let decoded = URL_SAFE_NO_PAD.decode(payload.trim_end_matches('='));
+    let claims: Option<Claims> = decoded
+        .ok()
+        .and_then(|json| serde_json::from_slice(&json).ok());
+    let Some(claims) = claims else {
+        return Some("its claims cannot be read".to_owned());
+    };
+    let instant = |seconds: Option<f64>| {
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "`as` saturates, and what is out of range is no time"
+        )]
+        let seconds = seconds? as i64;
+        OffsetDateTime::from_unix_timestamp(seconds).ok()
+    };
+    if let Some(end) = instant(claims.exp).filter(|end| now > *end + LEEWAY) {
+        return Some(format!("it expired at {}", rfc3339(end)));
+    }
+    if let Some(begin) = instant(claims.nbf).filter(|begin| now < *begin - LEEWAY) {
+        return Some(format!(
+            "it is not valid before {}, by this machine's clock",
+            rfc3339(begin)
+        ));
+    }
+    if let Some(other) = claims.iss.as_deref().filter(|iss| *iss != provisioner) {
+        return Some(format!(
+            "it is the provisioner {}'s, and {provisioner} is configured",
+            printable(other, 128)
+        ));
+    }
+    let subject = claims.sub.unwrap_or_default();
+    if subject != wanted.profile.subject.common_name {
+        return Some(format!(
+            "it is for {}, not for {}",
+            printable(&subject, 128),
+            wanted.profile.subject.common_name
+        ));
+    }
+    names_differ(&claims.sans, &subject, wanted)
+}
+
+/// step-ca compares the names of each type, and only where the request has some of that type.
+fn names_differ(given: &[String], subject: &str, wanted: &Wanted) -> Option<String> {
+    let given: Vec<&str> = match given {
+        [] => vec![subject],
+        given => given.iter().map(String::as_str).collect(),
+    };
+    let ip = |text: &&str| text.parse::<IpAddr>().ok();
+    let ips: BTreeSet<IpAddr> = given.iter().filter_map(ip).collect();
+    let dns: BTreeSet<&str> = given
+        .iter()
+        .filter(|text| ip(text).is_none())
+        .copied()
+        .collect();
+    let profile = &wanted.profile.sans;
+    let wanted_ips: BTreeSet<IpAddr> = profile.ips.iter().copied().collect();
+    let wanted_dns: BTreeSet<&str> = profile.dns.iter().map(String::as_str).collect();
+    let differ = (!wanted_ips.is_empty() && wanted_ips != ips)
+        || (!wanted_dns.is_empty() && wanted_dns != dns);
+    differ.then(|| {
+        format!(
+            "it is for the names [{}], wanted are [{}]",
+            printable(&given.join(", "), 512),
+            sans(wanted).join(", ")
+        )
+    })
+}
