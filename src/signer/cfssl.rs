@@ -11,8 +11,9 @@
 //! - Subject and names come from the CSR, usages and lifetime from the profile alone. A `hosts` or `subject` in a
 //!   request would replace what the CSR says (an empty `hosts` removes every name), so neither is ever sent.
 //! - A profile that does not exist is not an error: `serve` signs with its default profile, and `info` describes that
-//!   one, of `multirootca` too. [`Signer::probe`] therefore asks about a profile that surely does not exist as well; one
-//!   that looks the same in every respect is refused, since a slip of the pen cannot be told from it.
+//!   one, of `multirootca` too; only a `serve` with remote signers says so. [`Signer::probe`] therefore asks about a
+//!   profile that surely does not exist as well; one that looks the same in every respect is refused, since a slip of the
+//!   pen cannot be told from it.
 //! - Whether a profile takes requests from this node is found out by a request without a CSR, which each server judges
 //!   up to the point where it would sign. Those have `?probe` in the server's log.
 //! - Nearly every refusal is a 400 with JSON under `text/plain`, a wrong key included: [`refusal`] goes by the text.

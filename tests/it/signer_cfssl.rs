@@ -46,11 +46,17 @@ pub(crate) struct CfsslRig {
 
 impl CfsslRig {
     pub(crate) fn new() -> Self {
+        Self::changed(|_| ())
+    }
+
+    /// After something was done to what is printed and to the CAs.
+    fn changed(change: impl FnOnce(&Path)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         write_authorities(dir.path());
         let site = Site::new(&dir.path().join("server"));
         let settings = rig_settings(&rig_signer(dir.path(), &site.url(), &tls(&site)));
         set_up(dir.path(), &settings);
+        change(dir.path());
         let server = site.multirootca();
         CfsslRig {
             dir,
@@ -388,7 +394,14 @@ fn what_is_printed_is_all_that_a_serve_needs_too() {
     }
     let key = fs::read_to_string(dir.path().join("server/nodepki-cp1.key")).unwrap();
     assert!(!printed.contains(key.trim()) && key.trim().len() == 64);
-    let _server = site.serve("ca", &[]);
+    let disabled = printed
+        .split("-disable ")
+        .nth(1)
+        .unwrap()
+        .lines()
+        .next()
+        .unwrap();
+    let _server = site.serve("ca", &["-disable", disabled]);
     let signer = open(dir.path(), &settings);
     run(signer.probe()).unwrap();
     for name in CertName::ALL {
@@ -415,6 +428,18 @@ fn what_is_printed_is_all_that_a_serve_needs_too() {
     set_up(dir.path(), &settings);
     let again = fs::read_to_string(dir.path().join("server/nodepki-cp1.key")).unwrap();
     assert_eq!(key, again);
+    // Nor does it take another node's profiles away.
+    let file = dir.path().join("server/ca.json");
+    let before = fs::read_to_string(&file).unwrap();
+    assert!(before.contains("\"auth_key\": \"nodepki-cp1\""), "{before}");
+    fs::write(&file, before.replace("cp1", "cp2")).unwrap();
+    set_up(dir.path(), &settings);
+    assert_eq!(
+        fs::read_to_string(&file).unwrap(),
+        before.replace("cp1", "cp2")
+    );
+    let new = file.with_extension("json.new");
+    assert_eq!(fs::read_to_string(new).unwrap(), before);
 }
 
 /// A request for one of the wishes of `signing::wanted`.
@@ -953,11 +978,9 @@ fn a_serving_certificate_has_the_names_of_the_csr_and_the_usages_of_the_profile(
     }
 }
 
-/// The node trusts the root alone: the intermediate comes along with the leaf.
-#[test]
-fn an_intermediate_ca_is_in_the_chain() {
-    let (dir, site) = Lab::prepared(profiles());
-    let there = dir.path().join("server");
+/// Puts an intermediate CA of `ca.crt` in the place of the one with this label.
+fn intermediate(dir: &Path, label: &str) {
+    let there = dir.join("server");
     let file = |name: &str| there.join(name).display().to_string();
     run_program(
         "openssl",
@@ -970,11 +993,11 @@ fn an_intermediate_ca_is_in_the_chain() {
             "ec_paramgen_curve:P-256",
             "-nodes",
             "-keyout",
-            &file("kubernetes.key"),
+            &file(&format!("{label}.key")),
             "-out",
             &file("csr"),
             "-subj",
-            "/CN=kubernetes-issuing",
+            "/CN=issuing",
         ],
         b"",
     );
@@ -983,8 +1006,8 @@ fn an_intermediate_ca_is_in_the_chain() {
         "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\n",
     )
     .unwrap();
-    let root = dir.path().join("ca.crt").display().to_string();
-    let key = dir.path().join("ca.key").display().to_string();
+    let root = dir.join("ca.crt").display().to_string();
+    let key = dir.join("ca.key").display().to_string();
     run_program(
         "openssl",
         &[
@@ -1001,10 +1024,18 @@ fn an_intermediate_ca_is_in_the_chain() {
             "-extfile",
             &file("ext"),
             "-out",
-            &file("kubernetes.crt"),
+            &file(&format!("{label}.crt")),
         ],
         b"",
     );
+}
+
+/// The node trusts the root alone: the intermediate comes along with the leaf.
+#[test]
+fn an_intermediate_ca_is_in_the_chain() {
+    let (dir, site) = Lab::prepared(profiles());
+    intermediate(dir.path(), "kubernetes");
+    let root = dir.path().join("ca.crt").display().to_string();
     let server = site.serve("kubernetes", &[]);
     let lab = Lab { dir, site, server };
     let signer = lab.probed("profile: server");
@@ -1388,6 +1419,32 @@ fn a_wrong_key_ends_a_run_as_not_permitted() {
     fs::copy(there, key).unwrap();
     Ran::of(&mut node.ask_command("0s")).done();
     node.assert_sound(&CertName::ALL);
+}
+
+#[test]
+fn a_node_that_trusts_the_root_is_served_by_an_intermediate() {
+    let rig = CfsslRig::changed(|dir| intermediate(dir, "ca"));
+    let node = node(&rig);
+    Ran::of(&mut node.ask_command("0s")).done();
+    node.assert_sound(&CertName::ALL);
+    let (chain, _) = node.leaf(CertName::AdminConf).unwrap();
+    assert_eq!(chain.intermediates().len(), 1);
+}
+
+/// `multirootca` does not say why, so that this is no denial to wait for but a refusal.
+#[test]
+fn names_that_the_server_does_not_allow_end_a_run_as_refused() {
+    let rig = CfsslRig::changed(|dir| {
+        let file = dir.join("server/etcd_ca.json");
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, text.replace("cp1", "cp2")).unwrap();
+        let key = dir.join("server/nodepki-cp1.key");
+        fs::copy(&key, key.with_file_name("nodepki-cp2.key")).unwrap();
+    });
+    let node = node(&rig);
+    let ran = Ran::of(&mut node.ask_command("0s"));
+    ran.ended(65).says("etcd-server").says("name_whitelist");
+    assert!(node.leaf(CertName::EtcdServer).is_none());
 }
 
 fn nothing_was_issued(node: &Node) {

@@ -14,16 +14,27 @@ use crate::kubeadm::format_duration;
 use crate::signer::{Identity, Part, Wanted};
 use crate::x509::ExtendedUsage;
 
+/// Another node's profiles may be in a file already.
+const PUT: &str = r#"put() {
+  cat >"$1.new"
+  if [ ! -e "$1" ] || cmp -s "$1" "$1.new"; then
+    mv "$1.new" "$1"
+  else
+    echo "$1 exists: add what is in $1.new (profiles, auth_keys, sections)" >&2
+  fi
+}"#;
+
 /// The script for these signers.
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
     let mut script = Script(String::new());
     script.line("#!/bin/sh");
     script.comment(&format!(
-        "What CFSSL needs for node {}. Run it in the directory that CFSSL is started in; it keeps keys that exist.",
+        "What CFSSL needs for node {}. Run it in the directory that CFSSL is started in; it changes nothing that exists.",
         identity.node
     ));
     script.line("set -eu");
     script.line("umask 077");
+    script.line(PUT);
     let mut urls: Vec<&str> = Vec::new();
     for part in parts {
         let url = part.config.endpoint.url.as_str();
@@ -65,7 +76,7 @@ impl Script {
                 of_label.push((place, wanted, keyed));
             }
         }
-        let key = format!("nodepki-{}.key", identity.node);
+        let key = format!("nodepki-{}", identity.node);
         let files: BTreeSet<String> = parts
             .iter()
             .filter_map(|part| Some(part.config.key_file.as_ref()?.to_string()))
@@ -76,7 +87,9 @@ impl Script {
                 files.into_iter().collect::<Vec<_>>().join(" and ")
             ));
             self.comment("CFSSL's name_whitelist is about common names and DNS names.");
-            self.line(&format!("[ -s {key} ] || openssl rand -hex 32 >{key}"));
+            self.line(&format!(
+                "[ -s {key}.key ] || openssl rand -hex 32 >{key}.key"
+            ));
         }
         for (label, wanted) in &labels {
             self.configuration(label, wanted, &key);
@@ -120,7 +133,7 @@ impl Script {
         let mut default = JsonMap::new();
         default.insert("expiry".to_owned(), json!("1h"));
         if keyed {
-            default.insert("auth_key".to_owned(), json!("nodepki"));
+            default.insert("auth_key".to_owned(), json!(key));
         }
         self.line("");
         for (name, wanted) in profiles {
@@ -142,18 +155,21 @@ impl Script {
             }
             match name {
                 Some(name) => {
-                    named.insert(name.to_owned(), Value::Object(profile(&wanted, &usages)));
+                    named.insert(
+                        name.to_owned(),
+                        Value::Object(profile(&wanted, &usages, key)),
+                    );
                 }
-                None => default = profile(&wanted, &usages),
+                None => default = profile(&wanted, &usages, key),
             }
         }
         let mut configuration = json!({"signing": {"default": default, "profiles": named}});
         if keyed && let Some(map) = configuration.as_object_mut() {
-            let keys = json!({"nodepki": {"type": "standard", "key": format!("file:{key}")}});
+            let keys = json!({key: {"type": "standard", "key": format!("file:{key}.key")}});
             map.insert("auth_keys".to_owned(), keys);
         }
         let text = serde_json::to_string_pretty(&configuration).unwrap_or_default();
-        self.line(&format!("cat >{label}.json <<'EOF'\n{text}\nEOF"));
+        self.line(&format!("put {label}.json <<'EOF'\n{text}\nEOF"));
     }
 
     fn sections<'a>(&mut self, labels: impl Iterator<Item = &'a String>) {
@@ -161,7 +177,7 @@ impl Script {
         self.comment(
             "For multirootca. `nets = 192.0.2.0/24` in a section keeps everybody else out.",
         );
-        self.line("cat >roots.ini <<'EOF'");
+        self.line("put roots.ini <<'EOF'");
         for label in labels {
             self.line(&format!(
                 "[{label}]\nprivate = file://{label}.key\ncertificate = {label}.crt\nconfig = {label}.json\n"
@@ -179,7 +195,11 @@ fn usages(wanted: &[(&Wanted, bool)]) -> Vec<ExtendedUsage> {
         .collect()
 }
 
-fn profile(wanted: &[(&Wanted, bool)], extended: &[ExtendedUsage]) -> JsonMap<String, Value> {
+fn profile(
+    wanted: &[(&Wanted, bool)],
+    extended: &[ExtendedUsage],
+    key: &str,
+) -> JsonMap<String, Value> {
     let longest = wanted.iter().map(|(one, _)| one.profile.lifetime).max();
     let mut usages = vec![
         "digital signature".to_owned(),
@@ -200,7 +220,7 @@ fn profile(wanted: &[(&Wanted, bool)], extended: &[ExtendedUsage]) -> JsonMap<St
     profile.insert("expiry".to_owned(), json!(expiry));
     profile.insert("name_whitelist".to_owned(), json!(anchored(names)));
     if wanted.iter().any(|(_, keyed)| *keyed) {
-        profile.insert("auth_key".to_owned(), json!("nodepki"));
+        profile.insert("auth_key".to_owned(), json!(key));
     }
     profile
 }
