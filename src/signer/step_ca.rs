@@ -20,7 +20,7 @@
 //! - A lifetime beyond what it allows is refused, not capped. With X5C it ends with the certificate that vouches, so no
 //!   more than that is asked for.
 //! - `renew` (same key) and `rekey` (new key) take the current certificate as proof, in TLS: one without client
-//!   authentication cannot be renewed so, and is asked for with a token. Both copy names and lifetime.
+//!   authentication cannot be renewed so, and is asked for with a token. Both copy names, usages and lifetime.
 //! - There is no looking up what was issued.
 
 mod provisioner;
@@ -29,6 +29,7 @@ mod setup;
 mod token;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -49,7 +50,7 @@ use crate::http::{Call, Endpoint};
 use crate::kubeadm::format_duration;
 use crate::names::Authority;
 use crate::schema::{Form, Key, SecretFile, duration, key, pin, required, section};
-use crate::x509::{Chain, PrivateKey, TrustBundle, hex};
+use crate::x509::{Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, hex};
 use crate::yaml::{Field, Map};
 
 use provisioner::Known;
@@ -768,12 +769,12 @@ impl Signer for StepCa {
             Chain::from_pem(&current.chain_pem).map_err(|error| unusable(error.to_string()))?;
         let key =
             PrivateKey::from_pem(&current.key_pem).map_err(|error| unusable(error.to_string()))?;
-        let proves = chain
-            .leaf()
-            .extended_usages()
-            .is_none_or(|usages| usages.iter().any(|usage| usage == "client auth"));
-        if !proves {
-            // Its TLS refuses every certificate that is not a client's.
+        let known = self
+            .known
+            .borrow()
+            .as_ref()
+            .is_some_and(|known| known.never_renews);
+        if known || !renewable(chain.leaf(), &request.wanted) {
             return self.submit(request).await;
         }
         let doing = format!(
@@ -798,6 +799,23 @@ impl Signer for StepCa {
     async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
         Ok(Answer::Gone)
     }
+}
+
+/// Its TLS takes a client's certificates only, and what it gives in exchange has the same usages.
+fn renewable(current: &Certificate, wanted: &Wanted) -> bool {
+    let wanted: BTreeSet<String> = wanted
+        .profile
+        .usages
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let found: BTreeSet<String> = current
+        .extended_usages()
+        .unwrap_or_default()
+        .iter()
+        .cloned()
+        .collect();
+    found == wanted && found.contains(&ExtendedUsage::ClientAuth.to_string())
 }
 
 /// What step-ca's own template does to a certificate that the verification will not let pass.

@@ -966,6 +966,17 @@ fn a_certificate_that_is_no_clients_is_renewed_with_a_token() {
 }
 
 #[test]
+fn usages_that_have_drifted_are_not_renewed() {
+    let rig = StepRig::new();
+    // From before there was a template: server and client both.
+    let (old, current) = current(&rig, "bare", CertName::FrontProxyClient);
+    let signer = rig.opened(&ca("jwk", &jwk()));
+    let renewed = issued(run(signer.renew(&old, &current)));
+    let usages = leaf(&renewed).extended_usages().unwrap().to_vec();
+    assert_eq!(usages, ["client auth"]);
+}
+
+#[test]
 fn a_renewal_that_is_refused_says_what_helps() {
     let rig = StepRig::new();
     let (old, current) = current(&rig, "no-renewal", CertName::KubeletConf);
@@ -980,6 +991,10 @@ fn a_renewal_that_is_refused_says_what_helps() {
             "with a token instead",
         ],
     );
+    // Once it has seen the list of provisioners it does not try.
+    run(signer.probe()).unwrap();
+    let renewed = issued(run(signer.renew(&old, &current)));
+    assert_eq!(verdict(&old, &renewed, &rig.authorities()), "");
     // TLS ends before step-ca, and the proof with it.
     let gateway = Gateway::to(Some(StepCas::shared().of(Authority::Ca).upstream()));
     let tls = format!("tls: {{caFile: {}}}", gateway.ca_file().display());
@@ -1092,6 +1107,68 @@ fn ends_of_runs_are_what_unit_files_act_on() {
     .ended(65)
     .says("not allowed")
     .says("apiserver");
+}
+
+/// The commands of the printed script, but for their `step`, make tokens for all that etcd-ca signs.
+#[test]
+fn tokens_made_as_printed_give_all_that_an_authority_signs() {
+    let rig = StepRig::new();
+    let node = node(&rig);
+    let tokens = format!(
+        "{{token: {{file: '{}/{{certificate}}.jwt'}}}}",
+        rig.dir.path().display()
+    );
+    let etcd = StepCas::shared().of(Authority::EtcdCa);
+    let handed = stanza(&etcd.url(), "jwk", &by_fingerprint(etcd), &tokens);
+    let settings = rig
+        .settings()
+        .replace(&rig.direct(Authority::EtcdCa), &handed);
+    fs::write(node.outside("config.yaml"), settings).unwrap();
+    let printed = Ran::of(
+        std::process::Command::new(NODEPKI)
+            .args([
+                "config",
+                "signer-setup",
+                "stepCA",
+                "--name",
+                "e",
+                "--config",
+            ])
+            .arg(node.outside("config.yaml"))
+            .arg("--kubeadm-config")
+            .arg(node.outside("kubeadm.yaml")),
+    );
+    printed.done();
+    let mut made = 0;
+    for line in printed
+        .stdout
+        .lines()
+        .filter(|line| line.contains("; step ca token "))
+    {
+        let (command, name) = line.split_once(" -> ").unwrap();
+        let user: Value = serde_json::from_str(command.split('\'').nth(1).unwrap()).unwrap();
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let after = |flag: &str| {
+            let at = words.iter().enumerate().filter(|(_, word)| **word == flag);
+            at.map(|(at, _)| words[at + 1].to_owned())
+                .collect::<Vec<_>>()
+        };
+        let subject = after("token").remove(0);
+        let sans = match after("--san") {
+            sans if sans.is_empty() => vec![subject.clone()],
+            sans => sans,
+        };
+        let seconds = now().unix_timestamp() + 1;
+        let claims = json!({
+            "iss": after("--provisioner")[0], "aud": "https://127.0.0.1/1.0/sign", "sub": subject, "sans": sans,
+            "iat": seconds, "nbf": seconds - 1, "exp": seconds + 300, "jti": format!("{}-{name}", rig.twin), "user": user,
+        });
+        fs::write(rig.dir.path().join(format!("{name}.jwt")), token(&claims)).unwrap();
+        made += 1;
+    }
+    assert_eq!(made, 4, "{}", printed.stdout);
+    node.ask().done();
+    node.assert_sound(&CertName::ALL);
 }
 
 #[test]
