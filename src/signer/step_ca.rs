@@ -49,7 +49,7 @@ use super::{
 use crate::http::{Call, Endpoint};
 use crate::kubeadm::format_duration;
 use crate::names::Authority;
-use crate::schema::{Form, Key, SecretFile, duration, key, pin, required, section};
+use crate::schema::{Form, Key, SecretFile, duration, key, required, section, sha256};
 use crate::x509::{Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, hex};
 use crate::yaml::{Field, Map};
 
@@ -105,7 +105,7 @@ impl Configured for Config {
         let endpoint = endpoint::read(map, url);
         let name = required(map, "provisioner", "the provisioner's name");
         let name = name.and_then(|field| field.string());
-        let root_sha256 = map.get("rootSHA256").as_ref().map(pin);
+        let root_sha256 = map.get("rootSHA256").as_ref().map(fingerprint);
         if let Some(endpoint) = &endpoint {
             if root_sha256.is_none() && endpoint.tls.trusts_nothing() {
                 map.field().error(
@@ -214,6 +214,17 @@ impl Configured for Config {
             known: RefCell::default(),
         }))
     }
+}
+
+fn fingerprint(field: &Field<'_>) -> Option<[u8; 32]> {
+    let sum = sha256(&field.written()?);
+    if sum.is_none() {
+        field.error(
+            "is not a SHA-256 fingerprint of 64 hex digits",
+            "print it with: step certificate fingerprint root_ca.crt",
+        );
+    }
+    sum
 }
 
 fn read_auth(map: &Map<'_>) -> Option<Auth> {

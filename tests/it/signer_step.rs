@@ -395,6 +395,85 @@ fn a_token_that_says_nothing_of_usages_gets_nothing_by_the_template() {
     }
 }
 
+#[test]
+fn faults_of_the_configuration_name_field_and_fix() {
+    let pin = "00".repeat(32);
+    let good = format!("rootSHA256: '{pin}'");
+    let x5c = "{x5c: {certificate: /c, key: /k}}";
+    for (stanza, words) in [
+        (
+            stanza("https://ca", "p", "timeout: 5s", x5c),
+            "does not say which server is the right one (add rootSHA256",
+        ),
+        (
+            stanza(
+                "https://ca",
+                "p",
+                &format!("{good}, tls: {{caFile: /r}}"),
+                x5c,
+            ),
+            "has both rootSHA256 and other roots in tls (keep one of them)",
+        ),
+        (
+            stanza("https://ca", "p", "rootSHA256: abc", x5c),
+            "stepCA.rootSHA256: is not a SHA-256 fingerprint",
+        ),
+        (
+            stanza("https://ca", "p", &good, "{}"),
+            "stepCA.auth: names no way of proof",
+        ),
+        (
+            stanza(
+                "https://ca",
+                "p",
+                &good,
+                "{x5c: {certificate: /c, key: /k}, jwk: {keyFile: /j}}",
+            ),
+            "stepCA.auth: names several ways of proof (keep one of x5c, jwk, token)",
+        ),
+        (
+            stanza("https://ca", "p", &good, "{x5c: {certificate: /c}}"),
+            "stepCA.auth.x5c: has no key",
+        ),
+        (
+            stanza("https://ca", "p", &good, "{jwk: {keyFile: hunter2}}"),
+            "auth.jwk.keyFile: is neither an absolute path",
+        ),
+        (
+            stanza("https://ca", "p", &good, "{token: {file: /run/token}}"),
+            "auth.token.file: names one file for several certificates",
+        ),
+        (
+            stanza(
+                "https://ca",
+                "p",
+                &good,
+                "{token: {file: {apiserver: eyJhunter2}}}",
+            ),
+            "auth.token.file: is neither an absolute path",
+        ),
+        (
+            stanza("https://ca", "p", &format!("{good}, lifetime: 5s"), x5c),
+            "stepCA.lifetime: 5s is too short",
+        ),
+        (
+            format!("{{stepCA: {{{good}, auth: {x5c}}}}}"),
+            "stepCA: has no url",
+        ),
+        (
+            format!("{{stepCA: {{url: 'https://ca', {good}, auth: {x5c}}}}}"),
+            "stepCA: has no provisioner",
+        ),
+    ] {
+        let text = format!("{HEAD}signers: {{s: {stanza}}}\n");
+        let faults = Settings::from_fragments(&[("test.yaml", text)])
+            .unwrap_err()
+            .to_string();
+        assert!(faults.contains(words), "{words:?} is missing in: {faults}");
+        assert!(!faults.contains("hunter2"), "{faults}");
+    }
+}
+
 // ---- what is issued ----
 
 #[test]
