@@ -233,8 +233,8 @@ pub struct Cfssl {
     server: Server,
     config: Config,
     identity: Identity,
-    /// What the server told of the places that certificates are signed at; `None` where it does not know the label.
-    learned: RefCell<BTreeMap<Place, Option<Facts>>>,
+    /// What the server told of the places that certificates are signed at.
+    learned: RefCell<BTreeMap<Place, Described<Facts>>>,
 }
 
 /// The answer to `info`.
@@ -245,6 +245,24 @@ struct Info {
     usages: Option<Vec<String>>,
     #[serde(default)]
     expiry: String,
+}
+
+/// What a server has to say of a place.
+enum Described<T> {
+    As(T),
+    /// It is a `multirootca` without that section.
+    NoLabel,
+    /// It is a `multirootca`, or a `serve` with remote signers: others do not say so.
+    NoProfile,
+}
+
+impl<T> Described<T> {
+    fn known(&self) -> Option<&T> {
+        match self {
+            Described::As(known) => Some(known),
+            Described::NoLabel | Described::NoProfile => None,
+        }
+    }
 }
 
 impl Info {
@@ -258,7 +276,7 @@ impl Info {
 enum Trial {
     /// But for the missing CSR it would have been.
     Signs,
-    /// There is no such profile; only `multirootca` says so.
+    /// There is no such profile.
     NoProfile,
     /// The profile has a key, and the request was not signed with it.
     WantsKey,
@@ -320,14 +338,16 @@ impl Cfssl {
         }
     }
 
-    /// `None` when the server does not know the label.
-    async fn describe(&self, place: &Place) -> Result<Option<Info>, SignerError> {
+    async fn describe(&self, place: &Place) -> Result<Described<Info>, SignerError> {
         let doing = format!("asking about {place}");
         let call = Call::post(format!("{API}/info")).json(&place.fields());
         match self.ask(&doing, call).await.map_err(harmless)? {
-            Ok(info) => Ok(Some(info)),
-            Err(refused) if refused.meaning() == Meaning::UnknownLabel => Ok(None),
-            Err(refused) => Err(self.judge(&doing, &refused, place)),
+            Ok(info) => Ok(Described::As(info)),
+            Err(refused) => match refused.meaning() {
+                Meaning::UnknownLabel => Ok(Described::NoLabel),
+                Meaning::UnknownProfile => Ok(Described::NoProfile),
+                _ => Err(self.judge(&doing, &refused, place)),
+            },
         }
     }
 
@@ -381,7 +401,8 @@ impl Cfssl {
             Meaning::WrongKey | Meaning::WrongAddress => {
                 return Ok((Trial::KeptOut, Some(self.judge(&doing, &refused, place))));
             }
-            Meaning::Unspecified if refused.status() == 400 => Trial::Unclear,
+            // A remote CFSSL was asked, and its refusal is in other words.
+            Meaning::Behind | Meaning::Unspecified if refused.status() == 400 => Trial::Unclear,
             _ => return Err(self.judge(&doing, &refused, place)),
         };
         Ok((trial, None))
@@ -392,36 +413,28 @@ impl Cfssl {
         &self,
         wanted: &Wanted,
         place: &Place,
-        facts: Option<&Facts>,
+        described: &Described<Facts>,
     ) -> Vec<(String, String)> {
         let mut found = Vec::new();
         let mut say = |reason: String, advice: &str| found.push((reason, advice.to_owned()));
-        let Some(facts) = facts else {
-            say(
-                format!("its CFSSL has no CA with the label {:?}", place.label),
-                "write the name of the section in its roots file under `label` (letters, digits and _ only)",
-            );
-            return found;
+        let no_profile = || {
+            (
+                format!("its CFSSL has no {place}"),
+                "correct the name under `profile`, or add the profile to CFSSL's signing configuration".to_owned(),
+            )
         };
-        match facts.trial {
-            Trial::NoProfile => {
+        let facts = match described {
+            Described::As(facts) if facts.trial == Trial::NoProfile => return vec![no_profile()],
+            Described::NoProfile => return vec![no_profile()],
+            Described::NoLabel => {
                 say(
-                    format!("its CFSSL has no {place}"),
-                    "correct the name under `profile`, or add the profile to CFSSL's signing configuration",
+                    format!("its CFSSL has no CA with the label {:?}", place.label),
+                    "write the name of the section in its roots file under `label` (letters, digits and _ only)",
                 );
                 return found;
             }
-            Trial::WantsKey => say(
-                format!("{place} takes only requests that are signed with its auth_key"),
-                "put that key into a file and name the file under `auth.keyFile`",
-            ),
-            Trial::HasNoKey => say(
-                format!("{place} has no auth_key, and takes no signed requests"),
-                "give the profile an auth_key in CFSSL's signing configuration; or, with cfssl serve, remove `auth` here",
-            ),
-            // A key may be about to change; whoever signs says more about it.
-            Trial::Signs | Trial::KeptOut | Trial::Unclear => {}
-        }
+            Described::As(facts) => facts,
+        };
         if !facts.exists {
             say(
                 format!(
@@ -431,6 +444,18 @@ impl Cfssl {
                 ),
                 "correct the name under `profile`, or leave it out where the default profile is meant; a profile that does exist needs something of its own, another expiry for example",
             );
+        }
+        match facts.trial {
+            Trial::WantsKey => say(
+                format!("{place} takes only requests that are signed with its auth_key"),
+                "put that key into a file and name the file under `auth.keyFile`",
+            ),
+            Trial::HasNoKey => say(
+                format!("{place} has no auth_key, and takes no signed requests"),
+                "give the profile an auth_key in CFSSL's signing configuration; or, with cfssl serve, remove `auth` here",
+            ),
+            // A key may be about to change; whoever signs says more about it.
+            Trial::Signs | Trial::NoProfile | Trial::KeptOut | Trial::Unclear => {}
         }
         found.extend(usage_obstacles(wanted, place, &facts.info));
         found
@@ -492,8 +517,8 @@ impl Signer for Cfssl {
             .collect();
         let asked: Vec<Place> = places.iter().chain(&fallbacks).cloned().collect();
         let described = try_join_all(asked.iter().map(|place| self.describe(place))).await?;
-        let described: BTreeMap<&Place, Option<Info>> = asked.iter().zip(described).collect();
-        let info = |place: &Place| described.get(place).and_then(Option::as_ref);
+        let described: BTreeMap<&Place, Described<Info>> = asked.iter().zip(described).collect();
+        let info = |place: &Place| described.get(place).and_then(Described::known);
         // Only those that look like the fallback need it as a comparison.
         let alike = |place: &Place| {
             place.profile.is_some()
@@ -521,18 +546,23 @@ impl Signer for Cfssl {
         {
             return Err(error);
         }
+        let facts = |place: &Place, info: &Info| {
+            let trial = trial_of.get(place).copied().unwrap_or(Trial::Unclear);
+            Facts {
+                info: info.clone(),
+                trial,
+                exists: !alike(place) || trial_of.get(&place.fallback()) != Some(&trial),
+            }
+        };
         let learned = places
             .iter()
-            .map(|place| {
-                let facts = info(place).map(|known| {
-                    let trial = trial_of.get(place).copied().unwrap_or(Trial::Unclear);
-                    Facts {
-                        info: known.clone(),
-                        trial,
-                        exists: !alike(place) || trial_of.get(&place.fallback()) != Some(&trial),
-                    }
-                });
-                (place.clone(), facts)
+            .filter_map(|place| {
+                let learned = match described.get(place)? {
+                    Described::As(info) => Described::As(facts(place, info)),
+                    Described::NoLabel => Described::NoLabel,
+                    Described::NoProfile => Described::NoProfile,
+                };
+                Some((place.clone(), learned))
             })
             .collect();
         self.learned.replace(learned);
@@ -543,11 +573,11 @@ impl Signer for Cfssl {
         CAPS.carries(self.server.label(), wanted)?;
         let place = self.place(wanted.name);
         let learned = self.learned.borrow();
-        let Some(facts) = learned.get(&place) else {
+        let Some(described) = learned.get(&place) else {
             return Ok(());
         };
         let (reasons, advice): (Vec<_>, Vec<_>) = self
-            .obstacles(wanted, &place, facts.as_ref())
+            .obstacles(wanted, &place, described)
             .into_iter()
             .unzip();
         match advice.into_iter().next() {
@@ -562,47 +592,36 @@ impl Signer for Cfssl {
     }
 
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        let Some(name) = CertName::ALL
-            .into_iter()
-            .find(|name| name.authority() == authority)
-        else {
+        let Some(name) = name_under(authority) else {
             return Ok(None);
         };
         let place = self.place(name);
         match self.describe(&place).await? {
-            Some(info) => Ok(Some(info.certificate.into_bytes())),
+            Described::As(info) => Ok(Some(info.certificate.into_bytes())),
             // The preflight says it of each certificate.
-            None => Ok(None),
+            Described::NoLabel | Described::NoProfile => Ok(None),
         }
     }
 
     /// Of the one CA of a `serve`; whose it is the signature tells.
     async fn crl(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        let doing = format!("asking for the revocation list of authority {authority}");
-        let response = self
-            .server
-            .exchange(&doing, Call::get(format!("{API}/crl")))
-            .await?;
-        // Without a database, and in multirootca, there is no such path.
-        if response.status == 404 {
+        let Some(name) = name_under(authority) else {
             return Ok(None);
-        }
-        let unusable = |why: &str| self.server.garbage(&doing, &response, why);
-        if !response.is_success() {
-            let said = response.text();
-            return Err(self.server.refusal(&doing, &response, &said));
-        }
-        let envelope: Envelope = response
-            .json()
-            .map_err(|error| unusable(&error.to_string()))?;
-        let text = envelope
-            .result
-            .as_str()
-            .ok_or_else(|| unusable("there is no list in it"))?;
-        let list = STANDARD
-            .decode(text)
-            .map_err(|error| unusable(&error.to_string()))?;
-        Ok(Some(list))
+        };
+        let doing = format!("asking for the revocation list of authority {authority}");
+        let call = Call::get(format!("{API}/crl"));
+        let text = match self.ask::<String>(&doing, call).await? {
+            Ok(text) => text,
+            // Without a database, and in multirootca, there is no such path.
+            Err(refused) if refused.status() == 404 => return Ok(None),
+            Err(refused) => return Err(self.judge(&doing, &refused, &self.place(name))),
+        };
+        STANDARD.decode(&text).map(Some).map_err(|error| {
+            SignerError::permanent(
+                format!("{}: {doing} failed: {error}", self.server.label()),
+                "check that the address is the signer's and not another program's",
+            )
+        })
     }
 
     async fn recover(
@@ -630,7 +649,7 @@ impl Signer for Cfssl {
             Err(refused) => return Err(self.judge(&doing, &refused, &place)),
         };
         let mut chain = signed.certificate;
-        if let Some(Some(facts)) = self.learned.borrow().get(&place) {
+        if let Some(Described::As(facts)) = self.learned.borrow().get(&place) {
             self.compare_lifetime(request, &facts.info);
             chain.push('\n');
             chain.push_str(&facts.info.certificate);
@@ -641,6 +660,12 @@ impl Signer for Cfssl {
     async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
         Ok(Answer::Gone)
     }
+}
+
+/// Any certificate of an authority stands for it.
+fn name_under(authority: Authority) -> Option<CertName> {
+    let mut names = CertName::ALL.into_iter();
+    names.find(|name| name.authority() == authority)
 }
 
 /// Nothing is created by asking, whatever the method.

@@ -40,16 +40,26 @@ impl Publisher {
     }
 
     fn make(&self, base: &str, serials: &[&str], dates: &[&str]) -> Vec<u8> {
+        self.make_with(base, serials, dates, "")
+    }
+
+    /// With an issuing distribution point of these lines.
+    fn make_with(&self, base: &str, serials: &[&str], dates: &[&str], point: &str) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let lines: String = serials
             .iter()
             .map(|serial| format!("R\t400101000000Z\t260101000000Z\t{serial}\tunknown\t/CN=x\n"))
             .collect();
         fs::write(dir.path().join("index.txt"), lines).unwrap();
-        let config = format!(
+        let mut config = format!(
             "[ca]\ndefault_ca = d\n[d]\ndatabase = {}/index.txt\ndefault_md = sha256\n",
             dir.path().display()
         );
+        if !point.is_empty() {
+            config
+                .push_str("crl_extensions = e\n[e]\nissuingDistributionPoint = critical,@p\n[p]\n");
+            config.push_str(point);
+        }
         let file = dir.path().join("ca.cnf");
         fs::write(&file, config).unwrap();
         let ca = self.0.ca().join(base);
@@ -308,4 +318,27 @@ fn etcd_refuses_a_revoked_client() {
     }
     let authority = node.authority(Authority::EtcdCa);
     assert_eq!(authority.bundle().certificates().len(), 1);
+}
+
+#[test]
+fn a_list_may_say_where_it_was_published_but_not_that_it_leaves_things_out() {
+    let publisher = Publisher(Node::new());
+    let read = |point: &str| {
+        RevocationList::read_all(&publisher.make_with("etcd/ca", &["0a"], DAY, point))
+    };
+    let place = "fullname = URI:https://ca.example.com/1.0/crl\n";
+    assert_eq!(read(place).unwrap()[0].len(), 1);
+    assert_eq!(
+        read(&format!("{place}onlyuser = TRUE\n")).unwrap()[0].len(),
+        1
+    );
+    for narrower in [
+        "onlyCA = TRUE\n",
+        "onlyAA = TRUE\n",
+        "indirectCRL = TRUE\n",
+        "onlysomereasons = keyCompromise\n",
+    ] {
+        let error = read(&format!("{place}{narrower}")).unwrap_err().to_string();
+        assert!(error.contains("2.5.29.28"), "{narrower}: {error}");
+    }
 }

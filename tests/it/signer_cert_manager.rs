@@ -33,6 +33,8 @@ pub(crate) struct CertManagerRig {
     dir: TempDir,
     namespace: String,
     access: String,
+    /// Keys of `issuerRef`.
+    issuer: String,
     /// What the issuer does with the chain.
     gives: Gives,
 }
@@ -62,6 +64,8 @@ impl CertManagerRig {
                 &cluster.ca_file(),
                 &format!("tokenFile: {}", token.display()),
             ),
+            issuer: "name: \"k8s-{authority}\", kind: CorpIssuer, group: pki.example.com"
+                .to_owned(),
             cluster,
             dir,
             namespace,
@@ -71,8 +75,8 @@ impl CertManagerRig {
 
     fn keys(&self) -> String {
         format!(
-            "{}, namespace: {}, issuerRef: {{name: \"k8s-{{authority}}\", kind: CorpIssuer, group: pki.example.com}}",
-            self.access, self.namespace
+            "{}, namespace: {}, issuerRef: {{{}}}",
+            self.access, self.namespace, self.issuer
         )
     }
 
@@ -418,6 +422,43 @@ fn the_node_sees_its_namespace_and_decides_nothing() {
     }
     let error = run(lost.signer().submit(&request)).unwrap_err();
     assert_eq!(error.class, Class::Auth, "{error}");
+}
+
+/// The real controllers of cert-manager: nobody else has to do anything.
+#[test]
+fn cert_manager_itself_approves_and_signs() {
+    let mut rig = CertManagerRig::new();
+    let namespace = rig.namespace.clone();
+    let _controllers = rig.cluster.start_cert_manager(&namespace, "own");
+    rig.issuer = "name: \"k8s-{authority}.own\"".to_owned();
+    let node = node(&rig);
+    Ran::of(&mut node.ask_command("30s")).done();
+    node.assert_sound(&CertName::ALL);
+    let objects = rig.objects();
+    assert_eq!(objects.len(), CertName::ALL.len());
+    for object in objects {
+        assert!(
+            object["status"]["conditions"]
+                .to_string()
+                .contains("cert-manager.io"),
+            "{object}"
+        );
+    }
+    // An issuer that is not there.
+    rig.issuer = "name: nobody".to_owned();
+    let request = request(CertName::Apiserver);
+    let (ticket, _) = pending(run(rig.signer().submit(&request)));
+    let begin = Instant::now();
+    loop {
+        let (_, note) = pending(run(rig.signer().poll(&request, &ticket)));
+        if note.contains("is approved")
+            && note.contains("Issuer nobody of cert-manager.io")
+            && note.contains("not found")
+        {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "{note}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use nodepki::names::{Authority, CertName};
 use nodepki::settings::Settings;
 use nodepki::signer::{Answer, Class, Kind, Request, Signer, SignerError};
 use nodepki::x509::{
-    Chain, KeyAlgorithm, RevocationList, Revocations, TrustBundle, UsageExtensions,
+    Chain, Csr, KeyAlgorithm, RevocationList, Revocations, TrustBundle, UsageExtensions,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -201,9 +201,12 @@ impl Lab {
             "old": {"type": "standard", "key": "abcd"},
         });
         let configuration = json!({"signing": signing, "auth_keys": keys});
-        let labels = ["kubernetes", "etcd", "front_proxy"];
         let mut roots = String::new();
-        for (authority, label) in Authority::ALL.into_iter().zip(labels) {
+        for (authority, label) in [
+            (Authority::Ca, "kubernetes"),
+            (Authority::EtcdCa, "etcd"),
+            (Authority::FrontProxyCa, "front_proxy"),
+        ] {
             put_ca(dir.path(), authority, &there, label);
             let file = there.join(label).with_extension("json");
             fs::write(file, configuration.to_string()).unwrap();
@@ -881,7 +884,7 @@ fn the_profile_decides_how_long_and_the_log_says_so() {
     signer.preflight(&request.wanted).unwrap();
     let (bytes, log) = logged(|| lab.signs(signer.as_ref(), &request));
     assert!(
-        log.contains("signs it for 1h30m0s where 8760h0m0s is wanted"),
+        log.contains("signs it for 1h30m where 8760h is wanted"),
         "{log}"
     );
     assert!(!log.contains("longer than its CA"), "{log}");
@@ -900,7 +903,26 @@ fn a_subject_is_the_same_however_it_is_encoded() {
     let lab = Lab::serving(profiles());
     let mut wish = wanted(CertName::KubeletConf);
     wish.profile.subject.organizations = vec!["b".to_owned(), "a".to_owned()];
-    let request = request_for(wish, UsageExtensions::Requested).0;
+    let key = lab.path("two-o.key");
+    let csr = openssl(
+        &[
+            "req",
+            "-new",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-utf8",
+            "-keyout",
+            key.to_str().unwrap(),
+            "-subj",
+            &format!("/CN={}/O=b/O=a", wish.profile.subject.common_name),
+        ],
+        b"",
+    );
+    let identity = request(CertName::KubeletConf).identity;
+    let request = Request::new(wish, Csr::from_pem(&csr).unwrap(), identity, now());
     let bytes = lab.signs(lab.probed("profile: client").as_ref(), &request);
     let subject = openssl(
         &["x509", "-noout", "-subject", "-nameopt", "RFC2253"],
@@ -918,11 +940,9 @@ fn a_subject_is_the_same_however_it_is_encoded() {
 
 #[test]
 fn a_serving_certificate_has_the_names_of_the_csr_and_the_usages_of_the_profile() {
-    let lab = Lab::serving(profiles());
-    let bytes = lab.signs(
-        lab.probed("profile: both").as_ref(),
-        &request(CertName::EtcdServer),
-    );
+    let lab = Lab::rooting(keyed());
+    let signer = lab.probed(&format!("profile: both, label: etcd, {}", lab.auth()));
+    let bytes = lab.signs(signer.as_ref(), &request(CertName::EtcdServer));
     let text = text(&bytes);
     for part in [
         "DNS:cp1, DNS:localhost, IP Address:192.0.2.11, IP Address:127.0.0.1, IP Address:0:0:0:0:0:0:0:1",
@@ -1115,24 +1135,43 @@ fn what_is_behind_cfssl_may_come_back() {
         Class::Transient,
         &["revocation list"],
     );
-    // A remote CFSSL that is away.
-    let (dir, site) = Lab::prepared(json!({
+    // A remote CFSSL that is away, and then is not.
+    let signing = json!({
         "default": {"expiry": "1h"},
         "profiles": {"server": {"remote": "there"}},
-    }));
-    let file = dir.path().join("server/kubernetes.json");
-    let mut all: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-    all["remotes"] = json!({"there": "127.0.0.1:1"});
-    fs::write(&file, all.to_string()).unwrap();
-    let server = site.serve("kubernetes", &[]);
-    let lab = Lab { dir, site, server };
-    let signer = lab.open("profile: server");
-    fails(run(signer.probe()), Class::Transient, &["remote signer"]);
-    fails(
-        run(signer.submit(&request)),
-        Class::Transient,
-        &["remote signer"],
-    );
+    });
+    let behind = Lab::serving(profiles());
+    for (url, away) in [("https://127.0.0.1:1", true), (&behind.site.url(), false)] {
+        let (dir, site) = Lab::prepared(signing.clone());
+        let file = dir.path().join("server/kubernetes.json");
+        let mut all: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        all["remotes"] = json!({"there": url});
+        fs::write(&file, all.to_string()).unwrap();
+        let ca = behind.site.ca_file();
+        let server = site.serve("kubernetes", &["-tls-remote-ca", ca.to_str().unwrap()]);
+        let lab = Lab { dir, site, server };
+        let signer = lab.open("profile: server");
+        if away {
+            fails(run(signer.probe()), Class::Transient, &["remote signer"]);
+            fails(
+                run(signer.submit(&request)),
+                Class::Transient,
+                &["remote signer"],
+            );
+            continue;
+        }
+        run(signer.probe()).unwrap();
+        signer.preflight(&request.wanted).unwrap();
+        behind.signs(signer.as_ref(), &request);
+        // Only with remote signers does `info` know what does not exist.
+        let signer = lab.probed("profile: sever");
+        refuses(
+            signer.as_ref(),
+            CertName::Apiserver,
+            &["has no profile \"sever\""],
+        );
+        fails(run(signer.submit(&request)), Class::Config, &["5400"]);
+    }
 }
 
 #[test]
@@ -1153,7 +1192,7 @@ fn a_request_that_is_none_is_refused_for_good() {
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
         Class::Permanent,
-        &["CSR Parsing failed", "9003"],
+        &["9003", "with the owner of CFSSL"],
     );
 }
 
@@ -1227,7 +1266,7 @@ fn asking_creates_nothing_and_a_lost_answer_about_it_is_no_lost_certificate() {
     for path in ["/info", "/authsign?probe"] {
         gateway.behave();
         gateway.rule(Rule::on("POST", path).then(Action::DropAfterForward));
-        fails(run(signer.probe()), Class::Transient, &["both"]);
+        fails(run(signer.probe()), Class::Transient, &["label \"etcd\""]);
     }
     gateway.behave();
     gateway.rule(Rule::on("POST", "/authsign$").then(Action::DropAfterForward));

@@ -911,6 +911,75 @@ fn cert_managers_names_bring_its_annotation_and_usages() {
     assert!(!annotations.contains("cert-manager"), "{annotations}");
 }
 
+/// The real controllers of cert-manager, and only an approver beside them.
+#[test]
+fn cert_manager_itself_signs() {
+    let mut rig = KubernetesRig::new();
+    let (corner, namespace) = (rig.corner, format!("real-{}", rig.corner));
+    rig.cluster.new_namespace(&namespace);
+    let _controllers = rig
+        .cluster
+        .start_cert_manager(&namespace, &format!("r{corner}"));
+    rig = rig.served(&format!(
+        "issuers.cert-manager.io/{namespace}.k8s-{{authority}}.r{corner}"
+    ));
+    let token = rig.cluster.new_bootstrap_token(
+        "nodepk",
+        "0123456789abcdef",
+        "system:bootstrappers:nodepki",
+    );
+    fs::write(rig.token_file(), &token).unwrap();
+
+    // Without the right to name the Issuer.
+    let refused = request(CertName::EtcdPeer);
+    let signer = rig.signer();
+    let (ticket, _) = pending(run(signer.submit(&refused)));
+    rig.approve_only();
+    let error = settled_answer(signer.as_ref(), &refused, &ticket).unwrap_err();
+    assert_eq!(error.class, Class::Permanent, "{error}");
+    for part in [
+        "DeniedReference",
+        "Requester may not reference Namespaced Issuer",
+    ] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+
+    // With it, as printed.
+    let admin = rig.cluster.admin();
+    for object in &printed(&rig)[3..] {
+        let kind = object["kind"].as_str().unwrap().to_ascii_lowercase();
+        let rbac = "/apis/rbac.authorization.k8s.io/v1";
+        admin.create(&format!("{rbac}/namespaces/{namespace}/{kind}s"), object);
+    }
+    let allowed = json!({"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
+        "spec": {"resourceAttributes": {"namespace": namespace, "verb": "reference", "group": "cert-manager.io",
+                                        "resource": "signers", "name": format!("k8s-etcd-ca.r{corner}")}}});
+    let person = rig.cluster.bearer(&token);
+    let begin = Instant::now();
+    while person.create(
+        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+        &allowed,
+    )["status"]["allowed"]
+        != true
+    {
+        assert!(begin.elapsed() < Duration::from_secs(30));
+    }
+    let short = request_of(short_lived(CertName::EtcdServer, Duration::from_secs(7200)));
+    let (ticket, _) = pending(run(signer.submit(&short)));
+    rig.approve_only();
+    let bytes = issued(settled_answer(signer.as_ref(), &short, &ticket));
+    assert_eq!(verdict(&short, &bytes, &rig.authorities()), "");
+    let left = remaining(&bytes);
+    assert!((7000..=7200).contains(&left), "{left}");
+
+    let node = node(&rig);
+    let ran = Ran::of(&mut node.ask_command("0s"));
+    assert_eq!(ran.code, Some(75), "{}", ran.said());
+    rig.approve_only();
+    Ran::of(&mut node.ask_command("20s")).done();
+    node.assert_sound(&CertName::ALL);
+}
+
 // ---- Kubernetes' own signers ----
 
 #[test]
@@ -1367,165 +1436,136 @@ pub(crate) fn gateway() -> Gateway {
     )))
 }
 
-fn status(code: u16, reason: &str, message: &str, details: Value) -> Vec<u8> {
-    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-           "reason": reason, "message": message, "details": details, "code": code})
-    .to_string()
-    .into_bytes()
+/// An answer in `tests/golden/signers/kubernetes`, whose name has its status.
+fn recorded(file: &str, headers: Vec<(&'static str, String)>) -> Action {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/signers/kubernetes");
+    let code = file.split(['-', '.']).nth(1).unwrap().parse().unwrap();
+    Action::Status(code, headers, fs::read(dir.join(file)).unwrap())
 }
 
+/// What the real server does not say on demand, or only to other requests.
 #[test]
 fn refusals_are_what_they_mean_and_not_what_their_number_says() {
     let gateway = gateway();
     let rig = KubernetesRig::new().behind(&gateway);
     let signer = rig.signer();
     let request = request(CertName::EtcdServer);
-    let is_forbidden = "certificatesigningrequests.certificates.k8s.io \"x\" is forbidden: ";
     let later = Some(Duration::from_secs(7));
-    for (code, reason, message, details, class, after) in [
+    let answers = [
         (
-            400,
-            "BadRequest",
-            "cannot be handled",
-            json!({}),
+            "create-400-base64.json",
             Class::Permanent,
             None,
+            "illegal base64",
         ),
         (
-            401,
-            "Unauthorized",
-            "Unauthorized",
-            json!({}),
+            "create-401.json",
             Class::Auth,
             None,
+            "token or a client certificate",
         ),
         (
-            403,
-            "Forbidden",
-            "x is forbidden: User \"u\" cannot create resource \"x\"",
-            json!({}),
+            "create-403-rbac.json",
             Class::Auth,
             None,
+            "system:node-bootstrapper",
         ),
         (
-            403,
-            "Forbidden",
-            "admission webhook \"w.example.com\" denied the request: no",
-            json!({}),
+            "create-403-webhook.json",
             Class::Permanent,
             None,
+            "no names outside example.com",
         ),
         (
-            403,
-            "Forbidden",
-            &format!("{is_forbidden}not yet ready to handle request"),
-            json!({}),
+            "create-403-policy.json",
+            Class::Permanent,
+            None,
+            "another signer",
+        ),
+        (
+            "create-403-not-ready.json",
             Class::Transient,
             None,
+            "not yet ready",
         ),
         (
-            403,
-            "Forbidden",
-            &format!("{is_forbidden}exceeded quota: q"),
-            json!({}),
+            "create-403-quota.json",
             Class::Transient,
             None,
+            "exceeded quota",
         ),
+        ("create-403-proxy.html", Class::Auth, None, "by the proxy"),
         (
-            403,
-            "",
-            "<html>proxy</html>",
-            Value::Null,
-            Class::Auth,
-            None,
-        ),
-        (
-            404,
-            "NotFound",
-            "the server could not find the requested resource",
-            json!({}),
+            "create-404-no-resource.json",
             Class::Config,
             None,
+            "is an API server's",
         ),
         (
-            409,
-            "Conflict",
-            "object has been modified",
-            json!({}),
+            "create-409-conflict.json",
             Class::Transient,
             None,
+            "has been modified",
         ),
+        ("create-413.json", Class::Permanent, None, "too large"),
         (
-            413,
-            "RequestEntityTooLarge",
-            "too large",
-            json!({}),
+            "create-422.json",
             Class::Permanent,
             None,
+            "Unsupported value",
         ),
         (
-            422,
-            "Invalid",
-            "spec.usages: Required value",
-            json!({}),
-            Class::Permanent,
+            "create-429-flow.txt",
+            Class::Transient,
             None,
+            "try again later",
         ),
         (
-            429,
-            "TooManyRequests",
+            "create-429-details.json",
+            Class::Transient,
+            later,
             "too many requests",
-            json!({"retryAfterSeconds": 7}),
-            Class::Transient,
-            later,
         ),
         (
-            500,
-            "InternalError",
+            "create-500-webhook.json",
+            Class::Transient,
+            None,
             "failed calling webhook",
-            json!({}),
-            Class::Transient,
-            None,
         ),
+        ("create-503.json", Class::Transient, None, "shutting down"),
         (
-            503,
-            "ServiceUnavailable",
-            "apiserver is shutting down",
-            json!({}),
-            Class::Transient,
-            None,
-        ),
-        (
-            504,
-            "Timeout",
-            "request did not complete",
-            json!({"retryAfterSeconds": 7}),
+            "create-504-timeout.json",
             Class::Transient,
             later,
+            "did not complete",
         ),
-    ] {
+    ];
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/signers/kubernetes");
+    let files = fs::read_dir(dir)
+        .unwrap()
+        .map(|file| file.unwrap().file_name());
+    let recordings = files.filter(|name| name.to_str().unwrap().starts_with("create-"));
+    assert_eq!(recordings.count(), answers.len());
+    for (file, class, after, part) in answers {
         gateway.behave();
-        let body = match reason {
-            "" => message.as_bytes().to_vec(),
-            reason => status(code, reason, message, details),
-        };
-        gateway.rule(Rule::on("POST", CSRS).then(Action::Status(code, Vec::new(), body)));
+        gateway.rule(Rule::on("POST", CSRS).then(recorded(file, Vec::new())));
         let error = run(signer.submit(&request)).unwrap_err();
-        assert_eq!(error.class, class, "{error}");
-        assert_eq!(error.retry_after, after, "{error}");
+        assert_eq!(error.class, class, "{file}: {error}");
+        assert_eq!(error.retry_after, after, "{file}: {error}");
+        let code = &file["create-".len()..][..3];
         for part in [
             "kubernetes:https://127.0.0.1",
             "etcd-server",
             "etcd-ca",
-            &code.to_string(),
+            code,
+            part,
         ] {
-            assert!(error.to_string().contains(part), "{error}");
+            assert!(error.to_string().contains(part), "{file}: {part}: {error}");
         }
     }
     gateway.behave();
     let retry = vec![("Retry-After", "30".to_owned())];
-    let body = status(429, "TooManyRequests", "x", json!({"retryAfterSeconds": 7}));
-    gateway.rule(Rule::on("*", CSRS).then(Action::Status(429, retry, body)));
+    gateway.rule(Rule::on("*", CSRS).then(recorded("create-429-details.json", retry)));
     let error = run(signer.recover(&request, None)).unwrap_err();
     assert_eq!(error.retry_after, Some(Duration::from_secs(30)), "{error}");
     assert!(rig.objects().is_empty());

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Cfssl, Place};
+use super::{Cfssl, Described, Place};
 use crate::http::Response;
 use crate::signer::{Class, SignerError, printable};
 
@@ -48,7 +48,7 @@ pub(super) struct Refused {
 pub(super) enum Meaning {
     /// `multirootca` has no such section.
     UnknownLabel,
-    /// `multirootca` has no such profile.
+    /// There is no such profile, say `multirootca` and a `serve` with remote signers.
     UnknownProfile,
     /// The profile has an `auth_key`, and the request was not signed.
     WantsKey,
@@ -128,7 +128,8 @@ impl Refused {
             // Thousands are the part of CFSSL, hundreds the reason.
             (400 | 200..=299, _) => match self.code {
                 5500 => Meaning::NotOnWhitelist,
-                5100 | 5200 | 5400 => Meaning::BadPolicy,
+                5400 => Meaning::UnknownProfile,
+                5100 | 5200 => Meaning::BadPolicy,
                 9002 => Meaning::NoRequest,
                 1000..=5999 | 9000..=9999 => Meaning::WillNotSign,
                 6000..=7999 | 10000..=11999 => Meaning::Behind,
@@ -256,6 +257,6 @@ impl Cfssl {
     }
 
     fn knows(&self, place: &Place) -> bool {
-        matches!(self.learned.borrow().get(place), Some(Some(_)))
+        matches!(self.learned.borrow().get(place), Some(Described::As(_)))
     }
 }

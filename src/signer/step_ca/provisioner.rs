@@ -13,7 +13,7 @@ use super::super::{SignerError, printable};
 use super::token::{Auth, Credential};
 use crate::http::{Call, encode};
 use crate::kubeadm::parse_duration;
-use crate::x509::{Chain, TrustBundle, verifies};
+use crate::x509::{TrustBundle, verifies};
 
 /// A server has a few; whoever has more than this many pages of a hundred is no step-ca.
 const MAX_PAGES: usize = 50;
@@ -128,29 +128,21 @@ pub(super) async fn look(
                 ));
             }
         }
-        Some(Credential::X5c {
-            leaf,
-            intermediates,
-            ..
-        }) => {
+        Some(Credential::X5c { chain, .. }) => {
             let roots = listed
                 .roots
                 .and_then(|text| STANDARD.decode(text).ok())
                 .and_then(|pem| TrustBundle::from_pem(&pem).ok());
-            let pem: String = std::iter::once(leaf)
-                .chain(intermediates)
-                .map(crate::x509::Certificate::to_pem)
-                .collect();
             // Roots that cannot be read here are the server's business.
-            if let (Some(roots), Ok(chain)) = (roots, Chain::from_pem(pem.as_bytes()))
-                && !verifies(&chain, &roots, now)
+            if let Some(roots) = roots
+                && !verifies(chain, &roots, now)
             {
                 return Err(SignerError::config(
                     format!(
                         "{label}: the certificate in auth.x5c ({}, issued by {}) does not lead to the roots of the \
                          provisioner {name} ({roots})",
-                        leaf.subject(),
-                        leaf.issuer()
+                        chain.leaf().subject(),
+                        chain.leaf().issuer()
                     ),
                     "use a certificate that they issued, with its intermediates in the same file",
                 ));

@@ -19,7 +19,7 @@ use super::super::per_certificate::PerCertificate;
 use super::super::server::Server;
 use super::super::{Class, Identity, Request, SignerError, Wanted, printable};
 use crate::schema::SecretFile;
-use crate::x509::{Certificate, Chain, ExtendedUsage, PrivateKey, hex, rfc3339};
+use crate::x509::{Chain, ExtendedUsage, PrivateKey, hex, rfc3339};
 
 /// step-ca lets clocks differ by this much.
 pub(super) const LEEWAY: Duration = Duration::minutes(1);
@@ -64,8 +64,7 @@ impl Auth {
 /// What tokens are signed with, read anew for each one.
 pub(super) enum Credential {
     X5c {
-        leaf: Certificate,
-        intermediates: Vec<Certificate>,
+        chain: Box<Chain>,
         key: PrivateKey,
     },
     Jwk {
@@ -104,7 +103,7 @@ impl Credential {
     /// The end of what it can vouch for: no certificate that is had with an X5C token outlives its certificate.
     pub(super) fn not_after(&self) -> Option<OffsetDateTime> {
         match self {
-            Credential::X5c { leaf, .. } => Some(leaf.not_after()),
+            Credential::X5c { chain, .. } => Some(chain.leaf().not_after()),
             Credential::Jwk { .. } => None,
         }
     }
@@ -163,13 +162,7 @@ fn x5c(
         ));
     }
     Ok(Credential::X5c {
-        leaf: leaf.clone(),
-        intermediates: chain
-            .intermediates()
-            .iter()
-            .filter(|one| !one.is_self_issued())
-            .cloned()
-            .collect(),
+        chain: Box::new(chain),
         key: private,
     })
 }
@@ -199,13 +192,10 @@ pub(super) fn mint(
     let mut random = [0; 32];
     getrandom::fill(&mut random).map_err(|_| failed("the random generator failed"))?;
     let (header, key, audience) = match credential {
-        Credential::X5c {
-            leaf,
-            intermediates,
-            key,
-        } => {
-            let chain: Vec<String> = std::iter::once(leaf)
-                .chain(intermediates)
+        Credential::X5c { chain, key } => {
+            let intermediates = chain.intermediates().iter();
+            let chain: Vec<String> = std::iter::once(chain.leaf())
+                .chain(intermediates.filter(|one| !one.is_self_issued()))
                 .map(|one| STANDARD.encode(one.der()))
                 .collect();
             let header = json!({"alg": key.jws_algorithm(), "typ": "JWT", "x5c": chain});

@@ -170,6 +170,39 @@ impl Kubernetes {
         Server::start(command, &self.dir.join(format!("{name}.log")))
     }
 
+    /// cert-manager's controllers in a namespace, with an Issuer `k8s-AUTHORITY.SUFFIX` for each of the three, Ready.
+    pub(crate) fn start_cert_manager(&self, namespace: &str, suffix: &str) -> Server {
+        let admin = self.admin();
+        let issuers = format!("/apis/cert-manager.io/v1/namespaces/{namespace}/issuers");
+        let names = Authority::ALL.map(|authority| format!("k8s-{authority}.{suffix}"));
+        for (authority, name) in Authority::ALL.into_iter().zip(&names) {
+            let base = self.authorities().join(authority.base_name());
+            let read = |extension| fs::read_to_string(base.with_extension(extension)).unwrap();
+            let secret = json!({"kind": "Secret", "apiVersion": "v1", "type": "kubernetes.io/tls",
+                "metadata": {"name": name}, "stringData": {"tls.crt": read("crt"), "tls.key": read("key")}});
+            admin.create(&format!("/api/v1/namespaces/{namespace}/secrets"), &secret);
+            let issuer = json!({"kind": "Issuer", "apiVersion": "cert-manager.io/v1",
+                "metadata": {"name": name}, "spec": {"ca": {"secretName": name}}});
+            admin.create(&issuers, &issuer);
+        }
+        let kubeconfig = self.dir.join(format!("{namespace}.conf"));
+        fs::write(
+            &kubeconfig,
+            self.kubeconfig_of("cert-manager", &["system:masters"]),
+        )
+        .unwrap();
+        let mut command = Command::new(bin("cert-manager-controllers"));
+        command.arg(kubeconfig).arg(namespace);
+        let mut started = Server::start(command, &self.dir.join(format!("{namespace}.log")));
+        started.wait_until(Duration::from_secs(60), || {
+            names.iter().all(|name| {
+                let (_, issuer) = admin.get(&format!("{issuers}/{name}"));
+                issuer["status"]["conditions"][0]["status"] == "True"
+            })
+        });
+        started
+    }
+
     /// Roles, bindings, the bootstrap token, cert-manager's kind of object.
     fn furnish(&self) {
         let admin = self.admin();
@@ -231,13 +264,16 @@ impl Kubernetes {
                 "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}});
             admin.create(&format!("{rbac}/clusterrolebindings"), &binding);
         }
-        self.new_bootstrap_token("abcdef", "0123456789abcdef");
-        let crd = fs::read(bin("certificaterequests.yaml")).unwrap();
-        let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-        let made = admin.send(Call::post(crds).body("application/yaml", crd));
-        assert_eq!(made.0, 201, "{}", made.1);
+        self.new_bootstrap_token("abcdef", "0123456789abcdef", "");
+        for file in ["certificaterequests.yaml", "issuers.yaml"] {
+            let crd = fs::read(bin(file)).unwrap();
+            let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+            let made = admin.send(Call::post(crds).body("application/yaml", crd));
+            assert_eq!(made.0, 201, "{}", made.1);
+        }
         let begin = Instant::now();
         while !admin.reaches(CERTIFICATE_REQUESTS)
+            || !admin.reaches("/apis/cert-manager.io/v1/issuers")
             || self.person("approver", &[]).get(CSRS).0 != 200
             || self.person("issuer", &[]).get(CERTIFICATE_REQUESTS).0 != 200
         {
@@ -274,11 +310,11 @@ impl Kubernetes {
         }
     }
 
-    /// Makes a bootstrap token and gives it.
-    pub(crate) fn new_bootstrap_token(&self, id: &str, secret: &str) -> String {
+    /// Makes a bootstrap token, of a further group, and gives it.
+    pub(crate) fn new_bootstrap_token(&self, id: &str, secret: &str, group: &str) -> String {
         let object = json!({"kind": "Secret", "apiVersion": "v1", "type": "bootstrap.kubernetes.io/token",
             "metadata": {"name": format!("bootstrap-token-{id}"), "namespace": "kube-system"},
-            "stringData": {"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true"}});
+            "stringData": {"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true", "auth-extra-groups": group}});
         let path = "/api/v1/namespaces/kube-system/secrets";
         self.admin().create(path, &object);
         format!("{id}.{secret}")
