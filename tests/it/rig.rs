@@ -12,7 +12,6 @@ use nodepki::signer::{Kind, Request, Signer, Ticket};
 use crate::gateway::Upstream;
 use crate::signing::{opened_with_memory, request_for, wanted};
 use crate::{
-    signer_cert_manager, signer_cfssl, signer_contract, signer_directory, signer_exec,
     signer_cert_manager, signer_cfssl, signer_contract, signer_directory, signer_est, signer_exec,
     signer_kubernetes, signer_puppet, signer_step, signer_vault,
 };
