@@ -63,10 +63,6 @@ impl Auth {
 }
 
 /// What tokens are signed with, read anew for each one.
-#[allow(
-    clippy::large_enum_variant,
-    reason = "one lives as long as one token is made"
-)]
 pub(super) enum Credential {
     X5c {
         chain: Box<Chain>,
