@@ -291,30 +291,31 @@ pub fn pins(field: Option<Field<'_>>) -> Vec<[u8; 32]> {
     items.iter().filter_map(pin).collect()
 }
 
-/// 64 hex digits, with or without `sha256:` before and colons between, as openssl and kubeadm print them.
+/// A pin of a certificate or its key.
 pub fn pin(field: &Field<'_>) -> Option<[u8; 32]> {
-    let text = field.written()?;
-    let digits = text
-        .strip_prefix("sha256:")
-        .unwrap_or(&text)
-        .replace(':', "");
-    let mut pin = [0_u8; 32];
-    let mut filled = digits.len() == 64 && digits.is_ascii();
-    for (index, byte) in pin.iter_mut().enumerate() {
-        let pair = digits
-            .get(2 * index..2 * index + 2)
-            .filter(|pair| pair.bytes().all(|b| b.is_ascii_hexdigit()));
-        match pair.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
-            Some(value) => *byte = value,
-            None => filled = false,
-        }
-    }
-    if !filled {
+    let pin = sha256(&field.written()?);
+    if pin.is_none() {
         field.error(
             "is not a SHA-256 pin of 64 hex digits",
             "print it with: openssl x509 -in ca.crt -noout -pubkey | openssl pkey -pubin -outform der | sha256sum",
         );
+    }
+    pin
+}
+
+/// 64 hex digits, with or without `sha256:` before and colons between, as openssl and kubeadm print them.
+pub fn sha256(text: &str) -> Option<[u8; 32]> {
+    let digits = text
+        .strip_prefix("sha256:")
+        .unwrap_or(text)
+        .replace(':', "");
+    if digits.len() != 64 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
-    Some(pin)
+    let mut sum = [0_u8; 32];
+    for (index, byte) in sum.iter_mut().enumerate() {
+        let pair = digits.get(2 * index..2 * index + 2)?;
+        *byte = u8::from_str_radix(pair, 16).ok()?;
+    }
+    Some(sum)
 }

@@ -20,7 +20,7 @@
 //! - A lifetime beyond what it allows is refused, not capped. With X5C it ends with the certificate that vouches, so no
 //!   more than that is asked for.
 //! - `renew` (same key) and `rekey` (new key) take the current certificate as proof, in TLS: one without client
-//!   authentication cannot be renewed so, and is asked for with a token. Both copy names and lifetime.
+//!   authentication cannot be renewed so, and is asked for with a token. Both copy names, usages and lifetime.
 //! - There is no looking up what was issued.
 
 mod provisioner;
@@ -29,6 +29,7 @@ mod setup;
 mod token;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -48,8 +49,8 @@ use super::{
 use crate::http::{Call, Endpoint};
 use crate::kubeadm::format_duration;
 use crate::names::Authority;
-use crate::schema::{Form, Key, SecretFile, duration, key, pin, required, section};
-use crate::x509::{Chain, PrivateKey, TrustBundle, hex};
+use crate::schema::{Form, Key, SecretFile, duration, key, required, section, sha256};
+use crate::x509::{Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, hex};
 use crate::yaml::{Field, Map};
 
 use provisioner::Known;
@@ -104,7 +105,7 @@ impl Configured for Config {
         let endpoint = endpoint::read(map, url);
         let name = required(map, "provisioner", "the provisioner's name");
         let name = name.and_then(|field| field.string());
-        let root_sha256 = map.get("rootSHA256").as_ref().map(pin);
+        let root_sha256 = map.get("rootSHA256").as_ref().map(fingerprint);
         if let Some(endpoint) = &endpoint {
             if root_sha256.is_none() && endpoint.tls.trusts_nothing() {
                 map.field().error(
@@ -213,6 +214,17 @@ impl Configured for Config {
             known: RefCell::default(),
         }))
     }
+}
+
+fn fingerprint(field: &Field<'_>) -> Option<[u8; 32]> {
+    let sum = sha256(&field.written()?);
+    if sum.is_none() {
+        field.error(
+            "is not a SHA-256 fingerprint of 64 hex digits",
+            "print it with: step certificate fingerprint root_ca.crt",
+        );
+    }
+    sum
 }
 
 fn read_auth(map: &Map<'_>) -> Option<Auth> {
@@ -768,12 +780,12 @@ impl Signer for StepCa {
             Chain::from_pem(&current.chain_pem).map_err(|error| unusable(error.to_string()))?;
         let key =
             PrivateKey::from_pem(&current.key_pem).map_err(|error| unusable(error.to_string()))?;
-        let proves = chain
-            .leaf()
-            .extended_usages()
-            .is_none_or(|usages| usages.iter().any(|usage| usage == "client auth"));
-        if !proves {
-            // Its TLS refuses every certificate that is not a client's.
+        let known = self
+            .known
+            .borrow()
+            .as_ref()
+            .is_some_and(|known| known.never_renews);
+        if known || !renewable(chain.leaf(), &request.wanted) {
             return self.submit(request).await;
         }
         let doing = format!(
@@ -798,6 +810,23 @@ impl Signer for StepCa {
     async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
         Ok(Answer::Gone)
     }
+}
+
+/// Its TLS takes a client's certificates only, and what it gives in exchange has the same usages.
+fn renewable(current: &Certificate, wanted: &Wanted) -> bool {
+    let wanted: BTreeSet<String> = wanted
+        .profile
+        .usages
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let found: BTreeSet<String> = current
+        .extended_usages()
+        .unwrap_or_default()
+        .iter()
+        .cloned()
+        .collect();
+    found == wanted && found.contains(&ExtendedUsage::ClientAuth.to_string())
 }
 
 /// What step-ca's own template does to a certificate that the verification will not let pass.

@@ -1117,6 +1117,38 @@ fn a_certificate_for_servers_only_is_no_credential() {
     assert!(server.posts().pop().unwrap().contains("/simplereenroll"));
 }
 
+/// OpenSSL's CA puts a subject in the order of its policy, and RFC 7030 then wants a request that no plan makes.
+#[test]
+fn a_ca_that_reorders_names_is_asked_as_for_a_first_certificate() {
+    let dir = with_authority("est root");
+    let at = dir.path().display();
+    let conf = format!(
+        "[ca]\ndefault_ca = authority\n[authority]\ndatabase = {at}/index.txt\nserial = {at}/serial\n\
+         certificate = {at}/ca.pem\nprivate_key = {at}/ca.key\ndefault_days = 365\ndefault_md = sha256\n\
+         policy = subject\nemail_in_dn = no\nunique_subject = no\ncopy_extensions = copy\n\
+         x509_extensions = leaf\n[subject]\ncommonName = supplied\norganizationName = optional\n\
+         [leaf]\nbasicConstraints = critical,CA:FALSE\n[req]\ndistinguished_name = empty\n[empty]\n"
+    );
+    fs::write(dir.path().join("ca.cnf"), conf).unwrap();
+    let server = Est::libest(dir, &["-o"], &[]);
+    let signer = open(&plainly(&server));
+    let old = current(signer.as_ref(), wanted(CertName::AdminConf));
+    assert!(text(&old.chain_pem).contains("CN = kubernetes-admin, O = kubeadm:cluster-admins"));
+    let before = server.posts().len();
+    let next = request(CertName::AdminConf);
+    let error = run(signer.renew(&next, &old)).unwrap_err();
+    let words = [
+        "admin.conf",
+        "differently",
+        "CN=kubernetes-admin, O=kubeadm:cluster-admins",
+    ];
+    says(&error, Class::Permanent, &words);
+    assert_eq!(server.posts().len(), before);
+    // Where O is not in the way there is nothing to reorder.
+    let old = current(signer.as_ref(), wanted(CertName::EtcdServer));
+    issued(run(signer.renew(&request(CertName::EtcdServer), &old)));
+}
+
 #[test]
 fn a_renewal_that_waits_goes_on_where_it_began() {
     let server = Est::libest(with_authority("est root"), &["-m", "3"], &[]);

@@ -395,6 +395,85 @@ fn a_token_that_says_nothing_of_usages_gets_nothing_by_the_template() {
     }
 }
 
+#[test]
+fn faults_of_the_configuration_name_field_and_fix() {
+    let pin = "00".repeat(32);
+    let good = format!("rootSHA256: '{pin}'");
+    let x5c = "{x5c: {certificate: /c, key: /k}}";
+    for (stanza, words) in [
+        (
+            stanza("https://ca", "p", "timeout: 5s", x5c),
+            "does not say which server is the right one (add rootSHA256",
+        ),
+        (
+            stanza(
+                "https://ca",
+                "p",
+                &format!("{good}, tls: {{caFile: /r}}"),
+                x5c,
+            ),
+            "has both rootSHA256 and other roots in tls (keep one of them)",
+        ),
+        (
+            stanza("https://ca", "p", "rootSHA256: abc", x5c),
+            "stepCA.rootSHA256: is not a SHA-256 fingerprint",
+        ),
+        (
+            stanza("https://ca", "p", &good, "{}"),
+            "stepCA.auth: names no way of proof",
+        ),
+        (
+            stanza(
+                "https://ca",
+                "p",
+                &good,
+                "{x5c: {certificate: /c, key: /k}, jwk: {keyFile: /j}}",
+            ),
+            "stepCA.auth: names several ways of proof (keep one of x5c, jwk, token)",
+        ),
+        (
+            stanza("https://ca", "p", &good, "{x5c: {certificate: /c}}"),
+            "stepCA.auth.x5c: has no key",
+        ),
+        (
+            stanza("https://ca", "p", &good, "{jwk: {keyFile: hunter2}}"),
+            "auth.jwk.keyFile: is neither an absolute path",
+        ),
+        (
+            stanza("https://ca", "p", &good, "{token: {file: /run/token}}"),
+            "auth.token.file: names one file for several certificates",
+        ),
+        (
+            stanza(
+                "https://ca",
+                "p",
+                &good,
+                "{token: {file: {apiserver: eyJhunter2}}}",
+            ),
+            "auth.token.file: is neither an absolute path",
+        ),
+        (
+            stanza("https://ca", "p", &format!("{good}, lifetime: 5s"), x5c),
+            "stepCA.lifetime: 5s is too short",
+        ),
+        (
+            format!("{{stepCA: {{{good}, auth: {x5c}}}}}"),
+            "stepCA: has no url",
+        ),
+        (
+            format!("{{stepCA: {{url: 'https://ca', {good}, auth: {x5c}}}}}"),
+            "stepCA: has no provisioner",
+        ),
+    ] {
+        let text = format!("{HEAD}signers: {{s: {stanza}}}\n");
+        let faults = Settings::from_fragments(&[("test.yaml", text)])
+            .unwrap_err()
+            .to_string();
+        assert!(faults.contains(words), "{words:?} is missing in: {faults}");
+        assert!(!faults.contains("hunter2"), "{faults}");
+    }
+}
+
 // ---- what is issued ----
 
 #[test]
@@ -966,6 +1045,17 @@ fn a_certificate_that_is_no_clients_is_renewed_with_a_token() {
 }
 
 #[test]
+fn usages_that_have_drifted_are_not_renewed() {
+    let rig = StepRig::new();
+    // From before there was a template: server and client both.
+    let (old, current) = current(&rig, "bare", CertName::FrontProxyClient);
+    let signer = rig.opened(&ca("jwk", &jwk()));
+    let renewed = issued(run(signer.renew(&old, &current)));
+    let usages = leaf(&renewed).extended_usages().unwrap().to_vec();
+    assert_eq!(usages, ["client auth"]);
+}
+
+#[test]
 fn a_renewal_that_is_refused_says_what_helps() {
     let rig = StepRig::new();
     let (old, current) = current(&rig, "no-renewal", CertName::KubeletConf);
@@ -980,6 +1070,10 @@ fn a_renewal_that_is_refused_says_what_helps() {
             "with a token instead",
         ],
     );
+    // Once it has seen the list of provisioners it does not try.
+    run(signer.probe()).unwrap();
+    let renewed = issued(run(signer.renew(&old, &current)));
+    assert_eq!(verdict(&old, &renewed, &rig.authorities()), "");
     // TLS ends before step-ca, and the proof with it.
     let gateway = Gateway::to(Some(StepCas::shared().of(Authority::Ca).upstream()));
     let tls = format!("tls: {{caFile: {}}}", gateway.ca_file().display());
@@ -1092,6 +1186,68 @@ fn ends_of_runs_are_what_unit_files_act_on() {
     .ended(65)
     .says("not allowed")
     .says("apiserver");
+}
+
+/// The commands of the printed script, but for their `step`, make tokens for all that etcd-ca signs.
+#[test]
+fn tokens_made_as_printed_give_all_that_an_authority_signs() {
+    let rig = StepRig::new();
+    let node = node(&rig);
+    let tokens = format!(
+        "{{token: {{file: '{}/{{certificate}}.jwt'}}}}",
+        rig.dir.path().display()
+    );
+    let etcd = StepCas::shared().of(Authority::EtcdCa);
+    let handed = stanza(&etcd.url(), "jwk", &by_fingerprint(etcd), &tokens);
+    let settings = rig
+        .settings()
+        .replace(&rig.direct(Authority::EtcdCa), &handed);
+    fs::write(node.outside("config.yaml"), settings).unwrap();
+    let printed = Ran::of(
+        std::process::Command::new(NODEPKI)
+            .args([
+                "config",
+                "signer-setup",
+                "stepCA",
+                "--name",
+                "e",
+                "--config",
+            ])
+            .arg(node.outside("config.yaml"))
+            .arg("--kubeadm-config")
+            .arg(node.outside("kubeadm.yaml")),
+    );
+    printed.done();
+    let mut made = 0;
+    for line in printed
+        .stdout
+        .lines()
+        .filter(|line| line.contains("; step ca token "))
+    {
+        let (command, name) = line.split_once(" -> ").unwrap();
+        let user: Value = serde_json::from_str(command.split('\'').nth(1).unwrap()).unwrap();
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let after = |flag: &str| {
+            let at = words.iter().enumerate().filter(|(_, word)| **word == flag);
+            at.map(|(at, _)| words[at + 1].to_owned())
+                .collect::<Vec<_>>()
+        };
+        let subject = after("token").remove(0);
+        let sans = match after("--san") {
+            sans if sans.is_empty() => vec![subject.clone()],
+            sans => sans,
+        };
+        let seconds = now().unix_timestamp() + 1;
+        let claims = json!({
+            "iss": after("--provisioner")[0], "aud": "https://127.0.0.1/1.0/sign", "sub": subject, "sans": sans,
+            "iat": seconds, "nbf": seconds - 1, "exp": seconds + 300, "jti": format!("{}-{name}", rig.twin), "user": user,
+        });
+        fs::write(rig.dir.path().join(format!("{name}.jwt")), token(&claims)).unwrap();
+        made += 1;
+    }
+    assert_eq!(made, 4, "{}", printed.stdout);
+    node.ask().done();
+    node.assert_sound(&CertName::ALL);
 }
 
 #[test]

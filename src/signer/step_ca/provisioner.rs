@@ -27,6 +27,8 @@ pub(super) struct Known {
     pub(super) has_template: bool,
     /// The provisioner's own `maxTLSCertDuration`; that of the whole authority is not told.
     pub(super) longest: Option<Duration>,
+    /// The provisioner's own `disableRenewal`.
+    pub(super) never_renews: bool,
 }
 
 #[derive(Deserialize)]
@@ -47,10 +49,12 @@ struct Listed {
     options: Option<Options>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Claims {
     #[serde(rename = "maxTLSCertDuration")]
     longest: Option<String>,
+    #[serde(default, rename = "disableRenewal")]
+    never_renews: bool,
 }
 
 #[derive(Deserialize)]
@@ -150,14 +154,14 @@ pub(super) async fn look(
         }
         None => {}
     }
+    let claims = listed.claims.unwrap_or_default();
     let template = listed.options.and_then(|options| options.x509);
     Ok(Known {
         kid,
         has_template: template
             .is_some_and(|x509| !x509.template.is_empty() || !x509.template_file.is_empty()),
-        longest: listed
-            .claims
-            .and_then(|claims| parse_duration(&claims.longest?).ok()),
+        longest: claims.longest.and_then(|text| parse_duration(&text).ok()),
+        never_renews: claims.never_renews,
     })
 }
 

@@ -105,7 +105,7 @@ fn signer(script: &mut String, part: &Part<'_, Config>) {
 }
 
 /// A word of a shell.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+,".contains(&byte);
     if !text.is_empty() && text.bytes().all(plain) {
         return text.to_owned();

@@ -18,6 +18,7 @@ use zeroize::Zeroizing;
 use super::super::per_certificate::PerCertificate;
 use super::super::server::Server;
 use super::super::{Class, Identity, Request, SignerError, Wanted, printable};
+use super::setup::quoted;
 use crate::schema::SecretFile;
 use crate::x509::{Chain, ExtendedUsage, PrivateKey, hex, rfc3339};
 
@@ -62,10 +63,6 @@ impl Auth {
 }
 
 /// What tokens are signed with, read anew for each one.
-#[allow(
-    clippy::large_enum_variant,
-    reason = "one lives as long as one token is made"
-)]
 pub(super) enum Credential {
     X5c {
         chain: Box<Chain>,
@@ -274,12 +271,13 @@ fn sans(wanted: &Wanted) -> Vec<String> {
 /// The command that makes a token for a certificate.
 pub(super) fn command(provisioner: &str, wanted: &Wanted) -> String {
     let mut command = format!(
-        "step ca token {} --provisioner {provisioner}",
-        wanted.profile.subject.common_name
+        "step ca token {} --provisioner {}",
+        quoted(&wanted.profile.subject.common_name),
+        quoted(provisioner)
     );
     for san in sans(wanted) {
         command.push_str(" --san ");
-        command.push_str(&san);
+        command.push_str(&quoted(&san));
     }
     format!(
         "echo '{}' > k8s.json; {command} --set-file k8s.json",
