@@ -16,7 +16,7 @@
 //!   pen cannot be told from it.
 //! - Whether a profile takes requests from this node is found out by a request without a CSR, which each server judges
 //!   up to the point where it would sign. Those have `?probe` in the server's log.
-//! - Nearly every refusal is a 400 with JSON under `text/plain`, a wrong key included: [`refusal`] goes by the text.
+//! - Nearly every refusal is a 400 with JSON under `text/plain`, a wrong key included: `refusal` goes by the text.
 //!   `multirootca` says `bad request` both for an unknown label and for whatever goes wrong when it signs.
 //! - Organizations and IP addresses are beyond `name_whitelist`: whoever holds the key of a client profile can have a
 //!   certificate for `system:masters`.

@@ -479,7 +479,8 @@ fn missing_files_and_signers_are_named() {
         .ended(78)
         .says("authority ca has no signer; name one under authorities.ca.signer or with --signer");
     for (signer, words) in [
-        ("vault:x", "embedded, local:DIR, directory:DIR or exec:PATH"),
+        ("vault:x", "configure it under signers"),
+        ("lokal:x", "embedded, local:DIR, directory:DIR or exec:PATH"),
         ("exec:sign", "absolute"),
         ("local:", "path"),
     ] {
