@@ -459,7 +459,8 @@ fn a_profile_for_servers_and_clients_is_printed_with_what_it_takes() {
     ran.done()
         .says("allowExtraUsages")
         .says("-mutual-tls-cn '^(cp1)$'")
-        .says_not("auth_key");
+        .says_not("\"auth_key\"")
+        .says_not("multirootca");
 }
 
 // ---- sign and authsign ----

@@ -82,9 +82,10 @@ impl Script {
             .filter_map(|part| Some(part.config.key_file.as_ref()?.to_string()))
             .collect();
         if !files.is_empty() {
+            let files: Vec<&str> = files.iter().map(String::as_str).collect();
             self.comment(&format!(
                 "Bring it to the node, as {}. Whoever holds it can have any organization certified, system:masters too:",
-                files.into_iter().collect::<Vec<_>>().join(" and ")
+                files.join(" and ")
             ));
             self.comment("CFSSL's name_whitelist is about common names and DNS names.");
             self.line(&format!(
@@ -94,15 +95,24 @@ impl Script {
         for (label, wanted) in &labels {
             self.configuration(label, wanted, &key);
         }
-        self.sections(labels.keys());
+        // It takes signed requests only.
+        let keyed = !files.is_empty();
+        if keyed {
+            self.sections(labels.keys());
+        }
         let Some(label) = labels.keys().next() else {
             return;
         };
         self.line("");
-        self.comment("The CA certificates and keys LABEL.crt and LABEL.key are yours to bring. Then either of");
-        self.comment(
-            "  multirootca -a :8888 -roots roots.ini -tls-cert server.crt -tls-key server.key",
-        );
+        self.comment("The CA certificates and keys LABEL.crt and LABEL.key are yours to bring.");
+        if keyed {
+            self.comment("One server for all CAs:");
+            self.comment(
+                "  multirootca -a :8888 -roots roots.ini -tls-cert server.crt -tls-key server.key",
+            );
+        }
+        self.comment("A server for each CA, which knows client certificates and, with -db-config, publishes a revocation list; then let");
+        self.comment("nobody but yourself reach its `revoke`:");
         let mutual = match parts
             .iter()
             .any(|part| part.config.endpoint.tls.certificate.is_some())
@@ -116,10 +126,6 @@ impl Script {
         self.comment(&format!(
             "  cfssl serve -address 0.0.0.0 -port 8888 -ca {label}.crt -ca-key {label}.key -config {label}.json -tls-cert server.crt -tls-key server.key{mutual} -disable newcert,newkey,init_ca,gencrl,certadd,scan,scaninfo,bundle,ocspsign,/"
         ));
-        self.comment("with one server for each CA in the second case. Only that one knows client certificates and, with -db-config,");
-        self.comment(
-            "publishes a revocation list; then let nobody but yourself reach its `revoke`.",
-        );
     }
 
     fn configuration(&mut self, label: &str, wanted: &[(Place, &Wanted, bool)], key: &str) {
