@@ -419,6 +419,12 @@ impl Settings {
         };
         for (name, field) in signers.named() {
             spots.insert(name.clone(), field.spot());
+            if !is_signer_name(&name) {
+                field.error(
+                    "has a name that cannot be a signer's: it becomes part of a path in the state directory",
+                    "use up to 63 letters, digits, -, _ and .",
+                );
+            }
             let Some(kinds) = field.map() else { continue };
             let mut found = Vec::new();
             for kind in signer::Kind::ALL {
@@ -565,6 +571,11 @@ fn is_fragment(document: &Node, faults: &mut Faults) -> bool {
         }
     }
     fine
+}
+
+fn is_signer_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=63).contains(&name.len()) && !name.starts_with('.') && name.chars().all(fits)
 }
 
 /// Maps merge, everything else is replaced.

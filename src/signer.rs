@@ -282,28 +282,28 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Throw-away authorities in memory.
-    Embedded(embedded),
-    /// CA keys in a directory.
-    Local(local),
-    /// A program that speaks the plug-in contract.
-    Exec(exec),
-    /// Files dropped in a directory, signed by whoever comes by.
-    Directory(directory),
-    /// Enrollment over Secure Transport.
-    Est(est),
     /// CertificateSigningRequests of a Kubernetes API server.
     Kubernetes(kubernetes),
     /// cert-manager's CertificateRequests.
     CertManager(cert_manager),
     /// HashiCorp Vault and OpenBao.
     Vault(vault),
-    /// The certificate authority of a Puppet server.
-    Puppet(puppet),
+    /// Enrollment over Secure Transport.
+    Est(est),
     /// smallstep's step-ca.
     StepCa(step_ca),
     /// Cloudflare's CFSSL.
     Cfssl(cfssl),
+    /// The certificate authority of a Puppet server.
+    Puppet(puppet),
+    /// A program that speaks the plug-in contract.
+    Exec(exec),
+    /// Files dropped in a directory, signed by whoever comes by.
+    Directory(directory),
+    /// CA keys in a directory.
+    Local(local),
+    /// Throw-away authorities in memory.
+    Embedded(embedded),
 }
 
 impl Kind {

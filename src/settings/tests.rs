@@ -233,7 +233,7 @@ fn every_fault_of_every_fragment_is_reported_at_once() {
          b.yaml:4:16: authorities.ca.signer: signer \"crop\" is not defined (did you mean corp?)\n\
          b.yaml:4:39: authorities.ca.trust.sha256[0]: is not a SHA-256 pin of 64 hex digits (print it with: openssl x509 -in ca.crt -noout -pubkey | openssl pkey -pubin -outform der | sha256sum)\n\
          b.yaml:5:3: authorities.etcd: unknown key (did you mean etcd-ca?)\n\
-         b.yaml:8:8: signers.two: has several kinds: embedded, local (keep one, or make a signer of each; a later fragment adds to the map of an earlier one)\n\
+         b.yaml:8:8: signers.two: has several kinds: local, embedded (keep one, or make a signer of each; a later fragment adds to the map of an earlier one)\n\
          b.yaml:9:9: signers.none: has no kind (add one of KINDS, as in local: {directory: DIR})\n\
          b.yaml:10:16: signers.plug.exec: has no command (add command: with the absolute path of the plug-in)\n\
          b.yaml:10:17: signers.plug.exec.comand: unknown key (did you mean command?)\n\
@@ -270,6 +270,10 @@ fn single_faults() {
         (
             "subjects: {apiserver-kubelet-client: masters}\n",
             "c.yaml:3:38: subjects.apiserver-kubelet-client: \"masters\" is not possible here (use auto, none, kubeadm:cluster-admins, system:masters)",
+        ),
+        (
+            "signers: {../x: {embedded: {}}}\n",
+            "c.yaml:3:17: signers.../x: has a name that cannot be a signer's: it becomes part of a path in the state directory (use up to 63 letters, digits, -, _ and .)",
         ),
         (
             "nodeName: yes\n",
