@@ -38,6 +38,7 @@ pub mod per_certificate;
 pub mod puppet;
 pub mod retry;
 mod server;
+mod shell;
 pub mod step_ca;
 pub mod vault;
 pub mod wire;

@@ -41,6 +41,7 @@ mod signer_exec;
 mod signer_failures;
 mod signer_kubernetes;
 mod signer_puppet;
+mod signer_setup;
 mod signer_step;
 mod signer_vault;
 mod signing;

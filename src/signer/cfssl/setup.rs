@@ -11,6 +11,7 @@ use serde_json::{Map as JsonMap, Value, json};
 
 use super::{Config, Place};
 use crate::kubeadm::format_duration;
+use crate::signer::shell::{one_line, quoted};
 use crate::signer::{Identity, Part, Wanted};
 use crate::x509::ExtendedUsage;
 
@@ -61,7 +62,7 @@ impl Script {
     }
 
     fn comment(&mut self, text: &str) {
-        self.line(&format!("# {text}"));
+        self.line(&format!("# {}", one_line(text)));
     }
 
     fn server(&mut self, url: &str, parts: &[&Part<'_, Config>], identity: &Identity) {
@@ -124,7 +125,10 @@ impl Script {
             false => String::new(),
         };
         self.comment(&format!(
-            "  cfssl serve -address 0.0.0.0 -port 8888 -ca {label}.crt -ca-key {label}.key -config {label}.json -tls-cert server.crt -tls-key server.key{mutual} -disable newcert,newkey,init_ca,gencrl,certadd,scan,scaninfo,bundle,ocspsign,/"
+            "  cfssl serve -address 0.0.0.0 -port 8888 -ca {} -ca-key {} -config {} -tls-cert server.crt -tls-key server.key{mutual} -disable newcert,newkey,init_ca,gencrl,certadd,scan,scaninfo,bundle,ocspsign,/",
+            quoted(&format!("{label}.crt")),
+            quoted(&format!("{label}.key")),
+            quoted(&format!("{label}.json")),
         ));
     }
 
@@ -175,7 +179,10 @@ impl Script {
             map.insert("auth_keys".to_owned(), keys);
         }
         let text = serde_json::to_string_pretty(&configuration).unwrap_or_default();
-        self.line(&format!("put {label}.json <<'EOF'\n{text}\nEOF"));
+        self.line(&format!(
+            "put {} <<'EOF'\n{text}\nEOF",
+            quoted(&format!("{label}.json"))
+        ));
     }
 
     fn sections<'a>(&mut self, labels: impl Iterator<Item = &'a String>) {
@@ -185,6 +192,7 @@ impl Script {
         );
         self.line("put roots.ini <<'EOF'");
         for label in labels {
+            let label = one_line(label);
             self.line(&format!(
                 "[{label}]\nprivate = file://{label}.key\ncertificate = {label}.crt\nconfig = {label}.json\n"
             ));

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::Config;
 use super::token::{Auth, command};
 use crate::kubeadm::format_duration;
+use crate::signer::shell::{one_line, quoted};
 use crate::signer::{Identity, Part};
 
 /// Read by step-ca as it is; the tests use it from the printed script.
@@ -28,7 +29,7 @@ pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
          # authentication, and names certificates that want no alternative names after their common name.\n\
          TEMPLATE=${{TEMPLATE:-nodepki.tpl}}\n\
          cat > \"$TEMPLATE\" <<'END'\n{TEMPLATE}END\n\n",
-        identity.cluster,
+        one_line(&identity.cluster),
         names.join("|"),
     );
     let default = match names.as_slice() {
@@ -82,7 +83,7 @@ fn signer(script: &mut String, part: &Part<'_, Config>) {
             "--type JWK --create",
         ),
     };
-    let _ = writeln!(script, "  # {comment}");
+    let _ = writeln!(script, "  # {}", one_line(&comment));
     let _ = writeln!(
         script,
         "  step ca provisioner add {provisioner} {proof} --x509-template \"$TEMPLATE\" --x509-max-dur {}",
@@ -97,18 +98,9 @@ fn signer(script: &mut String, part: &Part<'_, Config>) {
             let _ = writeln!(
                 script,
                 "  #   {} -> {}",
-                command(&config.provisioner, wanted),
+                one_line(&command(&config.provisioner, wanted)),
                 wanted.name
             );
         }
     }
-}
-
-/// A word of a shell.
-pub(super) fn quoted(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+,".contains(&byte);
-    if !text.is_empty() && text.bytes().all(plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', "'\\''"))
 }

@@ -17,8 +17,8 @@ use zeroize::Zeroizing;
 
 use super::super::per_certificate::PerCertificate;
 use super::super::server::Server;
+use super::super::shell::quoted;
 use super::super::{Class, Identity, Request, SignerError, Wanted, printable};
-use super::setup::quoted;
 use crate::schema::SecretFile;
 use crate::x509::{Chain, ExtendedUsage, PrivateKey, hex, rfc3339};
 
@@ -280,8 +280,8 @@ pub(super) fn command(provisioner: &str, wanted: &Wanted) -> String {
         command.push_str(&quoted(&san));
     }
     format!(
-        "echo '{}' > k8s.json; {command} --set-file k8s.json",
-        json!({"k8s": kubernetes(wanted)})
+        "echo {} > k8s.json; {command} --set-file k8s.json",
+        quoted(&json!({"k8s": kubernetes(wanted)}).to_string())
     )
 }
 
@@ -303,35 +303,12 @@ pub(super) fn obstacle(
     wanted: &Wanted,
     now: OffsetDateTime,
 ) -> Option<String> {
-    let mut parts = token.split('.');
-    let (Some(_), Some(payload), Some(_), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
-        return Some("it is no token (three parts with dots between)".to_owned());
+    let claims = match claims_of(token) {
+        Ok(claims) => claims,
+        Err(why) => return Some(why.to_owned()),
     };
-    let decoded = URL_SAFE_NO_PAD.decode(payload.trim_end_matches('='));
-    let claims: Option<Claims> = decoded
-        .ok()
-        .and_then(|json| serde_json::from_slice(&json).ok());
-    let Some(claims) = claims else {
-        return Some("its claims cannot be read".to_owned());
-    };
-    let instant = |seconds: Option<f64>| {
-        #[allow(
-            clippy::cast_possible_truncation,
-            reason = "`as` saturates, and what is out of range is no time"
-        )]
-        let seconds = seconds? as i64;
-        OffsetDateTime::from_unix_timestamp(seconds).ok()
-    };
-    if let Some(end) = instant(claims.exp).filter(|end| now > *end + LEEWAY) {
-        return Some(format!("it expired at {}", rfc3339(end)));
-    }
-    if let Some(begin) = instant(claims.nbf).filter(|begin| now < *begin - LEEWAY) {
-        return Some(format!(
-            "it is not valid before {}, by this machine's clock",
-            rfc3339(begin)
-        ));
+    if let Some(why) = out_of_time(&claims, now) {
+        return Some(why);
     }
     if let Some(other) = claims.iss.as_deref().filter(|iss| *iss != provisioner) {
         return Some(format!(
@@ -348,6 +325,41 @@ pub(super) fn obstacle(
         ));
     }
     names_differ(&claims.sans, &subject, wanted)
+}
+
+fn claims_of(token: &str) -> Result<Claims, &'static str> {
+    let mut parts = token.split('.');
+    let (Some(_), Some(payload), Some(_), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Err("it is no token (three parts with dots between)");
+    };
+    let decoded = URL_SAFE_NO_PAD.decode(payload.trim_end_matches('='));
+    let claims = decoded
+        .ok()
+        .and_then(|json| serde_json::from_slice(&json).ok());
+    claims.ok_or("its claims cannot be read")
+}
+
+fn out_of_time(claims: &Claims, now: OffsetDateTime) -> Option<String> {
+    let instant = |seconds: Option<f64>| {
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "`as` saturates, and what is out of range is no time"
+        )]
+        let seconds = seconds? as i64;
+        OffsetDateTime::from_unix_timestamp(seconds).ok()
+    };
+    if let Some(end) = instant(claims.exp).filter(|end| now - *end > LEEWAY) {
+        return Some(format!("it expired at {}", rfc3339(end)));
+    }
+    if let Some(begin) = instant(claims.nbf).filter(|begin| *begin - now > LEEWAY) {
+        return Some(format!(
+            "it is not valid before {}, by this machine's clock",
+            rfc3339(begin)
+        ));
+    }
+    None
 }
 
 /// step-ca compares the names of each type, and only where the request has some of that type.
@@ -375,4 +387,29 @@ fn names_differ(given: &[String], subject: &str, wanted: &Wanted) -> Option<Stri
             sans(wanted).join(", ")
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_may_say_any_time() {
+        let now = OffsetDateTime::UNIX_EPOCH;
+        for (claims, begins_or_ends) in [
+            (r#"{"exp":253402300799}"#, None),
+            (r#"{"nbf":-62135596800}"#, None),
+            (r#"{"exp":1e300,"nbf":-1e300}"#, None),
+            (r#"{"exp":-377705116800}"#, Some("expired")),
+            (r#"{"nbf":253402300799}"#, Some("not valid before")),
+        ] {
+            let token = format!("e30.{}.x", URL_SAFE_NO_PAD.encode(claims));
+            let claims = claims_of(&token).unwrap();
+            let why = out_of_time(&claims, now);
+            match begins_or_ends {
+                Some(words) => assert!(why.unwrap().contains(words), "{token}"),
+                None => assert_eq!(why, None),
+            }
+        }
+    }
 }

@@ -128,7 +128,9 @@ impl Session {
         }
         let now = (self.clock)().unix_timestamp();
         if let Some(token) = held.as_ref()
-            && token.until.is_none_or(|until| now < until - MARGIN)
+            && token
+                .until
+                .is_none_or(|until| now.saturating_add(MARGIN) < until)
         {
             return Ok(token.token.0.clone());
         }
@@ -317,8 +319,11 @@ impl Session {
                 "check that `auth` names a login method's mount, and that no multi-factor rule stands before it",
             ));
         };
-        let until = (granted.lease_duration > 0)
-            .then(|| (self.clock)().unix_timestamp() + granted.lease_duration);
+        let until = (granted.lease_duration > 0).then(|| {
+            (self.clock)()
+                .unix_timestamp()
+                .saturating_add(granted.lease_duration)
+        });
         Ok(Token {
             origin: self.origin.clone(),
             token: granted.client_token,

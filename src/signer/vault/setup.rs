@@ -13,6 +13,7 @@ use super::role::Role;
 use super::{Auth, Config, RoleId};
 use crate::kubeadm::format_duration;
 use crate::names::{Authority, CertName};
+use crate::signer::shell::{one_line, quoted};
 use crate::signer::{Identity, Part, Wanted};
 
 /// Ten years: what a CA in the mount may live. The server's own limit of 32 days would cut it short.
@@ -47,12 +48,16 @@ pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
             servers.push(server);
         }
     }
+    let several = servers.len() > 1;
+    if several {
+        script.comment("The servers differ: the token must be good for each. Otherwise print one at a time with --name.");
+    }
     for server in servers {
         let of_server: Vec<&Part<'_, Config>> = parts
             .iter()
             .filter(|part| self::server(part.config) == server)
             .collect();
-        script.server(server.0, server.1);
+        script.server(server.0, server.1, several);
         script.signers(&of_server, identity);
     }
     script.0
@@ -72,7 +77,7 @@ impl Script {
     }
 
     fn comment(&mut self, text: &str) {
-        self.line(&format!("# {text}"));
+        self.line(&format!("# {}", one_line(text)));
     }
 
     fn heading(&mut self, text: &str) {
@@ -80,17 +85,23 @@ impl Script {
         self.comment(&format!("---- {text}"));
     }
 
-    fn server(&mut self, address: &str, namespace: Option<&str>) {
+    /// With `several`, nothing of the one before, nor of the caller, may be left.
+    fn server(&mut self, address: &str, namespace: Option<&str>, several: bool) {
         self.heading(&format!("server {address}"));
-        self.line(&format!(
-            "export VAULT_ADDR=\"${{VAULT_ADDR:-{}}}\"",
-            address.trim_end_matches('/')
-        ));
-        if let Some(namespace) = namespace {
-            let namespace = quoted(namespace);
+        let address = quoted(address.trim_end_matches('/'));
+        if several {
+            self.line(&format!("export VAULT_ADDR={address} BAO_ADDR={address}"));
+        } else {
             self.line(&format!(
-                "export VAULT_NAMESPACE={namespace} BAO_NAMESPACE={namespace}"
+                "[ -n \"${{VAULT_ADDR:-}}\" ] || export VAULT_ADDR={address}"
             ));
+        }
+        match namespace.map(quoted) {
+            Some(namespace) => self.line(&format!(
+                "export VAULT_NAMESPACE={namespace} BAO_NAMESPACE={namespace}"
+            )),
+            None if several => self.line("unset VAULT_NAMESPACE BAO_NAMESPACE"),
+            None => {}
         }
     }
 
@@ -172,7 +183,7 @@ impl Script {
         self.heading(&format!("authority {authority}: PKI engine {mount}"));
         let path = quoted(mount);
         self.line(&format!(
-            "\"$VAULT\" secrets list -format=json | grep -q {} ||\n  \"$VAULT\" secrets enable -path={path} -max-lease-ttl={} pki",
+            "\"$VAULT\" secrets list -format=json | grep -qF {} ||\n  \"$VAULT\" secrets enable -path={path} -max-lease-ttl={} pki",
             quoted(&format!("\"{mount}/\"")),
             format_duration(CA_LIFETIME)
         ));
@@ -331,7 +342,7 @@ impl Script {
 
     fn method(&mut self, kind: &str, mount: &str) {
         self.line(&format!(
-            "\"$VAULT\" auth list -format=json | grep -q {} ||\n  \"$VAULT\" auth enable -path={} {kind}",
+            "\"$VAULT\" auth list -format=json | grep -qF {} ||\n  \"$VAULT\" auth enable -path={} {kind}",
             quoted(&format!("\"{mount}/\"")),
             quoted(mount)
         ));
@@ -394,7 +405,9 @@ fn names(part: &Part<'_, Config>, identity: &Identity) -> BTreeMap<CertName, Str
             .into_iter()
             .chain(&wanted.profile.sans.dns)
             .any(|one| one.rsplit(':').next() == Some(identity.node.as_str()));
-        if own && !name.contains(&identity.node) {
+        // As words, or node `api` would have no `apiserver` of its own.
+        let says = format!("-{name}-").contains(&format!("-{}-", identity.node));
+        if own && !says {
             name.push('-');
             name.push_str(&identity.node);
         }
@@ -406,16 +419,10 @@ fn names(part: &Part<'_, Config>, identity: &Identity) -> BTreeMap<CertName, Str
         .collect()
 }
 
-/// For a shell.
-fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._/-".contains(c);
-    match !text.is_empty() && text.chars().all(plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
-}
-
 /// For a policy.
 fn hcl(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', r"\\").replace('"', "\\\""))
+    format!(
+        "\"{}\"",
+        one_line(text).replace('\\', r"\\").replace('"', "\\\"")
+    )
 }
