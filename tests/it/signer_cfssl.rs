@@ -74,7 +74,7 @@ fn tls(site: &Site) -> String {
 fn rig_signer(dir: &Path, url: &str, tls: &str) -> String {
     format!(
         "{{cfssl: {{url: \"{url}\", profile: {PROFILES}, auth: {{keyFile: {}}}, tls: {tls}}}}}",
-        dir.join("server/nodepki-cp1.key").display()
+        dir.join("server/nodepki-kubernetes-cp1.key").display()
     )
 }
 
@@ -392,7 +392,7 @@ fn what_is_printed_is_all_that_a_serve_needs_too() {
     ] {
         assert!(printed.contains(part), "{part}: {printed}");
     }
-    let key = fs::read_to_string(dir.path().join("server/nodepki-cp1.key")).unwrap();
+    let key = fs::read_to_string(dir.path().join("server/nodepki-kubernetes-cp1.key")).unwrap();
     assert!(!printed.contains(key.trim()) && key.trim().len() == 64);
     let disabled = printed
         .split("-disable ")
@@ -426,12 +426,15 @@ fn what_is_printed_is_all_that_a_serve_needs_too() {
     assert!(reason.contains("name_whitelist"), "{reason}");
     // Again it changes nothing: the key on the node stays good.
     set_up(dir.path(), &settings);
-    let again = fs::read_to_string(dir.path().join("server/nodepki-cp1.key")).unwrap();
+    let again = fs::read_to_string(dir.path().join("server/nodepki-kubernetes-cp1.key")).unwrap();
     assert_eq!(key, again);
     // Nor does it take another node's profiles away.
     let file = dir.path().join("server/ca.json");
     let before = fs::read_to_string(&file).unwrap();
-    assert!(before.contains("\"auth_key\": \"nodepki-cp1\""), "{before}");
+    assert!(
+        before.contains("\"auth_key\": \"nodepki-kubernetes-cp1\""),
+        "{before}"
+    );
     fs::write(&file, before.replace("cp1", "cp2")).unwrap();
     set_up(dir.path(), &settings);
     assert_eq!(
@@ -1407,7 +1410,7 @@ fn a_wrong_key_ends_a_run_as_not_permitted() {
     let node = node(&rig);
     let key = node.outside("key");
     fs::write(&key, "00").unwrap();
-    let there = rig.dir.path().join("server/nodepki-cp1.key");
+    let there = rig.dir.path().join("server/nodepki-kubernetes-cp1.key");
     let settings = rig
         .settings()
         .replace(there.to_str().unwrap(), key.to_str().unwrap());
@@ -1439,8 +1442,8 @@ fn names_that_the_server_does_not_allow_end_a_run_as_refused() {
         let file = dir.join("server/etcd_ca.json");
         let text = fs::read_to_string(&file).unwrap();
         fs::write(&file, text.replace("cp1", "cp2")).unwrap();
-        let key = dir.join("server/nodepki-cp1.key");
-        fs::copy(&key, key.with_file_name("nodepki-cp2.key")).unwrap();
+        let key = dir.join("server/nodepki-kubernetes-cp1.key");
+        fs::copy(&key, key.with_file_name("nodepki-kubernetes-cp2.key")).unwrap();
     });
     let node = node(&rig);
     let ran = Ran::of(&mut node.ask_command("0s"));

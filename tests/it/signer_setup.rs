@@ -82,7 +82,7 @@ fn no_name_becomes_a_command() {
     ] {
         let signers = format!("  a: {}\n  b: {}\n", vault(&auth), vault(&auth));
         let did = carried_out(dir.path(), "vault", &signers, ODD, &[]);
-        assert!(did.contains("policy write nodepki-cp1"), "{did}");
+        assert!(did.contains("policy write nodepki-x"), "{did}");
     }
 
     let pin = "00".repeat(32);
@@ -156,4 +156,31 @@ fn a_node_whose_name_is_part_of_another_word_has_roles_of_its_own() {
             .arg(&kubeadm),
     );
     ran.done().says("write pki/ca/roles/apiserver-api -");
+}
+
+#[test]
+fn clusters_on_one_server_share_neither_rights_nor_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let vault = "{vault: {address: \"https://v\", mount: \"{cluster}/{authority}\", auth: {appRole: {roleID: r, secretIDFile: /s}}}}";
+    let cfssl = "{cfssl: {url: \"https://c\", label: \"{cluster}_{authority}\", profile: p, auth: {keyFile: /k}}}";
+    for cluster in ["east", "west"] {
+        let signers = format!("  a: {vault}\n  b: {vault}\n");
+        let did = carried_out(dir.path(), "vault", &signers, cluster, &[]);
+        for words in ["policy write", "write auth/approle/role/"] {
+            let own = format!("nodepki-{cluster}-cp1 -");
+            let said = |line: &&str| line.contains(words) && line.ends_with(&own);
+            assert_eq!(did.lines().filter(said).count(), 1, "{words}\n{did}");
+        }
+        let signers = format!("  a: {cfssl}\n  b: {cfssl}\n");
+        carried_out(dir.path(), "cfssl", &signers, cluster, &[]);
+    }
+    let key = |cluster: &str| {
+        fs::read_to_string(dir.path().join(format!("nodepki-{cluster}-cp1.key"))).unwrap()
+    };
+    assert_ne!(key("east"), key("west"));
+    let configuration = fs::read_to_string(dir.path().join("west_ca.json")).unwrap();
+    assert!(
+        configuration.contains("file:nodepki-west-cp1.key"),
+        "{configuration}"
+    );
 }

@@ -54,7 +54,7 @@ impl VaultRig {
             let file = rig.dir.path().join(authority.base_name());
             fs::write(file.with_extension("crt"), pem).unwrap();
         }
-        let app = "auth/approle/role/nodepki-cp1";
+        let app = "auth/approle/role/nodepki-kubernetes-cp1";
         let role_id = space.read(&format!("{app}/role-id"));
         put(
             rig.dir.path(),
@@ -370,7 +370,7 @@ fn what_is_printed_is_enough_for_a_whole_node_and_for_nothing_else() {
     let (role_id, secret_id) = (node.outside("role-id"), node.outside("secret-id"));
     let settings = format!(
         "{HEAD}signers:\n  v:\n    vault:\n      address: {}\n      mount: \"k8s-{{authority}}\"\n      \
-         auth: {{appRole: {{role: nodepki-cp1, roleIDFile: {}, secretIDFile: {}, wrapped: true}}}}\n      \
+         auth: {{appRole: {{role: nodepki-kubernetes-cp1, roleIDFile: {}, secretIDFile: {}, wrapped: true}}}}\n      \
          tls: {{caFile: {}}}\n",
         bao.url(),
         role_id.display(),
@@ -470,7 +470,7 @@ fn nothing_else(bao: &Bao, node: &Node, role_id: &Path) {
         &[],
     );
     assert_eq!(status, 200, "{login}");
-    assert_eq!(login["auth"]["policies"], json!(["nodepki-cp1"]));
+    assert_eq!(login["auth"]["policies"], json!(["nodepki-kubernetes-cp1"]));
     let token = text(&login["auth"]["client_token"]);
     let csr = |name: CertName, change: &dyn Fn(&mut nodepki::signer::Wanted)| {
         let mut wanted = wanted(name);
@@ -513,10 +513,10 @@ fn nothing_else(bao: &Bao, node: &Node, role_id: &Path) {
         assert_eq!(status, 403, "{path}: {answer}");
     }
     for path in [
-        "auth/approle/role/nodepki-cp1",
-        "auth/approle/role/nodepki-cp1/secret-id",
+        "auth/approle/role/nodepki-kubernetes-cp1",
+        "auth/approle/role/nodepki-kubernetes-cp1/secret-id",
         "auth/token/create",
-        "sys/policies/acl/nodepki-cp1",
+        "sys/policies/acl/nodepki-kubernetes-cp1",
         "sys/mounts/other",
         "cubbyhole/x",
     ] {
@@ -687,7 +687,7 @@ fn the_setup_gives_each_wish_a_role_of_its_own_and_each_node_its_names() {
         "path \"pki/issuer/kubernetes/sign/control-plane-scheduler-conf\" {",
         "\"issuer_ref\": \"kubernetes\"",
         "export VAULT_NAMESPACE=a/b BAO_NAMESPACE=a/b",
-        "token create -orphan -no-default-policy -policy=nodepki-cp1",
+        "token create -orphan -no-default-policy -policy=nodepki-kubernetes-cp1",
     ] {
         assert!(script.contains(part), "{part}\n{script}");
     }

@@ -77,7 +77,8 @@ impl Script {
                 of_label.push((place, wanted, keyed));
             }
         }
-        let key = format!("nodepki-{}", identity.node);
+        // Clusters that share a server may share node names, and must not share a key.
+        let key = format!("nodepki-{}-{}", identity.cluster, identity.node);
         let files: BTreeSet<String> = parts
             .iter()
             .filter_map(|part| Some(part.config.key_file.as_ref()?.to_string()))
@@ -89,9 +90,8 @@ impl Script {
                 files.join(" and ")
             ));
             self.comment("CFSSL's name_whitelist is about common names and DNS names.");
-            self.line(&format!(
-                "[ -s {key}.key ] || openssl rand -hex 32 >{key}.key"
-            ));
+            let file = quoted(&format!("{key}.key"));
+            self.line(&format!("[ -s {file} ] || openssl rand -hex 32 >{file}"));
         }
         for (label, wanted) in &labels {
             self.configuration(label, wanted, &key);

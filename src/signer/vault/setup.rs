@@ -106,7 +106,8 @@ impl Script {
     }
 
     fn signers(&mut self, parts: &[&Part<'_, Config>], identity: &Identity) {
-        let policy = format!("nodepki-{}", identity.node);
+        // Clusters that share a server may share node names; each node's rights are its own.
+        let policy = format!("nodepki-{}-{}", identity.cluster, identity.node);
         let mut paths: BTreeMap<String, String> = BTreeMap::new();
         let mut mounts: BTreeSet<String> = BTreeSet::new();
         let mut maps = Vec::new();
