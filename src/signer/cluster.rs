@@ -16,6 +16,7 @@ use serde_json::{Map as JsonMap, Value, json};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
+use super::shell::one_line;
 use super::{
     Answer, Class, Identity, Memory, Request, SignerError, Site, Ticket, endpoint, printable,
     server,
@@ -135,14 +136,14 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 /// What `kubectl apply -f -` takes on the API server of `access`, with a word on what it is for.
 pub(super) fn manifest(access: &Access, objects: &[Value], then: &str) -> String {
     let mut text = format!(
-        "# For {access}: as an administrator there, `kubectl apply -f -`.\n\
+        "# For {}: as an administrator there, `kubectl apply -f -`.\n\
          # The node proves itself with a bootstrap token of the group {BOOTSTRAPPERS}:\n\
          #   kubeadm token create --usages authentication --groups {BOOTSTRAPPERS}\n\
-         # Put another subject into the bindings for a ServiceAccount, a user or a group of client certificates.\n"
+         # Put another subject into the bindings for a ServiceAccount, a user or a group of client certificates.\n\
+         # {}\n",
+        one_line(&access.to_string()),
+        one_line(then)
     );
-    for line in then.lines() {
-        text.push_str(&format!("# {line}\n"));
-    }
     for object in objects {
         text.push_str("---\n");
         // JSON is YAML.

@@ -106,6 +106,35 @@ fn no_name_becomes_a_command() {
 }
 
 #[test]
+fn no_name_becomes_an_object() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = dir.path().join("setup.yaml");
+    let signer = "{kubernetes: {kubeconfig: \"/k\\nkind: Owned\\n\", signerName: \"x.example/{authority}\"}}";
+    fs::write(
+        &settings,
+        format!("{HEAD}signers: {{a: {signer}, b: {signer}}}\n"),
+    )
+    .unwrap();
+    let kubeadm = dir.path().join("kubeadm.yaml");
+    let cluster = r#""x\rkind: Owned\nkind: Owned\n""#;
+    fs::write(&kubeadm, format!("{INIT}clusterName: {cluster}\n")).unwrap();
+    let ran = Ran::of(
+        Command::new(NODEPKI)
+            .args(["config", "signer-setup", "kubernetes", "--config"])
+            .arg(&settings)
+            .arg("--kubeadm-config")
+            .arg(&kubeadm),
+    );
+    ran.done();
+    let mut lines = ran.stdout.split(['\n', '\r']);
+    assert!(
+        !lines.any(|line| line.starts_with("kind: Owned")),
+        "{}",
+        ran.stdout
+    );
+}
+
+#[test]
 fn each_vault_is_told_its_own() {
     let dir = tempfile::tempdir().unwrap();
     let signers = "  a: {vault: {address: \"https://one:8200\", namespace: team, mount: pki-ca, auth: {tokenFile: /t}}}\n  \

@@ -1476,6 +1476,21 @@ fn a_wrapped_secret_id_is_unwrapped_once_and_kept_before_the_login() {
     assert_ne!(lab.remembers("secret-id"), before);
 }
 
+/// Neither stays in the state directory for good.
+#[test]
+fn what_another_way_to_log_in_left_behind_is_forgotten() {
+    let (lab, signer) = Lab::open_handed();
+    let app = lab.app_role(json!({}));
+    lab.wrapped_secret_id();
+    let auth = format!("{{appRole: {{{app}, wrapped: true}}}}");
+    run(lab.signer("role: any", &auth).submit(&etcd_server())).unwrap();
+    assert!(lab.remembers("token").is_some() && lab.remembers("secret-id").is_some());
+    run(signer.submit(&etcd_server())).unwrap();
+    run(signer.settled(&etcd_server())).unwrap();
+    assert_eq!(lab.remembers("token"), None);
+    assert_eq!(lab.remembers("secret-id"), None);
+}
+
 #[test]
 fn a_wrapping_token_that_somebody_else_used_is_a_security_event() {
     let (lab, _) = Lab::open_handed();

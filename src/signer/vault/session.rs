@@ -155,10 +155,15 @@ impl Session {
     /// Nothing waits for this token any more. One that was obtained by a login is revoked.
     pub(super) async fn end(&self) -> Result<(), SignerError> {
         let mut held = self.token.lock().await;
-        let Some(token) = held.take().or_else(|| self.remembered()) else {
-            return Ok(());
+        let token = held.take().or_else(|| self.remembered());
+        // Those of another configuration, too, which nobody would come back for.
+        let mut forgotten = self.memory.forget(TOKEN);
+        if !matches!(&self.auth, Auth::AppRole(app) if app.wrapped) {
+            forgotten = forgotten.and(self.memory.forget(SECRET_ID));
+        }
+        let Some(token) = token else {
+            return forgotten.map_err(|error| self.forgetful("its token", &error));
         };
-        let forgotten = self.memory.forget(TOKEN);
         let doing = "revoking its own token";
         let call = Call::post("/v1/auth/token/revoke-self");
         let response = self.api.exchange(doing, call, Some(token.token.0)).await?;
