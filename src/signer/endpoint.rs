@@ -80,6 +80,14 @@ pub(super) fn timeout(map: &Map<'_>) -> Duration {
 pub(super) fn address(field: &Field<'_>) -> Option<Url> {
     let text = field.string()?;
     match Url::parse(&text) {
+        // Addresses are shown, in messages and by `config show`.
+        Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+            field.error(
+                "has a user or a password in it",
+                "write the address without; secrets are given as files",
+            );
+            None
+        }
         Ok(url) => Some(url),
         Err(why) => {
             field.error(why.to_string(), "write it as https://HOST[:PORT][/PATH]");
