@@ -72,11 +72,17 @@ impl fmt::Debug for Name {
     }
 }
 
-/// A certificate comes from outside: no control character of it reaches a terminal or a log.
+/// Whether a character changes how a terminal shows the others: controls, and marks that turn the direction.
+pub(crate) fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+/// A certificate comes from outside: nothing hidden in it reaches a terminal or a log.
 pub(super) fn printable(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
-            if c.is_control() {
+            if is_hidden(c) {
                 c.escape_default().collect()
             } else {
                 vec![c]
@@ -335,5 +341,15 @@ pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
         4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
         16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_turn_a_line_around() {
+        assert_eq!(printable("a\u{1b}[2J\u{202e}b"), "a\\u{1b}[2J\\u{202e}b");
     }
 }
