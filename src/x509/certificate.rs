@@ -91,6 +91,11 @@ pub(super) fn printable(text: &str) -> String {
         .collect()
 }
 
+/// The blocks of PEM text. What is wrong with it quotes the text's own labels.
+pub(super) fn pem_blocks(text: &[u8]) -> Result<Vec<pem::Pem>, String> {
+    pem::parse_many(text).map_err(|error| printable(&error.to_string()))
+}
+
 /// A parsed X.509 certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Certificate {
@@ -347,6 +352,13 @@ pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn damaged_pem_is_quoted_without_its_controls() {
+        let text = b"-----BEGIN a\x1b[2J-----\nAAAA\n-----END b-----\n";
+        let why = crate::x509::TrustBundle::from_answer(text).unwrap_err();
+        assert!(!why.to_string().contains('\u{1b}'), "{why}");
+    }
 
     #[test]
     fn names_cannot_turn_a_line_around() {

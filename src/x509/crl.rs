@@ -8,7 +8,7 @@ use x509_parser::extensions::{ParsedExtension, X509Extension};
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 
-use super::certificate::{Certificate, Name};
+use super::certificate::{Certificate, Name, pem_blocks};
 use super::chain::{Chain, TrustBundle};
 use super::key::{encode_pem, hex};
 use super::verify::{rfc3339, signature_is_valid, signed_by};
@@ -83,8 +83,7 @@ impl RevocationList {
         if bytes.first() == Some(&0x30) {
             return Ok(vec![Self::from_der(bytes)?]);
         }
-        let blocks =
-            pem::parse_many(bytes).map_err(|error| CrlError::Damaged(error.to_string()))?;
+        let blocks = pem_blocks(bytes).map_err(CrlError::Damaged)?;
         let lists = blocks
             .iter()
             .filter(|block| block.tag() == "X509 CRL")
