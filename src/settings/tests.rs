@@ -619,6 +619,16 @@ fn an_address_with_a_password_is_refused_without_showing_it() {
 }
 
 #[test]
+fn what_goes_unused_without_tls_is_told() {
+    for keys in ["tls: {caFile: /c}", "proxy: 'http://p:3128'"] {
+        let text = faults(&format!(
+            "signers: {{s: {{est: {{url: 'http://127.0.0.1:8085', {keys}}}}}}}\n"
+        ));
+        assert!(text.contains("uses neither tls nor proxy"), "{text}");
+    }
+}
+
+#[test]
 fn a_namespace_has_no_dots() {
     let text = faults(
         "signers: {s: {certManager: {server: 'https://api:6443', tokenFile: /t, tls: {caFile: /c}, namespace: a.b, issuerRef: {name: x}}}}\n",

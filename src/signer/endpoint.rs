@@ -53,8 +53,16 @@ pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
     }
     let proxy = map.get("proxy").as_ref().and_then(address);
     let timeout = timeout(map);
+    let url = url?;
+    let read = address(&url)?;
+    if read.scheme() == "http" && (tls != Tls::default() || proxy.is_some()) {
+        url.error(
+            "is http://, which uses neither tls nor proxy",
+            "write https://, or remove tls and proxy",
+        );
+    }
     Some(Endpoint {
-        url: address(&url?)?,
+        url: read,
         tls,
         proxy,
         timeout,
