@@ -322,8 +322,8 @@ mod tests {
                 revoked_certs: (0..entries).map(revoked).collect(),
                 key_identifier_method: rcgen::KeyIdMethod::Sha256,
             };
-            let lists = vec![list.signed_by(&authority).unwrap().der().to_vec()];
-            let lists = RevocationList::read_all(&lists.concat()).unwrap();
+            let list = list.signed_by(&authority).unwrap();
+            let lists = RevocationList::read_all(list.der()).unwrap();
             let trust = TrustBundle::from_answer(authority.der()).unwrap();
             Revocations::verified(lists, &trust, &[]).unwrap()
         };

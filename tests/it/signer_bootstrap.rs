@@ -1,9 +1,12 @@
 //! Every kind of signer and a whole control-plane node: the real binary against the kind's rig.
 
+#[cfg(feature = "failpoints")]
 use std::process::Stdio;
 
 use nodepki::names::{Authority, CertName};
-use nodepki::signer::{Kind, Lookup, Resubmit};
+use nodepki::signer::Kind;
+#[cfg(feature = "failpoints")]
+use nodepki::signer::{Lookup, Resubmit};
 
 use crate::node::{INIT, Node, Ran};
 use crate::rig::{Rig, rig};
