@@ -346,10 +346,8 @@ impl Api {
         };
         let address = |field: &str, text: &str| {
             Url::parse(text).map_err(|error| {
-                wrong(
-                    format!("has {field} {text:?}, which is no address: {error}"),
-                    MEND,
-                )
+                // Without the text: there may be a password in it.
+                wrong(format!("has a {field} that is no address: {error}"), MEND)
             })
         };
         let server = current

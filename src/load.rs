@@ -1,7 +1,7 @@
 //! From files and flags to a [`Setup`]: settings, kubeadm configuration, host facts, signers.
 //!
-//! The one place where the edge's inputs come together. Everything it reads lies below the root; files that the
-//! command line names are looked for there first and then where the shell would, so that a person in a lab can name
+//! The one place where the edge's inputs come together. What it reads lies below the root; files that the command line
+//! or a signer's settings name are looked for there first and then on this machine, so that a person in a lab can name
 //! a file beside them.
 
 use std::collections::BTreeMap;

@@ -61,6 +61,7 @@ use crate::names::{Authority, CertName};
 use crate::schema::Key;
 use crate::x509::{
     Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, Tolerance, UsageExtensions, hex,
+    is_hidden,
 };
 use crate::yaml::{Field, Map};
 
@@ -787,9 +788,7 @@ pub(crate) fn certifies(answer: &[u8], key: &PublicKey) -> bool {
 pub fn printable(text: &str, limit: usize) -> String {
     let mut shown = String::new();
     for character in text.trim().chars() {
-        let hidden = character.is_control()
-            || matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-        if hidden && character != '\n' {
+        if is_hidden(character) && character != '\n' {
             shown.extend(character.escape_default());
         } else if character == '\n' {
             shown.push_str(" | ");

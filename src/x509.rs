@@ -21,6 +21,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use authority::{AuthorityError, CertificateAuthority};
+pub(crate) use certificate::is_hidden;
 pub use certificate::{Certificate, CertificateError, Name};
 pub use chain::{Chain, ChainError, TrustBundle, TrustError, certificates_of};
 pub use crl::{CrlError, RevocationList, Revocations};

@@ -285,7 +285,9 @@ pub(super) async fn obtain(
                 Duration::ZERO
             }
             // The exchange was refused, not the certificate.
-            Err(error) if current.is_some() && !error.class.passes() => {
+            Err(error)
+                if current.is_some() && matches!(step, Step::Submit) && !error.class.passes() =>
+            {
                 tracing::info!(certificate = %asked.spec.name, "{error}; asking as for a first certificate");
                 current = None;
                 step = Step::Submit;

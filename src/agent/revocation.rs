@@ -15,7 +15,7 @@ use super::{
 use crate::names::Authority;
 use crate::plan::{BundleSpec, crl_name};
 use crate::signer::{Carry, Signer, SignerError};
-use crate::store::{Commit, Mode, Root, Store};
+use crate::store::{Commit, Mode, READ_LIMIT, Root, Store};
 use crate::x509::{Chain, CrlError, RevocationList, Revocations, TrustBundle, rfc3339};
 
 /// Fetches the list of every authority whose signer publishes one, and writes those that are new.
@@ -78,7 +78,7 @@ pub async fn update_revocations(
         let in_place = survey.revocations(authority);
         report.rows.push(
             match read(&fetched, trust, &chains).and_then(|lists| {
-                match lists.obstacle(in_place, now) {
+                match lists.obstacle(in_place, now).or_else(|| unreadable(&lists)) {
                     Some(obstacle) => Err(obstacle),
                     None => Ok(lists),
                 }
@@ -226,6 +226,15 @@ fn read(bytes: &[u8], trust: &TrustBundle, chains: &[&Chain]) -> Result<Revocati
     Revocations::verified(RevocationList::read_all(bytes)?, trust, chains)
 }
 
+/// Lists that no later run could read would be of no use here, and in its way.
+fn unreadable(lists: &Revocations) -> Option<CrlError> {
+    let bytes = lists.to_pem().len();
+    (bytes as u64 > READ_LIMIT).then_some(CrlError::TooLarge {
+        bytes,
+        limit: READ_LIMIT,
+    })
+}
+
 fn chains(survey: &Survey, authority: Authority) -> Vec<&Chain> {
     survey
         .certs
@@ -284,5 +293,45 @@ fn row(bundle: &BundleSpec, action: &'static str, reason: String, code: Option<E
         signer: None,
         carries: None,
         code,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_is_too_large_as_pem_is_told() {
+        let mut parameters = rcgen::CertificateParams::default();
+        parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let authority = rcgen::CertifiedIssuer::self_signed(parameters, key).unwrap();
+        let at = OffsetDateTime::UNIX_EPOCH;
+        let list = |entries: u64| {
+            let revoked = |serial| rcgen::RevokedCertParams {
+                serial_number: rcgen::SerialNumber::from(u64::MAX - serial),
+                revocation_time: at,
+                reason_code: None,
+                invalidity_date: None,
+            };
+            let list = rcgen::CertificateRevocationListParams {
+                this_update: at,
+                next_update: at + time::Duration::DAY,
+                crl_number: 1.into(),
+                issuing_distribution_point: None,
+                revoked_certs: (0..entries).map(revoked).collect(),
+                key_identifier_method: rcgen::KeyIdMethod::Sha256,
+            };
+            let list = list.signed_by(&authority).unwrap();
+            let lists = RevocationList::read_all(list.der()).unwrap();
+            let trust = TrustBundle::from_answer(authority.der()).unwrap();
+            Revocations::verified(lists, &trust, &[]).unwrap()
+        };
+        assert!(unreadable(&list(3)).is_none());
+        // Less than the limit as it came, more as PEM.
+        let large = list(33_000);
+        assert!((large.first_der().len() as u64) < READ_LIMIT);
+        let why = unreadable(&large).unwrap().to_string();
+        assert!(why.contains("more than the 1048576"), "{why}");
     }
 }

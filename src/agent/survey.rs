@@ -145,7 +145,7 @@ pub fn survey(
     for spec in &plan.certs {
         survey.read_cert(root, spec, now)?;
     }
-    survey.read_revocations(root)?;
+    survey.read_revocations(root);
     if let Some(spec) = &plan.service_account {
         survey.read_service_account(root, spec)?;
     }
@@ -339,11 +339,21 @@ impl Survey {
     }
 
     /// Comes after bundles and certificates: lists are signed by the first or by the intermediates of the second.
-    fn read_revocations(&mut self, root: &Root) -> Result<(), store::Error> {
+    fn read_revocations(&mut self, root: &Root) {
         for bundle in &mut self.bundles {
             let path = &bundle.spec.crl_path;
-            let (Some(bytes), Some(trust)) = (read(root, path)?, bundle.found.present()) else {
+            let Some(trust) = bundle.found.present() else {
                 continue;
+            };
+            let bytes = match read(root, path) {
+                Ok(Some(bytes)) => bytes,
+                Ok(None) => continue,
+                // As a damaged one: a list is no reason to leave the node without certificates.
+                Err(error) => {
+                    self.notes
+                        .push(format!("{} is ignored: {error}", path.display()));
+                    continue;
+                }
             };
             let of_authority =
                 |cert: &&mut SurveyedCert| cert.spec.authority == bundle.spec.authority;
@@ -368,7 +378,6 @@ impl Survey {
                 )),
             }
         }
-        Ok(())
     }
 
     fn read_service_account(

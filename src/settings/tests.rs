@@ -603,3 +603,35 @@ fn truncated_text_never_panics() {
         let _ = Settings::from_fragments(&[("c", String::from_utf8_lossy(&bytes))]);
     }
 }
+
+#[test]
+fn an_address_with_a_password_is_refused_without_showing_it() {
+    let body = |signer: &str| format!("signers: {{s: {{{signer}}}}}\n");
+    for signer in [
+        "est: {url: 'https://me:hunter2@est.example.com', tls: {systemRoots: true}}",
+        "est: {url: 'https://est.example.com', proxy: 'http://me:hunter2@p:3128', tls: {systemRoots: true}}",
+        "kubernetes: {server: 'https://hunter2@api:6443', tokenFile: /t, tls: {caFile: /c}, signerName: a.b/c}",
+    ] {
+        let text = faults(&body(signer));
+        assert!(text.contains("has a user or a password in it"), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+#[test]
+fn what_goes_unused_without_tls_is_told() {
+    for keys in ["tls: {caFile: /c}", "proxy: 'http://p:3128'"] {
+        let text = faults(&format!(
+            "signers: {{s: {{est: {{url: 'http://127.0.0.1:8085', {keys}}}}}}}\n"
+        ));
+        assert!(text.contains("uses neither tls nor proxy"), "{text}");
+    }
+}
+
+#[test]
+fn a_namespace_has_no_dots() {
+    let text = faults(
+        "signers: {s: {certManager: {server: 'https://api:6443', tokenFile: /t, tls: {caFile: /c}, namespace: a.b, issuerRef: {name: x}}}}\n",
+    );
+    assert!(text.contains("\"a.b\" is no namespace"), "{text}");
+}

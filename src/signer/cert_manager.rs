@@ -98,7 +98,7 @@ impl Configured for Config {
         let namespace = required(map, "namespace", "with the one that this node may use");
         let namespace = namespace.and_then(|field| {
             let name = field.string()?;
-            if !is_name(&name, 63) {
+            if !is_name(&name, 63) || name.contains('.') {
                 field.error(
                     format!("{name:?} is no namespace"),
                     "use lower-case letters, digits and dashes",

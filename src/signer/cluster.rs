@@ -251,12 +251,11 @@ impl Filed {
             })
     }
 
-    /// Since when the API server has it, as it says so itself.
-    pub(super) fn since(&self) -> &str {
-        self.object
-            .pointer("/metadata/creationTimestamp")
-            .and_then(Value::as_str)
-            .unwrap_or("an unknown time")
+    /// Since when the API server has it, as it says so itself; fit for a terminal.
+    pub(super) fn since(&self) -> String {
+        let said = self.object.pointer("/metadata/creationTimestamp");
+        let said = said.and_then(Value::as_str).unwrap_or("an unknown time");
+        printable(said, SAID_LIMIT)
     }
 }
 
@@ -805,6 +804,15 @@ mod tests {
             spec,
             telling: &["signerName"],
         }
+    }
+
+    #[test]
+    fn what_an_object_says_of_itself_is_fit_for_a_terminal() {
+        let filed = Filed {
+            name: "x".to_owned(),
+            object: json!({"metadata": {"creationTimestamp": "2026\u{1b}]0;x\u{7}"}}),
+        };
+        assert!(!filed.since().chars().any(char::is_control));
     }
 
     #[test]

@@ -53,8 +53,16 @@ pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
     }
     let proxy = map.get("proxy").as_ref().and_then(address);
     let timeout = timeout(map);
+    let url = url?;
+    let read = address(&url)?;
+    if read.scheme() == "http" && (tls != Tls::default() || proxy.is_some()) {
+        url.error(
+            "is http://, which uses neither tls nor proxy",
+            "write https://, or remove tls and proxy",
+        );
+    }
     Some(Endpoint {
-        url: address(&url?)?,
+        url: read,
         tls,
         proxy,
         timeout,
@@ -80,6 +88,14 @@ pub(super) fn timeout(map: &Map<'_>) -> Duration {
 pub(super) fn address(field: &Field<'_>) -> Option<Url> {
     let text = field.string()?;
     match Url::parse(&text) {
+        // Addresses are shown, in messages and by `config show`.
+        Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+            field.error(
+                "has a user or a password in it",
+                "write the address without; secrets are given as files",
+            );
+            None
+        }
         Ok(url) => Some(url),
         Err(why) => {
             field.error(why.to_string(), "write it as https://HOST[:PORT][/PATH]");

@@ -651,13 +651,19 @@ impl Signer for Est {
         Ok((!pem.is_empty()).then(|| pem.into_bytes()))
     }
 
-    /// Sending it again is the only way to find it.
+    /// Sending it again is the only way to find it. What the server once took with 202 is sent as that, so that a denial
+    /// stays one.
     async fn recover(
         &self,
-        _request: &Request,
-        _ticket: Option<&Ticket>,
+        request: &Request,
+        ticket: Option<&Ticket>,
     ) -> Result<Option<Answer>, SignerError> {
-        Ok(None)
+        match ticket {
+            Some(ticket) if ticket.as_str() == SIMPLE_ENROLL => {
+                self.enroll(request, As::Again).await.map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {

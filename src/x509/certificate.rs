@@ -72,17 +72,28 @@ impl fmt::Debug for Name {
     }
 }
 
-/// A certificate comes from outside: no control character of it reaches a terminal or a log.
+/// Whether a character changes how a terminal shows the others: controls, and marks that turn the direction.
+pub(crate) fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+/// A certificate comes from outside: nothing hidden in it reaches a terminal or a log.
 pub(super) fn printable(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
-            if c.is_control() {
+            if is_hidden(c) {
                 c.escape_default().collect()
             } else {
                 vec![c]
             }
         })
         .collect()
+}
+
+/// The blocks of PEM text. What is wrong with it quotes the text's own labels.
+pub(super) fn pem_blocks(text: &[u8]) -> Result<Vec<pem::Pem>, String> {
+    pem::parse_many(text).map_err(|error| printable(&error.to_string()))
 }
 
 /// A parsed X.509 certificate.
@@ -335,5 +346,22 @@ pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
         4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
         16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damaged_pem_is_quoted_without_its_controls() {
+        let text = b"-----BEGIN a\x1b[2J-----\nAAAA\n-----END b-----\n";
+        let why = crate::x509::TrustBundle::from_answer(text).unwrap_err();
+        assert!(!why.to_string().contains('\u{1b}'), "{why}");
+    }
+
+    #[test]
+    fn names_cannot_turn_a_line_around() {
+        assert_eq!(printable("a\u{1b}[2J\u{202e}b"), "a\\u{1b}[2J\\u{202e}b");
     }
 }

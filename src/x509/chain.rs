@@ -6,7 +6,7 @@ use cms::cert::CertificateChoices;
 use cms::content_info::ContentInfo;
 use cms::signed_data::SignedData;
 
-use super::certificate::{Certificate, CertificateError};
+use super::certificate::{Certificate, CertificateError, pem_blocks};
 use super::key::{PublicKey, hex};
 
 /// A leaf and the intermediates that lead from it towards its authority, in order, without the root.
@@ -232,7 +232,7 @@ impl fmt::Display for TrustBundle {
 }
 
 fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
-    let blocks = pem::parse_many(text).map_err(|error| ChainError::Pem(error.to_string()))?;
+    let blocks = pem_blocks(text).map_err(ChainError::Pem)?;
     blocks
         .iter()
         .filter(|block| {
@@ -261,7 +261,7 @@ fn certificates_in(answer: &[u8]) -> Result<(Vec<Certificate>, bool), ChainError
             None => Ok((vec![Certificate::from_der(answer)?], true)),
         };
     }
-    let blocks = pem::parse_many(answer).map_err(|error| ChainError::Pem(error.to_string()))?;
+    let blocks = pem_blocks(answer).map_err(ChainError::Pem)?;
     if let Some(block) = blocks
         .iter()
         .find(|block| matches!(block.tag(), "PKCS7" | "CMS"))

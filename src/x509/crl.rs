@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use time::OffsetDateTime;
+use time::{Duration, OffsetDateTime};
 use x509_parser::extensions::{ParsedExtension, X509Extension};
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 
-use super::certificate::{Certificate, Name};
+use super::certificate::{Certificate, Name, pem_blocks};
 use super::chain::{Chain, TrustBundle};
 use super::key::{encode_pem, hex};
 use super::verify::{rfc3339, signature_is_valid, signed_by};
@@ -30,6 +30,8 @@ pub enum CrlError {
     ForeignIssuer { issuer: String },
     #[error("the list of {issuer} has a signature that its key did not make")]
     Signature { issuer: String },
+    #[error("it takes {bytes} bytes, more than the {limit} that nodepki reads back")]
+    TooLarge { bytes: usize, limit: u64 },
     #[error("the list of {issuer} is from the future: it was made at {this_update}")]
     Future { issuer: String, this_update: String },
     #[error("the list of {issuer} is stale: a newer one was due at {next_update}")]
@@ -43,6 +45,9 @@ pub enum CrlError {
         in_place: String,
     },
 }
+
+/// How far a server's clock may be ahead: lists, unlike certificates, are seldom dated back.
+const SKEW: Duration = Duration::minutes(5);
 
 const BEGIN: &[u8] = b"-----BEGIN X509 CRL-----";
 
@@ -78,8 +83,7 @@ impl RevocationList {
         if bytes.first() == Some(&0x30) {
             return Ok(vec![Self::from_der(bytes)?]);
         }
-        let blocks =
-            pem::parse_many(bytes).map_err(|error| CrlError::Damaged(error.to_string()))?;
+        let blocks = pem_blocks(bytes).map_err(CrlError::Damaged)?;
         let lists = blocks
             .iter()
             .filter(|block| block.tag() == "X509 CRL")
@@ -274,7 +278,7 @@ impl Revocations {
     ) -> Option<CrlError> {
         self.0.iter().find_map(|list| {
             let issuer = list.issuer.to_string();
-            if list.this_update > now {
+            if list.this_update > now + SKEW {
                 return Some(CrlError::Future {
                     issuer,
                     this_update: rfc3339(list.this_update),

@@ -12,7 +12,7 @@ use x509_parser::extensions::{GeneralName, ParsedExtension, X509Extension};
 use x509_parser::oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME;
 use x509_parser::prelude::FromDer;
 
-use super::certificate::Certificate;
+use super::certificate::{Certificate, pem_blocks};
 use super::key::{KeyError, PrivateKey, PublicKey, encode_pem};
 use super::{ExtendedUsage, Profile, Sans, Subject};
 
@@ -77,7 +77,7 @@ impl Csr {
 
     /// Reads the first request in PEM text and checks its signature.
     pub fn from_pem(text: &[u8]) -> Result<Self, CsrError> {
-        let blocks = pem::parse_many(text).map_err(|error| CsrError::Damaged(error.to_string()))?;
+        let blocks = pem_blocks(text).map_err(CsrError::Damaged)?;
         let block = blocks
             .iter()
             .find(|block| {

@@ -27,6 +27,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
+use super::certificate::pem_blocks;
+
 pub use jwk::JwkError;
 
 /// The kinds of key that nodepki makes.
@@ -209,7 +211,7 @@ impl PrivateKey {
     /// Reads PKCS#1, SEC1 or PKCS#8 PEM, as kubeadm does: the first private key counts, an `EC PARAMETERS`
     /// block before it is skipped, and text around the blocks is ignored.
     pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
-        let blocks = pem::parse_many(text).map_err(|error| KeyError::Pem(error.to_string()))?;
+        let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
         for block in blocks {
             if block.headers().get("DEK-Info").is_some() {
                 return Err(KeyError::Encrypted);
@@ -422,7 +424,7 @@ impl PublicKey {
 
     /// Reads a `PUBLIC KEY` PEM block, the form of `sa.pub`.
     pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
-        let blocks = pem::parse_many(text).map_err(|error| KeyError::Pem(error.to_string()))?;
+        let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
         let block = blocks
             .iter()
             .find(|block| block.tag() == "PUBLIC KEY")

@@ -342,3 +342,37 @@ fn a_list_may_say_where_it_was_published_but_not_that_it_leaves_things_out() {
         assert!(error.contains("2.5.29.28"), "{narrower}: {error}");
     }
 }
+
+/// Lists are seldom dated back, and clocks differ by seconds.
+#[test]
+fn a_list_from_a_clock_that_is_a_little_ahead_is_taken() {
+    let publisher = Publisher::new();
+    let soon = now() + Duration::from_secs(60);
+    let stamp = format!(
+        "{:04}{:02}{:02}{:02}{:02}{:02}Z",
+        soon.year(),
+        u8::from(soon.month()),
+        soon.day(),
+        soon.hour(),
+        soon.minute(),
+        soon.second()
+    );
+    let dates = [
+        "-crl_lastupdate",
+        &stamp,
+        "-crl_nextupdate",
+        "20990101000000Z",
+    ];
+    let list = publisher.make("etcd/ca", &[], &dates);
+    fs::write(publisher.list(), list).unwrap();
+    publisher.crl().done().row_says("etcd/crl.pem", "written");
+}
+
+#[test]
+fn a_list_that_cannot_be_read_back_is_ignored_and_never_written() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    fs::write(node.path(PEM), vec![b'x'; 1024 * 1024 + 1]).unwrap();
+    node.remove("/etc/kubernetes/pki/etcd/peer.crt");
+    node.ask().done().says("is ignored");
+}

@@ -1004,6 +1004,9 @@ fn a_refusal_after_patience_is_somebodys_decision() {
         Answer::Denied { reason } => assert!(reason.contains("HTTP 400: no"), "{reason}"),
         other => panic!("{other:?}"),
     }
+    // So it is to the next run, or when the answer to a poll was lost.
+    let again = run(signer.recover(&request, Some(&ticket))).unwrap();
+    assert!(matches!(again, Some(Answer::Denied { .. })), "{again:?}");
 }
 
 // ---- renewal ----
@@ -1241,6 +1244,37 @@ fn the_rig_renews_by_exchange_where_that_is_possible() {
         .iter()
         .filter(|name| name.authority() == Authority::Ca);
     assert_eq!(enrolled.count(), of_ca.count() + 1, "{servers_only:#?}");
+}
+
+/// What a refused renewal is followed by is a first request; what a refused look at that one is followed by is nothing.
+#[test]
+fn a_look_that_is_refused_sends_nothing_more() {
+    let rig = EstRig::new();
+    let gateway = Gateway::to(Some(rig.etcd().upstream()));
+    let node = node(&rig);
+    let tls = format!("{{caFile: {}}}", gateway.ca_file().display());
+    fs::write(
+        node.outside("config.yaml"),
+        rig.behind()(&gateway.url(), &tls),
+    )
+    .unwrap();
+    complete(&node, &rig);
+    node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
+    let refused = |status| Action::Status(status, Vec::new(), Vec::new());
+    let waiting = Action::Status(202, vec![("Retry-After", "3600".to_owned())], Vec::new());
+    gateway.rule(Rule::on("POST", "/simplereenroll").then(refused(403)));
+    gateway.rule(Rule::on("POST", ENROLL).then(waiting));
+    node.ask();
+    gateway.behave();
+    gateway.rule(Rule::on("POST", ENROLL).then(refused(401)));
+    let before = gateway.requests().len();
+    node.ask();
+    let sent = gateway.requests().split_off(before);
+    let posts = sent.iter().filter(|one| one.path.contains(ENROLL)).count();
+    let of_etcd = CertName::ALL
+        .iter()
+        .filter(|name| name.authority() == Authority::EtcdCa);
+    assert_eq!(posts, of_etcd.count(), "{sent:#?}");
 }
 
 #[test]

@@ -545,6 +545,10 @@ fn kubeconfigs_that_need_more_than_files_are_refused() {
             "names no server",
         ),
         (
+            base("server: 'https://me:secret-word@h:99999'", "token: abc"),
+            "has a server that is no address",
+        ),
+        (
             base(&trusted, "client-certificate-data: QQ=="),
             "half of a client certificate",
         ),
