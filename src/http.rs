@@ -459,8 +459,10 @@ impl Client {
                 "check that the address is the right one",
             )
         };
+        // Of a page that only says why not, the status is what counts.
+        let is_page = !answer.status().is_success();
         let announced = answer.content_length();
-        if announced.is_some_and(|length| length > call.limit as u64) {
+        if !is_page && announced.is_some_and(|length| length > call.limit as u64) {
             return Err(too_large());
         }
         let now = (self.clock)();
@@ -479,6 +481,9 @@ impl Client {
             .map_err(|cause| self.failed(url, witness, cause))?
         {
             if body.len() + chunk.len() > call.limit {
+                if is_page {
+                    break;
+                }
                 return Err(too_large());
             }
             body.extend_from_slice(&chunk);

@@ -784,6 +784,17 @@ fn silence_ends_with_the_time_allowed() {
     assert_fails(get(endpoint), &Kind::Lost, &["within the time allowed"]);
 }
 
+/// What a proxy in trouble says at length does not hide that it is in trouble.
+#[test]
+fn a_huge_error_page_is_cut_off() {
+    let gateway = Gateway::to(None);
+    let page = vec![b'x'; 2 << 20];
+    gateway.rule(Rule::on("*", "/").then(Action::Status(503, Vec::new(), page)));
+    let response = get(endpoint(&gateway)).unwrap();
+    assert_eq!(response.status, 503);
+    assert!(response.body.len() <= 1 << 20);
+}
+
 #[test]
 fn a_huge_answer_is_not_read() {
     let gateway = Gateway::to(None);
