@@ -1799,8 +1799,9 @@ fn shown_keys_read_back_the_same() {
         for file in ["keys.yaml", "keys-kubeconfig.yaml"] {
             let keys = fs::read_to_string(dir.join(file)).unwrap();
             let head = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nauthorities: {ca: {signer: k}}\n";
-            let (settings, faults) = Settings::from_fragments(&[(file, format!("{head}{keys}"))])
-                .unwrap_or_else(|faults| panic!("{faults}"));
+            let fragments = [(file, keys), ("authorities.yaml", head.to_owned())];
+            let (settings, faults) =
+                Settings::from_fragments(&fragments).unwrap_or_else(|faults| panic!("{faults}"));
             assert!(faults.is_empty(), "{faults}");
             let (_, config) = settings.signer_of(Authority::Ca).unwrap();
             let shown = json!({"signers": {"k": config.redacted()}}).to_string();
