@@ -63,7 +63,7 @@ impl Server {
         let name = command.get_program().to_string_lossy().into_owned();
         // The kernel sends the signal when the *thread* that started the program ends, hence the keeper.
         let mut kept = Command::new("setpriv");
-        kept.args(["--pdeathsig", "TERM", "--"])
+        kept.args(["--pdeathsig", "KILL", "--"])
             .arg(command.get_program())
             .args(command.get_args())
             .stdin(Stdio::null())
