@@ -50,6 +50,19 @@ pub async fn update_revocations(
             ));
             continue;
         };
+        // Whoever made another bundle may sign lists under it too.
+        if let Err(error) = trust.require_pins(&setup.trust_source(authority).pins) {
+            report.rows.push(row(
+                bundle,
+                "refused",
+                format!(
+                    "{} is not the pinned one: {error}; put the right CA certificate there, or correct authorities.{authority}.trust.sha256",
+                    bundle.path.display()
+                ),
+                Some(ExitCode::Refused),
+            ));
+            continue;
+        }
         let chains = chains(&survey, authority);
         let ready = match probed.get(name) {
             Some(before) => before.clone(),

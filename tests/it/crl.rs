@@ -162,6 +162,28 @@ fn a_list_that_is_stale_older_foreign_or_forged_replaces_nothing() {
 }
 
 #[test]
+fn a_list_under_a_ca_that_is_not_the_pinned_one_is_not_fetched() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
+    let pinned = format!(
+        "etcd-ca: {{signer: s, trust: {{sha256: [\"{}\"]}}}}",
+        "00".repeat(32)
+    );
+    fs::write(
+        node.outside("config.yaml"),
+        settings.replace("etcd-ca: {signer: s}", &pinned),
+    )
+    .unwrap();
+    let before = node.etc();
+    publisher
+        .crl()
+        .ended(65)
+        .row_says("etcd/crl.pem", "authorities.etcd-ca.trust.sha256");
+    before.unchanged(&node.etc());
+}
+
+#[test]
 fn a_revoked_certificate_is_never_installed() {
     let publisher = Publisher::new();
     let node = &publisher.0;
