@@ -32,6 +32,7 @@ use crate::plan::{CertSpec, Plan};
 use crate::signer::{Class, Identity, Kind, Renewal, Signer, SignerError, Wanted};
 use crate::store::{self, Root, Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
+use crate::{http, kubeapi};
 
 pub use clock::ClockPolicy;
 use clock::Settled;
@@ -109,6 +110,44 @@ impl Failure {
             code,
             messages: vec![message.into()],
         }
+    }
+}
+
+impl Failure {
+    /// A failed call of a cluster's API, made in order to be `doing` something: `reading the Secret …`.
+    pub fn of_cluster(doing: impl fmt::Display, error: &kubeapi::Error) -> Self {
+        let (code, advice) = match error {
+            kubeapi::Error::Http(error) => {
+                let code = match error.kind() {
+                    http::Kind::Unreachable | http::Kind::Lost => ExitCode::Unreachable,
+                    http::Kind::Untrusted | http::Kind::TooLarge => ExitCode::Refused,
+                    http::Kind::Refused => ExitCode::NotPermitted,
+                    http::Kind::Redirected { .. } | http::Kind::Local => ExitCode::Configuration,
+                };
+                (code, error.advice())
+            }
+            kubeapi::Error::Refused(status) => match status.code {
+                401 => (
+                    ExitCode::NotPermitted,
+                    "the credential is unknown or has expired: use one that is valid",
+                ),
+                403 => (
+                    ExitCode::NotPermitted,
+                    "use a credential that may do this, or have it permitted",
+                ),
+                429 | 500.. => (
+                    ExitCode::Unreachable,
+                    "run again once the API server is well",
+                ),
+                _ => (ExitCode::Refused, "see what the API server says"),
+            },
+            kubeapi::Error::Unusable { .. } => (
+                ExitCode::Refused,
+                "make sure that the address is that of a Kubernetes API server",
+            ),
+            kubeapi::Error::Local { advice, .. } => (ExitCode::Configuration, *advice),
+        };
+        Failure::new(code, format!("{doing}: {}; {advice}", sentence(error)))
     }
 }
 

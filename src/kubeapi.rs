@@ -71,8 +71,8 @@ pub enum Access {
     Direct {
         /// The server, and the client certificate if that is who we are.
         endpoint: Box<Endpoint>,
-        /// A file with a bootstrap token or a ServiceAccount's.
-        token: Option<SecretFile>,
+        /// A bootstrap token or a ServiceAccount's.
+        token: Option<Token>,
     },
     /// By the current context of a kubeconfig.
     Kubeconfig {
@@ -81,6 +81,24 @@ pub enum Access {
         /// For one exchange.
         timeout: Duration,
     },
+}
+
+/// A bearer token.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Token {
+    /// Read anew for every exchange.
+    File(SecretFile),
+    /// In memory.
+    Held(Zeroizing<String>),
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Token::File(file) => f.debug_tuple("File").field(file).finish(),
+            Token::Held(_) => f.write_str("Held"),
+        }
+    }
 }
 
 impl fmt::Display for Access {
@@ -151,6 +169,11 @@ impl Status {
     /// An object of that name exists.
     pub fn is_already_exists(&self) -> bool {
         self.code == 409 && self.reason == "AlreadyExists"
+    }
+
+    /// The object was changed since it was read.
+    pub fn is_conflict(&self) -> bool {
+        self.code == 409 && self.reason == "Conflict"
     }
 
     /// What the authorizer of the API server says, in `responsewriters.Forbidden`; any other 403 comes from admission:
@@ -265,27 +288,68 @@ impl Api {
             .await
     }
 
+    /// Replaces the whole of an object and gives it as the API server took it. With a `resourceVersion` in it the API
+    /// server refuses when somebody else was faster ([`Status::is_conflict`]).
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn replace(
+        &self,
+        resource: &Resource,
+        namespace: Option<&str>,
+        name: &str,
+        object: &Value,
+    ) -> Result<Value, Error> {
+        let path = resource.path(namespace, Some(name));
+        self.send(resource, Call::put(path).json(object)).await
+    }
+
+    /// Removes an object; `false` when there was none.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn delete(
+        &self,
+        resource: &Resource,
+        namespace: Option<&str>,
+        name: &str,
+    ) -> Result<bool, Error> {
+        let path = resource.path(namespace, Some(name));
+        match self.exchange(Call::new(Method::DELETE, path)).await {
+            Ok(_) => Ok(true),
+            Err(Error::Refused(status)) if status.is_not_found(name) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// JSON that is no object of the API: `/openid/v1/jwks`, `/version`.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn document(&self, path: &str) -> Result<Value, Error> {
+        let response = self.exchange(Call::get(path)).await?;
+        json(&response)
+    }
+
     async fn send(&self, resource: &Resource, call: Call<'_>) -> Result<Value, Error> {
+        let response = self.exchange(call).await?;
+        let object = json(&response)?;
+        match object.get("kind").and_then(Value::as_str) {
+            Some(kind) if kind == resource.kind => Ok(object),
+            _ => Err(unusable(&response, format!("it is no {}", resource.kind))),
+        }
+    }
+
+    async fn exchange(&self, call: Call<'_>) -> Result<Response, Error> {
         let (client, token) = self.connection()?;
         let mut call = call.accept(JSON);
         if let Some(token) = token {
             call = call.bearer(token);
         }
         let response = client.send(call).await?;
-        if !response.is_success() {
-            return Err(Box::new(Status::of(&response)).into());
-        }
-        let unusable = |why: String| Error::Unusable {
-            status: response.status,
-            bytes: response.body.len(),
-            why,
-        };
-        let object: Value = response
-            .json()
-            .map_err(|error| unusable(format!("it is no JSON ({error})")))?;
-        match object.get("kind").and_then(Value::as_str) {
-            Some(kind) if kind == resource.kind => Ok(object),
-            _ => Err(unusable(format!("it is no {}", resource.kind))),
+        match response.is_success() {
+            true => Ok(response),
+            false => Err(Box::new(Status::of(&response)).into()),
         }
     }
 
@@ -293,7 +357,11 @@ impl Api {
     fn connection(&self) -> Result<(Client, Option<Zeroizing<String>>), Error> {
         match &self.access {
             Access::Direct { endpoint, token } => {
-                let token = token.as_ref().map(|file| self.token(file)).transpose()?;
+                let token = match token {
+                    Some(Token::File(file)) => Some(self.token(file)?),
+                    Some(Token::Held(token)) => Some(token.clone()),
+                    None => None,
+                };
                 Ok((self.client(Endpoint::clone(endpoint))?, token))
             }
             Access::Kubeconfig { file, timeout } => self.context(file, *timeout),
@@ -432,6 +500,20 @@ impl Api {
                 advice: "write the token alone into it, on one line",
             }),
         }
+    }
+}
+
+fn json(response: &Response) -> Result<Value, Error> {
+    response
+        .json()
+        .map_err(|error| unusable(response, format!("it is no JSON ({error})")))
+}
+
+fn unusable(response: &Response, why: String) -> Error {
+    Error::Unusable {
+        status: response.status,
+        bytes: response.body.len(),
+        why,
     }
 }
 

@@ -17,9 +17,11 @@ use zeroize::Zeroizing;
 use crate::agent::{ClockPolicy, ExitCode, Failure, Setup, TrustSource};
 use crate::http::Files;
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved};
+use crate::kubeapi::{Access, Api};
 use crate::names::Authority;
 use crate::plan::{self, Choices};
 use crate::policy::Policy;
+use crate::schema::SecretFile;
 use crate::settings::{self, KubeletIdentity, Settings, StandIns};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
@@ -29,6 +31,8 @@ use crate::yaml::Faults;
 
 /// How long a run waits for another one to end, unless `--wait` says less.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
+/// For one exchange with a cluster's API.
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the command line says.
 #[derive(Clone, Debug, Default)]
@@ -384,7 +388,7 @@ fn open_signer(
         identity: identity.clone(),
         authority_key,
         files: Rc::new(RootedFiles(root.clone())),
-        credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
+        credentials: credentials(),
         memory: Rc::new(RootedMemory {
             root: root.clone(),
             directory: Path::new(store::STATE_DIR).join("signers").join(name),
@@ -395,6 +399,25 @@ fn open_signer(
     config
         .open(&site)
         .map_err(|error| Failure::new(ExitCode::Configuration, format!("signer {name}: {error}")))
+}
+
+/// The cluster that a kubeconfig on the node leads to.
+///
+/// # Errors
+/// A kubeconfig that cannot be used; nothing is sent yet.
+pub fn cluster(root: &Root, kubeconfig: &Path) -> Result<Api, Failure> {
+    let access = Access::Kubeconfig {
+        file: SecretFile::Path(absolute(kubeconfig)),
+        timeout: CLUSTER_TIMEOUT,
+    };
+    let files = Rc::new(RootedFiles(root.clone()));
+    Api::new(access, files, credentials(), OffsetDateTime::now_utc)
+        .map_err(|error| Failure::of_cluster(kubeconfig.display(), &error))
+}
+
+/// Where systemd put the unit's credentials.
+fn credentials() -> Option<PathBuf> {
+    std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from)
 }
 
 /// A user by name or number, with its primary group, from `/etc/passwd` alone: a static binary has no NSS.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::http::Method;
 use crate::kubeadm::format_duration;
-use crate::kubeapi::{Access, Api, Error, Resource, Status};
+use crate::kubeapi::{Access, Api, Error, Resource, Status, Token};
 use crate::names::CertName;
 use crate::schema::{Form, Key, SecretFile, key};
 use crate::x509::hex;
@@ -105,7 +105,7 @@ pub(super) fn read(map: &Map<'_>) -> Option<Access> {
     Some(Access::Direct {
         endpoint: Box::new(endpoint),
         token: match token {
-            Some(file) => Some(file?),
+            Some(file) => Some(Token::File(file?)),
             None => None,
         },
     })
@@ -116,7 +116,7 @@ pub(super) fn redacted(access: &Access, keys: &mut JsonMap<String, Value>) {
     match access {
         Access::Direct { endpoint, token } => {
             keys.insert("server".to_owned(), json!(endpoint.url.as_str()));
-            if let Some(file) = token {
+            if let Some(Token::File(file)) = token {
                 keys.insert("tokenFile".to_owned(), json!(file.to_string()));
             }
             endpoint::redacted(endpoint, keys);
