@@ -20,7 +20,7 @@ const LAYERS: &[&[&str]] = &[
     &["policy"],
     &["schema"],
     &["kubeadm", "sharedcerts"],
-    &["kubeconfig"],
+    &["kubeconfig", "jwks"],
     &["x509", "yaml"],
     &["names"],
 ];
@@ -34,6 +34,7 @@ const PURE: &[&str] = &[
     "kubeadm",
     "sharedcerts",
     "kubeconfig",
+    "jwks",
     "x509",
     "yaml",
     "names",
