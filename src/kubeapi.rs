@@ -228,6 +228,7 @@ pub struct Api {
     files: Rc<dyn Files>,
     credentials: Option<PathBuf>,
     clock: fn() -> OffsetDateTime,
+    provisional: bool,
     /// The last one made: it remembers what it has warned of.
     client: RefCell<Option<Client>>,
 }
@@ -251,8 +252,18 @@ impl Api {
             files,
             credentials,
             clock,
+            provisional: false,
             client: RefCell::default(),
         })
+    }
+
+    /// The same API server, whoever answers in its place; nothing secret is sent. See [`Client::provisional`].
+    #[must_use]
+    pub fn provisional(self) -> Self {
+        Api {
+            provisional: true,
+            ..self
+        }
     }
 
     /// An object; `None` when there is none of that name, which is not the same as an API server that does not know
@@ -347,7 +358,10 @@ impl Api {
         if let Some(token) = token {
             call = call.bearer(token);
         }
-        let response = client.send(call).await?;
+        let response = match self.provisional {
+            true => client.provisional().send(call).await?,
+            false => client.send(call).await?,
+        };
         match response.is_success() {
             true => Ok(response),
             false => Err(Box::new(Status::of(&response)).into()),
