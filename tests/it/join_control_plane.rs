@@ -395,7 +395,7 @@ fn takes_over(cluster: &Cluster, node: &ClusterNode) {
         || {
             let (_, map) = admin.get("/api/v1/namespaces/taken-over/configmaps/kube-root-ca.crt");
             let account = admin.get("/api/v1/namespaces/taken-over/serviceaccounts/default");
-            map["data"]["ca.crt"] == Value::from(authority.as_str()) && account.0 == 200
+            map["data"]["ca.crt"] == authority.as_str() && account.0 == 200
         },
     );
     let pods = "/api/v1/namespaces/taken-over/pods";

@@ -12,6 +12,8 @@
 //! and objects. A test that breaks its cluster starts its own with [`Cluster::start`]. A component or an object that
 //! is missing is one more line in [`Cluster::start`].
 
+#![allow(dead_code, reason = "used by tests that are being written")]
+
 use std::fs;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
@@ -491,10 +493,6 @@ impl Caller<'_> {
 
     pub(crate) fn post(&self, path: &str, object: &Value) -> (u16, Value) {
         self.send("POST", path, Some(object))
-    }
-
-    pub(crate) fn put(&self, path: &str, object: &Value) -> (u16, Value) {
-        self.send("PUT", path, Some(object))
     }
 
     /// A merge patch.
