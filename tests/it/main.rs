@@ -10,6 +10,7 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod certs;
 mod crl;
 mod discovery;
 mod failures_configuration;
