@@ -338,6 +338,33 @@ fn who_stands_between_is_not_the_cluster() {
 }
 
 #[test]
+fn an_address_that_is_not_in_the_certificate_is_named_with_one_that_is() {
+    let issuer = Issuer::new("kubernetes");
+    let pair = issuer.server(
+        &["api.prod.example.com"],
+        &[],
+        now(),
+        Duration::from_secs(3600),
+    );
+    let gateway = Gateway::start(Options {
+        issuer,
+        pair: Some(pair),
+        ..Options::default()
+    });
+    let kubeconfig = kubeconfig("https://api.prod.example.com:6443", &gateway.ca_pem());
+    answers(&gateway, 200, &signed(&kubeconfig));
+    refused(
+        &gateway,
+        &by_token(&gateway, &[gateway.ca_pin()]),
+        ExitCode::Refused,
+        &[
+            "it is for api.prod.example.com and not for 127.0.0.1",
+            "names https://api.prod.example.com:6443, use that",
+        ],
+    );
+}
+
+#[test]
 fn the_second_copy_is_the_first() {
     let gateway = Gateway::to(None);
     let first = kubeconfig(&gateway.url(), &gateway.ca_pem());
