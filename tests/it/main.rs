@@ -12,6 +12,7 @@ mod bootstrap_golden;
 mod bootstrap_kubeadm;
 mod certs;
 mod crl;
+mod discovery;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
