@@ -294,4 +294,9 @@ fn what_the_cluster_did_not_sign_is_refused() {
         shared.publish(&genuine);
     }
     first.start("kube-controller-manager");
+    // The one before did not give up its lease.
+    shared.publish(&json!({"jws-kubeconfig-abcdef": null}));
+    wait_until("cluster-info is signed again", || {
+        shared.cluster_info()["jws-kubeconfig-abcdef"].is_string()
+    });
 }
