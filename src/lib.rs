@@ -25,7 +25,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`] |
+//! | commands | [`demo`], [`doctor`] |
 //! | inputs | [`load`] |
 //! | composition | [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -56,6 +56,7 @@ pub mod agent;
 pub mod assess;
 pub mod cli;
 pub mod demo;
+pub mod doctor;
 pub mod failpoint;
 pub mod http;
 pub mod jwks;
