@@ -1,7 +1,7 @@
 //! The authorities' certificates and keys, and the service-account pair.
 
 use super::Note;
-use super::picture::{AuthorityKey, Picture};
+use super::picture::{AuthorityKey, Of, Picture};
 use crate::kubeadm;
 use crate::names::Authority;
 use crate::status::{FileStatus, Trouble};
@@ -16,7 +16,7 @@ pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
             let path = picture.here(&authority.key_path);
             match picture.configuration.external.get(name) {
                 Some(signer) => Note::error(
-                    format!("{path} is the private key of {name}, which is to be signed for by {signer}"),
+                    format!("{path} is the private key of {name}, for which the configuration has the signer {signer}"),
                     "make sure that the key is kept somewhere else, then run `nodepki migrate`, which takes it off this node",
                 ),
                 None => Note::info(
@@ -52,13 +52,12 @@ pub(super) fn key_copy(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn missing(picture: &Picture) -> Vec<Note> {
-    let rows = picture.status.authorities.iter();
-    let rows = rows.filter(|row| row.troubles.contains(&Trouble::Absent));
-    rows.flat_map(|row| row.problems.iter().zip(&row.troubles))
-        .filter(|(_, trouble)| **trouble == Trouble::Absent)
-        .map(|(words, _)| {
+    let problems = picture.problems().into_iter();
+    problems
+        .filter(|problem| problem.trouble == Trouble::Absent && problem.is_of_authority())
+        .map(|problem| {
             Note::error(
-                words,
+                problem.sentence(),
                 "put the CA certificate there, as the signer or another control-plane node has it; kubeadm would make an authority of its own",
             )
         })
@@ -101,12 +100,12 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
-    let rows = picture.status.service_account.iter();
-    let rows = rows.flat_map(|row| row.problems.iter().zip(&row.troubles));
-    rows.filter(|(_, trouble)| **trouble == Trouble::Torn)
-        .map(|(words, _)| {
+    let problems = picture.problems().into_iter();
+    problems
+        .filter(|problem| problem.trouble == Trouble::Torn && problem.of == Of::ServiceAccount)
+        .map(|problem| {
             Note::error(
-                words,
+                problem.words,
                 "find out which of them the cluster uses (with --kubeconfig this command compares sa.key), and derive sa.pub anew: openssl pkey -in sa.key -pubout -out sa.pub",
             )
         })

@@ -82,24 +82,10 @@ pub(super) fn clock(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn not_permitted(picture: &Picture) -> Vec<Note> {
-    let status = &picture.status;
-    let certificates = status
-        .certificates
-        .iter()
-        .map(|row| (&row.problems, &row.troubles));
-    let authorities = status
-        .authorities
-        .iter()
-        .map(|row| (&row.problems, &row.troubles));
-    let pair = status
-        .service_account
-        .iter()
-        .map(|row| (&row.problems, &row.troubles));
-    let rows = certificates.chain(authorities).chain(pair);
-    let problems = rows
-        .flat_map(|(problems, troubles)| problems.iter().zip(troubles))
-        .filter(|(_, trouble)| **trouble == Trouble::Denied)
-        .map(|(words, _)| words.clone());
+    let problems = picture.problems().into_iter();
+    let problems = problems
+        .filter(|problem| problem.trouble == Trouble::Denied)
+        .map(|problem| problem.words.to_owned());
     let keys = picture.authorities.values();
     let keys = keys.filter(|authority| matches!(authority.key, AuthorityKey::Unknown));
     let keys = keys.map(|authority| authority.key_path.as_path());

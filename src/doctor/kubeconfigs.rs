@@ -12,10 +12,7 @@ const ISSUE: &str = "run `nodepki bootstrap`, which writes it anew; with the CA 
 const RESTART: &str = "run `nodepki bootstrap`, which writes it anew, then restart the static pod that mounts it: it holds on to the empty file";
 
 /// The kubeconfigs with one of these in their row, in words.
-fn rows<'a>(
-    picture: &'a Picture,
-    wanted: Trouble,
-) -> impl Iterator<Item = (&'a CertStatus, &'a String)> {
+fn rows(picture: &Picture, wanted: Trouble) -> impl Iterator<Item = (&CertStatus, &String)> {
     let rows = picture.status.certificates.iter();
     rows.filter(|row| row.name.is_kubeconfig())
         .flat_map(move |row| {
@@ -80,6 +77,7 @@ pub(super) fn empty(picture: &Picture) -> Vec<Note> {
 
 pub(super) fn directory(picture: &Picture) -> Vec<Note> {
     rows(picture, Trouble::NotAFile)
+        .filter(|(row, _)| !picture.has_kubeconfig(row.name))
         .map(|(_, words)| {
             Note::error(
                 words,

@@ -2,7 +2,7 @@
 
 use super::Note;
 use super::authorities::is_out;
-use super::picture::{AuthorityKey, Picture};
+use super::picture::{AuthorityKey, Of, Picture, Problem};
 use crate::assess::Action;
 use crate::names::{Authority, CertName};
 use crate::status::{CertStatus, FileStatus, State, Trouble};
@@ -10,56 +10,28 @@ use crate::x509::{Difference, path_differences};
 
 const ISSUE: &str = "run `nodepki bootstrap`, which issues it anew; with the CA key on this node also kubeadm certs renew";
 
-/// `name: words` of every problem of this kind, of certificates and of authorities.
-fn told(picture: &Picture, wanted: Trouble) -> Vec<(String, bool)> {
-    let authorities = picture.status.authorities.iter();
-    let authorities =
-        authorities.map(|row| (row.name.to_string(), true, &row.problems, &row.troubles));
-    let certificates = picture.status.certificates.iter();
-    let certificates =
-        certificates.map(|row| (row.name.to_string(), false, &row.problems, &row.troubles));
-    authorities
-        .chain(certificates)
-        .flat_map(|(name, is_authority, problems, troubles)| {
-            let rows = problems.iter().zip(troubles);
-            rows.filter(|(_, trouble)| **trouble == wanted)
-                .map(move |(words, _)| (format!("{name}: {words}"), is_authority))
-                .collect::<Vec<_>>()
-        })
-        .collect()
+/// The problems of one kind, of authorities and leaves.
+fn told(picture: &Picture, wanted: Trouble) -> Vec<Problem<'_>> {
+    let mut problems = picture.problems();
+    problems.retain(|problem| problem.trouble == wanted && problem.of != Of::ServiceAccount);
+    problems
 }
 
 pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
     const FIX: &str = "restore it from where it came; of a leaf and its key both may be removed, and `nodepki bootstrap` issues them anew";
-    let wrong = |trouble: Trouble| {
-        matches!(
-            trouble,
-            Trouble::Empty | Trouble::NotAFile | Trouble::Damaged
-        )
-    };
-    let mut notes = Vec::new();
-    let status = &picture.status;
-    let rows = status
-        .authorities
-        .iter()
-        .map(|row| (row.name.to_string(), &row.problems, &row.troubles));
-    let pairs = status
-        .certificates
-        .iter()
-        .map(|row| (row.name.to_string(), &row.problems, &row.troubles));
-    let own = status
-        .service_account
-        .iter()
-        .map(|row| ("sa".to_owned(), &row.problems, &row.troubles));
-    for (name, problems, troubles) in rows.chain(pairs).chain(own) {
-        // These have findings of their own.
-        let is_kubeconfig = name.ends_with(".conf");
-        for (words, trouble) in problems.iter().zip(troubles) {
-            if wrong(*trouble) && (!is_kubeconfig || *trouble == Trouble::Damaged) {
-                notes.push(Note::error(format!("{name}: {words}"), FIX));
-            }
+    let counts = |problem: &Problem<'_>| match (problem.trouble, problem.of) {
+        (Trouble::Damaged, _) => true,
+        // Kubeconfigs have findings of their own, what they name has not.
+        (Trouble::Empty, Of::Leaf(name)) if name.is_kubeconfig() => {
+            picture.has_kubeconfig(name) && !picture.is_embedded(name)
         }
-    }
+        (Trouble::NotAFile, Of::Leaf(name)) if name.is_kubeconfig() => picture.has_kubeconfig(name),
+        (trouble, _) => matches!(trouble, Trouble::Empty | Trouble::NotAFile),
+    };
+    let problems = picture.problems().into_iter().filter(counts);
+    let mut notes: Vec<Note> = problems
+        .map(|problem| Note::error(problem.sentence(), FIX))
+        .collect();
     for (name, authority) in &picture.authorities {
         if let AuthorityKey::Unusable(why) = &authority.key {
             notes.push(Note::error(
@@ -75,10 +47,7 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
 }
 
 /// The rows whose certificate, or whose key alone, is not there.
-fn lacking<'a>(
-    picture: &'a Picture,
-    key: bool,
-) -> impl Iterator<Item = (&'a CertStatus, Vec<&'a FileStatus>)> {
+fn lacking(picture: &Picture, key: bool) -> impl Iterator<Item = (&CertStatus, Vec<&FileStatus>)> {
     let rows = picture.status.certificates.iter();
     rows.filter(|row| !row.name.is_kubeconfig())
         .filter(|row| row.troubles.contains(&Trouble::Absent))
@@ -101,19 +70,11 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<Note> {
             names.join(" and ") + if names.len() == 1 { " is" } else { " are" }
         )
     });
-    // Of a kubeconfig that is there.
-    let parts = picture.status.certificates.iter().filter(|row| {
-        let found = picture
-            .leaf(row.name)
-            .and_then(|leaf| leaf.kubeconfig.as_ref()?.present());
-        found.is_some_and(|found| found.files.is_empty())
-    });
-    let parts = parts.flat_map(|row| {
-        let problems = row.problems.iter().zip(&row.troubles);
-        problems
-            .filter(|(_, trouble)| matches!(trouble, Trouble::Absent | Trouble::Empty))
-            .map(move |(words, _)| format!("{}: {words}", row.name))
-    });
+    let parts = told(picture, Trouble::Absent).into_iter();
+    let parts = parts.chain(told(picture, Trouble::Empty));
+    let parts = parts
+        .filter(|problem| matches!(problem.of, Of::Leaf(name) if picture.is_embedded(name)))
+        .map(|problem| problem.sentence());
     // What the files do not let on.
     let wanted = picture
         .configuration
@@ -158,7 +119,9 @@ pub(super) fn missing_key(picture: &Picture) -> Vec<Note> {
 
 pub(super) fn torn(picture: &Picture) -> Vec<Note> {
     let leaves = told(picture, Trouble::Torn).into_iter();
-    let mut notes: Vec<Note> = leaves.map(|(words, _)| Note::error(words, ISSUE)).collect();
+    let mut notes: Vec<Note> = leaves
+        .map(|problem| Note::error(problem.sentence(), ISSUE))
+        .collect();
     for (name, authority) in &picture.authorities {
         if let (Some(bundle), AuthorityKey::Usable(key)) =
             (authority.bundle.present(), &authority.key)
@@ -183,10 +146,10 @@ const CLOCK: &str = "if the time is not in the future, the clock of this machine
 pub(super) fn expired(picture: &Picture) -> Vec<Note> {
     let found = told(picture, Trouble::Expired).into_iter();
     found
-        .map(|(words, is_authority)| {
+        .map(|problem| {
             Note::error(
-                words,
-                match is_authority {
+                problem.sentence(),
+                match problem.is_of_authority() {
                     true => "every certificate under it is refused, however new: a person must replace the authority first, then every leaf, kubeconfig and kubelet",
                     false => ISSUE,
                 },
@@ -197,16 +160,18 @@ pub(super) fn expired(picture: &Picture) -> Vec<Note> {
 
 pub(super) fn not_yet_valid(picture: &Picture) -> Vec<Note> {
     let found = told(picture, Trouble::NotYetValid).into_iter();
-    found.map(|(words, _)| Note::error(words, CLOCK)).collect()
+    found
+        .map(|problem| Note::error(problem.sentence(), CLOCK))
+        .collect()
 }
 
 pub(super) fn expiring(picture: &Picture) -> Vec<Note> {
     let found = told(picture, Trouble::Expiring).into_iter();
     found
-        .map(|(words, is_authority)| {
+        .map(|problem| {
             Note::warning(
-                words,
-                match is_authority {
+                problem.sentence(),
+                match problem.is_of_authority() {
                     true => "replace the authority in time: every leaf, kubeconfig and kubelet needs a new certificate then",
                     false => "renew it: nodepki bootstrap issues it anew once it has expired or was removed; with the CA key on this node kubeadm certs renew",
                 },
@@ -230,13 +195,16 @@ pub(super) fn revoked(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn unverified(picture: &Picture) -> Vec<Note> {
-    let rows = picture.status.certificates.iter();
-    rows.filter(|row| !is_out(picture, row.authority))
-        .flat_map(|row| row.problems.iter().zip(&row.troubles).map(move |told| (row.name, told)))
-        .filter(|(_, (_, trouble))| **trouble == Trouble::Unverified)
-        .map(|(name, (words, _))| {
+    let problems = told(picture, Trouble::Unverified).into_iter();
+    problems
+        // An authority that is out itself says it all.
+        .filter(|problem| match problem.of {
+            Of::Leaf(name) => !is_out(picture, name.authority()),
+            _ => true,
+        })
+        .map(|problem| {
             Note::error(
-                format!("{name}: {words}"),
+                problem.sentence(),
                 "find out whether the certificate or the authority on this node is the wrong one (compare with another control-plane node); `nodepki bootstrap` issues the certificate anew",
             )
         })

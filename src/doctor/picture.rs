@@ -17,7 +17,7 @@ use crate::names::{Authority, CertName};
 use crate::plan::{KUBECONFIG_DIR, Plan};
 use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::signer::Kind;
-use crate::status::{self, Role, Status};
+use crate::status::{self, Role, Status, Trouble};
 use crate::store::{self, FileKind, Root, STATE_DIR};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
@@ -137,6 +137,35 @@ pub(super) struct SignerFiles {
     pub(super) key: AuthorityKey,
 }
 
+/// One problem of `status`.
+pub(super) struct Problem<'a> {
+    pub(super) of: Of,
+    pub(super) words: &'a str,
+    pub(super) trouble: Trouble,
+}
+
+impl Problem<'_> {
+    pub(super) fn sentence(&self) -> String {
+        match self.of {
+            Of::Authority(name) => format!("{name}: {}", self.words),
+            Of::Leaf(name) => format!("{name}: {}", self.words),
+            Of::ServiceAccount => format!("sa: {}", self.words),
+        }
+    }
+
+    pub(super) fn is_of_authority(&self) -> bool {
+        matches!(self.of, Of::Authority(_))
+    }
+}
+
+/// Whose problem it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Of {
+    Authority(Authority),
+    Leaf(CertName),
+    ServiceAccount,
+}
+
 pub(super) struct Kubelet {
     pub(super) link_path: PathBuf,
     /// What stands at the place of the link to the newest certificate.
@@ -192,6 +221,44 @@ impl Picture {
             configuration,
             certificates_dir,
         }
+    }
+
+    /// All that `status` finds fault with.
+    pub(super) fn problems(&self) -> Vec<Problem<'_>> {
+        let status = &self.status;
+        let authorities = status.authorities.iter();
+        let authorities =
+            authorities.map(|row| (Of::Authority(row.name), &row.problems, &row.troubles));
+        let leaves = status.certificates.iter();
+        let leaves = leaves.map(|row| (Of::Leaf(row.name), &row.problems, &row.troubles));
+        let pair = status.service_account.iter();
+        let pair = pair.map(|row| (Of::ServiceAccount, &row.problems, &row.troubles));
+        authorities
+            .chain(leaves)
+            .chain(pair)
+            .flat_map(|(of, problems, troubles)| {
+                let told = problems.iter().zip(troubles);
+                told.map(move |(words, trouble)| Problem {
+                    of,
+                    words,
+                    trouble: *trouble,
+                })
+            })
+            .collect()
+    }
+
+    /// The kubeconfig itself can be used, so that what is amiss is with what it names or holds.
+    pub(super) fn has_kubeconfig(&self, name: CertName) -> bool {
+        let found = self.leaf(name).and_then(|leaf| leaf.kubeconfig.as_ref());
+        found.is_some_and(|found| found.present().is_some())
+    }
+
+    /// A usable kubeconfig that names no files for certificate and key.
+    pub(super) fn is_embedded(&self, name: CertName) -> bool {
+        let found = self
+            .leaf(name)
+            .and_then(|leaf| leaf.kubeconfig.as_ref()?.present());
+        found.is_some_and(|found| found.files.is_empty())
     }
 
     /// A path of the node as it is on this machine, for messages.
@@ -254,8 +321,7 @@ impl Configuration {
         let stands = |path: &Path| !matches!(root.metadata(path), Ok(None));
         let has_entries =
             |path: &&str| matches!(root.list(path), Ok(Some(names)) if !names.is_empty());
-        read.exists |= stands(Path::new(MAIN_FILE))
-            || FRAGMENT_DIRECTORIES.iter().any(|dir| has_entries(&dir));
+        read.exists |= stands(Path::new(MAIN_FILE)) || FRAGMENT_DIRECTORIES.iter().any(has_entries);
         let settings = match load::read_settings(root, sources) {
             Ok((settings, _)) => settings,
             Err(failure) => {

@@ -11,6 +11,7 @@
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
 mod crl;
+mod doctor;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
