@@ -10,7 +10,9 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod certs;
 mod crl;
+mod discovery;
 mod doctor;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
@@ -21,6 +23,7 @@ mod failures_signer;
 mod gateway;
 mod golden;
 mod http;
+mod join_control_plane;
 mod kubeadm;
 mod layers;
 mod log;
