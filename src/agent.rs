@@ -8,6 +8,7 @@ mod clock;
 mod install;
 mod keys;
 mod offline;
+mod proof;
 pub mod report;
 mod request;
 mod revocation;
@@ -37,6 +38,7 @@ use crate::{http, kubeapi};
 pub use clock::ClockPolicy;
 use clock::Settled;
 pub use offline::{export_requests, import_answers};
+pub use proof::{Answered, ask, believable_now, rehearse, unverified};
 pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
@@ -316,8 +318,8 @@ pub async fn bootstrap(
     bootstrap_in(&mut store, recovery, setup, clock, progress).await
 }
 
-/// Takes the lock and finishes what an earlier run began.
-fn open_store(
+/// Takes the lock and finishes what an earlier run began; what that was is in the sentences.
+pub(crate) fn open_store(
     root: &Root,
     setup: &Setup,
     command: &str,
@@ -331,6 +333,12 @@ fn open_store(
             path.display()
         )
     });
+    let removed = recovery.removed.iter().map(|path| {
+        format!(
+            "{} was removed: an earlier run had been interrupted while removing it",
+            path.display()
+        )
+    });
     let superseded = recovery.superseded.iter().map(|path| {
         format!(
             "{} was left as it is: somebody changed it after an earlier run had been interrupted",
@@ -338,7 +346,8 @@ fn open_store(
         )
     });
     let notes = recovery.notes.iter().map(ToString::to_string);
-    Ok((store, finished.chain(superseded).chain(notes).collect()))
+    let all = finished.chain(removed).chain(superseded).chain(notes);
+    Ok((store, all.collect()))
 }
 
 async fn bootstrap_in(

@@ -2,6 +2,7 @@
 //! status; decides nothing else.
 
 mod csr;
+mod migrate;
 mod table;
 mod terminal;
 
@@ -99,6 +100,9 @@ enum Command {
     /// Have certificates signed offline
     #[command(subcommand)]
     Csr(csr::Command),
+    /// Take the CA keys off a running node, or put them back
+    #[command(subcommand)]
+    Migrate(migrate::Command),
     /// Check and show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -225,6 +229,7 @@ impl Cli {
             Command::Status(arguments) => global.status(&arguments),
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
+            Command::Migrate(command) => command.run(&global),
             Command::Config(command) => global.config(command),
             Command::Demo {
                 dir,

@@ -25,7 +25,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`] |
+//! | commands | [`demo`], [`migrate`] |
 //! | inputs | [`load`] |
 //! | composition | [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -62,6 +62,7 @@ pub mod kubeadm;
 pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
+pub mod migrate;
 pub mod names;
 pub mod offline;
 pub mod plan;
