@@ -285,7 +285,7 @@ impl Setup {
                 .is_none_or(|(_, signer)| !matches!(signer.kind(), Kind::Local | Kind::Embedded));
             if external {
                 survey.notes.push(format!(
-                    "{} is on this node although an external signer is configured for {}: once the key is held elsewhere, remove it here",
+                    "{} is on this node although an external signer is configured for {}: nodepki migrate to-external proves that it is not needed, and removes it",
                     spec.key_path.display(),
                     spec.authority
                 ));

@@ -24,7 +24,7 @@ use crate::failpoint;
 use crate::load;
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, KUBECONFIG_DIR};
-use crate::store::{self, Commit, Mode, Root, Store};
+use crate::store::{self, Commit, FileKind, Mode, Root, Store};
 use crate::x509::{KeyError, PrivateKey, TrustBundle, hex};
 
 pub use backup::{BadPassphrase, Passphrase};
@@ -537,7 +537,8 @@ fn still_read(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result<(),
     let key = spec.key_path.display().to_string();
     for name in root.list(MANIFESTS)?.unwrap_or_default() {
         let path = Path::new(MANIFESTS).join(&name);
-        if name.to_string_lossy().starts_with('.') {
+        let found = root.metadata(&path)?.map(|found| found.kind);
+        if name.to_string_lossy().starts_with('.') || found == Some(FileKind::Directory) {
             continue;
         }
         let Some(content) = root.read(&path)? else {

@@ -96,7 +96,14 @@ pub async fn ask(
     let deadline = Instant::now() + setup.wait;
     let asked = async {
         request::patiently(deadline, || signer.probe()).await?;
-        request::patiently(deadline, || signer.trust(authority)).await
+        match request::patiently(deadline, || signer.trust(authority)).await {
+            // It signs and cannot say what with.
+            Err(error) if !error.class.passes() => {
+                tracing::info!(authority = authority.as_str(), "{error}");
+                Ok(None)
+            }
+            other => other,
+        }
     };
     let offered = match asked.await {
         Ok(offered) => offered,

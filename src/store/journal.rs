@@ -16,8 +16,8 @@ use super::pending::Slot;
 use super::{free_name, sha256};
 
 pub(super) const JOURNAL: &str = "journal.json";
-/// A nodepki that knows only version 1 would write an empty file where one is to be removed, hence 2 for a journal with
-/// a removal. All others stay readable for it.
+/// A nodepki that knows only version 1 would take a removal for damage and go on without it, hence 2 for a journal that
+/// has one. All others stay readable for it.
 const VERSION: u64 = 2;
 const WITHOUT_REMOVAL: u64 = 1;
 /// Some hundred files of the size of a bundle; far above any commit.
