@@ -1,6 +1,7 @@
 //! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
 //! status; decides nothing else.
 
+mod certs;
 mod csr;
 mod migrate;
 mod table;
@@ -103,6 +104,9 @@ enum Command {
     /// Take the CA keys off a running node, or put them back
     #[command(subcommand)]
     Migrate(migrate::Command),
+    /// The files that control-plane nodes share: kubeadm's certificate key, upload and download
+    #[command(subcommand)]
+    Certs(certs::Command),
     /// Check and show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -230,6 +234,7 @@ impl Cli {
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
             Command::Migrate(command) => command.run(&global),
+            Command::Certs(command) => command.run(&global),
             Command::Config(command) => global.config(command),
             Command::Demo {
                 dir,
