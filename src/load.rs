@@ -7,7 +7,7 @@
 pub mod certs;
 
 use std::collections::BTreeMap;
-use std::io::{self, Read};
+use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -33,8 +33,6 @@ use crate::yaml::Faults;
 
 /// How long a run waits for another one to end, unless `--wait` says less.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
-/// More than any passphrase or token.
-const SECRET_LIMIT: usize = 64 * 1024;
 /// For one exchange with a cluster's API.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -431,37 +429,38 @@ pub fn cluster(root: &Root, kubeconfig: &Path) -> Result<Api, Failure> {
         .map_err(|error| Failure::of_cluster(kubeconfig.display(), &error))
 }
 
-/// A secret that the command line names, never holds: a path, `credential:NAME`, or `fd:N` for an open descriptor.
+/// A secret that the command line names and never holds, with what to call its source.
 ///
 /// # Errors
 /// What cannot be read.
-pub fn secret(root: &Root, named: &str) -> Result<Zeroizing<Vec<u8>>, Failure> {
-    let unreadable = |why: String| {
-        Failure::new(
+pub fn secret(
+    root: &Root,
+    source: &certs::KeySource,
+) -> Result<(String, Zeroizing<Vec<u8>>), Failure> {
+    let (what, read) = match source {
+        certs::KeySource::File(text) => {
+            let file = match text.starts_with("credential:") {
+                true => SecretFile::parse(text).map_err(|(what, fix)| {
+                    Failure::new(ExitCode::Usage, format!("{text} {what}; {fix}"))
+                })?,
+                false => SecretFile::Path(absolute(Path::new(text))),
+            };
+            (file.to_string(), certs::read_file(root, &file))
+        }
+        certs::KeySource::Descriptor(number) => (
+            format!("file descriptor {number}"),
+            certs::read_descriptor(*number),
+        ),
+    };
+    match read {
+        Ok(bytes) => Ok((what, bytes)),
+        Err(error) => Err(Failure::new(
             ExitCode::Configuration,
-            format!("{named} cannot be read: {why}; name a file, credential:NAME or fd:N"),
-        )
-    };
-    if let Some(number) = named.strip_prefix("fd:") {
-        let number: u32 = number
-            .parse()
-            .map_err(|_| unreadable("a descriptor has a number".to_owned()))?;
-        let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_LIMIT + 1));
-        let file = std::fs::File::open(format!("/proc/self/fd/{number}"));
-        file.and_then(|file| file.take(SECRET_LIMIT as u64).read_to_end(&mut bytes))
-            .map_err(|error| unreadable(error.to_string()))?;
-        return Ok(bytes);
+            format!(
+                "{what} cannot be read: {error}; name a file that is there, or a descriptor that is open"
+            ),
+        )),
     }
-    let path = match named.strip_prefix("credential:") {
-        None => PathBuf::from(named),
-        Some(_) => SecretFile::parse(named)
-            .map_err(|(what, _)| unreadable(what))?
-            .path(credentials().as_deref())
-            .ok_or_else(|| unreadable("systemd gave this run no credentials".to_owned()))?,
-    };
-    RootedFiles(root.clone())
-        .read(&path)
-        .map_err(|error| unreadable(error.to_string()))
 }
 
 /// Where systemd put the unit's credentials.

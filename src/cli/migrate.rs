@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use super::terminal::Terminal;
 use super::{Global, Output, Run, Sources, now, print, runtime};
 use crate::agent::{ExitCode, Failure};
-use crate::load;
+use crate::load::{self, certs::KeySource};
 use crate::migrate::{self, Backup, Direction, Passphrase, Report, ToExternal, ToInternal};
 use crate::names::Authority;
 use crate::store::Root;
@@ -25,11 +25,10 @@ pub(super) enum Command {
         #[command(flatten)]
         what: What,
         /// File for the encrypted keys; made, never overwritten
-        #[arg(long, value_name = "FILE", requires = "passphrase_file")]
+        #[arg(long, value_name = "FILE", requires = "passphrase")]
         backup: Option<PathBuf>,
-        /// Passphrase of the backup: a file with one line, credential:NAME or fd:N
-        #[arg(long, value_name = "FILE", requires = "backup")]
-        passphrase_file: Option<String>,
+        #[command(flatten)]
+        passphrase: PassphraseArgs,
         /// Believe the signers without having anything signed
         #[arg(long)]
         skip_signing_proof: bool,
@@ -41,11 +40,10 @@ pub(super) enum Command {
         #[command(flatten)]
         what: What,
         /// File with encrypted keys; may be repeated
-        #[arg(long, value_name = "FILE", required = true)]
+        #[arg(long, value_name = "FILE", required = true, requires = "passphrase")]
         backup: Vec<PathBuf>,
-        /// Passphrase of the backups: a file with one line, credential:NAME or fd:N
-        #[arg(long, value_name = "FILE")]
-        passphrase_file: String,
+        #[command(flatten)]
+        passphrase: PassphraseArgs,
     },
 }
 
@@ -59,6 +57,35 @@ pub(super) struct What {
     apply: bool,
 }
 
+#[derive(Debug, Args)]
+#[group(id = "passphrase", multiple = false)]
+pub(super) struct PassphraseArgs {
+    /// Read the passphrase of the backup from FILE, one line, or from credential:NAME of the systemd unit
+    #[arg(long, value_name = "FILE")]
+    passphrase_file: Option<String>,
+    /// Read the passphrase from an open file descriptor
+    #[arg(long, value_name = "N")]
+    passphrase_fd: Option<u32>,
+}
+
+impl PassphraseArgs {
+    fn read(&self, root: &Root) -> Result<Option<Passphrase>, Failure> {
+        let file = self.passphrase_file.clone().map(KeySource::File);
+        let Some(source) = file.or(self.passphrase_fd.map(KeySource::Descriptor)) else {
+            return Ok(None);
+        };
+        let (what, contents) = load::secret(root, &source)?;
+        Passphrase::from_file(&contents).map(Some).map_err(|error| {
+            Failure::new(
+                ExitCode::Configuration,
+                format!(
+                    "{what} is no passphrase, it {error}; write one line into it, for example what `openssl rand -base64 24` prints"
+                ),
+            )
+        })
+    }
+}
+
 impl Command {
     pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
         let root = global.open_root()?;
@@ -67,13 +94,11 @@ impl Command {
                 run,
                 what,
                 backup,
-                passphrase_file,
+                passphrase,
                 skip_signing_proof,
             } => {
-                let backup = match (&backup, &passphrase_file) {
-                    (Some(path), Some(file)) => {
-                        Some(Backup::new(&root, path, passphrase(&root, file)?)?)
-                    }
+                let backup = match (&backup, passphrase.read(&root)?) {
+                    (Some(path), Some(passphrase)) => Some(Backup::new(&root, path, passphrase)?),
                     _ => None,
                 };
                 let loaded = global.load(&run)?;
@@ -91,11 +116,14 @@ impl Command {
                 sources,
                 what,
                 backup,
-                passphrase_file,
+                passphrase,
             } => {
-                let backups = backup
+                // Once, since a pipe gives it once; that there is one is seen to by the command line.
+                let passphrase = passphrase.read(&root)?;
+                let backups = passphrase
                     .iter()
-                    .map(|path| Backup::new(&root, path, passphrase(&root, &passphrase_file)?))
+                    .flat_map(|passphrase| backup.iter().map(|path| (path, passphrase.clone())))
+                    .map(|(path, passphrase)| Backup::new(&root, path, passphrase))
                     .collect::<Result<_, _>>()?;
                 let loaded = global.load(&Run::of(sources))?;
                 let wish = ToInternal {
@@ -115,18 +143,6 @@ impl Command {
         }
         Ok(report.code())
     }
-}
-
-fn passphrase(root: &Root, named: &str) -> Result<Passphrase, Failure> {
-    let contents = load::secret(root, named)?;
-    Passphrase::from_file(&contents).map_err(|error| {
-        Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "the passphrase file {named} {error}; one that is good: openssl rand -base64 24"
-            ),
-        )
-    })
 }
 
 fn text(report: &Report) -> String {

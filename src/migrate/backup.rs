@@ -18,6 +18,7 @@ const SHORTEST: usize = 16;
 const LONGEST: usize = 1000;
 
 /// What the keys are encrypted under.
+#[derive(Clone)]
 pub struct Passphrase(Zeroizing<Vec<u8>>);
 
 impl fmt::Debug for Passphrase {

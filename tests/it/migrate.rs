@@ -521,7 +521,7 @@ fn a_passphrase_is_needed_and_is_never_an_argument() {
     let mut command = migrate(
         &node,
         "to-external",
-        &["--apply", "--passphrase-file", "fd:0", "--backup"],
+        &["--apply", "--passphrase-fd", "0", "--backup"],
     );
     let stdin = fs::File::open(node.outside("passphrase")).unwrap();
     Ran::of(command.arg(node.outside("backup")).stdin(stdin)).done();
