@@ -345,6 +345,11 @@ pub(crate) fn open_store(
 ) -> Result<(Store, Vec<String>), Failure> {
     let locked = root.lock(setup.lock_wait, command)?;
     let (store, recovery) = locked.recover(clock())?;
+    Ok((store, recovery_notes(&recovery)))
+}
+
+/// What is worth telling of an interrupted run that was completed.
+pub(crate) fn recovery_notes(recovery: &store::Recovery) -> Vec<String> {
     let finished = recovery.finished.iter().map(|path| {
         format!(
             "{} was completed: an earlier run had been interrupted while writing it",
@@ -365,7 +370,7 @@ pub(crate) fn open_store(
     });
     let notes = recovery.notes.iter().map(ToString::to_string);
     let all = finished.chain(removed).chain(superseded).chain(notes);
-    Ok((store, all.collect()))
+    all.collect()
 }
 
 async fn bootstrap_in(
