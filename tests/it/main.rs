@@ -13,6 +13,7 @@ mod bootstrap_kubeadm;
 mod certs;
 mod crl;
 mod discovery;
+mod doctor;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
