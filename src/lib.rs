@@ -26,7 +26,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`], [`doctor`] |
+//! | commands | [`demo`], [`doctor`], [`migrate`] |
 //! | inputs | [`load`] |
 //! | composition | [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -68,6 +68,7 @@ pub mod kubeadm;
 pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
+pub mod migrate;
 pub mod names;
 pub mod offline;
 pub mod plan;
