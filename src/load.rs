@@ -14,7 +14,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use crate::agent::{ClockPolicy, ExitCode, Failure, Setup, TrustSource};
+use crate::agent::{ClockPolicy, ExitCode, Failure, Provided, Setup, TrustSource};
 use crate::http::Files;
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved};
 use crate::kubeapi::{Access, Api};
@@ -84,6 +84,7 @@ pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded,
         )?,
         identity,
         trust: trust_sources(&settings),
+        provided: Provided::default(),
         wait: inputs.wait.unwrap_or(settings.wait),
         lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
         clock: ClockPolicy {
