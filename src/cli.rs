@@ -1,6 +1,7 @@
 //! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
 //! status; decides nothing else.
 
+mod capi;
 mod csr;
 mod table;
 mod terminal;
@@ -102,6 +103,9 @@ enum Command {
     /// Check and show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// What Cluster API's external-CA flow needs in the management cluster
+    #[command(subcommand)]
+    Capi(capi::Command),
     /// Do the main job in DIR with a throw-away authority that lives in memory
     Demo {
         /// Directory that stands for the node's root
@@ -226,6 +230,7 @@ impl Cli {
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
             Command::Config(command) => global.config(command),
+            Command::Capi(command) => command.run(&global),
             Command::Demo {
                 dir,
                 kubeadm_config,

@@ -25,7 +25,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`] |
+//! | commands | [`demo`], [`capi`] |
 //! | inputs | [`load`] |
 //! | composition | [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -54,6 +54,7 @@
 
 pub mod agent;
 pub mod assess;
+pub mod capi;
 pub mod cli;
 pub mod demo;
 pub mod failpoint;

@@ -30,7 +30,7 @@ use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
 /// How long a run waits for another one to end, unless `--wait` says less.
-const LOCK_WAIT: Duration = Duration::from_secs(60);
+pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// For one exchange with a cluster's API.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -197,7 +197,7 @@ pub fn read_kubeadm(root: &Root, settings: &Settings) -> Result<(Resolved, Polic
     Ok((resolved, policy))
 }
 
-fn faulty(faults: Faults) -> Failure {
+pub(crate) fn faulty(faults: Faults) -> Failure {
     Failure {
         code: ExitCode::Configuration,
         messages: faults.iter().map(ToString::to_string).collect(),
@@ -217,7 +217,7 @@ fn text(path: &Path, bytes: &[u8]) -> io::Result<String> {
 }
 
 /// A file that a person named on the command line.
-fn read_named(root: &Root, path: &Path) -> io::Result<String> {
+pub(crate) fn read_named(root: &Root, path: &Path) -> io::Result<String> {
     if let Some(content) = root.read(absolute(path)).map_err(io::Error::other)? {
         return text(path, &content.bytes);
     }
@@ -301,7 +301,7 @@ fn default_route_address() -> Option<IpAddr> {
     source("0.0.0.0:0", "192.0.2.1:9").or_else(|| source("[::]:0", "[2001:db8::1]:9"))
 }
 
-fn choices(settings: &Settings) -> Choices {
+pub(crate) fn choices(settings: &Settings) -> Choices {
     Choices {
         kubelet_client_subject: settings.kubelet_client_subject,
         common_names: settings.common_names.clone(),
@@ -341,9 +341,9 @@ fn trust_sources(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
         .collect()
 }
 
-type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
+pub(crate) type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
 
-fn open_signers(
+pub(crate) fn open_signers(
     root: &Root,
     settings: &Settings,
     identity: &Identity,
