@@ -24,7 +24,7 @@ use zeroize::Zeroizing;
 use crate::agent::{
     self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, Report, Setup,
 };
-use crate::agent::{Row, SurveyedCert, TrustSource};
+use crate::agent::{SurveyedCert, TrustSource};
 use crate::assess::Found;
 use crate::kubeadm::{self, Cluster, Endpoint, Etcd, Node, NodeName, Role};
 use crate::kubeapi::Api;
@@ -39,7 +39,7 @@ use crate::x509::TrustBundle;
 use crate::yaml;
 
 use conditions::Findings;
-use secrets::{Format, Material, Object, Purpose, Secret, Target};
+use secrets::{Format, Material, Object, Purpose, Target};
 
 /// Where the clusters' directories are.
 fn default_state(target: &Target) -> PathBuf {
@@ -198,6 +198,7 @@ fn table(
         bind_port: 6443,
         hostname_override: None,
         join_endpoint: None,
+        join: None,
     };
     let mut plan = plan::plan(cluster, &node, policy, choices);
     plan.certs.retain(|spec| {

@@ -17,9 +17,9 @@
 //!                                         store::commit ─▶ /etc/kubernetes
 //! ```
 //!
-//! The upper half is pure: [`yaml`], [`kubeadm`], [`schema`], [`policy`], [`plan`], [`assess`], [`kubeconfig`], [`x509`] and
-//! [`names`] open no file and no socket and look at no clock or environment; the time is an argument. The lower
-//! half is the edge: [`load`] brings the inputs together, [`agent`] composes, [`signer`] asks, [`store`] writes.
+//! The upper half is pure: [`yaml`], [`kubeadm`], [`sharedcerts`], [`schema`], [`policy`], [`plan`], [`assess`],
+//! [`kubeconfig`], [`jwks`], [`x509`] and [`names`] open no file and no socket and look at no clock or environment; the
+//! time is an argument. The lower half is the edge: [`load`] brings the inputs together, [`agent`] composes, [`signer`] asks, [`store`] writes.
 //! Imports go downward only, in the order of the table; a test reads the `use` lines.
 //!
 //! | layer | modules |
@@ -27,9 +27,9 @@
 //! | command line | [`cli`] |
 //! | commands | [`demo`], [`capi`] |
 //! | inputs | [`load`] |
-//! | composition | [`agent`], [`status`], [`offline`] |
+//! | composition | [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
-//! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`kubeconfig`], [`x509`], [`yaml`], [`names`] |
+//! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
 //!
@@ -55,10 +55,12 @@
 pub mod agent;
 pub mod assess;
 pub mod capi;
+pub mod certs;
 pub mod cli;
 pub mod demo;
 pub mod failpoint;
 pub mod http;
+pub mod jwks;
 pub mod kubeadm;
 pub mod kubeapi;
 pub mod kubeconfig;
@@ -69,6 +71,7 @@ pub mod plan;
 pub mod policy;
 pub mod schema;
 pub mod settings;
+pub mod sharedcerts;
 pub mod signer;
 pub mod status;
 pub mod store;
