@@ -224,14 +224,9 @@ fn refuse(
     let chain = chain
         .and_then(|pem| Chain::from_pem(&pem).ok())
         .ok_or("it holds no certificate that can be read")?;
-    let foreign = path_differences(&chain, trust, now)
-        .into_iter()
-        .find(|difference| {
-            matches!(
-                difference,
-                Difference::UntrustedIssuer { .. } | Difference::Path(_)
-            )
-        });
+    let mut differences = path_differences(&chain, trust, now).into_iter();
+    let foreign =
+        differences.find(|difference| matches!(difference, Difference::UntrustedIssuer { .. }));
     match foreign {
         Some(difference) => Err(format!(
             "its certificate is not of this cluster: {difference}"

@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use super::secrets::{ADOPTED_TYPE, Format, Object, Purpose, Target};
 use crate::kubeconfig::{Current, Kubeconfig};
 use crate::names::Authority;
-use crate::x509::{Chain, PrivateKey, TrustBundle, path_differences, rfc3339};
+use crate::x509::{Chain, Difference, PrivateKey, TrustBundle, path_differences, rfc3339};
 
 /// A `metav1.Condition` without `lastTransitionTime`, which only who keeps conditions can know.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -284,7 +284,11 @@ impl Judge<'_> {
         match trust {
             Some(trust) => {
                 for difference in path_differences(&chain, trust, self.now) {
-                    self.fault(difference.to_string());
+                    match difference {
+                        // That is kubeadm's rule alone.
+                        Difference::NotUnderFirst { .. } => self.notes.push(difference.to_string()),
+                        other => self.fault(other.to_string()),
+                    }
                 }
             }
             None => self.unverified(purpose.authority()),
