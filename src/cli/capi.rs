@@ -115,13 +115,16 @@ pub(super) struct SecretsArgs {
 pub(super) struct CheckArgs {
     #[command(flatten)]
     which: Which,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Where the Secrets are.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Place {
     /// The management cluster
-    #[arg(
-        long,
-        value_name = "FILE",
-        required_unless_present = "from_file",
-        conflicts_with = "from_file"
-    )]
+    #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// A manifest with the Secrets, or what `kubectl get secrets -o yaml` printed
     #[arg(long, value_name = "MANIFEST")]
@@ -221,7 +224,7 @@ impl CheckArgs {
         let root = global.open_root()?;
         let target = self.which.target()?;
         let (format, external) = (self.which.format.into(), self.which.external_etcd);
-        let findings = match (&self.from_file, &self.kubeconfig) {
+        let findings = match (&self.place.from_file, &self.place.kubeconfig) {
             (Some(file), _) => capi::check_manifest(&root, file, &target, format, external, now())?,
             (None, Some(kubeconfig)) => {
                 let api = load::cluster(&root, kubeconfig)?;

@@ -10,6 +10,8 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod capi;
+mod cloud_init;
 mod crl;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
