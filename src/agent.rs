@@ -177,9 +177,7 @@ impl From<discovery::Error> for Failure {
     fn from(error: discovery::Error) -> Self {
         use discovery::Error as E;
         let code = match &error {
-            E::Call { server, source } => {
-                return Failure::of_cluster(format!("reading cluster-info from {server}"), source);
-            }
+            E::Call { doing, source } => return Failure::of_cluster(doing, source),
             E::Nothing | E::File { .. } | E::NoCredential { .. } => ExitCode::Configuration,
             E::Anonymous { .. } | E::NoSignature { .. } | E::WrongSecret { .. } => {
                 ExitCode::NotPermitted

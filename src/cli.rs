@@ -2,6 +2,7 @@
 //! status; decides nothing else.
 
 mod capi;
+mod certs;
 mod csr;
 mod table;
 mod terminal;
@@ -100,6 +101,9 @@ enum Command {
     /// Have certificates signed offline
     #[command(subcommand)]
     Csr(csr::Command),
+    /// The files that control-plane nodes share: kubeadm's certificate key, upload and download
+    #[command(subcommand)]
+    Certs(certs::Command),
     /// Check and show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -229,6 +233,7 @@ impl Cli {
             Command::Status(arguments) => global.status(&arguments),
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
+            Command::Certs(command) => command.run(&global),
             Command::Config(command) => global.config(command),
             Command::Capi(command) => command.run(&global),
             Command::Demo {

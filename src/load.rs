@@ -4,6 +4,8 @@
 //! or a signer's settings name are looked for there first and then on this machine, so that a person in a lab can name
 //! a file beside them.
 
+pub mod certs;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -144,6 +146,47 @@ pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults),
 /// # Errors
 /// All faults of all documents at once.
 pub fn read_kubeadm(root: &Root, settings: &Settings) -> Result<(Resolved, Policy), Failure> {
+    let sources = kubeadm_sources(root, settings)?;
+    let loaded = kubeadm::load(&sources);
+    let overrides = Overrides {
+        node_name: settings.node_name.clone(),
+    };
+    let mut resolved = kubeadm::resolve(&loaded, &host_facts(root)?, &overrides).map_err(faulty)?;
+    let algorithm = resolved
+        .cluster
+        .as_ref()
+        .map_or(KeyAlgorithm::Rsa2048, |cluster: &Cluster| {
+            cluster.key_algorithm
+        });
+    let (policy, warnings) =
+        Policy::assemble(settings.pki.as_ref(), loaded.policies(), algorithm).map_err(faulty)?;
+    resolved.warnings.extend(warnings);
+    Ok((resolved, policy))
+}
+
+/// The kubeadm documents that there are: `(file, text)`.
+fn kubeadm_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, String)>, Failure> {
+    let sources = existing_sources(root, settings)?;
+    if sources.is_empty() {
+        let tried: Vec<_> = settings
+            .kubeadm
+            .files
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        return Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "there is no kubeadm configuration: none of {} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files",
+                tried.join(", ")
+            ),
+        ));
+    }
+    Ok(sources)
+}
+
+/// As [`kubeadm_sources`], but there may be none.
+fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, String)>, Failure> {
     let mut sources = Vec::new();
     for path in &settings.kubeadm.files {
         let found = match settings.kubeadm.required {
@@ -165,36 +208,7 @@ pub fn read_kubeadm(root: &Root, settings: &Settings) -> Result<(Resolved, Polic
         let text = text(path, &content.bytes).map_err(|error| unreadable(path, &error))?;
         sources.push((path.display().to_string(), text));
     }
-    if sources.is_empty() {
-        let tried: Vec<_> = settings
-            .kubeadm
-            .files
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
-        return Err(Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "there is no kubeadm configuration: none of {} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files",
-                tried.join(", ")
-            ),
-        ));
-    }
-    let loaded = kubeadm::load(&sources);
-    let overrides = Overrides {
-        node_name: settings.node_name.clone(),
-    };
-    let mut resolved = kubeadm::resolve(&loaded, &host_facts(root)?, &overrides).map_err(faulty)?;
-    let algorithm = resolved
-        .cluster
-        .as_ref()
-        .map_or(KeyAlgorithm::Rsa2048, |cluster: &Cluster| {
-            cluster.key_algorithm
-        });
-    let (policy, warnings) =
-        Policy::assemble(settings.pki.as_ref(), loaded.policies(), algorithm).map_err(faulty)?;
-    resolved.warnings.extend(warnings);
-    Ok((resolved, policy))
+    Ok(sources)
 }
 
 pub(crate) fn faulty(faults: Faults) -> Failure {

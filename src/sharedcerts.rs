@@ -18,7 +18,7 @@ use aes_gcm::{Aes256Gcm, Nonce};
 use zeroize::Zeroizing;
 
 use crate::names::Authority;
-use crate::x509::{Chain, PrivateKey, PublicKey, TrustBundle, hex};
+use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle, hex};
 
 /// Namespace of the Secret.
 pub const NAMESPACE: &str = "kube-system";
@@ -99,11 +99,77 @@ impl Entry {
             Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey
         )
     }
+
+    /// What a file of this name holds, however it is written; `None` when it is nothing of the kind.
+    pub fn holds(self, bytes: &[u8]) -> Option<Held> {
+        match self {
+            Entry::Authority(_) | Entry::ExternalEtcdAuthority => {
+                let bundle = TrustBundle::from_pem(bytes).ok()?;
+                Some(Held::Certificates(bundle.certificates().to_vec()))
+            }
+            Entry::ExternalEtcdCertificate => {
+                let chain = Chain::from_pem(bytes).ok()?;
+                let leaf = std::iter::once(chain.leaf());
+                Some(Held::Certificates(
+                    leaf.chain(chain.intermediates()).cloned().collect(),
+                ))
+            }
+            Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey => {
+                let key = PrivateKey::from_pem(bytes).ok()?;
+                Some(Held::Key(key.public_key().clone()))
+            }
+            Entry::ServiceAccountPublic => PublicKey::from_pem(bytes).ok().map(Held::Key),
+        }
+    }
 }
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
+    }
+}
+
+/// What a shared file holds, for comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// In order, at least one.
+    Certificates(Vec<Certificate>),
+    /// A public key, or that of a private one.
+    Key(PublicKey),
+}
+
+impl Held {
+    /// The first certificate.
+    pub fn certificate(&self) -> Option<&Certificate> {
+        match self {
+            Held::Certificates(certificates) => certificates.first(),
+            Held::Key(_) => None,
+        }
+    }
+
+    /// The public key, of the first certificate where it is certificates.
+    pub fn key(&self) -> Option<&PublicKey> {
+        match self {
+            Held::Certificates(_) => self.certificate().map(Certificate::public_key),
+            Held::Key(key) => Some(key),
+        }
+    }
+}
+
+/// Digests only.
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Held::Certificates(certificates) => {
+                for (index, certificate) in certificates.iter().enumerate() {
+                    let comma = if index > 0 { ", " } else { "" };
+                    let fingerprint = hex(&certificate.fingerprint());
+                    write!(f, "{comma}sha256:{fingerprint} ({})", certificate.subject())?;
+                }
+                Ok(())
+            }
+            Held::Key(key) => write!(f, "public key sha256:{}", hex(&key.sha256())),
+        }
     }
 }
 

@@ -12,7 +12,9 @@ mod bootstrap_golden;
 mod bootstrap_kubeadm;
 mod capi;
 mod cloud_init;
+mod certs;
 mod crl;
+mod discovery;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
