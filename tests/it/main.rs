@@ -11,8 +11,8 @@
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
 mod capi;
-mod cloud_init;
 mod certs;
+mod cloud_init;
 mod crl;
 mod discovery;
 mod failures_configuration;
