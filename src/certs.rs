@@ -13,7 +13,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use crate::agent::{Clock, ExitCode, Failure, Report, Row};
+use crate::agent::{Clock, ExitCode, Failure, Report, Row, recovery_notes};
 use crate::kubeadm::{Cluster, Etcd};
 use crate::kubeapi::{self, Api, Resource};
 use crate::names::Authority;
@@ -202,34 +202,40 @@ pub async fn download(
     clock: Clock,
 ) -> Result<Report, Failure> {
     let needed = needed(what.cluster, what.with_ca_keys);
-    let (certs, notes) = fetch(api, key, &needed).await?;
-    // Where nothing is to be done nothing is touched, the lock included.
-    let mut rows = compare(root, &certs, what)?;
-    let mut written = Vec::new();
-    if root.has_unfinished()? || rows.iter().any(|(row, _)| row.action != KEPT) {
-        let locked = root.lock(what.lock_wait, "certs download")?;
-        let (mut store, _) = locked.recover(clock())?;
-        rows = compare(store.root(), &certs, what)?;
-        let mut commit = Commit::new();
-        for (row, entry) in rows.iter().filter(|(row, _)| row.action != KEPT) {
-            let mode = match entry.is_private() {
-                true => Mode::Private,
-                false => Mode::Public,
-            };
-            if let (Some(path), Some(bytes)) = (row.paths.first(), certs.contents(*entry)) {
-                match row.action {
-                    REPLACED => commit.file(path, bytes.clone(), mode),
-                    _ => commit.file_if_absent(path, bytes.clone(), mode),
-                };
-            }
-        }
-        written = store.commit(commit)?.written;
-    }
-    Ok(Report {
+    let (certs, mut notes) = fetch(api, key, &needed).await?;
+    let report = |rows: Vec<(Row, Entry)>, notes, written| Report {
         rows: rows.into_iter().map(|(row, _)| row).collect(),
         notes,
         written,
-    })
+    };
+    // Where nothing is to be done nothing is touched, the lock included.
+    if !root.has_unfinished()? {
+        let rows = compare(root, &certs, what)?;
+        if rows.iter().all(|(row, _)| row.action == KEPT) {
+            return Ok(report(rows, notes, Vec::new()));
+        }
+    }
+    let locked = root.lock(what.lock_wait, "certs download")?;
+    let (mut store, recovery) = locked.recover(clock())?;
+    notes.extend(recovery_notes(&recovery));
+    let rows = compare(store.root(), &certs, what)?;
+    let mut commit = Commit::new();
+    for (row, entry) in &rows {
+        let mode = match entry.is_private() {
+            true => Mode::Private,
+            false => Mode::Public,
+        };
+        if let (Some(path), Some(bytes)) = (row.paths.first(), certs.contents(*entry)) {
+            match row.action {
+                KEPT => &mut commit,
+                REPLACED => commit.file(path, bytes.clone(), mode),
+                _ => commit.file_if_absent(path, bytes.clone(), mode),
+            };
+        }
+    }
+    let committed = store.commit(commit)?;
+    notes.extend(committed.notes.iter().map(ToString::to_string));
+    Ok(report(rows, notes, committed.written))
 }
 
 const KEPT: &str = "kept";

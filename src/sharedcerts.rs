@@ -116,9 +116,9 @@ impl Entry {
             }
             Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey => {
                 let key = PrivateKey::from_pem(bytes).ok()?;
-                Some(Held::Key(key.public_key().clone()))
+                Some(Held::Keys(vec![key.public_key().clone()]))
             }
-            Entry::ServiceAccountPublic => PublicKey::from_pem(bytes).ok().map(Held::Key),
+            Entry::ServiceAccountPublic => PublicKey::all_from_pem(bytes).ok().map(Held::Keys),
         }
     }
 }
@@ -134,8 +134,8 @@ impl fmt::Display for Entry {
 pub enum Held {
     /// In order, at least one.
     Certificates(Vec<Certificate>),
-    /// A public key, or that of a private one.
-    Key(PublicKey),
+    /// Public keys in order, at least one, or that of a private key.
+    Keys(Vec<PublicKey>),
 }
 
 impl Held {
@@ -143,15 +143,15 @@ impl Held {
     pub fn certificate(&self) -> Option<&Certificate> {
         match self {
             Held::Certificates(certificates) => certificates.first(),
-            Held::Key(_) => None,
+            Held::Keys(_) => None,
         }
     }
 
-    /// The public key, of the first certificate where it is certificates.
+    /// The first public key, or that of the first certificate.
     pub fn key(&self) -> Option<&PublicKey> {
         match self {
             Held::Certificates(_) => self.certificate().map(Certificate::public_key),
-            Held::Key(key) => Some(key),
+            Held::Keys(keys) => keys.first(),
         }
     }
 }
@@ -159,17 +159,17 @@ impl Held {
 /// Digests only.
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Held::Certificates(certificates) => {
-                for (index, certificate) in certificates.iter().enumerate() {
-                    let comma = if index > 0 { ", " } else { "" };
-                    let fingerprint = hex(&certificate.fingerprint());
-                    write!(f, "{comma}sha256:{fingerprint} ({})", certificate.subject())?;
-                }
-                Ok(())
-            }
-            Held::Key(key) => write!(f, "public key sha256:{}", hex(&key.sha256())),
-        }
+        let words: Vec<_> = match self {
+            Held::Certificates(certificates) => certificates
+                .iter()
+                .map(|one| format!("sha256:{} ({})", hex(&one.fingerprint()), one.subject()))
+                .collect(),
+            Held::Keys(keys) => keys
+                .iter()
+                .map(|key| format!("public key sha256:{}", hex(&key.sha256())))
+                .collect(),
+        };
+        f.write_str(&words.join(", "))
     }
 }
 
@@ -305,11 +305,11 @@ impl SharedCerts {
                 key_fault(bytes, of)
             }
             Entry::ServiceAccountKey => key_fault(bytes, None),
-            Entry::ServiceAccountPublic => match PublicKey::from_pem(bytes) {
+            Entry::ServiceAccountPublic => match PublicKey::all_from_pem(bytes) {
                 Err(error) => Some(error.to_string()),
                 Ok(public) => {
                     let key = self.parsed(Entry::ServiceAccountKey, PrivateKey::from_pem)?;
-                    (*key.public_key() != public)
+                    (!public.contains(key.public_key()))
                         .then(|| format!("it does not belong to {}", Entry::ServiceAccountKey))
                 }
             },

@@ -18,7 +18,7 @@ use crate::http::Files as _;
 use crate::kubeadm::{self, Cluster, Join};
 use crate::kubeapi::Api;
 use crate::schema::SecretFile;
-use crate::sharedcerts::{CertificateKey, CertificateKeyError};
+use crate::sharedcerts::{CertificateKey, CertificateKeyError, UPLOAD};
 use crate::store::Root;
 
 /// Nobody writes more than a key and a line end.
@@ -140,10 +140,7 @@ pub fn certificate_key(root: &Root, source: &KeySource) -> Result<CertificateKey
     let unusable = |why: String| {
         Failure::new(
             ExitCode::Configuration,
-            format!(
-                "the certificate key in {what}: {why}; write into it what `{}` prints",
-                crate::sharedcerts::UPLOAD
-            ),
+            format!("the certificate key in {what}: {why}; write into it what `{UPLOAD}` prints"),
         )
     };
     let bytes = read.map_err(|error| unusable(error.to_string()))?;

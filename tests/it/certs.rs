@@ -147,7 +147,11 @@ fn kubeadm_downloads(cluster: &Cluster, node: &ClusterNode, key: &str) -> Ran {
 #[test]
 fn what_kubeadm_uploaded_is_downloaded_without_ca_keys() {
     let cluster = internal();
-    let key = kubeadm_uploads(&cluster, INIT);
+    // kubeadm takes nodepki's key.
+    let key = key_in(&cluster.first().nodepki(&["certs", "key"]));
+    let given = format!("certificateKey: {key}\nbootstrapTokens:");
+    let config = INIT.replace("bootstrapTokens:", &given);
+    assert_eq!(kubeadm_uploads(&cluster, &config), key);
     let node = joining(&cluster, "down1", "192.0.2.21", &key);
     let ran = download(&node, &[]);
     ran.done()
@@ -167,11 +171,12 @@ fn what_kubeadm_uploaded_is_downloaded_without_ca_keys() {
     assert!(rows.iter().all(|row| row["action"] == "kept"), "{report:#}");
     assert_eq!(report["written"], json!([]));
 
-    download(&node, &["--with-ca-keys"])
+    download(&node, &["--with-ca-keys", "-vv"])
         .done()
         .row_says("ca.crt", "kept")
         .row_says("front-proxy-ca.key", "written")
         .says_not("left there")
+        .says_not("PRIVATE KEY")
         .says_not(&key);
     has_the_files_of(&cluster, &node, &everything());
 }
@@ -378,12 +383,13 @@ fn the_real_kubeadm_downloads_what_was_uploaded() {
     // A key that is given is used, and not told.
     first.write("/etc/nodepki/given", &key);
     let ran = first.nodepki(&[
+        "-vv",
         "certs",
         "upload",
         "--certificate-key-file",
         "/etc/nodepki/given",
     ]);
-    ran.done().says_not(&key);
+    ran.done().says_not(&key).says_not("PRIVATE KEY");
     kubeadm_downloads(&cluster, &node, &key).done();
 }
 
@@ -583,6 +589,58 @@ fn nothing_is_sent_when_a_file_is_missing_or_wrong() {
         .ended(77)
         .says("making the Secret kube-system/bootstrap-token-");
     assert_eq!(names(), before);
+}
+
+#[test]
+fn an_upload_that_fails_half_way_ends_at_once() {
+    let cluster = internal();
+    let first = cluster.first();
+    let admin = cluster.admin();
+    let name = "secrets-only";
+    let rules = json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["*"]}]);
+    let group = "system:bootstrappers:kubeadm:default-node-token";
+    for (plural, object) in [
+        ("roles", json!({"metadata": {"name": name}, "rules": rules})),
+        (
+            "rolebindings",
+            json!({
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+                "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
+            }),
+        ),
+    ] {
+        assert_eq!(admin.post(&format!("{RBAC}/{plural}"), &object).0, 201);
+    }
+    first.write(
+        "/etc/nodepki/secrets-only.conf",
+        &format!(
+            "apiVersion: v1
+kind: Config
+current-context: it
+clusters: [{{name: it, cluster: {{server: 'https://{ENDPOINT}', certificate-authority: {PKI}/ca.crt}}}}]
+users: [{{name: it, user: {{token: {TOKEN}}}}}]
+contexts: [{{name: it, context: {{cluster: it, user: it}}}}]
+"
+        ),
+    );
+    let conf = "/etc/nodepki/secrets-only.conf";
+    let out = "/etc/nodepki/of-no-use";
+    let ran = first.nodepki(&[
+        "certs",
+        "upload",
+        "--kubeconfig",
+        conf,
+        "--certificate-key-out",
+        out,
+    ]);
+    for plural in ["roles", "rolebindings"] {
+        assert_eq!(admin.delete(&format!("{RBAC}/{plural}/{name}")).0, 200);
+    }
+    ran.ended(77)
+        .says("writing the Role kube-system/kubeadm:kubeadm-certs");
+    assert!(!first.path(out).exists());
+    wait_until("the upload is removed", || admin.get(SHARED).0 == 404);
 }
 
 #[test]
