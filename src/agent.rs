@@ -35,8 +35,8 @@ use crate::store::{self, Root, Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 use crate::{discovery, http, kubeapi};
 
-pub use clock::ClockPolicy;
 use clock::Settled;
+pub use clock::{ClockPolicy, Floor, floor};
 pub use offline::{export_requests, import_answers};
 pub use provided::{Provided, ProvidedFile};
 pub use report::{Report, Row};
@@ -557,7 +557,7 @@ impl<'a> Run<'a> {
 
     /// Waits for a clock that cannot be right, then judges again what was judged by it.
     async fn settle_clock(&mut self, survey: &mut Survey) -> Result<(), Failure> {
-        let floor = clock::floor(self.trust.values());
+        let floor = floor(self.trust.values());
         match clock::wait_for(&floor, &self.setup.clock, self.clock, self.progress).await? {
             Settled::AtOnce => return Ok(()),
             Settled::Caught => {}

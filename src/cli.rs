@@ -4,6 +4,7 @@
 mod capi;
 mod certs;
 mod csr;
+mod doctor;
 mod table;
 mod terminal;
 
@@ -96,6 +97,11 @@ enum Command {
     Plan(Sources),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
+    /// Look for everything that is wrong with this node, with evidence and a fix for each finding
+    ///
+    /// Needs no configuration and no cluster. Exit status: 0 without a finding of severity error, whatever the warnings;
+    /// 65 with one.
+    Doctor(doctor::Arguments),
     /// Fetch the revocation lists of the signers that publish them, verify them, and put them in place
     Crl(Run),
     /// Have certificates signed offline
@@ -231,6 +237,7 @@ impl Cli {
             }
             Command::Plan(sources) => global.plan(&global.load(&Run::of(sources))?),
             Command::Status(arguments) => global.status(&arguments),
+            Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
             Command::Certs(command) => command.run(&global),

@@ -26,7 +26,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`], [`capi`] |
+//! | commands | [`demo`], [`capi`], [`doctor`] |
 //! | inputs | [`load`] |
 //! | composition | [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -61,6 +61,7 @@ pub mod cli;
 pub mod clusterinfo;
 pub mod demo;
 pub mod discovery;
+pub mod doctor;
 pub mod failpoint;
 pub mod http;
 pub mod jwks;

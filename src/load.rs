@@ -55,6 +55,8 @@ pub struct Inputs {
 pub struct Loaded {
     /// What the agent works with.
     pub setup: Setup,
+    /// The node as kubeadm's configuration has it.
+    pub node: kubeadm::Node,
     /// The settings in force.
     pub settings: Settings,
     /// Faults that are not errors.
@@ -97,6 +99,7 @@ pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded,
     let warnings = warnings.warnings().map(ToString::to_string).collect();
     Ok(Loaded {
         setup,
+        node: resolved.node,
         settings,
         warnings,
     })

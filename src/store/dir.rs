@@ -144,6 +144,16 @@ impl Dir {
             .collect())
     }
 
+    /// The names of unfinished files of ours, sorted: a running commit has some, and a crash leaves some behind.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn unfinished(&self) -> Result<Vec<OsString>, Error> {
+        let mut names = self.names()?;
+        names.retain(|name| is_unfinished(name));
+        Ok(names)
+    }
+
     /// Puts a file in place so that every reader sees the old one or the new one whole; false when it was so already.
     ///
     /// The mode is exact, whatever the umask is. The file and its name are on the disk when this returns.

@@ -15,6 +15,7 @@ mod certs;
 mod cloud_init;
 mod crl;
 mod discovery;
+mod doctor;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
