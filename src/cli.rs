@@ -5,6 +5,7 @@ mod capi;
 mod certs;
 mod csr;
 mod doctor;
+mod migrate;
 mod table;
 mod terminal;
 
@@ -107,6 +108,9 @@ enum Command {
     /// Have certificates signed offline
     #[command(subcommand)]
     Csr(csr::Command),
+    /// Take the CA keys off a running node, or put them back
+    #[command(subcommand)]
+    Migrate(migrate::Command),
     /// The files that control-plane nodes share: kubeadm's certificate key, upload and download
     #[command(subcommand)]
     Certs(certs::Command),
@@ -240,6 +244,7 @@ impl Cli {
             Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
+            Command::Migrate(command) => command.run(&global),
             Command::Certs(command) => command.run(&global),
             Command::Config(command) => global.config(command),
             Command::Capi(command) => command.run(&global),

@@ -26,7 +26,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`], [`capi`], [`doctor`] |
+//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`] |
 //! | inputs | [`load`] |
 //! | composition | [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -69,6 +69,7 @@ pub mod kubeadm;
 pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
+pub mod migrate;
 pub mod names;
 pub mod offline;
 pub mod plan;

@@ -433,6 +433,40 @@ pub fn cluster(root: &Root, kubeconfig: &Path) -> Result<Api, Failure> {
         .map_err(|error| Failure::of_cluster(kubeconfig.display(), &error))
 }
 
+/// A secret that the command line names and never holds, with what to call its source.
+///
+/// # Errors
+/// What cannot be read.
+pub fn secret(
+    root: &Root,
+    source: &certs::KeySource,
+) -> Result<(String, Zeroizing<Vec<u8>>), Failure> {
+    let (what, read) = match source {
+        certs::KeySource::File(text) => {
+            let file = match text.starts_with("credential:") {
+                true => SecretFile::parse(text).map_err(|(what, fix)| {
+                    Failure::new(ExitCode::Usage, format!("{text} {what}; {fix}"))
+                })?,
+                false => SecretFile::Path(absolute(Path::new(text))),
+            };
+            (file.to_string(), certs::read_file(root, &file))
+        }
+        certs::KeySource::Descriptor(number) => (
+            format!("file descriptor {number}"),
+            certs::read_descriptor(*number),
+        ),
+    };
+    match read {
+        Ok(bytes) => Ok((what, bytes)),
+        Err(error) => Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "{what} cannot be read: {error}; name a file that is there, or a descriptor that is open"
+            ),
+        )),
+    }
+}
+
 /// Where systemd put the unit's credentials.
 fn credentials() -> Option<PathBuf> {
     std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from)

@@ -30,6 +30,7 @@ mod kubeadm;
 mod layers;
 mod log;
 mod machine;
+mod migrate;
 mod node;
 mod offline;
 mod openssl;
