@@ -8,7 +8,11 @@ mod clock;
 mod install;
 mod keys;
 mod offline;
+<<<<<<< HEAD
+mod provided;
+=======
 mod proof;
+>>>>>>> main
 pub mod report;
 mod request;
 mod revocation;
@@ -38,7 +42,11 @@ use crate::{discovery, http, kubeapi};
 use clock::Settled;
 pub use clock::{ClockPolicy, Floor, floor};
 pub use offline::{export_requests, import_answers};
+<<<<<<< HEAD
+pub use provided::{Provided, ProvidedFile};
+=======
 pub use proof::{Answered, ask, believable_now, rehearse, unverified};
+>>>>>>> main
 pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
@@ -244,6 +252,8 @@ pub struct Setup {
     pub signers: BTreeMap<Authority, (String, Rc<dyn Signer>)>,
     /// What is trusted for each authority.
     pub trust: BTreeMap<Authority, TrustSource>,
+    /// What the cluster that this node joins has handed over.
+    pub provided: Provided,
     /// How long to wait for signatures before the run ends pending.
     pub wait: Duration,
     /// How long to wait for another run to end.
@@ -293,6 +303,7 @@ impl Setup {
             root,
             &self.plan,
             |authority| self.trust_source(authority),
+            &self.provided,
             now,
         )?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
