@@ -10,10 +10,13 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod capi;
 mod certs;
+mod cloud_init;
 mod crl;
 mod discovery;
 mod discovery_cluster;
+mod doctor;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
@@ -28,6 +31,7 @@ mod kubeadm;
 mod layers;
 mod log;
 mod machine;
+mod migrate;
 mod node;
 mod offline;
 mod openssl;
