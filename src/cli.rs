@@ -20,7 +20,7 @@ use crate::kubeadm::{NodeName, parse_duration};
 use crate::load::{self, Inputs, Loaded};
 use crate::names::Authority;
 use crate::settings::{Settings, StandIns};
-use crate::signer::{self, Kind, Part};
+use crate::signer::{self, Identity, Kind, Part};
 use crate::status;
 use crate::store::Root;
 use crate::yaml;
@@ -251,7 +251,8 @@ impl Global {
     }
 
     fn load(&self, run: &Run) -> Result<Loaded, Failure> {
-        let loaded = load::load(&self.open_root()?, &run.inputs(self)?, now())?;
+        let (root, inputs) = (self.open_root()?, run.inputs(self)?);
+        let loaded = runtime()?.block_on(load::load_joining(&root, &inputs, now))?;
         warn(&loaded.warnings);
         Ok(loaded)
     }
@@ -337,14 +338,18 @@ impl Global {
         let inputs = |sources: Sources| Run::of(sources).inputs(self);
         match command {
             ConfigCommand::Check(sources) => {
-                let loaded = load::check(&self.open_root()?, &inputs(sources)?, now())?;
+                let (loaded, certificates) =
+                    load::check(&self.open_root()?, &inputs(sources)?, now())?;
                 warn(&loaded.warnings);
-                print(&format!(
-                    "the configuration is sound: node {}, cluster {}, {} certificates\n",
-                    loaded.setup.identity.node,
-                    loaded.setup.identity.cluster,
-                    loaded.setup.plan.certs.len()
-                ))
+                let Identity { node, cluster } = &loaded.setup.identity;
+                print(&match certificates {
+                    Some(count) => format!(
+                        "the configuration is sound: node {node}, cluster {cluster}, {count} certificates\n"
+                    ),
+                    None => format!(
+                        "the configuration is sound as far as it is on this node: node {node}; bootstrap and plan ask the cluster for its ClusterConfiguration\n"
+                    ),
+                })
             }
             ConfigCommand::Show(sources) => {
                 let (settings, warnings) =

@@ -1,0 +1,327 @@
+//! What a joining node has from its cluster: the ClusterConfiguration, the authorities' certificates, the
+//! service-account pair, and CA keys to sign with where no signer is configured.
+//!
+//! Reads the cluster, and only what the node lacks; writes nothing. What was fetched goes into the [`Setup`], and the
+//! agent treats it like everything else: it fills what is missing and replaces nothing. CA private keys stay in memory
+//! unless the settings want them on the node.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+use crate::agent::{Clock, ExitCode, Failure, Provided, ProvidedFile, Setup};
+use crate::certs;
+use crate::discovery::{self, Discovered};
+use crate::http::Files;
+use crate::kubeadm::Join;
+use crate::kubeapi::{self, Api, Resource};
+use crate::names::Authority;
+use crate::sharedcerts::{CertificateKey, Entry, SharedCerts};
+use crate::signer::Signer;
+use crate::signer::local::Local;
+use crate::store::{Mode, Root};
+use crate::x509::{CertificateAuthority, PrivateKey, TrustBundle};
+
+const CONFIG_MAP: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "configmaps",
+    kind: "ConfigMap",
+};
+/// Where everything below comes from, for messages.
+const SHARED: &str = "the Secret kube-system/kubeadm-certs";
+/// Name and label of the signer that has its keys from there.
+const SIGNER: &str = "kubeadm-certs";
+
+/// The cluster that a node joins, found when something is first asked of it.
+pub struct JoinedCluster {
+    join: Join,
+    files: Rc<dyn Files>,
+    credentials: Option<PathBuf>,
+    clock: Clock,
+    deadline: Instant,
+    found: OnceCell<(Discovered, Api)>,
+}
+
+impl JoinedCluster {
+    /// Asks nothing yet. `wait` is how long the cluster may take to be found.
+    pub fn new(
+        join: Join,
+        files: Rc<dyn Files>,
+        credentials: Option<PathBuf>,
+        clock: Clock,
+        wait: Duration,
+    ) -> Self {
+        JoinedCluster {
+            join,
+            files,
+            credentials,
+            clock,
+            deadline: Instant::now() + wait,
+            found: OnceCell::new(),
+        }
+    }
+
+    async fn found(&self) -> Result<&(Discovered, Api), Failure> {
+        self.found
+            .get_or_try_init(|| async {
+                let discovered = discovery::discover(
+                    &self.join,
+                    Rc::clone(&self.files),
+                    self.credentials.clone(),
+                    self.clock,
+                    self.deadline,
+                )
+                .await?;
+                let files = Rc::clone(&self.files);
+                let api = discovered.api(files, self.credentials.clone(), self.clock)?;
+                Ok((discovered, api))
+            })
+            .await
+    }
+
+    /// The ClusterConfiguration: where it comes from, and its text.
+    ///
+    /// # Errors
+    /// A cluster that is not found or not the right one, or that has none.
+    pub async fn configuration(&self) -> Result<(String, String), Failure> {
+        const DOING: &str = "reading the ClusterConfiguration in the ConfigMap kube-system/kubeadm-config";
+        let (_, api) = self.found().await?;
+        let object = api
+            .read(&CONFIG_MAP, Some("kube-system"), "kubeadm-config")
+            .await
+            .map_err(|error| Failure::of_cluster(DOING, &error))?;
+        let text = object
+            .as_ref()
+            .and_then(|object| object.pointer("/data/ClusterConfiguration"))
+            .and_then(Value::as_str);
+        match text {
+            Some(text) => Ok((
+                "ConfigMap kube-system/kubeadm-config#data.ClusterConfiguration".to_owned(),
+                text.to_owned(),
+            )),
+            None => Err(Failure::new(
+                ExitCode::Refused,
+                format!(
+                    "{DOING}: there is none; run `kubeadm init phase upload-config kubeadm --config FILE` on a control-plane node, or name a file with it under kubeadm.clusterConfiguration"
+                ),
+            )),
+        }
+    }
+
+    /// Adds to the setup what the node lacks and the cluster has, and returns what deserves to be known.
+    ///
+    /// # Errors
+    /// A cluster that is not found or not the right one, or that lacks it too.
+    pub async fn complete(
+        &self,
+        root: &Root,
+        setup: &mut Setup,
+        certificate_key: Option<CertificateKey>,
+        write_ca_keys: bool,
+    ) -> Result<Vec<String>, Failure> {
+        let lacking = Lacking::of(root, setup, write_ca_keys, (self.clock)())?;
+        let certificate_key = match (certificate_key, &self.join.certificate_key) {
+            (Some(key), _) => Some(key),
+            (None, Some(written)) => Some(CertificateKey::parse(written).map_err(|error| {
+                Failure::new(
+                    ExitCode::Configuration,
+                    format!("controlPlane.certificateKey of the JoinConfiguration: {error}"),
+                )
+            })?),
+            (None, None) => None,
+        };
+        let mut notes = Vec::new();
+        match certificate_key {
+            Some(key) if !lacking.entries.is_empty() => {
+                let (_, api) = self.found().await?;
+                let (shared, left_out) = certs::fetch(api, &key, &lacking.entries).await?;
+                notes.extend(left_out);
+                notes.extend(lacking.take(&shared, setup)?);
+            }
+            _ if lacking.authority => {
+                let (discovered, _) = self.found().await?;
+                let from = format!("the cluster at {}", discovered.server);
+                setup
+                    .provided
+                    .bundles
+                    .insert(Authority::Ca, (from, discovered.authority.clone()));
+            }
+            _ => {}
+        }
+        if let Some((discovered, api)) = self.found.get() {
+            notes.extend(discovered.notes.iter().cloned());
+            let handed = setup.provided.service_account.as_ref();
+            if let Some((from, key)) = handed {
+                let known = knows_service_account(api, key.public_key()).await?;
+                if known == Some(false) {
+                    return Err(Failure::new(ExitCode::Refused, foreign_key(from)));
+                }
+            }
+        }
+        Ok(notes)
+    }
+}
+
+/// What the node needs from `kubeadm-certs`.
+struct Lacking {
+    entries: BTreeSet<Entry>,
+    /// Neither the node nor the configuration says what is trusted for the authority `ca`.
+    authority: bool,
+    /// Authorities that nobody is configured to sign for, while something is to be signed.
+    unsigned: Vec<Authority>,
+    /// Where CA keys go, when they are to be written and are not there.
+    ca_keys: Vec<(Authority, PathBuf)>,
+    /// Files of an external etcd that are not there.
+    external_etcd: Vec<(Entry, &'static str, PathBuf)>,
+    service_account: bool,
+}
+
+impl Lacking {
+    fn of(
+        root: &Root,
+        setup: &Setup,
+        write_ca_keys: bool,
+        now: time::OffsetDateTime,
+    ) -> Result<Self, Failure> {
+        let plan = &setup.plan;
+        let survey = setup.survey(root, now)?;
+        let is_missing = |path: &Path| -> Result<bool, Failure> {
+            Ok(root.metadata(path)?.is_none_or(|found| found.size == 0))
+        };
+        let mut lacking = Lacking {
+            entries: BTreeSet::new(),
+            authority: false,
+            unsigned: Vec::new(),
+            ca_keys: Vec::new(),
+            external_etcd: Vec::new(),
+            service_account: false,
+        };
+        for bundle in &survey.bundles {
+            let authority = bundle.spec.authority;
+            if bundle.found.present().is_none() {
+                lacking.entries.insert(Entry::Authority(authority));
+                let pinned = setup.trust.get(&authority).is_some_and(|trust| !trust.pins.is_empty());
+                lacking.authority |= authority == Authority::Ca && !pinned;
+            }
+            let to_sign = || survey.to_issue().any(|cert| cert.spec.authority == authority);
+            if !setup.signers.contains_key(&authority) && to_sign() {
+                lacking.unsigned.push(authority);
+            }
+            if write_ca_keys && is_missing(&bundle.spec.key_path)? {
+                lacking.ca_keys.push((authority, bundle.spec.key_path.clone()));
+            }
+        }
+        if let Some(spec) = &plan.service_account {
+            lacking.service_account = is_missing(&spec.private)?;
+        }
+        if let Some(external) = &plan.external_etcd {
+            for (entry, what, path) in [
+                (Entry::ExternalEtcdAuthority, "etcd.external.caFile", &external.authority),
+                (Entry::ExternalEtcdCertificate, "etcd.external.certFile", &external.certificate),
+                (Entry::ExternalEtcdKey, "etcd.external.keyFile", &external.key),
+            ] {
+                if let Some(path) = path
+                    && is_missing(path)?
+                {
+                    lacking.external_etcd.push((entry, what, path.clone()));
+                }
+            }
+        }
+        let keys = lacking.unsigned.iter().chain(lacking.ca_keys.iter().map(|(authority, _)| authority));
+        let pairs: Vec<Entry> = keys
+            .flat_map(|authority| [Entry::Authority(*authority), Entry::AuthorityKey(*authority)])
+            .collect();
+        lacking.entries.extend(pairs);
+        if lacking.service_account {
+            lacking.entries.extend([Entry::ServiceAccountKey, Entry::ServiceAccountPublic]);
+        }
+        lacking.entries.extend(lacking.external_etcd.iter().map(|(entry, ..)| *entry));
+        Ok(lacking)
+    }
+
+    /// From decrypted entries into the setup; says what became of CA private keys.
+    fn take(&self, shared: &SharedCerts, setup: &mut Setup) -> Result<Vec<String>, Failure> {
+        let provided: &mut Provided = &mut setup.provided;
+        for authority in Authority::ALL {
+            if self.entries.contains(&Entry::Authority(authority))
+                && let Some(pem) = shared.contents(Entry::Authority(authority))
+            {
+                let bundle = TrustBundle::from_pem(pem).map_err(|error| unusable(Entry::Authority(authority), error))?;
+                provided.bundles.insert(authority, (SHARED.to_owned(), bundle));
+            }
+        }
+        if self.service_account
+            && let Some(pem) = shared.contents(Entry::ServiceAccountKey)
+        {
+            let key = PrivateKey::from_pem(pem).map_err(|error| unusable(Entry::ServiceAccountKey, error))?;
+            provided.service_account = Some((SHARED.to_owned(), key));
+        }
+        let ca_keys = self.ca_keys.iter().map(|(authority, path)| {
+            (Entry::AuthorityKey(*authority), "CA private key", path, Mode::Private)
+        });
+        let external = self.external_etcd.iter().map(|(entry, what, path)| {
+            let mode = match entry {
+                Entry::ExternalEtcdKey => Mode::Private,
+                _ => Mode::Public,
+            };
+            (*entry, *what, path, mode)
+        });
+        for (entry, what, path, mode) in ca_keys.chain(external) {
+            if let Some(pem) = shared.contents(entry) {
+                provided.files.push(ProvidedFile {
+                    what: what.to_owned(),
+                    from: SHARED.to_owned(),
+                    path: path.clone(),
+                    bytes: pem.clone(),
+                    mode,
+                });
+            }
+        }
+        let mut authorities = Vec::new();
+        for authority in &self.unsigned {
+            let (Some(certificate), Some(key)) = (
+                shared.contents(Entry::Authority(*authority)),
+                shared.contents(Entry::AuthorityKey(*authority)),
+            ) else {
+                continue;
+            };
+            let signing = CertificateAuthority::from_pem(certificate, key)
+                .map_err(|error| unusable(Entry::AuthorityKey(*authority), error))?;
+            authorities.push((*authority, signing));
+        }
+        let mut notes = Vec::new();
+        if !authorities.is_empty() {
+            let signer: Rc<dyn Signer> = Rc::new(Local::in_memory(SIGNER, authorities));
+            for authority in &self.unsigned {
+                let signer = (SIGNER.to_owned(), Rc::clone(&signer));
+                setup.signers.insert(*authority, signer);
+            }
+        }
+        let left: Vec<&str> = shared
+            .entries()
+            .filter(|entry| matches!(entry, Entry::AuthorityKey(_)))
+            .filter(|entry| !self.ca_keys.iter().any(|(authority, _)| *entry == Entry::AuthorityKey(*authority)))
+            .map(Entry::as_str)
+            .collect();
+        if !left.is_empty() {
+            notes.push(format!(
+                "{SHARED} holds {}; they stay in memory and are wiped, nothing of them is written to this node",
+                left.join(", ")
+            ));
+        }
+        Ok(notes)
+    }
+}
+
+fn unusable(entry: Entry, error: impl std::fmt::Display) -> Failure {
+    Failure::new(
+        ExitCode::Refused,
+        format!("{} in {SHARED} is unusable: {error}; run `kubeadm init phase upload-certs --upload-certs` on a control-plane node anew", entry.as_str()),
+    )
+}
