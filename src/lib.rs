@@ -17,8 +17,8 @@
 //!                                         store::commit ─▶ /etc/kubernetes
 //! ```
 //!
-//! The upper half is pure: [`yaml`], [`kubeadm`], [`schema`], [`policy`], [`plan`], [`assess`], [`kubeconfig`], [`x509`] and
-//! [`names`] open no file and no socket and look at no clock or environment; the time is an argument. The lower
+//! The upper half is pure: [`yaml`], [`kubeadm`], [`schema`], [`policy`], [`plan`], [`assess`], [`kubeconfig`], [`jwks`], [`x509`]
+//! and [`names`] open no file and no socket and look at no clock or environment; the time is an argument. The lower
 //! half is the edge: [`load`] brings the inputs together, [`agent`] composes, [`signer`] asks, [`store`] writes.
 //! Imports go downward only, in the order of the table; a test reads the `use` lines.
 //!
@@ -29,7 +29,7 @@
 //! | inputs | [`load`] |
 //! | composition | [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
-//! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`kubeconfig`], [`x509`], [`yaml`], [`names`] |
+//! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
 //!
@@ -58,6 +58,7 @@ pub mod cli;
 pub mod demo;
 pub mod failpoint;
 pub mod http;
+pub mod jwks;
 pub mod kubeadm;
 pub mod kubeapi;
 pub mod kubeconfig;

@@ -20,7 +20,7 @@ const LAYERS: &[&[&str]] = &[
     &["policy"],
     &["schema"],
     &["kubeadm"],
-    &["kubeconfig"],
+    &["kubeconfig", "jwks"],
     &["x509", "yaml"],
     &["names"],
 ];
@@ -33,6 +33,7 @@ const PURE: &[&str] = &[
     "schema",
     "kubeadm",
     "kubeconfig",
+    "jwks",
     "x509",
     "yaml",
     "names",

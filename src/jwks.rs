@@ -1,0 +1,136 @@
+//! The key set in which a cluster publishes its service-account keys (RFC 7517, 5; `/openid/v1/jwks`).
+//!
+//! Pure: the document comes from whoever has asked the API server. The one question here is whether a key is among
+//! those that the cluster accepts tokens of.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::Value;
+
+use crate::x509::PublicKey;
+
+/// Where an API server has it.
+pub const PATH: &str = "/openid/v1/jwks";
+
+/// Why a document is no key set.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum JwksError {
+    #[error("it is no key set: it has no list `keys`")]
+    NotAKeySet,
+    #[error("key {0} of the set is no JSON object")]
+    NotAKey(usize),
+}
+
+/// The id under which kube-apiserver publishes a key: the SHA-256 of its `SubjectPublicKeyInfo` in unpadded base64url
+/// (pkg/serviceaccount, `keyIDFromPublicKey`).
+pub fn key_id(key: &PublicKey) -> String {
+    URL_SAFE_NO_PAD.encode(key.sha256())
+}
+
+/// Whether the set has this key, under kube-apiserver's id or by its own numbers: a set that somebody else serves for
+/// the cluster (`--service-account-jwks-uri`) may have ids of its own.
+///
+/// # Errors
+/// A document that is no key set.
+pub fn knows(jwks: &Value, key: &PublicKey) -> Result<bool, JwksError> {
+    let id = key_id(key);
+    let members = key.jwk_members();
+    let mut known = false;
+    for (place, entry) in entries(jwks)?.iter().enumerate() {
+        let entry = entry.as_object().ok_or(JwksError::NotAKey(place + 1))?;
+        let says = |name: &str, value: &str| entry.get(name).and_then(Value::as_str) == Some(value);
+        known |= says("kid", &id)
+            || members
+                .as_ref()
+                .is_some_and(|members| members.iter().all(|(name, value)| says(name, value)));
+    }
+    Ok(known)
+}
+
+/// The ids in the set, for people to compare.
+///
+/// # Errors
+/// A document that is no key set.
+pub fn key_ids(jwks: &Value) -> Result<Vec<&str>, JwksError> {
+    Ok(entries(jwks)?
+        .iter()
+        .filter_map(|entry| entry.get("kid")?.as_str())
+        .collect())
+}
+
+fn entries(jwks: &Value) -> Result<&Vec<Value>, JwksError> {
+    jwks.get("keys")
+        .and_then(Value::as_array)
+        .ok_or(JwksError::NotAKeySet)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const RSA: &str = "\
+-----BEGIN PUBLIC KEY-----
+MIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKCAQEAm7GpXhlpbCFAdm29z0cg
+mTD7rU14L/CSjkhhnie2su5UB3ouujlfe1lBjeKiIMp/utAg++CTeNbfgjqjb4d3
+qQtqK705wBbnwDS0ZEH6JafhlUXWdx4QDcqEyy03/EN9VVjuNlY5ex88EUb+rooH
+OAVlsYVYI3ygxGzVIk9fsBivSMaI9cKVJR0ohJll8aVpqYOWTxBULhB9EFVYyfcp
+DXig4SJqsmg1+HHYq2dic48VPltv1fC4ul91G+P+ZEabdjLEGjy4eY02/O7ff3dQ
+s2wT26OT9MBKwZaFTsgGNUnE3GLPyryPS/IqJzHphFsk1OKfTCjXC4D70LwRutGF
+IwIDAQAB
+-----END PUBLIC KEY-----
+";
+
+    /// `openssl pkey -pubin -outform DER | openssl dgst -sha256 -binary | basenc --base64url`
+    const RSA_ID: &str = "mNRbySKX8VrqcEAcupoRaJjtDaXuTx-Kc-Hmf3_PRpI";
+
+    /// `openssl rsa -pubin -modulus`, in base64url.
+    const RSA_MODULUS: &str = "m7GpXhlpbCFAdm29z0cgmTD7rU14L_CSjkhhnie2su5UB3ouujlfe1lBjeKiIMp_utAg--CTeNbfgjqjb4d3qQtqK705wBbnwDS0ZEH6JafhlUXWdx4QDcqEyy03_EN9VVjuNlY5ex88EUb-rooHOAVlsYVYI3ygxGzVIk9fsBivSMaI9cKVJR0ohJll8aVpqYOWTxBULhB9EFVYyfcpDXig4SJqsmg1-HHYq2dic48VPltv1fC4ul91G-P-ZEabdjLEGjy4eY02_O7ff3dQs2wT26OT9MBKwZaFTsgGNUnE3GLPyryPS_IqJzHphFsk1OKfTCjXC4D70LwRutGFIw";
+
+    const EC: &str = "\
+-----BEGIN PUBLIC KEY-----
+MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEBt9TX8SPbjF+sOdDzkfILRfxgxfl
+TpMWFd9ksfgjo3aPcbrbYLdi1u4+CMnygh7fJwSFY2j0WeQaohtyLOxtUQ==
+-----END PUBLIC KEY-----
+";
+
+    fn key(pem: &str) -> PublicKey {
+        PublicKey::from_pem(pem.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_key_is_known_by_its_id_or_its_numbers() {
+        let rsa = |id: &str, modulus: &str| json!({"use": "sig", "kty": "RSA", "kid": id, "alg": "RS256", "n": modulus, "e": "AQAB"});
+        let (own, other) = (rsa(RSA_ID, RSA_MODULUS), rsa("other", "AQAB"));
+        for (keys, known) in [
+            (json!([own]), true),
+            (json!([other, own]), true),
+            (json!([own, other]), true),
+            (json!([rsa(RSA_ID, "not looked at")]), true),
+            (json!([rsa("of somebody else", RSA_MODULUS)]), true),
+            (json!([{"kty": "RSA", "n": RSA_MODULUS, "e": "Aw"}]), false),
+            (json!([other]), false),
+            (json!([{}]), false),
+            (json!([]), false),
+        ] {
+            let jwks = json!({ "keys": keys });
+            assert_eq!(knows(&jwks, &key(RSA)), Ok(known), "{jwks}");
+            assert_eq!(knows(&jwks, &key(EC)), Ok(false), "{jwks}");
+        }
+        assert_eq!(key_id(&key(RSA)), RSA_ID);
+        let jwks = json!({"keys": [other, {}, own]});
+        assert_eq!(key_ids(&jwks), Ok(vec!["other", RSA_ID]));
+    }
+
+    #[test]
+    fn what_is_no_key_set_is_named() {
+        let key = key(EC);
+        for document in [json!({}), json!([]), json!({"keys": {}}), json!(null)] {
+            assert_eq!(knows(&document, &key), Err(JwksError::NotAKeySet));
+        }
+        let odd = json!({"keys": [{}, "key"]});
+        assert_eq!(knows(&odd, &key), Err(JwksError::NotAKey(2)));
+    }
+}
