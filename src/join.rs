@@ -10,22 +10,25 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
+use zeroize::Zeroizing;
 
 use crate::agent::{Clock, ExitCode, Failure, Provided, ProvidedFile, Setup};
 use crate::certs;
 use crate::discovery::{self, Discovered};
 use crate::http::Files;
+use crate::jwks;
 use crate::kubeadm::Join;
-use crate::kubeapi::{self, Api, Resource};
+use crate::kubeapi::{Api, Resource};
 use crate::names::Authority;
 use crate::sharedcerts::{CertificateKey, Entry, SharedCerts};
 use crate::signer::Signer;
 use crate::signer::local::Local;
 use crate::store::{Mode, Root};
-use crate::x509::{CertificateAuthority, PrivateKey, TrustBundle};
+use crate::x509::{CertificateAuthority, PrivateKey, PublicKey, TrustBundle};
+use crate::yaml;
 
 const CONFIG_MAP: Resource = Resource {
     group: "",
@@ -33,8 +36,12 @@ const CONFIG_MAP: Resource = Resource {
     plural: "configmaps",
     kind: "ConfigMap",
 };
+/// A comparison that may well be forbidden is not waited for.
+const COMPARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where everything below comes from, for messages.
 const SHARED: &str = "the Secret kube-system/kubeadm-certs";
+/// The JoinConfiguration to go on with, for `kubeadm join --config`.
+pub const HANDOVER: &str = "/var/lib/nodepki/kubeadm-join.yaml";
 /// Name and label of the signer that has its keys from there.
 const SIGNER: &str = "kubeadm-certs";
 
@@ -156,16 +163,102 @@ impl JoinedCluster {
         }
         if let Some((discovered, api)) = self.found.get() {
             notes.extend(discovered.notes.iter().cloned());
-            let handed = setup.provided.service_account.as_ref();
-            if let Some((from, key)) = handed {
-                let known = knows_service_account(api, key.public_key()).await?;
-                if known == Some(false) {
-                    return Err(Failure::new(ExitCode::Refused, foreign_key(from)));
+            match &setup.provided.service_account {
+                Some((from, key)) if knows(api, key.public_key()).await == Some(false) => {
+                    return Err(foreign_key(from));
                 }
+                Some(_) => {}
+                None => compare_service_account(root, setup, api).await?,
             }
         }
         Ok(notes)
     }
+}
+
+/// The JoinConfiguration for the `kubeadm join` that follows: it ignores the preflight errors that the plan's files
+/// cause, and has no certificate key, since kubeadm would use it to fetch CA private keys to this node.
+///
+/// # Errors
+/// A document that cannot be written as YAML.
+pub fn handover(document: Value, ignore: &[String]) -> Result<ProvidedFile, Failure> {
+    let mut document = document;
+    if let Some(registration) = object_at(&mut document, "nodeRegistration") {
+        let mut all: Vec<String> = registration
+            .get("ignorePreflightErrors")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(|name| name.as_str().map(str::to_owned))
+            .collect();
+        all.extend(ignore.iter().filter(|name| !all.contains(name)).cloned().collect::<Vec<_>>());
+        registration.insert("ignorePreflightErrors".to_owned(), json!(all));
+    }
+    if let Some(control_plane) = document.get_mut("controlPlane").and_then(Value::as_object_mut) {
+        control_plane.shift_remove("certificateKey");
+    }
+    let text = yaml::to_string(&document).map_err(|error| {
+        Failure::new(
+            ExitCode::Configuration,
+            format!("the JoinConfiguration cannot be written anew: {error}; simplify it"),
+        )
+    })?;
+    Ok(ProvidedFile {
+        what: "kubeadm-join.yaml".to_owned(),
+        from: "the JoinConfiguration".to_owned(),
+        path: PathBuf::from(HANDOVER),
+        // It holds the bootstrap token.
+        bytes: Zeroizing::new(text.into_bytes()),
+        mode: Mode::Private,
+        ours: true,
+    })
+}
+
+/// The object under `key`, made where there is none.
+fn object_at<'a>(document: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
+    let entry = document.as_object_mut()?.entry(key.to_owned()).or_insert(Value::Null);
+    if entry.is_null() {
+        *entry = json!({});
+    }
+    entry.as_object_mut()
+}
+
+/// Whether the cluster takes tokens that this key signed; `None` where it does not say. Bootstrap tokens may usually
+/// not ask, administrators may.
+async fn knows(api: &Api, key: &PublicKey) -> Option<bool> {
+    let asked = api.document(jwks::PATH).await.map_err(|error| error.to_string());
+    let known = asked.and_then(|set| jwks::knows(&set, key).map_err(|error| error.to_string()));
+    known.inspect_err(|why| tracing::debug!("the cluster's service-account keys are not known: {why}")).ok()
+}
+
+/// Compares the node's service-account key with those of the cluster that it joined, as far as `api` may ask.
+///
+/// # Errors
+/// Another key than the cluster's.
+pub async fn compare_service_account(root: &Root, setup: &Setup, api: &Api) -> Result<(), Failure> {
+    let Some(spec) = &setup.plan.service_account else {
+        return Ok(());
+    };
+    let Some(public) = root.read(&spec.public)? else {
+        return Ok(());
+    };
+    let Ok(key) = PublicKey::from_pem(&public.bytes) else {
+        return Ok(());
+    };
+    let asked = tokio::time::timeout(COMPARE_TIMEOUT, knows(api, &key)).await;
+    match asked {
+        Ok(Some(false)) => Err(foreign_key(&spec.public.display().to_string())),
+        _ => Ok(()),
+    }
+}
+
+fn foreign_key(whose: &str) -> Failure {
+    Failure::new(
+        ExitCode::Refused,
+        format!(
+            "the service-account key in {whose} is not among those that the cluster publishes ({}): tokens signed on this node would be refused elsewhere, and the other way round; take sa.key and sa.pub from a running control-plane node",
+            jwks::PATH
+        ),
+    )
 }
 
 /// What the node needs from `kubeadm-certs`.
@@ -280,6 +373,7 @@ impl Lacking {
                     path: path.clone(),
                     bytes: pem.clone(),
                     mode,
+                    ours: false,
                 });
             }
         }

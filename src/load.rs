@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 use crate::agent::{Clock, ClockPolicy, ExitCode, Failure, Provided, Setup, TrustSource};
 use crate::certs;
 use crate::http::Files;
-use crate::join::JoinedCluster;
+use crate::join::{self, JoinedCluster};
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved};
 use crate::kubeapi::{Access, Api};
 use crate::names::Authority;
@@ -105,6 +105,11 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
         .complete(root, &mut loaded.setup, certificate_key, loaded.settings.join.write_ca_keys)
         .await?;
     loaded.warnings.extend(taken);
+    if let Some(document) = documents.join_document() {
+        let ignore = &loaded.setup.plan.ignore_preflight_errors;
+        let file = join::handover(document, ignore)?;
+        loaded.setup.provided.files.push(file);
+    }
     Ok(loaded)
 }
 

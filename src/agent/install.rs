@@ -80,6 +80,7 @@ pub(super) async fn install(
         rows: work.rows,
         notes,
         written: committed.written,
+        ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
     })
 }
 
@@ -240,8 +241,11 @@ impl Work<'_> {
     fn provided(&mut self, file: &ProvidedFile) {
         let held = self.incomplete.contains(&Authority::Ca);
         if !held {
-            self.commit
-                .file_if_absent(file.path.clone(), file.bytes.clone(), file.mode);
+            let (path, bytes) = (file.path.clone(), file.bytes.clone());
+            match file.ours {
+                true => self.commit.file(path, bytes, file.mode),
+                false => self.commit.file_if_absent(path, bytes, file.mode),
+            };
         }
         let action = if held { "held back" } else { "written" };
         self.rows.push(report::provided_row(file, action));
