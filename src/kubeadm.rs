@@ -10,15 +10,19 @@
 //! - capitals in etcd SANs and `controlPlaneEndpoint`, and `[v6]` without a port, are accepted with a warning;
 //! - without an `advertiseAddress` and without a default route it is an error, never `0.0.0.0`;
 //! - the `kubeadm-config` ConfigMap is read as the ClusterConfiguration it holds;
+//! - a `JoinConfiguration` without `discovery` counts, as nothing has to be discovered where all inputs are on disk;
+//! - an `apiServerEndpoint` without a port is accepted with a warning, a relative `kubeConfigPath` is not accepted;
 //! - old or future `kubernetesVersion`s are accepted, as it is not known which kubeadm is on the node.
 //!
-//! Bootstrap tokens and certificate keys in the documents are never read into anything.
+//! The token and the certificate key of a JoinConfiguration are read into [`Join`], which shows them to nobody; those of
+//! an InitConfiguration are not read.
 //!
-//! To use one more field: read it in `read_cluster`, `read_registration` or `read_join` and take its name off the
-//! list of ignored fields there.
+//! To use one more field: read it in `read_cluster`, `read_registration`, `read_join` or `join` and take its name off
+//! the list of ignored fields there.
 
 mod address;
 mod duration;
+mod join;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -31,6 +35,7 @@ pub use address::{
     join_host_port, parse_ip,
 };
 pub use duration::{format_duration, parse_duration};
+pub use join::{BootstrapToken, Discovery, DiscoveryFile, Join, NoToken};
 
 use crate::x509::KeyAlgorithm;
 use crate::yaml::{self, Fault, Faults, Field, Map, Node as Tree, Severity, Spot, Walk};
@@ -158,6 +163,8 @@ pub struct Node {
     /// `discovery.bootstrapToken.apiServerEndpoint` of a joining node; of a worker always there, from
     /// `controlPlaneEndpoint` if need be.
     pub join_endpoint: Option<Endpoint>,
+    /// How a joining node finds its cluster; there exactly when a JoinConfiguration is.
+    pub join: Option<Join>,
 }
 
 /// A released version of Kubernetes.
@@ -289,6 +296,10 @@ impl Loaded {
     /// The JoinConfiguration as written, secrets included.
     pub fn join_document(&self) -> Option<serde_json::Value> {
         self.join_document.as_ref().map(yaml::to_json)
+    /// How the cluster is found, said by the JoinConfiguration; `None` when none was given. It is what could be read:
+    /// look at [`Loaded::faults`] before using it.
+    pub fn join(&self) -> Option<&Join> {
+        self.join.as_ref()?.join.as_ref()
     }
 
     /// Faults found so far.
@@ -325,6 +336,7 @@ struct NodeInput {
     control_plane: Option<ApiEndpoint>,
     hostname_override: Option<(String, Spot)>,
     join_endpoint: Option<Endpoint>,
+    join: Option<Join>,
 }
 
 #[derive(Debug, Default)]
@@ -929,32 +941,19 @@ fn read_init(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
         control_plane: Some(api_endpoint(map)),
         hostname_override,
         join_endpoint: None,
+        join: None,
     }
 }
 
 fn read_join(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
-    map.ignore(&["caCertPath", "skipPhases", "patches"]);
+    map.ignore(&["skipPhases", "patches"]);
     if api == Api::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);
     }
     let (name, hostname_override) = read_registration(map, api);
-    let mut join_endpoint = None;
-    if let Some(discovery) = section(map, "discovery") {
-        discovery.ignore(&["file", "tlsBootstrapToken"]);
-        if api == Api::V1beta3 {
-            discovery.ignore(&["timeout"]);
-        }
-        if let Some(token) = section(&discovery, "bootstrapToken") {
-            token.ignore(&["token", "caCertHashes", "unsafeSkipCAVerification"]);
-            if let Some((field, text)) = filled(token.get("apiServerEndpoint")) {
-                join_endpoint = endpoint(&field, &text);
-            }
-            token.finish();
-        }
-        discovery.finish();
-    }
-    let control_plane = section(map, "controlPlane").map(|control_plane| {
-        control_plane.ignore(&["certificateKey"]);
+    let control_plane = section(map, "controlPlane");
+    let (join, join_endpoint) = join::read(map, control_plane.as_ref(), api);
+    let control_plane = control_plane.map(|control_plane| {
         let endpoint = api_endpoint(&control_plane);
         control_plane.finish();
         endpoint
@@ -965,6 +964,7 @@ fn read_join(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
         control_plane,
         hostname_override,
         join_endpoint,
+        join: Some(join),
     }
 }
 
@@ -1255,6 +1255,7 @@ pub fn resolve(
         bind_port: api.map_or(DEFAULT_BIND_PORT, |api| api.bind_port),
         hostname_override,
         join_endpoint,
+        join: input.and_then(|input| input.join.clone()),
     });
     let cluster = match role {
         Role::Worker => cluster.cloned(),

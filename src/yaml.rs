@@ -920,6 +920,22 @@ impl<'a> Field<'a> {
         }
     }
 
+    /// The value as text that no message may repeat, or a fault.
+    pub fn secret(&self) -> Option<Zeroizing<String>> {
+        let Kind::Scalar(scalar) = &self.node.kind else {
+            self.wrong_kind("text", "write the text after the colon");
+            return None;
+        };
+        match scalar.resolve() {
+            Value::Str(_) => Some(scalar.text.clone()),
+            Value::Null => Some(Zeroizing::default()),
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
+                self.wrong_kind("text", "write it in quotes");
+                None
+            }
+        }
+    }
+
     /// The scalar as written, whatever it looks like, for values with a grammar of their own; or a fault.
     pub fn written(&self) -> Option<String> {
         match &self.node.kind {

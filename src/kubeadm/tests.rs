@@ -5,7 +5,7 @@ const INIT: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\
 const CLUSTER: &str =
     "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.2\n";
 const JOIN: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration:\n  name: cp2\ndiscovery:\n  bootstrapToken:\n    token: abcdef.0123456789abcdef\n    apiServerEndpoint: api.prod.example.com:8443\n    caCertHashes:\n    - sha256:0000000000000000000000000000000000000000000000000000000000000000\ncontrolPlane:\n  localAPIEndpoint:\n    advertiseAddress: 192.0.2.12\n  certificateKey: '0000000000000000000000000000000000000000000000000000000000000000'\n";
-const WORKER: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration:\n  name: w1\ndiscovery:\n  bootstrapToken:\n    token: abcdef.0123456789abcdef\n    apiServerEndpoint: api.prod.example.com:8443\n";
+const WORKER: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration:\n  name: w1\ndiscovery:\n  bootstrapToken:\n    token: abcdef.0123456789abcdef\n    apiServerEndpoint: api.prod.example.com:8443\n    unsafeSkipCAVerification: true\n";
 
 fn host() -> HostFacts {
     HostFacts {
@@ -153,6 +153,7 @@ fn a_stacked_first_node_has_kubeadms_defaults() {
             bind_port: 6443,
             hostname_override: None,
             join_endpoint: None,
+            join: None,
         }
     );
     let cluster = resolved.cluster.unwrap();
@@ -922,5 +923,175 @@ fn broken_text_never_panics() {
         let _ = run(&String::from_utf8_lossy(&bytes));
         bytes.remove(end);
         let _ = run(&String::from_utf8_lossy(&bytes));
+    }
+}
+
+const PIN: &str = "sha256:38BA71fec120ca030302aad31b05f4be388ce4b135b451f13ea2fb9c2dbc3c27";
+
+/// A worker's JoinConfiguration with this `discovery`, in flow style.
+fn joining(api: &str, discovery: &str) -> Loaded {
+    let text = format!(
+        "apiVersion: kubeadm.k8s.io/{api}\nkind: JoinConfiguration\nnodeRegistration: {{name: w1}}\ndiscovery: {discovery}\n"
+    );
+    load(&[("k.yaml", &text)])
+}
+
+fn by_token(rest: &str) -> String {
+    format!(
+        "{{bootstrapToken: {{apiServerEndpoint: '[2001:db8::1]:6443', token: abcdef.0123456789abcdef, {rest}}}}}"
+    )
+}
+
+#[test]
+fn the_discovery_of_a_join_configuration_is_read() {
+    for api in ["v1beta3", "v1beta4"] {
+        let pinned = joining(api, &by_token(&format!("caCertHashes: ['{PIN}']")));
+        let join = pinned.join().unwrap();
+        let Some(Discovery::Token {
+            token,
+            endpoint,
+            pins,
+            unsafe_skip_ca_verification: false,
+        }) = &join.discovery
+        else {
+            panic!("{join:?}")
+        };
+        assert_eq!((token.id(), token.secret()), ("abcdef", "0123456789abcdef"));
+        assert_eq!(endpoint.authority(1), "[2001:db8::1]:6443");
+        assert_eq!(pins[0][..3], [0x38, 0xba, 0x71]);
+        assert_eq!(join.tls_bootstrap_token.as_ref(), Some(token));
+        assert_eq!(
+            join.ca_cert_path,
+            PathBuf::from("/etc/kubernetes/pki/ca.crt")
+        );
+    }
+    for (path, expected) in [
+        ("/d.conf", DiscoveryFile::Path("/d.conf".into())),
+        ("file:///d.conf", DiscoveryFile::Path("/d.conf".into())),
+        (
+            "HTTPS://h/d.conf",
+            DiscoveryFile::Url("HTTPS://h/d.conf".to_owned()),
+        ),
+    ] {
+        let loaded = joining(
+            "v1beta4",
+            &format!(
+                "{{file: {{kubeConfigPath: '{path}'}}, tlsBootstrapToken: aaaaaa.bbbbbbbbbbbbbbbb}}"
+            ),
+        );
+        let join = loaded.join().unwrap();
+        assert_eq!(join.discovery, Some(Discovery::File(expected)));
+        assert_eq!(join.tls_bootstrap_token.as_ref().unwrap().id(), "aaaaaa");
+    }
+    assert_eq!(joining("v1beta4", "{}").join().unwrap().discovery, None);
+}
+
+#[test]
+fn what_kubeadm_refuses_in_a_discovery_is_refused() {
+    const PINLESS: &str = "unsafeSkipCAVerification: true";
+    for (discovery, expected) in [
+        (by_token(PINLESS), ""),
+        (by_token(&format!("caCertHashes: [{PIN}]")), ""),
+        (
+            by_token("caCertHashes: []"),
+            "bootstrapToken: no caCertHashes are given",
+        ),
+        (
+            by_token("caCertHashes: [sha256:00]"),
+            "caCertHashes[0]: \"sha256:00\" is not a pin",
+        ),
+        (
+            by_token("caCertHashes: [md5:00]"),
+            "caCertHashes[0]: \"md5:00\" is not a pin",
+        ),
+        (
+            by_token(&format!("{PINLESS}, token: ABCDEF.0123456789abcdef")),
+            "bootstrapToken.token: is not a bootstrap token",
+        ),
+        (
+            by_token(&format!("{PINLESS}, token: 123456.7890123456789012")),
+            "bootstrapToken.token: is a number, must be text (write it in quotes)",
+        ),
+        (
+            by_token(&format!("{PINLESS}, token: ''")),
+            "bootstrapToken: no token is given",
+        ),
+        (
+            by_token(&format!("{PINLESS}, apiServerEndpoint: ''")),
+            "bootstrapToken: no apiServerEndpoint is given",
+        ),
+        (
+            by_token(&format!("{PINLESS}, apiServerEndpoint: 'https://a:6443'")),
+            "bootstrapToken.apiServerEndpoint: ",
+        ),
+        (
+            "{bootstrapToken: {}, file: {kubeConfigPath: /a}}".to_owned(),
+            "discovery.file: discovery.bootstrapToken and discovery.file exclude each other",
+        ),
+        (
+            "{file: {}}".to_owned(),
+            "discovery.file: no kubeConfigPath is given",
+        ),
+        (
+            "{file: {kubeConfigPath: 'http://u:0123456789abcdef@h/x'}}".to_owned(),
+            "an address that begins with http:// is refused",
+        ),
+        (
+            "{file: {kubeConfigPath: a.conf}}".to_owned(),
+            "\"a.conf\" is not an absolute path",
+        ),
+        (
+            "{file: {kubeConfigPath: /a}, tlsBootstrapToken: x.0123456789abcdef}".to_owned(),
+            "discovery.tlsBootstrapToken: is not a bootstrap token",
+        ),
+    ] {
+        let loaded = joining("v1beta4", &discovery);
+        let said = loaded.faults().to_string();
+        assert!(
+            said.contains(expected) && said.is_empty() == expected.is_empty(),
+            "{discovery}\n{said}"
+        );
+        for secret in ["0123456789abcdef", "7890123456789012"] {
+            assert!(!format!("{said}{loaded:?}").contains(secret), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_certificate_key_is_64_hexadecimal_digits_and_never_shown() {
+    let key = "24e5af6e0db84292444d82f76323a2a619c3de07505cbac2c707e00c3fe669bf";
+    for (written, fault) in [
+        (key.to_owned(), None),
+        (key.to_uppercase(), None),
+        (key[1..].to_owned(), Some("is not a certificate key")),
+        (key[..32].to_owned(), Some("is not a certificate key")),
+        ("1".repeat(64), Some("is a number, must be text")),
+    ] {
+        let text = format!(
+            "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\ncaCertPath: /x\ncontrolPlane:\n  certificateKey: {written}\n"
+        );
+        let loaded = load(&[("k.yaml", &text)]);
+        let said = loaded.faults().to_string();
+        assert!(
+            said.contains("caCertPath: \"/x\" does not end in .crt"),
+            "{said}"
+        );
+        match fault {
+            Some(fault) => assert!(
+                said.contains(&format!("controlPlane.certificateKey: {fault}")),
+                "{said}"
+            ),
+            None => assert_eq!(
+                loaded
+                    .join()
+                    .unwrap()
+                    .certificate_key
+                    .as_ref()
+                    .unwrap()
+                    .as_str(),
+                written
+            ),
+        }
+        assert!(!format!("{said}{loaded:?}").contains(&written), "{said}");
     }
 }
