@@ -16,9 +16,11 @@ use time::OffsetDateTime;
 
 use crate::agent::{self, ExitCode, Failure, Report};
 use crate::demo;
-use crate::kubeadm::{NodeName, parse_duration};
+use crate::join;
+use crate::kubeadm::{NodeName, Role, parse_duration};
 use crate::load::{self, Inputs, Loaded};
-use crate::names::Authority;
+use crate::names::{Authority, CertName};
+use crate::plan;
 use crate::settings::{Settings, StandIns};
 use crate::signer::{self, Identity, Kind, Part};
 use crate::status;
@@ -291,7 +293,21 @@ impl Global {
                 "nodepki: some signatures are pending; run the same command again to go on with the same keys"
             );
         }
+        if loaded.node.role == Role::Join && !report.written.is_empty() {
+            // Now there is somebody who may ask.
+            self.compare_service_account(&loaded)?;
+        }
         Ok(report.code())
+    }
+
+    fn compare_service_account(&self, loaded: &Loaded) -> Result<(), Failure> {
+        let root = self.open_root()?;
+        let spec = loaded.setup.plan.cert(CertName::AdminConf);
+        let Some(plan::Output::Kubeconfig { path, .. }) = spec.map(|spec| &spec.output) else {
+            return Ok(());
+        };
+        let api = load::cluster(&root, path)?;
+        runtime()?.block_on(join::compare_service_account(&root, &loaded.setup, &api))
     }
 
     fn plan(&self, loaded: &Loaded) -> Result<ExitCode, Failure> {

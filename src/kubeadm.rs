@@ -296,6 +296,8 @@ impl Loaded {
     /// The JoinConfiguration as written, secrets included.
     pub fn join_document(&self) -> Option<serde_json::Value> {
         self.join_document.as_ref().map(yaml::to_json)
+    }
+
     /// How the cluster is found, said by the JoinConfiguration; `None` when none was given. It is what could be read:
     /// look at [`Loaded::faults`] before using it.
     pub fn join(&self) -> Option<&Join> {

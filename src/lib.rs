@@ -27,9 +27,9 @@
 //! | command line | [`cli`] |
 //! | commands | [`demo`] |
 //! | inputs | [`load`] |
-//! | composition | [`agent`], [`status`], [`offline`] |
-//! | edge | [`settings`], [`signer`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
-//! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
+//! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
+//! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
+//! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
 //!
@@ -58,6 +58,7 @@ pub mod cli;
 pub mod demo;
 pub mod failpoint;
 pub mod http;
+pub mod join;
 pub mod jwks;
 pub mod kubeadm;
 pub mod kubeapi;
