@@ -17,9 +17,9 @@
 //!                                         store::commit ─▶ /etc/kubernetes
 //! ```
 //!
-//! The upper half is pure: [`yaml`], [`kubeadm`], [`schema`], [`policy`], [`plan`], [`assess`], [`kubeconfig`], [`jwks`], [`x509`]
-//! and [`names`] open no file and no socket and look at no clock or environment; the time is an argument. The lower
-//! half is the edge: [`load`] brings the inputs together, [`agent`] composes, [`signer`] asks, [`store`] writes.
+//! The upper half is pure: [`yaml`], [`kubeadm`], [`sharedcerts`], [`schema`], [`policy`], [`plan`], [`assess`],
+//! [`kubeconfig`], [`jwks`], [`x509`] and [`names`] open no file and no socket and look at no clock or environment; the
+//! time is an argument. The lower half is the edge: [`load`] brings the inputs together, [`agent`] composes, [`signer`] asks, [`store`] writes.
 //! Imports go downward only, in the order of the table; a test reads the `use` lines.
 //!
 //! | layer | modules |
@@ -54,6 +54,7 @@
 
 pub mod agent;
 pub mod assess;
+pub mod certs;
 pub mod cli;
 pub mod demo;
 pub mod failpoint;
@@ -70,6 +71,7 @@ pub mod plan;
 pub mod policy;
 pub mod schema;
 pub mod settings;
+pub mod sharedcerts;
 pub mod signer;
 pub mod status;
 pub mod store;

@@ -33,6 +33,7 @@ const PURE: &[&str] = &[
     "policy",
     "schema",
     "kubeadm",
+    "sharedcerts",
     "kubeconfig",
     "jwks",
     "x509",

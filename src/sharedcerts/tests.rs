@@ -1,0 +1,328 @@
+//! The real kubeadm's Secrets in tests/golden/kubeadm-certs, and what can be wrong with one.
+
+use std::fs;
+use std::path::PathBuf;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+
+use super::*;
+
+/// What kubeadm uploaded, its key, and the files.
+struct Golden {
+    data: BTreeMap<String, Vec<u8>>,
+    key: CertificateKey,
+    entries: BTreeSet<Entry>,
+    dir: PathBuf,
+}
+
+fn golden(case: &str) -> Golden {
+    let dir = PathBuf::from(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/golden/kubeadm-certs"
+    ))
+    .join(case);
+    let secret = fs::read(dir.join("secret.json")).unwrap();
+    let secret: serde_json::Value = serde_json::from_slice(&secret).unwrap();
+    let data: BTreeMap<_, _> = secret["data"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(name, value)| {
+            let value = BASE64_STANDARD.decode(value.as_str().unwrap()).unwrap();
+            (name.clone(), value)
+        })
+        .collect();
+    let text = fs::read_to_string(dir.join("certificate-key.txt")).unwrap();
+    Golden {
+        entries: data
+            .keys()
+            .map(|name| Entry::parse(name).unwrap())
+            .collect(),
+        data,
+        key: text.trim().parse().unwrap(),
+        dir,
+    }
+}
+
+impl Golden {
+    fn file(&self, entry: Entry) -> Vec<u8> {
+        let name = match entry {
+            Entry::ExternalEtcdAuthority => "ext/ca.crt",
+            Entry::ExternalEtcdCertificate => "ext/client.crt",
+            Entry::ExternalEtcdKey => "ext/client.key",
+            Entry::Authority(Authority::EtcdCa) => "etcd/ca.crt",
+            Entry::AuthorityKey(Authority::EtcdCa) => "etcd/ca.key",
+            other => other.as_str(),
+        };
+        fs::read(self.dir.join("pki").join(name)).unwrap()
+    }
+
+    fn without_authority_keys(&self) -> BTreeSet<Entry> {
+        let mut entries = self.entries.clone();
+        entries.retain(|entry| !entry.is_authority_key());
+        entries
+    }
+
+    fn open(&self, needed: &BTreeSet<Entry>) -> Result<(SharedCerts, Vec<String>), Box<Error>> {
+        open(&self.data, &self.key, needed)
+    }
+
+    /// The messages when everything but the CA keys is needed.
+    fn refused(&self) -> String {
+        let error = self.open(&self.without_authority_keys()).unwrap_err();
+        error.to_string()
+    }
+
+    fn put(&mut self, entry: Entry, plain: &[u8]) {
+        let value = self.key.seal(plain, [7; NONCE]).unwrap();
+        self.data.insert(entry.as_str().to_owned(), value);
+    }
+}
+
+#[test]
+fn what_kubeadm_uploaded_is_read_byte_for_byte() {
+    for (case, count) in [("rsa-default", 8), ("ecdsa-p256", 8), ("external-etcd", 9)] {
+        let golden = golden(case);
+        let entries = golden.entries.clone();
+        assert_eq!(entries.len(), count, "{case}");
+        let (certs, notes) = golden.open(&entries).unwrap();
+        for entry in entries {
+            assert_eq!(
+                certs.contents(entry).map(|bytes| bytes.as_slice()),
+                Some(golden.file(entry).as_slice()),
+                "{case}: {entry}"
+            );
+        }
+        assert_eq!(notes, Vec::<String>::new());
+    }
+}
+
+/// Computed with Python's cryptography: the bytes 00 to 1f encrypt with the nonce 00 to 0b.
+#[test]
+fn the_layout_is_kubeadms() {
+    let key: CertificateKey = "000102030405060708090a0b0c0d0e0f101112131415161718191A1B1C1D1E1F"
+        .parse()
+        .unwrap();
+    let nonce = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+    let sealed = key.seal(b"hello kubeadm\n", nonce).unwrap();
+    assert_eq!(
+        hex(&sealed),
+        "000102030405060708090a0b2f67ba77aac5a96eef24f6efdce344a773fb778d42d941185306b438e260"
+    );
+    assert_eq!(key.open(&sealed).unwrap().as_slice(), b"hello kubeadm\n");
+}
+
+#[test]
+fn seal_is_the_inverse_and_leaves_absent_files_empty() {
+    let golden = golden("ecdsa-p256");
+    let needed = golden.without_authority_keys();
+    let (certs, _) = golden.open(&needed).unwrap();
+    let key = CertificateKey::generate().unwrap();
+    let data = seal(&certs, &golden.entries, &key).unwrap();
+    assert_eq!(
+        data.keys().collect::<Vec<_>>(),
+        golden.data.keys().collect::<Vec<_>>()
+    );
+    let empty: Vec<_> = data
+        .iter()
+        .filter(|(_, value)| value.is_empty())
+        .map(|(name, _)| name.as_str())
+        .collect();
+    assert_eq!(empty, ["ca.key", "etcd-ca.key", "front-proxy-ca.key"]);
+    let nonces: BTreeSet<_> = data
+        .values()
+        .filter_map(|value| value.get(..NONCE))
+        .collect();
+    assert_eq!(nonces.len(), needed.len(), "a nonce was used twice");
+    let (again, notes) = open(&data, &key, &needed).unwrap();
+    assert_eq!(notes, Vec::<String>::new());
+    for entry in needed {
+        assert_eq!(again.contents(entry), certs.contents(entry), "{entry}");
+    }
+}
+
+#[test]
+fn ca_keys_are_left_behind_by_name() {
+    let golden = golden("rsa-default");
+    let (certs, notes) = golden.open(&golden.without_authority_keys()).unwrap();
+    assert!(certs.entries().all(|entry| !entry.is_authority_key()));
+    assert_eq!(
+        notes,
+        [
+            "the Secret kube-system/kubeadm-certs has CA private keys; they were left there and nothing of them was written: ca.key, front-proxy-ca.key, etcd-ca.key"
+        ]
+    );
+}
+
+#[test]
+fn a_key_that_does_not_fit_is_said_to() {
+    let mut golden = golden("ecdsa-p256");
+    golden.key = CertificateKey::generate().unwrap();
+    let refused = golden.refused();
+    assert!(
+        refused.starts_with("the certificate key does not fit the Secret kube-system/kubeadm-certs: none of its entries can be decrypted with it (ca.crt, front-proxy-ca.crt, etcd-ca.crt, sa.key, sa.pub)"),
+        "{refused}"
+    );
+    assert!(refused.ends_with("use the certificate key that this prints: kubeadm init phase upload-certs --upload-certs"), "{refused}");
+    assert!(!refused.contains('\n'), "{refused}");
+}
+
+#[test]
+fn a_changed_entry_is_told_apart_from_a_key_that_does_not_fit() {
+    let mut golden = golden("ecdsa-p256");
+    *golden.data.get_mut("sa.key").unwrap().last_mut().unwrap() ^= 1;
+    let refused = golden.refused();
+    assert!(
+        refused.starts_with("the Secret kube-system/kubeadm-certs has entries that cannot be decrypted: sa.key, while the same certificate key decrypts ca.crt, ca.key, front-proxy-ca.crt, front-proxy-ca.key, etcd-ca.crt, etcd-ca.key, sa.pub;"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_value_cut_short_is_said_to_be() {
+    let mut golden = golden("ecdsa-p256");
+    golden.data.get_mut("sa.pub").unwrap().truncate(20);
+    let refused = golden.refused();
+    assert!(
+        refused.starts_with("sa.pub in the Secret kube-system/kubeadm-certs is cut short: it has 20 bytes, and an empty file would have 28;"),
+        "{refused}"
+    );
+    golden.data.get_mut("sa.pub").unwrap().truncate(3);
+    assert!(golden.refused().contains("it has 3 bytes"));
+}
+
+#[test]
+fn what_is_needed_must_be_there() {
+    let mut golden = golden("ecdsa-p256");
+    golden.data.insert("sa.key".to_owned(), Vec::new());
+    golden.data.remove("etcd-ca.crt");
+    let refused = golden.refused();
+    let lines: Vec<_> = refused.lines().collect();
+    assert_eq!(lines.len(), 2, "{refused}");
+    assert!(lines[0].starts_with("the Secret kube-system/kubeadm-certs has no contents for sa.key, which the node that uploaded did not have; a node without would make its own"), "{refused}");
+    assert!(
+        lines[1].starts_with("the Secret kube-system/kubeadm-certs has no etcd-ca.crt,"),
+        "{refused}"
+    );
+    // With etcd elsewhere its authority is nobody's need.
+    let (certs, _) = golden
+        .open(&BTreeSet::from([Entry::ServiceAccountPublic]))
+        .unwrap();
+    assert_eq!(
+        certs.entries().collect::<Vec<_>>(),
+        [Entry::ServiceAccountPublic]
+    );
+}
+
+#[test]
+fn what_is_not_needed_may_be_damaged() {
+    let mut golden = golden("ecdsa-p256");
+    golden.data.get_mut("ca.key").unwrap()[20] ^= 1;
+    golden.data.insert("something".to_owned(), vec![1]);
+    let (_, notes) = golden.open(&golden.without_authority_keys()).unwrap();
+    assert!(
+        notes[0].ends_with("front-proxy-ca.key, etcd-ca.key"),
+        "{notes:?}"
+    );
+    assert_eq!(
+        notes[1],
+        "the Secret kube-system/kubeadm-certs has entries that the certificate key does not decrypt, and that are not needed here: ca.key"
+    );
+}
+
+#[test]
+fn an_entry_must_be_what_its_name_says() {
+    let rsa = golden("rsa-default");
+    let external = golden("external-etcd");
+    let ca = Entry::Authority(Authority::Ca);
+    let ca_key = Entry::AuthorityKey(Authority::Ca);
+    for (entry, contents, why) in [
+        (
+            ca,
+            external.file(Entry::ExternalEtcdCertificate),
+            "is not a CA certificate",
+        ),
+        (ca, external.file(ca_key), "there is no certificate in it"),
+        (ca_key, rsa.file(ca_key), "it does not belong to ca.crt"),
+        (
+            ca_key,
+            external.file(ca),
+            "no PEM block with a private key in it",
+        ),
+        (
+            Entry::ServiceAccountKey,
+            b"garbage".to_vec(),
+            "no PEM block with a private key in it",
+        ),
+        (
+            Entry::ServiceAccountPublic,
+            rsa.file(Entry::ServiceAccountPublic),
+            "it does not belong to sa.key",
+        ),
+        (
+            Entry::ExternalEtcdKey,
+            rsa.file(ca_key),
+            "it does not belong to external-etcd.crt",
+        ),
+        (
+            Entry::ExternalEtcdCertificate,
+            external.file(Entry::ExternalEtcdKey),
+            "there is no certificate in it",
+        ),
+    ] {
+        let mut golden = golden("external-etcd");
+        golden.put(entry, &contents);
+        let error = golden.open(&golden.entries).unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!(
+                "{entry} in the Secret kube-system/kubeadm-certs is not what its name says: "
+            )) && error.contains(why),
+            "{entry}: {error}"
+        );
+        // What is wrong with a certificate is not said of its key again.
+        assert_eq!(error.lines().count(), 1, "{error}");
+        assert!(!error.contains("BEGIN"), "{error}");
+    }
+}
+
+#[test]
+fn a_certificate_key_has_64_digits_and_is_never_shown() {
+    let digits = "00112233445566778899aabbccddeeff00112233445566778899AABBCCDDEEFF";
+    let key: CertificateKey = digits.parse().unwrap();
+    assert_eq!(*key.to_hex(), digits.to_lowercase());
+    assert_eq!(format!("{key:?}"), "CertificateKey(redacted)");
+    for (text, why) in [
+        (&digits[..63], "this one has 63 characters"),
+        (&digits[..32], "this one has 32 characters"),
+        ("", "this one has 0 characters"),
+        (&digits.replace("00", "0g"), "something else among them"),
+        (&digits.replace("00", "0é"), "something else among them"),
+    ] {
+        let error = text.parse::<CertificateKey>().unwrap_err().to_string();
+        assert!(error.ends_with(why), "{error}");
+        assert!(text.is_empty() || !error.contains(text), "{error}");
+    }
+    assert_ne!(
+        CertificateKey::generate().unwrap().to_hex(),
+        CertificateKey::generate().unwrap().to_hex()
+    );
+}
+
+#[test]
+fn nothing_of_the_contents_is_shown() {
+    let golden = golden("ecdsa-p256");
+    let (certs, _) = golden.open(&golden.without_authority_keys()).unwrap();
+    assert_eq!(
+        format!("{certs:?}"),
+        "{Authority(Ca), Authority(EtcdCa), Authority(FrontProxyCa), ServiceAccountKey, ServiceAccountPublic}"
+    );
+}
+
+#[test]
+fn names_are_parsed_back() {
+    for entry in Entry::ALL {
+        assert_eq!(Entry::parse(entry.as_str()), Some(entry));
+    }
+    assert_eq!(Entry::parse("etcd/ca.crt"), None);
+}
