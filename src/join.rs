@@ -23,7 +23,7 @@ use crate::jwks;
 use crate::kubeadm::Join;
 use crate::kubeapi::{Api, Resource};
 use crate::names::Authority;
-use crate::sharedcerts::{CertificateKey, Entry, SharedCerts};
+use crate::sharedcerts::{CertificateKey, CertificateKeyError, Entry, SharedCerts};
 use crate::signer::Signer;
 use crate::signer::local::Local;
 use crate::store::{Mode, Root};
@@ -97,7 +97,8 @@ impl JoinedCluster {
     /// # Errors
     /// A cluster that is not found or not the right one, or that has none.
     pub async fn configuration(&self) -> Result<(String, String), Failure> {
-        const DOING: &str = "reading the ClusterConfiguration in the ConfigMap kube-system/kubeadm-config";
+        const DOING: &str =
+            "reading the ClusterConfiguration in the ConfigMap kube-system/kubeadm-config";
         let (_, api) = self.found().await?;
         let object = api
             .read(&CONFIG_MAP, Some("kube-system"), "kubeadm-config")
@@ -135,12 +136,14 @@ impl JoinedCluster {
         let lacking = Lacking::of(root, setup, write_ca_keys, (self.clock)())?;
         let certificate_key = match (certificate_key, &self.join.certificate_key) {
             (Some(key), _) => Some(key),
-            (None, Some(written)) => Some(CertificateKey::parse(written).map_err(|error| {
-                Failure::new(
-                    ExitCode::Configuration,
-                    format!("controlPlane.certificateKey of the JoinConfiguration: {error}"),
-                )
-            })?),
+            (None, Some(written)) => {
+                Some(written.parse().map_err(|error: CertificateKeyError| {
+                    Failure::new(
+                        ExitCode::Configuration,
+                        format!("controlPlane.certificateKey of the JoinConfiguration: {error}"),
+                    )
+                })?)
+            }
             (None, None) => None,
         };
         let mut notes = Vec::new();
@@ -190,10 +193,19 @@ pub fn handover(document: Value, ignore: &[String]) -> Result<ProvidedFile, Fail
             .flatten()
             .filter_map(|name| name.as_str().map(str::to_owned))
             .collect();
-        all.extend(ignore.iter().filter(|name| !all.contains(name)).cloned().collect::<Vec<_>>());
+        all.extend(
+            ignore
+                .iter()
+                .filter(|name| !all.contains(name))
+                .cloned()
+                .collect::<Vec<_>>(),
+        );
         registration.insert("ignorePreflightErrors".to_owned(), json!(all));
     }
-    if let Some(control_plane) = document.get_mut("controlPlane").and_then(Value::as_object_mut) {
+    if let Some(control_plane) = document
+        .get_mut("controlPlane")
+        .and_then(Value::as_object_mut)
+    {
         control_plane.shift_remove("certificateKey");
     }
     let text = yaml::to_string(&document).map_err(|error| {
@@ -215,7 +227,10 @@ pub fn handover(document: Value, ignore: &[String]) -> Result<ProvidedFile, Fail
 
 /// The object under `key`, made where there is none.
 fn object_at<'a>(document: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
-    let entry = document.as_object_mut()?.entry(key.to_owned()).or_insert(Value::Null);
+    let entry = document
+        .as_object_mut()?
+        .entry(key.to_owned())
+        .or_insert(Value::Null);
     if entry.is_null() {
         *entry = json!({});
     }
@@ -225,9 +240,16 @@ fn object_at<'a>(document: &'a mut Value, key: &str) -> Option<&'a mut Map<Strin
 /// Whether the cluster takes tokens that this key signed; `None` where it does not say. Bootstrap tokens may usually
 /// not ask, administrators may.
 async fn knows(api: &Api, key: &PublicKey) -> Option<bool> {
-    let asked = api.document(jwks::PATH).await.map_err(|error| error.to_string());
+    let asked = api
+        .document(jwks::PATH)
+        .await
+        .map_err(|error| error.to_string());
     let known = asked.and_then(|set| jwks::knows(&set, key).map_err(|error| error.to_string()));
-    known.inspect_err(|why| tracing::debug!("the cluster's service-account keys are not known: {why}")).ok()
+    known
+        .inspect_err(|why| {
+            tracing::debug!("the cluster's service-account keys are not known: {why}")
+        })
+        .ok()
 }
 
 /// Compares the node's service-account key with those of the cluster that it joined, as far as `api` may ask.
@@ -299,15 +321,24 @@ impl Lacking {
             let authority = bundle.spec.authority;
             if bundle.found.present().is_none() {
                 lacking.entries.insert(Entry::Authority(authority));
-                let pinned = setup.trust.get(&authority).is_some_and(|trust| !trust.pins.is_empty());
+                let pinned = setup
+                    .trust
+                    .get(&authority)
+                    .is_some_and(|trust| !trust.pins.is_empty());
                 lacking.authority |= authority == Authority::Ca && !pinned;
             }
-            let to_sign = || survey.to_issue().any(|cert| cert.spec.authority == authority);
+            let to_sign = || {
+                survey
+                    .to_issue()
+                    .any(|cert| cert.spec.authority == authority)
+            };
             if !setup.signers.contains_key(&authority) && to_sign() {
                 lacking.unsigned.push(authority);
             }
             if write_ca_keys && is_missing(&bundle.spec.key_path)? {
-                lacking.ca_keys.push((authority, bundle.spec.key_path.clone()));
+                lacking
+                    .ca_keys
+                    .push((authority, bundle.spec.key_path.clone()));
             }
         }
         if let Some(spec) = &plan.service_account {
@@ -315,9 +346,21 @@ impl Lacking {
         }
         if let Some(external) = &plan.external_etcd {
             for (entry, what, path) in [
-                (Entry::ExternalEtcdAuthority, "etcd.external.caFile", &external.authority),
-                (Entry::ExternalEtcdCertificate, "etcd.external.certFile", &external.certificate),
-                (Entry::ExternalEtcdKey, "etcd.external.keyFile", &external.key),
+                (
+                    Entry::ExternalEtcdAuthority,
+                    "etcd.external.caFile",
+                    &external.authority,
+                ),
+                (
+                    Entry::ExternalEtcdCertificate,
+                    "etcd.external.certFile",
+                    &external.certificate,
+                ),
+                (
+                    Entry::ExternalEtcdKey,
+                    "etcd.external.keyFile",
+                    &external.key,
+                ),
             ] {
                 if let Some(path) = path
                     && is_missing(path)?
@@ -326,15 +369,27 @@ impl Lacking {
                 }
             }
         }
-        let keys = lacking.unsigned.iter().chain(lacking.ca_keys.iter().map(|(authority, _)| authority));
+        let keys = lacking
+            .unsigned
+            .iter()
+            .chain(lacking.ca_keys.iter().map(|(authority, _)| authority));
         let pairs: Vec<Entry> = keys
-            .flat_map(|authority| [Entry::Authority(*authority), Entry::AuthorityKey(*authority)])
+            .flat_map(|authority| {
+                [
+                    Entry::Authority(*authority),
+                    Entry::AuthorityKey(*authority),
+                ]
+            })
             .collect();
         lacking.entries.extend(pairs);
         if lacking.service_account {
-            lacking.entries.extend([Entry::ServiceAccountKey, Entry::ServiceAccountPublic]);
+            lacking
+                .entries
+                .extend([Entry::ServiceAccountKey, Entry::ServiceAccountPublic]);
         }
-        lacking.entries.extend(lacking.external_etcd.iter().map(|(entry, ..)| *entry));
+        lacking
+            .entries
+            .extend(lacking.external_etcd.iter().map(|(entry, ..)| *entry));
         Ok(lacking)
     }
 
@@ -345,18 +400,27 @@ impl Lacking {
             if self.entries.contains(&Entry::Authority(authority))
                 && let Some(pem) = shared.contents(Entry::Authority(authority))
             {
-                let bundle = TrustBundle::from_pem(pem).map_err(|error| unusable(Entry::Authority(authority), error))?;
-                provided.bundles.insert(authority, (SHARED.to_owned(), bundle));
+                let bundle = TrustBundle::from_pem(pem)
+                    .map_err(|error| unusable(Entry::Authority(authority), error))?;
+                provided
+                    .bundles
+                    .insert(authority, (SHARED.to_owned(), bundle));
             }
         }
         if self.service_account
             && let Some(pem) = shared.contents(Entry::ServiceAccountKey)
         {
-            let key = PrivateKey::from_pem(pem).map_err(|error| unusable(Entry::ServiceAccountKey, error))?;
+            let key = PrivateKey::from_pem(pem)
+                .map_err(|error| unusable(Entry::ServiceAccountKey, error))?;
             provided.service_account = Some((SHARED.to_owned(), key));
         }
         let ca_keys = self.ca_keys.iter().map(|(authority, path)| {
-            (Entry::AuthorityKey(*authority), "CA private key", path, Mode::Private)
+            (
+                Entry::AuthorityKey(*authority),
+                "CA private key",
+                path,
+                Mode::Private,
+            )
         });
         let external = self.external_etcd.iter().map(|(entry, what, path)| {
             let mode = match entry {
@@ -400,7 +464,12 @@ impl Lacking {
         let left: Vec<&str> = shared
             .entries()
             .filter(|entry| matches!(entry, Entry::AuthorityKey(_)))
-            .filter(|entry| !self.ca_keys.iter().any(|(authority, _)| *entry == Entry::AuthorityKey(*authority)))
+            .filter(|entry| {
+                !self
+                    .ca_keys
+                    .iter()
+                    .any(|(authority, _)| *entry == Entry::AuthorityKey(*authority))
+            })
             .map(Entry::as_str)
             .collect();
         if !left.is_empty() {
@@ -416,6 +485,9 @@ impl Lacking {
 fn unusable(entry: Entry, error: impl std::fmt::Display) -> Failure {
     Failure::new(
         ExitCode::Refused,
-        format!("{} in {SHARED} is unusable: {error}; run `kubeadm init phase upload-certs --upload-certs` on a control-plane node anew", entry.as_str()),
+        format!(
+            "{} in {SHARED} is unusable: {error}; run `kubeadm init phase upload-certs --upload-certs` on a control-plane node anew",
+            entry.as_str()
+        ),
     )
 }

@@ -537,7 +537,12 @@ impl Loaded {
 
     /// A document laid over the cluster's own.
     fn over(&mut self, mut base: Tree, document: &Tree, spot: &Spot) -> Option<Tree> {
-        let version = |document: &Tree| document.get("apiVersion").and_then(Tree::text).map(str::to_owned);
+        let version = |document: &Tree| {
+            document
+                .get("apiVersion")
+                .and_then(Tree::text)
+                .map(str::to_owned)
+        };
         if version(&base) != version(document) {
             self.faults.push(spot.error(
                 format!("is {}, the cluster's own ClusterConfiguration is {}: the two cannot be merged", version(document).unwrap_or_default(), version(&base).unwrap_or_default()),

@@ -57,6 +57,7 @@ pub mod assess;
 pub mod certs;
 pub mod cli;
 pub mod demo;
+pub mod discovery;
 pub mod failpoint;
 pub mod http;
 pub mod join;

@@ -15,7 +15,6 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use crate::agent::{Clock, ClockPolicy, ExitCode, Failure, Provided, Setup, TrustSource};
-use crate::certs;
 use crate::http::Files;
 use crate::join::{self, JoinedCluster};
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved};
@@ -25,6 +24,7 @@ use crate::plan::{self, Choices};
 use crate::policy::Policy;
 use crate::schema::SecretFile;
 use crate::settings::{self, FromCluster, KubeletIdentity, Settings, StandIns};
+use crate::sharedcerts::{CertificateKey, CertificateKeyError};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
 use crate::store::{self, FileKind, Root};
@@ -96,13 +96,20 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
         let (name, text) = cluster.configuration().await?;
         documents = kubeadm::load_over((&name, &text), &sources);
     }
-    let certificate_key = settings.join.certificate_key.clone();
-    let certificate_key = certificate_key
-        .map(|file| certs::read_key(files.as_ref(), credentials().as_deref(), &file))
+    let certificate_key = settings
+        .join
+        .certificate_key
+        .as_ref()
+        .map(|file| certificate_key(files.as_ref(), file))
         .transpose()?;
     let mut loaded = assemble(root, inputs, (settings, warnings), &documents, clock())?;
     let taken = cluster
-        .complete(root, &mut loaded.setup, certificate_key, loaded.settings.join.write_ca_keys)
+        .complete(
+            root,
+            &mut loaded.setup,
+            certificate_key,
+            loaded.settings.join.write_ca_keys,
+        )
         .await?;
     loaded.warnings.extend(taken);
     if let Some(document) = documents.join_document() {
@@ -173,7 +180,11 @@ fn assemble(
 ///
 /// # Errors
 /// All faults of all files at once.
-pub fn check(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<(Loaded, Option<usize>), Failure> {
+pub fn check(
+    root: &Root,
+    inputs: &Inputs,
+    now: OffsetDateTime,
+) -> Result<(Loaded, Option<usize>), Failure> {
     let mut failure = match read_settings(root, inputs) {
         Ok((settings, warnings)) => {
             let sources = kubeadm_sources(root, &settings)?;
@@ -192,7 +203,9 @@ pub fn check(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<(Loade
     if !inputs.stand_ins.kubeadm_configs.is_empty() {
         let settings = Settings::default().with(inputs.stand_ins.clone());
         let documents = kubeadm_sources(root, &settings).map(|sources| kubeadm::load(&sources));
-        let kubeadm = documents.and_then(|documents| resolve(root, &settings, &documents)).err();
+        let kubeadm = documents
+            .and_then(|documents| resolve(root, &settings, &documents))
+            .err();
         failure
             .messages
             .extend(kubeadm.into_iter().flat_map(|failure| failure.messages));
@@ -501,6 +514,27 @@ pub fn cluster(root: &Root, kubeconfig: &Path) -> Result<Api, Failure> {
     let files = Rc::new(RootedFiles(root.clone()));
     Api::new(access, files, credentials(), OffsetDateTime::now_utc)
         .map_err(|error| Failure::of_cluster(kubeconfig.display(), &error))
+}
+
+/// The key of `kubeadm-certs` in a file.
+fn certificate_key(files: &dyn Files, file: &SecretFile) -> Result<CertificateKey, Failure> {
+    let unusable = |why: String| {
+        Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "the certificate key in {file}: {why}; write into it what `kubeadm init phase upload-certs --upload-certs` prints"
+            ),
+        )
+    };
+    let path = file.path(credentials().as_deref()).ok_or_else(|| {
+        unusable("systemd gave this run no credentials, add LoadCredential= to the unit".to_owned())
+    })?;
+    let bytes = files
+        .read(&path)
+        .map_err(|error| unusable(error.to_string()))?;
+    let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
+    text.parse()
+        .map_err(|error: CertificateKeyError| unusable(error.to_string()))
 }
 
 /// Where systemd put the unit's credentials.

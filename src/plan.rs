@@ -286,7 +286,12 @@ impl Table<'_> {
             });
         kubelet
             .chain(bundles)
-            .map(|path| format!("FileAvailable-{}", path.display().to_string().replace('/', "-")))
+            .map(|path| {
+                format!(
+                    "FileAvailable-{}",
+                    path.display().to_string().replace('/', "-")
+                )
+            })
             .collect()
     }
 
