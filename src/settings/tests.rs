@@ -12,6 +12,8 @@ const FULL: &str = r#"
 kubeadm:
   files: [/run/kubeadm/kubeadm.yaml]
   clusterConfiguration: /etc/nodepki/cluster.yaml
+  fromCluster: merge
+join: {certificateKey: "credential:certificate-key", writeCAKeys: true}
 nodeName: CP-1.example.com
 authorities:
   ca:
