@@ -141,7 +141,7 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) {
     );
 }
 
-fn binary() -> PathBuf {
+pub(crate) fn binary() -> PathBuf {
     let path = std::env::var_os("NODEPKI_TEST_KUBEADM").map_or_else(
         || {
             let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(

@@ -4,6 +4,7 @@
 //! the people at it. This file judges nothing and knows no protocol.
 
 pub(crate) mod cfssl;
+pub(crate) mod cluster;
 pub(crate) mod est;
 pub(crate) mod kubernetes;
 pub(crate) mod puppet;
@@ -41,6 +42,23 @@ fn bin_dir() -> PathBuf {
             .unwrap();
         cache.join("nodepki-tests/bin")
     })
+}
+
+/// A directory for servers that write more than belongs into memory, the same for every call of this process; what
+/// processes left that ended is removed.
+pub(crate) fn own_dir(kind: &str) -> PathBuf {
+    let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join(kind);
+    fs::create_dir_all(&all).unwrap();
+    for entry in fs::read_dir(&all).unwrap() {
+        let path = entry.unwrap().path();
+        let pid = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if !Path::new("/proc").join(pid).exists() {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+    let dir = all.join(std::process::id().to_string());
+    fs::create_dir_all(&dir).unwrap();
+    dir
 }
 
 /// A loopback port that was free a moment ago.
@@ -84,6 +102,11 @@ impl Server {
             name,
             log: log.to_owned(),
         }
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Waits until `ready` says so.

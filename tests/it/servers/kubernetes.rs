@@ -24,7 +24,7 @@ use nodepki::x509::{
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use super::{Server, bin, free_port};
+use super::{Server, bin, free_port, own_dir};
 use crate::signing::{PlainFiles, now, run, write_authorities};
 
 pub(crate) const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
@@ -48,7 +48,7 @@ pub(crate) fn kubernetes() -> &'static Kubernetes {
 
 impl Kubernetes {
     fn start() -> Self {
-        let dir = own_dir();
+        let dir = own_dir("kubernetes");
         write_authorities(&dir.join("cluster"));
         write_authorities(&dir.join("authorities"));
         fs::rename(dir.join("cluster/ca.crt"), dir.join("ca.crt")).unwrap();
@@ -580,22 +580,4 @@ pub(crate) fn sign(
 
 fn pem(der: &[u8]) -> String {
     Certificate::from_der(der).unwrap().to_pem()
-}
-
-/// Below the build directory, since etcd writes more than belongs into memory; what processes left that ended
-/// is removed.
-fn own_dir() -> PathBuf {
-    let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kubernetes");
-    fs::create_dir_all(&all).unwrap();
-    for entry in fs::read_dir(&all).unwrap() {
-        let path = entry.unwrap().path();
-        let pid = path.file_name().unwrap().to_str().unwrap().to_owned();
-        if !Path::new("/proc").join(pid).exists() {
-            let _ = fs::remove_dir_all(path);
-        }
-    }
-    let dir = all.join(std::process::id().to_string());
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir(&dir).unwrap();
-    dir
 }

@@ -1,0 +1,596 @@
+//! A cluster made by the real kubeadm: the real etcd, kube-apiserver, kube-controller-manager and kube-scheduler,
+//! started with the flags of the manifests that kubeadm wrote.
+//!
+//! Owns: namespaces, processes, and the API as tests use it. It judges nothing.
+//!
+//! A node ([`ClusterNode`]) is a network, a mount and a host name of its own. `/etc`, `/var` and `/run` are
+//! directories of the node ([`ClusterNode::path`]), everything else is this machine's; kubeadm, `nodepki --root /`
+//! and the components see the same files there, at the paths they have in production. The nodes are on one Ethernet
+//! and know each other by `/etc/hosts`; nothing outside can be reached from them, and they from nowhere.
+//!
+//! [`cluster`] and [`external`] are shared by the tests of a process, which keep apart by the names of nodes, tokens
+//! and objects. A test that breaks its cluster starts its own with [`Cluster::start`]. A component or an object that
+//! is missing is one more line in [`Cluster::start`].
+
+#![allow(dead_code, reason = "used by tests that are being written")]
+
+use std::fs;
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use nodepki::kubeconfig::Kubeconfig;
+use nodepki::x509::{TrustBundle, hex};
+use serde_json::Value;
+
+use super::{Server, bin, own_dir};
+use crate::node::{NODEPKI, Ran};
+
+/// The name and the port by which the cluster is reached.
+pub(crate) const ENDPOINT: &str = "api.prod.example.com:6443";
+/// The bootstrap token of its InitConfiguration; it holds for a day.
+pub(crate) const TOKEN: &str = "abcdef.0123456789abcdef";
+/// What [`ENDPOINT`] stands for: addresses of the first node.
+const ENDPOINT_ADDRESSES: [&str; 2] = ["192.0.2.100", "2001:db8::100"];
+
+/// The authorities' private keys below `/etc/kubernetes/pki`.
+pub(crate) const AUTHORITY_KEYS: [&str; 3] = ["ca.key", "etcd/ca.key", "front-proxy-ca.key"];
+
+/// The cluster that has its CA keys on its node, as kubeadm makes one.
+pub(crate) fn cluster() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(|| Cluster::start(Authorities::Internal))
+}
+
+/// The cluster whose CA keys no node has: [`Cluster::authorities`] has them.
+pub(crate) fn external() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(|| Cluster::start(Authorities::External))
+}
+
+/// Where the private keys of the authorities are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Authorities {
+    /// Below the first node's `/etc/kubernetes/pki`.
+    Internal,
+    /// In a directory that is no node's; nothing signs in the cluster.
+    External,
+}
+
+/// A running control plane.
+pub(crate) struct Cluster {
+    dir: PathBuf,
+    ethernet: Server,
+    nodes: AtomicU8,
+    first: Option<ClusterNode>,
+}
+
+impl Cluster {
+    /// A cluster of a test's own.
+    pub(crate) fn start(authorities: Authorities) -> Self {
+        static COUNT: AtomicU8 = AtomicU8::new(0);
+        let dir = own_dir("cluster").join(COUNT.fetch_add(1, Ordering::SeqCst).to_string());
+        fs::create_dir_all(&dir).unwrap();
+        let mut cluster = Cluster {
+            ethernet: keep(
+                &dir,
+                "ethernet",
+                "ip link add bridge type bridge\nip link set bridge up",
+            ),
+            nodes: AtomicU8::new(0),
+            first: None,
+            dir,
+        };
+        let node = cluster.add_node("cp1", "192.0.2.11");
+        for address in ["192.0.2.100/32", "2001:db8::100/128"] {
+            done(
+                node.command("ip")
+                    .args(["address", "add", address, "dev", "eth0"]),
+            );
+        }
+        node.make(authorities, &cluster.authorities());
+        node.start("etcd");
+        node.start("kube-apiserver");
+        node.start("kube-controller-manager");
+        node.start("kube-scheduler");
+        let config = Some(INIT);
+        node.kubeadm(&["init", "phase", "upload-config", "all"], config)
+            .done();
+        node.kubeadm(&["init", "phase", "bootstrap-token"], config)
+            .done();
+        node.kubeadm(&["init", "phase", "addon", "kube-proxy"], config)
+            .done();
+        cluster.first = Some(node);
+        let admin = cluster.admin();
+        // Written by kube-controller-manager some time after the token.
+        wait_until("cluster-info is signed", || {
+            let (_, info) = admin.get("/api/v1/namespaces/kube-public/configmaps/cluster-info");
+            info["data"]["jws-kubeconfig-abcdef"].is_string()
+        });
+        cluster
+    }
+
+    /// The node that kubeadm made, `cp1`.
+    pub(crate) fn first(&self) -> &ClusterNode {
+        self.first.as_ref().unwrap()
+    }
+
+    /// A node with nothing on it but its host name.
+    pub(crate) fn add_node(&self, name: &str, address: &str) -> ClusterNode {
+        let dir = self.dir.join(name);
+        for part in ["etc/kubernetes", "var/lib", "var/tmp", "run"] {
+            fs::create_dir_all(dir.join(part)).unwrap();
+        }
+        let write = |path: &str, text: String| fs::write(dir.join(path), text).unwrap();
+        let [four, six] = ENDPOINT_ADDRESSES;
+        let endpoint = ENDPOINT.split_once(':').unwrap().0;
+        write(
+            "etc/hosts",
+            format!(
+                "127.0.0.1 localhost\n::1 localhost\n{address} {name}\n{four} {endpoint}\n{six} {endpoint}\n"
+            ),
+        );
+        write("etc/hostname", format!("{name}\n"));
+        // Refused at once.
+        write("etc/resolv.conf", "nameserver 127.0.0.1\n".to_owned());
+        write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n".to_owned());
+        let script = format!(
+            "hostname {name}\nfor part in etc var run; do mount --bind '{}'/$part /$part; done",
+            dir.display()
+        );
+        let keeper = keep(&self.dir, name, &script);
+        let number = self.nodes.fetch_add(1, Ordering::SeqCst);
+        let port = format!("port{number}");
+        let ethernet = self.ethernet.id().to_string();
+        // An interface is made where its peer can be named by process.
+        let node = ClusterNode {
+            name: name.to_owned(),
+            address: address.parse().unwrap(),
+            dir,
+            keeper,
+            components: Mutex::default(),
+        };
+        let id = node.keeper.id().to_string();
+        let on_ethernet = |arguments: &str| {
+            let mut command = enter(&ethernet, &["ip"]);
+            done(command.args(arguments.split_whitespace()));
+        };
+        on_ethernet(&format!(
+            "link add {port} type veth peer name eth0 netns {id}"
+        ));
+        on_ethernet(&format!("link set {port} master bridge up"));
+        for arguments in [
+            format!("address add {address}/24 dev eth0"),
+            format!("address add {}/64 dev eth0 nodad", node.ipv6()),
+            "link set eth0 up".to_owned(),
+            // kubeadm looks for it, and what is sent there comes back at once as unreachable.
+            "route add default dev lo".to_owned(),
+        ] {
+            done(node.command("ip").args(arguments.split_whitespace()));
+        }
+        node
+    }
+
+    /// Holds `ca.crt`, `ca.key` and so on in kubeadm's layout, and is no node's.
+    ///
+    /// With [`Authorities::Internal`] there is nothing.
+    pub(crate) fn authorities(&self) -> PathBuf {
+        self.dir.join("authorities")
+    }
+
+    /// `--discovery-token-ca-cert-hash`, or an item of `caCertHashes`.
+    pub(crate) fn ca_pin(&self) -> String {
+        let ca = fs::read(self.first().path("/etc/kubernetes/pki/ca.crt")).unwrap();
+        let pin = TrustBundle::from_pem(&ca)
+            .unwrap()
+            .first()
+            .public_key()
+            .sha256();
+        format!("sha256:{}", hex(&pin))
+    }
+
+    /// The administrator, at the first node.
+    pub(crate) fn admin(&self) -> Caller<'_> {
+        self.first().caller("/etc/kubernetes/super-admin.conf")
+    }
+}
+
+/// What kubeadm makes the cluster of.
+pub(crate) const INIT: &str = "\
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+localAPIEndpoint: {advertiseAddress: 192.0.2.11}
+nodeRegistration: {name: cp1, criSocket: 'unix:///run/containerd/containerd.sock'}
+bootstrapTokens: [{token: abcdef.0123456789abcdef, ttl: 24h0m0s}]
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: v1.36.2
+encryptionAlgorithm: ECDSA-P256
+controlPlaneEndpoint: api.prod.example.com:6443
+apiServer: {certSANs: [192.0.2.100, '2001:db8::100']}
+networking: {podSubnet: 10.244.0.0/16}
+";
+
+/// One machine of a cluster.
+pub(crate) struct ClusterNode {
+    name: String,
+    address: Ipv4Addr,
+    dir: PathBuf,
+    keeper: Server,
+    components: Mutex<Vec<(String, Server)>>,
+}
+
+impl ClusterNode {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// `2001:db8::11` where the other address ends in 11.
+    pub(crate) fn ipv6(&self) -> String {
+        format!("2001:db8::{}", self.address.octets()[3])
+    }
+
+    /// Where a test finds a path below `/etc`, `/var` or `/run` of the node.
+    pub(crate) fn path(&self, on_node: &str) -> PathBuf {
+        self.dir.join(on_node.trim_start_matches('/'))
+    }
+
+    /// What is `/` for the node's own files; [`ClusterNode::path`] of `/`.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn write(&self, on_node: &str, text: &str) {
+        let path = self.path(on_node);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// A program on the node, to be started.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        enter(&self.keeper.id().to_string(), &[program])
+    }
+
+    pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Ran {
+        self.command(program)
+            .args(arguments)
+            .output()
+            .unwrap()
+            .into()
+    }
+
+    /// The real kubeadm on the node, with `config` (the text) as `--config`.
+    pub(crate) fn kubeadm(&self, arguments: &[&str], config: Option<&str>) -> Ran {
+        let kubeadm = crate::kubeadm::binary();
+        let mut command = self.command(kubeadm.to_str().unwrap());
+        command.args(arguments);
+        let Some(config) = config else {
+            return command.output().unwrap().into();
+        };
+        let mut file = tempfile::NamedTempFile::new_in(self.path("/var/tmp")).unwrap();
+        file.write_all(config.as_bytes()).unwrap();
+        let name = file.path().file_name().unwrap().to_str().unwrap();
+        command.arg("--config").arg(format!("/var/tmp/{name}"));
+        command.output().unwrap().into()
+    }
+
+    /// `nodepki --root / ARGUMENTS` on the node.
+    pub(crate) fn nodepki(&self, arguments: &[&str]) -> Ran {
+        let mut command = self.command(NODEPKI);
+        command.args(["--root", "/"]).args(arguments);
+        command.output().unwrap().into()
+    }
+
+    /// Starts a component by its manifest in `/etc/kubernetes/manifests`, and waits until it serves.
+    pub(crate) fn start(&self, component: &str) {
+        self.start_with(component, &[]);
+    }
+
+    /// [`ClusterNode::start`] with flags behind those of the manifest.
+    pub(crate) fn start_with(&self, component: &str, flags: &[&str]) {
+        let manifest = format!("/etc/kubernetes/manifests/{component}.yaml");
+        let manifest = fs::read_to_string(self.path(&manifest)).unwrap();
+        let program = bin(component);
+        let mut command = self.command(program.to_str().unwrap());
+        command.args(flags_of(&manifest)).args(flags);
+        if component == "etcd" {
+            command.args(["--unsafe-no-fsync", "--log-level", "warn"]);
+        }
+        let log = self.dir.join(format!("{component}.log"));
+        let mut server = Server::start(command, &log);
+        let health = match component {
+            "etcd" => "http://127.0.0.1:2381/readyz".to_owned(),
+            // It answers this one to anybody once its roles are there.
+            "kube-apiserver" => format!("https://{}:6443/readyz", self.address),
+            "kube-controller-manager" => "https://127.0.0.1:10257/healthz".to_owned(),
+            "kube-scheduler" => "https://127.0.0.1:10259/readyz".to_owned(),
+            other => panic!("no component is called {other}"),
+        };
+        server.wait_until(Duration::from_secs(180), || {
+            let mut curl = self.command("curl");
+            // Whose certificate it serves with is for the tests to ask.
+            curl.args([
+                "--silent",
+                "--fail",
+                "--insecure",
+                "--max-time",
+                "2",
+                &health,
+            ]);
+            curl.output().unwrap().status.success()
+        });
+        self.components
+            .lock()
+            .unwrap()
+            .push((component.to_owned(), server));
+    }
+
+    /// Ends a component.
+    pub(crate) fn stop(&self, component: &str) {
+        let mut components = self.components.lock().unwrap();
+        components.retain(|(name, _)| name != component);
+    }
+
+    /// The API as the current context of a kubeconfig on this node sees it.
+    pub(crate) fn caller(&self, kubeconfig: &str) -> Caller<'_> {
+        let text = fs::read_to_string(self.path(kubeconfig)).unwrap();
+        let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
+        let files = tempfile::tempdir_in(self.path("/var/tmp")).unwrap();
+        let mut arguments = Vec::new();
+        let parts = [
+            ("--cacert", current.authority.as_deref()),
+            ("--cert", current.certificate.as_deref()),
+            ("--key", current.key.as_ref().map(|key| key.as_slice())),
+        ];
+        for (option, content) in parts {
+            let Some(content) = content else { continue };
+            let file = files.path().join(&option[2..]);
+            fs::write(&file, content).unwrap();
+            let on_node = Path::new("/").join(file.strip_prefix(&self.dir).unwrap());
+            arguments.extend([option.to_owned(), on_node.display().to_string()]);
+        }
+        Caller {
+            node: self,
+            server: current.server.unwrap(),
+            arguments,
+            _files: Some(files),
+        }
+    }
+
+    /// The API at `server`, for the holder of a token; TLS is verified by this node's `ca.crt`.
+    pub(crate) fn bearer(&self, server: &str, token: &str) -> Caller<'_> {
+        let mut anybody = self.anonymous(server);
+        let header = format!("Authorization: Bearer {token}");
+        anybody.arguments.extend(["--header".to_owned(), header]);
+        anybody
+    }
+
+    /// The API at `server`, for anybody; TLS is verified by this node's `ca.crt`.
+    pub(crate) fn anonymous(&self, server: &str) -> Caller<'_> {
+        let authority = ["--cacert", "/etc/kubernetes/pki/ca.crt"];
+        Caller {
+            node: self,
+            server: server.to_owned(),
+            arguments: authority.map(str::to_owned).to_vec(),
+            _files: None,
+        }
+    }
+
+    /// What kubeadm makes on the first node.
+    fn make(&self, authorities: Authorities, outside: &Path) {
+        let phases: [&[&str]; 4] = [
+            &["certs", "all"],
+            &["kubeconfig", "all"],
+            &["control-plane", "all"],
+            &["etcd", "local"],
+        ];
+        for phase in phases {
+            // The manifests say whether the CA keys are there.
+            if authorities == Authorities::External && phase == ["control-plane", "all"] {
+                self.give_up_keys(outside);
+            }
+            self.kubeadm(&[&["init", "phase"], phase].concat(), Some(INIT))
+                .done();
+        }
+    }
+
+    fn give_up_keys(&self, outside: &Path) {
+        for key in AUTHORITY_KEYS {
+            let here = self.path("/etc/kubernetes/pki").join(key);
+            let there = outside.join(key);
+            fs::create_dir_all(there.parent().unwrap()).unwrap();
+            fs::rename(&here, &there).unwrap();
+            fs::copy(here.with_extension("crt"), there.with_extension("crt")).unwrap();
+        }
+    }
+}
+
+/// Somebody at the API: curl, on a node.
+pub(crate) struct Caller<'a> {
+    node: &'a ClusterNode,
+    server: String,
+    arguments: Vec<String>,
+    _files: Option<tempfile::TempDir>,
+}
+
+impl Caller<'_> {
+    /// The same one at another server.
+    pub(crate) fn at(mut self, server: &str) -> Self {
+        server.clone_into(&mut self.server);
+        self
+    }
+
+    /// Status and body, which is a string where it is not JSON. Status 0, with curl's words, when there is no answer.
+    pub(crate) fn send(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
+        let kind = match method {
+            "PATCH" => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let mut curl = self.node.command("curl");
+        curl.args([
+            "--silent",
+            "--show-error",
+            "--max-time",
+            "30",
+            "--request",
+            method,
+        ])
+        .args(["--write-out", "\n%{http_code}", "--data-binary", "@-"])
+        .args(["--header", &format!("Content-Type: {kind}")])
+        .args(&self.arguments)
+        .arg(format!("{}{path}", self.server));
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let output = fed(curl, &body);
+        if !output.status.success() {
+            return (0, String::from_utf8_lossy(&output.stderr).into());
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let (body, status) = text.rsplit_once('\n').unwrap();
+        let body = serde_json::from_str(body).unwrap_or_else(|_| body.into());
+        (status.parse().unwrap(), body)
+    }
+
+    pub(crate) fn get(&self, path: &str) -> (u16, Value) {
+        self.send("GET", path, None)
+    }
+
+    pub(crate) fn post(&self, path: &str, object: &Value) -> (u16, Value) {
+        self.send("POST", path, Some(object))
+    }
+
+    pub(crate) fn put(&self, path: &str, object: &Value) -> (u16, Value) {
+        self.send("PUT", path, Some(object))
+    }
+
+    /// A merge patch.
+    pub(crate) fn patch(&self, path: &str, change: &Value) -> (u16, Value) {
+        self.send("PATCH", path, Some(change))
+    }
+
+    pub(crate) fn delete(&self, path: &str) -> (u16, Value) {
+        self.send("DELETE", path, None)
+    }
+}
+
+/// Waits up to a minute.
+pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
+    let begin = std::time::Instant::now();
+    while !ready() {
+        assert!(
+            begin.elapsed() < Duration::from_secs(60),
+            "{what}: not after a minute"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The command line of a manifest, without the program. etcd 3.5 knows two of the flags under longer names.
+fn flags_of(manifest: &str) -> Vec<String> {
+    let lines = manifest
+        .lines()
+        .skip_while(|line| line.trim() != "- command:");
+    lines
+        .skip(2)
+        .map_while(|line| line.strip_prefix("    - "))
+        .map(|flag| match flag.split_once('=') {
+            Some(("--feature-gates", "InitialCorruptCheck=true")) => {
+                "--experimental-initial-corrupt-check=true".to_owned()
+            }
+            Some(("--watch-progress-notify-interval", interval)) => {
+                format!("--experimental-watch-progress-notify-interval={interval}")
+            }
+            _ => flag.to_owned(),
+        })
+        .collect()
+}
+
+/// A process that keeps namespaces of its own, in which `script` was run.
+fn keep(dir: &Path, name: &str, script: &str) -> Server {
+    let mut unshare = Command::new("unshare");
+    if !nix::unistd::geteuid().is_root() {
+        unshare.arg("--map-root-user");
+    }
+    let ready = dir.join(format!("{name}.ready"));
+    unshare
+        .args([
+            "--mount",
+            "--net",
+            "--uts",
+            "--propagation",
+            "private",
+            "--",
+        ])
+        .args(["bash", "-euc"])
+        // The descriptor was opened before anything was mounted.
+        .arg(format!(
+            "exec 3>>\"$0\"\nip link set lo up\n{script}\necho yes >&3\nexec sleep infinity"
+        ))
+        .arg(&ready);
+    let mut keeper = Server::start(unshare, &dir.join(format!("{name}.log")));
+    keeper.wait_until(Duration::from_secs(30), || {
+        fs::read(&ready).is_ok_and(|said| !said.is_empty())
+    });
+    keeper
+}
+
+/// A command in the namespaces of a process.
+fn enter(process: &str, command: &[&str]) -> Command {
+    let mut nsenter = Command::new("nsenter");
+    nsenter.args(["--target", process, "--mount", "--net", "--uts"]);
+    if !nix::unistd::geteuid().is_root() {
+        nsenter.args(["--user", "--preserve-credentials"]);
+    }
+    nsenter.arg("--").args(command).current_dir("/");
+    nsenter
+}
+
+fn fed(mut command: Command, input: &str) -> Output {
+    let pipes = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = pipes.spawn().unwrap();
+    // Who ends early has said why.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+#[track_caller]
+fn done(command: &mut Command) {
+    Ran::from(command.output().unwrap()).done();
+}
+
+#[test]
+fn a_cluster_serves_as_kubeadm_made_it() {
+    let cluster = cluster();
+    let admin = cluster.admin();
+    let ready = admin.get("/readyz");
+    assert_eq!(ready, (200, "ok".into()));
+
+    let server = format!("https://{ENDPOINT}");
+    let anybody = cluster.first().anonymous(&server);
+    let path = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
+    let (status, info) = anybody.get(path);
+    assert_eq!(status, 200, "{info}");
+    let jws = info["data"]["jws-kubeconfig-abcdef"].as_str().unwrap();
+    assert!(jws.contains(".."), "{jws}");
+
+    let joiner = cluster
+        .first()
+        .bearer("https://[2001:db8::100]:6443", TOKEN);
+    for name in ["kubeadm-config", "kube-proxy", "kubelet-config"] {
+        let (status, map) =
+            joiner.get(&format!("/api/v1/namespaces/kube-system/configmaps/{name}"));
+        assert_eq!(status, 200, "{name}: {map}");
+    }
+    assert!(cluster.ca_pin().starts_with("sha256:"));
+}
