@@ -150,7 +150,8 @@ impl JoinedCluster {
         match certificate_key {
             Some(key) if !lacking.entries.is_empty() => {
                 let (_, api) = self.found().await?;
-                let (shared, left_out) = certs::fetch(api, &key, &lacking.entries).await?;
+                let fetched = certs::fetch(api, &key, &lacking.entries).await;
+                let (shared, left_out) = fetched.map_err(|failure| lacking.explained(failure))?;
                 notes.extend(left_out);
                 notes.extend(lacking.take(&shared, setup)?);
             }
@@ -393,7 +394,23 @@ impl Lacking {
         Ok(lacking)
     }
 
-    /// From decrypted entries into the setup; says what became of CA private keys.
+    /// Why CA private keys were looked for at all.
+    fn explained(&self, mut failure: Failure) -> Failure {
+        if !self.unsigned.is_empty() {
+            let names: Vec<&str> = self
+                .unsigned
+                .iter()
+                .map(|authority| authority.as_str())
+                .collect();
+            failure.messages.push(format!(
+                "no signer is configured for {}, so that the CA's private key was looked for there: name one under authorities or with --signer if the key is elsewhere",
+                names.join(", ")
+            ));
+        }
+        failure
+    }
+
+    /// From decrypted entries into the setup; says what CA private keys are used for.
     fn take(&self, shared: &SharedCerts, setup: &mut Setup) -> Result<Vec<String>, Failure> {
         let provided: &mut Provided = &mut setup.provided;
         for authority in Authority::ALL {
@@ -455,28 +472,19 @@ impl Lacking {
         }
         let mut notes = Vec::new();
         if !authorities.is_empty() {
+            let keys: Vec<&str> = authorities
+                .iter()
+                .map(|(authority, _)| Entry::AuthorityKey(*authority).as_str())
+                .collect();
+            notes.push(format!(
+                "no signer is configured: {} of {SHARED} sign in the memory of this run",
+                keys.join(", ")
+            ));
             let signer: Rc<dyn Signer> = Rc::new(Local::in_memory(SIGNER, authorities));
             for authority in &self.unsigned {
                 let signer = (SIGNER.to_owned(), Rc::clone(&signer));
                 setup.signers.insert(*authority, signer);
             }
-        }
-        let left: Vec<&str> = shared
-            .entries()
-            .filter(|entry| matches!(entry, Entry::AuthorityKey(_)))
-            .filter(|entry| {
-                !self
-                    .ca_keys
-                    .iter()
-                    .any(|(authority, _)| *entry == Entry::AuthorityKey(*authority))
-            })
-            .map(Entry::as_str)
-            .collect();
-        if !left.is_empty() {
-            notes.push(format!(
-                "{SHARED} holds {}; they stay in memory and are wiped, nothing of them is written to this node",
-                left.join(", ")
-            ));
         }
         Ok(notes)
     }

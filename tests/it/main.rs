@@ -20,6 +20,7 @@ mod failures_signer;
 mod gateway;
 mod golden;
 mod http;
+mod joining;
 mod kubeadm;
 mod layers;
 mod log;
