@@ -287,7 +287,7 @@ fn without_the_certificate_key_it_is_said_what_is_missing() {
     );
     node.nodepki(&["config", "check"])
         .done()
-        .says("asks the cluster");
+        .says("ask the cluster");
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn a_service_account_key_that_the_cluster_does_not_publish_is_found_out() {
     node.write(CONFIG, &join(cluster, &node, ""));
     let authorities = first.path("/etc/kubernetes/pki");
     let signer = format!("local:{}", authorities.display());
-    node.nodepki(&["bootstrap", "--signer", &signer])
+    node.nodepki(&["-vv", "bootstrap", "--signer", &signer])
         .ended(65)
         .says("not among those that the cluster publishes");
 }
