@@ -33,7 +33,7 @@ use crate::plan::{CertSpec, Plan};
 use crate::signer::{Class, Identity, Kind, Renewal, Signer, SignerError, Wanted};
 use crate::store::{self, Root, Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
-use crate::{http, kubeapi};
+use crate::{discovery, http, kubeapi};
 
 pub use clock::ClockPolicy;
 use clock::Settled;
@@ -168,6 +168,26 @@ impl From<store::Error> for Failure {
             store::Class::ReadOnly | store::Class::Denied => ExitCode::NotPermitted,
             store::Class::Unsafe => ExitCode::Refused,
             store::Class::Path => ExitCode::Configuration,
+        };
+        Failure::new(code, sentence(&error))
+    }
+}
+
+impl From<discovery::Error> for Failure {
+    fn from(error: discovery::Error) -> Self {
+        use discovery::Error as E;
+        let code = match &error {
+            E::Call { server, source } => {
+                return Failure::of_cluster(format!("reading cluster-info from {server}"), source);
+            }
+            E::Nothing | E::File { .. } | E::NoCredential { .. } => ExitCode::Configuration,
+            E::Anonymous { .. } | E::NoSignature { .. } | E::WrongSecret { .. } => {
+                ExitCode::NotPermitted
+            }
+            E::NoClusterInfo { .. } => ExitCode::Unreachable,
+            E::Refused { .. } | E::Tampered { .. } | E::Impostor { .. } | E::Changed { .. } => {
+                ExitCode::Refused
+            }
         };
         Failure::new(code, sentence(&error))
     }

@@ -36,6 +36,8 @@ const CONFIG_MAP: Resource = Resource {
     plural: "configmaps",
     kind: "ConfigMap",
 };
+/// The ClusterConfiguration as the cluster gave it.
+const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 /// A comparison that may well be forbidden is not waited for.
 const COMPARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where everything below comes from, for messages.
@@ -179,6 +181,36 @@ impl JoinedCluster {
     }
 }
 
+/// The ClusterConfiguration that an earlier run had from the cluster. It is not asked twice: a bootstrap token is gone
+/// after a day, while a signer may take longer.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn kept_configuration(root: &Root) -> Result<Option<(String, String)>, Failure> {
+    let Some(content) = root.read(KEPT)? else {
+        return Ok(None);
+    };
+    match String::from_utf8(content.bytes.to_vec()) {
+        Ok(text) => Ok(Some((KEPT.to_owned(), text))),
+        Err(_) => Err(Failure::new(
+            ExitCode::Refused,
+            format!("{KEPT} is not UTF-8 text; remove it, and it is asked of the cluster again"),
+        )),
+    }
+}
+
+/// For [`kept_configuration`] of later runs.
+pub fn configuration_to_keep(from: String, text: String) -> ProvidedFile {
+    ProvidedFile {
+        what: "cluster-configuration.yaml".to_owned(),
+        from,
+        path: PathBuf::from(KEPT),
+        bytes: Zeroizing::new(text.into_bytes()),
+        mode: Mode::Private,
+        ours: true,
+    }
+}
+
 /// The JoinConfiguration for the `kubeadm join` that follows: it ignores the preflight errors that the plan's files
 /// cause, and has no certificate key, since kubeadm would use it to fetch CA private keys to this node.
 ///
@@ -295,7 +327,6 @@ struct Lacking {
     ca_keys: Vec<(Authority, PathBuf)>,
     /// Files of an external etcd that are not there.
     external_etcd: Vec<(Entry, &'static str, PathBuf)>,
-    service_account: bool,
 }
 
 impl Lacking {
@@ -316,7 +347,6 @@ impl Lacking {
             unsigned: Vec::new(),
             ca_keys: Vec::new(),
             external_etcd: Vec::new(),
-            service_account: false,
         };
         for bundle in &survey.bundles {
             let authority = bundle.spec.authority;
@@ -341,9 +371,6 @@ impl Lacking {
                     .ca_keys
                     .push((authority, bundle.spec.key_path.clone()));
             }
-        }
-        if let Some(spec) = &plan.service_account {
-            lacking.service_account = is_missing(&spec.private)?;
         }
         if let Some(external) = &plan.external_etcd {
             for (entry, what, path) in [
@@ -383,14 +410,25 @@ impl Lacking {
             })
             .collect();
         lacking.entries.extend(pairs);
-        if lacking.service_account {
-            lacking
-                .entries
-                .extend([Entry::ServiceAccountKey, Entry::ServiceAccountPublic]);
-        }
         lacking
             .entries
             .extend(lacking.external_etcd.iter().map(|(entry, ..)| *entry));
+        if let Some(spec) = &plan.service_account
+            && is_missing(&spec.private)?
+        {
+            lacking.entries.insert(Entry::ServiceAccountKey);
+        }
+        if !lacking.entries.is_empty() {
+            // What else every upload has comes along, to be compared with what is here.
+            let bundles = plan.bundles.iter();
+            lacking
+                .entries
+                .extend(bundles.map(|bundle| Entry::Authority(bundle.authority)));
+            if plan.service_account.is_some() {
+                let pair = [Entry::ServiceAccountKey, Entry::ServiceAccountPublic];
+                lacking.entries.extend(pair);
+            }
+        }
         Ok(lacking)
     }
 
@@ -414,9 +452,7 @@ impl Lacking {
     fn take(&self, shared: &SharedCerts, setup: &mut Setup) -> Result<Vec<String>, Failure> {
         let provided: &mut Provided = &mut setup.provided;
         for authority in Authority::ALL {
-            if self.entries.contains(&Entry::Authority(authority))
-                && let Some(pem) = shared.contents(Entry::Authority(authority))
-            {
+            if let Some(pem) = shared.contents(Entry::Authority(authority)) {
                 let bundle = TrustBundle::from_pem(pem)
                     .map_err(|error| unusable(Entry::Authority(authority), error))?;
                 provided
@@ -424,9 +460,7 @@ impl Lacking {
                     .insert(authority, (SHARED.to_owned(), bundle));
             }
         }
-        if self.service_account
-            && let Some(pem) = shared.contents(Entry::ServiceAccountKey)
-        {
+        if let Some(pem) = shared.contents(Entry::ServiceAccountKey) {
             let key = PrivateKey::from_pem(pem)
                 .map_err(|error| unusable(Entry::ServiceAccountKey, error))?;
             provided.service_account = Some((SHARED.to_owned(), key));

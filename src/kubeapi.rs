@@ -228,6 +228,7 @@ pub struct Api {
     files: Rc<dyn Files>,
     credentials: Option<PathBuf>,
     clock: fn() -> OffsetDateTime,
+    provisional: bool,
     /// The last one made: it remembers what it has warned of.
     client: RefCell<Option<Client>>,
 }
@@ -251,8 +252,18 @@ impl Api {
             files,
             credentials,
             clock,
+            provisional: false,
             client: RefCell::default(),
         })
+    }
+
+    /// The same API server, whoever answers in its place; nothing secret is sent. See [`Client::provisional`].
+    #[must_use]
+    pub fn provisional(self) -> Self {
+        Api {
+            provisional: true,
+            ..self
+        }
     }
 
     /// An object; `None` when there is none of that name, which is not the same as an API server that does not know
@@ -315,7 +326,8 @@ impl Api {
         name: &str,
     ) -> Result<bool, Error> {
         let path = resource.path(namespace, Some(name));
-        match self.exchange(Call::new(Method::DELETE, path)).await {
+        let call = Call::new(Method::DELETE, path).accept(JSON);
+        match self.exchange(call).await {
             Ok(_) => Ok(true),
             Err(Error::Refused(status)) if status.is_not_found(name) => Ok(false),
             Err(error) => Err(error),
@@ -327,12 +339,13 @@ impl Api {
     /// # Errors
     /// See [`Error`].
     pub async fn document(&self, path: &str) -> Result<Value, Error> {
-        let response = self.exchange(Call::get(path)).await?;
+        // A key set has a media type of its own.
+        let response = self.exchange(Call::get(path).accept("*/*")).await?;
         json(&response)
     }
 
     async fn send(&self, resource: &Resource, call: Call<'_>) -> Result<Value, Error> {
-        let response = self.exchange(call).await?;
+        let response = self.exchange(call.accept(JSON)).await?;
         let object = json(&response)?;
         match object.get("kind").and_then(Value::as_str) {
             Some(kind) if kind == resource.kind => Ok(object),
@@ -340,13 +353,15 @@ impl Api {
         }
     }
 
-    async fn exchange(&self, call: Call<'_>) -> Result<Response, Error> {
+    async fn exchange(&self, mut call: Call<'_>) -> Result<Response, Error> {
         let (client, token) = self.connection()?;
-        let mut call = call.accept(JSON);
         if let Some(token) = token {
             call = call.bearer(token);
         }
-        let response = client.send(call).await?;
+        let response = match self.provisional {
+            true => client.provisional().send(call).await?,
+            false => client.send(call).await?,
+        };
         match response.is_success() {
             true => Ok(response),
             false => Err(Box::new(Status::of(&response)).into()),

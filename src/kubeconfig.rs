@@ -125,41 +125,56 @@ impl Kubeconfig {
     /// Resolves the current context.
     pub fn current(&self) -> Result<Current, KubeconfigError> {
         let (cluster, user) = self.current_names()?;
-        let mut current = Current {
-            cluster,
-            user,
-            ..Current::default()
+        let mut current = self.cluster(cluster)?;
+        self.add_user(&mut current, user)?;
+        Ok(current)
+    }
+
+    /// The cluster to join, as kubeadm finds it: the one without a name, which `cluster-info` has, else that of the
+    /// current context. With the user of the current context, if there is one.
+    pub fn to_join(&self) -> Result<Current, KubeconfigError> {
+        let context = self.context();
+        let part = |kind| string(context.as_ref().ok()?, kind);
+        let (cluster, user) = (part("cluster"), part("user"));
+        let mut current = if entry(&self.document, "clusters", "cluster", "").is_some() {
+            self.cluster(String::new())?
+        } else {
+            context?;
+            self.cluster(cluster.unwrap_or_default())?
         };
-        if let Some(entry) = entry(&self.document, "clusters", "cluster", &current.cluster) {
-            current.server = string(entry, "server");
-            current.authority =
-                data(entry, "certificate-authority-data")?.map(|bytes| bytes.to_vec());
-            current.authority_file = string(entry, "certificate-authority");
-            current.server_name = string(entry, "tls-server-name");
-            current.proxy = string(entry, "proxy-url");
-            current.beyond.extend(set_in(entry, &BEYOND_CLUSTER));
-        } else {
-            return Err(KubeconfigError::Dangling(format!(
-                "cluster {:?}",
-                current.cluster
-            )));
-        }
-        if let Some(entry) = entry(&self.document, "users", "user", &current.user) {
-            current.certificate =
-                data(entry, "client-certificate-data")?.map(|bytes| bytes.to_vec());
-            current.key = data(entry, "client-key-data")?;
-            current.certificate_file = string(entry, "client-certificate");
-            current.key_file = string(entry, "client-key");
-            current.token = string(entry, "token").map(Zeroizing::new);
-            current.token_file = string(entry, "tokenFile");
-            current.beyond.extend(set_in(entry, &BEYOND_USER));
-        } else {
-            return Err(KubeconfigError::Dangling(format!(
-                "user {:?}",
-                current.user
-            )));
+        if let Some(user) = user {
+            self.add_user(&mut current, user)?;
         }
         Ok(current)
+    }
+
+    fn cluster(&self, name: String) -> Result<Current, KubeconfigError> {
+        let entry = entry(&self.document, "clusters", "cluster", &name)
+            .ok_or_else(|| KubeconfigError::Dangling(format!("cluster {name:?}")))?;
+        Ok(Current {
+            cluster: name,
+            server: string(entry, "server"),
+            authority: data(entry, "certificate-authority-data")?.map(|bytes| bytes.to_vec()),
+            authority_file: string(entry, "certificate-authority"),
+            server_name: string(entry, "tls-server-name"),
+            proxy: string(entry, "proxy-url"),
+            beyond: set_in(entry, &BEYOND_CLUSTER).collect(),
+            ..Current::default()
+        })
+    }
+
+    fn add_user(&self, current: &mut Current, name: String) -> Result<(), KubeconfigError> {
+        let entry = entry(&self.document, "users", "user", &name)
+            .ok_or_else(|| KubeconfigError::Dangling(format!("user {name:?}")))?;
+        current.user = name;
+        current.certificate = data(entry, "client-certificate-data")?.map(|bytes| bytes.to_vec());
+        current.key = data(entry, "client-key-data")?;
+        current.certificate_file = string(entry, "client-certificate");
+        current.key_file = string(entry, "client-key");
+        current.token = string(entry, "token").map(Zeroizing::new);
+        current.token_file = string(entry, "tokenFile");
+        current.beyond.extend(set_in(entry, &BEYOND_USER));
+        Ok(())
     }
 
     /// Replaces server, CA, certificate and key of the current context; file references give way to data.
@@ -207,18 +222,22 @@ impl Kubeconfig {
     }
 
     fn current_names(&self) -> Result<(String, String), KubeconfigError> {
+        let context = self.context()?;
+        let part = |kind: &'static str| {
+            string(context, kind).ok_or_else(|| KubeconfigError::Dangling(format!("no {kind}")))
+        };
+        Ok((part("cluster")?, part("user")?))
+    }
+
+    fn context(&self) -> Result<&Map<String, Value>, KubeconfigError> {
         let name = self
             .document
             .get("current-context")
             .and_then(Value::as_str)
             .filter(|name| !name.is_empty())
             .ok_or(KubeconfigError::NoCurrentContext)?;
-        let context = entry(&self.document, "contexts", "context", name)
-            .ok_or_else(|| KubeconfigError::Dangling(format!("context {name:?}")))?;
-        let part = |kind: &'static str| {
-            string(context, kind).ok_or_else(|| KubeconfigError::Dangling(format!("no {kind}")))
-        };
-        Ok((part("cluster")?, part("user")?))
+        entry(&self.document, "contexts", "context", name)
+            .ok_or_else(|| KubeconfigError::Dangling(format!("context {name:?}")))
     }
 }
 
@@ -406,6 +425,38 @@ users:
         assert_eq!(current.proxy.as_deref(), Some("http://p:3128"));
         assert_eq!(current.token.as_deref().map(String::as_str), Some("abc"));
         assert_eq!(current.token_file.as_deref(), Some("/t"));
+    }
+
+    #[test]
+    fn the_cluster_to_join_needs_no_context_when_it_has_no_name() {
+        let of = |text: &str| {
+            let current = Kubeconfig::parse(text).unwrap().to_join();
+            current.map(|current| (current.server.unwrap_or_default(), current.user))
+        };
+        let unnamed = "clusters: [{name: '', cluster: {server: 'https://a'}}]\n";
+        let pair = |server: &str, user: &str| (server.to_owned(), user.to_owned());
+        for tail in ["contexts: null\nusers: null\ncurrent-context: ''\n", ""] {
+            let text = format!("{unnamed}{tail}");
+            assert_eq!(of(&text).unwrap(), pair("https://a", ""));
+        }
+        let named = "\
+current-context: c
+clusters: [{name: b, cluster: {server: 'https://b'}}]
+contexts: [{name: c, context: {cluster: b}}]
+";
+        assert_eq!(of(named).unwrap(), pair("https://b", ""));
+        let user = named.replace("cluster: b}", "cluster: b, user: u}");
+        assert_eq!(
+            of(&user).unwrap_err().to_string(),
+            "current-context names user \"u\", which it does not contain"
+        );
+        let user = format!("{user}users: [{{name: u, user: {{token: t}}}}]\n");
+        assert_eq!(of(&user).unwrap(), pair("https://b", "u"));
+        let contextless = named.replace("current-context: c", "");
+        assert_eq!(
+            of(&contextless).unwrap_err().to_string(),
+            "current-context is empty"
+        );
     }
 
     #[test]

@@ -17,9 +17,10 @@
 //!                                         store::commit ─▶ /etc/kubernetes
 //! ```
 //!
-//! The upper half is pure: [`yaml`], [`kubeadm`], [`sharedcerts`], [`schema`], [`policy`], [`plan`], [`assess`],
-//! [`kubeconfig`], [`jwks`], [`x509`] and [`names`] open no file and no socket and look at no clock or environment; the
-//! time is an argument. The lower half is the edge: [`load`] brings the inputs together, [`agent`] composes, [`signer`] asks, [`store`] writes.
+//! The upper half is pure: [`yaml`], [`kubeadm`], [`clusterinfo`], [`sharedcerts`], [`schema`], [`policy`], [`plan`],
+//! [`assess`], [`kubeconfig`], [`jwks`], [`x509`] and [`names`] open no file and no socket and look at no clock or
+//! environment; the time is an argument. The lower half is the edge: [`load`] brings the inputs together, [`agent`]
+//! composes, [`signer`] asks, [`store`] writes.
 //! Imports go downward only, in the order of the table; a test reads the `use` lines.
 //!
 //! | layer | modules |
@@ -29,7 +30,7 @@
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
-//! | pure | [`assess`], [`plan`], [`policy`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
+//! | pure | [`assess`], [`plan`], [`policy`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
 //!
@@ -56,6 +57,7 @@ pub mod agent;
 pub mod assess;
 pub mod certs;
 pub mod cli;
+pub mod clusterinfo;
 pub mod demo;
 pub mod discovery;
 pub mod failpoint;

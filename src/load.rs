@@ -74,7 +74,13 @@ pub struct Loaded {
 /// All faults of all files at once.
 pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
     let (settings, warnings) = read_settings(root, inputs)?;
-    let documents = kubeadm::load(&kubeadm_sources(root, &settings)?);
+    let sources = kubeadm_sources(root, &settings)?;
+    let mut documents = kubeadm::load(&sources);
+    if asks_cluster(&settings, &documents)
+        && let Some((name, text)) = join::kept_configuration(root)?
+    {
+        documents = kubeadm::load_over((&name, &text), &sources);
+    }
     assemble(root, inputs, (settings, warnings), &documents, now)
 }
 
@@ -92,9 +98,14 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
     let files = Rc::new(RootedFiles(root.clone()));
     let wait = inputs.wait.unwrap_or(settings.wait);
     let cluster = JoinedCluster::new(join, files.clone(), credentials(), clock, wait);
+    let mut handed = Vec::new();
     if asks_cluster(&settings, &documents) {
-        let (name, text) = cluster.configuration().await?;
+        let (name, text) = match join::kept_configuration(root)? {
+            Some(kept) => kept,
+            None => cluster.configuration().await?,
+        };
         documents = kubeadm::load_over((&name, &text), &sources);
+        handed.push(join::configuration_to_keep(name, text));
     }
     let certificate_key = settings
         .join
@@ -114,9 +125,9 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
     loaded.warnings.extend(taken);
     if let Some(document) = documents.join_document() {
         let ignore = &loaded.setup.plan.ignore_preflight_errors;
-        let file = join::handover(document, ignore)?;
-        loaded.setup.provided.files.push(file);
+        handed.push(join::handover(document, ignore)?);
     }
+    loaded.setup.provided.files.extend(handed);
     Ok(loaded)
 }
 

@@ -155,18 +155,10 @@ impl TrustBundle {
         Ok(TrustBundle { certificates })
     }
 
-    /// Succeeds when every certificate is pinned by the SHA-256 of its public key (kubeadm's pin format), or is
-    /// issued by one that is. No pins, no demand.
+    /// Succeeds when every certificate is pinned by the SHA-256 of its public key (kubeadm's pin format), or is a CA
+    /// certificate below one that is. No pins, no demand.
     pub fn require_pins(&self, pins: &[[u8; 32]]) -> Result<(), TrustError> {
-        let pinned = |certificate: &Certificate| pins.contains(&certificate.public_key().sha256());
-        let good = self.certificates.iter().all(|certificate| {
-            pinned(certificate)
-                || self
-                    .certificates
-                    .iter()
-                    .any(|other| pinned(other) && super::verify::signed_by(certificate, other))
-        });
-        if pins.is_empty() || good {
+        if pins.is_empty() || self.strangers(pins).is_empty() {
             return Ok(());
         }
         let found: Vec<_> = self
@@ -183,6 +175,22 @@ impl TrustBundle {
         Err(TrustError::NotPinned {
             found: found.join(", "),
         })
+    }
+
+    /// The certificates that no pin speaks for: neither pinned nor CA certificates below a pinned one. (A leaf below
+    /// it is somebody's identity; as an anchor it would make that somebody the server.)
+    pub fn strangers(&self, pins: &[[u8; 32]]) -> Vec<&Certificate> {
+        let (mut known, mut strangers): (Vec<_>, Vec<_>) = self
+            .certificates
+            .iter()
+            .partition(|certificate| pins.contains(&certificate.public_key().sha256()));
+        while let Some(position) = strangers.iter().position(|stranger| {
+            let issued = |issuer: &&Certificate| super::verify::signed_by(stranger, issuer);
+            stranger.is_ca() && known.iter().any(issued)
+        }) {
+            known.push(strangers.remove(position));
+        }
+        strangers
     }
 
     /// Whether one of the `offered` certificates has the key of one of these, or was issued by one of these.

@@ -1,0 +1,269 @@
+use std::time::Duration;
+
+use serde_json::json;
+use time::OffsetDateTime;
+
+use super::*;
+use crate::x509::{
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+};
+
+const NOW: OffsetDateTime = time::macros::datetime!(2026-11-21 12:00 UTC);
+const YEAR: Duration = Duration::from_secs(365 * 86400);
+
+fn token(text: &str) -> BootstrapToken {
+    text.parse().unwrap()
+}
+
+fn golden() -> Value {
+    serde_json::from_str(include_str!(
+        "../../tests/golden/cluster-info/configmap.json"
+    ))
+    .unwrap()
+}
+
+fn golden_pin() -> [u8; 32] {
+    let mut pin = [0; 32];
+    let digits = "38ba71fec120ca030302aad31b05f4be388ce4b135b451f13ea2fb9c2dbc3c27";
+    base16ct::lower::decode(digits, &mut pin).unwrap();
+    pin
+}
+
+/// A ConfigMap with what is to be signed, and a signature.
+fn info(kubeconfig: &str, signature: &str) -> ClusterInfo {
+    let data = json!({"kubeconfig": kubeconfig, "jws-kubeconfig-abcdef": signature});
+    ClusterInfo::read(&json!({ "data": data })).unwrap()
+}
+
+#[test]
+fn the_cluster_info_of_a_real_cluster_is_believed() {
+    let info = ClusterInfo::read(&golden()).unwrap();
+    let token = token("abcdef.0123456789abcdef");
+    info.verify(&token).unwrap();
+    let cluster = info.cluster().unwrap();
+    assert_eq!(cluster.server, "https://api.prod.example.com:6443");
+    require_pins(&cluster.authority, &[[0; 32], golden_pin()], &token).unwrap();
+    assert!(info.says_the_same_as(&info.clone()));
+    assert!(!info.is_signed_for(&"zzzzzz.0123456789abcdef".parse().unwrap()));
+}
+
+/// The vector of Kubernetes' own test, whose id and secret are no bootstrap token.
+#[test]
+fn a_signature_is_what_kubernetes_computes() {
+    let content = "Hello from the other side. I must have called a thousand times.";
+    let jws =
+        "eyJhbGciOiJIUzI1NiIsImtpZCI6Impvc2h1YSJ9..VShe2taLd-YTrmWuRkcL_8QTNDHYxQIEBsAYYiIj1_8";
+    verify(jws, content, "joshua", "my voice is my passcode").unwrap();
+}
+
+#[test]
+fn whatever_is_wrong_with_a_signature_is_named() {
+    let golden = golden();
+    let kubeconfig = golden["data"]["kubeconfig"].as_str().unwrap();
+    let jws = golden["data"]["jws-kubeconfig-abcdef"].as_str().unwrap();
+    let (header, signature) = jws.split_once("..").unwrap();
+    let with_header = |json: &str| format!("{}..{signature}", BASE64.encode(json));
+    let tampered = kubeconfig.replace("api.prod", "evil.prod");
+    let cut = &kubeconfig[..kubeconfig.len() - 1];
+    let payload = BASE64.encode(kubeconfig);
+    let unfit = "does not fit the secret of token abcdef";
+    for (kubeconfig, jws, secret, expected) in [
+        (kubeconfig, jws.to_owned(), "0123456789abcdef", ""),
+        (kubeconfig, jws.to_owned(), "0123456789abcdeg", unfit),
+        (&*tampered, jws.to_owned(), "0123456789abcdef", unfit),
+        (cut, jws.to_owned(), "0123456789abcdef", unfit),
+        (
+            kubeconfig,
+            with_header(r#"{"alg":"HS256","kid":"aaaaaa"}"#),
+            "0123456789abcdef",
+            r#"its header is {\"alg\":\"HS256\",\"kid\":\"aaaaaa\"}, wanted {"alg":"HS256","kid":"abcdef"}"#,
+        ),
+        (
+            kubeconfig,
+            with_header(r#"{"alg":"none","kid":"abcdef"}"#),
+            "0123456789abcdef",
+            r#"its header is {\"alg\":\"none\","#,
+        ),
+        (
+            kubeconfig,
+            with_header(r#"{"kid":"abcdef","alg":"HS256"}"#),
+            "0123456789abcdef",
+            "of another kind",
+        ),
+        (
+            kubeconfig,
+            format!("{header}..{}", &signature[..20]),
+            "0123456789abcdef",
+            "has not the length of an HMAC-SHA256",
+        ),
+        (
+            kubeconfig,
+            format!("{header}.."),
+            "0123456789abcdef",
+            "has not the length of an HMAC-SHA256",
+        ),
+        (
+            kubeconfig,
+            format!("{header}..{signature}="),
+            "0123456789abcdef",
+            "the part behind the dots is no base64url",
+        ),
+        (
+            kubeconfig,
+            format!("{header}.{payload}.{signature}"),
+            "0123456789abcdef",
+            "it is not HEADER..SIGNATURE",
+        ),
+        (
+            kubeconfig,
+            String::new(),
+            "0123456789abcdef",
+            "it is not HEADER..SIGNATURE",
+        ),
+    ] {
+        let said = info(kubeconfig, &jws)
+            .verify(&token(&format!("abcdef.{secret}")))
+            .map_or_else(|error| error.to_string(), |()| String::new());
+        assert!(
+            said.contains(expected) && said.is_empty() == expected.is_empty(),
+            "{jws}: {said}"
+        );
+        assert!(!said.contains(secret), "{said}");
+    }
+}
+
+#[test]
+fn whatever_is_wrong_with_the_kubeconfig_is_named() {
+    let golden = golden();
+    let kubeconfig = golden["data"]["kubeconfig"].as_str().unwrap();
+    for (text, expected) in [
+        (
+            kubeconfig[..kubeconfig.len() / 2].to_owned(),
+            "its kubeconfig cannot be used: current-context is empty",
+        ),
+        ("\t: {".to_owned(), "it is not YAML"),
+        ("[]".to_owned(), "it is not a kubeconfig"),
+        (
+            kubeconfig.replace("name: \"\"", "name: other"),
+            "current-context is empty",
+        ),
+        (kubeconfig.replace("server:", "serve:"), "names no server"),
+        (
+            kubeconfig.replace("certificate-authority-data: ", "certificate-authority: "),
+            "names no certificate-authority-data",
+        ),
+        (
+            kubeconfig.replace("authority-data: LS0t", "authority-data: LS0"),
+            "certificate-authority-data is not valid base64",
+        ),
+        (
+            kubeconfig.replace("authority-data: LS0tLS1C", "authority-data: LS0tLS1D"),
+            "CA certificates cannot be used",
+        ),
+    ] {
+        let said = info(&text, "").cluster().unwrap_err().to_string();
+        assert!(said.contains(expected), "{text}: {said}");
+    }
+    for config_map in [
+        json!({}),
+        json!({"data": {}}),
+        json!({"data": {"kubeconfig": ""}}),
+    ] {
+        let said = ClusterInfo::read(&config_map).unwrap_err().to_string();
+        assert!(
+            said.contains("kubeadm init phase bootstrap-token"),
+            "{said}"
+        );
+    }
+}
+
+fn authority(name: &str) -> (CertificateAuthority, PrivateKey) {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let copy = PrivateKey::from_pem(key.to_pem().as_bytes()).unwrap();
+    (
+        CertificateAuthority::self_signed(name, key, NOW, YEAR).unwrap(),
+        copy,
+    )
+}
+
+fn bundle(pems: &[String]) -> TrustBundle {
+    TrustBundle::from_pem(pems.concat().as_bytes()).unwrap()
+}
+
+#[test]
+fn every_certificate_is_pinned_or_a_ca_below_a_pinned_one() {
+    let ((one, key_of_one), (two, _)) = (authority("one"), authority("two"));
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let profile = Profile {
+        subject: Subject {
+            common_name: "system:node:n1".to_owned(),
+            organizations: vec!["system:nodes".to_owned()],
+        },
+        sans: Sans::default(),
+        usages: vec![ExtendedUsage::ClientAuth],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: YEAR,
+    };
+    let leaf = one.issue(key.public_key(), &profile, NOW).unwrap();
+    let (pem_one, pem_two) = (one.bundle().to_pem(), two.bundle().to_pem());
+    let (pin_one, pin_two) = (one.public_key().sha256(), two.public_key().sha256());
+    let (lower, lowest) = chain_below(&one, &key_of_one);
+    let token = token("abcdef.0123456789abcdef");
+    let both = &[pem_one.clone(), pem_two.clone()];
+    for (pems, pins, expected) in [
+        (&both[..1], &[pin_one][..], None),
+        (both, &[pin_one, pin_two], None),
+        (&[pem_one.clone(), lower.clone()], &[pin_one], None),
+        (
+            &[lowest.clone(), lower.clone(), pem_one.clone()],
+            &[pin_one],
+            None,
+        ),
+        // A path is needed, a name is not enough.
+        (
+            &[pem_one.clone(), lowest],
+            &[pin_one],
+            Some("besides the pinned CA"),
+        ),
+        (
+            &[pem_one.clone(), leaf.to_pem()],
+            &[pin_one],
+            Some("CN=system:node:n1"),
+        ),
+        (both, &[pin_one], Some("CN=two (sha256:")),
+        (both, &[pin_two], Some("CN=one (sha256:")),
+        (
+            both,
+            &[[7; 32]],
+            Some("none of its CA certificates is pinned: found CN=one (sha256:"),
+        ),
+    ] {
+        let said = require_pins(&bundle(pems), pins, &token)
+            .err()
+            .map(|e| e.to_string());
+        match (said, expected) {
+            (None, None) => {}
+            (Some(said), Some(expected)) if said.contains(expected) => {}
+            (said, _) => panic!("{expected:?}: {said:?}"),
+        }
+    }
+}
+
+/// Two intermediates, each below the one before.
+fn chain_below(root: &CertificateAuthority, key: &PrivateKey) -> (String, String) {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+    let params = |name: &str| {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params
+    };
+    let pem = |der: &[u8]| Certificate::from_der(der).unwrap().to_pem();
+    let (lower_key, lowest_key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let root = Issuer::from_ca_cert_der(&root.bundle().first().der().into(), key).unwrap();
+    let lower = params("lower").signed_by(&lower_key, &root).unwrap();
+    let lowest = params("lowest")
+        .signed_by(&lowest_key, &Issuer::new(params("lower"), &lower_key))
+        .unwrap();
+    (pem(lower.der()), pem(lowest.der()))
+}
