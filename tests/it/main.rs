@@ -21,6 +21,7 @@ mod gateway;
 mod golden;
 mod http;
 mod joining;
+mod join_control_plane;
 mod kubeadm;
 mod layers;
 mod log;

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use nodepki::kubeconfig::Kubeconfig;
 use nodepki::x509::{TrustBundle, hex};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Server, bin, own_dir};
 use crate::node::{NODEPKI, Ran};
@@ -74,7 +74,7 @@ impl Cluster {
     pub(crate) fn start(authorities: Authorities) -> Self {
         static COUNT: AtomicU8 = AtomicU8::new(0);
         let dir = own_dir("cluster").join(COUNT.fetch_add(1, Ordering::SeqCst).to_string());
-        fs::create_dir_all(&dir).unwrap();
+        fs::create_dir_all(dir.join("authorities")).unwrap();
         let mut cluster = Cluster {
             ethernet: keep(
                 &dir,
@@ -104,6 +104,7 @@ impl Cluster {
             .done();
         node.kubeadm(&["init", "phase", "addon", "kube-proxy"], config)
             .done();
+        node.register(&node.caller("/etc/kubernetes/super-admin.conf"));
         cluster.first = Some(node);
         let admin = cluster.admin();
         // Written by kube-controller-manager some time after the token.
@@ -139,8 +140,10 @@ impl Cluster {
         write("etc/resolv.conf", "nameserver 127.0.0.1\n".to_owned());
         write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n".to_owned());
         let script = format!(
-            "hostname {name}\nfor part in etc var run; do mount --bind '{}'/$part /$part; done",
-            dir.display()
+            "hostname {name}\nfor part in etc var run; do mount --bind '{}'/$part /$part; done\n\
+             mount -t tmpfs none '{}'",
+            dir.display(),
+            self.authorities().display()
         );
         let keeper = keep(&self.dir, name, &script);
         let number = self.nodes.fetch_add(1, Ordering::SeqCst);
@@ -175,9 +178,8 @@ impl Cluster {
         node
     }
 
-    /// Holds `ca.crt`, `ca.key` and so on in kubeadm's layout, and is no node's.
-    ///
-    /// With [`Authorities::Internal`] there is nothing.
+    /// Holds `ca.crt`, `ca.key` and so on in kubeadm's layout, and is seen from no node. With
+    /// [`Authorities::Internal`] there is nothing.
     pub(crate) fn authorities(&self) -> PathBuf {
         self.dir.join("authorities")
     }
@@ -247,6 +249,11 @@ impl ClusterNode {
     /// What is `/` for the node's own files; [`ClusterNode::path`] of `/`.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// A file below `/etc/kubernetes/pki`.
+    pub(crate) fn pki(&self, file: &str) -> PathBuf {
+        self.path("/etc/kubernetes/pki").join(file)
     }
 
     pub(crate) fn write(&self, on_node: &str, text: &str) {
@@ -338,6 +345,27 @@ impl ClusterNode {
     pub(crate) fn stop(&self, component: &str) {
         let mut components = self.components.lock().unwrap();
         components.retain(|(name, _)| name != component);
+    }
+
+    /// Tells the API what the node's kubelet would: the Node, and the Pod of etcd, by which kubeadm finds its members.
+    fn register(&self, admin: &Caller<'_>) {
+        let name = &self.name;
+        let node = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}});
+        let url = format!("https://{}:2379", self.address);
+        let etcd = json!({"kind": "Pod", "apiVersion": "v1",
+            "metadata": {"name": format!("etcd-{name}"),
+                "labels": {"component": "etcd", "tier": "control-plane"},
+                "annotations": {"kubernetes.io/config.mirror": name.as_str(),
+                    "kubeadm.kubernetes.io/etcd.advertise-client-urls": url}},
+            "spec": {"nodeName": name, "hostNetwork": true, "tolerations": [{"operator": "Exists"}],
+                "containers": [{"name": "etcd", "image": "registry.k8s.io/etcd"}]}});
+        for (path, object) in [
+            ("/api/v1/nodes", node),
+            ("/api/v1/namespaces/kube-system/pods", etcd),
+        ] {
+            let (status, made) = admin.post(path, &object);
+            assert_eq!(status, 201, "{made}");
+        }
     }
 
     /// The API as the current context of a kubeconfig on this node sees it.
@@ -465,10 +493,6 @@ impl Caller<'_> {
 
     pub(crate) fn post(&self, path: &str, object: &Value) -> (u16, Value) {
         self.send("POST", path, Some(object))
-    }
-
-    pub(crate) fn put(&self, path: &str, object: &Value) -> (u16, Value) {
-        self.send("PUT", path, Some(object))
     }
 
     /// A merge patch.

@@ -1,0 +1,410 @@
+//! A second control plane for a cluster with external CAs, prepared by `nodepki bootstrap` alone: the real kubeadm
+//! takes it over, the real components start on it and serve, and no private key of an authority was ever there.
+
+use std::fs;
+use std::thread;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use nodepki::names::CertName;
+use serde_json::{Value, json};
+
+use crate::kubeadm::{accepts_external_ca, copy_tree};
+use crate::node::{Ran, Snapshot};
+use crate::servers::cluster::{
+    AUTHORITY_KEYS, Caller, Cluster, ClusterNode, ENDPOINT, TOKEN, external, wait_until,
+};
+use crate::signer_directory::sign_by_hand;
+use crate::signing::tree;
+
+const SETTINGS: &str = "\
+apiVersion: nodepki.io/v1alpha1
+kind: NodePKIConfiguration
+authorities: {ca: {signer: people}, etcd-ca: {signer: people}, front-proxy-ca: {signer: people}}
+signers: {people: {directory: {path: /var/lib/people}}}
+";
+
+const KUBELET_CONF: &str = "FileAvailable--etc-kubernetes-kubelet.conf";
+
+/// What a worker of this name joins with.
+fn worker_configuration(node: &ClusterNode, discovery: &str, ignore: &[&str]) -> String {
+    format!(
+        "apiVersion: kubeadm.k8s.io/v1beta4
+kind: JoinConfiguration
+discovery: {discovery}
+nodeRegistration:
+  name: {}
+  criSocket: unix:///run/containerd/containerd.sock
+  ignorePreflightErrors: {ignore:?}
+",
+        node.name()
+    )
+}
+
+/// What a control-plane node of this name and address joins with.
+fn join_configuration(node: &ClusterNode, discovery: &str, ignore: &[&str]) -> String {
+    format!(
+        "{}controlPlane: {{localAPIEndpoint: {{advertiseAddress: {}}}}}\n",
+        worker_configuration(node, discovery, ignore),
+        node.address()
+    )
+}
+
+fn by_token(cluster: &Cluster) -> String {
+    let pin = cluster.ca_pin();
+    format!(
+        "{{bootstrapToken: {{token: {TOKEN}, apiServerEndpoint: '{ENDPOINT}', caCertHashes: ['{pin}']}}}}"
+    )
+}
+
+fn by_file(cluster: &Cluster, node: &ClusterNode) -> String {
+    let (_, info) = cluster
+        .admin()
+        .get("/api/v1/namespaces/kube-public/configmaps/cluster-info");
+    node.write(
+        "/etc/nodepki/cluster.conf",
+        info["data"]["kubeconfig"].as_str().unwrap(),
+    );
+    format!("{{file: {{kubeConfigPath: /etc/nodepki/cluster.conf}}, tlsBootstrapToken: {TOKEN}}}")
+}
+
+/// Runs `nodepki bootstrap` until everything is signed by people who come by.
+fn bootstrap(cluster: &Cluster, node: &ClusterNode) -> Ran {
+    let run = || node.nodepki(&["bootstrap", "--wait", "0s"]);
+    run().ended(75);
+    let drop = node.path("/var/lib/people");
+    for name in CertName::ALL {
+        if drop.join(format!("outbox/{name}.csr")).exists() {
+            sign_by_hand(&drop, &cluster.authorities(), name);
+        }
+    }
+    let ran = run();
+    ran.done();
+    ran
+}
+
+#[test]
+fn a_second_control_plane_serves_without_an_authority_key() {
+    let cluster = external();
+    let node = cluster.add_node("cp2", "192.0.2.12");
+    let config = join_configuration(&node, &by_token(cluster), &[]);
+    prepare(cluster, &node, &config);
+    has_no_authority_key(cluster, &node);
+    kubeadm_goes_on(cluster, &node);
+    starts(cluster, &node);
+    serves(cluster, &node);
+    takes_over(cluster, &node);
+    has_no_authority_key(cluster, &node);
+}
+
+/// Everything that nodepki is told, and its run.
+fn prepare(cluster: &Cluster, node: &ClusterNode, config: &str) {
+    let shared = [
+        "ca.crt",
+        "etcd/ca.crt",
+        "front-proxy-ca.crt",
+        "sa.key",
+        "sa.pub",
+    ];
+    for file in shared {
+        let (from, to) = (cluster.first().pki(file), node.pki(file));
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(from, to).unwrap();
+    }
+    let admin = cluster.admin();
+    let (_, kubeadm) = admin.get("/api/v1/namespaces/kube-system/configmaps/kubeadm-config");
+    let kubeadm = kubeadm["data"]["ClusterConfiguration"].as_str().unwrap();
+    node.write(
+        "/run/kubeadm/kubeadm-join-config.yaml",
+        &format!("{config}---\n{kubeadm}"),
+    );
+    node.write("/etc/nodepki/config.yaml", SETTINGS);
+    bootstrap(cluster, node);
+    node.nodepki(&["bootstrap", "--wait", "0s"]).done();
+}
+
+/// No file below the node's directories has the private number of an authority's key in it, as it is or in base64.
+fn has_no_authority_key(cluster: &Cluster, node: &ClusterNode) {
+    for key in AUTHORITY_KEYS {
+        let pem = fs::read(cluster.authorities().join(key)).unwrap();
+        let der = base64_in(&pem).pop().unwrap();
+        // RFC 5915: SEQUENCE, version 1, an OCTET STRING of 32 bytes.
+        assert_eq!(der[2..7], [2, 1, 1, 4, 32]);
+        let number = &der[7..39];
+        assert!(holds(&pem, number));
+        assert!(holds(BASE64.encode(&pem).as_bytes(), number));
+        for part in ["/etc", "/var", "/run"] {
+            for (path, content) in tree(&node.path(part)) {
+                // What the cluster stores is not the node's, and much.
+                if path.starts_with(node.path("/var/lib/etcd")) {
+                    continue;
+                }
+                assert!(!holds(&content, number), "{key} is in {}", path.display());
+            }
+        }
+    }
+}
+
+fn holds(content: &[u8], number: &[u8]) -> bool {
+    content.windows(number.len()).any(|part| part == number)
+        || base64_in(content).iter().any(|inner| holds(inner, number))
+}
+
+/// Every long run of base64, line ends left out, decoded.
+fn base64_in(content: &[u8]) -> Vec<Vec<u8>> {
+    content
+        .split(|&byte| !(byte.is_ascii_alphanumeric() || b"+/=\r\n".contains(&byte)))
+        .filter(|run| run.len() >= 40)
+        .filter_map(|run| {
+            let run: Vec<u8> = run
+                .iter()
+                .copied()
+                .filter(|byte| !b"\r\n".contains(byte))
+                .collect();
+            BASE64.decode(run).ok()
+        })
+        .collect()
+}
+
+/// kubeadm's phases of `join` take the files as they are, and `init` takes them for those of an external CA.
+fn kubeadm_goes_on(cluster: &Cluster, node: &ClusterNode) {
+    let token = by_token(cluster);
+    for discovery in [&token, &by_file(cluster, node)] {
+        let config = join_configuration(node, discovery, &[]);
+        assert_eq!(in_the_way(node, &config), [KUBELET_CONF]);
+    }
+    let config = join_configuration(node, &token, &[KUBELET_CONF]);
+    assert_eq!(in_the_way(node, &config), [""; 0]);
+
+    let before = Snapshot::of(&node.path("/etc/kubernetes"));
+    let phase = |name: &str| {
+        let ran = node.kubeadm(
+            &["join", "phase", "control-plane-prepare", name],
+            Some(&config),
+        );
+        ran.done();
+        ran
+    };
+    phase("certs").says("Valid certificates and keys now exist");
+    phase("kubeconfig").says("External CA mode: Using user provided");
+    before.unchanged(&Snapshot::of(&node.path("/etc/kubernetes")));
+
+    let copy = tempfile::tempdir().unwrap();
+    copy_tree(&node.path("/etc/kubernetes"), copy.path());
+    // The one file that only the first node has.
+    let first = cluster.first().path("/etc/kubernetes/super-admin.conf");
+    fs::copy(first, copy.path().join("super-admin.conf")).unwrap();
+    accepts_external_ca(copy.path(), &init_configuration(cluster, node));
+}
+
+/// What kubeadm finds where it wants nothing to be: the names for `ignorePreflightErrors`. The other checks are about
+/// the machine of the tests, and ignored until kubeadm has none left.
+fn in_the_way(node: &ClusterNode, config: &str) -> Vec<String> {
+    let mut ignored = Vec::new();
+    loop {
+        let ignore = format!("--ignore-preflight-errors={}", ignored.join(","));
+        let ran = node.kubeadm(&["join", "phase", "preflight", &ignore], Some(config));
+        let lines = ran.stderr.lines();
+        let failed =
+            lines.filter_map(|line| line.trim().strip_prefix("[ERROR ")?.split(']').next());
+        let before = ignored.len();
+        ignored.extend(failed.map(str::to_owned));
+        if ignored.len() == before {
+            ran.done();
+            ignored.retain(|name| name.contains("Available"));
+            return ignored;
+        }
+    }
+}
+
+#[test]
+fn a_worker_has_its_authority_in_the_way_too() {
+    let cluster = external();
+    let node = cluster.add_node("w1", "192.0.2.21");
+    fs::create_dir_all(node.pki("")).unwrap();
+    fs::copy(cluster.first().pki("ca.crt"), node.pki("ca.crt")).unwrap();
+    let config = worker_configuration(&node, &by_token(cluster), &[]);
+    node.write("/run/kubeadm/kubeadm-join-config.yaml", &config);
+    node.write("/etc/nodepki/config.yaml", SETTINGS);
+    bootstrap(cluster, &node);
+    let ca = "FileAvailable--etc-kubernetes-pki-ca.crt";
+    assert_eq!(in_the_way(&node, &config), [KUBELET_CONF, ca]);
+    let config = worker_configuration(&node, &by_token(cluster), &[KUBELET_CONF, ca]);
+    assert_eq!(in_the_way(&node, &config), [""; 0]);
+}
+
+fn init_configuration(cluster: &Cluster, node: &ClusterNode) -> String {
+    let admin = cluster.admin();
+    let (_, kubeadm) = admin.get("/api/v1/namespaces/kube-system/configmaps/kubeadm-config");
+    format!(
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\n\
+         nodeRegistration: {{name: {}}}\nlocalAPIEndpoint: {{advertiseAddress: {}}}\n---\n{}",
+        node.name(),
+        node.address(),
+        kubeadm["data"]["ClusterConfiguration"].as_str().unwrap()
+    )
+}
+
+/// As `kubeadm join` and a kubelet do it.
+fn starts(cluster: &Cluster, node: &ClusterNode) {
+    let config = join_configuration(node, &by_token(cluster), &[]);
+    let manifests = ["join", "phase", "control-plane-prepare", "control-plane"];
+    node.kubeadm(&manifests, Some(&config)).done();
+    thread::scope(|scope| {
+        let joined = scope.spawn(|| node.kubeadm(&["join", "phase", "etcd-join"], Some(&config)));
+        let manifest = node.path("/etc/kubernetes/manifests/etcd.yaml");
+        wait_until("kubeadm has announced the member", || {
+            manifest.exists() || joined.is_finished()
+        });
+        if manifest.exists() {
+            node.start("etcd");
+        }
+        joined.join().unwrap().done();
+    });
+    node.start("kube-apiserver");
+    node.start("kube-controller-manager");
+    node.start("kube-scheduler");
+}
+
+/// etcd, and the API server of the new node for everybody who has a credential.
+fn serves(cluster: &Cluster, node: &ClusterNode) {
+    etcd_has_both(cluster, node);
+    let first = format!("https://{}:6443", cluster.first().address());
+    let own = format!("https://{}:6443", node.address());
+    for server in [&own, &format!("https://{}:6443", node.name())] {
+        let (status, ready) = node.anonymous(server).get("/readyz");
+        assert_eq!((status, &ready), (200, &json!("ok")), "{server}");
+    }
+    for (file, name, group) in [
+        ("admin.conf", "kubernetes-admin", "kubeadm:cluster-admins"),
+        (
+            "controller-manager.conf",
+            "system:kube-controller-manager",
+            "system:authenticated",
+        ),
+        (
+            "scheduler.conf",
+            "system:kube-scheduler",
+            "system:authenticated",
+        ),
+        ("kubelet.conf", "system:node:cp2", "system:nodes"),
+    ] {
+        for server in [&own, &first] {
+            let caller = node.caller(&format!("/etc/kubernetes/{file}")).at(server);
+            let (user, groups) = who_am_i(&caller);
+            assert_eq!(user, name, "{file} at {server}");
+            assert!(groups.contains(&group.to_owned()), "{file}: {groups:?}");
+        }
+    }
+    // With rights: those of administrators and of this node.
+    let (status, namespaces) = node
+        .caller("/etc/kubernetes/admin.conf")
+        .at(&own)
+        .get("/api/v1/namespaces");
+    assert_eq!(status, 200, "{namespaces}");
+    let kubelet = node.caller("/etc/kubernetes/kubelet.conf");
+    let object = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": node.name()}});
+    assert_eq!(kubelet.post("/api/v1/nodes", &object).0, 201);
+    assert_eq!(kubelet.get("/api/v1/nodes/cp2").0, 200);
+
+    // The service-account keys are the same: what one API server issues, the other believes.
+    for (issuer, verifier) in [(&first, &own), (&own, &first)] {
+        let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+        let request =
+            json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {}});
+        let (status, token) = cluster.admin().at(issuer).post(path, &request);
+        assert_eq!(status, 201, "{token}");
+        let token = token["status"]["token"].as_str().unwrap();
+        let (user, _) = who_am_i(&node.bearer(verifier, token));
+        assert_eq!(user, "system:serviceaccount:default:default");
+    }
+}
+
+/// Both members vote, and each is healthy for a client of the other node.
+fn etcd_has_both(cluster: &Cluster, node: &ClusterNode) {
+    for (from, to) in [(cluster.first(), node), (node, cluster.first())] {
+        let etcd = |path: &str, body: &str| -> Value {
+            let ran = from.run(
+                "curl",
+                &[
+                    "--silent",
+                    "--show-error",
+                    "--fail",
+                    "--cacert",
+                    "/etc/kubernetes/pki/etcd/ca.crt",
+                    "--cert",
+                    "/etc/kubernetes/pki/etcd/healthcheck-client.crt",
+                    "--key",
+                    "/etc/kubernetes/pki/etcd/healthcheck-client.key",
+                    "--data",
+                    body,
+                    &format!("https://{}:2379{path}", to.address()),
+                ],
+            );
+            ran.done();
+            serde_json::from_str(&ran.stdout).unwrap()
+        };
+        let linearizable = etcd("/v3/kv/range", r#"{"key": "AA=="}"#);
+        assert!(linearizable["header"]["raft_term"].is_string());
+        let members = etcd("/v3/cluster/member/list", "{}");
+        let members = members["members"].as_array().unwrap();
+        let names: Vec<_> = members.iter().map(|member| &member["name"]).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+        assert!(names.contains(&&json!("cp1")) && names.contains(&&json!("cp2")));
+        assert!(
+            members
+                .iter()
+                .all(|member| member["isLearner"] != json!(true))
+        );
+    }
+}
+
+fn who_am_i(caller: &Caller<'_>) -> (String, Vec<String>) {
+    let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let review = json!({"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1"});
+    let (status, review) = caller.post(path, &review);
+    assert_eq!(status, 201, "{review}");
+    let user = &review["status"]["userInfo"];
+    let groups = user["groups"].as_array().unwrap().iter();
+    let groups = groups
+        .map(|group| group.as_str().unwrap().to_owned())
+        .collect();
+    (user["username"].as_str().unwrap().to_owned(), groups)
+}
+
+/// The first node's controllers end, and those of the second do their work.
+fn takes_over(cluster: &Cluster, node: &ClusterNode) {
+    let admin = node.caller("/etc/kubernetes/admin.conf");
+    for component in ["kube-controller-manager", "kube-scheduler"] {
+        cluster.first().stop(component);
+        let lease =
+            format!("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{component}");
+        assert_eq!(admin.delete(&lease).0, 200);
+        wait_until(&format!("{component} of {} leads", node.name()), || {
+            let (_, lease) = admin.get(&lease);
+            let holder = lease["spec"]["holderIdentity"].as_str();
+            holder.is_some_and(|holder| holder.starts_with(node.name()))
+        });
+    }
+    let namespace =
+        json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "taken-over"}});
+    assert_eq!(admin.post("/api/v1/namespaces", &namespace).0, 201);
+    let authority = fs::read_to_string(node.pki("ca.crt")).unwrap();
+    wait_until(
+        "the namespace is furnished by kube-controller-manager",
+        || {
+            let (_, map) = admin.get("/api/v1/namespaces/taken-over/configmaps/kube-root-ca.crt");
+            let account = admin.get("/api/v1/namespaces/taken-over/serviceaccounts/default");
+            map["data"]["ca.crt"] == authority.as_str() && account.0 == 200
+        },
+    );
+    let pods = "/api/v1/namespaces/taken-over/pods";
+    let pod = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "nowhere"},
+        "spec": {"containers": [{"name": "one", "image": "none"}]}});
+    let (status, made) = admin.post(pods, &pod);
+    assert_eq!(status, 201, "{made}");
+    wait_until("kube-scheduler has looked at the Pod", || {
+        let (_, pod) = admin.get(&format!("{pods}/nowhere"));
+        pod["status"]["conditions"][0]["type"] == "PodScheduled"
+    });
+}
