@@ -93,6 +93,8 @@ enum Command {
     /// resumed by the next one with the same keys.
     Bootstrap(Run),
     /// Show what bootstrap would do, and why; nothing is written or sent
+    ///
+    /// Of a joining node that lacks something its cluster is read, as bootstrap would.
     Plan(Sources),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
@@ -220,10 +222,10 @@ impl Cli {
         let Cli { global, command } = self;
         match command {
             Command::Bootstrap(run) => {
-                let loaded = global.load(&run)?;
+                let loaded = global.load_joining(&run)?;
                 global.bootstrap(loaded)
             }
-            Command::Plan(sources) => global.plan(&global.load(&Run::of(sources))?),
+            Command::Plan(sources) => global.plan(&global.load_joining(&Run::of(sources))?),
             Command::Status(arguments) => global.status(&arguments),
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
@@ -253,6 +255,13 @@ impl Global {
     }
 
     fn load(&self, run: &Run) -> Result<Loaded, Failure> {
+        let loaded = load::load(&self.open_root()?, &run.inputs(self)?, now())?;
+        warn(&loaded.warnings);
+        Ok(loaded)
+    }
+
+    /// With what a joining node has from its cluster.
+    fn load_joining(&self, run: &Run) -> Result<Loaded, Failure> {
         let (root, inputs) = (self.open_root()?, run.inputs(self)?);
         let loaded = runtime()?.block_on(load::load_joining(&root, &inputs, now))?;
         warn(&loaded.warnings);

@@ -53,8 +53,8 @@ const MANY_SANS: usize = 100;
 /// X.520's upper bound for a common name.
 const COMMON_NAME_LIMIT: usize = 64;
 
-const FETCH_CLUSTER: &str = "set kubeadm.clusterConfiguration in the nodepki configuration, or add --kubeadm-config FILE, with what \
-    this prints on a control-plane node: kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}'";
+const FETCH_CLUSTER: &str = "bootstrap asks the cluster for it, unless kubeadm.fromCluster is never; otherwise set kubeadm.clusterConfiguration in the nodepki \
+    configuration, or add --kubeadm-config FILE, with what this prints on a control-plane node: kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}'";
 
 /// What the certificates of every node of a cluster have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]

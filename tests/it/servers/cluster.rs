@@ -496,6 +496,10 @@ impl Caller<'_> {
     }
 
     /// A merge patch.
+    pub(crate) fn put(&self, path: &str, object: &Value) -> (u16, Value) {
+        self.send("PUT", path, Some(object))
+    }
+
     pub(crate) fn patch(&self, path: &str, change: &Value) -> (u16, Value) {
         self.send("PATCH", path, Some(change))
     }
