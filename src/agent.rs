@@ -177,9 +177,7 @@ impl From<discovery::Error> for Failure {
     fn from(error: discovery::Error) -> Self {
         use discovery::Error as E;
         let code = match &error {
-            E::Call { server, source } => {
-                return Failure::of_cluster(format!("reading cluster-info from {server}"), source);
-            }
+            E::Call { doing, source } => return Failure::of_cluster(doing, source),
             E::Nothing | E::File { .. } | E::NoCredential { .. } => ExitCode::Configuration,
             E::Anonymous { .. } | E::NoSignature { .. } | E::WrongSecret { .. } => {
                 ExitCode::NotPermitted
@@ -350,6 +348,11 @@ fn open_store(
 ) -> Result<(Store, Vec<String>), Failure> {
     let locked = root.lock(setup.lock_wait, command)?;
     let (store, recovery) = locked.recover(clock())?;
+    Ok((store, recovery_notes(&recovery)))
+}
+
+/// What is worth telling of an interrupted run that was completed.
+pub(crate) fn recovery_notes(recovery: &store::Recovery) -> Vec<String> {
     let finished = recovery.finished.iter().map(|path| {
         format!(
             "{} was completed: an earlier run had been interrupted while writing it",
@@ -363,7 +366,7 @@ fn open_store(
         )
     });
     let notes = recovery.notes.iter().map(ToString::to_string);
-    Ok((store, finished.chain(superseded).chain(notes).collect()))
+    finished.chain(superseded).chain(notes).collect()
 }
 
 async fn bootstrap_in(

@@ -1,25 +1,57 @@
 //! Shared certificates: what kubeadm copies between control-plane nodes by way of the Secret `kubeadm-certs`.
 //!
-//! Owns the way from the cluster to the files and back; the format is the matter of [`sharedcerts`].
+//! Owns the way from the cluster to the files ([`download`]) and back ([`upload`]); the format is the matter of
+//! [`sharedcerts`]. The objects in the cluster are kubeadm's, field by field (its `phases/copycerts`): either program
+//! reads what the other one uploaded.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use serde_json::Value;
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
 
-use crate::agent::{ExitCode, Failure};
+use crate::agent::{Clock, ExitCode, Failure, Report, Row, recovery_notes};
 use crate::kubeadm::{Cluster, Etcd};
-use crate::kubeapi::{Api, Resource};
+use crate::kubeapi::{self, Api, Resource};
 use crate::names::Authority;
 use crate::sharedcerts::{self, CertificateKey, Entry, NAMESPACE, SECRET, SharedCerts, UPLOAD};
+use crate::store::{Commit, Mode, Root};
+use crate::x509::rfc3339;
 
-/// Secrets of the core API.
+/// kubeadm's `DefaultCertTokenDuration`.
+const LIFETIME: Duration = Duration::from_secs(2 * 60 * 60);
+/// kubeadm's `KubeadmCertsClusterRoleName`, of the Role and of the RoleBinding.
+const ROLE: &str = "kubeadm:kubeadm-certs";
+/// kubeadm's `NodeBootstrapTokenAuthGroup`.
+const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+const CONFIG_MAPS: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "configmaps",
+    kind: "ConfigMap",
+};
 const SECRETS: Resource = Resource {
     group: "",
     version: "v1",
     plural: "secrets",
     kind: "Secret",
+};
+const ROLES: Resource = Resource {
+    group: RBAC,
+    version: "v1",
+    plural: "roles",
+    kind: "Role",
+};
+const ROLE_BINDINGS: Resource = Resource {
+    group: RBAC,
+    version: "v1",
+    plural: "rolebindings",
+    kind: "RoleBinding",
 };
 
 /// What a control-plane node of this cluster takes from the others, with or without the authorities' private keys.
@@ -100,6 +132,431 @@ fn data(secret: &Value) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
             }
         })
         .collect()
+}
+
+/// The ClusterConfiguration in the ConfigMap that kubeadm keeps: where it comes from, and its text.
+///
+/// # Errors
+/// When there is none, or it cannot be read.
+pub async fn configuration(api: &Api) -> Result<(String, String), Failure> {
+    const DOING: &str =
+        "reading the ClusterConfiguration in the ConfigMap kube-system/kubeadm-config";
+    let object = api
+        .read(&CONFIG_MAPS, Some(NAMESPACE), "kubeadm-config")
+        .await
+        .map_err(|error| Failure::of_cluster(DOING, &error))?;
+    let text = object
+        .as_ref()
+        .and_then(|object| object.pointer("/data/ClusterConfiguration"))
+        .and_then(Value::as_str);
+    match text {
+        Some(text) => Ok((
+            "ConfigMap kube-system/kubeadm-config#data.ClusterConfiguration".to_owned(),
+            text.to_owned(),
+        )),
+        None => Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "{DOING}: there is none; run `kubeadm init phase upload-config kubeadm --config FILE` on a control-plane node, or name a file with it: --kubeadm-config FILE"
+            ),
+        )),
+    }
+}
+
+/// Where a shared file belongs on a node of this cluster; `None` for a file that it does not have.
+pub fn path(cluster: &Cluster, entry: Entry) -> Option<PathBuf> {
+    let below = |name: String| Some(cluster.certificates_dir.join(name));
+    match (entry, &cluster.etcd) {
+        (Entry::Authority(authority), _) => below(format!("{}.crt", authority.base_name())),
+        (Entry::AuthorityKey(authority), _) => below(format!("{}.key", authority.base_name())),
+        (Entry::ServiceAccountKey | Entry::ServiceAccountPublic, _) => below(entry.to_string()),
+        (Entry::ExternalEtcdAuthority, Etcd::External { ca_file, .. }) => ca_file.clone(),
+        (Entry::ExternalEtcdCertificate, Etcd::External { cert_file, .. }) => cert_file.clone(),
+        (Entry::ExternalEtcdKey, Etcd::External { key_file, .. }) => key_file.clone(),
+        (_, Etcd::Local { .. }) => None,
+    }
+}
+
+/// What is to be downloaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Download<'a> {
+    /// Says what is needed, and where it belongs.
+    pub cluster: &'a Cluster,
+    /// Also the authorities' private keys.
+    pub with_ca_keys: bool,
+    /// Files that say something else may be replaced.
+    pub replace: bool,
+    /// How long to wait for another run to end.
+    pub lock_wait: Duration,
+}
+
+/// Takes the shared files of the cluster and puts them in place, all or none.
+///
+/// # Errors
+/// What [`fetch`] says; files that say something else than the cluster's, all of them.
+pub async fn download(
+    root: &Root,
+    api: &Api,
+    key: &CertificateKey,
+    what: Download<'_>,
+    clock: Clock,
+) -> Result<Report, Failure> {
+    let needed = needed(what.cluster, what.with_ca_keys);
+    let (certs, mut notes) = fetch(api, key, &needed).await?;
+    let report = |rows: Vec<(Row, Entry)>, notes, written| Report {
+        rows: rows.into_iter().map(|(row, _)| row).collect(),
+        notes,
+        written,
+        ..Report::default()
+    };
+    // Where nothing is to be done nothing is touched, the lock included.
+    if !root.has_unfinished()? {
+        let rows = compare(root, &certs, what)?;
+        if rows.iter().all(|(row, _)| row.action == KEPT) {
+            return Ok(report(rows, notes, Vec::new()));
+        }
+    }
+    let locked = root.lock(what.lock_wait, "certs download")?;
+    let (mut store, recovery) = locked.recover(clock())?;
+    notes.extend(recovery_notes(&recovery));
+    let rows = compare(store.root(), &certs, what)?;
+    let mut commit = Commit::new();
+    for (row, entry) in &rows {
+        let mode = match entry.is_private() {
+            true => Mode::Private,
+            false => Mode::Public,
+        };
+        if let (Some(path), Some(bytes)) = (row.paths.first(), certs.contents(*entry)) {
+            match row.action {
+                KEPT => &mut commit,
+                REPLACED => commit.file(path, bytes.clone(), mode),
+                _ => commit.file_if_absent(path, bytes.clone(), mode),
+            };
+        }
+    }
+    let committed = store.commit(commit)?;
+    notes.extend(committed.notes.iter().map(ToString::to_string));
+    Ok(report(rows, notes, committed.written))
+}
+
+const KEPT: &str = "kept";
+const REPLACED: &str = "replaced";
+
+/// What becomes of each file.
+fn compare(
+    root: &Root,
+    certs: &SharedCerts,
+    what: Download<'_>,
+) -> Result<Vec<(Row, Entry)>, Failure> {
+    let mut rows = Vec::new();
+    let mut differences = Vec::new();
+    for entry in certs.entries() {
+        let (Some(path), Some(bytes)) = (path(what.cluster, entry), certs.contents(entry)) else {
+            continue;
+        };
+        let found = root.read(&path)?.filter(|found| !found.bytes.is_empty());
+        let action = match found {
+            None => "written",
+            Some(found) if found.bytes == *bytes => KEPT,
+            Some(found) => {
+                let (ours, theirs) = (entry.holds(&found.bytes), entry.holds(bytes));
+                match ours == theirs {
+                    true => KEPT,
+                    false if what.replace => REPLACED,
+                    false => {
+                        let words = |held: Option<sharedcerts::Held>| {
+                            held.map_or_else(
+                                || "nothing of the kind".to_owned(),
+                                |it| it.to_string(),
+                            )
+                        };
+                        differences.push(format!(
+                            "{} is not the {entry} that the cluster shares: it holds {}, the Secret {NAMESPACE}/{SECRET} has {}; if this node is to be one of that cluster, run again with --replace, which puts the cluster's in its place",
+                            root.on_this_machine(&path).display(),
+                            words(ours),
+                            words(theirs)
+                        ));
+                        KEPT
+                    }
+                }
+            }
+        };
+        rows.push((row(entry, action, path, bytes), entry));
+    }
+    match differences.is_empty() {
+        true => Ok(rows),
+        false => Err(Failure {
+            code: ExitCode::Refused,
+            messages: differences,
+        }),
+    }
+}
+
+fn row(entry: Entry, action: &'static str, path: PathBuf, bytes: &[u8]) -> Row {
+    let held = entry.holds(bytes);
+    let certificate = held.as_ref().and_then(|held| held.certificate());
+    Row {
+        name: entry.to_string(),
+        action,
+        subject: certificate.map(|certificate| certificate.subject().to_string()),
+        not_after: certificate.map(|certificate| certificate.not_after()),
+        key: held
+            .as_ref()
+            .and_then(|held| Some(held.key()?.key_type().to_string())),
+        paths: vec![path],
+        ..Row::default()
+    }
+}
+
+/// Shares the node's files: what `kubeadm init phase upload-certs` does, also where there are no CA keys.
+///
+/// # Errors
+/// Before anything is sent, files that are missing or are not what their names say, all of them. A token that was
+/// made for an upload that failed is removed.
+pub async fn upload(
+    root: &Root,
+    api: &Api,
+    key: &CertificateKey,
+    cluster: &Cluster,
+    with_ca_keys: bool,
+    clock: Clock,
+) -> Result<Report, Failure> {
+    let mut rows = Vec::new();
+    let mut contents = BTreeMap::new();
+    let mut faults = Vec::new();
+    let mut absent = Vec::new();
+    let needed = needed(cluster, false);
+    let names = shared(cluster);
+    for entry in &names {
+        let path = path(cluster, *entry);
+        let found = match &path {
+            Some(path) if with_ca_keys || !entry.is_authority_key() => root.read(path)?,
+            _ => None,
+        };
+        match (path, found.filter(|found| !found.bytes.is_empty())) {
+            (Some(path), Some(found)) => {
+                rows.push(row(*entry, "uploaded", path, &found.bytes));
+                contents.insert(*entry, found.bytes);
+            }
+            (Some(path), None) if needed.contains(entry) => faults.push(format!(
+                "{} is missing or empty, and every control-plane node needs it; run this on a node that has it, or copy it from one that has",
+                root.on_this_machine(&path).display()
+            )),
+            (path, _) => {
+                absent.push(entry.as_str());
+                rows.push(Row {
+                    name: entry.to_string(),
+                    action: "left empty",
+                    paths: path.into_iter().collect(),
+                    ..Row::default()
+                });
+            }
+        }
+    }
+    let certs = SharedCerts::new(contents).map_err(|wrong| {
+        wrong
+            .into_iter()
+            .map(|(entry, why)| {
+                let path = path(cluster, entry).unwrap_or_default();
+                format!(
+                    "{} is not what its name says: {why}; mend it, or run this on a node where it is right",
+                    root.on_this_machine(path).display()
+                )
+            })
+            .collect::<Vec<_>>()
+    });
+    let certs = match certs {
+        Ok(certs) if faults.is_empty() => certs,
+        other => {
+            faults.extend(other.err().into_iter().flatten());
+            return Err(Failure {
+                code: ExitCode::Refused,
+                messages: faults,
+            });
+        }
+    };
+    let data = sharedcerts::seal(&certs, &names, key).map_err(unsealed)?;
+
+    let expires = clock() + LIFETIME;
+    let token = create_token(api, &rfc3339(expires)).await?;
+    let sent = send(api, &data, &token).await;
+    if sent.is_err() {
+        // Nothing refers to it. Should this fail too, it ends by itself after two hours.
+        let removed = api.delete(&SECRETS, Some(NAMESPACE), &token.name).await;
+        tracing::debug!(
+            token = token.name,
+            removed = removed.is_ok(),
+            "the upload failed"
+        );
+    }
+    sent?;
+    let mut notes = vec![format!(
+        "the Secret {NAMESPACE}/{SECRET} is removed by the cluster after {}",
+        rfc3339(expires)
+    )];
+    if !absent.is_empty() {
+        notes.push(format!(
+            "without contents, as kubeadm has it for files that are not there: {}",
+            absent.join(", ")
+        ));
+    }
+    Ok(Report {
+        rows,
+        notes,
+        ..Report::default()
+    })
+}
+
+/// Every name that kubeadm has in the Secret of this cluster.
+fn shared(cluster: &Cluster) -> BTreeSet<Entry> {
+    let mut names = needed(cluster, true);
+    if matches!(cluster.etcd, Etcd::External { .. }) {
+        names.extend([
+            Entry::ExternalEtcdAuthority,
+            Entry::ExternalEtcdCertificate,
+            Entry::ExternalEtcdKey,
+        ]);
+    }
+    names
+}
+
+/// The bootstrap token that ends the Secret's life with its own; nobody can do anything with it.
+struct Token {
+    name: String,
+    uid: Value,
+}
+
+async fn create_token(api: &Api, expiration: &str) -> Result<Token, Failure> {
+    let (id, secret) = (random_text(6)?, random_text(16)?);
+    let name = format!("bootstrap-token-{}", *id);
+    let data: serde_json::Map<String, Value> = [
+        ("token-id", id.as_str()),
+        ("token-secret", secret.as_str()),
+        (
+            "description",
+            "Proxy for managing TTL for the kubeadm-certs secret",
+        ),
+        ("expiration", expiration),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), json!(BASE64_STANDARD.encode(value))))
+    .collect();
+    let object = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "type": "bootstrap.kubernetes.io/token",
+        "data": data,
+    });
+    let made = api
+        .create(&SECRETS, Some(NAMESPACE), &object)
+        .await
+        .map_err(|error| {
+            Failure::of_cluster(format!("making the Secret {NAMESPACE}/{name}"), &error)
+        })?;
+    Ok(Token {
+        uid: made.pointer("/metadata/uid").cloned().unwrap_or_default(),
+        name,
+    })
+}
+
+/// Small letters and digits.
+fn random_text(length: usize) -> Result<Zeroizing<String>, Failure> {
+    const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    let mut text = Zeroizing::new(String::with_capacity(length));
+    let mut byte = [0];
+    while text.len() < length {
+        getrandom::fill(&mut byte)
+            .map_err(|error| unsealed(sharedcerts::SealError::Random(error)))?;
+        // The largest multiple of 36 in a byte: no letter is more likely than another.
+        let letter = byte.first().filter(|byte| **byte < 252);
+        text.extend(
+            letter
+                .and_then(|byte| LETTERS.get(usize::from(byte % 36)))
+                .map(|letter| char::from(*letter)),
+        );
+    }
+    Ok(text)
+}
+
+fn unsealed(error: sharedcerts::SealError) -> Failure {
+    Failure::new(
+        ExitCode::Pending,
+        format!("nothing was uploaded: {error}; run again"),
+    )
+}
+
+/// In kubeadm's order: what is secret comes before the right to read it.
+async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Result<(), Failure> {
+    let data: BTreeMap<_, _> = data
+        .iter()
+        .map(|(name, value)| (name, BASE64_STANDARD.encode(value)))
+        .collect();
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": SECRET,
+            "namespace": NAMESPACE,
+            "ownerReferences": [{
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "name": token.name,
+                "uid": token.uid,
+                "controller": true,
+                "blockOwnerDeletion": true,
+            }],
+        },
+        "type": "Opaque",
+        "data": data,
+    });
+    let role = json!({
+        "apiVersion": ROLES.api_version(),
+        "kind": "Role",
+        "metadata": {"name": ROLE, "namespace": NAMESPACE},
+        "rules": [{
+            "apiGroups": [""],
+            "resources": ["secrets"],
+            "resourceNames": [SECRET],
+            "verbs": ["get"],
+        }],
+    });
+    let binding = json!({
+        "apiVersion": ROLE_BINDINGS.api_version(),
+        "kind": "RoleBinding",
+        "metadata": {"name": ROLE, "namespace": NAMESPACE},
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": ROLE},
+        "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": BOOTSTRAPPERS}],
+    });
+    for (resource, name, object) in [
+        (&SECRETS, SECRET, secret),
+        (&ROLES, ROLE, role),
+        (&ROLE_BINDINGS, ROLE, binding),
+    ] {
+        put(api, resource, name, &object).await.map_err(|error| {
+            Failure::of_cluster(
+                format!("writing the {} {NAMESPACE}/{name}", resource.kind),
+                &error,
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Makes the object, or replaces the one of that name.
+async fn put(
+    api: &Api,
+    resource: &Resource,
+    name: &str,
+    object: &Value,
+) -> Result<(), kubeapi::Error> {
+    match api.create(resource, Some(NAMESPACE), object).await {
+        Err(kubeapi::Error::Refused(status)) if status.is_already_exists() => api
+            .replace(resource, Some(NAMESPACE), name, object)
+            .await
+            .map(drop),
+        other => other.map(drop),
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
 //! status; decides nothing else.
 
+mod certs;
 mod csr;
 mod table;
 mod terminal;
@@ -103,6 +104,9 @@ enum Command {
     /// Have certificates signed offline
     #[command(subcommand)]
     Csr(csr::Command),
+    /// The files that control-plane nodes share: kubeadm's certificate key, upload and download
+    #[command(subcommand)]
+    Certs(certs::Command),
     /// Check and show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -229,6 +233,7 @@ impl Cli {
             Command::Status(arguments) => global.status(&arguments),
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
+            Command::Certs(command) => command.run(&global),
             Command::Config(command) => global.config(command),
             Command::Demo {
                 dir,

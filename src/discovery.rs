@@ -71,9 +71,9 @@ pub enum Error {
     )]
     Nothing,
     /// A call of the API that failed for a reason of its own.
-    #[error("reading cluster-info from {server}: {source}")]
+    #[error("{doing}: {source}")]
     Call {
-        server: String,
+        doing: String,
         source: kubeapi::Error,
     },
     #[error(
@@ -101,7 +101,8 @@ pub enum Error {
     },
     #[error(
         "the secret of token {id} is not the one that {server} has signed cluster-info with; compare the token with what \
-         `kubeadm token list` prints on a control-plane node"
+         `kubeadm token list` prints on a control-plane node (if it is right, cluster-info was changed and not signed anew: \
+         see that kube-controller-manager runs with --controllers=*,bootstrapsigner,tokencleaner)"
     )]
     WrongSecret { server: String, id: String },
     #[error(
@@ -139,7 +140,7 @@ pub enum Error {
 impl Error {
     fn call(server: &str, source: kubeapi::Error) -> Self {
         Error::Call {
-            server: server.to_owned(),
+            doing: format!("reading cluster-info from {server}"),
             source,
         }
     }
@@ -230,15 +231,17 @@ enum Refusal {
 
 impl Refusal {
     /// Passing are the faults of the network, and of API servers that begin or end.
-    fn of(server: &str, error: kubeapi::Error) -> Self {
-        let passes = match &error {
+    fn of(error: Error) -> Self {
+        let Error::Call { source, .. } = &error else {
+            return Refusal::Final(error);
+        };
+        let passes = match source {
             kubeapi::Error::Http(error) => {
                 matches!(error.kind(), http::Kind::Unreachable | http::Kind::Lost)
             }
             kubeapi::Error::Refused(status) => matches!(status.code, 429 | 500..),
             _ => false,
         };
-        let error = Error::call(server, error);
         match passes {
             true => Refusal::NotYet(error),
             false => Refusal::Final(error),

@@ -21,7 +21,7 @@ use crate::discovery::{self, Discovered};
 use crate::http::Files;
 use crate::jwks;
 use crate::kubeadm::Join;
-use crate::kubeapi::{Api, Resource};
+use crate::kubeapi::Api;
 use crate::names::Authority;
 use crate::sharedcerts::{CertificateKey, CertificateKeyError, Entry, SharedCerts};
 use crate::signer::Signer;
@@ -30,12 +30,6 @@ use crate::store::{Mode, Root};
 use crate::x509::{CertificateAuthority, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
-const CONFIG_MAP: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "configmaps",
-    kind: "ConfigMap",
-};
 /// The ClusterConfiguration as the cluster gave it.
 const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 /// A comparison that may well be forbidden is not waited for.
@@ -99,29 +93,8 @@ impl JoinedCluster {
     /// # Errors
     /// A cluster that is not found or not the right one, or that has none.
     pub async fn configuration(&self) -> Result<(String, String), Failure> {
-        const DOING: &str =
-            "reading the ClusterConfiguration in the ConfigMap kube-system/kubeadm-config";
         let (_, api) = self.found().await?;
-        let object = api
-            .read(&CONFIG_MAP, Some("kube-system"), "kubeadm-config")
-            .await
-            .map_err(|error| Failure::of_cluster(DOING, &error))?;
-        let text = object
-            .as_ref()
-            .and_then(|object| object.pointer("/data/ClusterConfiguration"))
-            .and_then(Value::as_str);
-        match text {
-            Some(text) => Ok((
-                "ConfigMap kube-system/kubeadm-config#data.ClusterConfiguration".to_owned(),
-                text.to_owned(),
-            )),
-            None => Err(Failure::new(
-                ExitCode::Refused,
-                format!(
-                    "{DOING}: there is none; run `kubeadm init phase upload-config kubeadm --config FILE` on a control-plane node, or name a file with it under kubeadm.clusterConfiguration"
-                ),
-            )),
-        }
+        certs::configuration(api).await
     }
 
     /// Adds to the setup what the node lacks and the cluster has, and returns what deserves to be known.

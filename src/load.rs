@@ -4,6 +4,8 @@
 //! or a signer's settings name are looked for there first and then on this machine, so that a person in a lab can name
 //! a file beside them.
 
+pub mod certs;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -24,7 +26,6 @@ use crate::plan::{self, Choices};
 use crate::policy::Policy;
 use crate::schema::SecretFile;
 use crate::settings::{self, FromCluster, KubeletIdentity, Settings, StandIns};
-use crate::sharedcerts::{CertificateKey, CertificateKeyError};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
 use crate::store::{self, FileKind, Root};
@@ -111,7 +112,7 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
         .join
         .certificate_key
         .as_ref()
-        .map(|file| certificate_key(files.as_ref(), file))
+        .map(|file| certs::configured_key(root, file))
         .transpose()?;
     let mut loaded = assemble(root, inputs, (settings, warnings), &documents, clock())?;
     let taken = cluster
@@ -246,6 +247,27 @@ pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults),
 
 /// The kubeadm documents that there are: `(file, text)`.
 fn kubeadm_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, String)>, Failure> {
+    let sources = existing_sources(root, settings)?;
+    if sources.is_empty() {
+        let tried: Vec<_> = settings
+            .kubeadm
+            .files
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        return Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "there is no kubeadm configuration: none of {} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files",
+                tried.join(", ")
+            ),
+        ));
+    }
+    Ok(sources)
+}
+
+/// As [`kubeadm_sources`], but there may be none.
+fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, String)>, Failure> {
     let mut sources = Vec::new();
     for path in &settings.kubeadm.files {
         let found = match settings.kubeadm.required {
@@ -266,21 +288,6 @@ fn kubeadm_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, Stri
         })?;
         let text = text(path, &content.bytes).map_err(|error| unreadable(path, &error))?;
         sources.push((path.display().to_string(), text));
-    }
-    if sources.is_empty() {
-        let tried: Vec<_> = settings
-            .kubeadm
-            .files
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
-        return Err(Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "there is no kubeadm configuration: none of {} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files",
-                tried.join(", ")
-            ),
-        ));
     }
     Ok(sources)
 }
@@ -525,27 +532,6 @@ pub fn cluster(root: &Root, kubeconfig: &Path) -> Result<Api, Failure> {
     let files = Rc::new(RootedFiles(root.clone()));
     Api::new(access, files, credentials(), OffsetDateTime::now_utc)
         .map_err(|error| Failure::of_cluster(kubeconfig.display(), &error))
-}
-
-/// The key of `kubeadm-certs` in a file.
-fn certificate_key(files: &dyn Files, file: &SecretFile) -> Result<CertificateKey, Failure> {
-    let unusable = |why: String| {
-        Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "the certificate key in {file}: {why}; write into it what `kubeadm init phase upload-certs --upload-certs` prints"
-            ),
-        )
-    };
-    let path = file.path(credentials().as_deref()).ok_or_else(|| {
-        unusable("systemd gave this run no credentials, add LoadCredential= to the unit".to_owned())
-    })?;
-    let bytes = files
-        .read(&path)
-        .map_err(|error| unusable(error.to_string()))?;
-    let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
-    text.parse()
-        .map_err(|error: CertificateKeyError| unusable(error.to_string()))
 }
 
 /// Where systemd put the unit's credentials.

@@ -18,7 +18,7 @@ use aes_gcm::{Aes256Gcm, Nonce};
 use zeroize::Zeroizing;
 
 use crate::names::Authority;
-use crate::x509::{Chain, PrivateKey, PublicKey, TrustBundle, hex};
+use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle, hex};
 
 /// Namespace of the Secret.
 pub const NAMESPACE: &str = "kube-system";
@@ -99,11 +99,77 @@ impl Entry {
             Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey
         )
     }
+
+    /// What a file of this name holds, however it is written; `None` when it is nothing of the kind.
+    pub fn holds(self, bytes: &[u8]) -> Option<Held> {
+        match self {
+            Entry::Authority(_) | Entry::ExternalEtcdAuthority => {
+                let bundle = TrustBundle::from_pem(bytes).ok()?;
+                Some(Held::Certificates(bundle.certificates().to_vec()))
+            }
+            Entry::ExternalEtcdCertificate => {
+                let chain = Chain::from_pem(bytes).ok()?;
+                let leaf = std::iter::once(chain.leaf());
+                Some(Held::Certificates(
+                    leaf.chain(chain.intermediates()).cloned().collect(),
+                ))
+            }
+            Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey => {
+                let key = PrivateKey::from_pem(bytes).ok()?;
+                Some(Held::Keys(vec![key.public_key().clone()]))
+            }
+            Entry::ServiceAccountPublic => PublicKey::all_from_pem(bytes).ok().map(Held::Keys),
+        }
+    }
 }
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
+    }
+}
+
+/// What a shared file holds, for comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// In order, at least one.
+    Certificates(Vec<Certificate>),
+    /// Public keys in order, at least one, or that of a private key.
+    Keys(Vec<PublicKey>),
+}
+
+impl Held {
+    /// The first certificate.
+    pub fn certificate(&self) -> Option<&Certificate> {
+        match self {
+            Held::Certificates(certificates) => certificates.first(),
+            Held::Keys(_) => None,
+        }
+    }
+
+    /// The first public key, or that of the first certificate.
+    pub fn key(&self) -> Option<&PublicKey> {
+        match self {
+            Held::Certificates(_) => self.certificate().map(Certificate::public_key),
+            Held::Keys(keys) => keys.first(),
+        }
+    }
+}
+
+/// Digests only.
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<_> = match self {
+            Held::Certificates(certificates) => certificates
+                .iter()
+                .map(|one| format!("sha256:{} ({})", hex(&one.fingerprint()), one.subject()))
+                .collect(),
+            Held::Keys(keys) => keys
+                .iter()
+                .map(|key| format!("public key sha256:{}", hex(&key.sha256())))
+                .collect(),
+        };
+        f.write_str(&words.join(", "))
     }
 }
 
@@ -239,11 +305,11 @@ impl SharedCerts {
                 key_fault(bytes, of)
             }
             Entry::ServiceAccountKey => key_fault(bytes, None),
-            Entry::ServiceAccountPublic => match PublicKey::from_pem(bytes) {
+            Entry::ServiceAccountPublic => match PublicKey::all_from_pem(bytes) {
                 Err(error) => Some(error.to_string()),
                 Ok(public) => {
                     let key = self.parsed(Entry::ServiceAccountKey, PrivateKey::from_pem)?;
-                    (*key.public_key() != public)
+                    (!public.contains(key.public_key()))
                         .then(|| format!("it does not belong to {}", Entry::ServiceAccountKey))
                 }
             },

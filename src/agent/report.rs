@@ -30,7 +30,7 @@ pub struct Report {
 }
 
 /// One thing that the node holds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
     /// kubeadm's name.

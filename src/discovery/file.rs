@@ -85,7 +85,10 @@ impl File<'_> {
         let mut endpoint = http::Endpoint::new(base);
         endpoint.tls.system_roots = true;
         endpoint.timeout = TIMEOUT;
-        let http = |error: http::Error| Error::call(&self.name(), error.into());
+        let http = |error: http::Error| Error::Call {
+            doing: format!("fetching the discovery file {}", self.name()),
+            source: error.into(),
+        };
         let client =
             Client::new(endpoint, self.network.files.clone(), self.network.clock).map_err(http)?;
         let patient = async || match client.send(Call::get(&path)).await {
@@ -94,7 +97,7 @@ impl File<'_> {
                 "cannot be fetched: HTTP {}",
                 answer.status
             )))),
-            Err(error) => Err(Refusal::of(&self.name(), error.into())),
+            Err(error) => Err(Refusal::of(http(error))),
         };
         self.network.patiently(patient).await
     }
@@ -182,7 +185,7 @@ impl File<'_> {
         let patient = async || match read_cluster_info(&api).await {
             Ok(object) => Ok(object),
             Err(kubeapi::Error::Refused(status)) if status.code == 403 => Ok(None),
-            Err(error) => Err(Refusal::of(&found.server, error)),
+            Err(error) => Err(Refusal::of(Error::call(&found.server, error))),
         };
         let object = self.network.patiently(patient).await?;
         let info = object.and_then(|object| ClusterInfo::read(&object).ok());

@@ -93,7 +93,7 @@ impl Inquiry<'_> {
                     _ => Refusal::NotYet(error),
                 })
             }
-            Err(error) => Err(Refusal::of(&self.server, error)),
+            Err(error) => Err(Refusal::of(Error::call(&self.server, error))),
         };
         self.network.patiently(patient).await
     }
@@ -128,7 +128,7 @@ impl Inquiry<'_> {
                     source: Box::new(source),
                 }))
             }
-            Err(error) => Err(Refusal::of(&self.server, error)),
+            Err(error) => Err(Refusal::of(Error::call(&self.server, error))),
         };
         self.network.patiently(patient).await
     }

@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
 use super::*;
+use crate::x509::KeyAlgorithm;
 
 /// What kubeadm uploaded, its key, and the files.
 struct Golden {
@@ -284,6 +285,28 @@ fn an_entry_must_be_what_its_name_says() {
         assert_eq!(error.lines().count(), 1, "{error}");
         assert!(!error.contains("BEGIN"), "{error}");
     }
+}
+
+#[test]
+fn the_public_key_of_a_service_account_key_that_is_being_changed_comes_second() {
+    let mut golden = golden("ecdsa-p256");
+    let (other, own) = (
+        PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap(),
+        golden.file(Entry::ServiceAccountPublic),
+    );
+    let both = [other.public_key().to_pem().into_bytes(), own.clone()].concat();
+    golden.put(Entry::ServiceAccountPublic, &both);
+    let (certs, _) = golden.open(&golden.without_authority_keys()).unwrap();
+    assert_eq!(
+        certs
+            .contents(Entry::ServiceAccountPublic)
+            .unwrap()
+            .as_slice(),
+        both
+    );
+    let holds = |bytes: &[u8]| Entry::ServiceAccountPublic.holds(bytes);
+    assert_ne!(holds(&both), holds(&own));
+    assert_eq!(holds(&[b"text\n".as_slice(), &own].concat()), holds(&own));
 }
 
 #[test]

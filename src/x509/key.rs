@@ -432,6 +432,20 @@ impl PublicKey {
         Self::from_spki_der(block.contents())
     }
 
+    /// Reads every `PUBLIC KEY` block; there is at least one. kube-apiserver takes all of a file's while keys change.
+    pub fn all_from_pem(text: &[u8]) -> Result<Vec<Self>, KeyError> {
+        let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
+        let keys: Vec<_> = blocks
+            .iter()
+            .filter(|block| block.tag() == "PUBLIC KEY")
+            .map(|block| Self::from_spki_der(block.contents()))
+            .collect::<Result<_, _>>()?;
+        match keys.is_empty() {
+            true => Err(KeyError::NoKey),
+            false => Ok(keys),
+        }
+    }
+
     /// `PUBLIC KEY` PEM, the form of `sa.pub`.
     pub fn to_pem(&self) -> String {
         encode_pem("PUBLIC KEY", &self.spki)

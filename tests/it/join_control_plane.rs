@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::thread;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::kubeadm::{accepts_external_ca, copy_tree};
 use crate::node::{Ran, Snapshot};
+use crate::servers::Server;
 use crate::servers::cluster::{
     AUTHORITY_KEYS, Caller, Cluster, ClusterNode, ENDPOINT, TOKEN, external, wait_until,
 };
@@ -93,6 +95,7 @@ fn a_second_control_plane_serves_without_an_authority_key() {
     kubeadm_goes_on(cluster, &node);
     starts(cluster, &node);
     serves(cluster, &node);
+    shows_its_own_certificates(&node);
     takes_over(cluster, &node);
     has_no_authority_key(cluster, &node);
 }
@@ -303,9 +306,11 @@ fn serves(cluster: &Cluster, node: &ClusterNode) {
         .get("/api/v1/namespaces");
     assert_eq!(status, 200, "{namespaces}");
     let kubelet = node.caller("/etc/kubernetes/kubelet.conf");
-    let object = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": node.name()}});
+    let name = node.name();
+    let object = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}});
     assert_eq!(kubelet.post("/api/v1/nodes", &object).0, 201);
-    assert_eq!(kubelet.get("/api/v1/nodes/cp2").0, 200);
+    let others = format!("/api/v1/nodes/{}", cluster.first().name());
+    assert_eq!(kubelet.get(&others).0, 403);
 
     // The service-account keys are the same: what one API server issues, the other believes.
     for (issuer, verifier) in [(&first, &own), (&own, &first)] {
@@ -370,6 +375,96 @@ fn who_am_i(caller: &Caller<'_>) -> (String, Vec<String>) {
         .map(|group| group.as_str().unwrap().to_owned())
         .collect();
     (user["username"].as_str().unwrap().to_owned(), groups)
+}
+
+/// The two client certificates that the API server itself shows: to the kubelet, and to an API server behind it.
+fn shows_its_own_certificates(node: &ClusterNode) {
+    let own = format!("https://{}:6443", node.address());
+    let kubelet = node.caller("/etc/kubernetes/kubelet.conf").at(&own);
+    let admin = node.caller("/etc/kubernetes/admin.conf").at(&own);
+
+    let _kubelet = asks_for_certificates(node, "10250", "ca.crt");
+    let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": node.address()}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}}});
+    let (code, answer) = kubelet.patch(&format!("/api/v1/nodes/{}/status", node.name()), &status);
+    assert_eq!(code, 200, "{answer}");
+    let (code, seen) = admin.get(&format!("/api/v1/nodes/{}/proxy/", node.name()));
+    assert_eq!(code, 200, "{seen}");
+    assert!(
+        subject_in(&seen).contains("CN=kube-apiserver-kubelet-client"),
+        "{seen}"
+    );
+
+    let _behind = asks_for_certificates(node, "9443", "front-proxy-ca.crt");
+    let service = json!({"kind": "Service", "apiVersion": "v1", "metadata": {"name": "behind"},
+        "spec": {"type": "ExternalName", "externalName": node.name(), "ports": [{"port": 9443}]}});
+    let api = json!({"kind": "APIService", "apiVersion": "apiregistration.k8s.io/v1",
+        "metadata": {"name": "v1.behind.example.com"},
+        "spec": {"group": "behind.example.com", "version": "v1", "groupPriorityMinimum": 1, "versionPriority": 1,
+            "insecureSkipTLSVerify": true,
+            "service": {"namespace": "default", "name": "behind", "port": 9443}}});
+    for (path, object) in [
+        ("/api/v1/namespaces/default/services", service),
+        ("/apis/apiregistration.k8s.io/v1/apiservices", api),
+    ] {
+        let (code, made) = admin.post(path, &object);
+        assert_eq!(code, 201, "{made}");
+    }
+    let mut seen = Value::Null;
+    wait_until("the API server behind is reached", || {
+        let (code, answer) = admin.get("/apis/behind.example.com/v1");
+        seen = answer;
+        code == 200
+    });
+    assert!(
+        subject_in(&seen).contains("CN=front-proxy-client"),
+        "{seen}"
+    );
+}
+
+/// A TLS server that demands a certificate of an authority and tells who came.
+fn asks_for_certificates(node: &ClusterNode, port: &str, authority: &str) -> Server {
+    let pki = |file: &str| format!("/etc/kubernetes/pki/{file}");
+    let mut openssl = node.command("openssl");
+    openssl
+        .args([
+            "s_server",
+            "-www",
+            "-Verify",
+            "1",
+            "-verify_return_error",
+            "-accept",
+            port,
+        ])
+        .args([
+            "-cert",
+            &pki("apiserver.crt"),
+            "-key",
+            &pki("apiserver.key"),
+        ])
+        .args(["-CAfile", &pki(authority)]);
+    let mut server = Server::start(openssl, &node.dir().join(format!("{port}.log")));
+    server.wait_until(Duration::from_secs(30), || server_accepts(node, port));
+    server
+}
+
+fn server_accepts(node: &ClusterNode, port: &str) -> bool {
+    let probe = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
+    node.command("bash")
+        .args(["-c", &probe])
+        .output()
+        .unwrap()
+        .status
+        .success()
+}
+
+/// The `Subject:` of the certificate that openssl was shown, in either spelling.
+fn subject_in(page: &Value) -> String {
+    let page = page.as_str().unwrap_or_default();
+    let line = page
+        .lines()
+        .find(|line| line.trim().starts_with("Subject:"));
+    line.unwrap_or_default().replace(" = ", "=")
 }
 
 /// The first node's controllers end, and those of the second do their work.

@@ -10,7 +10,9 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod certs;
 mod crl;
+mod discovery;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;

@@ -495,11 +495,11 @@ impl Caller<'_> {
         self.send("POST", path, Some(object))
     }
 
-    /// A merge patch.
     pub(crate) fn put(&self, path: &str, object: &Value) -> (u16, Value) {
         self.send("PUT", path, Some(object))
     }
 
+    /// A merge patch.
     pub(crate) fn patch(&self, path: &str, change: &Value) -> (u16, Value) {
         self.send("PATCH", path, Some(change))
     }

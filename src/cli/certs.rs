@@ -1,0 +1,269 @@
+//! `certs key`, `certs download` and `certs upload`: the files that control-plane nodes share.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use zeroize::Zeroizing;
+
+use super::{Global, Output, duration, now, print, runtime, warn};
+use crate::agent::{ExitCode, Failure};
+use crate::certs::{self, Download};
+use crate::load::{self, Inputs, certs::KeySource};
+use crate::settings::StandIns;
+use crate::sharedcerts::{CertificateKey, SealError};
+use crate::store::{Dir, Root};
+
+/// How long to wait for another run to end, unless `--wait` says less.
+const LOCK_WAIT: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Print a new certificate key, as `kubeadm certs certificate-key` does
+    Key {
+        /// Write it to FILE (0600) instead; a file that exists is never overwritten
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Put the files that the cluster shares in place, from the Secret kube-system/kubeadm-certs
+    ///
+    /// The authorities' private keys are left in the cluster. Files that say something else than the cluster's are
+    /// never overwritten without --replace; files that say the same are not touched.
+    Download(DownloadArgs),
+    /// Share this node's files with the nodes that join, for two hours, as `kubeadm init phase upload-certs` does
+    ///
+    /// Works without CA private keys too, where kubeadm refuses. A new certificate key is made and printed, unless one
+    /// is given.
+    Upload(UploadArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DownloadArgs {
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Reach the cluster with this kubeconfig, not by the discovery of the JoinConfiguration
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// kubeadm configuration file, instead of the configured ones; may be repeated
+    #[arg(long, value_name = "FILE")]
+    kubeadm_config: Vec<PathBuf>,
+    /// Also write the authorities' private keys to this node
+    #[arg(long)]
+    with_ca_keys: bool,
+    /// Replace files that say something else than the cluster's
+    #[arg(long)]
+    replace: bool,
+    /// How long to wait for the cluster and for another run to end, for example 90s or 10m
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    wait: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct UploadArgs {
+    #[command(flatten)]
+    key: KeyArgs,
+    /// Write a new certificate key to FILE (0600) instead of printing it; a file that exists is never overwritten
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["certificate_key_file", "certificate_key_fd"])]
+    certificate_key_out: Option<PathBuf>,
+    /// Reach the cluster with this kubeconfig
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/etc/kubernetes/admin.conf"
+    )]
+    kubeconfig: PathBuf,
+    /// kubeadm configuration file, instead of the configured ones; may be repeated
+    #[arg(long, value_name = "FILE")]
+    kubeadm_config: Vec<PathBuf>,
+    /// Leave the authorities' private keys out
+    #[arg(long)]
+    without_ca_keys: bool,
+}
+
+#[derive(Debug, Args)]
+struct KeyArgs {
+    /// Read the certificate key from FILE, or from credential:NAME of the systemd unit
+    #[arg(long, value_name = "FILE", conflicts_with = "certificate_key_fd")]
+    certificate_key_file: Option<String>,
+    /// Read the certificate key from an open file descriptor
+    #[arg(long, value_name = "N")]
+    certificate_key_fd: Option<u32>,
+}
+
+impl KeyArgs {
+    fn read(self, root: &Root) -> Result<Option<CertificateKey>, Failure> {
+        let file = self.certificate_key_file.map(KeySource::File);
+        file.or(self.certificate_key_fd.map(KeySource::Descriptor))
+            .map(|source| load::certs::certificate_key(root, &source))
+            .transpose()
+    }
+}
+
+impl Command {
+    pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
+        match self {
+            Command::Key { out } => {
+                let key = new_key()?;
+                match out {
+                    None => print(&text(&key)),
+                    Some(out) => {
+                        let file = KeyFile::write(&global.open_root()?, &out, &key)?;
+                        print(&format!("certificate key written to {}\n", file.shown()))
+                    }
+                }
+            }
+            Command::Download(arguments) => download(global, arguments),
+            Command::Upload(arguments) => upload(global, arguments),
+        }
+    }
+}
+
+fn download(global: &Global, arguments: DownloadArgs) -> Result<ExitCode, Failure> {
+    let root = global.open_root()?;
+    let given = arguments.key.read(&root)?;
+    let inputs = inputs(global, arguments.kubeadm_config, arguments.wait);
+    let report = runtime()?.block_on(async {
+        let sharing =
+            load::certs::sharing(&root, &inputs, arguments.kubeconfig.as_deref()).await?;
+        warn(&sharing.warnings);
+        let configured = || {
+            let join = sharing.join.as_ref()?;
+            join.certificate_key.as_ref()?.parse().ok()
+        };
+        let key = given.or_else(configured).ok_or_else(|| {
+            Failure::new(
+                ExitCode::Usage,
+                "no certificate key is given: name a file with it (--certificate-key-file FILE, or --certificate-key-fd N), or set controlPlane.certificateKey in the JoinConfiguration",
+            )
+        })?;
+        let what = Download {
+            cluster: &sharing.cluster,
+            with_ca_keys: arguments.with_ca_keys,
+            replace: arguments.replace,
+            lock_wait: arguments.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
+        };
+        certs::download(&root, &sharing.api, &key, what, now).await
+    })?;
+    global.print_report(&report)
+}
+
+fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
+    let root = global.open_root()?;
+    let given = arguments.key.read(&root)?;
+    let is_new = given.is_none();
+    let for_people = matches!(global.output, Output::Table | Output::Tree);
+    if is_new && arguments.certificate_key_out.is_none() && !for_people {
+        return Err(Failure::new(
+            ExitCode::Usage,
+            "a report for programs has no place for a new certificate key: name a file for it with --certificate-key-out FILE",
+        ));
+    }
+    let key = match given {
+        Some(key) => key,
+        None => new_key()?,
+    };
+    let inputs = inputs(global, arguments.kubeadm_config, None);
+    // First of all: a key that is lost makes the upload useless.
+    let file = arguments
+        .certificate_key_out
+        .map(|out| KeyFile::write(&root, &out, &key))
+        .transpose()?;
+    let uploaded = runtime()?.block_on(async {
+        let sharing = load::certs::sharing(&root, &inputs, Some(&arguments.kubeconfig)).await?;
+        warn(&sharing.warnings);
+        let with_ca_keys = !arguments.without_ca_keys;
+        certs::upload(
+            &root,
+            &sharing.api,
+            &key,
+            &sharing.cluster,
+            with_ca_keys,
+            now,
+        )
+        .await
+    });
+    let report = match (uploaded, &file) {
+        (Ok(report), _) => report,
+        (Err(failure), None) => return Err(failure),
+        (Err(failure), Some(file)) => {
+            file.remove()?;
+            return Err(failure);
+        }
+    };
+    global.print_report(&report)?;
+    match file {
+        _ if !is_new => Ok(ExitCode::Done),
+        Some(file) if for_people => {
+            print(&format!("certificate key written to {}\n", file.shown()))
+        }
+        Some(_) => Ok(ExitCode::Done),
+        None => print(&format!("certificate key:\n{}", *text(&key))),
+    }
+}
+
+fn inputs(global: &Global, kubeadm_configs: Vec<PathBuf>, wait: Option<Duration>) -> Inputs {
+    Inputs {
+        config: global.config.clone(),
+        stand_ins: StandIns {
+            kubeadm_configs,
+            ..StandIns::default()
+        },
+        wait,
+        ..Inputs::default()
+    }
+}
+
+fn new_key() -> Result<CertificateKey, Failure> {
+    CertificateKey::generate().map_err(|error: SealError| {
+        Failure::new(
+            ExitCode::Pending,
+            format!("no key was made: {error}; run again"),
+        )
+    })
+}
+
+fn text(key: &CertificateKey) -> Zeroizing<String> {
+    Zeroizing::new(format!("{}\n", *key.to_hex()))
+}
+
+/// A file with a new certificate key.
+struct KeyFile {
+    dir: Dir,
+    name: std::ffi::OsString,
+}
+
+impl KeyFile {
+    fn write(root: &Root, out: &Path, key: &CertificateKey) -> Result<Self, Failure> {
+        let (place, path) = load::root_of(root, out)?;
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                format!("{} is a directory; name a file", out.display()),
+            ));
+        };
+        let file = KeyFile {
+            dir: place.create_dir(parent, 0o755)?,
+            name: name.to_owned(),
+        };
+        if file.dir.metadata(name)?.is_some() {
+            return Err(Failure::new(
+                ExitCode::Refused,
+                format!(
+                    "{} exists, and what is in it may be in use; name another file, or remove it first",
+                    file.shown()
+                ),
+            ));
+        }
+        file.dir.write_atomic(name, text(key).as_bytes(), 0o600)?;
+        Ok(file)
+    }
+
+    /// Nothing was encrypted with it.
+    fn remove(&self) -> Result<bool, Failure> {
+        Ok(self.dir.remove(&self.name)?)
+    }
+
+    fn shown(&self) -> String {
+        self.dir.path().join(&self.name).display().to_string()
+    }
+}

@@ -1,0 +1,173 @@
+//! What the `certs` commands work with: the cluster's API, its ClusterConfiguration and the certificate key.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::{
+    Inputs, RootedFiles, absolute, cluster, credentials, existing_sources, faulty, read_settings,
+};
+use crate::agent::{ExitCode, Failure};
+use crate::certs;
+use crate::discovery;
+use crate::http::Files as _;
+use crate::kubeadm::{self, Cluster, Join};
+use crate::kubeapi::Api;
+use crate::schema::SecretFile;
+use crate::sharedcerts::{CertificateKey, CertificateKeyError, UPLOAD};
+use crate::store::Root;
+
+/// Nobody writes more than a key and a line end.
+const KEY_LIMIT: u64 = 1024;
+
+/// A cluster whose files are shared.
+pub struct Sharing {
+    /// Its API.
+    pub api: Api,
+    /// Its configuration: the files', or the one that kubeadm keeps in the cluster.
+    pub cluster: Cluster,
+    /// The JoinConfiguration of this node, where it has one.
+    pub join: Option<Join>,
+    /// What deserves a warning.
+    pub warnings: Vec<String>,
+}
+
+/// Finds the cluster: by `kubeconfig`, or as the JoinConfiguration says.
+///
+/// # Errors
+/// All faults of the kubeadm configuration at once; a cluster that cannot be found.
+pub async fn sharing(
+    root: &Root,
+    inputs: &Inputs,
+    kubeconfig: Option<&Path>,
+) -> Result<Sharing, Failure> {
+    let (settings, mut warnings) = read_settings(root, inputs)?;
+    let documents = kubeadm::load(&existing_sources(root, &settings)?);
+    if documents.faults().has_errors() {
+        return Err(faulty(documents.faults().clone()));
+    }
+    warnings.extend(documents.faults().clone());
+    let mut warnings: Vec<_> = warnings.warnings().map(ToString::to_string).collect();
+    let join = documents.join().cloned();
+    let api = match (kubeconfig, &join) {
+        (Some(kubeconfig), _) => cluster(root, kubeconfig)?,
+        (None, Some(join)) => {
+            let files = Rc::new(RootedFiles(root.clone()));
+            let deadline = tokio::time::Instant::now() + inputs.wait.unwrap_or(settings.wait);
+            let clock = OffsetDateTime::now_utc;
+            let found =
+                discovery::discover(join, files.clone(), credentials(), clock, deadline).await?;
+            let api = found.api(files, credentials(), clock)?;
+            warnings.extend(found.notes);
+            api
+        }
+        (None, None) => {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                "nothing says where the cluster is: name a kubeconfig with --kubeconfig FILE, or the node's JoinConfiguration with --kubeadm-config FILE",
+            ));
+        }
+    };
+    let cluster = match documents.cluster() {
+        Some(cluster) => cluster.clone(),
+        None => kept_cluster(&api).await?,
+    };
+    Ok(Sharing {
+        api,
+        cluster,
+        join,
+        warnings,
+    })
+}
+
+async fn kept_cluster(api: &Api) -> Result<Cluster, Failure> {
+    let (name, text) = certs::configuration(api).await?;
+    let kept = kubeadm::load(&[(&name, &text)]);
+    match kept.cluster() {
+        Some(cluster) if !kept.faults().has_errors() => Ok(cluster.clone()),
+        Some(_) => Err(faulty(kept.faults().clone())),
+        None => Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "{name} is no ClusterConfiguration; name a file with it: --kubeadm-config FILE"
+            ),
+        )),
+    }
+}
+
+/// Where a certificate key is written, as the command line has it.
+#[derive(Clone, Debug)]
+pub enum KeySource {
+    /// `FILE` or `credential:NAME`.
+    File(String),
+    /// An open file descriptor.
+    Descriptor(u32),
+}
+
+/// Reads a certificate key.
+///
+/// # Errors
+/// A source that cannot be read, or has no key in it.
+pub fn certificate_key(root: &Root, source: &KeySource) -> Result<CertificateKey, Failure> {
+    let (what, read) = match source {
+        KeySource::File(text) if text.parse::<CertificateKey>().is_ok() => {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                "--certificate-key-file takes the name of a file, and was given a certificate key, which everybody on this machine could see in the list of processes: put the key into a file of mode 0600, and upload again with another key",
+            ));
+        }
+        KeySource::File(text) => {
+            let file = match text.starts_with("credential:") {
+                true => SecretFile::parse(text).map_err(|(what, fix)| {
+                    Failure::new(
+                        ExitCode::Usage,
+                        format!("--certificate-key-file {what}; {fix}"),
+                    )
+                })?,
+                false => SecretFile::Path(absolute(Path::new(text))),
+            };
+            (file.to_string(), read_file(root, &file))
+        }
+        KeySource::Descriptor(number) => (
+            format!("file descriptor {number}"),
+            read_descriptor(*number),
+        ),
+    };
+    key_in(&what, read)
+}
+
+/// The certificate key that the settings name.
+pub(super) fn configured_key(root: &Root, file: &SecretFile) -> Result<CertificateKey, Failure> {
+    key_in(&file.to_string(), read_file(root, file))
+}
+
+fn key_in(what: &str, read: io::Result<Zeroizing<Vec<u8>>>) -> Result<CertificateKey, Failure> {
+    let unusable = |why: String| {
+        Failure::new(
+            ExitCode::Configuration,
+            format!("the certificate key in {what}: {why}; write into it what `{UPLOAD}` prints"),
+        )
+    };
+    let bytes = read.map_err(|error| unusable(error.to_string()))?;
+    let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
+    text.parse()
+        .map_err(|error: CertificateKeyError| unusable(error.to_string()))
+}
+
+fn read_file(root: &Root, file: &SecretFile) -> io::Result<Zeroizing<Vec<u8>>> {
+    let path = file.path(credentials().as_deref()).ok_or_else(|| {
+        io::Error::other("systemd gave this run no credentials, add LoadCredential= to the unit")
+    })?;
+    RootedFiles(root.clone()).read(&path)
+}
+
+fn read_descriptor(number: u32) -> io::Result<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(KEY_LIMIT as usize));
+    let file = File::open(PathBuf::from(format!("/proc/self/fd/{number}")))?;
+    file.take(KEY_LIMIT).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

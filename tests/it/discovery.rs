@@ -1,0 +1,635 @@
+//! Discovery against a server that answers as an API server does, or not quite: whatever is wrong with what comes is
+//! refused with its own words, and the token is told to nobody who has not shown that he is the cluster.
+
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use nodepki::agent::{ExitCode, Failure};
+use nodepki::discovery::{Discovered, discover};
+use nodepki::http::Files;
+use nodepki::kubeadm::{Join, load};
+use nodepki::x509::hex;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use zeroize::Zeroizing;
+
+use crate::gateway::{Action, Gateway, Issuer, Options, Recorded, Rule};
+use crate::servers::free_port;
+use crate::signing::{PlainFiles, now, run};
+
+const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info$";
+const ID: &str = "abcdef";
+const SECRET: &str = "0123456789abcdef";
+
+/// A kubeconfig as `kubeadm init` publishes it.
+fn kubeconfig(server: &str, ca_pem: &[u8]) -> String {
+    let ca = STANDARD.encode(ca_pem);
+    format!(
+        "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: {ca}\n    server: {server}\n  name: \"\"\n\
+         contexts: null\ncurrent-context: \"\"\nkind: Config\nusers: null\n"
+    )
+}
+
+/// The signature as kube-controller-manager makes it; OpenSSL computes it here.
+fn jws(header: &str, kubeconfig: &str) -> String {
+    let header = URL_SAFE_NO_PAD.encode(header);
+    let mut openssl = Command::new("openssl")
+        .args(["dgst", "-sha256", "-binary", "-hmac", SECRET])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let signed = format!("{header}.{}", URL_SAFE_NO_PAD.encode(kubeconfig));
+    let mut stdin = openssl.stdin.take().unwrap();
+    stdin.write_all(signed.as_bytes()).unwrap();
+    drop(stdin);
+    let output = openssl.wait_with_output().unwrap();
+    assert!(output.status.success());
+    format!("{header}..{}", URL_SAFE_NO_PAD.encode(output.stdout))
+}
+
+fn header(id: &str) -> String {
+    format!(r#"{{"alg":"HS256","kid":"{id}"}}"#)
+}
+
+fn config_map(kubeconfig: &str, jws: Option<&str>) -> Value {
+    let mut data = json!({ "kubeconfig": kubeconfig });
+    if let Some(jws) = jws {
+        data[format!("jws-kubeconfig-{ID}")] = json!(jws);
+    }
+    json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "cluster-info"}, "data": data})
+}
+
+fn signed(kubeconfig: &str) -> Value {
+    config_map(kubeconfig, Some(&jws(&header(ID), kubeconfig)))
+}
+
+fn answers(gateway: &Gateway, status: u16, body: &Value) {
+    answers_once(gateway, usize::MAX, status, body);
+}
+
+fn answers_once(gateway: &Gateway, times: usize, status: u16, body: &Value) {
+    let headers = vec![("Content-Type", "application/json".to_owned())];
+    let action = Action::Status(status, headers, body.to_string().into_bytes());
+    gateway.rule(Rule::on("GET", CLUSTER_INFO).times(times).then(action));
+}
+
+fn refusal(code: u16, reason: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
+           "message": reason, "details": {"name": "cluster-info", "kind": "configmaps"}})
+}
+
+/// A cluster that publishes what it should.
+fn cluster() -> Gateway {
+    let gateway = Gateway::to(None);
+    let kubeconfig = kubeconfig(&gateway.url(), &gateway.ca_pem());
+    answers(&gateway, 200, &signed(&kubeconfig));
+    gateway
+}
+
+fn read(discovery: &str) -> Join {
+    let text = format!(
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration: {{name: cp2}}\ndiscovery: {discovery}\n"
+    );
+    let loaded = load(&[("join.yaml", &text)]);
+    assert!(!loaded.faults().has_errors(), "{}", loaded.faults());
+    loaded.join().unwrap().clone()
+}
+
+/// By the token, at this gateway, with these pins.
+fn by_token(gateway: &Gateway, pins: &[[u8; 32]]) -> Join {
+    by(gateway, pins, SECRET)
+}
+
+fn by(gateway: &Gateway, pins: &[[u8; 32]], secret: &str) -> Join {
+    let pins: Vec<_> = pins
+        .iter()
+        .map(|pin| format!("'sha256:{}'", hex(pin)))
+        .collect();
+    read(&format!(
+        "{{bootstrapToken: {{token: {ID}.{secret}, apiServerEndpoint: '{}', caCertHashes: [{}], unsafeSkipCAVerification: {}}}}}",
+        gateway.addr(),
+        pins.join(", "),
+        pins.is_empty()
+    ))
+}
+
+fn found(join: &Join) -> Result<Discovered, Failure> {
+    found_with(join, Rc::new(PlainFiles))
+}
+
+fn found_with(join: &Join, files: Rc<dyn Files>) -> Result<Discovered, Failure> {
+    run(async {
+        let deadline = Instant::now() + Duration::from_secs(3);
+        discover(join, files, None, now, deadline).await
+    })
+    .map_err(Failure::from)
+}
+
+/// Refused with these words, and the token told to nobody.
+#[track_caller]
+fn refused(gateway: &Gateway, join: &Join, code: ExitCode, words: &[&str]) {
+    let failure = found(join).unwrap_err();
+    let said = failure.to_string();
+    for word in words {
+        assert!(said.contains(word), "{word:?} is not in: {said}");
+    }
+    assert_eq!(failure.code, code, "{said}");
+    assert!(!said.contains(SECRET), "{said}");
+    let told = |request: &Recorded| request.header("Authorization").is_some();
+    assert!(!gateway.requests().iter().any(told));
+}
+
+#[test]
+fn a_cluster_is_found_and_the_token_shown_to_it_alone() {
+    let gateway = cluster();
+    let discovered = found(&by_token(&gateway, &[gateway.ca_pin()])).unwrap();
+    assert_eq!(discovered.server, gateway.url());
+    assert_eq!(discovered.authority.to_pem().into_bytes(), gateway.ca_pem());
+    assert_eq!(discovered.notes, [""; 0]);
+    let requests = gateway.requests();
+    assert_eq!(requests.len(), 2);
+    for request in requests {
+        assert_eq!(request.header("Authorization"), None);
+    }
+    assert!(!format!("{discovered:?}").contains(SECRET));
+
+    let object = json!({"kind": "Secret", "metadata": {"name": "x"}});
+    let action = Action::Status(200, Vec::new(), object.to_string().into_bytes());
+    gateway.rule(Rule::on("GET", "/openid").then(action));
+    let api = discovered.api(Rc::new(PlainFiles), None, now).unwrap();
+    run(api.document("/openid/v1/jwks")).unwrap();
+    let requests = gateway.requests();
+    let bearer = requests.last().unwrap().header("Authorization").unwrap();
+    assert_eq!(bearer, format!("Bearer {ID}.{SECRET}"));
+}
+
+#[test]
+fn another_token_may_be_the_one_to_show() {
+    let gateway = cluster();
+    let mut join = by_token(&gateway, &[gateway.ca_pin()]);
+    join.tls_bootstrap_token = Some("zzzzzz.0000000000000000".parse().unwrap());
+    let discovered = found(&join).unwrap();
+    gateway.rule(Rule::on("GET", "/openid").then(Action::Status(200, Vec::new(), b"{}".to_vec())));
+    let api = discovered.api(Rc::new(PlainFiles), None, now).unwrap();
+    run(api.document("/openid/v1/jwks")).unwrap();
+    let requests = gateway.requests();
+    let bearer = requests.last().unwrap().header("Authorization").unwrap();
+    assert_eq!(bearer, "Bearer zzzzzz.0000000000000000");
+}
+
+#[test]
+fn a_wrong_secret_is_told_from_a_tampered_copy() {
+    let gateway = cluster();
+    let pins = [gateway.ca_pin()];
+    refused(
+        &gateway,
+        &by(&gateway, &pins, "0123456789abcdex"),
+        ExitCode::NotPermitted,
+        &[
+            "the secret of token abcdef is not the one",
+            "kubeadm token list",
+        ],
+    );
+    // Without pins nobody can say which of the two it is.
+    refused(
+        &gateway,
+        &by(&gateway, &[], "0123456789abcdex"),
+        ExitCode::Refused,
+        &["either the secret is mistyped, or the content was changed on its way"],
+    );
+
+    let gateway = Gateway::to(None);
+    let genuine = kubeconfig(&gateway.url(), &gateway.ca_pem());
+    let signature = jws(&header(ID), &genuine);
+    let other = genuine.replace("127.0.0.1", "192.0.2.66");
+    answers_once(&gateway, 1, 200, &config_map(&other, Some(&signature)));
+    answers(&gateway, 200, &signed(&genuine));
+    refused(
+        &gateway,
+        &by_token(&gateway, &[gateway.ca_pin()]),
+        ExitCode::Refused,
+        &[
+            "cluster-info was changed on its way",
+            "find out who answers",
+        ],
+    );
+}
+
+#[test]
+fn whatever_is_wrong_with_the_content_has_its_own_words() {
+    let authority = Issuer::new("kubernetes");
+    let pin = authority.certificate().public_key().sha256();
+    let genuine = kubeconfig("https://127.0.0.1:6443", &authority.pem());
+    let jws_of = |text: &str| jws(&header(ID), text);
+    let extra = [authority.pem(), Issuer::new("mallory").pem()].concat();
+    let extra = kubeconfig("https://127.0.0.1:6443", &extra);
+    let user = authority.client("system:node:n1").chain_pem;
+    let user = kubeconfig("https://127.0.0.1:6443", &[authority.pem(), user].concat());
+    let other = kubeconfig("https://127.0.0.1:6443", &Issuer::new("kubernetes").pem());
+    let cut = &genuine[..genuine.len() / 2];
+    let no_ca = genuine.replace("certificate-authority-data", "x");
+    for (content, words) in [
+        (
+            config_map(&genuine, Some(&jws(&header("zzzzzz"), &genuine))),
+            &[
+                "of another kind",
+                r#"{\"alg\":\"HS256\",\"kid\":\"zzzzzz\"}"#,
+            ][..],
+        ),
+        (
+            config_map(
+                &genuine,
+                Some(&jws(r#"{"alg":"none","kid":"abcdef"}"#, &genuine)),
+            ),
+            &["of another kind", r#"\"alg\":\"none\""#],
+        ),
+        (
+            config_map(&genuine, Some(&jws_of(&genuine)[..60])),
+            &[
+                "its signature for token abcdef is damaged",
+                "jws-kubeconfig-abcdef",
+            ],
+        ),
+        (
+            config_map(cut, Some(&jws_of(&genuine))),
+            &["its signature does not fit"],
+        ),
+        (
+            signed(cut),
+            &["it is signed, but its kubeconfig cannot be used"],
+        ),
+        (signed(&no_ca), &["names no certificate-authority-data"]),
+        (
+            signed(&other),
+            &[
+                "none of its CA certificates is pinned: found CN=kubernetes (sha256:",
+                &hex(&pin),
+            ],
+        ),
+        (
+            signed(&extra),
+            &[
+                "neither pinned nor a CA below a pinned one: CN=mallory (sha256:",
+                "kubeadm token delete abcdef",
+            ],
+        ),
+        (
+            signed(&user),
+            &["neither pinned nor a CA below a pinned one: CN=system:node:n1 (sha256:"],
+        ),
+        (
+            json!({"kind": "ConfigMap"}),
+            &[
+                "it holds no kubeconfig",
+                "kubeadm init phase bootstrap-token",
+            ],
+        ),
+        (json!({"kind": "Pod"}), &["is unusable: it is no ConfigMap"]),
+        (json!("half of"), &["is unusable"]),
+    ] {
+        let gateway = Gateway::to(None);
+        answers(&gateway, 200, &content);
+        refused(
+            &gateway,
+            &by_token(&gateway, &[pin]),
+            ExitCode::Refused,
+            words,
+        );
+    }
+}
+
+#[test]
+fn two_roots_are_fine_when_both_are_pinned() {
+    let gateway = Gateway::to(None);
+    let next = Issuer::new("next");
+    let both = [gateway.ca_pem(), next.pem()].concat();
+    answers(&gateway, 200, &signed(&kubeconfig(&gateway.url(), &both)));
+    let pins = [gateway.ca_pin(), next.certificate().public_key().sha256()];
+    let discovered = found(&by_token(&gateway, &pins)).unwrap();
+    assert_eq!(discovered.authority.certificates().len(), 2);
+}
+
+#[test]
+fn who_stands_between_is_not_the_cluster() {
+    let genuine = cluster();
+    let between = Gateway::start(Options {
+        issuer: Issuer::new("kubernetes"),
+        ..Options::default()
+    });
+    // What is published is public: the copy is perfect.
+    let copy = kubeconfig(&genuine.url(), &genuine.ca_pem());
+    answers(&between, 200, &signed(&copy));
+    for pins in [&[genuine.ca_pin()][..], &[]] {
+        refused(
+            &between,
+            &by_token(&between, pins),
+            ExitCode::Refused,
+            &["is not of the cluster", &format!("names {}", genuine.url())],
+        );
+    }
+    assert_eq!(between.requests().len(), 2);
+    assert!(genuine.requests().is_empty());
+}
+
+#[test]
+fn the_second_copy_is_the_first() {
+    let gateway = Gateway::to(None);
+    let first = kubeconfig(&gateway.url(), &gateway.ca_pem());
+    answers_once(&gateway, 1, 200, &signed(&first));
+    answers(&gateway, 200, &signed(&format!("{first}\n")));
+    refused(
+        &gateway,
+        &by_token(&gateway, &[gateway.ca_pin()]),
+        ExitCode::Refused,
+        &["was another one when it was read again"],
+    );
+}
+
+#[test]
+fn a_signature_that_is_not_there_yet_is_waited_for() {
+    let gateway = Gateway::to(None);
+    let kubeconfig = kubeconfig(&gateway.url(), &gateway.ca_pem());
+    answers_once(&gateway, 1, 200, &config_map(&kubeconfig, None));
+    answers(&gateway, 200, &signed(&kubeconfig));
+    let join = by_token(&gateway, &[gateway.ca_pin()]);
+    found(&join).unwrap();
+
+    gateway.behave();
+    answers(&gateway, 200, &config_map(&kubeconfig, None));
+    refused(
+        &gateway,
+        &join,
+        ExitCode::NotPermitted,
+        &[
+            "has no signature for token abcdef",
+            "kubeadm token create --print-join-command",
+        ],
+    );
+    assert_eq!(gateway.requests().len(), 3 + 2);
+}
+
+#[test]
+fn refusals_of_the_api_server_have_their_own_words() {
+    for (status, reason, code, words) in [
+        (
+            401,
+            "Unauthorized",
+            ExitCode::NotPermitted,
+            "discovery.file.kubeConfigPath",
+        ),
+        (
+            403,
+            "Forbidden",
+            ExitCode::NotPermitted,
+            "anonymous clients",
+        ),
+        (
+            404,
+            "NotFound",
+            ExitCode::Unreachable,
+            "has no ConfigMap cluster-info",
+        ),
+        (
+            500,
+            "InternalError",
+            ExitCode::Unreachable,
+            "run again once the API server is well",
+        ),
+        (418, "Teapot", ExitCode::Refused, "HTTP 418 Teapot"),
+    ] {
+        let gateway = Gateway::to(None);
+        answers(&gateway, status, &refusal(status, reason));
+        refused(&gateway, &by_token(&gateway, &[[0; 32]]), code, &[words]);
+        // What may come to be is asked for twice in the time.
+        let times = gateway.requests().len();
+        assert_eq!(
+            times,
+            if matches!(status, 401 | 418) { 1 } else { 2 },
+            "{status}"
+        );
+    }
+    let port = free_port();
+    let nobody = format!(
+        "{{bootstrapToken: {{token: {ID}.{SECRET}, apiServerEndpoint: '127.0.0.1:{port}', unsafeSkipCAVerification: true}}}}"
+    );
+    refused(
+        &Gateway::to(None),
+        &read(&nobody),
+        ExitCode::Unreachable,
+        &["cannot be reached"],
+    );
+}
+
+#[test]
+fn without_pins_the_token_is_believed_and_a_person_told() {
+    let gateway = cluster();
+    let discovered = found(&by_token(&gateway, &[])).unwrap();
+    let note = &discovered.notes[0];
+    for word in [
+        "for the token's signature alone",
+        &hex(&gateway.ca_pin()),
+        "caCertHashes",
+    ] {
+        assert!(note.contains(word), "{note}");
+    }
+    assert_eq!(discovered.notes.len(), 1);
+}
+
+#[test]
+fn the_endpoint_of_the_join_configuration_is_used_and_another_named() {
+    let gateway = Gateway::to(None);
+    let kubeconfig = kubeconfig("https://api.prod.example.com:6443", &gateway.ca_pem());
+    answers(&gateway, 200, &signed(&kubeconfig));
+    let discovered = found(&by_token(&gateway, &[gateway.ca_pin()])).unwrap();
+    assert_eq!(discovered.server, gateway.url());
+    assert!(discovered.notes[0].contains("names https://api.prod.example.com:6443"));
+}
+
+/// Files by name; the system's CAs are what the test says.
+struct Shelf(Vec<(&'static str, Vec<u8>)>);
+
+impl Files for Shelf {
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        let file = self.0.iter().find(|(name, _)| Path::new(name) == path);
+        let content = file.map(|(_, content)| Zeroizing::new(content.clone()));
+        content.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+/// A kubeconfig as `kubectl config view --minify` prints it, with this user.
+fn with_user(gateway: &Gateway, cluster: &str, user: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+         clusters: [{{name: k, cluster: {{server: '{}', {cluster}}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\n",
+        gateway.url()
+    )
+}
+
+#[test]
+fn a_discovery_file_is_followed() {
+    let gateway = cluster();
+    let data = format!(
+        "certificate-authority-data: {}",
+        STANDARD.encode(gateway.ca_pem())
+    );
+    let plain = kubeconfig(&gateway.url(), &gateway.ca_pem());
+    let held = ", tlsBootstrapToken: zzzzzz.0000000000000000";
+    let bootstrap = "Bearer zzzzzz.0000000000000000";
+    for (text, token, bearer) in [
+        (plain.clone(), held, bootstrap),
+        (with_user(&gateway, &data, "token: own"), "", "Bearer own"),
+        (
+            with_user(&gateway, &data, "tokenFile: beside"),
+            "",
+            "Bearer beside",
+        ),
+        (
+            with_user(&gateway, "certificate-authority: ca.crt", "token: own"),
+            "",
+            "Bearer own",
+        ),
+        // As in kubeadm.
+        (with_user(&gateway, &data, "token: own"), held, bootstrap),
+    ] {
+        let shelf = Rc::new(Shelf(vec![
+            ("/d/discovery.conf", text.clone().into_bytes()),
+            ("/d/beside", b"beside\n".to_vec()),
+            ("/d/ca.crt", gateway.ca_pem()),
+        ]));
+        let join = read(&format!(
+            "{{file: {{kubeConfigPath: /d/discovery.conf}}{token}}}"
+        ));
+        let discovered = found_with(&join, shelf).unwrap();
+        assert_eq!(discovered.server, gateway.url());
+        assert_eq!(discovered.authority.to_pem().into_bytes(), gateway.ca_pem());
+        let requests = gateway.requests();
+        assert_eq!(
+            requests.last().unwrap().header("Authorization"),
+            Some(bearer),
+            "{text}"
+        );
+    }
+    // It may be readable for anonymous clients alone.
+    gateway.behave();
+    answers(&gateway, 403, &refusal(403, "Forbidden"));
+    let shelf = Rc::new(Shelf(vec![("/d.conf", plain.into_bytes())]));
+    let join = read(&format!("{{file: {{kubeConfigPath: /d.conf}}{held}}}"));
+    found_with(&join, shelf.clone()).unwrap();
+    gateway.behave();
+    answers(&gateway, 401, &refusal(401, "Unauthorized"));
+    let failure = found_with(&join, shelf).unwrap_err();
+    assert_eq!(failure.code, ExitCode::NotPermitted, "{failure}");
+}
+
+#[test]
+fn a_discovery_file_may_be_fetched() {
+    let gateway = cluster();
+    let plain = kubeconfig(&gateway.url(), &gateway.ca_pem());
+    let action = Action::Status(200, Vec::new(), plain.into_bytes());
+    gateway.rule(Rule::on("GET", "/discovery.conf?sig=hush$").then(action));
+    let url = format!("{}/discovery.conf?sig=hush", gateway.url());
+    let join = read(&format!(
+        "{{file: {{kubeConfigPath: '{url}'}}, tlsBootstrapToken: {ID}.{SECRET}}}"
+    ));
+    let system = "/etc/ssl/certs/ca-certificates.crt";
+    let shelf = |pem: Vec<u8>| Rc::new(Shelf(vec![(system, pem)]));
+    let discovered = found_with(&join, shelf(gateway.ca_pem())).unwrap();
+    assert_eq!(discovered.server, gateway.url());
+
+    let stranger = found_with(&join, shelf(Issuer::new("other").pem())).unwrap_err();
+    assert_eq!(stranger.code, ExitCode::Refused, "{stranger}");
+    gateway.behave();
+    let missing = found_with(&join, shelf(gateway.ca_pem())).unwrap_err();
+    let said = missing.to_string();
+    assert!(
+        said.contains("/discovery.conf cannot be fetched: HTTP"),
+        "{said}"
+    );
+    assert!(!said.contains("hush"), "{said}");
+}
+
+#[test]
+fn a_discovery_file_that_cannot_be_used_is_refused() {
+    let gateway = cluster();
+    let data = format!(
+        "certificate-authority-data: {}",
+        STANDARD.encode(gateway.ca_pem())
+    );
+    let other = kubeconfig(&gateway.url(), &Issuer::new("kubernetes").pem());
+    let plain = kubeconfig(&gateway.url(), &gateway.ca_pem());
+    let held = ", tlsBootstrapToken: abcdef.0123456789abcdef";
+    for (text, token, code, words) in [
+        (
+            &*plain,
+            "",
+            ExitCode::Configuration,
+            "has no credentials and discovery.tlsBootstrapToken is not set",
+        ),
+        (&other, held, ExitCode::Refused, "is not trusted"),
+        (
+            "- a",
+            held,
+            ExitCode::Configuration,
+            "it is not a kubeconfig",
+        ),
+        (
+            &plain.replace("server", "x"),
+            held,
+            ExitCode::Configuration,
+            "names no server",
+        ),
+        (
+            &plain.replace("https:", "http:"),
+            held,
+            ExitCode::Configuration,
+            "does not begin with https://",
+        ),
+        (
+            &with_user(&gateway, "insecure-skip-tls-verify: true", "token: x"),
+            held,
+            ExitCode::Configuration,
+            "has insecure-skip-tls-verify, which nodepki does not follow",
+        ),
+        (
+            &with_user(&gateway, &data, "exec: {command: x}"),
+            held,
+            ExitCode::Configuration,
+            "has exec, which nodepki does not follow",
+        ),
+        (
+            &with_user(&gateway, "certificate-authority: none.crt", "token: x"),
+            "",
+            ExitCode::Configuration,
+            "as /none.crt cannot be read",
+        ),
+        (
+            &with_user(&gateway, "tls-server-name: localhost", "token: x"),
+            "",
+            ExitCode::Configuration,
+            "has no certificate-authority-data",
+        ),
+    ] {
+        let join = read(&format!("{{file: {{kubeConfigPath: /d.conf}}{token}}}"));
+        let shelf = Rc::new(Shelf(vec![("/d.conf", text.as_bytes().to_vec())]));
+        let failure = found_with(&join, shelf).unwrap_err();
+        let said = failure.to_string();
+        assert!(said.contains(words), "{words}: {said}");
+        assert_eq!(failure.code, code, "{said}");
+    }
+    let absent = read(&format!("{{file: {{kubeConfigPath: /d.conf}}{held}}}"));
+    let failure = found_with(&absent, Rc::new(Shelf(Vec::new()))).unwrap_err();
+    assert!(
+        failure
+            .to_string()
+            .contains("correct discovery.file.kubeConfigPath"),
+        "{failure}"
+    );
+    let nothing = found(&read("{}")).unwrap_err();
+    assert_eq!(nothing.code, ExitCode::Configuration, "{nothing}");
+}
