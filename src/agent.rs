@@ -8,6 +8,7 @@ mod clock;
 mod install;
 mod keys;
 mod offline;
+mod proof;
 mod provided;
 pub mod report;
 mod request;
@@ -35,9 +36,10 @@ use crate::store::{self, Root, Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 use crate::{discovery, http, kubeapi};
 
-pub use clock::ClockPolicy;
 use clock::Settled;
+pub use clock::{ClockPolicy, Floor, floor};
 pub use offline::{export_requests, import_answers};
+pub use proof::{Answered, ask, believable_now, rehearse, unverified};
 pub use provided::{Provided, ProvidedFile};
 pub use report::{Report, Row};
 pub use revocation::update_revocations;
@@ -306,7 +308,7 @@ impl Setup {
                 .is_none_or(|(_, signer)| !matches!(signer.kind(), Kind::Local | Kind::Embedded));
             if external {
                 survey.notes.push(format!(
-                    "{} is on this node although an external signer is configured for {}: once the key is held elsewhere, remove it here",
+                    "{} is on this node although an external signer is configured for {}: nodepki migrate to-external proves that it is not needed, and removes it",
                     spec.key_path.display(),
                     spec.authority
                 ));
@@ -339,8 +341,8 @@ pub async fn bootstrap(
     bootstrap_in(&mut store, recovery, setup, clock, progress).await
 }
 
-/// Takes the lock and finishes what an earlier run began.
-fn open_store(
+/// Takes the lock and finishes what an earlier run began; what that was is in the sentences.
+pub(crate) fn open_store(
     root: &Root,
     setup: &Setup,
     command: &str,
@@ -359,6 +361,12 @@ pub(crate) fn recovery_notes(recovery: &store::Recovery) -> Vec<String> {
             path.display()
         )
     });
+    let removed = recovery.removed.iter().map(|path| {
+        format!(
+            "{} was removed: an earlier run had been interrupted while removing it",
+            path.display()
+        )
+    });
     let superseded = recovery.superseded.iter().map(|path| {
         format!(
             "{} was left as it is: somebody changed it after an earlier run had been interrupted",
@@ -366,7 +374,8 @@ pub(crate) fn recovery_notes(recovery: &store::Recovery) -> Vec<String> {
         )
     });
     let notes = recovery.notes.iter().map(ToString::to_string);
-    finished.chain(superseded).chain(notes).collect()
+    let all = finished.chain(removed).chain(superseded).chain(notes);
+    all.collect()
 }
 
 async fn bootstrap_in(
@@ -557,7 +566,7 @@ impl<'a> Run<'a> {
 
     /// Waits for a clock that cannot be right, then judges again what was judged by it.
     async fn settle_clock(&mut self, survey: &mut Survey) -> Result<(), Failure> {
-        let floor = clock::floor(self.trust.values());
+        let floor = floor(self.trust.values());
         match clock::wait_for(&floor, &self.setup.clock, self.clock, self.progress).await? {
             Settled::AtOnce => return Ok(()),
             Settled::Caught => {}

@@ -1,8 +1,11 @@
 //! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
 //! status; decides nothing else.
 
+mod capi;
 mod certs;
 mod csr;
+mod doctor;
+mod migrate;
 mod table;
 mod terminal;
 
@@ -99,17 +102,28 @@ enum Command {
     Plan(Sources),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
+    /// Look for everything that is wrong with this node, with evidence and a fix for each finding
+    ///
+    /// Needs no configuration and no cluster. Exit status: 0 without a finding of severity error, whatever the warnings;
+    /// 65 with one.
+    Doctor(doctor::Arguments),
     /// Fetch the revocation lists of the signers that publish them, verify them, and put them in place
     Crl(Run),
     /// Have certificates signed offline
     #[command(subcommand)]
     Csr(csr::Command),
+    /// Take the CA keys off a running node, or put them back
+    #[command(subcommand)]
+    Migrate(migrate::Command),
     /// The files that control-plane nodes share: kubeadm's certificate key, upload and download
     #[command(subcommand)]
     Certs(certs::Command),
     /// Check and show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// What Cluster API's external-CA flow needs in the management cluster
+    #[command(subcommand)]
+    Capi(capi::Command),
     /// Do the main job in DIR with a throw-away authority that lives in memory
     Demo {
         /// Directory that stands for the node's root
@@ -231,10 +245,13 @@ impl Cli {
             }
             Command::Plan(sources) => global.plan(&global.load_joining(&Run::of(sources))?),
             Command::Status(arguments) => global.status(&arguments),
+            Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
+            Command::Migrate(command) => command.run(&global),
             Command::Certs(command) => command.run(&global),
             Command::Config(command) => global.config(command),
+            Command::Capi(command) => command.run(&global),
             Command::Demo {
                 dir,
                 kubeadm_config,

@@ -24,7 +24,8 @@ use crate::http::{self, Call, Client, Endpoint, Files, Identity, Method, Respons
 use crate::kubeconfig::Kubeconfig;
 use crate::schema::SecretFile;
 
-const JSON: &str = "application/json";
+/// The key set comes as a type of its own only, everything else as the first one.
+const JSON: &str = "application/json, application/jwk-set+json";
 
 /// A kind of object and where the API has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

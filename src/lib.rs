@@ -26,7 +26,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`] |
+//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`] |
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -55,11 +55,13 @@
 
 pub mod agent;
 pub mod assess;
+pub mod capi;
 pub mod certs;
 pub mod cli;
 pub mod clusterinfo;
 pub mod demo;
 pub mod discovery;
+pub mod doctor;
 pub mod failpoint;
 pub mod http;
 pub mod join;
@@ -68,6 +70,7 @@ pub mod kubeadm;
 pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
+pub mod migrate;
 pub mod names;
 pub mod offline;
 pub mod plan;

@@ -150,6 +150,58 @@ impl State {
     }
 }
 
+/// What exactly is wrong, for programs: finer than [`State`], which follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Less than the rule above says is left.
+    Expiring,
+    /// Zero bytes.
+    Empty,
+    /// Not to be read by this user.
+    Denied,
+    /// A directory, or something else that is no file.
+    NotAFile,
+    /// A kubeconfig whose current context leads nowhere.
+    NoContext,
+    /// There, but not what it should be.
+    Damaged,
+    /// No such file, or no such part of a kubeconfig.
+    Absent,
+    /// The CA data of a kubeconfig has nothing in common with `ca.crt`.
+    OtherAuthority,
+    /// There is nothing to verify it under.
+    NoAuthority,
+    /// It does not verify under the authority on this node.
+    Unverified,
+    /// Its validity has not begun.
+    NotYetValid,
+    /// Certificate and key do not belong together.
+    Torn,
+    /// Its validity is over.
+    Expired,
+}
+
+impl Trouble {
+    /// The state of a row with this in it.
+    pub const fn state(self) -> State {
+        match self {
+            Trouble::Expiring => State::Expiring,
+            Trouble::Empty
+            | Trouble::Denied
+            | Trouble::NotAFile
+            | Trouble::NoContext
+            | Trouble::Damaged => State::Unreadable,
+            Trouble::Absent => State::Missing,
+            Trouble::OtherAuthority | Trouble::NoAuthority | Trouble::Unverified => {
+                State::Untrusted
+            }
+            Trouble::NotYetValid => State::NotYetValid,
+            Trouble::Torn => State::Torn,
+            Trouble::Expired => State::Expired,
+        }
+    }
+}
+
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
@@ -168,6 +220,9 @@ pub struct CertStatus {
     pub state: State,
     /// Why it is in that state; empty when it is ok.
     pub problems: Vec<String>,
+    /// What each problem is, in the same order.
+    #[serde(skip)]
+    pub troubles: Vec<Trouble>,
     /// What deserves attention all the same.
     pub remarks: Vec<String>,
     /// The certificate, where one could be read.
@@ -213,6 +268,9 @@ pub struct AuthorityStatus {
     pub state: State,
     /// Why it is in that state; empty when it is ok.
     pub problems: Vec<String>,
+    /// What each problem is, in the same order.
+    #[serde(skip)]
+    pub troubles: Vec<Trouble>,
     /// What deserves attention all the same.
     pub remarks: Vec<String>,
     /// All certificates of its bundle; the first is the one that kubeadm uses.
@@ -264,6 +322,9 @@ pub struct ServiceAccountStatus {
     pub state: State,
     /// Why it is in that state; empty when it is ok.
     pub problems: Vec<String>,
+    /// What each problem is, in the same order.
+    #[serde(skip)]
+    pub troubles: Vec<Trouble>,
     /// What deserves attention all the same.
     pub remarks: Vec<String>,
     /// Key algorithm.

@@ -20,9 +20,11 @@ pub struct ClockPolicy {
 }
 
 /// The earliest believable time, and why.
-pub(super) struct Floor {
-    at: OffsetDateTime,
-    because: String,
+pub struct Floor {
+    /// No correct clock shows less.
+    pub at: OffsetDateTime,
+    /// What is known to have happened by then.
+    pub because: String,
 }
 
 /// What became of the wait for a believable clock.
@@ -36,7 +38,7 @@ pub(super) enum Settled {
 }
 
 /// The latest of: this release, and the moments at which the authorities on disk began to be valid.
-pub(super) fn floor<'a>(trust: impl Iterator<Item = &'a TrustBundle>) -> Floor {
+pub fn floor<'a>(trust: impl Iterator<Item = &'a TrustBundle>) -> Floor {
     // A reproducible build says in SOURCE_DATE_EPOCH when its source was made.
     let built = option_env!("SOURCE_DATE_EPOCH")
         .and_then(|seconds| seconds.parse().ok())

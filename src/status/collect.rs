@@ -12,12 +12,13 @@ use zeroize::Zeroizing;
 use super::text::minute;
 use super::{
     Access, AuthorityStatus, CertStatus, Facts, FileStatus, KubeconfigStatus, PendingStatus, Role,
-    ServiceAccountStatus, State, Status, human_duration,
+    ServiceAccountStatus, State, Status, Trouble, human_duration,
 };
 use crate::assess::{self, Found, FoundKubeconfig, ReadKubeconfig};
+use crate::kubeconfig::KubeconfigError;
 use crate::names::{Authority, CertName};
 use crate::plan::KUBECONFIG_DIR;
-use crate::store::{FileKind, Issued, Metadata, Root, Slot, Ticket};
+use crate::store::{self, FileKind, Issued, Metadata, Root, Slot, Ticket};
 use crate::x509::{
     Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, path_differences,
 };
@@ -108,19 +109,28 @@ struct Node<'a> {
     issued: BTreeMap<CertName, Issued>,
 }
 
-/// What is wrong with a file or a certificate: the state that follows, and the words.
+/// What is wrong with a file or a certificate.
 #[derive(Debug)]
 struct Fault {
-    state: State,
+    trouble: Trouble,
     words: String,
 }
 
 impl Fault {
-    fn new(state: State, words: impl Into<String>) -> Fault {
+    fn new(trouble: Trouble, words: impl Into<String>) -> Fault {
         Fault {
-            state,
+            trouble,
             words: words.into(),
         }
+    }
+
+    fn of_store(error: &store::Error) -> Fault {
+        let trouble = match error.class() {
+            store::Class::Denied => Trouble::Denied,
+            store::Class::Unsafe => Trouble::NotAFile,
+            _ => Trouble::Damaged,
+        };
+        Fault::new(trouble, error.to_string())
     }
 }
 
@@ -231,10 +241,7 @@ impl Node<'_> {
         let (bytes, access) = match self.root.read(path) {
             Ok(Some(content)) => (Ok(Some(content.bytes)), Some(access(&content.metadata))),
             Ok(None) => (Ok(None), self.access(path)),
-            Err(error) => (
-                Err(Fault::new(State::Unreadable, error.to_string())),
-                self.access(path),
-            ),
+            Err(error) => (Err(Fault::of_store(&error)), self.access(path)),
         };
         Reading {
             bytes,
@@ -292,10 +299,10 @@ impl Node<'_> {
 fn understood<T>(found: Found<T>, what: &str, absent: &str) -> Result<T, Fault> {
     match found {
         Found::Present(value) => Ok(value),
-        Found::Absent => Err(Fault::new(State::Missing, format!("{what} {absent}"))),
-        Found::Empty => Err(Fault::new(State::Unreadable, format!("{what} is empty"))),
+        Found::Absent => Err(Fault::new(Trouble::Absent, format!("{what} {absent}"))),
+        Found::Empty => Err(Fault::new(Trouble::Empty, format!("{what} is empty"))),
         Found::Unreadable(why) => Err(Fault::new(
-            State::Unreadable,
+            Trouble::Damaged,
             format!("{what} is unreadable: {why}"),
         )),
     }
@@ -351,7 +358,7 @@ impl Node<'_> {
             Ok(text) => text,
             Err(fault) => {
                 return Leaf {
-                    key: Err(Fault::new(fault.state, String::new())),
+                    key: Err(Fault::new(fault.trouble, String::new())),
                     chain: Err(fault),
                     kubeconfig: None,
                     remarks: Vec::new(),
@@ -387,16 +394,24 @@ impl Node<'_> {
                 key,
                 kubeconfig,
             } => self.read_by_file(&certificate, &key, kubeconfig, files),
-            ReadKubeconfig::Unrepairable(error) => Leaf {
-                chain: Err(Fault::new(
-                    State::Unreadable,
-                    format!("{here} is unreadable: {error}"),
-                )),
-                key: Err(Fault::new(State::Unreadable, String::new())),
-                kubeconfig: None,
-                remarks: Vec::new(),
-                files,
-            },
+            ReadKubeconfig::Unrepairable(error) => {
+                let trouble = match error {
+                    KubeconfigError::NoCurrentContext | KubeconfigError::Dangling(_) => {
+                        Trouble::NoContext
+                    }
+                    _ => Trouble::Damaged,
+                };
+                Leaf {
+                    chain: Err(Fault::new(
+                        trouble,
+                        format!("{here} is unreadable: {error}"),
+                    )),
+                    key: Err(Fault::new(trouble, String::new())),
+                    kubeconfig: None,
+                    remarks: Vec::new(),
+                    files,
+                }
+            }
         }
     }
 
@@ -449,7 +464,7 @@ impl Node<'_> {
                 && key.public_key() != certificate.public_key()
             {
                 faults.push(Fault::new(
-                    State::Torn,
+                    Trouble::Torn,
                     "the key does not match the certificate: they do not belong together; issue it anew, or restore the file that was lost",
                 ));
             }
@@ -466,11 +481,14 @@ impl Node<'_> {
         faults.extend(leaf.chain.err());
         faults.extend(leaf.key.err());
         remarks.extend(leaf.files.iter().filter_map(|file| self.exposure(file)));
+        let state = gravest(&faults);
+        let (problems, troubles) = told(faults);
         CertStatus {
             name,
             authority: name.authority(),
-            state: gravest(&faults),
-            problems: words(faults),
+            state,
+            problems,
+            troubles,
             remarks,
             certificate,
             verified,
@@ -492,13 +510,13 @@ impl Node<'_> {
         if left.is_negative() {
             let ago = human_duration(-left.whole_seconds());
             return Some(Fault::new(
-                State::Expired,
+                Trouble::Expired,
                 format!("it expired at {}, {ago} ago", minute(not_after)),
             ));
         }
         if self.now < not_before {
             return Some(Fault::new(
-                State::NotYetValid,
+                Trouble::NotYetValid,
                 format!(
                     "it is not valid before {}; if that is not in the future, the clock of this machine is wrong",
                     minute(not_before)
@@ -508,7 +526,7 @@ impl Node<'_> {
         let lifetime = not_after - issued.unwrap_or(not_before);
         (left < Duration::days(30) && left < lifetime / 3).then(|| {
             Fault::new(
-                State::Expiring,
+                Trouble::Expiring,
                 format!(
                     "it expires at {}, in {}",
                     minute(not_after),
@@ -537,7 +555,7 @@ impl Node<'_> {
             Ok(trust) => trust,
             Err(fault) => {
                 faults.push(Fault::new(
-                    State::Untrusted,
+                    Trouble::NoAuthority,
                     format!("there is nothing to verify it under: {}", fault.words),
                 ));
                 return None;
@@ -577,7 +595,7 @@ impl Node<'_> {
                 ),
                 other => other.to_string(),
             };
-            faults.push(Fault::new(State::Untrusted, words));
+            faults.push(Fault::new(Trouble::Unverified, words));
         }
         let end = trust
             .certificates()
@@ -635,7 +653,7 @@ fn kubeconfig_status(
         Some(Ok(own)) => Some(own),
         Some(Err(error)) => {
             faults.push(Fault::new(
-                State::Unreadable,
+                Trouble::Damaged,
                 format!("its CA data is unreadable: {error}"),
             ));
             None
@@ -660,7 +678,7 @@ fn kubeconfig_status(
         .any(|certificate| trust.certificates().contains(certificate));
     if !common {
         faults.push(Fault::new(
-            State::Untrusted,
+            Trouble::OtherAuthority,
             format!(
                 "its CA data is {own}, but ca.crt holds {trust}: it does not trust the API server"
             ),
@@ -721,7 +739,7 @@ impl Node<'_> {
                 let facts = certificates.map(|certificate| self.facts(certificate, 0));
                 let trust = trust.map_err(|error| {
                     Fault::new(
-                        State::Unreadable,
+                        Trouble::Damaged,
                         format!("{} cannot serve as a CA: {error}", self.here(&path)),
                     )
                 });
@@ -730,14 +748,17 @@ impl Node<'_> {
             Err(fault) => (Vec::new(), Err(fault)),
         };
         if let Err(fault) = &trust {
-            faults.push(Fault::new(fault.state, fault.words.clone()));
+            faults.push(Fault::new(fault.trouble, fault.words.clone()));
         }
         remarks.extend(files.iter().filter_map(|file| self.exposure(file)));
+        let state = gravest(&faults);
+        let (problems, troubles) = told(faults);
         Bundle {
             status: AuthorityStatus {
                 name,
-                state: gravest(&faults),
-                problems: words(faults),
+                state,
+                problems,
+                troubles,
                 remarks,
                 certificates,
                 has_key,
@@ -769,12 +790,12 @@ impl Node<'_> {
         match (private, public) {
             (Ok(private), Ok(public)) if *private.public_key() != public => {
                 faults.push(Fault::new(
-                    State::Torn,
+                    Trouble::Torn,
                     "sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; compare both with another control-plane node",
                 ));
             }
             (Ok(_), Err(mut fault)) => {
-                if fault.state == State::Missing {
+                if fault.trouble == Trouble::Absent {
                     fault.words.push_str("; it can be derived from sa.key");
                 }
                 faults.push(fault);
@@ -785,9 +806,12 @@ impl Node<'_> {
             }
         }
         remarks.extend(files.iter().filter_map(|file| self.exposure(file)));
+        let state = gravest(&faults);
+        let (problems, troubles) = told(faults);
         ServiceAccountStatus {
-            state: gravest(&faults),
-            problems: words(faults),
+            state,
+            problems,
+            troubles,
             remarks,
             key: key.as_ref().map(|key| key.key_type().to_string()),
             key_id: key.map(|key| URL_SAFE_NO_PAD.encode(key.sha256())),
@@ -819,16 +843,16 @@ fn pending_status((slot, ticket): (Slot, Option<Ticket>)) -> PendingStatus {
 fn gravest(faults: &[Fault]) -> State {
     faults
         .iter()
-        .map(|fault| fault.state)
+        .map(|fault| fault.trouble.state())
         .fold(State::Ok, State::max)
 }
 
-/// The words, gravest first; a fault of one file that was told already has none.
-fn words(mut faults: Vec<Fault>) -> Vec<String> {
-    faults.sort_by_key(|fault| std::cmp::Reverse(fault.state));
+/// The words and what they are about, gravest first; a fault of one file that was told already has none.
+fn told(mut faults: Vec<Fault>) -> (Vec<String>, Vec<Trouble>) {
+    faults.sort_by_key(|fault| std::cmp::Reverse(fault.trouble.state()));
     faults
         .into_iter()
-        .map(|fault| fault.words)
-        .filter(|words| !words.is_empty())
-        .collect()
+        .filter(|fault| !fault.words.is_empty())
+        .map(|fault| (fault.words, fault.trouble))
+        .unzip()
 }

@@ -10,9 +10,12 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod capi;
 mod certs;
+mod cloud_init;
 mod crl;
 mod discovery;
+mod doctor;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
@@ -28,6 +31,7 @@ mod kubeadm;
 mod layers;
 mod log;
 mod machine;
+mod migrate;
 mod node;
 mod offline;
 mod openssl;

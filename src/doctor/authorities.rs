@@ -1,0 +1,122 @@
+//! The authorities' certificates and keys, and the service-account pair.
+
+use super::Note;
+use super::picture::{AuthorityKey, Of, Picture};
+use crate::kubeadm;
+use crate::names::Authority;
+use crate::status::{FileStatus, Trouble};
+
+pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
+    let present = picture
+        .authorities
+        .iter()
+        .filter(|(_, authority)| !matches!(authority.key, AuthorityKey::Absent));
+    present
+        .map(|(name, authority)| {
+            let path = picture.here(&authority.key_path);
+            match picture.configuration.external.get(name) {
+                Some(signer) => Note::error(
+                    format!("{path} is the private key of {name}, for which the configuration has the signer {signer}"),
+                    "make sure that the key is kept somewhere else, then run `nodepki migrate`, which takes it off this node",
+                ),
+                None => Note::info(
+                    format!("{path} is the private key of {name}"),
+                    "whoever reads it is the cluster's administrator for as long as the CA lives; `nodepki migrate` moves a cluster to an external signer",
+                ),
+            }
+        })
+        .collect()
+}
+
+pub(super) fn key_copy(picture: &Picture) -> Vec<Note> {
+    let mut notes = Vec::new();
+    for (path, key) in &picture.trees.keys {
+        for (name, authority) in &picture.authorities {
+            let certificates = authority.bundle.present().into_iter();
+            let mut certificates = certificates.flat_map(|bundle| bundle.certificates());
+            if !certificates.any(|certificate| certificate.public_key() == key) {
+                continue;
+            }
+            let evidence = format!("{} holds the private key of {name}", picture.here(path));
+            let fix = "keep it somewhere else if it is the only one, and remove it from this node";
+            // As kubeadm sees it: without its key an authority is external.
+            let external = picture.configuration.external.contains_key(name)
+                || matches!(authority.key, AuthorityKey::Absent);
+            notes.push(match external {
+                true => Note::error(evidence, fix),
+                false => Note::warning(evidence, fix),
+            });
+        }
+    }
+    notes
+}
+
+pub(super) fn missing(picture: &Picture) -> Vec<Note> {
+    let problems = picture.problems().into_iter();
+    problems
+        .filter(|problem| problem.trouble == Trouble::Absent && problem.is_of_authority())
+        .map(|problem| {
+            Note::error(
+                problem.sentence(),
+                "put the CA certificate there, as the signer or another control-plane node has it; kubeadm would make an authority of its own",
+            )
+        })
+        .collect()
+}
+
+pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
+    let Some(row) = &picture.status.service_account else {
+        return Vec::new();
+    };
+    let absent = |file: &&FileStatus| file.access.is_none_or(|access| !access.regular);
+    let files: Vec<&FileStatus> = row.files.iter().filter(absent).collect();
+    if !row.troubles.contains(&Trouble::Absent) {
+        return Vec::new();
+    }
+    let only_public = files.iter().all(|file| !file.secret);
+    let is_first = picture
+        .configuration
+        .node
+        .as_ref()
+        .is_some_and(|node| node.role == kubeadm::Role::Init);
+    let fix = match (only_public, is_first) {
+        (true, _) => "run `nodepki bootstrap`, which derives it from sa.key",
+        (false, true) => {
+            "run `nodepki bootstrap`, which makes the pair for a new cluster; of a cluster that runs, copy both files from another control-plane node"
+        }
+        (false, false) => {
+            "copy sa.key and sa.pub from another control-plane node; never make a new pair for a cluster that runs"
+        }
+    };
+    files
+        .into_iter()
+        .map(|file| {
+            Note::error(
+                format!("{} is missing", picture.here(file.path.as_ref())),
+                fix,
+            )
+        })
+        .collect()
+}
+
+pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
+    let problems = picture.problems().into_iter();
+    problems
+        .filter(|problem| problem.trouble == Trouble::Torn && problem.of == Of::ServiceAccount)
+        .map(|problem| {
+            Note::error(
+                problem.words,
+                "find out which of them the cluster uses (with --kubeconfig this command compares sa.key), and derive sa.pub anew: openssl pkey -in sa.key -pubout -out sa.pub",
+            )
+        })
+        .collect()
+}
+
+/// Whether an authority's certificate itself is not usable now, so that nothing needs to be said of what it signed.
+pub(super) fn is_out(picture: &Picture, name: Authority) -> bool {
+    picture.status.authority(name).is_some_and(|row| {
+        row.troubles
+            .iter()
+            .any(|trouble| !matches!(trouble, Trouble::Expiring))
+    })
+}

@@ -1,0 +1,607 @@
+//! The edge: the node as it is, read once. Never fails; what cannot be read is in the picture as just that.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use time::OffsetDateTime;
+
+use super::Inputs;
+use super::cluster::Answers;
+use crate::agent::Survey;
+use crate::assess::Found;
+use crate::kubeadm;
+use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
+use crate::load;
+use crate::names::{Authority, CertName};
+use crate::plan::{KUBECONFIG_DIR, Plan};
+use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
+use crate::signer::Kind;
+use crate::status::{self, Role, Status, Trouble};
+use crate::store::{self, FileKind, Root, STATE_DIR};
+use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
+use crate::yaml;
+
+const CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
+const MANIFESTS: &str = "/etc/kubernetes/manifests";
+const KUBELET: &str = "/var/lib/kubelet";
+/// No key is as long, and a backup may be.
+const KEY_LIMIT: u64 = 64 * 1024;
+/// `/etc/kubernetes/tmp/kubeadm-backup-…/pki/etcd` and then some.
+const DEPTH: usize = 6;
+
+/// A node as it was found.
+pub(super) struct Picture {
+    pub(super) at: OffsetDateTime,
+    root: PathBuf,
+    pub(super) certificates_dir: PathBuf,
+    pub(super) status: Status,
+    pub(super) configuration: Configuration,
+    pub(super) authorities: BTreeMap<Authority, FoundAuthority>,
+    pub(super) leaves: BTreeMap<CertName, FoundLeaf>,
+    /// The public half of `sa.key`.
+    pub(super) service_account: Found<PublicKey>,
+    pub(super) trees: Trees,
+    pub(super) unfinished: bool,
+    pub(super) apiserver: Option<Manifest>,
+    pub(super) controller_manager: Option<Manifest>,
+    pub(super) kubelet: Kubelet,
+    /// `/root/.kube/config`.
+    pub(super) own_copy: Option<Certificate>,
+    /// Of the files that the manifests name, where they lie in the certificates directory.
+    pub(super) signer: Option<SignerFiles>,
+    pub(super) answers: Option<Answers>,
+}
+
+/// What is known of what is wanted.
+#[derive(Default)]
+pub(super) struct Configuration {
+    /// Some file of it exists, or was named.
+    pub(super) exists: bool,
+    pub(super) faults: Vec<String>,
+    pub(super) node: Option<kubeadm::Node>,
+    pub(super) plan: Option<Plan>,
+    pub(super) survey: Option<Survey>,
+    /// The configured signers that keep the key somewhere else, by authority.
+    pub(super) external: BTreeMap<Authority, String>,
+}
+
+pub(super) struct FoundAuthority {
+    pub(super) path: PathBuf,
+    pub(super) bundle: Found<TrustBundle>,
+    pub(super) key_path: PathBuf,
+    pub(super) key: AuthorityKey,
+}
+
+/// What lies in the place of an authority's private key.
+pub(super) enum AuthorityKey {
+    Absent,
+    /// Something, and this user may not look at it.
+    Unknown,
+    Unusable(String),
+    Usable(PublicKey),
+}
+
+pub(super) struct FoundLeaf {
+    pub(super) chain: Found<Chain>,
+    pub(super) key: Found<PublicKey>,
+    /// Of a kubeconfig.
+    pub(super) kubeconfig: Option<Found<FoundKubeconfig>>,
+}
+
+pub(super) struct FoundKubeconfig {
+    pub(super) server: Option<String>,
+    /// Embedded, or in the file that it names.
+    pub(super) authority: Found<Chain>,
+    /// `client-certificate` and `client-key`.
+    pub(super) files: Vec<PathBuf>,
+}
+
+/// What lies below `/etc/kubernetes` and the state directory besides what belongs there.
+#[derive(Default)]
+pub(super) struct Trees {
+    pub(super) keys: Vec<(PathBuf, PublicKey)>,
+    pub(super) unfinished: Vec<PathBuf>,
+    pub(super) requests: Vec<PathBuf>,
+    pub(super) denied: Vec<PathBuf>,
+}
+
+/// A static pod.
+pub(super) struct Manifest {
+    pub(super) path: PathBuf,
+    arguments: Vec<String>,
+    annotations: BTreeMap<String, String>,
+}
+
+impl Manifest {
+    /// The value of `--name=value`, the last one as for the program itself.
+    pub(super) fn flag(&self, name: &str) -> Option<&str> {
+        self.arguments.iter().rev().find_map(|argument| {
+            argument
+                .strip_prefix("--")?
+                .strip_prefix(name)?
+                .strip_prefix('=')
+        })
+    }
+
+    pub(super) fn annotation(&self, name: &str) -> Option<&str> {
+        self.annotations.get(name).map(String::as_str)
+    }
+}
+
+/// What kube-controller-manager signs with.
+pub(super) struct SignerFiles {
+    pub(super) certificate: PathBuf,
+    pub(super) chain: Found<Chain>,
+    pub(super) key_path: PathBuf,
+    pub(super) key: AuthorityKey,
+}
+
+/// One problem of `status`.
+pub(super) struct Problem<'a> {
+    pub(super) of: Of,
+    pub(super) words: &'a str,
+    pub(super) trouble: Trouble,
+}
+
+impl Problem<'_> {
+    pub(super) fn sentence(&self) -> String {
+        match self.of {
+            Of::Authority(name) => format!("{name}: {}", self.words),
+            Of::Leaf(name) => format!("{name}: {}", self.words),
+            Of::ServiceAccount => format!("sa: {}", self.words),
+        }
+    }
+
+    pub(super) fn is_of_authority(&self) -> bool {
+        matches!(self.of, Of::Authority(_))
+    }
+}
+
+/// Whose problem it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Of {
+    Authority(Authority),
+    Leaf(CertName),
+    ServiceAccount,
+}
+
+pub(super) struct Kubelet {
+    pub(super) link_path: PathBuf,
+    /// What stands at the place of the link to the newest certificate.
+    pub(super) link: Option<FileKind>,
+    /// `bootstrap-kubelet.conf`.
+    pub(super) may_bootstrap: bool,
+    /// It was set up, by kubeadm or by somebody else.
+    pub(super) is_set_up: bool,
+}
+
+impl Picture {
+    pub(super) fn read(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Picture {
+        let configuration = Configuration::read(root, &inputs.sources, now);
+        let configured = configuration.plan.as_ref().and_then(|plan| {
+            let bundle = plan.bundle(Authority::Ca)?;
+            bundle.path.parent().map(Path::to_owned)
+        });
+        let certificates_dir = inputs
+            .certificates_dir
+            .clone()
+            .or(configured)
+            .unwrap_or_else(|| PathBuf::from(CERTIFICATES_DIR));
+        let reader = Reader {
+            root,
+            dir: &certificates_dir,
+        };
+        let controller_manager = reader.manifest("kube-controller-manager.yaml");
+        let authorities: BTreeMap<Authority, FoundAuthority> = Authority::ALL
+            .into_iter()
+            .map(|name| (name, reader.authority(name)))
+            .collect();
+        let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
+        Picture {
+            at: now,
+            root: root.path().to_owned(),
+            status: status::collect(root, &certificates_dir, now),
+            leaves: CertName::ALL
+                .into_iter()
+                .map(|name| (name, reader.leaf(name)))
+                .collect(),
+            service_account: reader.key(&certificates_dir.join("sa.key")),
+            trees: reader.trees(&authorities),
+            authorities,
+            unfinished: root.has_unfinished().unwrap_or(false),
+            apiserver: reader.manifest("kube-apiserver.yaml"),
+            signer: controller_manager
+                .as_ref()
+                .and_then(|manifest| reader.signer(manifest)),
+            controller_manager,
+            kubelet: reader.kubelet(),
+            own_copy: own_copy.present().map(|chain| chain.leaf().clone()),
+            answers: None,
+            configuration,
+            certificates_dir,
+        }
+    }
+
+    /// All that `status` finds fault with.
+    pub(super) fn problems(&self) -> Vec<Problem<'_>> {
+        let status = &self.status;
+        let authorities = status.authorities.iter();
+        let authorities =
+            authorities.map(|row| (Of::Authority(row.name), &row.problems, &row.troubles));
+        let leaves = status.certificates.iter();
+        let leaves = leaves.map(|row| (Of::Leaf(row.name), &row.problems, &row.troubles));
+        let pair = status.service_account.iter();
+        let pair = pair.map(|row| (Of::ServiceAccount, &row.problems, &row.troubles));
+        authorities
+            .chain(leaves)
+            .chain(pair)
+            .flat_map(|(of, problems, troubles)| {
+                let told = problems.iter().zip(troubles);
+                told.map(move |(words, trouble)| Problem {
+                    of,
+                    words,
+                    trouble: *trouble,
+                })
+            })
+            .collect()
+    }
+
+    /// The kubeconfig itself can be used, so that what is amiss is with what it names or holds.
+    pub(super) fn has_kubeconfig(&self, name: CertName) -> bool {
+        let found = self.leaf(name).and_then(|leaf| leaf.kubeconfig.as_ref());
+        found.is_some_and(|found| found.present().is_some())
+    }
+
+    /// A usable kubeconfig that names no files for certificate and key.
+    pub(super) fn is_embedded(&self, name: CertName) -> bool {
+        let found = self
+            .leaf(name)
+            .and_then(|leaf| leaf.kubeconfig.as_ref()?.present());
+        found.is_some_and(|found| found.files.is_empty())
+    }
+
+    /// A path of the node as it is on this machine, for messages.
+    pub(super) fn here(&self, path: &Path) -> String {
+        let below = path.strip_prefix("/").unwrap_or(path);
+        self.root.join(below).display().to_string()
+    }
+
+    pub(super) fn leaf(&self, name: CertName) -> Option<&FoundLeaf> {
+        self.leaves.get(&name)
+    }
+
+    pub(super) fn authority(&self, name: Authority) -> Option<&FoundAuthority> {
+        self.authorities.get(&name)
+    }
+
+    pub(super) fn bundle(&self, name: Authority) -> Option<&TrustBundle> {
+        self.authority(name)?.bundle.present()
+    }
+
+    /// By the configuration, or else by the files.
+    pub(super) fn is_control_plane(&self) -> bool {
+        match &self.configuration.node {
+            Some(node) => node.role != kubeadm::Role::Worker,
+            None => self.status.role == Role::ControlPlane,
+        }
+    }
+
+    /// By the plan, or else by the files.
+    pub(super) fn has_etcd(&self) -> bool {
+        match &self.configuration.plan {
+            Some(plan) => plan.cert(CertName::EtcdServer).is_some(),
+            None => self.status.local_etcd,
+        }
+    }
+
+    /// Where a leaf lies, certificate first.
+    pub(super) fn files(&self, name: CertName) -> Vec<PathBuf> {
+        leaf_files(&self.certificates_dir, name)
+    }
+}
+
+fn leaf_files(dir: &Path, name: CertName) -> Vec<PathBuf> {
+    match name.is_kubeconfig() {
+        true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
+        false => ["crt", "key"]
+            .map(|extension| dir.join(format!("{}.{extension}", name.base_name())))
+            .to_vec(),
+    }
+}
+
+impl Configuration {
+    fn read(root: &Root, sources: &load::Inputs, now: OffsetDateTime) -> Configuration {
+        let mut read = Configuration {
+            exists: sources.config.is_some()
+                || !sources.stand_ins.kubeadm_configs.is_empty()
+                || sources.stand_ins.signer.is_some(),
+            ..Configuration::default()
+        };
+        let stands = |path: &Path| !matches!(root.metadata(path), Ok(None));
+        let has_entries =
+            |path: &&str| matches!(root.list(path), Ok(Some(names)) if !names.is_empty());
+        read.exists |= stands(Path::new(MAIN_FILE)) || FRAGMENT_DIRECTORIES.iter().any(has_entries);
+        let settings = match load::read_settings(root, sources) {
+            Ok((settings, _)) => settings,
+            Err(failure) => {
+                read.faults = failure.messages;
+                return read;
+            }
+        };
+        for authority in Authority::ALL {
+            if let Some((name, signer)) = settings.signer_of(authority)
+                && !matches!(signer.kind(), Kind::Local | Kind::Embedded)
+            {
+                read.external.insert(authority, name.to_owned());
+            }
+        }
+        let named = settings.kubeadm.cluster_configuration.iter();
+        let has_kubeadm = settings
+            .kubeadm
+            .files
+            .iter()
+            .chain(named)
+            .any(|path| settings.kubeadm.required || stands(path));
+        if !has_kubeadm {
+            return read;
+        }
+        read.exists = true;
+        match load::load(root, sources, now) {
+            Ok(loaded) => {
+                // Whatever is in the way is found where it stands.
+                read.survey = loaded.setup.survey(root, now).ok();
+                read.plan = Some(loaded.setup.plan);
+                read.node = Some(loaded.node);
+            }
+            Err(failure) => read.faults = failure.messages,
+        }
+        read
+    }
+}
+
+struct Reader<'a> {
+    root: &'a Root,
+    dir: &'a Path,
+}
+
+impl Reader<'_> {
+    fn found<T, E: std::fmt::Display>(
+        &self,
+        path: &Path,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Found<T> {
+        match self.root.read(path) {
+            Ok(content) => Found::read(
+                content.as_ref().map(|content| content.bytes.as_slice()),
+                parse,
+            ),
+            Err(error) => Found::Unreadable(error.to_string()),
+        }
+    }
+
+    fn stands(&self, path: &Path) -> bool {
+        !matches!(self.root.metadata(path), Ok(None))
+    }
+
+    fn key(&self, path: &Path) -> Found<PublicKey> {
+        self.found(path, public_half)
+    }
+
+    fn authority(&self, name: Authority) -> FoundAuthority {
+        let [path, key_path] = ["crt", "key"]
+            .map(|extension| self.dir.join(format!("{}.{extension}", name.base_name())));
+        FoundAuthority {
+            bundle: self.found(&path, TrustBundle::from_pem),
+            path,
+            key: self.authority_key(&key_path),
+            key_path,
+        }
+    }
+
+    fn authority_key(&self, path: &Path) -> AuthorityKey {
+        match self.root.read(path) {
+            Ok(None) => AuthorityKey::Absent,
+            Ok(Some(content)) => match public_half(&content.bytes) {
+                Ok(key) => AuthorityKey::Usable(key),
+                Err(error) => AuthorityKey::Unusable(error.to_string()),
+            },
+            Err(error) if error.class() == store::Class::Denied => AuthorityKey::Unknown,
+            Err(error) => AuthorityKey::Unusable(error.to_string()),
+        }
+    }
+
+    fn leaf(&self, name: CertName) -> FoundLeaf {
+        match leaf_files(self.dir, name).as_slice() {
+            [certificate, key] => FoundLeaf {
+                chain: self.found(certificate, Chain::from_pem),
+                key: self.key(key),
+                kubeconfig: None,
+            },
+            files => self.kubeconfig(files.first().map_or(Path::new("/"), PathBuf::as_path)),
+        }
+    }
+
+    fn kubeconfig(&self, path: &Path) -> FoundLeaf {
+        let current = self.found(path, |bytes| {
+            let text = std::str::from_utf8(bytes)
+                .map_err(|_| KubeconfigError::NotYaml("it is not UTF-8 text".to_owned()))?;
+            Kubeconfig::parse(text)?.current()
+        });
+        let current = match current {
+            Found::Present(current) => current,
+            Found::Absent => return no_kubeconfig(|| Found::Absent, Found::Absent),
+            Found::Empty => return no_kubeconfig(|| Found::Empty, Found::Empty),
+            Found::Unreadable(why) => {
+                return no_kubeconfig(
+                    || Found::Unreadable(why.clone()),
+                    Found::Unreadable(why.clone()),
+                );
+            }
+        };
+        // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
+        let beside = |name: &String| path.parent().unwrap_or(path).join(name);
+        let Current {
+            server,
+            authority,
+            authority_file,
+            certificate,
+            certificate_file,
+            key,
+            key_file,
+            ..
+        } = current;
+        let chain = match (&certificate, &certificate_file) {
+            (None, Some(name)) => self.found(&beside(name), Chain::from_pem),
+            _ => Found::read(certificate.as_deref(), Chain::from_pem),
+        };
+        let key = match (&key, &key_file) {
+            (None, Some(name)) => self.key(&beside(name)),
+            _ => Found::read(key.as_deref().map(Vec::as_slice), public_half),
+        };
+        let authority = match (&authority, &authority_file) {
+            (None, Some(name)) => self.found(&beside(name), Chain::from_pem),
+            _ => Found::read(authority.as_deref(), Chain::from_pem),
+        };
+        FoundLeaf {
+            chain,
+            key,
+            kubeconfig: Some(Found::Present(FoundKubeconfig {
+                server,
+                authority,
+                files: certificate_file
+                    .iter()
+                    .chain(&key_file)
+                    .map(beside)
+                    .collect(),
+            })),
+        }
+    }
+
+    fn manifest(&self, name: &str) -> Option<Manifest> {
+        let path = Path::new(MANIFESTS).join(name);
+        let content = self.root.read(&path).ok()??;
+        let text = std::str::from_utf8(&content.bytes).ok()?;
+        let documents = yaml::parse(name, text).ok()?;
+        let pod = yaml::to_json(documents.first()?);
+        let container = pod.pointer("/spec/containers/0")?;
+        let arguments = ["command", "args"]
+            .iter()
+            .filter_map(|field| container.get(field)?.as_array())
+            .flatten()
+            .filter_map(|argument| argument.as_str().map(str::to_owned))
+            .collect();
+        let annotations = pod
+            .pointer("/metadata/annotations")
+            .and_then(Value::as_object);
+        let annotations = annotations.into_iter().flatten();
+        Some(Manifest {
+            path,
+            arguments,
+            annotations: annotations
+                .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+                .collect(),
+        })
+    }
+
+    fn signer(&self, manifest: &Manifest) -> Option<SignerFiles> {
+        let [certificate, key_path] = ["cluster-signing-cert-file", "cluster-signing-key-file"]
+            .map(|flag| PathBuf::from(manifest.flag(flag).unwrap_or_default()));
+        // Elsewhere the path in the pod need not be that on the node.
+        let is_known = |path: &PathBuf| path.starts_with(self.dir);
+        (is_known(&certificate) && is_known(&key_path)).then(|| SignerFiles {
+            chain: self.found(&certificate, Chain::from_pem),
+            certificate,
+            key: self.authority_key(&key_path),
+            key_path,
+        })
+    }
+
+    fn kubelet(&self) -> Kubelet {
+        let link_path = Path::new(KUBELET).join("pki/kubelet-client-current.pem");
+        let link = self.root.metadata(&link_path).ok().flatten();
+        Kubelet {
+            link: link.map(|found| found.kind),
+            link_path,
+            may_bootstrap: self.stands(&Path::new(KUBECONFIG_DIR).join("bootstrap-kubelet.conf")),
+            is_set_up: self.stands(&Path::new(KUBELET).join("config.yaml")),
+        }
+    }
+
+    fn trees(&self, authorities: &BTreeMap<Authority, FoundAuthority>) -> Trees {
+        let places: Vec<&Path> = authorities
+            .values()
+            .map(|authority| authority.key_path.as_path())
+            .collect();
+        let mut trees = Trees::default();
+        let mut roots = vec![PathBuf::from(KUBECONFIG_DIR), PathBuf::from(STATE_DIR)];
+        if !self.dir.starts_with(KUBECONFIG_DIR) {
+            roots.push(self.dir.to_owned());
+        }
+        for path in roots {
+            self.look_below(&path, DEPTH, &places, &mut trees);
+        }
+        trees
+    }
+
+    fn look_below(&self, path: &Path, depth: usize, places: &[&Path], trees: &mut Trees) {
+        let denied = |error: &store::Error| error.class() == store::Class::Denied;
+        let dir = match self.root.dir(path) {
+            Ok(Some(dir)) => dir,
+            Ok(None) => return,
+            Err(error) => {
+                if denied(&error) {
+                    trees.denied.push(path.to_owned());
+                }
+                return;
+            }
+        };
+        let unfinished = dir.unfinished().unwrap_or_default();
+        trees
+            .unfinished
+            .extend(unfinished.into_iter().map(|name| path.join(name)));
+        for name in dir.list().unwrap_or_default() {
+            let path = path.join(&name);
+            let Ok(Some(found)) = dir.metadata(&name) else {
+                continue;
+            };
+            match found.kind {
+                FileKind::Directory if depth > 0 => {
+                    self.look_below(&path, depth - 1, places, trees);
+                }
+                FileKind::File if path.extension().is_some_and(|extension| extension == "csr") => {
+                    trees.requests.push(path);
+                }
+                FileKind::File if found.size <= KEY_LIMIT && !places.contains(&path.as_path()) => {
+                    match dir.read(&name, KEY_LIMIT) {
+                        Ok(Some(content)) => {
+                            let key =
+                                is_key(&content.bytes).then(|| public_half(&content.bytes).ok());
+                            trees.keys.extend(key.flatten().map(|key| (path, key)));
+                        }
+                        Err(error) if denied(&error) => trees.denied.push(path),
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn no_kubeconfig(part: impl Fn() -> Found<Chain>, kubeconfig: Found<FoundKubeconfig>) -> FoundLeaf {
+    FoundLeaf {
+        chain: part(),
+        key: Found::Absent,
+        kubeconfig: Some(kubeconfig),
+    }
+}
+
+fn public_half(pem: &[u8]) -> Result<PublicKey, crate::x509::KeyError> {
+    PrivateKey::from_pem(pem).map(|key| key.public_key().clone())
+}
+
+fn is_key(bytes: &[u8]) -> bool {
+    const MARK: &[u8] = b"PRIVATE KEY-----";
+    bytes.windows(MARK.len()).any(|window| window == MARK)
+}

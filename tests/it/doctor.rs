@@ -1,0 +1,773 @@
+//! `nodepki doctor` on nodes that the real kubeadm and nodepki made, sound and damaged in every way that it knows.
+//!
+//! A case is a shell script that runs in `/etc/kubernetes` of a copy, and the findings of severity error and warning
+//! that must follow, all of them. Where kubeadm has a verdict of its own, it is asked.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use nodepki::doctor::{self, CHECKS, Inputs, Severity};
+use nodepki::store::Root;
+use serde_json::Value;
+use tempfile::TempDir;
+use time::OffsetDateTime;
+
+use crate::golden::Case;
+use crate::kubeadm::{self, Node as Kubeadm};
+use crate::node::{NODEPKI, Node, Ran, Snapshot};
+use crate::servers::cluster::{Authorities, Cluster, wait_until};
+use crate::signing;
+
+const CONFIG: &str = include_str!("../golden/init/v1beta4-alg-ECDSA-P256/config.yaml");
+
+/// A control-plane node as kubeadm makes it, CA keys and static pods included: two of them, which know nothing of
+/// each other, and the kubelet.conf that the first one's CA gave to a node cp9.
+struct Made {
+    own: TempDir,
+    other: TempDir,
+    foreign_kubelet: TempDir,
+}
+
+fn made() -> &'static Made {
+    static MADE: OnceLock<Made> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let [own, other] = [(); 2].map(|()| {
+            let tree = tempfile::tempdir().unwrap();
+            for output in kubeadm::init(Kubeadm::new(tree.path()), CONFIG) {
+                Ran::from(output).done();
+            }
+            let phase = ["init", "phase", "control-plane", "all"];
+            Ran::from(Kubeadm::new(tree.path()).run(CONFIG, &phase)).done();
+            tree
+        });
+        let foreign_kubelet = tempfile::tempdir().unwrap();
+        kubeadm::copy_tree(own.path(), foreign_kubelet.path());
+        fs::remove_file(foreign_kubelet.path().join("kubelet.conf")).unwrap();
+        let config = CONFIG.replace("name: cp1", "name: cp9");
+        let phase = ["init", "phase", "kubeconfig", "kubelet"];
+        Ran::from(Kubeadm::new(foreign_kubelet.path()).run(&config, &phase)).done();
+        Made {
+            own,
+            other,
+            foreign_kubelet,
+        }
+    })
+}
+
+/// A node's root in a directory of the test's own.
+struct Patient(TempDir);
+
+impl Patient {
+    /// A copy of what kubeadm made, after `change`.
+    fn after(change: &str) -> Self {
+        let patient = Patient(tempfile::tempdir().unwrap());
+        fs::create_dir_all(patient.etc_kubernetes()).unwrap();
+        kubeadm::copy_tree(made().own.path(), &patient.etc_kubernetes());
+        let mut shell = Command::new("bash");
+        shell
+            .args(["-euc", change])
+            .current_dir(patient.etc_kubernetes())
+            .env("ROOT", patient.root())
+            .env("OTHER", made().other.path())
+            .env("FOREIGN", made().foreign_kubelet.path());
+        assert!(shell.status().unwrap().success(), "{change}");
+        patient
+    }
+
+    fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn etc_kubernetes(&self) -> PathBuf {
+        self.root().join("etc/kubernetes")
+    }
+
+    fn doctor(&self, arguments: &[&str]) -> Diagnosis {
+        Diagnosis::of(
+            Command::new(NODEPKI)
+                .arg("--root")
+                .arg(self.root())
+                .args(["doctor", "-o", "json"])
+                .args(arguments),
+        )
+    }
+
+    /// With the configuration that kubeadm had.
+    fn configured_doctor(&self, config: &str) -> Diagnosis {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), config).unwrap();
+        self.doctor(&["--kubeadm-config", file.path().to_str().unwrap()])
+    }
+
+    /// At another time, by the library.
+    fn at(&self, time: OffsetDateTime) -> BTreeSet<String> {
+        let root = Root::open(self.root()).unwrap();
+        let diagnosis = signing::run(doctor::diagnose(&root, &Inputs::default(), time));
+        let findings = diagnosis.findings.iter();
+        findings
+            .filter(|finding| finding.severity != Severity::Info)
+            .map(|finding| format!("{} {}", finding.severity.as_str(), finding.id))
+            .collect()
+    }
+}
+
+/// What one run found.
+struct Diagnosis {
+    ran: Ran,
+    report: Value,
+}
+
+impl Diagnosis {
+    #[track_caller]
+    fn of(command: &mut Command) -> Self {
+        let ran = Ran::of(command.env_remove("JOURNAL_STREAM"));
+        let report: Value = serde_json::from_str(&ran.stdout)
+            .unwrap_or_else(|error| panic!("{error}:\n{}", ran.said()));
+        let diagnosis = Diagnosis { ran, report };
+        let errors = diagnosis
+            .grave()
+            .iter()
+            .any(|found| found.starts_with("error "));
+        diagnosis.ran.ended(if errors { 65 } else { 0 });
+        for finding in diagnosis.findings() {
+            let check = CHECKS.iter().find(|check| finding["id"] == check.id);
+            let check = check.unwrap_or_else(|| panic!("{finding} is not in the table"));
+            let severities: Vec<&str> = check.severities.iter().map(|one| one.as_str()).collect();
+            let severity = finding["severity"].as_str().unwrap();
+            assert!(severities.contains(&severity), "{finding}");
+            assert!(
+                !finding["evidence"].as_array().unwrap().is_empty(),
+                "{finding}"
+            );
+            assert!(!finding["fix"].as_str().unwrap().is_empty(), "{finding}");
+        }
+        assert!(!diagnosis.ran.said().contains("PRIVATE KEY"));
+        diagnosis
+    }
+
+    fn findings(&self) -> &Vec<Value> {
+        self.report["findings"].as_array().unwrap()
+    }
+
+    fn all(&self) -> BTreeSet<String> {
+        let findings = self.findings().iter();
+        findings
+            .map(|finding| {
+                let [severity, id] =
+                    ["severity", "id"].map(|field| finding[field].as_str().unwrap());
+                format!("{severity} {id}")
+            })
+            .collect()
+    }
+
+    /// `error expired`, without what is only worth knowing.
+    fn grave(&self) -> BTreeSet<String> {
+        let mut all = self.all();
+        all.retain(|found| !found.starts_with("info "));
+        all
+    }
+
+    #[track_caller]
+    fn exactly(&self, expected: &[&str], case: &str) {
+        let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
+        assert!(
+            self.grave() == expected,
+            "{case}\nexpected {expected:?}, found {:?}\n{}",
+            self.grave(),
+            self.ran.said()
+        );
+    }
+
+    /// The evidence of a finding, as one text.
+    #[track_caller]
+    fn evidence(&self, id: &str) -> String {
+        let finding = self.findings().iter().find(|finding| finding["id"] == id);
+        let finding = finding.unwrap_or_else(|| panic!("no {id}:\n{}", self.ran.said()));
+        finding["evidence"].to_string()
+    }
+}
+
+// ---- sound nodes ----
+
+#[test]
+fn what_kubeadm_makes_is_sound() {
+    let patient = Patient::after("true");
+    let before = Snapshot::of(patient.root());
+    let found = patient.doctor(&[]);
+    found.exactly(&[], "without a configuration");
+    assert_eq!(
+        found.all(),
+        [
+            "admin-rbac",
+            "ca-key-on-disk",
+            "config-absent",
+            "kubelet-client-rbac",
+            "kubelet-embedded",
+            "super-admin-left"
+        ]
+        .map(|id| format!("info {id}"))
+        .into()
+    );
+    patient.configured_doctor(CONFIG).exactly(&[], "with one");
+    before.unchanged(&Snapshot::of(patient.root()));
+}
+
+#[test]
+fn what_nodepki_makes_is_sound() {
+    let node = Node::bootstrapped();
+    let before = node.snapshot();
+    let doctor = |arguments: &[&str]| {
+        let mut command = node.command(["doctor", "-o", "json"]);
+        Diagnosis::of(command.args(arguments))
+    };
+    doctor(&[]).exactly(&[], "without a configuration");
+    let [settings, kubeadm] = ["config.yaml", "kubeadm.yaml"].map(|name| node.outside(name));
+    let configured = [
+        "--config",
+        settings.to_str().unwrap(),
+        "--kubeadm-config",
+        kubeadm.to_str().unwrap(),
+    ];
+    let found = doctor(&configured);
+    found.exactly(&[], "with one");
+    assert!(
+        !found.all().contains("info kubeadm-external-ca"),
+        "{}",
+        found.ran.said()
+    );
+
+    before.unchanged(&node.snapshot());
+
+    // What policy says is external has no key here.
+    fs::copy(
+        node.ca().join("ca.key"),
+        node.path("/etc/kubernetes/pki/ca.key"),
+    )
+    .unwrap();
+    node.set_mode("/etc/kubernetes/pki/ca.key", 0o600);
+    let found = doctor(&configured);
+    found.exactly(
+        &["error ca-key-on-disk"],
+        "a CA key in spite of an external signer",
+    );
+    assert!(found.evidence("ca-key-on-disk").contains("the signer s"));
+}
+
+#[test]
+fn a_node_with_nothing_on_it_is_no_error() {
+    let empty = Patient(tempfile::tempdir().unwrap());
+    let found = empty.doctor(&[]);
+    found.exactly(&[], "nothing");
+    assert!(found.all().contains("info empty-node"));
+    let table = Ran::of(
+        Command::new(NODEPKI)
+            .arg("--root")
+            .arg(empty.root())
+            .arg("doctor"),
+    );
+    table.done().says("0 errors, 0 warnings, 2 info");
+}
+
+#[test]
+fn the_table_of_checks_is_printed() {
+    let listed = Ran::of(Command::new(NODEPKI).args(["doctor", "--list"]));
+    let lines: Vec<&str> = listed.done().stdout.lines().collect();
+    assert_eq!(lines.len(), CHECKS.len());
+    let ids: BTreeSet<&str> = CHECKS.iter().map(|check| check.id).collect();
+    assert_eq!(ids.len(), CHECKS.len(), "an id is given twice");
+    for (line, check) in lines.iter().zip(CHECKS) {
+        assert!(
+            line.starts_with(check.id) && line.ends_with(check.meaning),
+            "{line}"
+        );
+    }
+    let json = Ran::of(Command::new(NODEPKI).args(["doctor", "--list", "-o", "json"]));
+    let json: Value = serde_json::from_str(&json.done().stdout).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), CHECKS.len());
+}
+
+// ---- damaged ones ----
+
+#[test]
+fn each_damage_is_found_and_nothing_else() {
+    const BY_FILE: &str = "
+        for part in certificate key; do
+            sed -n \"s/.*client-$part-data: //p\" admin.conf | base64 -d >admin.$part
+            sed -i \"s|client-$part-data:.*|client-$part: /etc/kubernetes/admin.$part|\" admin.conf
+            chmod 600 admin.$part
+        done";
+    for (change, expected) in [
+        ("rm pki/apiserver.crt", &["error missing-certificate"][..]),
+        ("rm pki/apiserver.key", &["error missing-key"]),
+        ("rm pki/etcd/peer.*", &["error missing-certificate"]),
+        ("echo hello >pki/apiserver.crt", &["error unreadable"]),
+        (": >pki/front-proxy-client.key", &["error unreadable"]),
+        ("echo hello >pki/etcd/ca.key", &["error unreadable"]),
+        ("cp $OTHER/pki/apiserver.key pki/", &["error torn-pair"]),
+        (
+            "cp $OTHER/pki/ca.key pki/",
+            &["error controller-manager-signer-files", "error torn-pair"],
+        ),
+        ("cp $OTHER/pki/apiserver.* pki/", &["error chain-broken"]),
+        (
+            "cp $OTHER/scheduler.conf .",
+            &["error chain-broken", "error kubeconfig-authority"],
+        ),
+        ("rm pki/sa.key", &["error sa-missing"]),
+        ("rm pki/sa.pub", &["error sa-missing"]),
+        ("cp $OTHER/pki/sa.pub pki/", &["error sa-pair"]),
+        ("rm pki/front-proxy-ca.crt", &["error missing-authority"]),
+        (": >controller-manager.conf", &["error kubeconfig-empty"]),
+        (
+            "rm scheduler.conf; mkdir scheduler.conf",
+            &["error kubeconfig-is-a-directory"],
+        ),
+        ("rm scheduler.conf", &["error kubeconfig-missing"]),
+        (
+            "sed -i 's/^current-context:.*/current-context: other/' admin.conf",
+            &["error kubeconfig-dangling"],
+        ),
+        ("echo ': [' >admin.conf", &["error unreadable"]),
+        (
+            "ca=$(grep certificate-authority-data $OTHER/admin.conf); sed -i \"s|.*certificate-authority-data.*|$ca|\" admin.conf",
+            &["error kubeconfig-authority"],
+        ),
+        (
+            "sed -i /certificate-authority-data/d admin.conf",
+            &["error kubeconfig-authority"],
+        ),
+        (
+            "sed -i /client-certificate-data/d admin.conf",
+            &["error missing-certificate"],
+        ),
+        (
+            "sed -i 's|server: .*|server: https://192.0.2.50:6443|' scheduler.conf",
+            &["warning kubeconfig-server"],
+        ),
+        (BY_FILE, &["warning kubeconfig-by-file"]),
+        (
+            "cat $OTHER/pki/ca.crt >>pki/ca.crt",
+            &["error controller-manager-signer-bundle"],
+        ),
+        (
+            "cat $OTHER/pki/ca.crt pki/ca.crt >x; mv x pki/ca.crt",
+            &[
+                "error controller-manager-signer-bundle",
+                "error controller-manager-signer-files",
+                "error torn-pair",
+                "warning first-certificate",
+                "warning kubeconfig-authority",
+            ],
+        ),
+        (
+            "rm pki/ca.key",
+            &[
+                "error controller-manager-signer-files",
+                "warning super-admin-left",
+            ],
+        ),
+        (
+            "sed -i 's/192.0.2.11:6443/192.0.2.99:6443/' manifests/kube-apiserver.yaml",
+            &["error address-drift", "warning kubeconfig-server"],
+        ),
+        ("chmod 0644 pki/apiserver.key", &["error mode-too-open"]),
+        ("chmod 0666 pki/ca.crt", &["error mode-too-open"]),
+        (
+            "chmod 0640 pki/sa.key; chgrp 1234 pki/sa.key",
+            &["warning mode-too-open"],
+        ),
+        (
+            "mkdir -p tmp/kubeadm-backup/pki; cp pki/ca.key tmp/kubeadm-backup/pki/old.pem",
+            &["warning ca-key-copy"],
+        ),
+        (
+            "mkdir -p $ROOT/var/lib/nodepki/x; cp pki/etcd/ca.key $ROOT/var/lib/nodepki/x/y",
+            &["warning ca-key-copy"],
+        ),
+        ("mv pki/front-proxy-ca.key pki.bak", &["error ca-key-copy"]),
+        (
+            "mkdir -p $ROOT/var/lib/nodepki; echo '{}' >$ROOT/var/lib/nodepki/journal.json",
+            &["error unfinished-commit"],
+        ),
+        (
+            "touch pki/.nodepki-new.apiserver.crt",
+            &["warning stray-files"],
+        ),
+        ("rm kubelet.conf", &["warning kubelet-no-identity"]),
+        ("rm kubelet.conf; touch bootstrap-kubelet.conf", &[]),
+        (
+            "rm kubelet.conf; mkdir -p $ROOT/var/lib/kubelet; touch $ROOT/var/lib/kubelet/config.yaml",
+            &["error kubelet-no-identity"],
+        ),
+        (
+            "cp $FOREIGN/kubelet.conf .",
+            &["warning kubelet-other-node"],
+        ),
+        (
+            "mkdir -p $ROOT/root/.kube; cp $OTHER/admin.conf $ROOT/root/.kube/config",
+            &[],
+        ),
+    ] {
+        Patient::after(change).doctor(&[]).exactly(expected, change);
+    }
+}
+
+#[test]
+fn what_the_kubelet_keeps_is_looked_at() {
+    const ROTATED: &str = "
+        pki=$ROOT/var/lib/kubelet/pki; mkdir -p $pki
+        newest=$pki/kubelet-client-2026-11-21-10-00-00.pem
+        for part in certificate key; do
+            sed -n \"s/.*client-$part-data: //p\" kubelet.conf | base64 -d >>$newest
+            sed -i \"s|client-$part-data:.*|client-$part: /var/lib/kubelet/pki/kubelet-client-current.pem|\" kubelet.conf
+        done
+        chmod 600 $newest
+        ln -s ${newest##*/} $pki/kubelet-client-current.pem";
+    for (more, expected) in [
+        ("", &[][..]),
+        ("rm $newest", &["error kubelet-file-missing"]),
+        (
+            "rm $pki/kubelet-client-current.pem",
+            &["error kubelet-file-missing"],
+        ),
+        (
+            "mv $newest $pki/kubelet-client-current.pem",
+            &["error kubelet-client-not-a-link"],
+        ),
+        (": >$newest", &["error unreadable"]),
+        ("chmod 644 $newest", &["error mode-too-open"]),
+    ] {
+        let patient = Patient::after(&format!("{ROTATED}\n{more}"));
+        let found = patient.doctor(&[]);
+        found.exactly(expected, more);
+        assert!(
+            !found.all().contains("info kubelet-embedded"),
+            "{}",
+            found.ran.said()
+        );
+    }
+}
+
+#[test]
+fn the_configuration_is_compared() {
+    let sound = Patient::after("true");
+    let with = |from: &str, to: &str| sound.configured_doctor(&CONFIG.replace(from, to));
+    let node = with("name: cp1", "name: cp2");
+    node.exactly(
+        &["error kubelet-other-node", "warning not-as-configured"],
+        "another node name",
+    );
+    let address = with("192.0.2.11", "192.0.2.12");
+    address.exactly(
+        &[
+            "warning address-drift",
+            "warning kubeconfig-server",
+            "warning not-as-configured",
+        ],
+        "another address",
+    );
+    let name = with(
+        "  name: cp1\n",
+        "  name: cp1\n  kubeletExtraArgs: [{name: hostname-override, value: other}]\n",
+    );
+    name.exactly(&["warning hostname-override"], "hostname-override");
+    let unusable = with("192.0.2.11", "nowhere");
+    unusable.exactly(&["error config-unusable"], "an address that is none");
+    assert!(unusable.evidence("config-unusable").contains("nowhere"));
+    let absent = sound.doctor(&["--config", "/nowhere/config.yaml"]);
+    absent.exactly(&["error config-unusable"], "settings that do not exist");
+
+    let bare = Patient::after("rm -r pki/* *.conf manifests");
+    bare.configured_doctor(CONFIG).exactly(
+        &[
+            "error kubeconfig-missing",
+            "error missing-certificate",
+            "warning kubelet-no-identity",
+        ],
+        "nothing but a configuration",
+    );
+}
+
+#[test]
+fn time_is_looked_at() {
+    let sound = Patient::after("mkdir -p $ROOT/root/.kube; cp admin.conf $ROOT/root/.kube/config");
+    let now = OffsetDateTime::now_utc();
+    let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
+    let found = |expected: &[&str]| expected.iter().map(ToString::to_string).collect();
+    assert_eq!(sound.at(now), found(&[]));
+    assert_eq!(sound.at(now + days(350)), found(&["warning expiring"]));
+    assert_eq!(
+        sound.at(now + days(400)),
+        found(&["error expired", "warning stale-copy"])
+    );
+    // Authorities too, and nothing is said of paths then.
+    assert_eq!(
+        sound.at(now + days(4000)),
+        found(&["error expired", "warning stale-copy"])
+    );
+    assert_eq!(
+        sound.at(now - days(1)),
+        found(&["error clock-behind", "error not-yet-valid"])
+    );
+}
+
+#[test]
+fn a_user_who_may_not_read_is_told_so() {
+    let patient = Patient::after("chmod 755 $ROOT");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    // A copy, since the build directory may be closed to others.
+    let program = patient.root().join("nodepki");
+    // By another process: a file that is open for writing anywhere is not executed.
+    let copied = Command::new("cp").arg(NODEPKI).arg(&program).status();
+    assert!(copied.unwrap().success());
+    command.arg(&program).arg("--root").arg(patient.root());
+    let found = Diagnosis::of(command.args(["doctor", "-o", "json"]));
+    found.exactly(&["warning not-permitted"], "another user");
+    assert!(found.evidence("not-permitted").contains("sa.key"));
+}
+
+// ---- the real kubeadm's verdict ----
+
+/// Whether doctor says that kubeadm init refuses, and whether it does: on every state of the golden table in which an
+/// authority has no usable key here, and on some more.
+#[test]
+fn kubeadm_and_doctor_agree_on_external_authorities() {
+    const KEYLESS: &str = "rm pki/ca.key; ";
+    const ALL_KEYLESS: &str = "rm pki/ca.key pki/front-proxy-ca.key pki/etcd/ca.key; ";
+    let golden: Vec<(String, String)> = Case::group("state")
+        .into_iter()
+        .filter(|case| {
+            case.name.contains("/extca-")
+                || case.name.ends_with("ca-key-encrypted")
+                || case.name.ends_with("ca-key-ed25519")
+        })
+        .map(|case| {
+            (
+                case.expected["change"].as_str().unwrap().to_owned(),
+                case.config,
+            )
+        })
+        .collect();
+    assert!(golden.len() > 12, "{golden:?}");
+    let more = [
+        (
+            KEYLESS,
+            "cat $OTHER/pki/ca.crt pki/ca.crt >x; mv x pki/ca.crt",
+        ),
+        (KEYLESS, "echo hello >pki/apiserver.key"),
+        (KEYLESS, ": >pki/apiserver-kubelet-client.crt"),
+        (KEYLESS, "cp $OTHER/pki/apiserver.key pki/"),
+        (
+            KEYLESS,
+            "openssl pkcs8 -topk8 -nocrypt -in pki/apiserver.key -out x; mv x pki/apiserver.key",
+        ),
+        (KEYLESS, "cp $OTHER/scheduler.conf ."),
+        (KEYLESS, ": >controller-manager.conf"),
+        (KEYLESS, "echo ': [' >admin.conf"),
+        (
+            KEYLESS,
+            "sed -i 's/^current-context:.*/current-context: other/' kubelet.conf",
+        ),
+        (
+            KEYLESS,
+            "sed -i 's|server: .*|server: https://192.0.2.50:6443|' scheduler.conf",
+        ),
+        (
+            KEYLESS,
+            "sed -i s/certificate-authority-data:.*/certificate-authority-data:/ scheduler.conf",
+        ),
+        (
+            KEYLESS,
+            "cat pki/ca.crt $OTHER/pki/ca.crt >x; data=$(base64 -w0 x); sed -i \"s|certificate-authority-data:.*|certificate-authority-data: $data|\" scheduler.conf",
+        ),
+        (
+            KEYLESS,
+            "cat $OTHER/pki/ca.crt pki/ca.crt >x; data=$(base64 -w0 x); sed -i \"s|certificate-authority-data:.*|certificate-authority-data: $data|\" scheduler.conf",
+        ),
+        (KEYLESS, "cp $OTHER/pki/ca.key pki/front-proxy-ca.key"),
+        (KEYLESS, "rm pki/sa.key pki/sa.pub"),
+        (ALL_KEYLESS, "rm pki/front-proxy-client.key"),
+        (ALL_KEYLESS, "echo hello >pki/front-proxy-client.crt"),
+        (ALL_KEYLESS, "cp $OTHER/pki/etcd/server.crt pki/etcd/"),
+        (ALL_KEYLESS, "rm pki/apiserver-etcd-client.crt"),
+        (ALL_KEYLESS, "rm pki/etcd/peer.key"),
+        (
+            ALL_KEYLESS,
+            "cp $OTHER/pki/etcd/* pki/etcd/; rm pki/etcd/ca.key",
+        ),
+        (
+            ALL_KEYLESS,
+            "rm pki/apiserver-etcd-client.*; echo garbage >pki/etcd/ca.key",
+        ),
+        ("", "rm pki/front-proxy-ca.key pki/front-proxy-client.crt"),
+    ];
+    let more = more.map(|(first, then)| (format!("{first}{then}"), CONFIG.to_owned()));
+    let mut refused = 0;
+    let mut wrong = Vec::new();
+    for (change, config) in golden.into_iter().chain(more) {
+        let patient = Patient::after(&format!("rm -r manifests; {change}"));
+        let found = patient.configured_doctor(&config);
+        let says_no = found.grave().contains("error kubeadm-external-ca");
+        let outputs = kubeadm::init(Kubeadm::new(&patient.etc_kubernetes()), &config);
+        let goes_on = outputs.iter().all(|output| output.status.success());
+        refused += usize::from(!goes_on);
+        if says_no == goes_on {
+            let said = outputs.map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+            wrong.push(format!(
+                "{change}: kubeadm {}, doctor {:?}\n{}",
+                if goes_on { "goes on" } else { "refuses" },
+                found.grave(),
+                said.join("")
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    assert!(refused > 15, "{refused}");
+}
+
+/// A missing key of etcd's family stops `renew`, not `init`.
+#[test]
+fn kubeadm_and_doctor_agree_on_renewal() {
+    for (change, expected) in [
+        ("rm pki/etcd/ca.key", &[][..]),
+        (
+            "rm pki/etcd/ca.key pki/etcd/peer.key",
+            &["error missing-key", "warning kubeadm-renewal"],
+        ),
+    ] {
+        let patient = Patient::after(&format!("rm -r manifests; {change}"));
+        let found = patient.configured_doctor(CONFIG);
+        found.exactly(expected, change);
+        let output =
+            kubeadm::check_expiration(Kubeadm::new(&patient.etc_kubernetes()), CONFIG, "json");
+        let says_no = found.all().contains("warning kubeadm-renewal");
+        assert_eq!(output.status.success(), !says_no, "{change}: {output:?}");
+    }
+}
+
+/// What kubeadm init asks for is no matter of a node that joins, or on which it has run.
+#[test]
+fn kubeconfigs_matter_to_a_first_node_only() {
+    const CHANGE: &str = "rm pki/ca.key super-admin.conf";
+    let before_init = Patient::after(&format!("{CHANGE}; rm -r manifests"));
+    before_init.configured_doctor(CONFIG).exactly(
+        &["error kubeadm-external-ca", "error kubeconfig-missing"],
+        "the first node",
+    );
+    before_init
+        .doctor(&[])
+        .exactly(&["warning kubeadm-external-ca"], "who knows");
+    let after_init = Patient::after(&format!(
+        "{CHANGE}; sed -i 's|\\(cluster-signing-[a-z]*-file\\)=.*|\\1=|' manifests/kube-controller-manager.yaml"
+    ));
+    let found = after_init.configured_doctor(CONFIG);
+    found.exactly(&[], "a first node that runs");
+    assert!(found.all().contains("info kubeadm-external-ca"));
+    assert!(found.all().contains("info controller-manager-no-signer"));
+}
+
+// ---- a real cluster ----
+
+#[test]
+fn the_cluster_is_asked() {
+    const ADMIN: &str = "/etc/kubernetes/super-admin.conf";
+    let cluster = Cluster::start(Authorities::External);
+    let node = cluster.first();
+    let doctor = |kubeconfig: &str| {
+        let mut command = node.command(NODEPKI);
+        let arguments = [
+            "--root",
+            "/",
+            "doctor",
+            "-o",
+            "json",
+            "--kubeconfig",
+            kubeconfig,
+        ];
+        Diagnosis::of(command.args(arguments))
+    };
+    let healthy = doctor(ADMIN);
+    // kubeadm init is through, and the file is still there.
+    healthy.exactly(&["warning super-admin-left"], "a sound cluster");
+    for asked in ["kubelet-client-rbac", "admin-rbac"] {
+        assert!(
+            !healthy.all().contains(&format!("info {asked}")),
+            "{}",
+            healthy.ran.said()
+        );
+    }
+
+    let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+    for (binding, finding) in [
+        (
+            "kubeadm:apiserver-kubelet-client",
+            "error kubelet-client-rbac",
+        ),
+        ("kubeadm:cluster-admins", "error admin-rbac"),
+    ] {
+        let (code, _) = cluster.admin().delete(&format!("{bindings}/{binding}"));
+        assert_eq!(code, 200);
+        wait_until(finding, || doctor(ADMIN).grave().contains(finding));
+    }
+    let found = doctor(ADMIN);
+    found.exactly(
+        &[
+            "error admin-rbac",
+            "error kubelet-client-rbac",
+            "warning super-admin-left",
+        ],
+        "no role bindings",
+    );
+    // The manifests in the fixes are what is missing.
+    for finding in found.findings() {
+        let fix = finding["fix"].as_str().unwrap();
+        let Some((_, manifest)) = fix.split_once("administrator:\n") else {
+            continue;
+        };
+        let object = nodepki::yaml::parse("fix", manifest).unwrap();
+        let object = nodepki::yaml::to_json(&object[0]);
+        let (code, answer) = cluster.admin().post(bindings, &object);
+        assert_eq!(code, 201, "{answer}");
+    }
+    wait_until("the bindings are in force", || {
+        doctor(ADMIN).grave() == BTreeSet::from(["warning super-admin-left".to_owned()])
+    });
+    // Who may not ask is told so.
+    let scheduler = doctor("/etc/kubernetes/scheduler.conf");
+    assert!(
+        scheduler.grave().contains("warning cluster-refused"),
+        "{}",
+        scheduler.ran.said()
+    );
+
+    // Another pair than the cluster's, whole in itself.
+    let [key, public] = ["sa.key", "sa.pub"].map(|name| {
+        let path = node.path(&format!("/etc/kubernetes/pki/{name}"));
+        let kept = fs::read(&path).unwrap();
+        fs::copy(made().other.path().join("pki").join(name), &path).unwrap();
+        (path, kept)
+    });
+    doctor(ADMIN).exactly(
+        &["error sa-divergence", "warning super-admin-left"],
+        "another pair",
+    );
+    for (path, kept) in [key, public] {
+        fs::write(path, kept).unwrap();
+    }
+
+    node.stop("kube-apiserver");
+    let found = doctor(ADMIN);
+    found.exactly(
+        &["error cluster-unreachable", "warning super-admin-left"],
+        "nobody there",
+    );
+    doctor("/nowhere.conf").exactly(
+        &["error cluster-unreachable", "warning super-admin-left"],
+        "no kubeconfig",
+    );
+}
