@@ -9,6 +9,7 @@ mod install;
 mod keys;
 mod offline;
 mod proof;
+mod provided;
 pub mod report;
 mod request;
 mod revocation;
@@ -39,6 +40,7 @@ use clock::Settled;
 pub use clock::{ClockPolicy, Floor, floor};
 pub use offline::{export_requests, import_answers};
 pub use proof::{Answered, ask, believable_now, rehearse, unverified};
+pub use provided::{Provided, ProvidedFile};
 pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
@@ -244,6 +246,8 @@ pub struct Setup {
     pub signers: BTreeMap<Authority, (String, Rc<dyn Signer>)>,
     /// What is trusted for each authority.
     pub trust: BTreeMap<Authority, TrustSource>,
+    /// What the cluster that this node joins has handed over.
+    pub provided: Provided,
     /// How long to wait for signatures before the run ends pending.
     pub wait: Duration,
     /// How long to wait for another run to end.
@@ -293,6 +297,7 @@ impl Setup {
             root,
             &self.plan,
             |authority| self.trust_source(authority),
+            &self.provided,
             now,
         )?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {

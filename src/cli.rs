@@ -1,6 +1,7 @@
 //! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
 //! status; decides nothing else.
 
+mod capi;
 mod certs;
 mod csr;
 mod doctor;
@@ -116,6 +117,9 @@ enum Command {
     /// Check and show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// What Cluster API's external-CA flow needs in the management cluster
+    #[command(subcommand)]
+    Capi(capi::Command),
     /// Do the main job in DIR with a throw-away authority that lives in memory
     Demo {
         /// Directory that stands for the node's root
@@ -243,6 +247,7 @@ impl Cli {
             Command::Migrate(command) => command.run(&global),
             Command::Certs(command) => command.run(&global),
             Command::Config(command) => global.config(command),
+            Command::Capi(command) => command.run(&global),
             Command::Demo {
                 dir,
                 kubeadm_config,

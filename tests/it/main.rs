@@ -10,7 +10,9 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod capi;
 mod certs;
+mod cloud_init;
 mod crl;
 mod discovery;
 mod doctor;
