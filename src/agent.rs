@@ -8,6 +8,11 @@ mod clock;
 mod install;
 mod keys;
 mod offline;
+<<<<<<< HEAD
+mod provided;
+=======
+mod proof;
+>>>>>>> main
 pub mod report;
 mod request;
 mod revocation;
@@ -37,6 +42,11 @@ use crate::{discovery, http, kubeapi};
 use clock::Settled;
 pub use clock::{ClockPolicy, Floor, floor};
 pub use offline::{export_requests, import_answers};
+<<<<<<< HEAD
+pub use provided::{Provided, ProvidedFile};
+=======
+pub use proof::{Answered, ask, believable_now, rehearse, unverified};
+>>>>>>> main
 pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
@@ -242,6 +252,8 @@ pub struct Setup {
     pub signers: BTreeMap<Authority, (String, Rc<dyn Signer>)>,
     /// What is trusted for each authority.
     pub trust: BTreeMap<Authority, TrustSource>,
+    /// What the cluster that this node joins has handed over.
+    pub provided: Provided,
     /// How long to wait for signatures before the run ends pending.
     pub wait: Duration,
     /// How long to wait for another run to end.
@@ -291,6 +303,7 @@ impl Setup {
             root,
             &self.plan,
             |authority| self.trust_source(authority),
+            &self.provided,
             now,
         )?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
@@ -301,7 +314,7 @@ impl Setup {
                 .is_none_or(|(_, signer)| !matches!(signer.kind(), Kind::Local | Kind::Embedded));
             if external {
                 survey.notes.push(format!(
-                    "{} is on this node although an external signer is configured for {}: once the key is held elsewhere, remove it here",
+                    "{} is on this node although an external signer is configured for {}: nodepki migrate to-external proves that it is not needed, and removes it",
                     spec.key_path.display(),
                     spec.authority
                 ));
@@ -334,8 +347,8 @@ pub async fn bootstrap(
     bootstrap_in(&mut store, recovery, setup, clock, progress).await
 }
 
-/// Takes the lock and finishes what an earlier run began.
-fn open_store(
+/// Takes the lock and finishes what an earlier run began; what that was is in the sentences.
+pub(crate) fn open_store(
     root: &Root,
     setup: &Setup,
     command: &str,
@@ -354,6 +367,12 @@ pub(crate) fn recovery_notes(recovery: &store::Recovery) -> Vec<String> {
             path.display()
         )
     });
+    let removed = recovery.removed.iter().map(|path| {
+        format!(
+            "{} was removed: an earlier run had been interrupted while removing it",
+            path.display()
+        )
+    });
     let superseded = recovery.superseded.iter().map(|path| {
         format!(
             "{} was left as it is: somebody changed it after an earlier run had been interrupted",
@@ -361,7 +380,8 @@ pub(crate) fn recovery_notes(recovery: &store::Recovery) -> Vec<String> {
         )
     });
     let notes = recovery.notes.iter().map(ToString::to_string);
-    finished.chain(superseded).chain(notes).collect()
+    let all = finished.chain(removed).chain(superseded).chain(notes);
+    all.collect()
 }
 
 async fn bootstrap_in(

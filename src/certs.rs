@@ -256,28 +256,16 @@ fn compare(
         let found = root.read(&path)?.filter(|found| !found.bytes.is_empty());
         let action = match found {
             None => "written",
-            Some(found) if found.bytes == *bytes => KEPT,
+            Some(found) if is_same(entry, &found.bytes, bytes) => KEPT,
+            Some(_) if what.replace => REPLACED,
             Some(found) => {
-                let (ours, theirs) = (entry.holds(&found.bytes), entry.holds(bytes));
-                match ours == theirs {
-                    true => KEPT,
-                    false if what.replace => REPLACED,
-                    false => {
-                        let words = |held: Option<sharedcerts::Held>| {
-                            held.map_or_else(
-                                || "nothing of the kind".to_owned(),
-                                |it| it.to_string(),
-                            )
-                        };
-                        differences.push(format!(
-                            "{} is not the {entry} that the cluster shares: it holds {}, the Secret {NAMESPACE}/{SECRET} has {}; if this node is to be one of that cluster, run again with --replace, which puts the cluster's in its place",
-                            root.on_this_machine(&path).display(),
-                            words(ours),
-                            words(theirs)
-                        ));
-                        KEPT
-                    }
-                }
+                differences.push(format!(
+                    "{} is not the {entry} that the cluster shares: it holds {}, the Secret {NAMESPACE}/{SECRET} has {}; if this node is to be one of that cluster, run again with --replace, which puts the cluster's in its place",
+                    root.on_this_machine(&path).display(),
+                    in_words(entry, &found.bytes),
+                    in_words(entry, bytes)
+                ));
+                continue;
             }
         };
         rows.push((row(entry, action, path, bytes), entry));
@@ -289,6 +277,17 @@ fn compare(
             messages: differences,
         }),
     }
+}
+
+/// However the two are written.
+fn is_same(entry: Entry, found: &[u8], wanted: &[u8]) -> bool {
+    found == wanted || entry.holds(found) == entry.holds(wanted)
+}
+
+fn in_words(entry: Entry, bytes: &[u8]) -> String {
+    entry
+        .holds(bytes)
+        .map_or_else(|| "nothing of the kind".to_owned(), |held| held.to_string())
 }
 
 fn row(entry: Entry, action: &'static str, path: PathBuf, bytes: &[u8]) -> Row {
@@ -320,67 +319,15 @@ pub async fn upload(
     with_ca_keys: bool,
     clock: Clock,
 ) -> Result<Report, Failure> {
-    let mut rows = Vec::new();
-    let mut contents = BTreeMap::new();
-    let mut faults = Vec::new();
-    let mut absent = Vec::new();
-    let needed = needed(cluster, false);
     let names = shared(cluster);
-    for entry in &names {
-        let path = path(cluster, *entry);
-        let found = match &path {
-            Some(path) if with_ca_keys || !entry.is_authority_key() => root.read(path)?,
-            _ => None,
-        };
-        match (path, found.filter(|found| !found.bytes.is_empty())) {
-            (Some(path), Some(found)) => {
-                rows.push(row(*entry, "uploaded", path, &found.bytes));
-                contents.insert(*entry, found.bytes);
-            }
-            (Some(path), None) if needed.contains(entry) => faults.push(format!(
-                "{} is missing or empty, and every control-plane node needs it; run this on a node that has it, or copy it from one that has",
-                root.on_this_machine(&path).display()
-            )),
-            (path, _) => {
-                absent.push(entry.as_str());
-                rows.push(Row {
-                    name: entry.to_string(),
-                    action: "left empty",
-                    paths: path.into_iter().collect(),
-                    ..Row::default()
-                });
-            }
-        }
-    }
-    let certs = SharedCerts::new(contents).map_err(|wrong| {
-        wrong
-            .into_iter()
-            .map(|(entry, why)| {
-                let path = path(cluster, entry).unwrap_or_default();
-                format!(
-                    "{} is not what its name says: {why}; mend it, or run this on a node where it is right",
-                    root.on_this_machine(path).display()
-                )
-            })
-            .collect::<Vec<_>>()
-    });
-    let certs = match certs {
-        Ok(certs) if faults.is_empty() => certs,
-        other => {
-            faults.extend(other.err().into_iter().flatten());
-            return Err(Failure {
-                code: ExitCode::Refused,
-                messages: faults,
-            });
-        }
-    };
+    let (certs, rows) = gather(root, cluster, &names, with_ca_keys)?;
     let data = sharedcerts::seal(&certs, &names, key).map_err(unsealed)?;
 
     let expires = clock() + LIFETIME;
     let token = create_token(api, &rfc3339(expires)).await?;
     let sent = send(api, &data, &token).await;
     if sent.is_err() {
-        // Nothing refers to it. Should this fail too, it ends by itself after two hours.
+        // What was sent goes with it. Should this fail too, both end by themselves after two hours.
         let removed = api.delete(&SECRETS, Some(NAMESPACE), &token.name).await;
         tracing::debug!(
             token = token.name,
@@ -393,16 +340,70 @@ pub async fn upload(
         "the Secret {NAMESPACE}/{SECRET} is removed by the cluster after {}",
         rfc3339(expires)
     )];
-    if !absent.is_empty() {
+    let empty = rows.iter().filter(|row| row.action == EMPTY);
+    let empty: Vec<_> = empty.map(|row| row.name.as_str()).collect();
+    if !empty.is_empty() {
         notes.push(format!(
             "without contents, as kubeadm has it for files that are not there: {}",
-            absent.join(", ")
+            empty.join(", ")
         ));
     }
     Ok(Report {
         rows,
         notes,
         written: Vec::new(),
+    })
+}
+
+const EMPTY: &str = "left empty";
+
+/// The files to be shared, and a row for each name.
+fn gather(
+    root: &Root,
+    cluster: &Cluster,
+    names: &BTreeSet<Entry>,
+    with_ca_keys: bool,
+) -> Result<(SharedCerts, Vec<Row>), Failure> {
+    let needed = needed(cluster, false);
+    let mut rows = Vec::new();
+    let mut contents = BTreeMap::new();
+    let mut messages = Vec::new();
+    for entry in names {
+        let path = path(cluster, *entry);
+        let found = match &path {
+            Some(path) if with_ca_keys || !entry.is_authority_key() => root.read(path)?,
+            _ => None,
+        };
+        match (path, found.filter(|found| !found.bytes.is_empty())) {
+            (Some(path), Some(found)) => {
+                rows.push(row(*entry, "uploaded", path, &found.bytes));
+                contents.insert(*entry, found.bytes);
+            }
+            (Some(path), None) if needed.contains(entry) => messages.push(format!(
+                "{} is missing or empty, and every control-plane node needs it; run this on a node that has it, or copy it from one that has",
+                root.on_this_machine(&path).display()
+            )),
+            (path, _) => rows.push(Row {
+                name: entry.to_string(),
+                action: EMPTY,
+                paths: path.into_iter().collect(),
+                ..Row::default()
+            }),
+        }
+    }
+    match SharedCerts::new(contents) {
+        Ok(certs) if messages.is_empty() => return Ok((certs, rows)),
+        Ok(_) => {}
+        Err(wrong) => messages.extend(wrong.into_iter().map(|(entry, why)| {
+            format!(
+                "{} is not what its name says: {why}; mend it, or run this on a node where it is right",
+                root.on_this_machine(path(cluster, entry).unwrap_or_default()).display()
+            )
+        })),
+    }
+    Err(Failure {
+        code: ExitCode::Refused,
+        messages,
     })
 }
 

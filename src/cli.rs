@@ -1,9 +1,11 @@
 //! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
 //! status; decides nothing else.
 
+mod capi;
 mod certs;
 mod csr;
 mod doctor;
+mod migrate;
 mod table;
 mod terminal;
 
@@ -106,12 +108,18 @@ enum Command {
     /// Have certificates signed offline
     #[command(subcommand)]
     Csr(csr::Command),
+    /// Take the CA keys off a running node, or put them back
+    #[command(subcommand)]
+    Migrate(migrate::Command),
     /// The files that control-plane nodes share: kubeadm's certificate key, upload and download
     #[command(subcommand)]
     Certs(certs::Command),
     /// Check and show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// What Cluster API's external-CA flow needs in the management cluster
+    #[command(subcommand)]
+    Capi(capi::Command),
     /// Do the main job in DIR with a throw-away authority that lives in memory
     Demo {
         /// Directory that stands for the node's root
@@ -236,8 +244,10 @@ impl Cli {
             Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
+            Command::Migrate(command) => command.run(&global),
             Command::Certs(command) => command.run(&global),
             Command::Config(command) => global.config(command),
+            Command::Capi(command) => command.run(&global),
             Command::Demo {
                 dir,
                 kubeadm_config,

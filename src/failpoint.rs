@@ -30,6 +30,7 @@ pub const STORE: &[&str] = &[
     "commit:journalled",
     "finish:decided",
     "finish:rename-one",
+    "finish:remove-one",
     "finish:renamed",
     "finish:durable",
     "finish:slot-removed",
@@ -54,8 +55,11 @@ pub const AGENT: &[&str] = &[
     "run:committed",
 ];
 
+/// The places on the way of CA keys off a node.
+pub const MIGRATE: &[&str] = &["migrate:proven", "migrate:backed-up", "migrate:committed"];
+
 /// Every place, in groups.
-pub const ALL: &[&[&str]] = &[STORE, AGENT];
+pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE];
 
 /// Ends the process or fails if `NODEPKI_FAILPOINT` arms this place; without the feature it does nothing.
 ///

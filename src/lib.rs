@@ -26,7 +26,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`], [`doctor`] |
+//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`] |
 //! | inputs | [`load`] |
 //! | composition | [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -55,6 +55,7 @@
 
 pub mod agent;
 pub mod assess;
+pub mod capi;
 pub mod certs;
 pub mod cli;
 pub mod clusterinfo;
@@ -68,6 +69,7 @@ pub mod kubeadm;
 pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
+pub mod migrate;
 pub mod names;
 pub mod offline;
 pub mod plan;

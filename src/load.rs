@@ -16,7 +16,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use crate::agent::{ClockPolicy, ExitCode, Failure, Setup, TrustSource};
+use crate::agent::{ClockPolicy, ExitCode, Failure, Provided, Setup, TrustSource};
 use crate::http::Files;
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved};
 use crate::kubeapi::{Access, Api};
@@ -32,7 +32,7 @@ use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
 /// How long a run waits for another one to end, unless `--wait` says less.
-const LOCK_WAIT: Duration = Duration::from_secs(60);
+pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// For one exchange with a cluster's API.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -88,6 +88,7 @@ pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded,
         )?,
         identity,
         trust: trust_sources(&settings),
+        provided: Provided::default(),
         wait: inputs.wait.unwrap_or(settings.wait),
         lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
         clock: ClockPolicy {
@@ -213,7 +214,7 @@ fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, Str
     Ok(sources)
 }
 
-fn faulty(faults: Faults) -> Failure {
+pub(crate) fn faulty(faults: Faults) -> Failure {
     Failure {
         code: ExitCode::Configuration,
         messages: faults.iter().map(ToString::to_string).collect(),
@@ -233,7 +234,7 @@ fn text(path: &Path, bytes: &[u8]) -> io::Result<String> {
 }
 
 /// A file that a person named on the command line.
-fn read_named(root: &Root, path: &Path) -> io::Result<String> {
+pub(crate) fn read_named(root: &Root, path: &Path) -> io::Result<String> {
     if let Some(content) = root.read(absolute(path)).map_err(io::Error::other)? {
         return text(path, &content.bytes);
     }
@@ -317,7 +318,7 @@ fn default_route_address() -> Option<IpAddr> {
     source("0.0.0.0:0", "192.0.2.1:9").or_else(|| source("[::]:0", "[2001:db8::1]:9"))
 }
 
-fn choices(settings: &Settings) -> Choices {
+pub(crate) fn choices(settings: &Settings) -> Choices {
     Choices {
         kubelet_client_subject: settings.kubelet_client_subject,
         common_names: settings.common_names.clone(),
@@ -357,9 +358,9 @@ fn trust_sources(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
         .collect()
 }
 
-type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
+pub(crate) type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
 
-fn open_signers(
+pub(crate) fn open_signers(
     root: &Root,
     settings: &Settings,
     identity: &Identity,
@@ -430,6 +431,40 @@ pub fn cluster(root: &Root, kubeconfig: &Path) -> Result<Api, Failure> {
     let files = Rc::new(RootedFiles(root.clone()));
     Api::new(access, files, credentials(), OffsetDateTime::now_utc)
         .map_err(|error| Failure::of_cluster(kubeconfig.display(), &error))
+}
+
+/// A secret that the command line names and never holds, with what to call its source.
+///
+/// # Errors
+/// What cannot be read.
+pub fn secret(
+    root: &Root,
+    source: &certs::KeySource,
+) -> Result<(String, Zeroizing<Vec<u8>>), Failure> {
+    let (what, read) = match source {
+        certs::KeySource::File(text) => {
+            let file = match text.starts_with("credential:") {
+                true => SecretFile::parse(text).map_err(|(what, fix)| {
+                    Failure::new(ExitCode::Usage, format!("{text} {what}; {fix}"))
+                })?,
+                false => SecretFile::Path(absolute(Path::new(text))),
+            };
+            (file.to_string(), certs::read_file(root, &file))
+        }
+        certs::KeySource::Descriptor(number) => (
+            format!("file descriptor {number}"),
+            certs::read_descriptor(*number),
+        ),
+    };
+    match read {
+        Ok(bytes) => Ok((what, bytes)),
+        Err(error) => Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "{what} cannot be read: {error}; name a file that is there, or a descriptor that is open"
+            ),
+        )),
+    }
 }
 
 /// Where systemd put the unit's credentials.

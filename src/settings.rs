@@ -22,9 +22,9 @@ use crate::kubeadm::{NodeName, San, format_duration};
 use crate::names::{self, Authority, CertName};
 use crate::plan::KubeletClientSubject;
 use crate::policy::Rules;
-use crate::schema::{self, absolute, choice, duration, section};
+use crate::schema::{self, SecretFile, absolute, choice, duration, section};
 use crate::signer;
-use crate::yaml::{self, Entry, Faults, Field, Kind, Map, Node, Severity, Spot, Walk};
+use crate::yaml::{self, Faults, Field, Map, Node, Severity, Spot, Walk};
 
 /// The configuration file.
 pub const MAIN_FILE: &str = "/etc/nodepki/config.yaml";
@@ -50,6 +50,8 @@ const STAND_IN: &str = "command-line";
 pub struct Settings {
     /// Where the kubeadm configuration is.
     pub kubeadm: KubeadmFiles,
+    /// What a joining node takes from the cluster.
+    pub join: JoinSettings,
     /// Node name that wins over kubeadm's.
     pub node_name: Option<NodeName>,
     /// Who signs for each authority and what is trusted; all three are there.
@@ -81,8 +83,48 @@ pub struct KubeadmFiles {
     pub files: Vec<PathBuf>,
     /// A joiner's ClusterConfiguration; must exist when set.
     pub cluster_configuration: Option<PathBuf>,
+    /// When a joining node asks the cluster for its ClusterConfiguration.
+    pub from_cluster: FromCluster,
     /// True when the files were named by a person, so that a missing one is an error.
     pub required: bool,
+}
+
+/// When a joining node asks the cluster for its ClusterConfiguration (ConfigMap `kube-system/kubeadm-config`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FromCluster {
+    /// When no file has one.
+    #[default]
+    IfMissing,
+    /// Always; what a file says goes before what the cluster says.
+    Merge,
+    /// Never.
+    Never,
+}
+
+impl FromCluster {
+    const ALL: [FromCluster; 3] = [
+        FromCluster::IfMissing,
+        FromCluster::Merge,
+        FromCluster::Never,
+    ];
+
+    /// As written in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            FromCluster::IfMissing => "ifMissing",
+            FromCluster::Merge => "merge",
+            FromCluster::Never => "never",
+        }
+    }
+}
+
+/// What a joining control-plane node takes out of the Secret `kube-system/kubeadm-certs`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JoinSettings {
+    /// The key that decrypts it, in place of `controlPlane.certificateKey` of the JoinConfiguration.
+    pub certificate_key: Option<SecretFile>,
+    /// CA private keys in it are written to the node too; otherwise they are used in memory at most.
+    pub write_ca_keys: bool,
 }
 
 /// One of the three authorities.
@@ -148,8 +190,10 @@ impl Default for Settings {
             kubeadm: KubeadmFiles {
                 files: KUBEADM_FILES.iter().map(PathBuf::from).collect(),
                 cluster_configuration: None,
+                from_cluster: FromCluster::default(),
                 required: false,
             },
+            join: JoinSettings::default(),
             node_name: None,
             authorities: Authority::ALL
                 .into_iter()
@@ -192,7 +236,7 @@ impl Settings {
                     continue;
                 }
                 match &mut merged {
-                    Some(base) => merge(base, document),
+                    Some(base) => base.overlay(document),
                     None => merged = Some(document),
                 }
             }
@@ -254,7 +298,11 @@ impl Settings {
         let mut root = json!({
             "apiVersion": API_VERSION,
             "kind": KIND,
-            "kubeadm": {"files": self.kubeadm.files},
+            "kubeadm": {
+                "files": self.kubeadm.files,
+                "fromCluster": self.kubeadm.from_cluster.as_str(),
+            },
+            "join": {"writeCAKeys": self.join.write_ca_keys},
         });
         let authorities: serde_json::Map<String, Value> = Authority::ALL
             .into_iter()
@@ -294,6 +342,12 @@ impl Settings {
                 map.get_mut("kubeadm").and_then(Value::as_object_mut),
             ) {
                 kubeadm.insert("clusterConfiguration".to_owned(), json!(file));
+            }
+            if let (Some(file), Some(join)) = (
+                &self.join.certificate_key,
+                map.get_mut("join").and_then(Value::as_object_mut),
+            ) {
+                join.insert("certificateKey".to_owned(), json!(file.to_string()));
             }
             if let Some(name) = &self.node_name {
                 map.insert("nodeName".to_owned(), json!(name));
@@ -346,7 +400,27 @@ impl Settings {
                 .get("clusterConfiguration")
                 .as_ref()
                 .and_then(absolute);
+            if let Some(from_cluster) = choice(
+                kubeadm.get("fromCluster"),
+                FromCluster::ALL,
+                FromCluster::as_str,
+            ) {
+                self.kubeadm.from_cluster = from_cluster;
+            }
             kubeadm.finish();
+        }
+        if let Some(join) = section(map, "join") {
+            self.join = JoinSettings {
+                certificate_key: join
+                    .get("certificateKey")
+                    .as_ref()
+                    .and_then(SecretFile::read),
+                write_ca_keys: join
+                    .get("writeCAKeys")
+                    .and_then(|field| field.boolean())
+                    .unwrap_or_default(),
+            };
+            join.finish();
         }
         if let Some(field) = map.get("nodeName")
             && let Some(text) = field.string()
@@ -576,24 +650,6 @@ fn is_fragment(document: &Node, faults: &mut Faults) -> bool {
 fn is_signer_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (1..=63).contains(&name.len()) && !name.starts_with('.') && name.chars().all(fits)
-}
-
-/// Maps merge, everything else is replaced.
-fn merge(base: &mut Node, over: Node) {
-    match (&mut base.kind, over.kind) {
-        (Kind::Map(entries), Kind::Map(additions)) => {
-            for Entry { key, place, value } in additions {
-                match entries.iter_mut().find(|entry| entry.key == key) {
-                    Some(entry) => merge(&mut entry.value, value),
-                    None => entries.push(Entry { key, place, value }),
-                }
-            }
-        }
-        (kind, replacement) => {
-            *kind = replacement;
-            base.place = over.place;
-        }
-    }
 }
 
 fn common_names(field: &Field<'_>) -> BTreeMap<CertName, String> {

@@ -12,7 +12,7 @@
 //!    attributes of the file that it replaces. This proves room and permission.
 //! 3. The journal is written: the digest of each old file and *the whole of each new one*. All of this is fsynced in
 //!    one go; then the journal gets its name and the state directory is fsynced. **This is the point of commit.**
-//! 4. Each file is renamed into place, the directories are fsynced.
+//! 4. Each file is renamed into place, those that shall go are unlinked, the directories are fsynced.
 //! 5. Pending slots that are now done, then the journal, are removed.
 //!
 //! A crash before the point of commit leaves the old files and some unfinished ones, which the next run removes. A
@@ -23,7 +23,8 @@
 //! Files of one directory that differ only in their extension are one group: `apiserver.key` and `apiserver.crt`.
 //! Rolling forward decides by group, so that a pair that somebody replaced after the crash is left alone as a whole.
 //! Inside a group the private file is renamed first, as kubeadm writes it: who watches the certificate finds the key
-//! already there.
+//! already there. A file that goes is in the journal by its digest alone, never by its bytes, which may be a key; one
+//! that somebody changed after the crash stays.
 //!
 //! # The state directory
 //!

@@ -317,6 +317,24 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
+    /// Lays another value over this one: maps merge key by key, everything else is replaced.
+    pub fn overlay(&mut self, over: Node) {
+        match (&mut self.kind, over.kind) {
+            (Kind::Map(entries), Kind::Map(additions)) => {
+                for Entry { key, place, value } in additions {
+                    match entries.iter_mut().find(|entry| entry.key == key) {
+                        Some(entry) => entry.value.overlay(value),
+                        None => entries.push(Entry { key, place, value }),
+                    }
+                }
+            }
+            (kind, replacement) => {
+                *kind = replacement;
+                self.place = over.place;
+            }
+        }
+    }
+
     /// `a map`, `a list`, `text`, …: for messages.
     pub fn kind_name(&self) -> &'static str {
         match &self.kind {

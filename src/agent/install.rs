@@ -7,8 +7,8 @@ use time::OffsetDateTime;
 
 use super::request::Outcome;
 use super::{
-    ExitCode, Failure, Outcomes, Report, Row, ServiceAccountAction, Setup, Survey, SurveyedBundle,
-    SurveyedCert, report,
+    ExitCode, Failure, Outcomes, ProvidedFile, Report, Row, ServiceAccountAction, Setup, Survey,
+    SurveyedBundle, SurveyedCert, report,
 };
 use crate::assess::{Action, Found, beyond_authority};
 use crate::failpoint;
@@ -53,12 +53,17 @@ pub(super) async fn install(
         work.cert(cert, outcome)?;
     }
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
-        work.service_account(
-            spec,
-            action,
-            outcomes.service_account.as_ref(),
-            store.root(),
-        )?;
+        let handed = setup.provided.service_account.as_ref();
+        let key = match action {
+            ServiceAccountAction::Install => handed.map(|(_, key)| key),
+            _ => outcomes.service_account.as_ref(),
+        };
+        work.service_account(spec, action, key, store.root())?;
+    }
+    for place in survey.missing_files {
+        if let Some(file) = setup.provided.files.get(place) {
+            work.provided(file);
+        }
     }
     failpoint::reached("run:before-commit");
     let committed = store.commit(work.commit)?;
@@ -183,7 +188,8 @@ impl Work<'_> {
         // The pair is of no use before the API server has its certificate, and a run that is refused changes nothing.
         let held = self.incomplete.contains(&Authority::Ca);
         let done = match (action, made) {
-            (ServiceAccountAction::Keep, _) | (ServiceAccountAction::Make, None) => "kept",
+            (ServiceAccountAction::Keep, _)
+            | (ServiceAccountAction::Make | ServiceAccountAction::Install, None) => "kept",
             _ if held => "held back",
             (ServiceAccountAction::Make, Some(key)) => {
                 let public = key.public_key().to_pem().into_bytes();
@@ -195,6 +201,15 @@ impl Work<'_> {
                 self.commit
                     .file_if_absent(spec.public.clone(), public, Mode::Private);
                 "made"
+            }
+            (ServiceAccountAction::Install, Some(key)) => {
+                let public = key.public_key().to_pem().into_bytes();
+                let private = key.to_pem().as_bytes().to_vec();
+                self.commit
+                    .file_if_absent(spec.private.clone(), private, Mode::Private);
+                // As `kubeadm join` writes it.
+                self.commit.file(spec.public.clone(), public, Mode::Public);
+                "written"
             }
             (ServiceAccountAction::DerivePublic, _) => {
                 if let Some(private) = root.read(&spec.private)? {
@@ -219,6 +234,17 @@ impl Work<'_> {
         };
         self.rows.push(report::service_account_row(spec, done));
         Ok(())
+    }
+
+    /// Together with the certificates, as the service-account pair.
+    fn provided(&mut self, file: &ProvidedFile) {
+        let held = self.incomplete.contains(&Authority::Ca);
+        if !held {
+            self.commit
+                .file_if_absent(file.path.clone(), file.bytes.clone(), file.mode);
+        }
+        let action = if held { "held back" } else { "written" };
+        self.rows.push(report::provided_row(file, action));
     }
 
     fn add(

@@ -7,7 +7,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use super::request::Outcome;
-use super::{ExitCode, ServiceAccountAction, Setup, Survey, class_code, sentence};
+use super::{ExitCode, ProvidedFile, ServiceAccountAction, Setup, Survey, class_code, sentence};
 use crate::assess::{Action, Found};
 use crate::names::Authority;
 use crate::plan::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
@@ -166,11 +166,18 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
         let action = match action {
             ServiceAccountAction::Keep => "keep",
             ServiceAccountAction::Make => "make",
+            ServiceAccountAction::Install => "write",
             ServiceAccountAction::DerivePublic => "derive sa.pub",
             ServiceAccountAction::Tighten => "tighten",
         };
         rows.push(service_account_row(spec, action));
     }
+    let files = survey.missing_files.iter();
+    rows.extend(
+        files
+            .filter_map(|place| setup.provided.files.get(*place))
+            .map(|file| provided_row(file, "write")),
+    );
     let mut notes = survey.notes.clone();
     let unsigned: BTreeSet<Authority> = survey
         .to_issue()
@@ -296,6 +303,23 @@ fn empty_bundle_row(spec: &BundleSpec) -> Row {
         key: None,
         not_after: None,
         paths: vec![spec.path.clone()],
+        signer: None,
+        carries: None,
+        code: None,
+    }
+}
+
+pub(super) fn provided_row(file: &ProvidedFile, action: &'static str) -> Row {
+    Row {
+        name: file.what.clone(),
+        authority: None,
+        action,
+        reasons: vec![format!("from {}", file.from)],
+        subject: None,
+        sans: None,
+        key: None,
+        not_after: None,
+        paths: vec![file.path.clone()],
         signer: None,
         carries: None,
         code: None,

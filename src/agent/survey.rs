@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
+use super::Provided;
 use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, assess_bundle};
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
@@ -23,6 +24,8 @@ pub struct Survey {
     pub bundles: Vec<SurveyedBundle>,
     /// The service-account pair.
     pub service_account: Option<ServiceAccountAction>,
+    /// Which of the files that the cluster handed over are missing, by their place in the list.
+    pub missing_files: Vec<usize>,
     /// What deserves attention and stops nothing.
     pub notes: Vec<String>,
     /// What stops the run before anything is sent.
@@ -107,6 +110,8 @@ pub enum ServiceAccountAction {
     Keep,
     /// Make both.
     Make,
+    /// Put the cluster's own in place.
+    Install,
     /// `sa.pub` is missing and follows from `sa.key`.
     DerivePublic,
     /// `sa.key` is readable by everybody.
@@ -130,27 +135,31 @@ pub fn survey(
     root: &Root,
     plan: &Plan,
     trust: impl Fn(Authority) -> TrustSource,
+    provided: &Provided,
     now: OffsetDateTime,
 ) -> Result<Survey, store::Error> {
     let mut survey = Survey {
         certs: Vec::new(),
         bundles: Vec::new(),
         service_account: None,
+        missing_files: Vec::new(),
         notes: plan.notes.clone(),
         refusals: Vec::new(),
     };
     for spec in &plan.bundles {
-        survey.read_bundle(root, spec, &trust(spec.authority), now)?;
+        let handed = provided.bundles.get(&spec.authority);
+        survey.read_bundle(root, spec, &trust(spec.authority), handed, now)?;
     }
     for spec in &plan.certs {
         survey.read_cert(root, spec, now)?;
     }
     survey.read_revocations(root);
     if let Some(spec) = &plan.service_account {
-        survey.read_service_account(root, spec)?;
+        survey.read_service_account(root, spec, provided)?;
     }
+    survey.read_provided_files(root, provided)?;
     if let Some(external) = &plan.external_etcd {
-        survey.check_external_etcd(root, external, now)?;
+        survey.check_external_etcd(root, external, provided, now)?;
     }
     Ok(survey)
 }
@@ -180,6 +189,7 @@ impl Survey {
             .iter()
             .all(|cert| matches!(cert.action, Action::Keep { .. }))
             && self.bundles.iter().all(|bundle| bundle.in_place)
+            && self.missing_files.is_empty()
             && matches!(
                 self.service_account,
                 None | Some(ServiceAccountAction::Keep)
@@ -209,6 +219,7 @@ impl Survey {
         root: &Root,
         spec: &BundleSpec,
         source: &TrustSource,
+        handed: Option<&(String, TrustBundle)>,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
         let mut bytes = read(root, &spec.path)?;
@@ -226,7 +237,20 @@ impl Survey {
                 ));
             }
         }
-        let found = Found::read(bytes.as_deref().map(Vec::as_slice), TrustBundle::from_pem);
+        let mut found = Found::read(bytes.as_deref().map(Vec::as_slice), TrustBundle::from_pem);
+        match (&found, handed) {
+            (Found::Absent | Found::Empty, Some((_, offered))) => {
+                found = Found::Present(offered.clone());
+            }
+            (Found::Present(trusted), Some((from, offered))) if !trusted.vouches_for(offered) => {
+                self.refusals.push(format!(
+                    "{} is not the {} of the cluster: it holds {trusted}, {from} has {offered}; find out which is right, move the file away if it is the cluster's, and run again",
+                    spec.path.display(),
+                    spec.authority
+                ));
+            }
+            _ => {}
+        }
         if let Err(refusal) = assess_bundle(spec, &found, &source.pins, now) {
             self.refusals.push(refusal);
         }
@@ -384,6 +408,7 @@ impl Survey {
         &mut self,
         root: &Root,
         spec: &ServiceAccountSpec,
+        provided: &Provided,
     ) -> Result<(), store::Error> {
         let Private {
             text: private,
@@ -393,7 +418,29 @@ impl Survey {
         let public = read(root, &spec.public)?;
         let public = Found::read(public.as_deref().map(Vec::as_slice), PublicKey::from_pem);
         let (key_path, public_path) = (spec.private.display(), spec.public.display());
+        let handed = provided.service_account.as_ref();
+        if let Some((from, theirs)) = handed {
+            let found = [
+                (&spec.private, private.present().map(PrivateKey::public_key)),
+                (&spec.public, public.present()),
+            ];
+            let foreign = found
+                .into_iter()
+                .find(|(_, key)| key.is_some_and(|key| key != theirs.public_key()));
+            if let Some((path, _)) = foreign {
+                self.refusals.push(format!(
+                    "{} is not the key of the cluster that this node joins: {from} has another one, and with two of them half of all service-account tokens fail; move sa.key and sa.pub away if the other one is right, and run again",
+                    path.display()
+                ));
+                return Ok(());
+            }
+        }
         let action = match (&private, &public) {
+            (Found::Absent | Found::Empty, Found::Absent | Found::Empty | Found::Present(_))
+                if handed.is_some() =>
+            {
+                Ok(ServiceAccountAction::Install)
+            }
             (Found::Present(private), Found::Present(public)) if private.public_key() == public => {
                 if let KeyType::Rsa(bits @ ..2048) = private.key_type() {
                     self.notes
@@ -415,7 +462,7 @@ impl Survey {
                 Ok(ServiceAccountAction::Make)
             }
             (Found::Absent | Found::Empty, Found::Absent | Found::Empty) => Err(format!(
-                "{key_path} is absent and this node joins a cluster: a new pair would differ from that of the other control-plane nodes and half of all service-account tokens would fail; copy sa.key and sa.pub from a control-plane node to {} and run again",
+                "{key_path} is absent and this node joins a cluster: a new pair would differ from that of the other control-plane nodes and half of all service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
                 spec.private.parent().unwrap_or(Path::new("/")).display()
             )),
             (Found::Absent | Found::Empty, _) => Err(format!(
@@ -435,13 +482,38 @@ impl Survey {
         Ok(())
     }
 
+    fn read_provided_files(
+        &mut self,
+        root: &Root,
+        provided: &Provided,
+    ) -> Result<(), store::Error> {
+        for (place, file) in provided.files.iter().enumerate() {
+            match read(root, &file.path)? {
+                Some(found) if same_text(&found, &file.bytes) => {}
+                Some(found) if !found.is_empty() => self.refusals.push(format!(
+                    "{} ({}) differs from what {} has; find out which is right, move the file away if it is the cluster's, and run again",
+                    file.path.display(),
+                    file.what,
+                    file.from
+                )),
+                _ => self.missing_files.push(place),
+            }
+        }
+        Ok(())
+    }
+
     /// The files of an external etcd belong to somebody else: what is wrong with them is told, nothing is changed.
     fn check_external_etcd(
         &mut self,
         root: &Root,
         external: &crate::plan::ExternalEtcd,
+        provided: &Provided,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
+        let read = |root: &Root, path: &Path| {
+            let handed = provided.files.iter().find(|file| file.path == path);
+            Ok::<_, store::Error>(read(root, path)?.or(handed.map(|file| file.bytes.clone())))
+        };
         let mut report = |field: &str, path: &Path, problem: &str| {
             self.notes.push(format!(
                 "etcd.external.{field} {}: {problem}",
@@ -522,6 +594,15 @@ impl Survey {
     pub fn cert(&self, name: CertName) -> Option<&SurveyedCert> {
         self.certs.iter().find(|cert| cert.spec.name == name)
     }
+}
+
+/// Whether two PEM files say the same, whatever their line ends.
+fn same_text(one: &[u8], other: &[u8]) -> bool {
+    fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+        let lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+        lines.filter(|line| !line.is_empty())
+    }
+    lines(one).eq(lines(other))
 }
 
 fn read(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::Error> {

@@ -15,42 +15,48 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
             ));
         }
     }
-    let widths: Vec<usize> = header
-        .iter()
-        .enumerate()
-        .map(|(column, title)| {
-            let longest = cells
-                .iter()
-                .filter_map(|row| row.get(column))
-                .map(|cell| cell.chars().count())
-                .max();
-            longest.unwrap_or(0).max(title.len())
-        })
-        .collect();
-    let header: Vec<String> = header.into_iter().map(str::to_owned).collect();
-    let mut text = line(&header, &widths);
-    for (row, cells) in report.rows.iter().zip(&cells) {
-        text.push_str(&line(cells, &widths));
-        for reason in &row.reasons {
-            text.push_str(&format!("    {reason}\n"));
-        }
+    let beneath = report.rows.iter().map(|row| {
+        let mut beneath = row.reasons.clone();
         if verbose {
             for (what, value) in [
                 ("subject", &row.subject),
                 ("SAN", &row.sans),
                 ("signer", &row.signer),
             ] {
-                if let Some(value) = value {
-                    text.push_str(&format!("    {what} {value}\n"));
-                }
+                beneath.extend(value.as_ref().map(|value| format!("{what} {value}")));
             }
-            for path in &row.paths {
-                text.push_str(&format!("    {}\n", path.display()));
-            }
+            beneath.extend(row.paths.iter().map(|path| path.display().to_string()));
         }
-    }
+        beneath
+    });
+    let mut text = aligned(&header, cells.into_iter().zip(beneath).collect());
     for note in &report.notes {
         text.push_str(&format!("note: {note}\n"));
+    }
+    text
+}
+
+/// Columns under their titles; each row with the lines that stand beneath it.
+pub(super) fn aligned(header: &[&str], rows: Vec<(Vec<String>, Vec<String>)>) -> String {
+    let widths: Vec<usize> = header
+        .iter()
+        .enumerate()
+        .map(|(column, title)| {
+            let longest = rows
+                .iter()
+                .filter_map(|(cells, _)| cells.get(column))
+                .map(|cell| cell.chars().count())
+                .max();
+            longest.unwrap_or(0).max(title.len())
+        })
+        .collect();
+    let header: Vec<String> = header.iter().map(ToString::to_string).collect();
+    let mut text = line(&header, &widths);
+    for (cells, beneath) in rows {
+        text.push_str(&line(&cells, &widths));
+        for reason in beneath {
+            text.push_str(&format!("    {reason}\n"));
+        }
     }
     text
 }

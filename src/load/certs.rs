@@ -149,14 +149,14 @@ pub fn certificate_key(root: &Root, source: &KeySource) -> Result<CertificateKey
         .map_err(|error: CertificateKeyError| unusable(error.to_string()))
 }
 
-fn read_file(root: &Root, file: &SecretFile) -> io::Result<Zeroizing<Vec<u8>>> {
+pub(super) fn read_file(root: &Root, file: &SecretFile) -> io::Result<Zeroizing<Vec<u8>>> {
     let path = file.path(credentials().as_deref()).ok_or_else(|| {
         io::Error::other("systemd gave this run no credentials, add LoadCredential= to the unit")
     })?;
     RootedFiles(root.clone()).read(&path)
 }
 
-fn read_descriptor(number: u32) -> io::Result<Zeroizing<Vec<u8>>> {
+pub(super) fn read_descriptor(number: u32) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(KEY_LIMIT as usize));
     let file = File::open(PathBuf::from(format!("/proc/self/fd/{number}")))?;
     file.take(KEY_LIMIT).read_to_end(&mut bytes)?;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{API_VERSION, KIND, KubeletClientSubject, KubeletIdentity};
+use super::{API_VERSION, FromCluster, KIND, KubeletClientSubject, KubeletIdentity};
 use crate::schema::{self, Form, Key, key};
 use crate::signer::Kind;
 
@@ -20,6 +20,13 @@ fn identities() -> Vec<&'static str> {
         .collect()
 }
 
+fn fetching() -> Vec<&'static str> {
+    FromCluster::ALL
+        .into_iter()
+        .map(FromCluster::as_str)
+        .collect()
+}
+
 /// Every key of a fragment.
 #[rustfmt::skip]
 pub(super) const KEYS: &[Key] = &[
@@ -27,6 +34,9 @@ pub(super) const KEYS: &[Key] = &[
     key("kind", Form::Const(KIND), "Kind of this document."),
     key("kubeadm.files[]", Form::Path, "kubeadm configuration files; those that exist are merged."),
     key("kubeadm.clusterConfiguration", Form::Path, "File with the ClusterConfiguration, for a joining node."),
+    key("kubeadm.fromCluster", Form::Choice(fetching), "When a joining node asks the cluster for its ClusterConfiguration; default ifMissing."),
+    key("join.certificateKey", Form::Secret, "File with the key of kubeadm-certs, in place of controlPlane.certificateKey."),
+    key("join.writeCAKeys", Form::Flag, "Write the CA private keys of kubeadm-certs to the node; default false."),
     key("nodeName", Form::Text, "Node name in place of kubeadm's."),
     key("authorities.ca.signer", Form::Text, "Name of the signer for the authority ca."),
     key("authorities.ca.allowExtraUsages", Form::Flag, "Take certificates that are good for TLS servers and clients both; default false."),

@@ -58,9 +58,9 @@ impl Configured for Config {
     }
 }
 
-/// Signs with CA keys from files.
+/// Signs with CA keys from files, or from memory.
 pub struct Local {
-    dir: PathBuf,
+    label: String,
     caps: Caps,
     authorities: BTreeMap<Authority, Found>,
 }
@@ -79,9 +79,28 @@ impl Local {
             .map(|authority| (authority, find(dir, authority, files)))
             .collect();
         Local {
-            dir: dir.to_owned(),
+            label: format!("local:{}", dir.display()),
             caps: Caps::everything(),
             authorities,
+        }
+    }
+
+    /// With authorities that are on no disk here; `label` says where they come from.
+    pub fn in_memory(
+        label: impl Into<String>,
+        authorities: impl IntoIterator<Item = (Authority, CertificateAuthority)>,
+    ) -> Self {
+        let found = |signing: CertificateAuthority| Found {
+            certificate: Some(signing.bundle().to_pem().into_bytes()),
+            signing: Ok(signing),
+        };
+        Local {
+            label: label.into(),
+            caps: Caps::everything(),
+            authorities: authorities
+                .into_iter()
+                .map(|(authority, signing)| (authority, found(signing)))
+                .collect(),
         }
     }
 
@@ -124,7 +143,7 @@ impl Signer for Local {
     }
 
     fn label(&self) -> String {
-        format!("local:{}", self.dir.display())
+        self.label.clone()
     }
 
     fn caps(&self) -> &Caps {

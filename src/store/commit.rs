@@ -73,9 +73,18 @@ pub struct Commit {
 
 struct Wanted {
     path: PathBuf,
-    bytes: Zeroizing<Vec<u8>>,
-    mode: Mode,
-    overwrite: bool,
+    end: End,
+}
+
+/// What shall become of a file.
+enum End {
+    Written {
+        bytes: Zeroizing<Vec<u8>>,
+        mode: Mode,
+        overwrite: bool,
+    },
+    /// Gone, if it has this SHA-256.
+    Removed { sha256: String },
 }
 
 impl Commit {
@@ -109,6 +118,16 @@ impl Commit {
         self.add(path.into(), bytes.into(), mode, false)
     }
 
+    /// A file that shall be gone. The commit is refused if it holds anything but `contents` by then; where there is none,
+    /// nothing is to be done.
+    ///
+    /// The name goes and with it, in time, the blocks. Writing over them first would only look thorough: journalling and
+    /// copy-on-write file systems and flash write elsewhere. What must not be found again needs an encrypted disk.
+    pub fn remove(&mut self, path: impl Into<PathBuf>, contents: &[u8]) -> &mut Self {
+        let sha256 = sha256(contents);
+        self.want(path.into(), End::Removed { sha256 })
+    }
+
     /// When a certificate of this commit was issued.
     pub fn issued(&mut self, name: CertName, issued: Issued) -> &mut Self {
         self.issued.insert(name, issued);
@@ -128,13 +147,17 @@ impl Commit {
         mode: Mode,
         overwrite: bool,
     ) -> &mut Self {
-        self.files.retain(|wanted| wanted.path != path);
-        self.files.push(Wanted {
-            path,
+        let end = End::Written {
             bytes,
             mode,
             overwrite,
-        });
+        };
+        self.want(path, end)
+    }
+
+    fn want(&mut self, path: PathBuf, end: End) -> &mut Self {
+        self.files.retain(|wanted| wanted.path != path);
+        self.files.push(Wanted { path, end });
         self
     }
 }
@@ -144,6 +167,8 @@ impl Commit {
 pub struct Committed {
     /// Files that were made or replaced.
     pub written: Vec<PathBuf>,
+    /// Files that were removed.
+    pub removed: Vec<PathBuf>,
     /// Files that were as wanted already and were not touched.
     pub unchanged: Vec<PathBuf>,
     /// What is worth telling.
@@ -155,6 +180,8 @@ pub struct Committed {
 pub struct Recovery {
     /// Files of an interrupted commit that were put in place now.
     pub finished: Vec<PathBuf>,
+    /// Files that an interrupted commit had decided to remove, and that were removed now.
+    pub removed: Vec<PathBuf>,
     /// Files of an interrupted commit that somebody else has changed since; left as they are.
     pub superseded: Vec<PathBuf>,
     /// Unfinished files that were removed. Nothing had been decided about them.
@@ -238,14 +265,34 @@ impl Store {
             }
             plan.seen.push(place.clone());
             let group = plan.group(&wanted.path);
-            let Some(target) = Target::look(plan.dirs.get(place.dir), &place.name)? else {
-                plan.changes.push(Change::new(wanted, place, group, None));
+            let target = Target::look(plan.dirs.get(place.dir), &place.name)?;
+            let (bytes, wanted_mode, overwrite) = match wanted.end {
+                End::Written {
+                    bytes,
+                    mode,
+                    overwrite,
+                } => (bytes, mode, overwrite),
+                End::Removed { sha256 } => {
+                    plan.examine_removal(wanted.path, place, group, &sha256, target)?;
+                    continue;
+                }
+            };
+            let private = wanted_mode == Mode::Private;
+            let Some(target) = target else {
+                plan.changes.push(Change {
+                    path: wanted.path,
+                    place,
+                    group,
+                    private,
+                    new: Some((bytes, wanted_mode.bits())),
+                    found: None,
+                });
                 continue;
             };
             let path = target.path.clone();
-            let mode = wanted.mode.replacing(&target.metadata);
-            let same = target.bytes == wanted.bytes;
-            if !same && !wanted.overwrite && !target.bytes.is_empty() {
+            let mode = wanted_mode.replacing(&target.metadata);
+            let same = target.bytes == bytes;
+            if !same && !overwrite && !target.bytes.is_empty() {
                 return Err(Error::obstacle(path, Obstacle::Differs));
             }
             if mode != target.metadata.mode && target.metadata.size > 0 {
@@ -263,20 +310,19 @@ impl Store {
                 });
                 continue;
             }
-            if target.metadata.immutable {
-                return Err(Error::obstacle(path, Obstacle::Immutable));
-            }
-            if target.metadata.links > 1 {
-                plan.outcome.notes.push(Note::HardLinked {
-                    path,
-                    links: target.metadata.links,
-                });
-            }
-            plan.changes
-                .push(Change::new(wanted, place, group, Some((target, mode))));
+            target.may_go(&mut plan.outcome.notes)?;
+            plan.changes.push(Change {
+                path: wanted.path,
+                place,
+                group,
+                private,
+                new: Some((bytes, mode)),
+                found: Some(target),
+            });
         }
+        // What is new is there before what is old goes.
         plan.changes
-            .sort_by_key(|change| (change.group, !change.private));
+            .sort_by_key(|change| (change.group, change.new.is_none(), !change.private));
         plan.outcome.unchanged = plan.kept.iter().map(|kept| kept.path.clone()).collect();
         for change in &plan.changes {
             if let Some(place) = plan.dirs.get(change.place.dir)
@@ -307,15 +353,28 @@ impl Store {
                 path,
                 place,
                 group,
-                bytes,
-                mode,
+                new,
                 found,
                 ..
             } = change;
             plan.steps.push(Step {
                 place: place.clone(),
                 group,
+                removes: new.is_none(),
             });
+            let old = found.as_ref().map(|found| sha256(&found.bytes));
+            let Some((bytes, mode)) = new else {
+                plan.outcome.removed.push(path.clone());
+                entries.push(Entry {
+                    path,
+                    group,
+                    mode: 0,
+                    old,
+                    new: None,
+                    content: None,
+                });
+                continue;
+            };
             let dir = plan.make(&self.root, place.dir, made)?;
             let temp = unfinished(&place.name);
             failpoint("commit:staged-one", dir.path().join(&place.name))?;
@@ -330,12 +389,12 @@ impl Store {
             staged.push((dir.path().join(&place.name), file));
             plan.outcome.written.push(path.clone());
             entries.push(Entry {
-                old: found.as_ref().map(|found| sha256(&found.bytes)),
-                new: sha256(&bytes),
-                content: Secret(bytes),
                 path,
                 group,
                 mode,
+                old,
+                new: Some(sha256(&bytes)),
+                content: Some(Secret(bytes)),
             });
         }
         failpoint("commit:staged", self.state.path())?;
@@ -359,7 +418,7 @@ impl Store {
         Ok(journal)
     }
 
-    /// From the point of commit on: the renames, and the end of the slots and of the journal.
+    /// From the point of commit on: the renames and removals, and the end of the slots and of the journal.
     fn finish(&self, dirs: &[Place], steps: &[Step], journal: &Journal) -> Result<(), Error> {
         if !journal.entries.is_empty() {
             failpoint("commit:journalled", self.state.path())?;
@@ -382,9 +441,14 @@ impl Store {
             else {
                 continue;
             };
-            let renamed = failpoint("finish:rename-one", dir.path().join(&step.place.name))
-                .and_then(|()| dir.rename(&unfinished(&step.place.name), &step.place.name));
-            match renamed {
+            let path = dir.path().join(&step.place.name);
+            let done = match step.removes {
+                true => failpoint("finish:remove-one", path)
+                    .and_then(|()| dir.unlink(&step.place.name).map(drop)),
+                false => failpoint("finish:rename-one", path)
+                    .and_then(|()| dir.rename(&unfinished(&step.place.name), &step.place.name)),
+            };
+            match done {
                 Ok(()) if touched.iter().any(|known| std::ptr::eq(*known, dir)) => {}
                 Ok(()) => touched.push(dir),
                 Err(error) => failed = Some((step.group, failed.map_or(error, |(_, first)| first))),
@@ -448,9 +512,11 @@ impl Store {
         all.extend(new);
         Wanted {
             path: Path::new(STATE_DIR).join(ISSUED),
-            bytes: issued::to_json(all).into(),
-            mode: Mode::Other(0o600),
-            overwrite: true,
+            end: End::Written {
+                bytes: issued::to_json(all).into(),
+                mode: Mode::Other(0o600),
+                overwrite: true,
+            },
         }
     }
 
@@ -509,7 +575,7 @@ impl Locked {
 impl Store {
     fn roll_forward(
         &self,
-        mut journal: Journal,
+        journal: Journal,
         now: OffsetDateTime,
         recovery: &mut Recovery,
     ) -> Result<(), Error> {
@@ -544,7 +610,7 @@ impl Store {
 
         let mut made = Vec::new();
         let mut staged = Vec::new();
-        for (entry, (place, state, target)) in journal.entries.iter_mut().zip(found) {
+        for (entry, (place, state, target)) in journal.entries.iter().zip(found) {
             if given_up.contains(&entry.group) {
                 recovery.superseded.push(entry.path.clone());
                 continue;
@@ -552,6 +618,22 @@ impl Store {
             if state == State::New {
                 continue;
             }
+            let Some(content) = &entry.content else {
+                if state == State::Foreign {
+                    recovery.superseded.push(entry.path.clone());
+                    continue;
+                }
+                if let Some(target) = &target {
+                    target.may_go(&mut recovery.notes)?;
+                }
+                recovery.removed.push(entry.path.clone());
+                plan.steps.push(Step {
+                    place,
+                    group: entry.group,
+                    removes: true,
+                });
+                continue;
+            };
             let dir = plan.make(&self.root, place.dir, &mut made)?;
             if let Some(target) = &target {
                 if target.metadata.immutable {
@@ -564,7 +646,7 @@ impl Store {
                 }
             }
             failpoint("recover:staged-one", dir.path().join(&place.name))?;
-            let file = stage_again(dir, &place.name, &entry.content.0)?;
+            let file = stage_again(dir, &place.name, &content.0)?;
             inherit(
                 dir,
                 &place.name,
@@ -577,6 +659,7 @@ impl Store {
             plan.steps.push(Step {
                 place,
                 group: entry.group,
+                removes: false,
             });
         }
         let files: Vec<BorrowedFd<'_>> = staged.iter().map(|(_, file)| file.as_fd()).collect();
@@ -674,15 +757,16 @@ struct Change {
     place: Named,
     group: usize,
     private: bool,
-    bytes: Zeroizing<Vec<u8>>,
-    mode: u32,
+    /// Contents and mode; `None` for a file that goes.
+    new: Option<(Zeroizing<Vec<u8>>, u32)>,
     found: Option<Target>,
 }
 
-/// A rename that is left to be done.
+/// A rename or removal that is left to be done.
 struct Step {
     place: Named,
     group: usize,
+    removes: bool,
 }
 
 /// What stands where something is to be written.
@@ -748,6 +832,32 @@ impl Plan {
         })
     }
 
+    fn examine_removal(
+        &mut self,
+        path: PathBuf,
+        place: Named,
+        group: usize,
+        wanted: &str,
+        target: Option<Target>,
+    ) -> Result<(), Error> {
+        let Some(target) = target else {
+            return Ok(());
+        };
+        if sha256(&target.bytes) != wanted {
+            return Err(Error::obstacle(target.path, Obstacle::Changed));
+        }
+        target.may_go(&mut self.outcome.notes)?;
+        self.changes.push(Change {
+            path,
+            place,
+            group,
+            private: true,
+            new: None,
+            found: Some(target),
+        });
+        Ok(())
+    }
+
     fn group(&mut self, path: &Path) -> usize {
         let stem = path.with_extension("");
         if let Some(known) = self.groups.iter().position(|group| *group == stem) {
@@ -755,24 +865,6 @@ impl Plan {
         }
         self.groups.push(stem);
         self.groups.len() - 1
-    }
-}
-
-impl Change {
-    fn new(wanted: Wanted, place: Named, group: usize, found: Option<(Target, u32)>) -> Change {
-        let (found, mode) = match found {
-            Some((target, mode)) => (Some(target), mode),
-            None => (None, wanted.mode.bits()),
-        };
-        Change {
-            path: wanted.path,
-            place,
-            group,
-            private: wanted.mode == Mode::Private,
-            bytes: wanted.bytes,
-            mode,
-            found,
-        }
     }
 }
 
@@ -788,12 +880,26 @@ impl Target {
             bytes: content.bytes,
         }))
     }
+
+    /// Refuses to let it be replaced or removed, or tells what is left of it then.
+    fn may_go(&self, notes: &mut Vec<Note>) -> Result<(), Error> {
+        if self.metadata.immutable {
+            return Err(Error::obstacle(&self.path, Obstacle::Immutable));
+        }
+        if self.metadata.links > 1 {
+            notes.push(Note::HardLinked {
+                path: self.path.clone(),
+                links: self.metadata.links,
+            });
+        }
+        Ok(())
+    }
 }
 
 impl State {
     fn of(entry: &Entry, target: Option<&Target>) -> State {
         let is = target.map(|target| sha256(&target.bytes));
-        if is.as_ref() == Some(&entry.new) {
+        if is == entry.new {
             State::New
         } else if is == entry.old {
             State::Old

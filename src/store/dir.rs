@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
 use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
-use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
+use rustix::fs::{AtFlags, RenameFlags, StatxAttributes, StatxFlags, renameat_with, statx};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
@@ -182,6 +182,34 @@ impl Dir {
         }
         self.replace(name, bytes, mode, true)?;
         Ok(true)
+    }
+
+    /// Makes a file (0600) that was not there. It is whole and on the disk with its name when this returns, or it is not
+    /// there at all.
+    ///
+    /// # Errors
+    /// [`Error::Unsafe`] where anything stands at `name` already, and what the system says.
+    pub fn write_new(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> Result<(), Error> {
+        let name = single(name.as_ref())?;
+        let temp = unfinished(name);
+        let written = (|| {
+            let file = self.create(&temp, bytes)?;
+            fsync(&file).map_err(|errno| self.error("write", &temp, errno))?;
+            match renameat_with(&self.fd, &temp, &self.fd, name, RenameFlags::NOREPLACE)
+                .map_err(errno_from)
+            {
+                Ok(()) => Ok(()),
+                Err(Errno::EEXIST) => Err(Error::obstacle(self.path.join(name), Obstacle::Differs)),
+                // A file system that cannot promise it: NFS.
+                Err(Errno::EINVAL) if self.metadata(name)?.is_none() => self.rename(&temp, name),
+                Err(errno) => Err(self.error("create", name, errno)),
+            }
+        })();
+        if written.is_err() {
+            let _ = self.unlink(&temp);
+        }
+        written?;
+        self.sync()
     }
 
     /// Removes a file; false when there was none.

@@ -258,6 +258,11 @@ pub enum Obstacle {
         "exists and holds something else; it is not overwritten: compare it with the other nodes, then move it away or keep it"
     )]
     Differs,
+    /// A file that was to be removed as it was.
+    #[error(
+        "has other contents than those that were to be removed; it was left alone: see who changed it and run again"
+    )]
+    Changed,
     /// A state directory of somebody else.
     #[error(
         "belongs to user {owner}, not to user {expected}; give it back with chown and run again"
@@ -284,7 +289,7 @@ pub enum Note {
         /// Its mode now.
         to: u32,
     },
-    /// The replaced file has other names, which keep the old contents.
+    /// The replaced or removed file has other names, which keep the old contents.
     #[error("{path} had {links} hard links; the other names keep the old contents", path = path.display())]
     HardLinked {
         /// The file.

@@ -16,7 +16,10 @@ use super::pending::Slot;
 use super::{free_name, sha256};
 
 pub(super) const JOURNAL: &str = "journal.json";
-const VERSION: u64 = 1;
+/// A nodepki that knows only version 1 would take a removal for damage and go on without it, hence 2 for a journal that
+/// has one. All others stay readable for it.
+const VERSION: u64 = 2;
+const WITHOUT_REMOVAL: u64 = 1;
 /// Some hundred files of the size of a bundle; far above any commit.
 const LIMIT: u64 = 64 * 1024 * 1024;
 
@@ -30,7 +33,7 @@ pub(super) struct Journal {
     pub(super) slots: Vec<Slot>,
 }
 
-/// One file to be replaced, in the order of the renames.
+/// One file to be replaced or removed, in the order in which that is done.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Entry {
     pub(super) path: PathBuf,
@@ -38,8 +41,17 @@ pub(super) struct Entry {
     pub(super) mode: u32,
     /// SHA-256 of what stood there, `None` for nothing.
     pub(super) old: Option<String>,
-    pub(super) new: String,
-    pub(super) content: Secret,
+    /// SHA-256 of what shall stand there, `None` for nothing.
+    pub(super) new: Option<String>,
+    /// The bytes to `new`. Those of a file that goes are never here: they may be a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) content: Option<Secret>,
+}
+
+impl Entry {
+    pub(super) fn removes(&self) -> bool {
+        self.new.is_none()
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -54,8 +66,12 @@ pub(super) struct Secret(pub(super) Zeroizing<Vec<u8>>);
 
 impl Journal {
     pub(super) fn new(entries: Vec<Entry>, kept: Vec<Kept>, slots: Vec<Slot>) -> Journal {
+        let version = match entries.iter().any(Entry::removes) {
+            true => VERSION,
+            false => WITHOUT_REMOVAL,
+        };
         Journal {
-            version: VERSION,
+            version,
             entries,
             kept,
             slots,
@@ -64,7 +80,11 @@ impl Journal {
 
     /// Writes the journal under its unfinished name. It counts once it was renamed.
     pub(super) fn write(&self, state: &Dir) -> Result<File, Error> {
-        let contents: usize = self.entries.iter().map(|entry| entry.content.0.len()).sum();
+        let contents = self
+            .entries
+            .iter()
+            .filter_map(|entry| entry.content.as_ref());
+        let contents: usize = contents.map(|content| content.0.len()).sum();
         // Room enough: growing would leave copies of keys in freed memory.
         let room = contents / 3 * 4 + (self.entries.len() + self.kept.len()) * 1024 + 4096;
         let mut json = Zeroizing::new(Vec::with_capacity(room));
@@ -119,14 +139,14 @@ fn parse(json: &[u8]) -> Result<Journal, Fault> {
     }
     let damaged = |error: serde_json::Error| Fault::Damaged(error.to_string());
     let header: Header = serde_json::from_slice(json).map_err(damaged)?;
-    if header.version != VERSION {
+    if !(WITHOUT_REMOVAL..=VERSION).contains(&header.version) {
         return Err(Fault::Newer(header.version));
     }
     let journal: Journal = serde_json::from_slice(json).map_err(damaged)?;
     match journal
         .entries
         .iter()
-        .find(|entry| sha256(&entry.content.0) != entry.new)
+        .find(|entry| entry.content.as_ref().map(|content| sha256(&content.0)) != entry.new)
     {
         None => Ok(journal),
         Some(entry) => Err(Fault::Damaged(format!(

@@ -57,6 +57,23 @@ impl Root {
         }
     }
 
+    /// A directory of this root as a root of its own; `None` when there is nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unsafe`] for anything but a directory, and what the system says.
+    pub fn below(&self, path: impl AsRef<Path>) -> Result<Option<Root>, Error> {
+        let path = path.as_ref();
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        match self.resolve(path, flags) {
+            Ok(fd) => Ok(Some(Root(Arc::new(Inner {
+                fd,
+                path: self.on_this_machine(path),
+            })))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(self.error("open", path, errno)),
+        }
+    }
+
     /// The path of the root on this machine.
     pub fn path(&self) -> &Path {
         &self.0.path

@@ -3,6 +3,7 @@
 //! RSA keys come from the `rsa` crate and EC keys from aws-lc-rs; every signature is made by aws-lc-rs.
 //! A private key is held as DER that is wiped on drop and is never shown by `Debug`.
 
+mod encrypted;
 mod jwk;
 
 use std::fmt;
@@ -16,9 +17,9 @@ use aws_lc_rs::signature::{
     ECDSA_P521_SHA512_ASN1_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm, KeyPair, RsaKeyPair,
 };
 use p256::elliptic_curve::bigint::{CheckedSub, ConcatenatingMul};
-use p256::pkcs8::der::asn1::{ObjectIdentifier, UintRef};
-use p256::pkcs8::der::{Decode, Encode};
-use p256::pkcs8::{PrivateKeyInfoRef, SubjectPublicKeyInfoRef};
+use pkcs8::der::asn1::{ObjectIdentifier, UintRef};
+use pkcs8::der::{Decode, Encode};
+use pkcs8::{PrivateKeyInfoRef, SubjectPublicKeyInfoRef};
 use rsa::BoxedUint;
 use rsa::pkcs1::{EncodeRsaPrivateKey, RsaPrivateKeyRef};
 use rsa::rand_core::UnwrapErr;
@@ -161,6 +162,14 @@ pub enum KeyError {
     Generation(String),
     #[error("signing failed")]
     Signing,
+    #[error("the private key could not be encrypted")]
+    Encryption,
+    #[error("the private key was encrypted under another passphrase, or is damaged")]
+    Passphrase,
+    #[error(
+        "the private key is encrypted in a way that is not read here ({0}); encrypt it anew: openssl pkey -in KEY -aes-256-cbc -out NEW"
+    )]
+    Scheme(String),
 }
 
 /// A private key, wiped from memory on drop.
@@ -467,7 +476,7 @@ impl PublicKey {
     }
 
     fn from_rsa_pkcs1(raw: &[u8], key_type: KeyType) -> Result<Self, KeyError> {
-        Self::from_parts(OID_RSA, p256::pkcs8::der::asn1::AnyRef::NULL, raw, key_type)
+        Self::from_parts(OID_RSA, pkcs8::der::asn1::AnyRef::NULL, raw, key_type)
     }
 
     fn from_ec_point(curve: Curve, raw: &[u8]) -> Result<Self, KeyError> {
@@ -482,17 +491,17 @@ impl PublicKey {
 
     fn from_parts(
         oid: ObjectIdentifier,
-        parameters: p256::pkcs8::der::asn1::AnyRef<'_>,
+        parameters: pkcs8::der::asn1::AnyRef<'_>,
         raw: &[u8],
         key_type: KeyType,
     ) -> Result<Self, KeyError> {
         let unencodable = |_| KeyError::Damaged("the public key cannot be encoded");
         let info = SubjectPublicKeyInfoRef {
-            algorithm: p256::pkcs8::AlgorithmIdentifierRef {
+            algorithm: pkcs8::AlgorithmIdentifierRef {
                 oid,
                 parameters: Some(parameters),
             },
-            subject_public_key: p256::pkcs8::der::asn1::BitStringRef::from_bytes(raw)
+            subject_public_key: pkcs8::der::asn1::BitStringRef::from_bytes(raw)
                 .map_err(unencodable)?,
         };
         Ok(PublicKey {

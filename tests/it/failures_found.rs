@@ -289,7 +289,7 @@ fn d7_a_ca_key_on_a_node_of_an_external_ca_is_told() {
     let node = Node::new();
     fs::copy(node.ca().join("ca.key"), node.path(format!("{PKI}/ca.key"))).unwrap();
     node.ask().done().says(
-        "note: /etc/kubernetes/pki/ca.key is on this node although an external signer is configured for ca: once the key is held elsewhere, remove it here",
+        "note: /etc/kubernetes/pki/ca.key is on this node although an external signer is configured for ca: nodepki migrate to-external proves that it is not needed, and removes it",
     );
     assert!(node.path(format!("{PKI}/ca.key")).is_file());
 }

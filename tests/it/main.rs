@@ -10,7 +10,9 @@
 
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
+mod capi;
 mod certs;
+mod cloud_init;
 mod crl;
 mod discovery;
 mod doctor;
@@ -28,6 +30,7 @@ mod kubeadm;
 mod layers;
 mod log;
 mod machine;
+mod migrate;
 mod node;
 mod offline;
 mod openssl;

@@ -135,7 +135,7 @@ fn printed(dir: &Path, settings: &str) -> String {
     ran.stdout
 }
 
-fn print_setup(dir: &Path, settings: &str, kubeadm: &str, arguments: &[&str]) -> Ran {
+pub(crate) fn print_setup(dir: &Path, settings: &str, kubeadm: &str, arguments: &[&str]) -> Ran {
     fs::write(dir.join("setup.yaml"), settings).unwrap();
     fs::write(dir.join("kubeadm.yaml"), kubeadm).unwrap();
     Ran::of(

@@ -593,6 +593,77 @@ fn a_hard_link_keeps_the_old_contents_and_is_mentioned() {
 }
 
 #[test]
+fn a_file_is_removed_only_as_it_was_seen() {
+    let fixture = Fixture::on_disk();
+    let key = format!("{PKI}/ca.key");
+    let remove = |contents: &str| {
+        let mut commit = Commit::new();
+        commit.remove(&key, contents.as_bytes()).file(
+            format!("{PKI}/new"),
+            b"new".to_vec(),
+            Mode::Public,
+        );
+        fixture.store().commit(commit)
+    };
+    fixture.write(&key, "a key", 0o600);
+    let error = remove("another").unwrap_err();
+    assert_eq!(*refusal(&error), Obstacle::Changed);
+    assert!(
+        error.to_string().contains("ca.key has other contents"),
+        "{error}"
+    );
+    assert!(
+        error.to_string().ends_with("; nothing was changed"),
+        "{error}"
+    );
+    assert!(!fixture.path(format!("{PKI}/new")).exists());
+
+    fs::hard_link(fixture.path(&key), fixture.path("/copy")).unwrap();
+    let done = remove("a key").unwrap();
+    assert_eq!(done.removed, [PathBuf::from(&key)]);
+    assert!(
+        matches!(done.notes[..], [Note::HardLinked { links: 2, .. }]),
+        "{done:?}"
+    );
+    assert!(!fixture.path(&key).exists());
+    assert_eq!(fixture.text(format!("{PKI}/new")), "new");
+    assert_eq!(leftovers(fixture.dir.path()), Vec::<PathBuf>::new());
+
+    let again = remove("a key").unwrap();
+    assert!(
+        again.removed.is_empty() && again.written.is_empty(),
+        "{again:?}"
+    );
+
+    symlink("elsewhere", fixture.path(&key)).unwrap();
+    let error = remove("a key").unwrap_err();
+    assert!(matches!(refusal(&error), Obstacle::Symlink(_)), "{error}");
+    assert!(fixture.path(&key).symlink_metadata().is_ok());
+}
+
+#[test]
+fn a_new_file_takes_the_place_of_nothing() {
+    let fixture = Fixture::on_disk();
+    let dir = fixture.root().create_dir("/backup", 0o700).unwrap();
+    dir.write_new("keys", b"first").unwrap();
+    assert_eq!(
+        (
+            fixture.text("/backup/keys").as_str(),
+            fixture.mode("/backup/keys")
+        ),
+        ("first", 0o600)
+    );
+    symlink("nowhere", fixture.path("/backup/link")).unwrap();
+    for name in ["keys", "link"] {
+        let error = dir.write_new(name, b"second").unwrap_err();
+        assert_eq!(*refusal(&error), Obstacle::Differs, "{error}");
+    }
+    assert_eq!(fixture.text("/backup/keys"), "first");
+    assert!(!fixture.path("/backup/nowhere").exists());
+    assert_eq!(leftovers(fixture.dir.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
 fn a_second_run_waits_and_then_names_the_first() {
     let fixture = Fixture::new();
     let root = fixture.root();

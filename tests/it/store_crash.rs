@@ -7,6 +7,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use nodepki::failpoint;
 use nodepki::names::CertName;
 use nodepki::store::{
@@ -15,7 +17,7 @@ use nodepki::store::{
 
 use super::store::{CSR, Fixture, KEY, NOW, PKI, leftovers, open, ticket};
 
-/// Pairs that are replaced, one that is new, a file alone, and one that stays as it is.
+/// Pairs that are replaced, one that is new, a file alone, one that stays as it is, and one that goes.
 const PAIRS: [(&str, &str); 3] = [
     (
         "/etc/kubernetes/pki/apiserver.key",
@@ -32,6 +34,8 @@ const PAIRS: [(&str, &str); 3] = [
 ];
 const CONF: &str = "/etc/kubernetes/admin.conf";
 const KEPT: &str = "/etc/kubernetes/pki/sa.key";
+const GONE: &str = "/etc/kubernetes/pki/ca.key";
+const CA_KEY: &str = "the bytes of a CA key";
 
 fn start() -> Fixture {
     let fixture = Fixture::new();
@@ -41,6 +45,7 @@ fn start() -> Fixture {
     }
     fixture.write(CONF, "old", 0o600);
     fixture.write(KEPT, "kept", 0o600);
+    fixture.write(GONE, CA_KEY, 0o600);
     let slot = CertName::Apiserver.into();
     fixture
         .store()
@@ -59,6 +64,7 @@ fn change() -> Commit {
     commit
         .file(CONF, b"new".to_vec(), Mode::Private)
         .file(KEPT, b"kept".to_vec(), Mode::Private)
+        .remove(GONE, CA_KEY.as_bytes())
         .completes(CertName::Apiserver.into())
         .issued(
             CertName::Apiserver,
@@ -84,6 +90,11 @@ pub(crate) fn child(what: &str, root: &Path) {
     match what {
         "recover" => done(open(&root).map(drop)),
         "commit" => done(open(&root).and_then(|(mut store, _)| store.commit(change()).map(drop))),
+        "commit-files" => done(open(&root).and_then(|(mut store, _)| {
+            let mut commit = Commit::new();
+            commit.file(CONF, b"new".to_vec(), Mode::Private);
+            store.commit(commit).map(drop)
+        })),
         "commit-twice" => done(open(&root).and_then(|(mut store, _)| {
             let first = store.commit(change()).map(drop);
             assert!(first.is_err());
@@ -166,6 +177,8 @@ fn assert_whole(fixture: &Fixture, place: &str) -> bool {
         }
     }
     assert_eq!(fixture.text(KEPT), "kept", "{place}");
+    let ca_key = fs::read_to_string(fixture.path(GONE)).ok();
+    assert_eq!(ca_key.as_deref(), (!new).then_some(CA_KEY), "{place}");
     assert_eq!(
         leftovers(fixture.dir.path()),
         Vec::<PathBuf>::new(),
@@ -217,7 +230,10 @@ fn a_commit_killed_anywhere_is_old_or_new_after_the_next_start() {
         let fixture = start();
         assert!(killed("commit", &fixture, place));
         assert_no_file_is_torn(&fixture, place);
-        let journal = fixture.path("/var/lib/nodepki/journal.json").exists();
+        let journal = fixture.path("/var/lib/nodepki/journal.json");
+        let text = fs::read_to_string(&journal).unwrap_or_default();
+        assert!(!text.contains(&BASE64_STANDARD.encode(CA_KEY)), "{place}");
+        let journal = journal.exists();
         let (_, recovery) = fixture.recover();
         let is_new = assert_whole(&fixture, place);
         assert!(is_new || !journal, "{place}: decided and yet not done");
@@ -242,6 +258,7 @@ fn a_commit_killed_anywhere_is_old_or_new_after_the_next_start() {
         "commit:staged:1",
         "commit:journalled:1",
         "finish:rename-one:2",
+        "finish:remove-one:1",
         "finish:renamed:1",
         "finish:durable:1",
     ] {
@@ -345,6 +362,7 @@ fn an_error_after_the_point_of_commit_is_mended_by_the_next_run() {
         "finish:rename-one:2",
         "finish:rename-one:3",
         "finish:rename-one:8",
+        "finish:remove-one",
         "finish:renamed",
         "finish:durable",
         "finish:slot-removed",
@@ -489,6 +507,35 @@ fn an_unchanged_key_that_somebody_replaced_keeps_its_certificate_from_changing()
 }
 
 #[test]
+fn a_file_to_be_removed_that_somebody_replaced_after_the_crash_stays() {
+    for at in [NOTHING_RENAMED, "finish:remove-one"] {
+        let (fixture, recovery) = meddled(at, |fixture| {
+            fs::write(fixture.path(GONE), "another key").unwrap();
+        });
+        let recovery = recovery.unwrap();
+        assert_eq!(recovery.superseded, [PathBuf::from(GONE)]);
+        assert_eq!(fixture.text(GONE), "another key");
+        assert_eq!(fixture.text(PAIRS[0].0), "new");
+        assert_eq!(leftovers(fixture.dir.path()), Vec::<PathBuf>::new());
+    }
+    let (fixture, recovery) = meddled("finish:remove-one", |_| {});
+    assert_eq!(recovery.unwrap().removed, [PathBuf::from(GONE)]);
+    assert!(!fixture.path(GONE).exists());
+}
+
+#[test]
+fn only_a_journal_with_a_removal_is_beyond_an_older_nodepki() {
+    let version = |what: &str| {
+        let fixture = start();
+        assert!(killed(what, &fixture, "finish:decided"));
+        let text = fixture.text("/var/lib/nodepki/journal.json");
+        text[..12].to_owned()
+    };
+    assert_eq!(version("commit"), "{\"version\":2");
+    assert_eq!(version("commit-files"), "{\"version\":1");
+}
+
+#[test]
 fn something_in_the_way_of_the_recovery_is_named_and_the_journal_kept() {
     let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
         fs::remove_file(fixture.path(PAIRS[0].1)).unwrap();
@@ -560,7 +607,7 @@ fn the_journal_of_a_newer_nodepki_is_left_to_it() {
     let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
         fs::write(
             fixture.path("/var/lib/nodepki/journal.json"),
-            "{\"version\":2}",
+            "{\"version\":3}",
         )
         .unwrap();
     });
@@ -569,8 +616,8 @@ fn the_journal_of_a_newer_nodepki_is_left_to_it() {
         matches!(
             error,
             Error::NewerFormat {
-                version: 2,
-                known: 1,
+                version: 3,
+                known: 2,
                 ..
             }
         ),

@@ -1,0 +1,244 @@
+//! Whether a node can live without its CA keys: what is in place holds, and the signers answer and sign.
+//!
+//! Installs nothing. [`ask`] has nothing made; [`rehearse`] has one certificate signed, on the same road as every other
+//! one, and throws it away.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use time::OffsetDateTime;
+use tokio::time::Instant;
+
+use super::clock::{self, Settled};
+use super::request::{self, Asked, Desk, Fresh, Job, Outcome, Resumed};
+use super::survey::{Survey, SurveyedCert};
+use super::{
+    Clock, ExitCode, Failure, Progress, Setup, keys, same_authority, sentence, signer_failure,
+};
+use crate::assess::Action;
+use crate::names::Authority;
+use crate::signer::{Kind, Renewal};
+use crate::store::{Commit, Slot, Store};
+use crate::x509::{Difference, TrustBundle, path_differences};
+
+/// What a signer that answers says of its authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answered {
+    /// It has the CA of this node.
+    SameAuthority,
+    /// It does not say which CA it has: only a signature tells.
+    Silent,
+}
+
+/// Waits for a clock that can be right, and judges again what was judged by one that was behind. The time by which to
+/// judge, with a note where it is not the clock's.
+///
+/// # Errors
+/// As for `bootstrap`: the clock cannot be right.
+pub async fn believable_now(
+    setup: &Setup,
+    survey: &mut Survey,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<(OffsetDateTime, Option<String>), Failure> {
+    let bundles = survey.bundles.iter();
+    let trust: BTreeMap<Authority, TrustBundle> = bundles
+        .filter_map(|bundle| Some((bundle.spec.authority, bundle.found.present()?.clone())))
+        .collect();
+    let floor = clock::floor(trust.values());
+    let (now, note) = match clock::wait_for(&floor, &setup.clock, clock, progress).await? {
+        Settled::AtOnce => return Ok((clock(), None)),
+        Settled::Caught => (clock(), None),
+        Settled::Behind(floor, note) => (floor.max(clock()), Some(note)),
+    };
+    survey.reassess(|authority| trust.get(&authority).cloned(), now);
+    Ok((now, note))
+}
+
+/// Why a certificate in place would not do where nobody can sign a new one: everything by which it would be issued or
+/// written anew, and kubeadm's own rule about the first certificate of `ca.crt`.
+pub fn unverified(
+    cert: &SurveyedCert,
+    trust: Option<&TrustBundle>,
+    now: OffsetDateTime,
+) -> Option<String> {
+    match &cert.action {
+        Action::Issue { reasons } | Action::Rewrite { reasons } => Some(reasons.join("; ")),
+        Action::Refuse { reason } => Some(reason.clone()),
+        Action::Keep { .. } => {
+            let differences = path_differences(cert.found.chain.present()?, trust?, now);
+            let first = |one: &&Difference| matches!(one, Difference::NotUnderFirst { .. });
+            differences.iter().find(first).map(ToString::to_string)
+        }
+    }
+}
+
+/// Asks whether the signer of an authority is there, has the CA of this node and can carry everything that the plan
+/// wants of it. Nothing is made.
+///
+/// # Errors
+/// Everything that speaks against it.
+pub async fn ask(
+    setup: &Setup,
+    authority: Authority,
+    trust: &TrustBundle,
+) -> Result<Answered, Vec<Failure>> {
+    let (name, signer) = setup.signer(authority).map_err(|failure| vec![failure])?;
+    if matches!(signer.kind(), Kind::Local | Kind::Embedded) {
+        return Err(vec![Failure::new(
+            ExitCode::Refused,
+            format!(
+                "authority {authority} has the signer {name} ({}), which signs with a key that it reads itself: that is nobody else who could sign once the key is gone; name an external signer under authorities.{authority}.signer",
+                signer.label()
+            ),
+        )]);
+    }
+    let deadline = Instant::now() + setup.wait;
+    let asked = async {
+        request::patiently(deadline, || signer.probe()).await?;
+        match request::patiently(deadline, || signer.trust(authority)).await {
+            // It signs and cannot say what with.
+            Err(error) if !error.class.passes() => {
+                tracing::info!(authority = authority.as_str(), "{error}");
+                Ok(None)
+            }
+            other => other,
+        }
+    };
+    let offered = match asked.await {
+        Ok(offered) => offered,
+        Err(error) => return Err(vec![signer_failure(&error, authority)]),
+    };
+    let specs = setup.plan.certs.iter();
+    let mut failures: Vec<Failure> = specs
+        .filter(|spec| spec.authority == authority)
+        .filter_map(|spec| setup.preflight(spec).err())
+        .collect();
+    let answered = match offered.map(|pem| TrustBundle::from_answer(&pem)) {
+        None => Answered::Silent,
+        Some(Ok(offered)) => {
+            failures.extend(same_authority(authority, signer.as_ref(), trust, &offered).err());
+            Answered::SameAuthority
+        }
+        Some(Err(error)) => {
+            failures.push(Failure::new(
+                ExitCode::Refused,
+                format!(
+                    "the certificate of authority {authority} from {} is unusable: {error}; look at what is at that address",
+                    signer.label()
+                ),
+            ));
+            Answered::Silent
+        }
+    };
+    match failures.is_empty() {
+        true => Ok(answered),
+        false => Err(failures),
+    }
+}
+
+/// Has a certificate like `cert` signed for a key of its own, verifies it, and throws both away.
+///
+/// A signer that takes its time has a pending slot like any other, so that the next run goes on with the same request.
+///
+/// # Errors
+/// "Pending", or why there is no such certificate.
+pub async fn rehearse(
+    store: &mut Store,
+    setup: &Setup,
+    cert: &SurveyedCert,
+    trust: &TrustBundle,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<(), Failure> {
+    let (name, authority) = (cert.spec.name, cert.spec.authority);
+    let (signer_name, signer) = setup.signer(authority)?;
+    let now = clock();
+    let desk = Desk {
+        store,
+        identity: setup.identity.clone(),
+        clock,
+        floor: None,
+        deadline: Instant::now() + setup.wait,
+        progress,
+    };
+    let job = Job {
+        asked: Asked {
+            spec: &cert.spec,
+            signer: Rc::clone(signer),
+            signer_name: signer_name.clone(),
+            current: (signer.caps().renewal == Renewal::Rekey)
+                .then(|| cert.exchangeable(trust, now))
+                .flatten(),
+        },
+        trust,
+    };
+    let fresh = match resumed(&desk, &job.asked)? {
+        Some(resumed) => Fresh::Resumed(Box::new(resumed)),
+        None => {
+            let algorithm = cert.spec.profile.key;
+            let mut made = keys::start(vec![(Slot::Certificate(name), algorithm)]);
+            let key = made.recv().await.map(|(_, key)| key);
+            Fresh::Key(key.transpose().ok().flatten().ok_or_else(|| {
+                Failure::new(ExitCode::Pending, format!("no key for {name}; run again"))
+            })?)
+        }
+    };
+    let outcome = request::obtain(&desk, &job, fresh).await?;
+    let label = signer.label();
+    let doing = format!(
+        "{label} was asked for a certificate like {name}, to prove that it signs for {authority}"
+    );
+    let refused = |why: String, advice: &str| {
+        Failure::new(ExitCode::Refused, format!("{doing}: {why}; {advice}"))
+    };
+    match outcome {
+        Outcome::Signed { request, .. } => {
+            let mut commit = Commit::new();
+            commit.completes(Slot::Certificate(name));
+            store.commit(commit)?;
+            if let Err(error) = signer.settled(&request).await {
+                tracing::info!(certificate = %name, "{error}");
+            }
+            Ok(())
+        }
+        Outcome::Pending(note) => Err(Failure::new(
+            ExitCode::Pending,
+            format!(
+                "{doing}, and the answer is pending: {note}; run the same command again to go on with the same request"
+            ),
+        )),
+        Outcome::Denied(reason) => Err(refused(
+            format!("it says no: {reason}"),
+            "see with the people at the signer what it may sign",
+        )),
+        Outcome::Refused(differences) => Err(refused(
+            format!(
+                "what came back is not what was asked for: {}",
+                differences.join("; ")
+            ),
+            "correct the signer's profile and run again",
+        )),
+        Outcome::Failed(error) => Err(Failure {
+            code: signer_failure(&error, authority).code,
+            messages: vec![format!("{doing}: {}", sentence(error.as_ref()))],
+        }),
+    }
+}
+
+/// An earlier rehearsal that still waits. One that was answered proves nothing about today.
+fn resumed(desk: &Desk<'_>, asked: &Asked<'_>) -> Result<Option<Resumed>, Failure> {
+    let slot = Slot::Certificate(asked.spec.name);
+    let pending = desk.store.pending((desk.clock)())?.slots;
+    let Some(pending) = pending.into_iter().find(|pending| pending.slot == slot) else {
+        return Ok(None);
+    };
+    let unanswered = pending.issued_pem.is_none();
+    let resumed = Resumed::from_pending(&pending, asked.spec).filter(|_| unanswered);
+    if resumed.is_none() {
+        let why = "it was for another wish, or answered already";
+        let note = desk.store.set_slot_aside(slot, why, (desk.clock)())?;
+        tracing::info!("{note}");
+    }
+    Ok(resumed)
+}

@@ -1,0 +1,53 @@
+//! What the cluster hands to a node that joins it: the certificates of its authorities, the service-account pair, and
+//! files that lie where the configuration says.
+//!
+//! It fills what is missing on the node and never replaces anything: what is there and differs stops the run, since one
+//! of the two belongs to another cluster.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use zeroize::Zeroizing;
+
+use crate::names::Authority;
+use crate::store::Mode;
+use crate::x509::{PrivateKey, TrustBundle};
+
+/// Everything that was handed over; nothing for a node that does not join.
+#[derive(Default)]
+pub struct Provided {
+    /// The authorities' certificates, each with where it comes from.
+    pub bundles: BTreeMap<Authority, (String, TrustBundle)>,
+    /// The key that signs service-account tokens, with where it comes from.
+    pub service_account: Option<(String, PrivateKey)>,
+    /// Whatever else.
+    pub files: Vec<ProvidedFile>,
+}
+
+/// A file that goes to a certain place.
+pub struct ProvidedFile {
+    /// What it is, for people: `etcd.external.caFile`.
+    pub what: String,
+    /// Where it comes from.
+    pub from: String,
+    /// Where it goes.
+    pub path: PathBuf,
+    /// PEM.
+    pub bytes: Zeroizing<Vec<u8>>,
+    /// Permission bits for a new file.
+    pub mode: Mode,
+}
+
+/// Without the contents.
+impl fmt::Debug for ProvidedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} from {} for {}",
+            self.what,
+            self.from,
+            self.path.display()
+        )
+    }
+}

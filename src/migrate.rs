@@ -1,0 +1,844 @@
+//! `migrate`: a running node gives its CA keys away, and takes them back.
+//!
+//! [`to_external`] proves that the node can do without them: everything in place verifies, the signers of the
+//! configuration answer for the same CAs and sign, nothing on the node reads the keys any more. Then it writes an encrypted
+//! backup, reads it back, and removes the keys in one commit. [`to_internal`] puts the keys of a backup in place. Neither
+//! touches a certificate or a manifest, and both look only, unless told to apply.
+//!
+//! A new demand is one more entry of [`Report::unproven`]; all of them are told at once.
+
+mod backup;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use crate::agent::{
+    self, Answered, Clock, ExitCode, Failure, Progress, ServiceAccountAction, Setup, Survey,
+    SurveyedBundle, SurveyedCert,
+};
+use crate::assess::Found;
+use crate::failpoint;
+use crate::load;
+use crate::names::{Authority, CertName};
+use crate::plan::{BundleSpec, KUBECONFIG_DIR};
+use crate::store::{self, Commit, FileKind, Mode, Root, Store};
+use crate::x509::{KeyError, PrivateKey, TrustBundle, hex};
+
+pub use backup::{BadPassphrase, Passphrase};
+
+/// Where the kubelet finds its static pods on a node of kubeadm's.
+const MANIFESTS: &str = "/etc/kubernetes/manifests";
+
+/// What was found, and what was done or would be.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Which way.
+    pub direction: Direction,
+    /// False for a look, and where something is unproven.
+    pub applied: bool,
+    /// One an authority whose key is here, or in the backup.
+    pub authorities: Vec<Row>,
+    /// Why it is not done: everything, not only the first.
+    #[serde(serialize_with = "messages")]
+    pub unproven: Vec<Failure>,
+    /// Where the keys are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backup: Option<PathBuf>,
+    /// Files that were written.
+    pub written: Vec<PathBuf>,
+    /// Files that were removed.
+    pub removed: Vec<PathBuf>,
+    /// What changes in the cluster, and what to do about it.
+    pub changes: Vec<String>,
+    /// What else deserves attention.
+    pub notes: Vec<String>,
+}
+
+/// One authority.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    /// kubeadm's name.
+    pub authority: Authority,
+    /// Its private key on the node.
+    pub key: PathBuf,
+    /// In a word or two.
+    pub action: &'static str,
+    /// What was proven.
+    pub proven: Vec<String>,
+}
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Direction {
+    /// The keys leave the node.
+    ToExternal,
+    /// The keys come back.
+    ToInternal,
+}
+
+fn messages<S: serde::Serializer>(failures: &[Failure], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(failures.iter().flat_map(|failure| &failure.messages))
+}
+
+impl Report {
+    fn new(direction: Direction) -> Self {
+        Report {
+            direction,
+            applied: false,
+            authorities: Vec::new(),
+            unproven: Vec::new(),
+            backup: None,
+            written: Vec::new(),
+            removed: Vec::new(),
+            changes: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// The gravest of what is unproven.
+    pub fn code(&self) -> ExitCode {
+        let codes = self.unproven.iter().map(|failure| failure.code);
+        codes.max().unwrap_or(ExitCode::Done)
+    }
+
+    fn refuse(&mut self, message: impl Into<String>) {
+        self.unproven.push(Failure::new(ExitCode::Refused, message));
+    }
+}
+
+/// Where a backup is, and what opens it.
+#[derive(Debug)]
+pub struct Backup {
+    root: Root,
+    path: PathBuf,
+    passphrase: Passphrase,
+}
+
+impl Backup {
+    /// A file that a person named: below the root, or on this machine when only that has its directory.
+    ///
+    /// # Errors
+    /// The directory does not exist.
+    pub fn new(root: &Root, path: &Path, passphrase: Passphrase) -> Result<Self, Failure> {
+        let (root, path) = load::root_of(root, path)?;
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        if root.dir(directory)?.is_none() {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                format!(
+                    "--backup {}: there is no directory {}; make or mount it",
+                    path.display(),
+                    directory.display()
+                ),
+            ));
+        }
+        Ok(Backup {
+            root,
+            path,
+            passphrase,
+        })
+    }
+
+    fn shown(&self) -> PathBuf {
+        self.root.on_this_machine(&self.path)
+    }
+
+    /// The keys in it; `None` when there is no such file.
+    fn read(&self) -> Result<Option<Result<Vec<PrivateKey>, KeyError>>, Failure> {
+        let content = self.root.read(&self.path)?;
+        Ok(content.map(|content| backup::open(&content.bytes, &self.passphrase)))
+    }
+
+    /// Whether all of these keys are in it; false when there is no such file. One with anything else is in the way.
+    fn holds(&self, keys: &BTreeMap<Authority, CaKey>) -> Result<bool, Failure> {
+        let Some(there) = self.read()? else {
+            return Ok(false);
+        };
+        let why = match &there {
+            Err(error) => error.to_string(),
+            Ok(there) => {
+                let is_there =
+                    |ours: &CaKey| there.iter().any(|one| one.to_pem() == ours.key.to_pem());
+                match keys.iter().find(|(_, ours)| !is_there(ours)) {
+                    None => return Ok(true),
+                    Some((authority, _)) => format!("the key of {authority} is not in it"),
+                }
+            }
+        };
+        Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "{} exists and is not the backup of these keys ({why}); a backup is never overwritten: name another file with --backup",
+                self.shown().display()
+            ),
+        ))
+    }
+
+    /// Writes it, and reads back what was written.
+    fn write(
+        &self,
+        setup: &Setup,
+        keys: &BTreeMap<Authority, CaKey>,
+        now: OffsetDateTime,
+    ) -> Result<(), Failure> {
+        if self.holds(keys)? {
+            return Ok(());
+        }
+        let failed = |why: String| {
+            Failure::new(
+                ExitCode::Pending,
+                format!(
+                    "the backup {} cannot be made: {why}; nothing was removed",
+                    self.shown().display()
+                ),
+            )
+        };
+        let named = keys.iter().map(|(authority, ours)| (*authority, &ours.key));
+        let text = backup::seal(named, &setup.identity, now, &self.passphrase)
+            .map_err(|error| failed(error.to_string()))?;
+        let (Some(parent), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+            return Err(failed("its path names no file".to_owned()));
+        };
+        let directory = self
+            .root
+            .dir(parent)?
+            .ok_or_else(|| failed("its directory is gone".to_owned()))?;
+        directory.write_new(name, text.as_bytes())?;
+        match self.holds(keys)? {
+            true => Ok(()),
+            false => Err(failed("it was gone right after it was written".to_owned())),
+        }
+    }
+}
+
+/// The way out.
+#[derive(Debug, Default)]
+pub struct ToExternal {
+    /// Only these authorities; all of them when empty.
+    pub authorities: BTreeSet<Authority>,
+    /// Do it; needs a backup.
+    pub apply: bool,
+    /// Where the keys go.
+    pub backup: Option<Backup>,
+    /// Believe the signers without a signature.
+    pub skip_signing_proof: bool,
+}
+
+/// A CA key on the node, as it was read.
+struct CaKey {
+    key: PrivateKey,
+    bytes: zeroize::Zeroizing<Vec<u8>>,
+}
+
+/// Proves that the CA keys are not needed on this node any more, and removes them when told to.
+///
+/// # Errors
+/// When not even a look was possible. What is unproven is in the report, and then nothing was removed.
+pub async fn to_external(
+    root: &Root,
+    setup: &Setup,
+    wish: &ToExternal,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<Report, Failure> {
+    let unfinished = root.has_unfinished()?;
+    // Where there is nothing to do nothing is touched, the lock included.
+    let work = look(root, setup, wish, clock())?;
+    if !wish.apply || (work.keys_here.is_empty() && !unfinished) {
+        let mut report = prove(root, setup, wish, work, clock, progress)
+            .await?
+            .report;
+        if unfinished {
+            report.notes.push(
+                "an earlier run was interrupted; the next one that may write finishes it first"
+                    .to_owned(),
+            );
+        }
+        return Ok(report);
+    }
+    let Some(backup) = &wish.backup else {
+        return Err(Failure::new(
+            ExitCode::Usage,
+            "--apply removes CA keys and needs a place for them: give --backup FILE and --passphrase-file FILE",
+        ));
+    };
+    let (mut store, notes) = agent::open_store(root, setup, "migrate to-external", clock)?;
+    let work = look(root, setup, wish, clock())?;
+    let Proven {
+        mut report,
+        survey,
+        keys,
+        now,
+    } = prove(root, setup, wish, work, clock, progress).await?;
+    report.notes.extend(notes);
+    if keys.is_empty() || !report.unproven.is_empty() {
+        return Ok(report);
+    }
+    if wish.skip_signing_proof {
+        report
+            .notes
+            .push("that the signers sign was not proven, as --skip-signing-proof says".to_owned());
+    } else {
+        sign(&mut store, setup, &survey, &mut report, clock, progress).await?;
+        if !report.unproven.is_empty() {
+            return Ok(report);
+        }
+    }
+    failpoint::reached("migrate:proven");
+    backup.write(setup, &keys, now)?;
+    failpoint::reached("migrate:backed-up");
+    let mut commit = Commit::new();
+    for (authority, ours) in &keys {
+        if let Some(spec) = setup.plan.bundle(*authority) {
+            commit.remove(spec.key_path.clone(), &ours.bytes);
+        }
+    }
+    let committed = store.commit(commit)?;
+    failpoint::reached("migrate:committed");
+    report.applied = true;
+    report.backup = Some(backup.shown());
+    report.removed = committed.removed;
+    report
+        .notes
+        .extend(committed.notes.iter().map(ToString::to_string));
+    for row in &mut report.authorities {
+        row.action = "removed";
+    }
+    Ok(report)
+}
+
+/// What lies on the node.
+struct Work {
+    survey: Survey,
+    /// Authorities whose key is here and is to go.
+    keys_here: Vec<Authority>,
+}
+
+fn look(
+    root: &Root,
+    setup: &Setup,
+    wish: &ToExternal,
+    now: OffsetDateTime,
+) -> Result<Work, Failure> {
+    let survey = setup.survey(root, now)?;
+    let keys_here = survey
+        .ca_keys()
+        .map(|spec| spec.authority)
+        .filter(|authority| wish.authorities.is_empty() || wish.authorities.contains(authority))
+        .collect();
+    Ok(Work { survey, keys_here })
+}
+
+struct Proven {
+    report: Report,
+    survey: Survey,
+    keys: BTreeMap<Authority, CaKey>,
+    now: OffsetDateTime,
+}
+
+/// Everything that can be proven without having anything made.
+async fn prove(
+    root: &Root,
+    setup: &Setup,
+    wish: &ToExternal,
+    work: Work,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<Proven, Failure> {
+    let Work {
+        mut survey,
+        keys_here,
+    } = work;
+    let mut report = Report::new(Direction::ToExternal);
+    let mut keys = BTreeMap::new();
+    if keys_here.is_empty() {
+        return Ok(Proven {
+            report,
+            survey,
+            keys,
+            now: clock(),
+        });
+    }
+    let (now, note) = agent::believable_now(setup, &mut survey, clock, progress).await?;
+    report.notes.extend(note);
+    for message in &survey.refusals {
+        report.refuse(message.clone());
+    }
+    if let Some(action) = &survey.service_account
+        && *action != ServiceAccountAction::Keep
+    {
+        report.refuse("sa.key and sa.pub are not both in place as they should be; run nodepki bootstrap, which settles that, and run this again");
+    }
+    for authority in keys_here {
+        let mut proven = Vec::new();
+        let bundle = survey
+            .bundles
+            .iter()
+            .find(|bundle| bundle.spec.authority == authority);
+        let Some(SurveyedBundle {
+            spec,
+            found,
+            in_place,
+            ..
+        }) = bundle
+        else {
+            continue;
+        };
+        match read_key(root, spec, found.present())? {
+            Ok(ours) => {
+                keys.insert(authority, ours);
+            }
+            Err(message) => report.refuse(message),
+        }
+        prove_certificates(&survey, authority, now, &mut proven, &mut report);
+        match found.present().filter(|_| *in_place) {
+            Some(trust) => match agent::ask(setup, authority, trust).await {
+                Ok(answered) => proven.push(said(setup, authority, answered, wish, &mut report)),
+                Err(failures) => report.unproven.extend(failures),
+            },
+            None => report.refuse(format!(
+                "{} is not in place, and without it nothing can be proven of {authority}; restore it from another control-plane node and run this again",
+                spec.path.display()
+            )),
+        }
+        still_read(root, spec, &mut report)?;
+        report.authorities.push(Row {
+            authority,
+            key: spec.key_path.clone(),
+            action: "to be removed",
+            proven,
+        });
+    }
+    if let Some(backup) = &wish.backup
+        && !keys.is_empty()
+    {
+        match backup.holds(&keys) {
+            Ok(false) => {}
+            Ok(true) => report.notes.push(format!(
+                "{} is the backup of these keys already",
+                backup.shown().display()
+            )),
+            Err(failure) => report.unproven.push(failure),
+        }
+        report.backup = Some(backup.shown());
+    }
+    kubeadm_demands(root, setup, &survey, &keys, &mut report)?;
+    report.changes = changes_without_keys(&report);
+    if !report.unproven.is_empty() {
+        for row in &mut report.authorities {
+            row.action = "kept";
+        }
+    }
+    Ok(Proven {
+        report,
+        survey,
+        keys,
+        now,
+    })
+}
+
+fn read_key(
+    root: &Root,
+    spec: &BundleSpec,
+    trust: Option<&TrustBundle>,
+) -> Result<Result<CaKey, String>, store::Error> {
+    let path = spec.key_path.display();
+    let Some(content) = root.read(&spec.key_path)? else {
+        return Ok(Err(format!(
+            "{path} was removed by somebody else just now; run this again"
+        )));
+    };
+    let key = match PrivateKey::from_pem(&content.bytes) {
+        Ok(key) => key,
+        Err(error) => {
+            return Ok(Err(format!(
+                "{path} cannot be backed up: {error}; find out what it is and move it away"
+            )));
+        }
+    };
+    if let Some(trust) = trust
+        && trust.first().public_key() != key.public_key()
+    {
+        return Ok(Err(format!(
+            "{path} is not the key of {} ({trust}); find out whose it is and move it away",
+            spec.path.display()
+        )));
+    }
+    Ok(Ok(CaKey {
+        key,
+        bytes: content.bytes,
+    }))
+}
+
+fn prove_certificates(
+    survey: &Survey,
+    authority: Authority,
+    now: OffsetDateTime,
+    proven: &mut Vec<String>,
+    report: &mut Report,
+) {
+    let mut sound = Vec::new();
+    for cert in survey
+        .certs
+        .iter()
+        .filter(|cert| cert.spec.authority == authority)
+    {
+        let name = cert.spec.name;
+        if is_left_out(cert) {
+            continue;
+        }
+        match agent::unverified(cert, survey.trust(authority), now) {
+            None => sound.push(name.as_str()),
+            Some(why) => report.refuse(format!(
+                "{name} would not do without the key of {authority}: {why}; run nodepki bootstrap, which mends that, and run this again"
+            )),
+        }
+    }
+    if !sound.is_empty() {
+        proven.push(format!("in place and good: {}", sound.join(", ")));
+    }
+}
+
+/// People take super-admin.conf off a node, as kubeadm advises; nothing that runs needs it.
+fn is_left_out(cert: &SurveyedCert) -> bool {
+    cert.spec.name == CertName::SuperAdminConf && matches!(cert.found.chain, Found::Absent)
+}
+
+fn said(
+    setup: &Setup,
+    authority: Authority,
+    answered: Answered,
+    wish: &ToExternal,
+    report: &mut Report,
+) -> String {
+    let label = setup
+        .signers
+        .get(&authority)
+        .map_or_else(String::new, |(_, signer)| signer.label());
+    match answered {
+        Answered::SameAuthority => format!("{label} answers, with this CA"),
+        Answered::Silent => {
+            if wish.skip_signing_proof {
+                report.refuse(format!("{label} does not say which CA it has, so that only a signature proves that it has {authority}; leave out --skip-signing-proof"));
+            }
+            format!("{label} answers, and does not say with which CA")
+        }
+    }
+}
+
+/// Static pods that name the key do not start again without it.
+fn still_read(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result<(), Failure> {
+    let key = spec.key_path.display().to_string();
+    for name in root.list(MANIFESTS)?.unwrap_or_default() {
+        let path = Path::new(MANIFESTS).join(&name);
+        let found = root.metadata(&path)?.map(|found| found.kind);
+        if name.to_string_lossy().starts_with('.') || found == Some(FileKind::Directory) {
+            continue;
+        }
+        let Some(content) = root.read(&path)? else {
+            continue;
+        };
+        let text = String::from_utf8_lossy(&content.bytes);
+        let named = text
+            .lines()
+            .any(|line| !line.trim_start().starts_with('#') && line.contains(&key));
+        if named {
+            let (path, scratch) = (path.display(), Path::new(KUBECONFIG_DIR).join(&name));
+            let scratch = scratch.display();
+            report.refuse(format!(
+                "{path} names {key}, and kube-controller-manager does not start without the files of its signer; take the signer away first, as kubeadm does for an external CA: sed -E 's#(--cluster-signing-(cert|key)-file=).*#\\1#' {path} > {scratch} && mv {scratch} {path}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// `ValidateKubeconfigsForExternalCA`, which every `kubeadm init phase` goes through once `ca.key` is gone.
+fn kubeadm_demands(
+    root: &Root,
+    setup: &Setup,
+    survey: &Survey,
+    keys: &BTreeMap<Authority, CaKey>,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    // kubeadm looks no further where it is not a first node's.
+    if !keys.contains_key(&Authority::Ca) || setup.plan.cert(CertName::SuperAdminConf).is_none() {
+        return Ok(());
+    }
+    for name in [CertName::SuperAdminConf, CertName::KubeletConf] {
+        let planned = survey.cert(name).is_some_and(|cert| !is_left_out(cert));
+        let path = Path::new(KUBECONFIG_DIR).join(name.as_str());
+        if !planned && root.metadata(&path)?.is_none() {
+            report.notes.push(format!(
+                "{} is absent: nothing that runs needs it, but kubeadm init and its phases refuse an external CA without it; nodepki bootstrap makes one",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// One signature an authority.
+async fn sign(
+    store: &mut Store,
+    setup: &Setup,
+    survey: &Survey,
+    report: &mut Report,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<(), Failure> {
+    for row in &mut report.authorities {
+        let certs = survey.certs.iter();
+        // The last of kubeadm's list is the least powerful that an authority signs.
+        let cert = certs
+            .rev()
+            .find(|cert| cert.spec.authority == row.authority);
+        let (Some(cert), Some(trust)) = (cert, survey.trust(row.authority)) else {
+            continue;
+        };
+        match agent::rehearse(store, setup, cert, trust, clock, progress).await {
+            Ok(()) => row.proven.push(format!(
+                "it signed a certificate like {}, which was thrown away",
+                cert.spec.name
+            )),
+            Err(failure) => report.unproven.push(failure),
+        }
+    }
+    if !report.unproven.is_empty() {
+        for row in &mut report.authorities {
+            row.action = "kept";
+        }
+    }
+    Ok(())
+}
+
+fn changes_without_keys(report: &Report) -> Vec<String> {
+    let mut changes = Vec::new();
+    let goes = |authority| {
+        report
+            .authorities
+            .iter()
+            .any(|row| row.authority == authority)
+    };
+    changes.push(
+        "kubeadm takes these CAs for external from now on: kubeadm certs renew leaves alone what they sign (and ends with 0); nodepki renews it"
+            .to_owned(),
+    );
+    if goes(Authority::Ca) || goes(Authority::FrontProxyCa) {
+        changes.push(
+            "kubeadm init phase upload-certs refuses; nodepki certs upload does it".to_owned(),
+        );
+    }
+    if goes(Authority::Ca) {
+        changes.push("kube-controller-manager of this node signs nothing: requests of kubelets that join or renew stay pending until somebody signs kubernetes.io/kube-apiserver-client-kubelet, and a kubelet whose client certificate ends is out of the cluster".to_owned());
+    }
+    changes.push("the keys still lie on every other control-plane node, in their backups, and in the Secret kubeadm-certs if that is younger than two hours: run this on each node".to_owned());
+    changes.push("the blocks of a removed file stay on the disk until they are written over; keep the backup and its passphrase apart, and both off this node".to_owned());
+    changes
+}
+
+/// The way back.
+#[derive(Debug)]
+pub struct ToInternal {
+    /// Only these authorities; all that are in the backups when empty.
+    pub authorities: BTreeSet<Authority>,
+    /// Do it.
+    pub apply: bool,
+    /// Where the keys are.
+    pub backups: Vec<Backup>,
+}
+
+/// Puts the CA keys of backups in place, when each belongs to its certificate on the node.
+///
+/// # Errors
+/// When not even a look was possible. What speaks against it is in the report, and then nothing was written.
+pub fn to_internal(
+    root: &Root,
+    setup: &Setup,
+    wish: &ToInternal,
+    clock: Clock,
+) -> Result<Report, Failure> {
+    let (mut report, missing) = compare(root, setup, wish, clock())?;
+    let unfinished = root.has_unfinished()?;
+    if !wish.apply || !report.unproven.is_empty() || (missing.is_empty() && !unfinished) {
+        return Ok(report);
+    }
+    let (mut store, notes) = agent::open_store(root, setup, "migrate to-internal", clock)?;
+    let missing = match compare(root, setup, wish, clock())? {
+        (again, _) if !again.unproven.is_empty() => return Ok(again),
+        (again, missing) => {
+            report = again;
+            missing
+        }
+    };
+    report.applied = !missing.is_empty();
+    let mut commit = Commit::new();
+    for (path, key) in missing {
+        commit.file_if_absent(path, key.to_pem().as_bytes().to_vec(), Mode::Private);
+    }
+    let committed = store.commit(commit)?;
+    for row in &mut report.authorities {
+        if committed.written.contains(&row.key) {
+            row.action = "written";
+        }
+    }
+    report.written = committed.written;
+    report.notes.extend(notes);
+    report
+        .notes
+        .extend(committed.notes.iter().map(ToString::to_string));
+    Ok(report)
+}
+
+type Missing = Vec<(PathBuf, PrivateKey)>;
+
+/// The keys of the backups beside what is on the node, and those that are missing there.
+fn compare(
+    root: &Root,
+    setup: &Setup,
+    wish: &ToInternal,
+    now: OffsetDateTime,
+) -> Result<(Report, Missing), Failure> {
+    let mut report = Report::new(Direction::ToInternal);
+    let mut missing = Missing::new();
+    let survey = setup.survey(root, now)?;
+    for backup in &wish.backups {
+        let shown = backup.shown();
+        let keys = match backup.read()? {
+            Some(Ok(keys)) => keys,
+            Some(Err(error)) => {
+                report.refuse(format!(
+                    "{} gives no keys: {error}; name the file and the passphrase that belong together",
+                    shown.display()
+                ));
+                continue;
+            }
+            None => {
+                report.refuse(format!(
+                    "{} does not exist; name the backup",
+                    shown.display()
+                ));
+                continue;
+            }
+        };
+        for key in keys {
+            let bundle = survey.bundles.iter().find(|bundle| {
+                let trust = bundle.found.present();
+                trust.is_some_and(|trust| trust.first().public_key() == key.public_key())
+            });
+            let Some(bundle) = bundle else {
+                report.refuse(format!(
+                    "{} holds a key (public key sha256:{}) that belongs to no CA certificate on this node; name the backup of this cluster's keys, or bring the certificate first",
+                    shown.display(),
+                    hex(&key.public_key().sha256())
+                ));
+                continue;
+            };
+            let authority = bundle.spec.authority;
+            let wanted = wish.authorities.is_empty() || wish.authorities.contains(&authority);
+            if wanted
+                && report
+                    .authorities
+                    .iter()
+                    .all(|row| row.authority != authority)
+            {
+                place(root, bundle, key, &mut report, &mut missing)?;
+            }
+        }
+    }
+    for authority in &wish.authorities {
+        if report
+            .authorities
+            .iter()
+            .all(|row| row.authority != *authority)
+        {
+            report.refuse(format!(
+                "no backup holds the key of {authority}; name the one that does"
+            ));
+        }
+    }
+    if !report.unproven.is_empty() {
+        for row in report
+            .authorities
+            .iter_mut()
+            .filter(|row| row.action == "to be written")
+        {
+            row.action = "left out";
+        }
+    }
+    Ok((report, missing))
+}
+
+fn place(
+    root: &Root,
+    bundle: &SurveyedBundle,
+    key: PrivateKey,
+    report: &mut Report,
+    missing: &mut Missing,
+) -> Result<(), Failure> {
+    let spec = &bundle.spec;
+    let there = root.read(&spec.key_path)?;
+    let there = Found::read(
+        there.as_ref().map(|content| content.bytes.as_slice()),
+        PrivateKey::from_pem,
+    );
+    let action = match &there {
+        Found::Absent | Found::Empty => "to be written",
+        Found::Present(there) if there.public_key() == key.public_key() => "in place",
+        Found::Present(_) | Found::Unreadable(_) => {
+            report.refuse(format!(
+                "{} exists and is not the key of {}; it is not overwritten: find out whose it is and move it away",
+                spec.key_path.display(),
+                spec.path.display()
+            ));
+            "kept"
+        }
+    };
+    report.authorities.push(Row {
+        authority: spec.authority,
+        key: spec.key_path.clone(),
+        action,
+        proven: vec![format!("the key belongs to {}", spec.path.display())],
+    });
+    if action == "to be written" {
+        report.changes.extend(changes_with_key(bundle));
+        missing.push((spec.key_path.clone(), key));
+    }
+    Ok(())
+}
+
+fn changes_with_key(bundle: &SurveyedBundle) -> Vec<String> {
+    let spec = &bundle.spec;
+    let mut changes = vec![format!(
+        "kubeadm takes {} for its own again: kubeadm certs renew replaces what it signs",
+        spec.authority
+    )];
+    if spec.authority == Authority::Ca {
+        changes.push(format!(
+            "kube-controller-manager signs again once {MANIFESTS}/kube-controller-manager.yaml says --cluster-signing-cert-file={} and --cluster-signing-key-file={}",
+            spec.path.display(),
+            spec.key_path.display()
+        ));
+        let certificates = bundle
+            .found
+            .present()
+            .map_or(0, |trust| trust.certificates().len());
+        if certificates > 1 {
+            changes.push(format!(
+                "{} holds {certificates} certificates and kube-controller-manager signs only with one that stands alone: give it a file with the first",
+                spec.path.display()
+            ));
+        }
+    }
+    changes.push(format!(
+        "nodepki goes on with the signer of the configuration; name local under authorities.{}.signer if it is to use the key",
+        spec.authority
+    ));
+    changes
+}

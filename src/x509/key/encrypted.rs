@@ -1,0 +1,131 @@
+//! Private keys under a passphrase: PKCS#8 with PBES2 (RFC 5958, RFC 8018), as `openssl pkey` reads and writes them.
+
+use pkcs8::der::asn1::{AnyRef, OctetStringRef};
+use pkcs8::der::{Decode, Encode};
+use pkcs8::pkcs5::{self, pbes2::Parameters};
+use pkcs8::{AlgorithmIdentifierRef, EncryptedPrivateKeyInfoRef, PrivateKeyInfoRef};
+use zeroize::Zeroizing;
+
+use super::{Curve, KeyError, KeyType, OID_EC, OID_RSA, PrivateKey, encode_pem, pem_blocks};
+
+const LABEL: &str = "ENCRYPTED PRIVATE KEY";
+/// Of PBKDF2, half a second of one core. scrypt would be harder to guess against and is not read everywhere.
+const ROUNDS: u32 = 600_000;
+/// AES: padding fills up to one block more.
+const BLOCK: usize = 16;
+
+impl PrivateKey {
+    /// The key as an `ENCRYPTED PRIVATE KEY`: PBKDF2 with HMAC-SHA256, then AES-256-CBC. Takes half a second.
+    pub fn to_encrypted_pem(&self, passphrase: &[u8]) -> Result<String, KeyError> {
+        let (mut salt, mut iv) = ([0; 16], [0; BLOCK]);
+        for random in [&mut salt, &mut iv] {
+            getrandom::fill(random).map_err(|error| KeyError::Generation(error.to_string()))?;
+        }
+        let plain = self.to_pkcs8_der()?;
+        let mut buffer = Zeroizing::new(vec![0; plain.len() + BLOCK]);
+        for (to, from) in buffer.iter_mut().zip(plain.iter()) {
+            *to = *from;
+        }
+        let mut encrypt = || {
+            let scheme = Parameters::generate_pbkdf2_sha256_aes256cbc(ROUNDS, &salt, iv)?;
+            let encrypted = scheme.encrypt_in_place(passphrase, &mut buffer, plain.len())?;
+            let info = EncryptedPrivateKeyInfoRef {
+                encryption_algorithm: scheme.into(),
+                encrypted_data: OctetStringRef::new(encrypted)
+                    .map_err(|_| pkcs5::Error::EncryptFailed)?,
+            };
+            info.to_der().map_err(|_| pkcs5::Error::EncryptFailed)
+        };
+        let der = encrypt().map_err(|_| KeyError::Encryption)?;
+        Ok(encode_pem(LABEL, &der))
+    }
+
+    /// Every `ENCRYPTED PRIVATE KEY` of a text, all of them under one passphrase. What else is in the text is skipped.
+    pub fn all_from_encrypted_pem(text: &[u8], passphrase: &[u8]) -> Result<Vec<Self>, KeyError> {
+        let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
+        let encrypted = blocks.iter().filter(|block| block.tag() == LABEL);
+        encrypted
+            .map(|block| Self::from_encrypted_der(block.contents(), passphrase))
+            .collect()
+    }
+
+    fn from_encrypted_der(der: &[u8], passphrase: &[u8]) -> Result<Self, KeyError> {
+        let info = EncryptedPrivateKeyInfoRef::from_der(der)
+            .map_err(|_| KeyError::Damaged("not a PKCS#8 EncryptedPrivateKeyInfo in PBES2"))?;
+        let mut buffer = Zeroizing::new(info.encrypted_data.as_bytes().to_vec());
+        let plain = info
+            .encryption_algorithm
+            .decrypt_in_place(passphrase, &mut buffer)
+            .map_err(|error| match error {
+                pkcs5::Error::DecryptFailed => KeyError::Passphrase,
+                other => KeyError::Scheme(other.to_string()),
+            })?;
+        // Of 256 wrong passphrases one leaves a padding that looks right.
+        Self::from_pkcs8_der(plain).map_err(|error| match error {
+            KeyError::Damaged(_) => KeyError::Passphrase,
+            other => other,
+        })
+    }
+
+    fn to_pkcs8_der(&self) -> Result<Zeroizing<Vec<u8>>, KeyError> {
+        let unencodable = |_| KeyError::Damaged("the private key cannot be encoded as PKCS#8");
+        let curve = match self.key_type() {
+            KeyType::Known(algorithm) => Curve::of(*algorithm).map(Curve::oid),
+            _ => None,
+        };
+        let (oid, parameters): (_, AnyRef<'_>) = match &curve {
+            Some(curve) => (OID_EC, curve.into()),
+            None => (OID_RSA, AnyRef::NULL),
+        };
+        let algorithm = AlgorithmIdentifierRef {
+            oid,
+            parameters: Some(parameters),
+        };
+        let key = OctetStringRef::new(&self.der).map_err(unencodable)?;
+        let info = PrivateKeyInfoRef::new(algorithm, key);
+        info.to_der().map(Zeroizing::new).map_err(unencodable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::x509::KeyAlgorithm;
+
+    #[test]
+    fn every_algorithm_survives_encryption_and_a_wrong_passphrase_is_named() {
+        for algorithm in KeyAlgorithm::ALL {
+            let key = PrivateKey::generate(algorithm).unwrap();
+            let pem = key.to_encrypted_pem(b"correct horse").unwrap();
+            let text = format!("in front\n{pem}between\n{}", key.public_key().to_pem());
+            let read =
+                |passphrase: &[u8]| PrivateKey::all_from_encrypted_pem(text.as_bytes(), passphrase);
+            let again = read(b"correct horse").unwrap();
+            assert_eq!(again.len(), 1);
+            assert_eq!(again[0].to_pem(), key.to_pem(), "{algorithm}");
+            if algorithm == KeyAlgorithm::EcdsaP256 {
+                for wrong in ["", "correct horse ", "battery"] {
+                    let error = read(wrong.as_bytes()).unwrap_err();
+                    assert!(matches!(error, KeyError::Passphrase), "{error}");
+                }
+                let twice = key.to_encrypted_pem(b"correct horse").unwrap();
+                assert_ne!(pem, twice, "salt and IV are new each time");
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_encryption_is_an_error_and_never_a_panic() {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let pem = key.to_encrypted_pem(b"x").unwrap();
+        let der = pem::parse(&pem).unwrap().into_contents();
+        for cut in 0..der.len() {
+            let pem = encode_pem(LABEL, &der[..cut]);
+            assert!(PrivateKey::all_from_encrypted_pem(pem.as_bytes(), b"x").is_err());
+        }
+        // PBES1 with MD5 and DES.
+        let old = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMB8wGwYJKoZIhvcNAQUDMA4ECAECAwQFBgcIAgIIAAQA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+        let error = PrivateKey::all_from_encrypted_pem(old.as_bytes(), b"x").unwrap_err();
+        assert!(!matches!(error, KeyError::Passphrase), "{error}");
+    }
+}

@@ -1,0 +1,710 @@
+//! `nodepki capi` against a real API server as the management cluster, judged by Cluster API's own code.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use nodepki::kubeconfig::Kubeconfig;
+use nodepki::names::{Authority, CertName};
+use nodepki::x509::{
+    CertificateAuthority, Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+};
+use serde_json::{Value, json};
+
+use crate::node::{NODEPKI, Node, Ran, Snapshot};
+use crate::servers::bin;
+use crate::servers::kubernetes::{Kubernetes, kubernetes};
+use crate::signing::{now, openssl};
+
+const ENDPOINT: &str = "api.prod.example.com:6443";
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A management cluster's namespace of its own, and a machine with a signer beside it.
+pub(crate) struct Management {
+    pub(crate) node: Node,
+    cluster: &'static Kubernetes,
+    pub(crate) namespace: String,
+}
+
+impl Management {
+    pub(crate) fn new() -> Self {
+        let cluster = kubernetes();
+        let namespace = format!("capi-{}", cluster.corner());
+        let object =
+            json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": namespace}});
+        cluster.admin().create("/api/v1/namespaces", &object);
+        let node = Node::new();
+        let kubeconfig = cluster.kubeconfig_of("capi", &["system:masters"]);
+        fs::write(node.outside("management.conf"), kubeconfig).unwrap();
+        Management {
+            node,
+            cluster,
+            namespace,
+        }
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.node.outside("management.conf")
+    }
+
+    fn directory(&self) -> PathBuf {
+        let directory = format!("/var/lib/nodepki/capi/{}/prod", self.namespace);
+        self.node.path(directory)
+    }
+
+    fn command(&self, verb: &str, more: &[&str]) -> Command {
+        let mut command = self.node.command(["capi", verb, "prod", "--namespace"]);
+        command.arg(&self.namespace).args(more);
+        command
+    }
+
+    /// `capi secrets` with the signer that logs and the authorities' certificates.
+    fn secrets(&self, more: &[&str]) -> Command {
+        let mut command = self.command("secrets", &["--wait", "0s", "--clock-wait", "0s"]);
+        command
+            .arg("--config")
+            .arg(self.node.outside("config.yaml"))
+            .arg("--ca-dir")
+            .arg(self.node.ca())
+            .args(["--endpoint", ENDPOINT])
+            .args(more);
+        command
+    }
+
+    pub(crate) fn apply(&self, more: &[&str]) -> Ran {
+        let mut command = self.secrets(&["--apply", "--kubeconfig"]);
+        Ran::of(command.arg(self.kubeconfig()).args(more))
+    }
+
+    fn check(&self, more: &[&str]) -> Ran {
+        let mut command = self.command("check", &["--kubeconfig"]);
+        Ran::of(command.arg(self.kubeconfig()).args(more))
+    }
+
+    fn path(&self) -> String {
+        format!("/api/v1/namespaces/{}/secrets", self.namespace)
+    }
+
+    /// The Secrets that are there, by the part of their name after `prod-`.
+    fn there(&self) -> Vec<(String, Value)> {
+        let secrets = self.cluster.admin().list(&self.path());
+        let mut named: Vec<_> = secrets
+            .into_iter()
+            .map(|secret| {
+                let name = secret["metadata"]["name"].as_str().unwrap();
+                (name.strip_prefix("prod-").unwrap().to_owned(), secret)
+            })
+            .collect();
+        named.sort_by(|a, b| a.0.cmp(&b.0));
+        named
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.there().into_iter().map(|(name, _)| name).collect()
+    }
+
+    fn secret(&self, purpose: &str) -> Value {
+        let (status, secret) = self
+            .cluster
+            .admin()
+            .get(&format!("{}/prod-{purpose}", self.path()));
+        assert_eq!(status, 200, "{secret}");
+        secret
+    }
+
+    fn data(&self, purpose: &str, key: &str) -> Vec<u8> {
+        let secret = self.secret(purpose);
+        let text = secret["data"][key].as_str();
+        BASE64
+            .decode(text.unwrap_or_else(|| panic!("{secret}")))
+            .unwrap()
+    }
+
+    /// What changes with every write, by name.
+    fn versions(&self) -> Vec<(String, String)> {
+        let version = |secret: Value| secret["metadata"]["resourceVersion"].to_string();
+        self.there()
+            .into_iter()
+            .map(|(name, secret)| (name, version(secret)))
+            .collect()
+    }
+
+    /// Makes a Secret as somebody else would.
+    fn make(&self, purpose: &str, data: Value, metadata: Value) {
+        let mut object =
+            json!({"kind": "Secret", "apiVersion": "v1", "metadata": metadata, "stringData": data});
+        object["metadata"]["name"] = json!(format!("prod-{purpose}"));
+        self.cluster.admin().create(&self.path(), &object);
+    }
+
+    fn remove(&self, purpose: &str) {
+        self.cluster
+            .admin()
+            .delete(&format!("{}/prod-{purpose}", self.path()));
+    }
+
+    /// What Cluster API's own code makes of the Secrets: a line a use.
+    fn cluster_api_says(&self) -> Vec<String> {
+        let output = Command::new(bin("cluster-api"))
+            .arg("secrets")
+            .arg(self.kubeconfig())
+            .args([&self.namespace, "prod"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn authority(&self, authority: Authority) -> String {
+        self.node.authority(authority).bundle().to_pem()
+    }
+
+    /// OpenSSL verifies a certificate under an authority, and the key belongs to it.
+    fn verified(&self, authority: Authority, certificate: &[u8], key: &[u8]) {
+        let dir = tempfile::tempdir().unwrap();
+        let leaf = dir.path().join("leaf.crt");
+        fs::write(&leaf, certificate).unwrap();
+        let ca = self
+            .node
+            .ca()
+            .join(authority.base_name())
+            .with_extension("crt");
+        let (ca, leaf) = (ca.to_str().unwrap(), leaf.to_str().unwrap());
+        openssl(
+            &["verify", "-purpose", "sslclient", "-CAfile", ca, leaf],
+            b"",
+        );
+        let of_certificate = openssl(&["x509", "-in", leaf, "-noout", "-pubkey"], b"");
+        assert_eq!(openssl(&["pkey", "-pubout"], key), of_certificate);
+    }
+}
+
+fn client(authority: &CertificateAuthority, at: time::OffsetDateTime) -> (Chain, PrivateKey) {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let profile = Profile {
+        subject: Subject {
+            common_name: "kube-apiserver-etcd-client".to_owned(),
+            organizations: Vec::new(),
+        },
+        sans: Sans::default(),
+        usages: vec![ExtendedUsage::ClientAuth],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: 30 * DAY,
+    };
+    let leaf = authority.issue(key.public_key(), &profile, at).unwrap();
+    (Chain::from_pem(leaf.to_pem().as_bytes()).unwrap(), key)
+}
+
+#[test]
+fn cluster_api_takes_what_is_made() {
+    let management = Management::new();
+    let ran = management.apply(&[]);
+    ran.done();
+    for purpose in ["ca", "etcd", "proxy", "apiserver-etcd-client", "kubeconfig"] {
+        ran.row_says(&format!("prod-{purpose}"), "created");
+    }
+    ran.says_not("PRIVATE KEY");
+    assert_eq!(
+        management.names(),
+        ["apiserver-etcd-client", "ca", "etcd", "kubeconfig", "proxy"]
+    );
+    for (name, secret) in management.there() {
+        let labels = &secret["metadata"]["labels"];
+        assert_eq!(labels["cluster.x-k8s.io/cluster-name"], "prod", "{name}");
+        // Of another type Cluster API would adopt it.
+        assert_eq!(secret["type"], "Opaque", "{name}");
+    }
+    for (purpose, authority) in [
+        ("ca", Authority::Ca),
+        ("etcd", Authority::EtcdCa),
+        ("proxy", Authority::FrontProxyCa),
+    ] {
+        let secret = management.secret(purpose);
+        assert_eq!(secret["data"].as_object().unwrap().len(), 1, "{purpose}");
+        let found = management.data(purpose, "tls.crt");
+        assert_eq!(found, management.authority(authority).into_bytes());
+    }
+    let etcd = |key| management.data("apiserver-etcd-client", key);
+    management.verified(Authority::EtcdCa, &etcd("tls.crt"), &etcd("tls.key"));
+    let kubeconfig = String::from_utf8(management.data("kubeconfig", "value")).unwrap();
+    let current = Kubeconfig::parse(&kubeconfig).unwrap().current().unwrap();
+    assert_eq!(current.server, Some(format!("https://{ENDPOINT}")));
+    // Cluster API looks for the entry of this name.
+    assert_eq!(current.cluster, "prod");
+    assert_eq!(
+        current.authority.unwrap(),
+        management.authority(Authority::Ca).into_bytes()
+    );
+    management.verified(
+        Authority::Ca,
+        &current.certificate.unwrap(),
+        &current.key.unwrap(),
+    );
+    // As it is today: without a CA's key nobody but the first node joins.
+    assert_eq!(
+        management.cluster_api_says(),
+        [
+            "init ok",
+            "join for certificate: ca: missing key data",
+            "kubeconfig ok",
+            "etcd ok"
+        ]
+    );
+    management
+        .check(&[])
+        .done()
+        .says("ExternalCAsReady                 True    Ready");
+    management.apply(&["--placeholder-keys"]).done();
+    assert_eq!(
+        management.cluster_api_says(),
+        ["init ok", "join ok", "kubeconfig ok", "etcd ok"]
+    );
+    assert!(management.secret("etcd")["data"]["tls.key"].is_null());
+    management
+        .check(&[])
+        .done()
+        .says("prod-ca")
+        .says("tls.key holds no private key");
+}
+
+#[test]
+fn a_second_run_changes_nothing() {
+    let management = Management::new();
+    management.apply(&["--format", "both"]).done();
+    let (versions, directory) = (management.versions(), Snapshot::of(&management.directory()));
+    assert_eq!(versions.len(), 6);
+    let exchanges = management.node.exchanges().len();
+    let ran = management.apply(&["--format", "both"]);
+    ran.done();
+    for (name, _) in &versions {
+        ran.row_says(&format!("prod-{name}"), "kept");
+    }
+    assert_eq!(management.versions(), versions);
+    assert_eq!(management.node.exchanges().len(), exchanges);
+    directory.unchanged(&Snapshot::of(&management.directory()));
+    // The same Secrets as a file, and on standard output.
+    let file = management.node.outside("secrets.yaml");
+    let out = ["--format", "both", "--out", file.to_str().unwrap()];
+    Ran::of(&mut management.secrets(&out))
+        .done()
+        .says_not("PRIVATE");
+    let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&file).unwrap());
+    assert_eq!(mode & 0o7777, 0o600);
+    let printed = Ran::of(&mut management.secrets(&["--format", "both"]));
+    assert_eq!(printed.done().stdout, fs::read_to_string(&file).unwrap());
+    let from_file = ["--format", "both", "--from-file", file.to_str().unwrap()];
+    Ran::of(&mut management.command("check", &from_file)).done();
+    directory.unchanged(&Snapshot::of(&management.directory()));
+    // The API server takes the file as it is, and says the same as before.
+    let admin = management.cluster.admin();
+    for document in printed
+        .stdout
+        .split("---\n")
+        .filter(|text| !text.is_empty())
+    {
+        let name = document
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("name: "))
+            .unwrap();
+        let path = format!(
+            "{}/{}?fieldValidation=Strict",
+            management.path(),
+            name.trim_matches('"')
+        );
+        let put =
+            nodepki::http::Call::put(path).body("application/yaml", document.as_bytes().to_vec());
+        assert_eq!(admin.send(put).0, 200, "{name}");
+    }
+    management
+        .apply(&["--format", "both"])
+        .done()
+        .says_not("replaced");
+}
+
+#[test]
+fn the_proposals_format_is_its_own() {
+    let management = Management::new();
+    management.apply(&["--format", "proposal"]).done();
+    assert_eq!(
+        management.names(),
+        [
+            "admin",
+            "apiserver-etcd-client",
+            "ca",
+            "etcd",
+            "kubeconfig",
+            "proxy"
+        ]
+    );
+    for purpose in ["ca", "etcd", "proxy"] {
+        let secret = management.secret(purpose);
+        assert_eq!(secret["type"], "Opaque");
+        let keys: Vec<_> = secret["data"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect();
+        assert_eq!(keys, ["ca.crt"], "{purpose}");
+    }
+    let admin = |key| management.data("admin", key);
+    management.verified(Authority::Ca, &admin("tls.crt"), &admin("tls.key"));
+    management.check(&["--format", "proposal"]).done();
+    management
+        .check(&[])
+        .ended(65)
+        .says("The following CA certificates are invalid or could not be parsed: prod-ca, prod-etcd, prod-proxy.")
+        .says("it has no tls.crt");
+    assert_eq!(
+        management.cluster_api_says()[0],
+        format!(
+            "init failed to read keypair from certificate {}/prod-ca: missing data for key tls.crt",
+            management.namespace
+        )
+    );
+    // With an external etcd its Secrets are somebody else's.
+    let management = Management::new();
+    management.apply(&["--external-etcd"]).done();
+    assert_eq!(management.names(), ["ca", "kubeconfig", "proxy"]);
+    management.check(&["--external-etcd"]).done();
+    management
+        .check(&[])
+        .ended(75)
+        .says("prod-etcd")
+        .says("prod-apiserver-etcd-client");
+}
+
+#[test]
+fn a_signer_may_take_its_time() {
+    let management = Management::new();
+    management.node.signer_does("admin.conf", "pending");
+    for _ in 0..2 {
+        let ran = management.apply(&[]);
+        ran.ended(75)
+            .says("an officer must approve")
+            .says("no Secret was made");
+        assert_eq!(management.names(), [""; 0]);
+        let printed = Ran::of(&mut management.secrets(&[]));
+        printed.ended(75);
+        assert_eq!(printed.stdout, "");
+    }
+    let waiting = management.node.keys_seen();
+    management.node.signer_behaves();
+    management.apply(&[]).done();
+    assert_eq!(management.node.keys_seen(), waiting);
+    assert_eq!(waiting["admin.conf"].len(), 1);
+    management.check(&[]).done();
+}
+
+#[test]
+fn what_has_ended_or_differs_is_issued_anew() {
+    let management = Management::new();
+    management.apply(&[]).done();
+    let etcd = management.node.authority(Authority::EtcdCa);
+    let (chain, key) = client(&etcd, now() - 31 * DAY);
+    let base = management
+        .directory()
+        .join("etc/kubernetes/pki/apiserver-etcd-client");
+    fs::write(base.with_extension("crt"), chain.to_pem()).unwrap();
+    fs::write(base.with_extension("key"), key.to_pem().as_bytes()).unwrap();
+    let ran = management.apply(&[]);
+    ran.done()
+        .row_says("apiserver-etcd-client", "it expired at")
+        .row_says("prod-apiserver-etcd-client", "replaced")
+        .row_says("prod-kubeconfig", "kept");
+    let found = |key| management.data("apiserver-etcd-client", key);
+    management.verified(Authority::EtcdCa, &found("tls.crt"), &found("tls.key"));
+
+    // Another address needs no signature.
+    let asked = management.node.submissions();
+    let ran = management.apply(&["--kubeadm-config", "/dev/null"]);
+    ran.done();
+    let mut moved = management.command(
+        "secrets",
+        &[
+            "--wait",
+            "0s",
+            "--clock-wait",
+            "0s",
+            "--apply",
+            "--kubeconfig",
+        ],
+    );
+    moved
+        .arg(management.kubeconfig())
+        .arg("--config")
+        .arg(management.node.outside("config.yaml"))
+        .arg("--kubeadm-config")
+        .arg(management.node.outside("kubeadm.yaml"));
+    // The key algorithm of that configuration is another one, and it says where the API server is.
+    let ran = Ran::of(&mut moved);
+    ran.done().row_says("prod-kubeconfig", "replaced");
+    assert_ne!(management.node.submissions(), asked);
+    let kubeconfig = String::from_utf8(management.data("kubeconfig", "value")).unwrap();
+    let current = Kubeconfig::parse(&kubeconfig).unwrap().current().unwrap();
+    assert_eq!(
+        current.server.as_deref(),
+        Some("https://api.example.com:6443")
+    );
+    // Certificates that were already in place for the new server are only rewritten.
+    let asked = management.node.submissions();
+    let mut back = Ran::of(moved.args(["--endpoint", ENDPOINT]));
+    back.done().row_says("prod-kubeconfig", "replaced");
+    back = Ran::of(&mut moved);
+    back.done().row_says("prod-kubeconfig", "kept");
+    assert_eq!(management.node.submissions(), asked);
+}
+
+#[test]
+fn somebody_elses_secret_is_left_alone() {
+    let management = Management::new();
+    let foreign = CertificateAuthority::self_signed(
+        "front-proxy-ca",
+        PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap(),
+        now(),
+        365 * DAY,
+    )
+    .unwrap();
+    management.make(
+        "proxy",
+        json!({"tls.crt": foreign.bundle().to_pem(), "tls.key": "precious"}),
+        json!({}),
+    );
+    management.make("etcd", json!({"tls.crt": "garbage"}), json!({}));
+    let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "cp", "uid": "1", "controller": true});
+    management.make(
+        "kubeconfig",
+        json!({"value": "x"}),
+        json!({"ownerReferences": [owner]}),
+    );
+    management.make(
+        "ca",
+        json!({"tls.crt": management.authority(Authority::Ca)}),
+        json!({"labels": {"app.kubernetes.io/managed-by": "Helm"}}),
+    );
+    let (stranger, key) = client(&foreign, now());
+    management.make(
+        "apiserver-etcd-client",
+        json!({"tls.crt": stranger.to_pem(), "tls.key": *key.to_pem()}),
+        json!({"annotations": {"why": "kept"}, "labels": {"team": "kept"}}),
+    );
+    let before = management.versions();
+    management
+        .apply(&[])
+        .ended(65)
+        .says("prod-proxy in")
+        .says("it holds another CA, CN=front-proxy-ca")
+        .says("prod-etcd in")
+        .says("its certificate cannot be read")
+        .says("ConfigMap/cp owns it")
+        .says("Helm keeps it")
+        .says("its certificate is not of this cluster")
+        .says("--replace")
+        .says_not("precious");
+    assert_eq!(management.versions(), before);
+
+    management.apply(&["--replace"]).done();
+    management
+        .check(&[])
+        .done()
+        .says("tls.key holds no private key");
+    // What is not ours is kept even so.
+    assert_eq!(management.data("proxy", "tls.key"), b"precious");
+    let metadata = &management.secret("apiserver-etcd-client")["metadata"];
+    assert_eq!(
+        (&metadata["annotations"]["why"], &metadata["labels"]["team"]),
+        (&json!("kept"), &json!("kept"))
+    );
+    assert_eq!(
+        management.secret("kubeconfig")["metadata"]["ownerReferences"][0]["name"],
+        "cp"
+    );
+}
+
+#[test]
+fn the_conditions_say_what_the_proposal_says() {
+    let management = Management::new();
+    let missing = management.check(&["-o", "json"]);
+    missing.ended(75);
+    let findings: Value = serde_json::from_str(&missing.stdout).unwrap();
+    assert_eq!(
+        findings["conditions"],
+        json!([
+            {"type": "ExternalCAsReady", "status": "False", "reason": "MissingSecret",
+             "message": "The following required CA Secrets are missing: prod-ca, prod-etcd, prod-proxy."},
+            {"type": "ExternalClientCertificatesReady", "status": "False", "reason": "MissingSecret",
+             "message": "The following required client certificate Secrets are missing: prod-apiserver-etcd-client, prod-kubeconfig."},
+        ])
+    );
+    management.apply(&[]).done();
+    management.check(&[]).done();
+    let other = client(&management.node.authority(Authority::Ca), now());
+    let etcd = management.node.authority(Authority::EtcdCa);
+    let ended = client(&etcd, now() - 31 * DAY);
+    let good = client(&etcd, now());
+    let spoilt = |purpose: &str, data: Value, message: &str, evidence: &str| {
+        let kept = management.secret(purpose);
+        management.remove(purpose);
+        management.make(purpose, data, json!({}));
+        management.check(&[]).ended(65).says(message).says(evidence);
+        management.remove(purpose);
+        let mut again = kept;
+        again["metadata"] =
+            json!({"name": format!("prod-{purpose}"), "labels": again["metadata"]["labels"]});
+        management
+            .cluster
+            .admin()
+            .create(&management.path(), &again);
+    };
+    spoilt(
+        "etcd",
+        json!({"tls.crt": "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"}),
+        "The following CA certificates are invalid or could not be parsed: prod-etcd.",
+        "tls.crt is unreadable: a certificate in it is damaged",
+    );
+    let client_message = "The following client certificates are invalid or could not be parsed: prod-apiserver-etcd-client.";
+    for (pair, evidence) in [
+        (&other, "no path from it to the trusted CN=etcd-ca"),
+        (&ended, "it expired at"),
+    ] {
+        spoilt(
+            "apiserver-etcd-client",
+            json!({"tls.crt": pair.0.to_pem(), "tls.key": *pair.1.to_pem()}),
+            client_message,
+            evidence,
+        );
+    }
+    spoilt(
+        "apiserver-etcd-client",
+        json!({"tls.crt": good.0.to_pem(), "tls.key": *other.1.to_pem()}),
+        client_message,
+        "the private key does not belong to the certificate",
+    );
+    management.check(&[]).done();
+}
+
+/// The kubeconfig of a cluster whose CA it is: the API server knows its administrator.
+#[test]
+fn the_kubeconfig_is_an_administrators() {
+    let management = Management::new();
+    let ca = management.node.outside("ca");
+    let own = management.cluster.ca_file();
+    for extension in ["crt", "key"] {
+        fs::copy(
+            own.with_extension(extension),
+            ca.join("ca").with_extension(extension),
+        )
+        .unwrap();
+    }
+    let server = management.cluster.url();
+    let mut command = management.command("secrets", &["--clock-wait", "0s", "--endpoint"]);
+    command
+        .arg(server.strip_prefix("https://").unwrap())
+        .arg("--signer")
+        .arg(format!("local:{}", ca.display()))
+        .args(["--apply", "--kubeconfig"])
+        .arg(management.kubeconfig());
+    Ran::of(&mut command).done();
+    let file = management.node.outside("workload.conf");
+    fs::write(&file, management.data("kubeconfig", "value")).unwrap();
+    let who = who_am_i(&file);
+    assert_eq!(who["username"], "kubernetes-admin");
+    assert!(
+        who["groups"]
+            .as_array()
+            .unwrap()
+            .contains(&json!("kubeadm:cluster-admins"))
+    );
+}
+
+fn who_am_i(kubeconfig: &Path) -> Value {
+    use nodepki::kubeapi::{Access, Api, Resource};
+    use nodepki::schema::SecretFile;
+    let access = Access::Kubeconfig {
+        file: SecretFile::Path(kubeconfig.to_owned()),
+        timeout: Duration::from_secs(30),
+    };
+    let files = std::rc::Rc::new(crate::signing::PlainFiles);
+    let api = Api::new(access, files, None, now).unwrap();
+    let review = Resource {
+        group: "authentication.k8s.io",
+        version: "v1",
+        plural: "selfsubjectreviews",
+        kind: "SelfSubjectReview",
+    };
+    let object = json!({"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1"});
+    let answer = crate::signing::run(api.create(&review, None, &object)).unwrap();
+    answer["status"]["userInfo"].clone()
+}
+
+#[test]
+fn keys_are_not_shown_on_a_terminal() {
+    let management = Management::new();
+    let arguments = management.secrets(&[]);
+    let line: Vec<String> = arguments
+        .get_args()
+        .map(|argument| format!("'{}'", argument.to_str().unwrap()))
+        .collect();
+    let on_terminal = |more: &str| {
+        let line = format!("{NODEPKI} {} {more}", line.join(" "));
+        Ran::of(Command::new("script").args(["-qec", &line, "/dev/null"]))
+    };
+    let refused = on_terminal("");
+    refused
+        .ended(64)
+        .says("standard output is a terminal")
+        .says_not("tls.key");
+    assert_eq!(management.node.exchanges(), []);
+    on_terminal("--show-secrets").done().says("tls.key: ");
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_said_first() {
+    let management = Management::new();
+    let usage = |arguments: &[&str], words: &str| {
+        management.node.run(arguments).ended(64).says(words);
+    };
+    usage(&["capi", "secrets", "Prod"], "is no name of a cluster");
+    usage(
+        &["capi", "secrets", "prod", "--namespace", "a.b"],
+        "is no name of a namespace",
+    );
+    usage(&["capi", "secrets", "prod"], "add --endpoint HOST:PORT");
+    usage(
+        &["capi", "secrets", "prod", "--endpoint", "https://x"],
+        "--endpoint",
+    );
+    usage(&["capi", "secrets", "prod", "--apply"], "--kubeconfig");
+    usage(&["capi", "check", "prod"], "--from-file");
+    management
+        .node
+        .run(&["capi", "check", "prod", "--from-file", "/nowhere.yaml"])
+        .ended(78)
+        .says("/nowhere.yaml");
+    // A signer that hands out CA certificates is not believed without a pin, and paths are those of this machine.
+    let mut command = management.command(
+        "secrets",
+        &["--endpoint", ENDPOINT, "--clock-wait", "0s", "--config"],
+    );
+    command.arg(management.node.outside("config.yaml"));
+    Ran::of(&mut command)
+        .ended(78)
+        .says(&format!("below {}: ", management.directory().display()))
+        .says("nothing says that it is the right one");
+    // Another CA than the last time.
+    management.apply(&[]).done();
+    let before = management.versions();
+    management
+        .node
+        .replace_authority(Authority::EtcdCa, now(), 365 * DAY);
+    management.apply(&[]).ended(65).says("etcd-ca");
+    assert_eq!(management.versions(), before);
+    assert!(
+        management.node.leaf(CertName::AdminConf).is_none(),
+        "the machine's own files are none of its business"
+    );
+}

@@ -1,0 +1,803 @@
+//! The CA keys of a node that the real kubeadm made go into a backup that OpenSSL reads, and come back.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use nodepki::names::{Authority, CertName};
+use nodepki::x509::{KeyAlgorithm, PrivateKey};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::kubeadm::{self, copy_tree};
+use crate::node::{INIT, NODEPKI, Node, Ran};
+use crate::servers::bin;
+use crate::servers::cluster::{self, AUTHORITY_KEYS, Authorities, Cluster};
+use crate::servers::vault::{Bao, Space, put};
+use crate::signer_vault::print_setup;
+use crate::signing::{now, openssl, run_program, wanted};
+
+const PKI: &str = "/etc/kubernetes/pki";
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const PASSPHRASE: &str = "correct horse battery staple";
+
+/// A first node as kubeadm made it, CA keys and all. The signer of [`Node::settings`] has the same keys.
+fn made_by_kubeadm() -> Node {
+    static MADE: OnceLock<TempDir> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        let made = tempfile::tempdir().unwrap();
+        for output in kubeadm::init(kubeadm::Node::new(made.path()), INIT) {
+            Ran::from(output).done();
+        }
+        made
+    });
+    let node = Node::new();
+    copy_tree(made.path(), &node.path("/etc/kubernetes"));
+    for authority in Authority::ALL {
+        for extension in ["crt", "key"] {
+            let file = format!("{}.{extension}", authority.base_name());
+            let from = node.path(PKI).join(&file);
+            fs::copy(from, node.ca().join(&file)).unwrap();
+        }
+    }
+    fs::write(node.outside("passphrase"), format!("{PASSPHRASE}\n")).unwrap();
+    node
+}
+
+fn migrate(node: &Node, direction: &str, arguments: &[&str]) -> Command {
+    let mut command = node.command(["migrate", direction]);
+    for (option, file) in [
+        ("--config", "config.yaml"),
+        ("--kubeadm-config", "kubeadm.yaml"),
+    ] {
+        command.arg(option).arg(node.outside(file));
+    }
+    command.args(arguments);
+    command
+}
+
+fn look(node: &Node) -> Ran {
+    Ran::of(migrate(node, "to-external", &["--clock-wait", "0s"]).args(["--wait", "0s"]))
+}
+
+/// `to-external --apply` with the keys going to `backup` beside the node.
+fn applying(node: &Node, backup: &str) -> Command {
+    let mut command = migrate(node, "to-external", &["--apply", "--wait", "0s"]);
+    command
+        .arg("--backup")
+        .arg(node.outside(backup))
+        .arg("--passphrase-file")
+        .arg(node.outside("passphrase"));
+    command
+}
+
+fn apply(node: &Node, backup: &str) -> Ran {
+    Ran::of(&mut applying(node, backup))
+}
+
+fn back(node: &Node, arguments: &[&str], backups: &[&str]) -> Ran {
+    let mut command = migrate(node, "to-internal", arguments);
+    for backup in backups {
+        command.arg("--backup").arg(node.outside(backup));
+    }
+    Ran::of(
+        command
+            .arg("--passphrase-file")
+            .arg(node.outside("passphrase")),
+    )
+}
+
+fn keys(node: &Node) -> Vec<PathBuf> {
+    let keys = AUTHORITY_KEYS.iter().map(|key| node.path(PKI).join(key));
+    keys.filter(|key| key.exists()).collect()
+}
+
+/// The key of an authority, got out of a backup with the command that stands in it.
+fn by_openssl(dir: &Path, backup: &Path, passphrase: &Path, authority: Authority) -> String {
+    let text = fs::read_to_string(backup).unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Without nodepki:  "))
+        .unwrap();
+    let command = line
+        .replace("authority ca", &format!("authority {authority}"))
+        .replace("THIS", backup.to_str().unwrap())
+        .replace("file:FILE", &format!("file:{}", passphrase.display()))
+        .replace("ca.key", dir.join("key").to_str().unwrap());
+    run_program("sh", &["-euc", &command], b"");
+    fs::read_to_string(dir.join("key")).unwrap()
+}
+
+fn public_key_of(certificate: &Path) -> Vec<u8> {
+    let file = certificate.to_str().unwrap();
+    openssl(&["x509", "-in", file, "-noout", "-pubkey"], b"")
+}
+
+/// Everything below `/etc` but the CA keys.
+fn without_keys(node: &Node) -> Vec<(PathBuf, u32, Vec<u8>)> {
+    let etc = node.etc();
+    let kept = etc.content().into_iter();
+    kept.filter(|(path, ..)| {
+        !AUTHORITY_KEYS
+            .iter()
+            .any(|key| path.ends_with(Path::new("pki").join(key)))
+    })
+    .map(|(path, mode, content)| (path.to_owned(), mode, content.to_vec()))
+    .collect()
+}
+
+#[test]
+fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
+    let node = made_by_kubeadm();
+    let before = node.snapshot();
+    look(&node)
+        .done()
+        .says("ca              to be removed   /etc/kubernetes/pki/ca.key")
+        .says("in place and good: etcd-server, etcd-peer, etcd-healthcheck-client, apiserver-etcd-client")
+        .says("answers, with this CA")
+        .says("nothing was changed; --apply --backup FILE --passphrase-file FILE does it");
+    before.unchanged(&node.snapshot());
+    assert!(node.submissions().is_empty(), "a look has nothing made");
+
+    let (others, originals) = (without_keys(&node), keys(&node));
+    assert_eq!(originals.len(), 3);
+    let originals: Vec<String> = originals
+        .iter()
+        .map(|key| fs::read_to_string(key).unwrap())
+        .collect();
+    apply(&node, "backup")
+        .done()
+        .says("etcd-ca         removed         /etc/kubernetes/pki/etcd/ca.key")
+        .says("it signed a certificate like scheduler.conf, which was thrown away")
+        .says("kubeadm certs renew leaves alone what they sign")
+        .says("kubeadm init phase upload-certs refuses; nodepki certs upload does it")
+        .says("kube-controller-manager of this node signs nothing")
+        .says("run this on each node")
+        .says_not(PASSPHRASE);
+    assert!(keys(&node).is_empty());
+    assert_eq!(without_keys(&node), others);
+    assert_eq!(node.submissions().len(), 3, "one signature an authority");
+    assert!(node.submissions().values().all(|count| *count == 1));
+    let pending = fs::read_dir(node.path("/var/lib/nodepki/pending")).unwrap();
+    assert_eq!(pending.count(), 0, "the proofs are thrown away");
+    kubeadm::accepts_external_ca(&node.path("/etc/kubernetes"), INIT);
+
+    let backup = node.outside("backup");
+    let mode = fs::metadata(&backup).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+    let scratch = tempfile::tempdir().unwrap();
+    for authority in Authority::ALL {
+        let key = by_openssl(
+            scratch.path(),
+            &backup,
+            &node.outside("passphrase"),
+            authority,
+        );
+        let public = openssl(&["pkey", "-pubout"], key.as_bytes());
+        let certificate = node
+            .path(PKI)
+            .join(format!("{}.crt", authority.base_name()));
+        assert_eq!(public, public_key_of(&certificate), "{authority}");
+    }
+
+    // Again, with the same arguments.
+    let settled = node.snapshot();
+    for ran in [look(&node), apply(&node, "backup")] {
+        ran.done()
+            .says("nothing to do: there is no CA private key to be removed on this node");
+    }
+    settled.unchanged(&node.snapshot());
+    node.ask().done();
+    settled.unchanged(&node.snapshot());
+
+    back(&node, &[], &["backup"])
+        .done()
+        .says("ca              to be written   /etc/kubernetes/pki/ca.key")
+        .says("nothing was changed; --apply does it");
+    settled.unchanged(&node.snapshot());
+    back(&node, &["--apply"], &["backup"])
+        .done()
+        .says("ca              written         /etc/kubernetes/pki/ca.key")
+        .says("--cluster-signing-key-file=/etc/kubernetes/pki/ca.key");
+    let restored: Vec<String> = keys(&node)
+        .iter()
+        .map(|key| fs::read_to_string(key).unwrap())
+        .collect();
+    assert_eq!(restored, originals);
+    for key in AUTHORITY_KEYS {
+        assert_eq!(node.mode(format!("{PKI}/{key}")), 0o600);
+    }
+    assert_eq!(without_keys(&node), others);
+    let settled = node.snapshot();
+    back(&node, &["--apply"], &["backup"])
+        .done()
+        .says("nothing to do: the keys are in place");
+    settled.unchanged(&node.snapshot());
+
+    // The backup of then is as good as a new one.
+    apply(&node, "backup")
+        .done()
+        .says("is the backup of these keys already");
+    assert!(keys(&node).is_empty());
+}
+
+#[test]
+fn the_report_is_for_programs_too() {
+    let node = made_by_kubeadm();
+    node.remove(format!("{PKI}/sa.pub"));
+    let ran =
+        Ran::of(migrate(&node, "to-external", &["-o", "json"]).args(["--authority", "etcd-ca"]));
+    let report: Value = serde_json::from_str(&ran.ended(65).stdout).unwrap();
+    assert_eq!(report["direction"], "toExternal");
+    assert_eq!(report["applied"], false);
+    assert_eq!(report["authorities"][0]["authority"], "etcd-ca");
+    assert_eq!(report["authorities"][0]["action"], "kept");
+    assert_eq!(report["authorities"].as_array().unwrap().len(), 1);
+    let unproven = report["unproven"].as_array().unwrap();
+    assert!(unproven[0].as_str().unwrap().contains("sa.pub"), "{report}");
+}
+
+/// Neither a look nor `--apply` goes on; both say the same, and nothing is changed.
+#[track_caller]
+fn unproven(node: &Node, code: i32, words: &[&str]) {
+    let refused = |ran: Ran| {
+        ran.ended(code)
+            .says("not everything is proven; nothing was changed")
+            .says_not(PASSPHRASE);
+        for words in words {
+            let said = &ran.stderr;
+            assert!(said.contains(words), "{words:?} is missing in:\n{said}");
+        }
+    };
+    let (all, etc) = (node.snapshot(), node.etc());
+    refused(look(node));
+    all.unchanged(&node.snapshot());
+    refused(apply(node, "backup"));
+    etc.unchanged(&node.etc());
+    assert!(!node.outside("backup").exists());
+    assert!(node.submissions().is_empty(), "nothing is signed in vain");
+}
+
+fn expire(node: &Node, name: CertName) {
+    let (_, key) = node.leaf(name).unwrap();
+    let mut profile = wanted(name).profile;
+    profile.lifetime = 30 * DAY;
+    let leaf = node
+        .authority(name.authority())
+        .issue(key.public_key(), &profile, now() - 90 * DAY)
+        .unwrap();
+    node.write(format!("{PKI}/{}.crt", name.base_name()), leaf.to_pem());
+}
+
+#[test]
+fn an_expired_leaf_and_a_torn_pair_are_told_together() {
+    let node = made_by_kubeadm();
+    expire(&node, CertName::FrontProxyClient);
+    node.write(
+        format!("{PKI}/etcd/peer.key"),
+        node.read(format!("{PKI}/etcd/server.key")),
+    );
+    node.remove("/etc/kubernetes/scheduler.conf");
+    unproven(
+        &node,
+        65,
+        &[
+            "nodepki: front-proxy-client would not do without the key of front-proxy-ca: it expired at 20",
+            "nodepki: etcd-peer would not do without the key of etcd-ca: it is for another key",
+            "nodepki: scheduler.conf would not do without the key of ca: absent; run nodepki bootstrap, which mends that, and run this again",
+        ],
+    );
+    // As it says.
+    node.ask().done();
+    look(&node).done();
+}
+
+#[test]
+fn a_signer_of_another_ca_is_no_successor() {
+    let node = made_by_kubeadm();
+    let other = Node::new();
+    for extension in ["crt", "key"] {
+        let file = format!("etcd/ca.{extension}");
+        fs::copy(other.ca().join(&file), node.ca().join(&file)).unwrap();
+    }
+    unproven(
+        &node,
+        65,
+        &["signs with another etcd-ca than the one on this node"],
+    );
+}
+
+#[test]
+fn a_signer_that_cannot_be_reached_is_no_successor() {
+    let node = made_by_kubeadm();
+    node.signer_does("all", "unreachable");
+    unproven(
+        &node,
+        69,
+        &["nodepki: signer of ca: ", "nodepki: signer of etcd-ca: "],
+    );
+}
+
+#[test]
+fn a_signer_that_reads_the_key_itself_is_no_successor() {
+    let node = made_by_kubeadm();
+    let local = format!("local:{}", node.ca().display());
+    let before = node.etc();
+    for more in [&[][..], &["--skip-signing-proof"]] {
+        Ran::of(
+            applying(&node, "backup")
+                .args(["--signer", &local])
+                .args(more),
+        )
+        .ended(65)
+        .says("which signs with a key that it reads itself");
+    }
+    before.unchanged(&node.etc());
+}
+
+#[test]
+fn service_account_keys_must_be_there() {
+    let node = made_by_kubeadm();
+    node.remove(format!("{PKI}/sa.key"));
+    unproven(
+        &node,
+        65,
+        &["sa.pub is there but /etc/kubernetes/pki/sa.key is not"],
+    );
+    node.remove(format!("{PKI}/sa.pub"));
+    unproven(&node, 65, &["sa.key and sa.pub are not both in place"]);
+}
+
+#[test]
+fn kubeadms_rule_about_the_first_certificate_holds() {
+    let node = made_by_kubeadm();
+    let other = fs::read_to_string(Node::new().ca().join("front-proxy-ca.crt")).unwrap();
+    let own = node.read(format!("{PKI}/front-proxy-ca.crt"));
+    node.write(format!("{PKI}/front-proxy-ca.crt"), format!("{other}{own}"));
+    unproven(
+        &node,
+        65,
+        &[
+            "front-proxy-client would not do without the key of front-proxy-ca: it verifies under",
+            "but kubeadm only looks at the first certificate of the bundle",
+            "/etc/kubernetes/pki/front-proxy-ca.key is not the key of /etc/kubernetes/pki/front-proxy-ca.crt",
+        ],
+    );
+}
+
+#[test]
+fn a_manifest_that_names_the_key_comes_first() {
+    let node = made_by_kubeadm();
+    let manifest = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
+    node.write(
+        manifest,
+        "    - --cluster-signing-key-file=/etc/kubernetes/pki/ca.key\n",
+    );
+    unproven(
+        &node,
+        65,
+        &[
+            "/etc/kubernetes/manifests/kube-controller-manager.yaml names /etc/kubernetes/pki/ca.key",
+        ],
+    );
+    node.write(
+        manifest,
+        "    - --cluster-signing-key-file=\n    # /etc/kubernetes/pki/ca.key\n",
+    );
+    look(&node).done();
+}
+
+#[test]
+fn a_signer_that_answers_and_does_not_sign_is_no_successor() {
+    for (how, code, words) in [
+        ("denied", 65, "it says no: Policy: not on a Friday"),
+        (
+            "bad wrong-key",
+            65,
+            "what came back is not what was asked for",
+        ),
+        (
+            "pending",
+            75,
+            "an officer must approve; run the same command again to go on with the same request",
+        ),
+    ] {
+        let node = made_by_kubeadm();
+        node.signer_does("all", how);
+        look(&node).done();
+        let etc = node.etc();
+        for _ in 0..2 {
+            apply(&node, "backup").ended(code).says(words);
+        }
+        etc.unchanged(&node.etc());
+        assert!(!node.outside("backup").exists());
+        if how == "pending" {
+            assert!(
+                node.keys_seen().values().all(|keys| keys.len() == 1),
+                "the same request"
+            );
+        }
+        node.signer_behaves();
+        if how == "pending" {
+            apply(&node, "backup").done();
+            assert!(
+                node.keys_seen().values().all(|keys| keys.len() == 1),
+                "the same request"
+            );
+            assert!(keys(&node).is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_signer_that_does_not_say_which_ca_it_has_must_sign() {
+    let node = made_by_kubeadm();
+    node.signer_does("all", "without-trust");
+    look(&node)
+        .done()
+        .says("answers, and does not say with which CA");
+    Ran::of(applying(&node, "backup").arg("--skip-signing-proof"))
+        .ended(65)
+        .says("only a signature proves that it has ca; leave out --skip-signing-proof");
+    assert_eq!(keys(&node).len(), 3);
+    apply(&node, "backup").done();
+    assert!(keys(&node).is_empty());
+}
+
+#[test]
+fn the_proof_by_signature_can_be_left_out() {
+    let node = made_by_kubeadm();
+    Ran::of(applying(&node, "backup").arg("--skip-signing-proof"))
+        .done()
+        .says("that the signers sign was not proven, as --skip-signing-proof says");
+    assert!(keys(&node).is_empty());
+    assert!(node.submissions().is_empty());
+}
+
+#[test]
+fn a_backup_that_exists_is_not_overwritten() {
+    let node = made_by_kubeadm();
+    let before = node.etc();
+    fs::write(node.outside("backup"), "last year's").unwrap();
+    apply(&node, "backup")
+        .ended(65)
+        .says("exists and is not the backup of these keys (no PEM block with a private key in it)")
+        .says("a backup is never overwritten: name another file with --backup");
+    assert_eq!(
+        fs::read_to_string(node.outside("backup")).unwrap(),
+        "last year's"
+    );
+    apply(&node, "absent/backup")
+        .ended(64)
+        .says("make or mount it");
+    before.unchanged(&node.etc());
+
+    // The same keys under another passphrase are another backup.
+    apply(&node, "good").done();
+    back(&node, &["--apply"], &["good"]).done();
+    fs::write(
+        node.outside("passphrase"),
+        "another one that is long enough",
+    )
+    .unwrap();
+    apply(&node, "good")
+        .ended(65)
+        .says("the private key was encrypted under another passphrase, or is damaged");
+    back(&node, &["--apply"], &["good"])
+        .ended(65)
+        .says("good gives no keys: the private key was encrypted under another passphrase");
+}
+
+#[test]
+fn a_passphrase_is_needed_and_is_never_an_argument() {
+    let node = made_by_kubeadm();
+    let before = node.snapshot();
+    Ran::of(&mut migrate(&node, "to-external", &["--apply"]))
+        .ended(64)
+        .says("give --backup FILE and --passphrase-file FILE");
+    Ran::of(migrate(&node, "to-external", &["--apply", "--backup"]).arg(node.outside("backup")))
+        .ended(64)
+        .says("--passphrase-file");
+    for (passphrase, words) in [
+        ("", "holds 0 characters"),
+        (
+            "short",
+            "holds 5 characters, which could be guessed; at least 16 are needed",
+        ),
+        ("two lines of text\nand more", "holds more than one line"),
+    ] {
+        fs::write(node.outside("passphrase"), passphrase).unwrap();
+        apply(&node, "backup")
+            .ended(78)
+            .says(words)
+            .says_not("and more");
+    }
+    before.unchanged(&node.snapshot());
+
+    fs::write(node.outside("passphrase"), PASSPHRASE).unwrap();
+    let mut command = migrate(
+        &node,
+        "to-external",
+        &["--apply", "--passphrase-fd", "0", "--backup"],
+    );
+    let stdin = fs::File::open(node.outside("passphrase")).unwrap();
+    Ran::of(command.arg(node.outside("backup")).stdin(stdin)).done();
+    let mut command = migrate(
+        &node,
+        "to-internal",
+        &["--passphrase-file", "credential:passphrase", "--backup"],
+    );
+    command.arg(node.outside("backup"));
+    Ran::of(&mut command)
+        .ended(78)
+        .says("systemd gave this run no credentials");
+    Ran::of(command.env("CREDENTIALS_DIRECTORY", node.outside(""))).done();
+}
+
+#[test]
+fn authorities_go_one_by_one_and_come_back_from_several_backups() {
+    let node = made_by_kubeadm();
+    // Nothing of ca is asked of an etcd-ca that goes alone.
+    node.remove("/etc/kubernetes/scheduler.conf");
+    Ran::of(applying(&node, "etcd").args(["--authority", "etcd-ca"]))
+        .done()
+        .says_not("kube-controller-manager");
+    assert_eq!(keys(&node).len(), 2);
+    node.ask().done();
+    apply(&node, "rest").done();
+    assert!(keys(&node).is_empty());
+
+    let settled = node.snapshot();
+    back(&node, &["--apply", "--authority", "etcd-ca"], &["rest"])
+        .ended(65)
+        .says("no backup holds the key of etcd-ca");
+    // A key of another cluster.
+    let stranger = made_by_kubeadm();
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    fs::write(stranger.outside("key"), key.to_pem().as_bytes()).unwrap();
+    let [key, pass] =
+        ["key", "passphrase"].map(|name| stranger.outside(name).display().to_string());
+    let foreign = openssl(
+        &[
+            "pkcs8",
+            "-topk8",
+            "-in",
+            &key,
+            "-passout",
+            &format!("file:{pass}"),
+        ],
+        b"",
+    );
+    fs::write(node.outside("foreign"), foreign).unwrap();
+    back(&node, &["--apply"], &["etcd", "foreign", "absent"])
+        .ended(65)
+        .says("foreign holds a key (public key sha256:")
+        .says("that belongs to no CA certificate on this node")
+        .says("absent does not exist");
+    settled.unchanged(&node.snapshot());
+
+    node.write(format!("{PKI}/ca.key"), "something else");
+    back(&node, &["--apply"], &["etcd", "rest"])
+        .ended(65)
+        .says("/etc/kubernetes/pki/ca.key exists and is not the key of /etc/kubernetes/pki/ca.crt; it is not overwritten");
+    assert_eq!(keys(&node).len(), 1);
+    node.remove(format!("{PKI}/ca.key"));
+    back(&node, &["--apply"], &["etcd", "rest"]).done();
+    assert_eq!(keys(&node).len(), 3);
+}
+
+#[test]
+fn a_super_admin_kubeconfig_that_was_taken_away_is_mentioned() {
+    let node = made_by_kubeadm();
+    node.remove("/etc/kubernetes/super-admin.conf");
+    look(&node)
+        .done()
+        .says("/etc/kubernetes/super-admin.conf is absent: nothing that runs needs it, but kubeadm init and its phases refuse an external CA without it");
+}
+
+/// After a crash anywhere the keys are on the node or in a backup that opens, and the next run comes to the end.
+#[cfg(feature = "failpoints")]
+#[test]
+fn no_crash_loses_a_key() {
+    use crate::store::leftovers;
+    use nodepki::failpoint;
+
+    let commits = failpoint::STORE
+        .iter()
+        .filter(|place| place.starts_with("commit:") || place.starts_with("finish:"));
+    let places = failpoint::MIGRATE
+        .iter()
+        .chain(commits)
+        .filter(|place| {
+            !matches!(
+                **place,
+                "commit:staged-one" | "finish:rename-one" | "finish:slot-removed"
+            )
+        })
+        .map(|place| (*place).to_owned())
+        .chain(["finish:remove-one:2", "finish:remove-one:3"].map(str::to_owned));
+    for place in places {
+        let node = made_by_kubeadm();
+        let originals: Vec<(PathBuf, String)> = keys(&node)
+            .into_iter()
+            .map(|key| (key.clone(), fs::read_to_string(key).unwrap()))
+            .collect();
+        // The proof by signature commits too, and would meet the places first.
+        let mut run = applying(&node, "backup");
+        run.arg("--skip-signing-proof");
+        let ran = Ran::of(run.env("NODEPKI_FAILPOINT", &place));
+        assert_eq!(ran.signal, Some(9), "{place}: {}", ran.said());
+        if !node.outside("backup").exists() {
+            assert_eq!(keys(&node).len(), 3, "{place}");
+        }
+        apply(&node, "backup").done();
+        assert!(keys(&node).is_empty(), "{place}");
+        assert_eq!(leftovers(&node.root()), Vec::<PathBuf>::new(), "{place}");
+        back(&node, &["--apply"], &["backup"]).done();
+        for (key, text) in originals {
+            assert_eq!(fs::read_to_string(key).unwrap(), text, "{place}");
+        }
+    }
+}
+
+/// A running cluster, and OpenBao with its CA keys.
+#[test]
+fn a_running_cluster_goes_on_with_openbao() {
+    let cluster = Cluster::start(Authorities::Internal);
+    let node = cluster.first();
+    let outside = tempfile::tempdir().unwrap();
+    let space = Bao::shared().space();
+    let config = bao_with_keys_of(&space, &node.path(PKI), outside.path());
+    fs::write(outside.path().join("passphrase"), PASSPHRASE).unwrap();
+    fs::write(outside.path().join("kubeadm.yaml"), cluster::INIT).unwrap();
+    let beside = |name: &str| outside.path().join(name).display().to_string();
+    let nodepki = |arguments: &[&str]| {
+        let mut command = Command::new(NODEPKI);
+        command.arg("--root").arg(node.dir()).args(arguments);
+        command
+            .args(["--config", &config])
+            .args(["--kubeadm-config", &beside("kubeadm.yaml")]);
+        Ran::of(&mut command)
+    };
+    let (backup, passphrase) = (beside("backup"), beside("passphrase"));
+    let apply = [
+        "migrate",
+        "to-external",
+        "--apply",
+        "--backup",
+        &backup,
+        "--passphrase-file",
+        &passphrase,
+    ];
+
+    // kubeadm's manifest names the key, and the message says what to do about it.
+    let refused = nodepki(&apply);
+    refused.ended(65).says("names /etc/kubernetes/pki/ca.key");
+    let command = refused.stderr.split_once("for an external CA: ").unwrap().1;
+    let manifest = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
+    let original = fs::read_to_string(node.path(manifest)).unwrap();
+    node.run("sh", &["-euc", command.trim()]).done();
+    let text_now = fs::read_to_string(node.path(manifest)).unwrap();
+    for flag in ["cert", "key"] {
+        assert!(
+            text_now.contains(&format!("    - --cluster-signing-{flag}-file=\n")),
+            "{text_now}"
+        );
+    }
+    node.stop("kube-controller-manager");
+    node.start("kube-controller-manager");
+
+    nodepki(&apply)
+        .done()
+        .says("it signed a certificate like apiserver-etcd-client, which was thrown away");
+    for key in AUTHORITY_KEYS {
+        assert!(!node.path(PKI).join(key).exists());
+    }
+    kubeadm::accepts_external_ca(&node.path("/etc/kubernetes"), cluster::INIT);
+    for authority in Authority::ALL {
+        let key = by_openssl(
+            outside.path(),
+            Path::new(&backup),
+            Path::new(&passphrase),
+            authority,
+        );
+        let certificate = node
+            .path(PKI)
+            .join(format!("{}.crt", authority.base_name()));
+        let public = openssl(&["pkey", "-pubout"], key.as_bytes());
+        assert_eq!(public, public_key_of(&certificate), "{authority}");
+    }
+
+    // What the report says of the cluster.
+    node.kubeadm(
+        &["init", "phase", "upload-certs", "--upload-certs"],
+        Some(cluster::INIT),
+    )
+    .ended(1)
+    .says("can't use upload-certs with an external CA or an external front-proxy CA");
+    let leaf = fs::read(node.path(PKI).join("apiserver.crt")).unwrap();
+    node.kubeadm(&["certs", "renew", "apiserver"], Some(cluster::INIT))
+        .done()
+        .says("external");
+    assert_eq!(
+        fs::read(node.path(PKI).join("apiserver.crt")).unwrap(),
+        leaf
+    );
+
+    // kube-controller-manager as kubeadm had started it does not start any more; as it is now it does.
+    node.stop("kube-controller-manager");
+    fs::write(node.path(manifest), original).unwrap();
+    node.write(
+        "/var/tmp/manager.sh",
+        &manager_command(&node.path(manifest)),
+    );
+    node.run("sh", &["/var/tmp/manager.sh"])
+        .ended(1)
+        .says("error reading CA cert file")
+        .says("ca.key");
+    fs::write(node.path(manifest), text_now).unwrap();
+    node.start("kube-controller-manager");
+
+    // And back.
+    let back = [
+        "migrate",
+        "to-internal",
+        "--apply",
+        "--backup",
+        &backup,
+        "--passphrase-file",
+        &passphrase,
+    ];
+    nodepki(&back).done();
+    node.kubeadm(&["certs", "renew", "apiserver"], Some(cluster::INIT))
+        .done()
+        .says("renewed");
+    assert_ne!(
+        fs::read(node.path(PKI).join("apiserver.crt")).unwrap(),
+        leaf
+    );
+}
+
+/// What runs kube-controller-manager with the flags of a manifest, for at most a minute.
+fn manager_command(manifest: &Path) -> String {
+    let manifest = fs::read_to_string(manifest).unwrap();
+    let flags: Vec<&str> = manifest
+        .lines()
+        .filter_map(|line| line.strip_prefix("    - --"))
+        .collect();
+    let program = bin("kube-controller-manager");
+    format!(
+        "exec timeout 60 {} '--{}'\n",
+        program.display(),
+        flags.join("' '--")
+    )
+}
+
+/// Settings for engines of OpenBao that sign with the CA keys of a node; the path of the file.
+fn bao_with_keys_of(space: &Space<'_>, pki: &Path, dir: &Path) -> String {
+    let token = put(dir, "token", &space.any_token());
+    let settings = format!(
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+         signers: {{v: {{vault: {{address: \"{}\", namespace: {}, mount: \"pki/{{authority}}\", \
+         auth: {{tokenFile: {}}}, tls: {{caFile: {}}}}}}}}}\n",
+        space.bao.url(),
+        space.namespace,
+        token.display(),
+        space.bao.ca_file().display()
+    );
+    space.apply(&print_setup(dir, &settings, cluster::INIT, &["vault"]).stdout);
+    for authority in Authority::ALL {
+        let base = pki.join(authority.base_name());
+        let pem = ["crt", "key"]
+            .map(|extension| fs::read_to_string(base.with_extension(extension)).unwrap())
+            .concat();
+        space.write(
+            &format!("pki/{authority}/config/ca"),
+            json!({ "pem_bundle": pem }),
+        );
+    }
+    dir.join("setup.yaml").display().to_string()
+}
