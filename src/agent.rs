@@ -8,11 +8,8 @@ mod clock;
 mod install;
 mod keys;
 mod offline;
-<<<<<<< HEAD
-mod provided;
-=======
 mod proof;
->>>>>>> main
+mod provided;
 pub mod report;
 mod request;
 mod revocation;
@@ -42,11 +39,8 @@ use crate::{discovery, http, kubeapi};
 use clock::Settled;
 pub use clock::{ClockPolicy, Floor, floor};
 pub use offline::{export_requests, import_answers};
-<<<<<<< HEAD
-pub use provided::{Provided, ProvidedFile};
-=======
 pub use proof::{Answered, ask, believable_now, rehearse, unverified};
->>>>>>> main
+pub use provided::{Provided, ProvidedFile};
 pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
