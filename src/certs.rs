@@ -207,6 +207,7 @@ pub async fn download(
         rows: rows.into_iter().map(|(row, _)| row).collect(),
         notes,
         written,
+        ..Report::default()
     };
     // Where nothing is to be done nothing is touched, the lock included.
     if !root.has_unfinished()? {
@@ -351,7 +352,7 @@ pub async fn upload(
     Ok(Report {
         rows,
         notes,
-        written: Vec::new(),
+        ..Report::default()
     })
 }
 

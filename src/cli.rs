@@ -20,11 +20,13 @@ use time::OffsetDateTime;
 
 use crate::agent::{self, ExitCode, Failure, Report};
 use crate::demo;
-use crate::kubeadm::{NodeName, parse_duration};
+use crate::join;
+use crate::kubeadm::{NodeName, Role, parse_duration};
 use crate::load::{self, Inputs, Loaded};
-use crate::names::Authority;
+use crate::names::{Authority, CertName};
+use crate::plan;
 use crate::settings::{Settings, StandIns};
-use crate::signer::{self, Kind, Part};
+use crate::signer::{self, Identity, Kind, Part};
 use crate::status;
 use crate::store::Root;
 use crate::yaml;
@@ -95,6 +97,8 @@ enum Command {
     /// resumed by the next one with the same keys.
     Bootstrap(Run),
     /// Show what bootstrap would do, and why; nothing is written or sent
+    ///
+    /// Of a joining node that lacks something its cluster is read, as bootstrap would.
     Plan(Sources),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
@@ -236,10 +240,10 @@ impl Cli {
         let Cli { global, command } = self;
         match command {
             Command::Bootstrap(run) => {
-                let loaded = global.load(&run)?;
+                let loaded = global.load_joining(&run)?;
                 global.bootstrap(loaded)
             }
-            Command::Plan(sources) => global.plan(&global.load(&Run::of(sources))?),
+            Command::Plan(sources) => global.plan(&global.load_joining(&Run::of(sources))?),
             Command::Status(arguments) => global.status(&arguments),
             Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),
@@ -278,6 +282,14 @@ impl Global {
         Ok(loaded)
     }
 
+    /// With what a joining node has from its cluster.
+    fn load_joining(&self, run: &Run) -> Result<Loaded, Failure> {
+        let (root, inputs) = (self.open_root()?, run.inputs(self)?);
+        let loaded = runtime()?.block_on(load::load_joining(&root, &inputs, now))?;
+        warn(&loaded.warnings);
+        Ok(loaded)
+    }
+
     fn bootstrap(&self, loaded: Loaded) -> Result<ExitCode, Failure> {
         let terminal = Terminal::new(self.verbose);
         let report = runtime()?.block_on(agent::bootstrap(
@@ -312,7 +324,21 @@ impl Global {
                 "nodepki: some signatures are pending; run the same command again to go on with the same keys"
             );
         }
+        if loaded.node.role == Role::Join && !report.written.is_empty() {
+            // Now there is somebody who may ask.
+            self.compare_service_account(&loaded)?;
+        }
         Ok(report.code())
+    }
+
+    fn compare_service_account(&self, loaded: &Loaded) -> Result<(), Failure> {
+        let root = self.open_root()?;
+        let spec = loaded.setup.plan.cert(CertName::AdminConf);
+        let Some(plan::Output::Kubeconfig { path, .. }) = spec.map(|spec| &spec.output) else {
+            return Ok(());
+        };
+        let api = load::cluster(&root, path)?;
+        runtime()?.block_on(join::compare_service_account(&root, &loaded.setup, &api))
     }
 
     fn plan(&self, loaded: &Loaded) -> Result<ExitCode, Failure> {
@@ -359,14 +385,18 @@ impl Global {
         let inputs = |sources: Sources| Run::of(sources).inputs(self);
         match command {
             ConfigCommand::Check(sources) => {
-                let loaded = load::check(&self.open_root()?, &inputs(sources)?, now())?;
+                let (loaded, certificates) =
+                    load::check(&self.open_root()?, &inputs(sources)?, now())?;
                 warn(&loaded.warnings);
-                print(&format!(
-                    "the configuration is sound: node {}, cluster {}, {} certificates\n",
-                    loaded.setup.identity.node,
-                    loaded.setup.identity.cluster,
-                    loaded.setup.plan.certs.len()
-                ))
+                let Identity { node, cluster } = &loaded.setup.identity;
+                print(&match certificates {
+                    Some(count) => format!(
+                        "the configuration is sound: node {node}, cluster {cluster}, {count} certificates\n"
+                    ),
+                    None => format!(
+                        "the configuration is sound as far as it is on this node: node {node}; bootstrap and plan ask the cluster for its ClusterConfiguration\n"
+                    ),
+                })
             }
             ConfigCommand::Show(sources) => {
                 let (settings, warnings) =

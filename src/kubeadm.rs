@@ -53,8 +53,8 @@ const MANY_SANS: usize = 100;
 /// X.520's upper bound for a common name.
 const COMMON_NAME_LIMIT: usize = 64;
 
-const FETCH_CLUSTER: &str = "set kubeadm.clusterConfiguration in the nodepki configuration, or add --kubeadm-config FILE, with what \
-    this prints on a control-plane node: kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}'";
+const FETCH_CLUSTER: &str = "bootstrap asks the cluster for it, unless kubeadm.fromCluster is never; otherwise set kubeadm.clusterConfiguration in the nodepki \
+    configuration, or add --kubeadm-config FILE, with what this prints on a control-plane node: kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}'";
 
 /// What the certificates of every node of a cluster have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -267,6 +267,10 @@ pub struct Loaded {
     init: Option<NodeInput>,
     join: Option<NodeInput>,
     policies: Vec<Tree>,
+    /// The cluster's own ClusterConfiguration, until a file's is laid over it.
+    base: Option<Tree>,
+    /// The JoinConfiguration as written.
+    join_document: Option<Tree>,
     /// A document could not be read, so nothing can be said about what is missing.
     incomplete: bool,
     faults: Faults,
@@ -281,6 +285,17 @@ impl Loaded {
     /// What the cluster documents say; `None` when none was given.
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref().map(|input| &input.cluster)
+    }
+
+    /// True when a JoinConfiguration makes the node a further control-plane node.
+    pub fn joins_control_plane(&self) -> bool {
+        let join = self.join.as_ref();
+        join.is_some_and(|join| join.control_plane.is_some())
+    }
+
+    /// The JoinConfiguration as written, secrets included.
+    pub fn join_document(&self) -> Option<serde_json::Value> {
+        self.join_document.as_ref().map(yaml::to_json)
     }
 
     /// How the cluster is found, said by the JoinConfiguration; `None` when none was given. It is what could be read:
@@ -351,6 +366,34 @@ pub fn load<N: AsRef<str>, T: AsRef<str>>(sources: &[(N, T)]) -> Loaded {
         loaded.read_text(file.as_ref(), text.as_ref());
     }
     loaded
+}
+
+/// As [`load`], with the ClusterConfiguration of the cluster itself as `(where from, text)`: what a file says goes
+/// before it, map by map; a list of a file replaces the cluster's.
+pub fn load_over<N: AsRef<str>, T: AsRef<str>>(base: (&str, &str), sources: &[(N, T)]) -> Loaded {
+    let mut loaded = Loaded::default();
+    match yaml::parse(base.0, base.1) {
+        Ok(documents) => {
+            loaded.base = documents
+                .into_iter()
+                .find(|document| kind_of(document) == Some("ClusterConfiguration"));
+        }
+        Err(faults) => {
+            loaded.incomplete = true;
+            loaded.faults.extend(faults);
+        }
+    }
+    for (file, text) in sources {
+        loaded.read_text(file.as_ref(), text.as_ref());
+    }
+    if let Some(base) = loaded.base.take() {
+        loaded.read_document(&base);
+    }
+    loaded
+}
+
+fn kind_of(document: &Tree) -> Option<&str> {
+    document.get("kind").and_then(Tree::text)
 }
 
 impl Loaded {
@@ -462,6 +505,11 @@ impl Loaded {
             return;
         }
         document.duplicates(Severity::Warning, &mut self.faults);
+        let merged = match self.base.take_if(|_| kind == "ClusterConfiguration") {
+            Some(base) => self.over(base, document, &spot),
+            None => None,
+        };
+        let document = merged.as_ref().unwrap_or(document);
         let walk = Walk::new(false);
         if let Some(map) = Field::root(&walk, document).map() {
             map.ignore(&["apiVersion", "kind"]);
@@ -477,11 +525,33 @@ impl Loaded {
                     });
                 }
                 "InitConfiguration" => self.init = Some(read_init(&map, api, spot)),
-                _ => self.join = Some(read_join(&map, api, spot)),
+                _ => {
+                    self.join = Some(read_join(&map, api, spot));
+                    self.join_document = Some(document.clone());
+                }
             }
             map.finish();
         }
         self.faults.extend(walk.into_faults());
+    }
+
+    /// A document laid over the cluster's own.
+    fn over(&mut self, mut base: Tree, document: &Tree, spot: &Spot) -> Option<Tree> {
+        let version = |document: &Tree| {
+            document
+                .get("apiVersion")
+                .and_then(Tree::text)
+                .map(str::to_owned)
+        };
+        if version(&base) != version(document) {
+            self.faults.push(spot.error(
+                format!("is {}, the cluster's own ClusterConfiguration is {}: the two cannot be merged", version(document).unwrap_or_default(), version(&base).unwrap_or_default()),
+                "bring this one to the same version with kubeadm config migrate --old-config OLD --new-config NEW",
+            ));
+            return None;
+        }
+        base.overlay(document.clone());
+        Some(base)
     }
 
     fn refuse(&mut self, fault: Fault) {

@@ -28,7 +28,7 @@
 //! | command line | [`cli`] |
 //! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`] |
 //! | inputs | [`load`] |
-//! | composition | [`certs`], [`agent`], [`status`], [`offline`] |
+//! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
@@ -64,6 +64,7 @@ pub mod discovery;
 pub mod doctor;
 pub mod failpoint;
 pub mod http;
+pub mod join;
 pub mod jwks;
 pub mod kubeadm;
 pub mod kubeapi;

@@ -16,15 +16,16 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use crate::agent::{ClockPolicy, ExitCode, Failure, Provided, Setup, TrustSource};
+use crate::agent::{Clock, ClockPolicy, ExitCode, Failure, Provided, Setup, TrustSource};
 use crate::http::Files;
+use crate::join::{self, JoinedCluster};
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved};
 use crate::kubeapi::{Access, Api};
 use crate::names::Authority;
 use crate::plan::{self, Choices};
 use crate::policy::Policy;
 use crate::schema::SecretFile;
-use crate::settings::{self, KubeletIdentity, Settings, StandIns};
+use crate::settings::{self, FromCluster, KubeletIdentity, Settings, StandIns};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
 use crate::store::{self, FileKind, Root};
@@ -33,6 +34,11 @@ use crate::yaml::Faults;
 
 /// How long a run waits for another one to end, unless `--wait` says less.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(60);
+/// For a check of everything else while the cluster's own configuration is not known.
+const STAND_IN_CLUSTER: (&str, &str) = (
+    "the cluster's ClusterConfiguration",
+    "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncontrolPlaneEndpoint: cluster.invalid:6443\n",
+);
 /// For one exchange with a cluster's API.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -63,13 +69,88 @@ pub struct Loaded {
     pub warnings: Vec<String>,
 }
 
-/// Loads everything for a run at `now`.
+/// Loads everything for a run at `now` that this node has.
 ///
 /// # Errors
 /// All faults of all files at once.
 pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
-    let (settings, mut warnings) = read_settings(root, inputs)?;
-    let (resolved, policy) = read_kubeadm(root, &settings)?;
+    let (settings, warnings) = read_settings(root, inputs)?;
+    let sources = kubeadm_sources(root, &settings)?;
+    let mut documents = kubeadm::load(&sources);
+    if asks_cluster(&settings, &documents)
+        && let Some((name, text)) = join::kept_configuration(root)?
+    {
+        documents = kubeadm::load_over((&name, &text), &sources);
+    }
+    assemble(root, inputs, (settings, warnings), &documents, now)
+}
+
+/// As [`load`]; a node that joins and lacks something has it from its cluster, which is only read.
+///
+/// # Errors
+/// All faults of all files at once; what the cluster does not give.
+pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<Loaded, Failure> {
+    let (settings, warnings) = read_settings(root, inputs)?;
+    let sources = kubeadm_sources(root, &settings)?;
+    let mut documents = kubeadm::load(&sources);
+    let Some(join) = documents.join().cloned() else {
+        return assemble(root, inputs, (settings, warnings), &documents, clock());
+    };
+    let files = Rc::new(RootedFiles(root.clone()));
+    let wait = inputs.wait.unwrap_or(settings.wait);
+    let cluster = JoinedCluster::new(join, files.clone(), credentials(), clock, wait);
+    let mut handed = Vec::new();
+    if asks_cluster(&settings, &documents) {
+        let (name, text) = match join::kept_configuration(root)? {
+            Some(kept) => kept,
+            None => cluster.configuration().await?,
+        };
+        documents = kubeadm::load_over((&name, &text), &sources);
+        handed.push(join::configuration_to_keep(name, text));
+    }
+    let certificate_key = settings
+        .join
+        .certificate_key
+        .as_ref()
+        .map(|file| certs::configured_key(root, file))
+        .transpose()?;
+    let mut loaded = assemble(root, inputs, (settings, warnings), &documents, clock())?;
+    let taken = cluster
+        .complete(
+            root,
+            &mut loaded.setup,
+            certificate_key,
+            loaded.settings.join.write_ca_keys,
+        )
+        .await?;
+    loaded.warnings.extend(taken);
+    if let Some(document) = documents.join_document() {
+        let ignore = &loaded.setup.plan.ignore_preflight_errors;
+        handed.push(join::handover(document, ignore)?);
+    }
+    loaded.setup.provided.files.extend(handed);
+    Ok(loaded)
+}
+
+/// Whether the ClusterConfiguration is for the cluster to give.
+fn asks_cluster(settings: &Settings, documents: &kubeadm::Loaded) -> bool {
+    documents.joins_control_plane()
+        && !documents.faults().has_errors()
+        && match settings.kubeadm.from_cluster {
+            FromCluster::IfMissing => documents.cluster().is_none(),
+            FromCluster::Merge => true,
+            FromCluster::Never => false,
+        }
+}
+
+fn assemble(
+    root: &Root,
+    inputs: &Inputs,
+    (settings, mut warnings): (Settings, Faults),
+    documents: &kubeadm::Loaded,
+    now: OffsetDateTime,
+) -> Result<Loaded, Failure> {
+    let (resolved, policy) = resolve(root, &settings, documents)?;
     let cluster = resolved.cluster.clone().unwrap_or_default();
     warnings.extend(resolved.warnings);
     warnings.extend(policy.warnings(cluster.kubernetes_version.as_ref()));
@@ -105,18 +186,38 @@ pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded,
     })
 }
 
-/// As [`load`], but with the faults of the kubeadm configuration also when the settings are faulty.
+/// As [`load`], but with the faults of the kubeadm configuration also when the settings are faulty. What a joining
+/// node is to learn of its cluster may be missing: then the setup is that of kubeadm's defaults, and `None` for how
+/// many certificates it has.
 ///
 /// # Errors
 /// All faults of all files at once.
-pub fn check(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
+pub fn check(
+    root: &Root,
+    inputs: &Inputs,
+    now: OffsetDateTime,
+) -> Result<(Loaded, Option<usize>), Failure> {
     let mut failure = match read_settings(root, inputs) {
-        Ok(_) => return load(root, inputs, now),
+        Ok((settings, warnings)) => {
+            let sources = kubeadm_sources(root, &settings)?;
+            let documents = kubeadm::load(&sources);
+            let later = asks_cluster(&settings, &documents) && documents.cluster().is_none();
+            let documents = match later {
+                true => kubeadm::load_over(STAND_IN_CLUSTER, &sources),
+                false => documents,
+            };
+            let loaded = assemble(root, inputs, (settings, warnings), &documents, now)?;
+            let certificates = loaded.setup.plan.certs.len();
+            return Ok((loaded, (!later).then_some(certificates)));
+        }
         Err(failure) => failure,
     };
     if !inputs.stand_ins.kubeadm_configs.is_empty() {
         let settings = Settings::default().with(inputs.stand_ins.clone());
-        let kubeadm = read_kubeadm(root, &settings).err();
+        let documents = kubeadm_sources(root, &settings).map(|sources| kubeadm::load(&sources));
+        let kubeadm = documents
+            .and_then(|documents| resolve(root, &settings, &documents))
+            .err();
         failure
             .messages
             .extend(kubeadm.into_iter().flat_map(|failure| failure.messages));
@@ -142,29 +243,6 @@ pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults),
         .map_err(|error| Failure::new(ExitCode::Configuration, error.to_string()))?;
     let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
     Ok((settings.with(inputs.stand_ins.clone()), warnings))
-}
-
-/// Reads and joins the kubeadm configuration and the key policy.
-///
-/// # Errors
-/// All faults of all documents at once.
-pub fn read_kubeadm(root: &Root, settings: &Settings) -> Result<(Resolved, Policy), Failure> {
-    let sources = kubeadm_sources(root, settings)?;
-    let loaded = kubeadm::load(&sources);
-    let overrides = Overrides {
-        node_name: settings.node_name.clone(),
-    };
-    let mut resolved = kubeadm::resolve(&loaded, &host_facts(root)?, &overrides).map_err(faulty)?;
-    let algorithm = resolved
-        .cluster
-        .as_ref()
-        .map_or(KeyAlgorithm::Rsa2048, |cluster: &Cluster| {
-            cluster.key_algorithm
-        });
-    let (policy, warnings) =
-        Policy::assemble(settings.pki.as_ref(), loaded.policies(), algorithm).map_err(faulty)?;
-    resolved.warnings.extend(warnings);
-    Ok((resolved, policy))
 }
 
 /// The kubeadm documents that there are: `(file, text)`.
@@ -212,6 +290,29 @@ fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, Str
         sources.push((path.display().to_string(), text));
     }
     Ok(sources)
+}
+
+/// Joins the documents with what the host knows, and with the key policy.
+fn resolve(
+    root: &Root,
+    settings: &Settings,
+    documents: &kubeadm::Loaded,
+) -> Result<(Resolved, Policy), Failure> {
+    let overrides = Overrides {
+        node_name: settings.node_name.clone(),
+    };
+    let mut resolved =
+        kubeadm::resolve(documents, &host_facts(root)?, &overrides).map_err(faulty)?;
+    let algorithm = resolved
+        .cluster
+        .as_ref()
+        .map_or(KeyAlgorithm::Rsa2048, |cluster: &Cluster| {
+            cluster.key_algorithm
+        });
+    let (policy, warnings) =
+        Policy::assemble(settings.pki.as_ref(), documents.policies(), algorithm).map_err(faulty)?;
+    resolved.warnings.extend(warnings);
+    Ok((resolved, policy))
 }
 
 pub(crate) fn faulty(faults: Faults) -> Failure {

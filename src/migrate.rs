@@ -19,7 +19,7 @@ use crate::agent::{
     self, Answered, Clock, ExitCode, Failure, Progress, ServiceAccountAction, Setup, Survey,
     SurveyedBundle, SurveyedCert,
 };
-use crate::assess::Found;
+use crate::assess::{Action, Found};
 use crate::failpoint;
 use crate::load;
 use crate::names::{Authority, CertName};
@@ -105,6 +105,14 @@ impl Report {
     pub fn code(&self) -> ExitCode {
         let codes = self.unproven.iter().map(|failure| failure.code);
         codes.max().unwrap_or(ExitCode::Done)
+    }
+
+    fn keep_if_unproven(&mut self) {
+        if !self.unproven.is_empty() {
+            for row in &mut self.authorities {
+                row.action = "kept";
+            }
+        }
     }
 
     fn refuse(&mut self, message: impl Into<String>) {
@@ -285,7 +293,7 @@ pub async fn to_external(
             .notes
             .push("that the signers sign was not proven, as --skip-signing-proof says".to_owned());
     } else {
-        sign(&mut store, setup, &survey, &mut report, clock, progress).await?;
+        sign(&mut store, setup, &survey, &mut report, clock, progress).await;
         if !report.unproven.is_empty() {
             return Ok(report);
         }
@@ -370,10 +378,10 @@ async fn prove(
     for message in &survey.refusals {
         report.refuse(message.clone());
     }
-    if let Some(action) = &survey.service_account
-        && *action != ServiceAccountAction::Keep
-    {
-        report.refuse("sa.key and sa.pub are not both in place as they should be; run nodepki bootstrap, which settles that, and run this again");
+    match survey.service_account {
+        None | Some(ServiceAccountAction::Keep) => {}
+        Some(ServiceAccountAction::Make) => report.refuse("sa.key and sa.pub are absent: kube-apiserver does not start again without them, and with a new pair every token of the cluster would be worthless; copy them from another control-plane node and run this again"),
+        Some(ServiceAccountAction::DerivePublic | ServiceAccountAction::Tighten) => report.refuse("sa.pub is absent, or everybody can read sa.key; run nodepki bootstrap, which mends that, and run this again"),
     }
     for authority in keys_here {
         let mut proven = Vec::new();
@@ -430,11 +438,7 @@ async fn prove(
     }
     kubeadm_demands(root, setup, &survey, &keys, &mut report)?;
     report.changes = changes_without_keys(&report);
-    if !report.unproven.is_empty() {
-        for row in &mut report.authorities {
-            row.action = "kept";
-        }
-    }
+    report.keep_if_unproven();
     Ok(Proven {
         report,
         survey,
@@ -490,13 +494,14 @@ fn prove_certificates(
         .filter(|cert| cert.spec.authority == authority)
     {
         let name = cert.spec.name;
-        if is_left_out(cert) {
+        // One that a survey refuses is among its refusals.
+        if is_left_out(cert) || matches!(cert.action, Action::Refuse { .. }) {
             continue;
         }
         match agent::unverified(cert, survey.trust(authority), now) {
             None => sound.push(name.as_str()),
             Some(why) => report.refuse(format!(
-                "{name} would not do without the key of {authority}: {why}; run nodepki bootstrap, which mends that, and run this again"
+                "{name} would not do without the key of {authority}: {why}"
             )),
         }
     }
@@ -548,13 +553,17 @@ fn still_read(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result<(),
         let named = text
             .lines()
             .any(|line| !line.trim_start().starts_with('#') && line.contains(&key));
-        if named {
-            let (path, scratch) = (path.display(), Path::new(KUBECONFIG_DIR).join(&name));
-            let scratch = scratch.display();
-            report.refuse(format!(
-                "{path} names {key}, and kube-controller-manager does not start without the files of its signer; take the signer away first, as kubeadm does for an external CA: sed -E 's#(--cluster-signing-(cert|key)-file=).*#\\1#' {path} > {scratch} && mv {scratch} {path}"
-            ));
+        if !named {
+            continue;
         }
+        let (path, scratch) = (path.display(), Path::new(KUBECONFIG_DIR).join(&name));
+        let scratch = scratch.display();
+        report.refuse(match text.contains("--cluster-signing-key-file=") {
+            true => format!(
+                "{path} names {key}, and kube-controller-manager does not start without the files of its signer; take the signer away first, as kubeadm does for an external CA: sed -E 's#(--cluster-signing-(cert|key)-file=).*#\\1#' {path} > {scratch} && mv {scratch} {path}"
+            ),
+            false => format!("{path} names {key}, and may not start without it; change that first"),
+        });
     }
     Ok(())
 }
@@ -592,14 +601,17 @@ async fn sign(
     report: &mut Report,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<(), Failure> {
+) {
     for row in &mut report.authorities {
-        let certs = survey.certs.iter();
+        let authority = row.authority;
         // The last of kubeadm's list is the least powerful that an authority signs.
-        let cert = certs
-            .rev()
-            .find(|cert| cert.spec.authority == row.authority);
-        let (Some(cert), Some(trust)) = (cert, survey.trust(row.authority)) else {
+        let mut certs = survey.certs.iter().rev();
+        let cert = certs.find(|cert| cert.spec.authority == authority);
+        let (Some(cert), Some(trust)) = (cert, survey.trust(authority)) else {
+            report.unproven.push(Failure::new(
+                ExitCode::Refused,
+                format!("there is no certificate of {authority} on this node to prove with that its signer signs; --skip-signing-proof goes on without that"),
+            ));
             continue;
         };
         match agent::rehearse(store, setup, cert, trust, clock, progress).await {
@@ -610,12 +622,7 @@ async fn sign(
             Err(failure) => report.unproven.push(failure),
         }
     }
-    if !report.unproven.is_empty() {
-        for row in &mut report.authorities {
-            row.action = "kept";
-        }
-    }
-    Ok(())
+    report.keep_if_unproven();
 }
 
 fn changes_without_keys(report: &Report) -> Vec<String> {

@@ -28,6 +28,9 @@ pub struct Plan {
     pub service_account: Option<ServiceAccountSpec>,
     /// etcd client files that somebody else provides: checked, never written.
     pub external_etcd: Option<ExternalEtcd>,
+    /// What `kubeadm join` must be told to ignore, as it refuses files of this plan that it would make itself
+    /// (`JoinNodeChecks`); empty for a first node.
+    pub ignore_preflight_errors: Vec<String>,
     /// Things a person should know that are no errors.
     pub notes: Vec<String>,
 }
@@ -227,6 +230,7 @@ pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) 
         ));
     }
     Plan {
+        ignore_preflight_errors: table.ignore_preflight_errors(&certs),
         certs,
         bundles: table.bundles(),
         service_account: table.service_account(),
@@ -259,6 +263,36 @@ impl Table<'_> {
             (name, _) if name.authority() == Authority::EtcdCa => self.etcd_is_stacked(),
             _ => true,
         }
+    }
+
+    fn ignore_preflight_errors(&self, certs: &[CertSpec]) -> Vec<String> {
+        if self.node.role == Role::Init {
+            return Vec::new();
+        }
+        let kubelet = certs
+            .iter()
+            .filter(|spec| spec.name == CertName::KubeletConf)
+            .flat_map(|spec| spec.output.paths())
+            .map(Path::to_owned);
+        // Only a worker's join minds the CA certificate.
+        let bundles = self
+            .bundles()
+            .into_iter()
+            .filter(|_| self.node.role == Role::Worker)
+            .map(|bundle| bundle.path)
+            .filter(|path| {
+                let join = self.node.join.as_ref();
+                join.is_some_and(|join| join.ca_cert_path == *path)
+            });
+        kubelet
+            .chain(bundles)
+            .map(|path| {
+                format!(
+                    "FileAvailable-{}",
+                    path.display().to_string().replace('/', "-")
+                )
+            })
+            .collect()
     }
 
     fn spec(&self, name: CertName) -> CertSpec {

@@ -31,22 +31,28 @@ pub(super) async fn install(
     mut outcomes: Outcomes,
     now: OffsetDateTime,
 ) -> Result<Report, Failure> {
-    let incomplete = outcomes
+    let incomplete: BTreeSet<Authority> = outcomes
         .certs
         .iter()
         .filter(|(_, outcome)| !matches!(outcome, Outcome::Signed { .. }))
         .map(|(name, _)| name.authority())
         .collect();
+    let refused = outcomes
+        .certs
+        .values()
+        .any(|outcome| matches!(outcome, Outcome::Refused(_) | Outcome::Denied(_)));
     let mut work = Work {
         trust,
         incomplete,
+        refused,
         now,
         commit: Commit::new(),
         rows: Vec::new(),
         installed: Vec::new(),
     };
     for bundle in &survey.bundles {
-        work.bundle(bundle);
+        let provided = setup.provided.bundles.contains_key(&bundle.spec.authority);
+        work.bundle(bundle, provided);
     }
     for cert in survey.certs {
         let outcome = outcomes.certs.remove(&cert.spec.name);
@@ -80,6 +86,7 @@ pub(super) async fn install(
         rows: work.rows,
         notes,
         written: committed.written,
+        ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
     })
 }
 
@@ -88,6 +95,8 @@ struct Work<'a> {
     trust: &'a BTreeMap<Authority, TrustBundle>,
     /// Authorities that have not signed everything: nothing of theirs is installed.
     incomplete: BTreeSet<Authority>,
+    /// An answer was refused, or there will be none: nothing else is put in place either.
+    refused: bool,
     now: OffsetDateTime,
     commit: Commit,
     rows: Vec<Row>,
@@ -95,7 +104,8 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn bundle(&mut self, bundle: &SurveyedBundle) {
+    /// What the cluster has handed over is put in place while signatures are pending: it may not have it for long.
+    fn bundle(&mut self, bundle: &SurveyedBundle, provided: bool) {
         let authority = bundle.spec.authority;
         let Some(trusted) = self.trust.get(&authority) else {
             return;
@@ -103,7 +113,7 @@ impl Work<'_> {
         if bundle.in_place {
             self.rows
                 .push(report::bundle_row(&bundle.spec, "kept", trusted));
-        } else if !self.incomplete.contains(&authority) {
+        } else if !self.incomplete.contains(&authority) || (provided && !self.refused) {
             let pem = trusted.to_pem().into_bytes();
             self.commit
                 .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
@@ -185,8 +195,12 @@ impl Work<'_> {
         made: Option<&PrivateKey>,
         root: &Root,
     ) -> Result<(), Failure> {
-        // The pair is of no use before the API server has its certificate, and a run that is refused changes nothing.
-        let held = self.incomplete.contains(&Authority::Ca);
+        // A pair of our own is of no use before the API server has its certificate, and a run that is refused changes
+        // nothing.
+        let held = match action {
+            ServiceAccountAction::Install => self.refused,
+            _ => self.incomplete.contains(&Authority::Ca),
+        };
         let done = match (action, made) {
             (ServiceAccountAction::Keep, _)
             | (ServiceAccountAction::Make | ServiceAccountAction::Install, None) => "kept",
@@ -236,14 +250,18 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Together with the certificates, as the service-account pair.
     fn provided(&mut self, file: &ProvidedFile) {
-        let held = self.incomplete.contains(&Authority::Ca);
-        if !held {
-            self.commit
-                .file_if_absent(file.path.clone(), file.bytes.clone(), file.mode);
+        if !self.refused {
+            let (path, bytes) = (file.path.clone(), file.bytes.clone());
+            match file.ours {
+                true => self.commit.file(path, bytes, file.mode),
+                false => self.commit.file_if_absent(path, bytes, file.mode),
+            };
         }
-        let action = if held { "held back" } else { "written" };
+        let action = match self.refused {
+            true => "held back",
+            false => "written",
+        };
         self.rows.push(report::provided_row(file, action));
     }
 

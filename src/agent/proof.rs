@@ -55,20 +55,25 @@ pub async fn believable_now(
     Ok((now, note))
 }
 
-/// Why a certificate in place would not do where nobody can sign a new one: everything by which it would be issued or
-/// written anew, and kubeadm's own rule about the first certificate of `ca.crt`.
+/// Why a certificate in place would not do where nobody can sign a new one, and what to do about it: everything by which
+/// it would be issued or written anew, and kubeadm's own rule about the first certificate of `ca.crt`. What a survey
+/// refuses is among its refusals.
 pub fn unverified(
     cert: &SurveyedCert,
     trust: Option<&TrustBundle>,
     now: OffsetDateTime,
 ) -> Option<String> {
     match &cert.action {
-        Action::Issue { reasons } | Action::Rewrite { reasons } => Some(reasons.join("; ")),
-        Action::Refuse { reason } => Some(reason.clone()),
+        Action::Issue { reasons } | Action::Rewrite { reasons } => Some(format!(
+            "{}; run nodepki bootstrap, which mends that, and run this again",
+            reasons.join("; ")
+        )),
+        Action::Refuse { .. } => None,
         Action::Keep { .. } => {
             let differences = path_differences(cert.found.chain.present()?, trust?, now);
             let first = |one: &&Difference| matches!(one, Difference::NotUnderFirst { .. });
-            differences.iter().find(first).map(ToString::to_string)
+            let found = differences.iter().find(first)?;
+            Some(format!("{found}, and run this again"))
         }
     }
 }

@@ -37,6 +37,8 @@ pub struct ProvidedFile {
     pub bytes: Zeroizing<Vec<u8>>,
     /// Permission bits for a new file.
     pub mode: Mode,
+    /// Nobody else writes it: another one in its place is an older one of ours.
+    pub ours: bool,
 }
 
 /// Without the contents.

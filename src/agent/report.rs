@@ -24,6 +24,9 @@ pub struct Report {
     pub notes: Vec<String>,
     /// Files that were written.
     pub written: Vec<PathBuf>,
+    /// For the `kubeadm join` that follows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ignore_preflight_errors: Vec<String>,
 }
 
 /// One thing that the node holds.
@@ -115,6 +118,7 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
         rows,
         notes: survey.notes,
         written: Vec::new(),
+        ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
     }
 }
 
@@ -198,6 +202,7 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
         rows,
         notes,
         written: Vec::new(),
+        ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
     }
 }
 

@@ -490,7 +490,7 @@ impl Survey {
         for (place, file) in provided.files.iter().enumerate() {
             match read(root, &file.path)? {
                 Some(found) if same_text(&found, &file.bytes) => {}
-                Some(found) if !found.is_empty() => self.refusals.push(format!(
+                Some(found) if !found.is_empty() && !file.ours => self.refusals.push(format!(
                     "{} ({}) differs from what {} has; find out which is right, move the file away if it is the cluster's, and run again",
                     file.path.display(),
                     file.what,

@@ -1,6 +1,7 @@
 //! Reports as text for people: aligned columns, reasons beneath.
 
 use crate::agent::{Report, Row};
+use crate::join;
 
 /// A report as a table; `-v` adds subject, names and files.
 pub(super) fn render(report: &Report, verbose: bool) -> String {
@@ -32,6 +33,13 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
     let mut text = aligned(&header, cells.into_iter().zip(beneath).collect());
     for note in &report.notes {
         text.push_str(&format!("note: {note}\n"));
+    }
+    if !report.ignore_preflight_errors.is_empty() {
+        text.push_str(&format!(
+            "next: kubeadm join --config {}, or with --ignore-preflight-errors={}\n",
+            join::HANDOVER,
+            report.ignore_preflight_errors.join(",")
+        ));
     }
     text
 }

@@ -120,3 +120,10 @@ pub(super) fn is_out(picture: &Picture, name: Authority) -> bool {
             .any(|trouble| !matches!(trouble, Trouble::Expiring))
     })
 }
+
+/// Whether kubeadm takes the authority for one whose key is somewhere else.
+pub(super) fn is_external(picture: &Picture, name: Authority) -> bool {
+    picture
+        .authority(name)
+        .is_some_and(|authority| matches!(authority.key, AuthorityKey::Absent))
+}

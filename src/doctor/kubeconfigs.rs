@@ -1,7 +1,7 @@
 //! The kubeconfigs beside their certificates.
 
 use super::Note;
-use super::leaves::is_external;
+use super::authorities::is_external;
 use super::picture::{FoundKubeconfig, Picture};
 use super::static_pods;
 use crate::names::{Authority, CertName};

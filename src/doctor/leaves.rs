@@ -4,7 +4,7 @@ use super::Note;
 use super::authorities::is_out;
 use super::picture::{AuthorityKey, Of, Picture, Problem};
 use crate::assess::Action;
-use crate::names::{Authority, CertName};
+use crate::names::CertName;
 use crate::status::{CertStatus, FileStatus, State, Trouble};
 use crate::x509::{Difference, path_differences};
 
@@ -64,11 +64,8 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<Note> {
             .iter()
             .map(|file| picture.here(file.path.as_ref()))
             .collect();
-        format!(
-            "{}: {} not there",
-            row.name,
-            names.join(" and ") + if names.len() == 1 { " is" } else { " are" }
-        )
+        let verb = if names.len() == 1 { "is" } else { "are" };
+        format!("{}: {} {verb} not there", row.name, names.join(" and "))
     });
     let parts = told(picture, Trouble::Absent).into_iter();
     let parts = parts.chain(told(picture, Trouble::Empty));
@@ -294,11 +291,4 @@ pub(super) fn organizations(picture: &Picture, name: CertName) -> Option<Vec<Str
     let chain = picture.leaf(name)?.chain.present()?;
     let subject = chain.leaf().subject();
     Some(subject.values("O").map(str::to_owned).collect())
-}
-
-/// Whether what the node has under this name is signed for by somebody else.
-pub(super) fn is_external(picture: &Picture, name: Authority) -> bool {
-    picture
-        .authority(name)
-        .is_some_and(|authority| matches!(authority.key, AuthorityKey::Absent))
 }

@@ -1095,3 +1095,62 @@ fn a_certificate_key_is_64_hexadecimal_digits_and_never_shown() {
         assert!(!format!("{said}{loaded:?}").contains(&written), "{said}");
     }
 }
+
+fn over(cluster: &str, file: &str) -> Result<Resolved, Faults> {
+    let loaded = load_over(("kubeadm-config", cluster), &[("k.yaml", file)]);
+    resolve(&loaded, &host(), &Overrides::default())
+}
+
+#[test]
+fn a_file_goes_before_the_clusters_own_configuration() {
+    let cluster = format!(
+        "{CLUSTER}controlPlaneEndpoint: api:6443\nclusterName: theirs\nnetworking: {{dnsDomain: corp.example, serviceSubnet: 10.1.0.0/16}}\napiServer: {{certSANs: [a.example]}}\n"
+    );
+    let alone = over(&cluster, JOIN).unwrap().cluster.unwrap();
+    assert_eq!(
+        (alone.cluster_name.as_str(), alone.dns_domain.as_str()),
+        ("theirs", "corp.example")
+    );
+    let file = format!(
+        "{JOIN}---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nencryptionAlgorithm: ECDSA-P384\nnetworking: {{dnsDomain: ours.example}}\napiServer: {{certSANs: [b.example]}}\n"
+    );
+    let merged = over(&cluster, &file).unwrap().cluster.unwrap();
+    assert_eq!(merged.cluster_name, "theirs");
+    assert_eq!(merged.key_algorithm, KeyAlgorithm::EcdsaP384);
+    assert_eq!(merged.dns_domain, "ours.example");
+    assert_eq!(merged.service_subnets[0].to_string(), "10.1.0.0/16");
+    assert_eq!(
+        merged.apiserver_cert_sans,
+        [San::Dns("b.example".to_owned())]
+    );
+}
+
+#[test]
+fn configurations_of_two_versions_are_not_merged() {
+    let file =
+        format!("{JOIN}---\napiVersion: kubeadm.k8s.io/v1beta3\nkind: ClusterConfiguration\n");
+    let said = over(CLUSTER, &file).unwrap_err().to_string();
+    assert!(
+        said.contains("is kubeadm.k8s.io/v1beta3, the cluster's own ClusterConfiguration is kubeadm.k8s.io/v1beta4: the two cannot be merged"),
+        "{said}"
+    );
+}
+
+#[test]
+fn faults_in_the_clusters_own_configuration_are_placed_there() {
+    let said = over(&format!("{CLUSTER}encryptionAlgorithm: DSA\n"), JOIN)
+        .unwrap_err()
+        .to_string();
+    assert!(said.contains("kubeadm-config"), "{said}");
+}
+
+#[test]
+fn the_join_configuration_is_handed_on_as_written() {
+    let loaded = load(&[("k.yaml", JOIN)]);
+    assert!(loaded.joins_control_plane());
+    let document = loaded.join_document().unwrap();
+    assert_eq!(document["nodeRegistration"]["name"], "cp2");
+    assert!(load(&[("k.yaml", WORKER)]).join_document().is_some());
+    assert!(!load(&[("k.yaml", WORKER)]).joins_control_plane());
+    assert!(load(&[("k.yaml", INIT)]).join_document().is_none());
+}

@@ -137,6 +137,15 @@ pub fn certificate_key(root: &Root, source: &KeySource) -> Result<CertificateKey
             read_descriptor(*number),
         ),
     };
+    key_in(&what, read)
+}
+
+/// The certificate key that the settings name.
+pub(super) fn configured_key(root: &Root, file: &SecretFile) -> Result<CertificateKey, Failure> {
+    key_in(&file.to_string(), read_file(root, file))
+}
+
+fn key_in(what: &str, read: io::Result<Zeroizing<Vec<u8>>>) -> Result<CertificateKey, Failure> {
     let unusable = |why: String| {
         Failure::new(
             ExitCode::Configuration,

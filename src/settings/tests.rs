@@ -12,6 +12,8 @@ const FULL: &str = r#"
 kubeadm:
   files: [/run/kubeadm/kubeadm.yaml]
   clusterConfiguration: /etc/nodepki/cluster.yaml
+  fromCluster: merge
+join: {certificateKey: "credential:certificate-key", writeCAKeys: true}
 nodeName: CP-1.example.com
 authorities:
   ca:
@@ -80,7 +82,7 @@ fn every_key_is_read() {
     assert_eq!(
         warnings,
         [
-            "c.yaml:31:8: signers.lab: is defined, but no authority uses it (add authorities: {ca: {signer: lab}}, or remove it)"
+            "c.yaml:33:8: signers.lab: is defined, but no authority uses it (add authorities: {ca: {signer: lab}}, or remove it)"
         ]
     );
     assert_eq!(

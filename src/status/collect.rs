@@ -780,15 +780,16 @@ impl Node<'_> {
             remarks.push(PKCS8.to_owned());
         }
         let private = self.parse(private, PrivateKey::from_pem);
-        let public = self.parse(public, PublicKey::from_pem);
+        // While a pair is replaced, the old one is accepted beside the new.
+        let public = self.parse(public, PublicKey::all_from_pem);
         let key = match (&private, &public) {
             (Ok(private), _) => Some(private.public_key().clone()),
-            (_, Ok(public)) => Some(public.clone()),
+            (_, Ok(public)) => public.first().cloned(),
             _ => None,
         };
         let mut faults = Vec::new();
         match (private, public) {
-            (Ok(private), Ok(public)) if *private.public_key() != public => {
+            (Ok(private), Ok(public)) if !public.contains(private.public_key()) => {
                 faults.push(Fault::new(
                     Trouble::Torn,
                     "sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; compare both with another control-plane node",

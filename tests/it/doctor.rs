@@ -320,6 +320,14 @@ fn each_damage_is_found_and_nothing_else() {
         ("rm pki/sa.key", &["error sa-missing"]),
         ("rm pki/sa.pub", &["error sa-missing"]),
         ("cp $OTHER/pki/sa.pub pki/", &["error sa-pair"]),
+        ("cat $OTHER/pki/sa.pub pki/sa.pub >x; mv x pki/sa.pub", &[]),
+        // With an external etcd.
+        ("rm -r pki/etcd pki/apiserver-etcd-client.*", &[]),
+        // A worker.
+        (
+            "mv pki/ca.crt .; rm -r pki manifests admin.conf super-admin.conf controller-manager.conf scheduler.conf; mkdir pki; mv ca.crt pki/",
+            &[],
+        ),
         ("rm pki/front-proxy-ca.crt", &["error missing-authority"]),
         (": >controller-manager.conf", &["error kubeconfig-empty"]),
         (

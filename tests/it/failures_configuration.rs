@@ -98,6 +98,11 @@ fn c2_arguments_in_the_form_of_the_other_version_are_named_by_path() {
 fn c3_a_joiner_without_the_cluster_configuration_is_told_where_to_get_it() {
     let alone = JOIN.split("---\n").next().unwrap();
     let node = Node::of(alone);
+    Ran::of(&mut node.with_local(&["config", "check"], &[]))
+        .done()
+        .says("bootstrap and plan ask the cluster for its ClusterConfiguration");
+    let never = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nkubeadm: {fromCluster: never}\n";
+    node.write("/etc/nodepki/config.yaml", never);
     refused(
         &node,
         &[
@@ -347,7 +352,8 @@ fn c12_secrets_of_the_configuration_are_never_shown() {
                     .next()
                     .unwrap(),
             );
-            node.settings("");
+            // What it would have from its cluster is not waited for.
+            node.settings("wait: 1s\n");
         }
         for command in runs {
             let ran = Ran::of(node.command(command).arg("-vv").args(&sources));

@@ -26,6 +26,7 @@ mod gateway;
 mod golden;
 mod http;
 mod join_control_plane;
+mod joining;
 mod kubeadm;
 mod layers;
 mod log;

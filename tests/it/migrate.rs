@@ -290,6 +290,12 @@ fn an_expired_leaf_and_a_torn_pair_are_told_together() {
             "nodepki: scheduler.conf would not do without the key of ca: absent; run nodepki bootstrap, which mends that, and run this again",
         ],
     );
+    node.write("/etc/kubernetes/admin.conf", "no kubeconfig");
+    look(&node)
+        .ended(65)
+        .says("/etc/kubernetes/admin.conf cannot be repaired")
+        .says_not("admin.conf would not do");
+    node.remove("/etc/kubernetes/admin.conf");
     // As it says.
     node.ask().done();
     look(&node).done();
@@ -348,7 +354,11 @@ fn service_account_keys_must_be_there() {
         &["sa.pub is there but /etc/kubernetes/pki/sa.key is not"],
     );
     node.remove(format!("{PKI}/sa.pub"));
-    unproven(&node, 65, &["sa.key and sa.pub are not both in place"]);
+    unproven(
+        &node,
+        65,
+        &["copy them from another control-plane node and run this again"],
+    );
 }
 
 #[test]
@@ -363,6 +373,7 @@ fn kubeadms_rule_about_the_first_certificate_holds() {
         &[
             "front-proxy-client would not do without the key of front-proxy-ca: it verifies under",
             "but kubeadm only looks at the first certificate of the bundle",
+            "put the issuing root first, and run this again",
             "/etc/kubernetes/pki/front-proxy-ca.key is not the key of /etc/kubernetes/pki/front-proxy-ca.crt",
         ],
     );
@@ -388,6 +399,13 @@ fn a_manifest_that_names_the_key_comes_first() {
         "    - --cluster-signing-key-file=\n    # /etc/kubernetes/pki/ca.key\n",
     );
     look(&node).done();
+    let other = "/etc/kubernetes/manifests/copier.yaml";
+    node.write(other, "  - /etc/kubernetes/pki/etcd/ca.key\n");
+    unproven(
+        &node,
+        65,
+        &["copier.yaml names /etc/kubernetes/pki/etcd/ca.key, and may not start without it"],
+    );
 }
 
 #[test]
@@ -595,6 +613,7 @@ fn a_super_admin_kubeconfig_that_was_taken_away_is_mentioned() {
     node.remove("/etc/kubernetes/super-admin.conf");
     look(&node)
         .done()
+        .says_not("super-admin.conf,")
         .says("/etc/kubernetes/super-admin.conf is absent: nothing that runs needs it, but kubeadm init and its phases refuse an external CA without it");
 }
 

@@ -1,0 +1,508 @@
+//! What a joining node has from its cluster: the ClusterConfiguration, the authorities' certificates, the
+//! service-account pair, and CA keys to sign with where no signer is configured.
+//!
+//! Reads the cluster, and only what the node lacks; writes nothing. What was fetched goes into the [`Setup`], and the
+//! agent treats it like everything else: it fills what is missing and replaces nothing. CA private keys stay in memory
+//! unless the settings want them on the node.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+use zeroize::Zeroizing;
+
+use crate::agent::{Clock, ExitCode, Failure, Provided, ProvidedFile, Setup};
+use crate::certs;
+use crate::discovery::{self, Discovered};
+use crate::http::Files;
+use crate::jwks;
+use crate::kubeadm::Join;
+use crate::kubeapi::Api;
+use crate::names::Authority;
+use crate::sharedcerts::{CertificateKey, CertificateKeyError, Entry, SharedCerts};
+use crate::signer::Signer;
+use crate::signer::local::Local;
+use crate::store::{Mode, Root};
+use crate::x509::{CertificateAuthority, PrivateKey, PublicKey, TrustBundle};
+use crate::yaml;
+
+/// The ClusterConfiguration as the cluster gave it.
+const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
+/// A comparison that may well be forbidden is not waited for.
+const COMPARE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Where everything below comes from, for messages.
+const SHARED: &str = "the Secret kube-system/kubeadm-certs";
+/// The JoinConfiguration to go on with, for `kubeadm join --config`.
+pub const HANDOVER: &str = "/var/lib/nodepki/kubeadm-join.yaml";
+/// Name and label of the signer that has its keys from there.
+const SIGNER: &str = "kubeadm-certs";
+
+/// The cluster that a node joins, found when something is first asked of it.
+pub struct JoinedCluster {
+    join: Join,
+    files: Rc<dyn Files>,
+    credentials: Option<PathBuf>,
+    clock: Clock,
+    deadline: Instant,
+    found: OnceCell<(Discovered, Api)>,
+}
+
+impl JoinedCluster {
+    /// Asks nothing yet. `wait` is how long the cluster may take to be found.
+    pub fn new(
+        join: Join,
+        files: Rc<dyn Files>,
+        credentials: Option<PathBuf>,
+        clock: Clock,
+        wait: Duration,
+    ) -> Self {
+        JoinedCluster {
+            join,
+            files,
+            credentials,
+            clock,
+            deadline: Instant::now() + wait,
+            found: OnceCell::new(),
+        }
+    }
+
+    async fn found(&self) -> Result<&(Discovered, Api), Failure> {
+        self.found
+            .get_or_try_init(|| async {
+                let discovered = discovery::discover(
+                    &self.join,
+                    Rc::clone(&self.files),
+                    self.credentials.clone(),
+                    self.clock,
+                    self.deadline,
+                )
+                .await?;
+                let files = Rc::clone(&self.files);
+                let api = discovered.api(files, self.credentials.clone(), self.clock)?;
+                Ok((discovered, api))
+            })
+            .await
+    }
+
+    /// The ClusterConfiguration: where it comes from, and its text.
+    ///
+    /// # Errors
+    /// A cluster that is not found or not the right one, or that has none.
+    pub async fn configuration(&self) -> Result<(String, String), Failure> {
+        let (_, api) = self.found().await?;
+        certs::configuration(api).await
+    }
+
+    /// Adds to the setup what the node lacks and the cluster has, and returns what deserves to be known.
+    ///
+    /// # Errors
+    /// A cluster that is not found or not the right one, or that lacks it too.
+    pub async fn complete(
+        &self,
+        root: &Root,
+        setup: &mut Setup,
+        certificate_key: Option<CertificateKey>,
+        write_ca_keys: bool,
+    ) -> Result<Vec<String>, Failure> {
+        let lacking = Lacking::of(root, setup, write_ca_keys, (self.clock)())?;
+        let certificate_key = match (certificate_key, &self.join.certificate_key) {
+            (Some(key), _) => Some(key),
+            (None, Some(written)) => {
+                Some(written.parse().map_err(|error: CertificateKeyError| {
+                    Failure::new(
+                        ExitCode::Configuration,
+                        format!("controlPlane.certificateKey of the JoinConfiguration: {error}"),
+                    )
+                })?)
+            }
+            (None, None) => None,
+        };
+        let mut notes = Vec::new();
+        match certificate_key {
+            Some(key) if !lacking.entries.is_empty() => {
+                let (_, api) = self.found().await?;
+                let fetched = certs::fetch(api, &key, &lacking.entries).await;
+                let (shared, left_out) = fetched.map_err(|failure| lacking.explained(failure))?;
+                notes.extend(left_out);
+                notes.extend(lacking.take(&shared, setup)?);
+            }
+            _ if lacking.authority => {
+                let (discovered, _) = self.found().await?;
+                let from = format!("the cluster at {}", discovered.server);
+                setup
+                    .provided
+                    .bundles
+                    .insert(Authority::Ca, (from, discovered.authority.clone()));
+            }
+            _ => {}
+        }
+        if let Some((discovered, api)) = self.found.get() {
+            notes.extend(discovered.notes.iter().cloned());
+            match &setup.provided.service_account {
+                Some((from, key)) if knows(api, key.public_key()).await == Some(false) => {
+                    return Err(foreign_key(from));
+                }
+                Some(_) => {}
+                None => compare_service_account(root, setup, api).await?,
+            }
+        }
+        Ok(notes)
+    }
+}
+
+/// The ClusterConfiguration that an earlier run had from the cluster. It is not asked twice: a bootstrap token is gone
+/// after a day, while a signer may take longer.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn kept_configuration(root: &Root) -> Result<Option<(String, String)>, Failure> {
+    let Some(content) = root.read(KEPT)? else {
+        return Ok(None);
+    };
+    match String::from_utf8(content.bytes.to_vec()) {
+        Ok(text) => Ok(Some((KEPT.to_owned(), text))),
+        Err(_) => Err(Failure::new(
+            ExitCode::Refused,
+            format!("{KEPT} is not UTF-8 text; remove it, and it is asked of the cluster again"),
+        )),
+    }
+}
+
+/// For [`kept_configuration`] of later runs.
+pub fn configuration_to_keep(from: String, text: String) -> ProvidedFile {
+    ProvidedFile {
+        what: "cluster-configuration.yaml".to_owned(),
+        from,
+        path: PathBuf::from(KEPT),
+        bytes: Zeroizing::new(text.into_bytes()),
+        mode: Mode::Private,
+        ours: true,
+    }
+}
+
+/// The JoinConfiguration for the `kubeadm join` that follows: it ignores the preflight errors that the plan's files
+/// cause, and has no certificate key, since kubeadm would use it to fetch CA private keys to this node.
+///
+/// # Errors
+/// A document that cannot be written as YAML.
+pub fn handover(document: Value, ignore: &[String]) -> Result<ProvidedFile, Failure> {
+    let mut document = document;
+    if let Some(registration) = object_at(&mut document, "nodeRegistration") {
+        let mut all: Vec<String> = registration
+            .get("ignorePreflightErrors")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(|name| name.as_str().map(str::to_owned))
+            .collect();
+        all.extend(
+            ignore
+                .iter()
+                .filter(|name| !all.contains(name))
+                .cloned()
+                .collect::<Vec<_>>(),
+        );
+        registration.insert("ignorePreflightErrors".to_owned(), json!(all));
+    }
+    if let Some(control_plane) = document
+        .get_mut("controlPlane")
+        .and_then(Value::as_object_mut)
+    {
+        control_plane.shift_remove("certificateKey");
+    }
+    let text = yaml::to_string(&document).map_err(|error| {
+        Failure::new(
+            ExitCode::Configuration,
+            format!("the JoinConfiguration cannot be written anew: {error}; simplify it"),
+        )
+    })?;
+    Ok(ProvidedFile {
+        what: "kubeadm-join.yaml".to_owned(),
+        from: "the JoinConfiguration".to_owned(),
+        path: PathBuf::from(HANDOVER),
+        // It holds the bootstrap token.
+        bytes: Zeroizing::new(text.into_bytes()),
+        mode: Mode::Private,
+        ours: true,
+    })
+}
+
+/// The object under `key`, made where there is none.
+fn object_at<'a>(document: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
+    let entry = document
+        .as_object_mut()?
+        .entry(key.to_owned())
+        .or_insert(Value::Null);
+    if entry.is_null() {
+        *entry = json!({});
+    }
+    entry.as_object_mut()
+}
+
+/// Whether the cluster takes tokens that this key signed; `None` where it does not say. Bootstrap tokens may usually
+/// not ask, administrators may.
+async fn knows(api: &Api, key: &PublicKey) -> Option<bool> {
+    let asked = api
+        .document(jwks::PATH)
+        .await
+        .map_err(|error| error.to_string());
+    let known = asked.and_then(|set| jwks::knows(&set, key).map_err(|error| error.to_string()));
+    known
+        .inspect_err(|why| {
+            tracing::debug!("the cluster's service-account keys are not known: {why}")
+        })
+        .ok()
+}
+
+/// Compares the node's service-account key with those of the cluster that it joined, as far as `api` may ask.
+///
+/// # Errors
+/// Another key than the cluster's.
+pub async fn compare_service_account(root: &Root, setup: &Setup, api: &Api) -> Result<(), Failure> {
+    let Some(spec) = &setup.plan.service_account else {
+        return Ok(());
+    };
+    let Some(public) = root.read(&spec.public)? else {
+        return Ok(());
+    };
+    let Ok(key) = PublicKey::from_pem(&public.bytes) else {
+        return Ok(());
+    };
+    let asked = tokio::time::timeout(COMPARE_TIMEOUT, knows(api, &key)).await;
+    match asked {
+        Ok(Some(false)) => Err(foreign_key(&spec.public.display().to_string())),
+        _ => Ok(()),
+    }
+}
+
+fn foreign_key(whose: &str) -> Failure {
+    Failure::new(
+        ExitCode::Refused,
+        format!(
+            "the service-account key in {whose} is not among those that the cluster publishes ({}): tokens signed on this node would be refused elsewhere, and the other way round; take sa.key and sa.pub from a running control-plane node",
+            jwks::PATH
+        ),
+    )
+}
+
+/// What the node needs from `kubeadm-certs`.
+struct Lacking {
+    entries: BTreeSet<Entry>,
+    /// Neither the node nor the configuration says what is trusted for the authority `ca`.
+    authority: bool,
+    /// Authorities that nobody is configured to sign for, while something is to be signed.
+    unsigned: Vec<Authority>,
+    /// Where CA keys go, when they are to be written and are not there.
+    ca_keys: Vec<(Authority, PathBuf)>,
+    /// Files of an external etcd that are not there.
+    external_etcd: Vec<(Entry, &'static str, PathBuf)>,
+}
+
+impl Lacking {
+    fn of(
+        root: &Root,
+        setup: &Setup,
+        write_ca_keys: bool,
+        now: time::OffsetDateTime,
+    ) -> Result<Self, Failure> {
+        let plan = &setup.plan;
+        let survey = setup.survey(root, now)?;
+        let is_missing = |path: &Path| -> Result<bool, Failure> {
+            Ok(root.metadata(path)?.is_none_or(|found| found.size == 0))
+        };
+        let mut lacking = Lacking {
+            entries: BTreeSet::new(),
+            authority: false,
+            unsigned: Vec::new(),
+            ca_keys: Vec::new(),
+            external_etcd: Vec::new(),
+        };
+        for bundle in &survey.bundles {
+            let authority = bundle.spec.authority;
+            if bundle.found.present().is_none() {
+                lacking.entries.insert(Entry::Authority(authority));
+                let pinned = setup
+                    .trust
+                    .get(&authority)
+                    .is_some_and(|trust| !trust.pins.is_empty());
+                lacking.authority |= authority == Authority::Ca && !pinned;
+            }
+            let to_sign = || {
+                survey
+                    .to_issue()
+                    .any(|cert| cert.spec.authority == authority)
+            };
+            if !setup.signers.contains_key(&authority) && to_sign() {
+                lacking.unsigned.push(authority);
+            }
+            if write_ca_keys && is_missing(&bundle.spec.key_path)? {
+                lacking
+                    .ca_keys
+                    .push((authority, bundle.spec.key_path.clone()));
+            }
+        }
+        if let Some(external) = &plan.external_etcd {
+            for (entry, what, path) in [
+                (
+                    Entry::ExternalEtcdAuthority,
+                    "etcd.external.caFile",
+                    &external.authority,
+                ),
+                (
+                    Entry::ExternalEtcdCertificate,
+                    "etcd.external.certFile",
+                    &external.certificate,
+                ),
+                (
+                    Entry::ExternalEtcdKey,
+                    "etcd.external.keyFile",
+                    &external.key,
+                ),
+            ] {
+                if let Some(path) = path
+                    && is_missing(path)?
+                {
+                    lacking.external_etcd.push((entry, what, path.clone()));
+                }
+            }
+        }
+        let keys = lacking
+            .unsigned
+            .iter()
+            .chain(lacking.ca_keys.iter().map(|(authority, _)| authority));
+        let pairs: Vec<Entry> = keys
+            .flat_map(|authority| {
+                [
+                    Entry::Authority(*authority),
+                    Entry::AuthorityKey(*authority),
+                ]
+            })
+            .collect();
+        lacking.entries.extend(pairs);
+        lacking
+            .entries
+            .extend(lacking.external_etcd.iter().map(|(entry, ..)| *entry));
+        if let Some(spec) = &plan.service_account
+            && is_missing(&spec.private)?
+        {
+            lacking.entries.insert(Entry::ServiceAccountKey);
+        }
+        if !lacking.entries.is_empty() {
+            // What else every upload has comes along, to be compared with what is here.
+            let bundles = plan.bundles.iter();
+            lacking
+                .entries
+                .extend(bundles.map(|bundle| Entry::Authority(bundle.authority)));
+            if plan.service_account.is_some() {
+                let pair = [Entry::ServiceAccountKey, Entry::ServiceAccountPublic];
+                lacking.entries.extend(pair);
+            }
+        }
+        Ok(lacking)
+    }
+
+    /// Why CA private keys were looked for at all.
+    fn explained(&self, mut failure: Failure) -> Failure {
+        if !self.unsigned.is_empty() {
+            let names: Vec<&str> = self
+                .unsigned
+                .iter()
+                .map(|authority| authority.as_str())
+                .collect();
+            failure.messages.push(format!(
+                "no signer is configured for {}, so that the CA's private key was looked for there: name one under authorities or with --signer if the key is elsewhere",
+                names.join(", ")
+            ));
+        }
+        failure
+    }
+
+    /// From decrypted entries into the setup; says what CA private keys are used for.
+    fn take(&self, shared: &SharedCerts, setup: &mut Setup) -> Result<Vec<String>, Failure> {
+        let provided: &mut Provided = &mut setup.provided;
+        for authority in Authority::ALL {
+            if let Some(pem) = shared.contents(Entry::Authority(authority)) {
+                let bundle = TrustBundle::from_pem(pem)
+                    .map_err(|error| unusable(Entry::Authority(authority), error))?;
+                provided
+                    .bundles
+                    .insert(authority, (SHARED.to_owned(), bundle));
+            }
+        }
+        if let Some(pem) = shared.contents(Entry::ServiceAccountKey) {
+            let key = PrivateKey::from_pem(pem)
+                .map_err(|error| unusable(Entry::ServiceAccountKey, error))?;
+            provided.service_account = Some((SHARED.to_owned(), key));
+        }
+        let ca_keys = self.ca_keys.iter().map(|(authority, path)| {
+            (
+                Entry::AuthorityKey(*authority),
+                "CA private key",
+                path,
+                Mode::Private,
+            )
+        });
+        let external = self.external_etcd.iter().map(|(entry, what, path)| {
+            let mode = match entry {
+                Entry::ExternalEtcdKey => Mode::Private,
+                _ => Mode::Public,
+            };
+            (*entry, *what, path, mode)
+        });
+        for (entry, what, path, mode) in ca_keys.chain(external) {
+            if let Some(pem) = shared.contents(entry) {
+                provided.files.push(ProvidedFile {
+                    what: what.to_owned(),
+                    from: SHARED.to_owned(),
+                    path: path.clone(),
+                    bytes: pem.clone(),
+                    mode,
+                    ours: false,
+                });
+            }
+        }
+        let mut authorities = Vec::new();
+        for authority in &self.unsigned {
+            let (Some(certificate), Some(key)) = (
+                shared.contents(Entry::Authority(*authority)),
+                shared.contents(Entry::AuthorityKey(*authority)),
+            ) else {
+                continue;
+            };
+            let signing = CertificateAuthority::from_pem(certificate, key)
+                .map_err(|error| unusable(Entry::AuthorityKey(*authority), error))?;
+            authorities.push((*authority, signing));
+        }
+        let mut notes = Vec::new();
+        if !authorities.is_empty() {
+            let keys: Vec<&str> = authorities
+                .iter()
+                .map(|(authority, _)| Entry::AuthorityKey(*authority).as_str())
+                .collect();
+            notes.push(format!(
+                "no signer is configured: {} of {SHARED} sign in the memory of this run",
+                keys.join(", ")
+            ));
+            let signer: Rc<dyn Signer> = Rc::new(Local::in_memory(SIGNER, authorities));
+            for authority in &self.unsigned {
+                let signer = (SIGNER.to_owned(), Rc::clone(&signer));
+                setup.signers.insert(*authority, signer);
+            }
+        }
+        Ok(notes)
+    }
+}
+
+fn unusable(entry: Entry, error: impl std::fmt::Display) -> Failure {
+    Failure::new(
+        ExitCode::Refused,
+        format!(
+            "{} in {SHARED} is unusable: {error}; run `kubeadm init phase upload-certs --upload-certs` on a control-plane node anew",
+            entry.as_str()
+        ),
+    )
+}

@@ -1,0 +1,399 @@
+//! `bootstrap` on a node that joins a real cluster: what it has from there, what it refuses, and what it leaves behind.
+//!
+//! The components that run on the result are started in `join_control_plane`.
+
+use std::fs;
+use std::path::Path;
+
+use nodepki::sharedcerts::CertificateKey;
+use serde_json::{Value, json};
+
+use crate::kubeadm;
+use crate::machine::openssl;
+use crate::node::{Ran, Snapshot};
+use crate::servers::cluster::{
+    AUTHORITY_KEYS, Authorities, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN, cluster,
+};
+
+const CONFIG: &str = "/run/kubeadm/kubeadm-join-config.yaml";
+const SECRET: &str = "/api/v1/namespaces/kube-system/secrets/kubeadm-certs";
+
+/// A JoinConfiguration for a control-plane node, `more` being lines of its `controlPlane`.
+fn join(cluster: &Cluster, node: &ClusterNode, more: &str) -> String {
+    format!(
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n\
+         nodeRegistration: {{name: {}, criSocket: 'unix:///run/containerd/containerd.sock'}}\n\
+         discovery:\n  bootstrapToken:\n    token: {TOKEN}\n    apiServerEndpoint: {ENDPOINT}\n    caCertHashes: ['{}']\n\
+         controlPlane:\n  localAPIEndpoint: {{advertiseAddress: {}}}\n{more}",
+        node.name(),
+        cluster.ca_pin(),
+        node.address()
+    )
+}
+
+/// The certificate key of what the real kubeadm has uploaded in the shared cluster.
+fn uploaded(cluster: &Cluster) -> String {
+    let key = CertificateKey::generate().unwrap().to_hex();
+    upload(cluster, &key);
+    key.to_string()
+}
+
+fn upload(cluster: &Cluster, key: &str) {
+    let config = INIT.replacen(
+        "kind: InitConfiguration\n",
+        &format!("kind: InitConfiguration\ncertificateKey: '{key}'\n"),
+        1,
+    );
+    let phase = ["init", "phase", "upload-certs", "--upload-certs"];
+    cluster.first().kubeadm(&phase, Some(&config)).done();
+}
+
+/// The one key that all tests of the shared cluster use: each upload makes the one before it useless.
+fn shared_key() -> &'static str {
+    static KEY: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    KEY.get_or_init(|| uploaded(cluster()))
+}
+
+fn with_key(key: &str) -> String {
+    format!("  certificateKey: '{key}'\n")
+}
+
+/// Everything that matters of a node: what lies below /etc and the state directory.
+fn snapshot(node: &ClusterNode) -> (Snapshot, Snapshot) {
+    (
+        Snapshot::of(&node.path("/etc")),
+        Snapshot::of(&node.path("/var")),
+    )
+}
+
+/// No file of the node holds one of the cluster's CA keys, whatever its name.
+fn assert_no_ca_key(cluster: &Cluster, node: &ClusterNode) {
+    let keys: Vec<String> = AUTHORITY_KEYS
+        .iter()
+        .map(|key| {
+            let pem = cluster.first().path("/etc/kubernetes/pki").join(key);
+            let pem = fs::read_to_string(pem).unwrap();
+            pem.lines().nth(1).unwrap().to_owned()
+        })
+        .collect();
+    let mut seen = 0;
+    each_file(node.dir(), &mut |path, bytes| {
+        seen += 1;
+        let text = String::from_utf8_lossy(bytes);
+        for key in &keys {
+            assert!(!text.contains(key), "{} holds a CA key", path.display());
+        }
+    });
+    assert!(seen > 20, "only {seen} files were looked at");
+}
+
+fn each_file(dir: &Path, look: &mut dyn FnMut(&Path, &[u8])) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.is_symlink() {
+            each_file(&path, look);
+        } else if path.is_file() {
+            look(&path, &fs::read(&path).unwrap());
+        }
+    }
+}
+
+fn bootstrap(node: &ClusterNode) -> Ran {
+    node.nodepki(&["bootstrap"])
+}
+
+#[test]
+fn everything_comes_from_the_cluster_and_its_ca_keys_stay_in_memory() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp21", "192.0.2.21");
+    let config = join(cluster, &node, &with_key(shared_key()));
+    node.write(CONFIG, &config);
+    let before = snapshot(&node);
+    let planned = node.nodepki(&["plan"]);
+    planned.done();
+    assert_eq!(snapshot(&node), before, "plan has written something");
+
+    let ran = bootstrap(&node);
+    ran.done()
+        .row_says("apiserver", "issued")
+        .row_says("kubelet.conf", "issued")
+        .row_says("sa", "written")
+        .says("sign in the memory of this run")
+        .says("--ignore-preflight-errors=FileAvailable--etc-kubernetes-kubelet.conf")
+        .says_not(shared_key())
+        .says_not(TOKEN);
+    assert_no_ca_key(cluster, &node);
+    let first = cluster.first();
+    for file in [
+        "ca.crt",
+        "front-proxy-ca.crt",
+        "etcd/ca.crt",
+        "sa.key",
+        "sa.pub",
+    ] {
+        let path = format!("/etc/kubernetes/pki/{file}");
+        assert_eq!(
+            fs::read_to_string(node.path(&path)).unwrap(),
+            fs::read_to_string(first.path(&path)).unwrap(),
+            "{file}"
+        );
+    }
+    for (leaf, ca) in [
+        ("apiserver", "ca"),
+        ("front-proxy-client", "front-proxy-ca"),
+        ("etcd/peer", "etcd/ca"),
+    ] {
+        let path = |name: &str| node.path(&format!("/etc/kubernetes/pki/{name}.crt"));
+        openssl(&[
+            "verify",
+            "-CAfile",
+            path(ca).to_str().unwrap(),
+            path(leaf).to_str().unwrap(),
+        ]);
+    }
+
+    // Nothing is lacking any more, so that nobody is asked: the token may be gone, the cluster too.
+    let done = snapshot(&node);
+    node.write(CONFIG, &config.replace(ENDPOINT, "192.0.2.254:6443"));
+    bootstrap(&node).done().row_says("apiserver", "kept");
+    node.write(CONFIG, &config);
+    assert_eq!(snapshot(&node).0, done.0);
+}
+
+#[test]
+fn kubeadm_join_goes_on_with_what_was_left_for_it() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp22", "192.0.2.22");
+    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    bootstrap(&node).done();
+    let handover = node.path("/var/lib/nodepki/kubeadm-join.yaml");
+    let text = fs::read_to_string(&handover).unwrap();
+    assert!(!text.contains("certificateKey"), "{text}");
+    assert!(
+        text.contains("FileAvailable--etc-kubernetes-kubelet.conf"),
+        "{text}"
+    );
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&handover).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+
+    let before = Snapshot::of(&node.path("/etc/kubernetes"));
+    for phase in ["download-certs", "certs", "kubeconfig"] {
+        let arguments = ["join", "phase", "control-plane-prepare", phase];
+        node.kubeadm(&arguments, Some(&text)).done();
+    }
+    assert_eq!(Snapshot::of(&node.path("/etc/kubernetes")), before);
+    // With the certificate key in it, kubeadm itself would have brought them.
+    assert_no_ca_key(cluster, &node);
+
+    let copy = tempfile::tempdir().unwrap();
+    kubeadm::copy_tree(&node.path("/etc/kubernetes"), copy.path());
+    let checks = node.kubeadm(&["join", "phase", "preflight"], Some(&text));
+    checks.says("[WARNING FileAvailable--etc-kubernetes-kubelet.conf]");
+    let unprepared = node.kubeadm(
+        &["join", "phase", "preflight"],
+        Some(&join(cluster, &node, "")),
+    );
+    unprepared.says("[ERROR FileAvailable--etc-kubernetes-kubelet.conf]");
+}
+
+#[test]
+fn ca_keys_are_written_where_the_settings_want_them() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp23", "192.0.2.23");
+    node.write(CONFIG, &join(cluster, &node, ""));
+    node.write(
+        "/etc/nodepki/certificate-key",
+        &format!("{}\n", shared_key()),
+    );
+    node.write(
+        "/etc/nodepki/config.yaml",
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+         join: {certificateKey: /etc/nodepki/certificate-key, writeCAKeys: true}\n",
+    );
+    bootstrap(&node).done();
+    for key in AUTHORITY_KEYS {
+        let path = format!("/etc/kubernetes/pki/{key}");
+        let found = node.path(&path);
+        assert_eq!(
+            fs::read(&found).unwrap(),
+            fs::read(cluster.first().path(&path)).unwrap()
+        );
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&found).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}
+
+#[test]
+fn an_external_signer_goes_before_the_keys_of_the_cluster() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp24", "192.0.2.24");
+    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    // Of another cluster: what it signs is refused, which shows that it was asked.
+    let others = crate::machine::Authorities::new("ECDSA-P256");
+    let ran = node.nodepki(&["bootstrap", "--signer", &others.signer()]);
+    ran.ended(65).says("signs with another");
+    assert!(!node.path("/etc/kubernetes/pki").exists());
+}
+
+#[test]
+fn a_file_is_laid_over_the_clusters_own_configuration() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp25", "192.0.2.25");
+    let config = join(cluster, &node, &with_key(shared_key()));
+    node.write(
+        CONFIG,
+        &format!("{config}---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\napiServer: {{certSANs: [only.here.example]}}\n"),
+    );
+    // Alone it is no ClusterConfiguration that a node could join with.
+    bootstrap(&node).ended(78).says("controlPlaneEndpoint");
+    node.write(
+        "/etc/nodepki/config.yaml",
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nkubeadm: {fromCluster: merge}\n",
+    );
+    bootstrap(&node).done();
+    let certificate = node.path("/etc/kubernetes/pki/apiserver.crt");
+    let text = openssl(&[
+        "x509",
+        "-noout",
+        "-text",
+        "-in",
+        certificate.to_str().unwrap(),
+    ]);
+    assert!(text.contains("DNS:only.here.example"), "{text}");
+    assert!(text.contains("DNS:api.prod.example.com"), "{text}");
+    assert!(
+        !text.contains("192.0.2.100"),
+        "a list replaces the cluster's: {text}"
+    );
+}
+
+#[test]
+fn without_the_certificate_key_it_is_said_what_is_missing() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp26", "192.0.2.26");
+    node.write(CONFIG, &join(cluster, &node, ""));
+    let before = snapshot(&node);
+    bootstrap(&node)
+        .ended(65)
+        .says("/etc/kubernetes/pki/sa.key is absent and this node joins a cluster")
+        .says("join.certificateKey");
+    assert_eq!(snapshot(&node).0, before.0);
+    // Nothing goes online for a check of the configuration.
+    node.write(
+        CONFIG,
+        &join(cluster, &node, "").replace(ENDPOINT, "192.0.2.254:6443"),
+    );
+    node.nodepki(&["config", "check"])
+        .done()
+        .says("ask the cluster");
+}
+
+#[test]
+fn what_differs_from_the_cluster_is_refused_and_kept() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp27", "192.0.2.27");
+    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    let others = crate::machine::Authorities::new("ECDSA-P256");
+    let foreign = fs::read_to_string(others.dir().join("etcd/ca.crt")).unwrap();
+    node.write("/etc/kubernetes/pki/etcd/ca.crt", &foreign);
+    let before = snapshot(&node);
+    bootstrap(&node)
+        .ended(65)
+        .says("/etc/kubernetes/pki/etcd/ca.crt is not the etcd-ca of the cluster");
+    assert_eq!(snapshot(&node).0, before.0);
+    fs::remove_file(node.path("/etc/kubernetes/pki/etcd/ca.crt")).unwrap();
+
+    let own = fs::read_to_string(others.dir().join("ca.key")).unwrap();
+    node.write("/etc/kubernetes/pki/sa.key", &own);
+    let before = snapshot(&node);
+    bootstrap(&node).ended(65).says("sa.key");
+    assert_eq!(snapshot(&node).0, before.0);
+}
+
+#[test]
+fn a_service_account_key_that_the_cluster_does_not_publish_is_found_out() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp28", "192.0.2.28");
+    let first = cluster.first();
+    // Copied by hand, the key from somewhere else.
+    for file in ["ca.crt", "front-proxy-ca.crt", "etcd/ca.crt"] {
+        let path = format!("/etc/kubernetes/pki/{file}");
+        node.write(&path, &fs::read_to_string(first.path(&path)).unwrap());
+    }
+    let others = crate::machine::Authorities::new("ECDSA-P256");
+    let foreign = fs::read_to_string(others.dir().join("ca.key")).unwrap();
+    node.write("/etc/kubernetes/pki/sa.key", &foreign);
+    node.write(CONFIG, &join(cluster, &node, ""));
+    let authorities = first.path("/etc/kubernetes/pki");
+    let signer = format!("local:{}", authorities.display());
+    node.nodepki(&["bootstrap", "--signer", &signer])
+        .ended(65)
+        .says("not among those that the cluster publishes");
+}
+
+#[test]
+fn secrets_that_are_not_right_change_nothing() {
+    // It is broken here, and so a cluster of its own.
+    let cluster = Cluster::start(Authorities::Internal);
+    let key = uploaded(&cluster);
+    let admin = cluster.admin();
+    let (_, whole) = admin.get(SECRET);
+    let node = cluster.add_node("cp2", "192.0.2.12");
+    let refused = |config: &str, words: &[&str]| {
+        node.write(CONFIG, config);
+        let before = snapshot(&node);
+        let ran = bootstrap(&node);
+        ran.ended(65).says_not(&key);
+        for words in words {
+            ran.says(words);
+        }
+        assert_eq!(snapshot(&node).0, before.0, "{words:?}");
+        assert!(!node.path("/etc/kubernetes/pki").exists());
+    };
+    let config = join(&cluster, &node, &with_key(&key));
+    let other = CertificateKey::generate().unwrap().to_hex();
+    let upload = "kubeadm init phase upload-certs --upload-certs";
+    refused(
+        &join(&cluster, &node, &with_key(&other)),
+        &["does not fit", upload],
+    );
+    let put = |change: &dyn Fn(&mut Value)| {
+        let mut secret = whole.clone();
+        secret["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .retain(|name, _| ["name", "namespace"].contains(&name.as_str()));
+        change(&mut secret["data"]);
+        let (status, answer) = admin.put(SECRET, &secret);
+        assert_eq!(status, 200, "{answer}");
+    };
+    put(&|data| {
+        let text = data["sa.key"].as_str().unwrap().to_owned();
+        let at = text.len() / 2;
+        let other = if text.as_bytes()[at] == b'A' {
+            "B"
+        } else {
+            "A"
+        };
+        data["sa.key"] = json!(format!("{}{other}{}", &text[..at], &text[at + 1..]));
+    });
+    refused(&config, &["sa.key", upload]);
+    put(&|data| data["ca.crt"] = json!("AAAA"));
+    refused(&config, &["ca.crt", upload]);
+    put(&|data| data["sa.pub"] = json!(""));
+    refused(&config, &["sa.pub", upload]);
+    put(&|data| {
+        data.as_object_mut().unwrap().remove("front-proxy-ca.crt");
+    });
+    refused(&config, &["front-proxy-ca.crt", upload]);
+    // One that nobody needs may be broken.
+    put(&|data| data["something-else"] = json!("AAAA"));
+    bootstrap(&node).done();
+    assert_eq!(admin.delete(SECRET).0, 200);
+    let late = cluster.add_node("cp3", "192.0.2.13");
+    late.write(CONFIG, &join(&cluster, &late, &with_key(&key)));
+    bootstrap(&late).says("expired").says(upload);
+    assert!(!late.path("/etc/kubernetes/pki").exists());
+}
