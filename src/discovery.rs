@@ -111,8 +111,8 @@ pub enum Error {
     )]
     Tampered { server: String, id: String },
     #[error(
-        "what answers at {server} is not of the cluster: {source}; cluster-info itself is sound and names {named}, use \
-         that as discovery.bootstrapToken.apiServerEndpoint, or find out who answers at this address"
+        "what answers at {server} has not shown that it is of the cluster: {source}; cluster-info itself is sound and names \
+         {named}: use that as discovery.bootstrapToken.apiServerEndpoint, or find out who answers at this address"
     )]
     Impostor {
         server: String,

@@ -11,7 +11,8 @@
 //! - without an `advertiseAddress` and without a default route it is an error, never `0.0.0.0`;
 //! - the `kubeadm-config` ConfigMap is read as the ClusterConfiguration it holds;
 //! - a `JoinConfiguration` without `discovery` counts, as nothing has to be discovered where all inputs are on disk;
-//! - an `apiServerEndpoint` without a port is accepted with a warning, a relative `kubeConfigPath` is not accepted;
+//! - an `apiServerEndpoint` without a port is accepted with a warning, a `kubeConfigPath` that is relative or an
+//!   address with a password is not;
 //! - old or future `kubernetesVersion`s are accepted, as it is not known which kubeadm is on the node.
 //!
 //! The token and the certificate key of a JoinConfiguration are read into [`Join`], which shows them to nobody; those of

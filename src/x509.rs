@@ -1,8 +1,8 @@
 //! Keys, requests, certificates, chains and the check of what a signer returned.
 //!
-//! Wraps the crypto crates entirely: nothing outside this module names rcgen, webpki, x509-parser, `rsa` or
-//! aws-lc-rs. Pure: no files, no network, no clock; the time is an argument. (Key generation and signing draw
-//! from the kernel's random generator.)
+//! Wraps the crypto crates entirely: nothing outside this module names rcgen, webpki, x509-parser or `rsa`, and
+//! aws-lc-rs for symmetric keys only. Pure: no files, no network, no clock; the time is an argument. (Key generation
+//! and signing draw from the kernel's random generator.)
 //!
 //! [`Profile`] is the wish, [`satisfies`] compares a [`Chain`] with it and returns every difference in words.
 

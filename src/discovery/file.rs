@@ -86,7 +86,7 @@ impl File<'_> {
         endpoint.tls.system_roots = true;
         endpoint.timeout = TIMEOUT;
         let http = |error: http::Error| Error::Call {
-            doing: format!("fetching the discovery file {}", self.name()),
+            doing: format!("fetching the discovery file {}", self.source),
             source: error.into(),
         };
         let client =
@@ -144,7 +144,9 @@ impl File<'_> {
         let held = match (token, self.source) {
             (Some(token), _) => token.to_bearer(),
             (None, _) if !has_certificate && !has_token => {
-                return Err(Error::NoCredential { file: self.name() });
+                return Err(Error::NoCredential {
+                    file: self.source.to_string(),
+                });
             }
             (None, DiscoveryFile::Path(path)) => {
                 return Ok(Access::Kubeconfig {
@@ -202,17 +204,9 @@ impl File<'_> {
 
     fn wrong(&self, why: String, advice: &'static str) -> Error {
         Error::File {
-            file: self.name(),
+            file: self.source.to_string(),
             why,
             advice,
-        }
-    }
-
-    /// Without a query, which may hold a secret.
-    fn name(&self) -> String {
-        match self.source {
-            DiscoveryFile::Path(path) => path.display().to_string(),
-            DiscoveryFile::Url(url) => url.split('?').next().unwrap_or_default().to_owned(),
         }
     }
 }

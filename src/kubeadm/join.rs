@@ -64,12 +64,28 @@ pub enum Discovery {
 }
 
 /// Where the kubeconfig of a file discovery is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum DiscoveryFile {
     /// On the node, absolute.
     Path(PathBuf),
-    /// `https://…`
+    /// `https://…`, without a user or a password.
     Url(String),
+}
+
+/// Without the query of an address, which may hold a secret.
+impl fmt::Display for DiscoveryFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DiscoveryFile::Path(path) => path.display().fmt(f),
+            DiscoveryFile::Url(url) => f.write_str(url.split('?').next().unwrap_or_default()),
+        }
+    }
+}
+
+impl fmt::Debug for DiscoveryFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A bootstrap token: `id.secret`.
@@ -272,7 +288,21 @@ fn discovery_file(map: &Map<'_>) -> Option<DiscoveryFile> {
     match scheme {
         None => absolute(&field, &text).map(DiscoveryFile::Path),
         Some((scheme, path)) if scheme == "file" => absolute(&field, path).map(DiscoveryFile::Path),
-        Some((scheme, _)) if scheme == "https" => Some(DiscoveryFile::Url(text)),
+        Some((scheme, rest)) if scheme == "https" => {
+            if rest
+                .split(['/', '?', '#'])
+                .next()
+                .unwrap_or_default()
+                .contains('@')
+            {
+                field.error(
+                    "an address with a user or a password is not followed",
+                    "store the kubeconfig on the node and write its path",
+                );
+                return None;
+            }
+            Some(DiscoveryFile::Url(text))
+        }
         // Without the text: an address may hold a password.
         Some((scheme, _)) => {
             field.error(

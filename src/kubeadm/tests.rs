@@ -1037,6 +1037,14 @@ fn what_kubeadm_refuses_in_a_discovery_is_refused() {
             "an address that begins with http:// is refused",
         ),
         (
+            "{file: {kubeConfigPath: 'https://u:0123456789abcdef@h/x'}}".to_owned(),
+            "an address with a user or a password is not followed",
+        ),
+        (
+            "{file: {kubeConfigPath: 'https://h/x?0123456789abcdef'}}".to_owned(),
+            "",
+        ),
+        (
             "{file: {kubeConfigPath: a.conf}}".to_owned(),
             "\"a.conf\" is not an absolute path",
         ),

@@ -125,7 +125,7 @@ fn found(join: &Join) -> Result<Discovered, Failure> {
 
 fn found_with(join: &Join, files: Rc<dyn Files>) -> Result<Discovered, Failure> {
     run(async {
-        let deadline = Instant::now() + Duration::from_secs(3);
+        let deadline = Instant::now() + Duration::from_secs(5);
         discover(join, files, None, now, deadline).await
     })
     .map_err(Failure::from)
@@ -330,11 +330,41 @@ fn who_stands_between_is_not_the_cluster() {
             &between,
             &by_token(&between, pins),
             ExitCode::Refused,
-            &["is not of the cluster", &format!("names {}", genuine.url())],
+            &[
+                "has not shown that it is of the cluster",
+                &format!("names {}", genuine.url()),
+            ],
         );
     }
     assert_eq!(between.requests().len(), 2);
     assert!(genuine.requests().is_empty());
+}
+
+#[test]
+fn an_address_that_is_not_in_the_certificate_is_named_with_one_that_is() {
+    let issuer = Issuer::new("kubernetes");
+    let pair = issuer.server(
+        &["api.prod.example.com"],
+        &[],
+        now(),
+        Duration::from_secs(3600),
+    );
+    let gateway = Gateway::start(Options {
+        issuer,
+        pair: Some(pair),
+        ..Options::default()
+    });
+    let kubeconfig = kubeconfig("https://api.prod.example.com:6443", &gateway.ca_pem());
+    answers(&gateway, 200, &signed(&kubeconfig));
+    refused(
+        &gateway,
+        &by_token(&gateway, &[gateway.ca_pin()]),
+        ExitCode::Refused,
+        &[
+            "it is for api.prod.example.com and not for 127.0.0.1",
+            "names https://api.prod.example.com:6443: use that",
+        ],
+    );
 }
 
 #[test]
@@ -371,7 +401,7 @@ fn a_signature_that_is_not_there_yet_is_waited_for() {
             "kubeadm token create --print-join-command",
         ],
     );
-    assert_eq!(gateway.requests().len(), 3 + 2);
+    assert!(gateway.requests().len() >= 3 + 2);
 }
 
 #[test]
@@ -406,13 +436,9 @@ fn refusals_of_the_api_server_have_their_own_words() {
         let gateway = Gateway::to(None);
         answers(&gateway, status, &refusal(status, reason));
         refused(&gateway, &by_token(&gateway, &[[0; 32]]), code, &[words]);
-        // What may come to be is asked for twice in the time.
-        let times = gateway.requests().len();
-        assert_eq!(
-            times,
-            if matches!(status, 401 | 418) { 1 } else { 2 },
-            "{status}"
-        );
+        // What may come to be is asked for again.
+        let again = gateway.requests().len() > 1;
+        assert_eq!(again, !matches!(status, 401 | 418), "{status}");
     }
     let port = free_port();
     let nobody = format!(

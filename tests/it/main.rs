@@ -15,6 +15,7 @@ mod certs;
 mod cloud_init;
 mod crl;
 mod discovery;
+mod discovery_cluster;
 mod doctor;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
