@@ -381,7 +381,8 @@ async fn prove(
     match survey.service_account {
         None | Some(ServiceAccountAction::Keep) => {}
         Some(ServiceAccountAction::Make) => report.refuse("sa.key and sa.pub are absent: kube-apiserver does not start again without them, and with a new pair every token of the cluster would be worthless; copy them from another control-plane node and run this again"),
-        Some(ServiceAccountAction::DerivePublic | ServiceAccountAction::Tighten) => report.refuse("sa.pub is absent, or everybody can read sa.key; run nodepki bootstrap, which mends that, and run this again"),
+        Some(_) => report.refuse(
+            "sa.key and sa.pub are not both in place as they should be; run nodepki bootstrap, which mends that, and run this again"),
     }
     for authority in keys_here {
         let mut proven = Vec::new();
