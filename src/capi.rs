@@ -6,8 +6,8 @@
 //! That is where keys, pending requests and certificates stay between runs; [`secrets`] renders it, [`apply`]
 //! brings it to the management cluster, [`conditions`] judges what is there.
 //!
-//! The service-account pair is no concern of this module: Cluster API makes `<cluster>-sa` by itself, and no authority
-//! has to do with it.
+//! The keys made here are the controllers' own: they go into Secrets, and no node has them. The service-account pair is no
+//! concern of this module: Cluster API makes `<cluster>-sa` by itself, and no authority has to do with it.
 
 pub mod apply;
 pub mod conditions;
@@ -22,9 +22,9 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use crate::agent::{
-    self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, Report, Setup,
+    self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, Report, Setup, SurveyedCert,
+    TrustSource,
 };
-use crate::agent::{SurveyedCert, TrustSource};
 use crate::assess::Found;
 use crate::kubeadm::{self, Cluster, Endpoint, Etcd, Node, NodeName, Role};
 use crate::kubeapi::Api;

@@ -87,14 +87,18 @@ pub async fn apply(
             Change::None { notes } => ("kept", notes),
             Change::Create(object) => {
                 let created = api.create(&SECRET, Some(namespace), &object.0).await;
-                drop(created.map_err(|error| failed("making", namespace, &name, &error))?);
+                created
+                    .map(Object)
+                    .map_err(|error| failed("making", namespace, &name, &error))?;
                 ("created", Vec::new())
             }
             Change::Update { object, reasons } => {
                 let updated = api
                     .replace(&SECRET, Some(namespace), &name, &object.0)
                     .await;
-                drop(updated.map_err(|error| failed("replacing", namespace, &name, &error))?);
+                updated
+                    .map(Object)
+                    .map_err(|error| failed("replacing", namespace, &name, &error))?;
                 ("replaced", reasons)
             }
         };

@@ -419,10 +419,8 @@ fn what_has_ended_or_differs_is_issued_anew() {
     let found = |key| management.data("apiserver-etcd-client", key);
     management.verified(Authority::EtcdCa, &found("tls.crt"), &found("tls.key"));
 
-    // Another address needs no signature.
+    // A kubeadm configuration brings another address and another kind of key.
     let asked = management.node.submissions();
-    let ran = management.apply(&["--kubeadm-config", "/dev/null"]);
-    ran.done();
     let mut moved = management.command(
         "secrets",
         &[
@@ -440,7 +438,6 @@ fn what_has_ended_or_differs_is_issued_anew() {
         .arg(management.node.outside("config.yaml"))
         .arg("--kubeadm-config")
         .arg(management.node.outside("kubeadm.yaml"));
-    // The key algorithm of that configuration is another one, and it says where the API server is.
     let ran = Ran::of(&mut moved);
     ran.done().row_says("prod-kubeconfig", "replaced");
     assert_ne!(management.node.submissions(), asked);
@@ -450,7 +447,7 @@ fn what_has_ended_or_differs_is_issued_anew() {
         current.server.as_deref(),
         Some("https://api.example.com:6443")
     );
-    // Certificates that were already in place for the new server are only rewritten.
+    // Another address alone needs no signature.
     let asked = management.node.submissions();
     let mut back = Ran::of(moved.args(["--endpoint", ENDPOINT]));
     back.done().row_says("prod-kubeconfig", "replaced");

@@ -175,6 +175,7 @@ fn the_first_node() {
 #[test]
 fn a_joining_node() {
     let machine = Machine::of(&example("user-data-join.yaml"));
+    machine.config_check().done().says("node cp2");
     machine.kubeadm_takes("etc/nodepki/kubeadm.yaml");
     machine.kubeadm_waits_for_nodepki();
     // The two are of one cluster.
@@ -254,6 +255,7 @@ fn a_kubeadm_control_plane() {
     first.kubeadm_takes("run/kubeadm/kubeadm.yaml");
     first.kubeadm_waits_for_nodepki();
     let joining = Machine::of(&user_data("join"));
+    joining.config_check().done().says("node cp1");
     joining.kubeadm_takes("run/kubeadm/kubeadm-join-config.yaml");
     joining.kubeadm_waits_for_nodepki();
     for machine in [first, joining] {
