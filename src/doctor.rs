@@ -226,6 +226,10 @@ checks! {
         "a file somewhere else holds the private key of an authority of this node";
     "missing-authority", E, authorities::missing,
         "the certificate of an authority is not there, so that nothing can be verified under it";
+    "authority-not-pinned", E, authorities::not_pinned,
+        "the file of an authority holds a certificate that no configured pin speaks for";
+    "external-etcd", E, leaves::external_etcd,
+        "what the configuration names for an external etcd is missing or of no use";
     "unreadable", E, leaves::unreadable,
         "a file is empty, damaged, no file at all, or not what it should be";
     "missing-certificate", E, leaves::missing_certificate,

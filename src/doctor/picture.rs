@@ -64,6 +64,8 @@ pub(super) struct Configuration {
     pub(super) survey: Option<Survey>,
     /// The configured signers that keep the key somewhere else, by authority.
     pub(super) external: BTreeMap<Authority, String>,
+    /// SHA-256 of the public keys that an authority may have; none, any.
+    pub(super) pins: BTreeMap<Authority, Vec<[u8; 32]>>,
 }
 
 pub(super) struct FoundAuthority {
@@ -77,6 +79,8 @@ pub(super) struct FoundAuthority {
 pub(super) enum AuthorityKey {
     Absent,
     /// Something, and this user may not look at it.
+    Closed,
+    /// This user may not even look whether there is something.
     Unknown,
     Unusable(String),
     Usable(PublicKey),
@@ -352,6 +356,8 @@ impl Configuration {
                 // Whatever is in the way is found where it stands.
                 read.survey = loaded.setup.survey(root, now).ok();
                 read.plan = Some(loaded.setup.plan);
+                let trust = loaded.setup.trust.into_iter();
+                read.pins = trust.map(|(name, source)| (name, source.pins)).collect();
                 read.node = Some(loaded.node);
             }
             // Before its first run a joining node may not know its cluster, and all else is in order.
@@ -410,7 +416,10 @@ impl Reader<'_> {
                 Ok(key) => AuthorityKey::Usable(key),
                 Err(error) => AuthorityKey::Unusable(error.to_string()),
             },
-            Err(error) if error.class() == store::Class::Denied => AuthorityKey::Unknown,
+            Err(error) if error.class() == store::Class::Denied => match self.root.metadata(path) {
+                Ok(Some(_)) => AuthorityKey::Closed,
+                _ => AuthorityKey::Unknown,
+            },
             Err(error) => AuthorityKey::Unusable(error.to_string()),
         }
     }
@@ -579,9 +588,10 @@ impl Reader<'_> {
                 FileKind::File if found.size <= KEY_LIMIT && !places.contains(&path.as_path()) => {
                     match dir.read(&name, KEY_LIMIT) {
                         Ok(Some(content)) => {
-                            let key =
-                                is_key(&content.bytes).then(|| public_half(&content.bytes).ok());
-                            trees.keys.extend(key.flatten().map(|key| (path, key)));
+                            let keys =
+                                is_key(&content.bytes).then(|| public_halves(&content.bytes));
+                            let keys = keys.into_iter().flatten();
+                            trees.keys.extend(keys.map(|key| (path.clone(), key)));
                         }
                         Err(error) if denied(&error) => trees.denied.push(path),
                         _ => {}
@@ -603,6 +613,14 @@ fn no_kubeconfig(part: impl Fn() -> Found<Chain>, kubeconfig: Found<FoundKubecon
 
 fn public_half(pem: &[u8]) -> Result<PublicKey, crate::x509::KeyError> {
     PrivateKey::from_pem(pem).map(|key| key.public_key().clone())
+}
+
+/// As many as can be read.
+fn public_halves(pem: &[u8]) -> Vec<PublicKey> {
+    match PrivateKey::all_from_pem(pem) {
+        Ok(keys) => keys.iter().map(|key| key.public_key().clone()).collect(),
+        Err(_) => public_half(pem).into_iter().collect(),
+    }
 }
 
 fn is_key(bytes: &[u8]) -> bool {
