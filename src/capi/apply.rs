@@ -11,7 +11,9 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-use super::secrets::{ADOPTED_TYPE, MADE_BY, MADE_BY_LABEL, Object, Purpose, Secret, Target};
+use super::secrets::{
+    ADOPTED_TYPE, CLUSTER_LABEL, MADE_BY, MADE_BY_LABEL, Object, Purpose, Secret, Target,
+};
 use crate::agent::{ExitCode, Failure, Row};
 use crate::kubeapi::{self, Api, Resource};
 use crate::kubeconfig::Kubeconfig;
@@ -154,14 +156,13 @@ fn decide(
         !stays && there.as_ref() != Some(*bytes)
     });
     let differing: Vec<_> = differing.collect();
-    let unlabelled = secret
-        .labels()
-        .into_iter()
-        .filter(|(label, value)| found.label(label) != Some(value));
+    // Who made it is worth no write, and may be somebody who keeps it.
+    let unlabelled = found.label(CLUSTER_LABEL) != Some(secret.target.cluster());
+    let unlabelled = unlabelled.then(|| format!("label {CLUSTER_LABEL} is missing or differs"));
     let mut reasons: Vec<String> = differing
         .iter()
         .map(|(key, _)| format!("{key} differs"))
-        .chain(unlabelled.map(|(label, _)| format!("label {label} is missing or differs")))
+        .chain(unlabelled)
         .collect();
     let mut notes = Vec::new();
     if found.kind() == ADOPTED_TYPE {
