@@ -2,7 +2,7 @@
 //!
 //! Pure. Every Secret has the type `Opaque`, as the external-CA proposal says: Cluster API looks for name, label and data
 //! keys, and takes a Secret of its own type (`cluster.x-k8s.io/secret`) for one that it may adopt. An adopted kubeconfig it
-//! renews with the CA's private key, which is not there. To add a Secret, extend [`Purpose`] and [`Material::data`].
+//! renews with the CA's private key, which is not there. To add a Secret, extend [`Purpose`] and `Material::data`.
 
 use std::collections::BTreeMap;
 use std::fmt;
