@@ -17,11 +17,11 @@ pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
             match picture.configuration.external.get(name) {
                 Some(signer) => Note::error(
                     format!("{path} is the private key of {name}, for which the configuration has the signer {signer}"),
-                    "make sure that the key is kept somewhere else, then run `nodepki migrate`, which takes it off this node",
+                    "run `nodepki migrate to-external`: it proves that the node does not need the key, and with --apply backs it up and removes it",
                 ),
                 None => Note::info(
                     format!("{path} is the private key of {name}"),
-                    "whoever reads it is the cluster's administrator for as long as the CA lives; `nodepki migrate` moves a cluster to an external signer",
+                    "whoever reads it is the cluster's administrator for as long as the CA lives; with a signer configured, `nodepki migrate to-external` takes it off the node",
                 ),
             }
         })

@@ -354,7 +354,11 @@ impl Configuration {
                 read.plan = Some(loaded.setup.plan);
                 read.node = Some(loaded.node);
             }
-            Err(failure) => read.faults = failure.messages,
+            // Before its first run a joining node may not know its cluster, and all else is in order.
+            Err(failure) => match load::check(root, sources, now) {
+                Ok((loaded, None)) => read.node = Some(loaded.node),
+                _ => read.faults = failure.messages,
+            },
         }
         read
     }

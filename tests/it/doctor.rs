@@ -486,6 +486,26 @@ fn the_configuration_is_compared() {
     let unusable = with("192.0.2.11", "nowhere");
     unusable.exactly(&["error config-unusable"], "an address that is none");
     assert!(unusable.evidence("config-unusable").contains("nowhere"));
+    let cluster = CONFIG.find("---").unwrap();
+    let joins = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration: {name: cp1}\n\
+        discovery: {bootstrapToken: {token: abcdef.0123456789abcdef, apiServerEndpoint: 'api.example.com:6443', unsafeSkipCAVerification: true}}\n\
+        controlPlane: {localAPIEndpoint: {advertiseAddress: 192.0.2.11}}\n";
+    assert!(CONFIG[..cluster].contains("InitConfiguration"));
+    let unknown = sound.configured_doctor(joins);
+    unknown.exactly(&[], "a node that has not met its cluster yet");
+    assert!(
+        unknown
+            .evidence("config-absent")
+            .contains("cluster's own configuration")
+    );
+    let known = format!("{joins}{}", &CONFIG[cluster..]);
+    let known = known.replace(
+        "kind: ClusterConfiguration",
+        "kind: ClusterConfiguration\ncontrolPlaneEndpoint: 192.0.2.11:6443",
+    );
+    sound
+        .configured_doctor(&known)
+        .exactly(&[], "a node that joined");
     let absent = sound.doctor(&["--config", "/nowhere/config.yaml"]);
     absent.exactly(&["error config-unusable"], "settings that do not exist");
 

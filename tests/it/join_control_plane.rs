@@ -2,6 +2,7 @@
 //! takes it over, the real components start on it and serve, and no private key of an authority was ever there.
 
 use std::fs;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -11,10 +12,10 @@ use nodepki::names::CertName;
 use serde_json::{Value, json};
 
 use crate::kubeadm::{accepts_external_ca, copy_tree};
-use crate::node::{Ran, Snapshot};
+use crate::node::Snapshot;
 use crate::servers::Server;
 use crate::servers::cluster::{
-    AUTHORITY_KEYS, Caller, Cluster, ClusterNode, ENDPOINT, TOKEN, external, wait_until,
+    AUTHORITY_KEYS, Authorities, Caller, Cluster, ClusterNode, ENDPOINT, TOKEN, cluster, wait_until,
 };
 use crate::signer_directory::sign_by_hand;
 use crate::signing::tree;
@@ -29,25 +30,22 @@ signers: {people: {directory: {path: /var/lib/people}}}
 const KUBELET_CONF: &str = "FileAvailable--etc-kubernetes-kubelet.conf";
 
 /// What a worker of this name joins with.
-fn worker_configuration(node: &ClusterNode, discovery: &str, ignore: &[&str]) -> String {
+fn worker_configuration(node: &ClusterNode, discovery: &str) -> String {
     format!(
         "apiVersion: kubeadm.k8s.io/v1beta4
 kind: JoinConfiguration
 discovery: {discovery}
-nodeRegistration:
-  name: {}
-  criSocket: unix:///run/containerd/containerd.sock
-  ignorePreflightErrors: {ignore:?}
+nodeRegistration: {{name: {}, criSocket: 'unix:///run/containerd/containerd.sock'}}
 ",
         node.name()
     )
 }
 
 /// What a control-plane node of this name and address joins with.
-fn join_configuration(node: &ClusterNode, discovery: &str, ignore: &[&str]) -> String {
+fn join_configuration(node: &ClusterNode, discovery: &str) -> String {
     format!(
         "{}controlPlane: {{localAPIEndpoint: {{advertiseAddress: {}}}}}\n",
-        worker_configuration(node, discovery, ignore),
+        worker_configuration(node, discovery),
         node.address()
     )
 }
@@ -71,63 +69,76 @@ fn by_file(cluster: &Cluster, node: &ClusterNode) -> String {
 }
 
 /// Runs `nodepki bootstrap` until everything is signed by people who come by.
-fn bootstrap(cluster: &Cluster, node: &ClusterNode) -> Ran {
+fn bootstrap(node: &ClusterNode, authorities: &Path) {
     let run = || node.nodepki(&["bootstrap", "--wait", "0s"]);
     run().ended(75);
     let drop = node.path("/var/lib/people");
     for name in CertName::ALL {
         if drop.join(format!("outbox/{name}.csr")).exists() {
-            sign_by_hand(&drop, &cluster.authorities(), name);
+            sign_by_hand(&drop, authorities, name);
         }
     }
-    let ran = run();
-    ran.done();
-    ran
+    run().done();
+}
+
+#[test]
+fn a_worker_has_its_authority_in_the_way_too() {
+    let cluster = cluster();
+    let node = cluster.add_node("w1", "192.0.2.41");
+    fs::create_dir_all(node.pki("")).unwrap();
+    fs::copy(cluster.first().pki("ca.crt"), node.pki("ca.crt")).unwrap();
+    let config = worker_configuration(&node, &by_token(cluster));
+    node.write("/run/kubeadm/kubeadm-join-config.yaml", &config);
+    node.write("/etc/nodepki/config.yaml", SETTINGS);
+    bootstrap(&node, &cluster.first().pki(""));
+    let ca = "FileAvailable--etc-kubernetes-pki-ca.crt";
+    assert_eq!(in_the_way(&node, &config), [KUBELET_CONF, ca]);
+    assert_eq!(in_the_way(&node, &left_for_kubeadm(&node)), [""; 0]);
 }
 
 #[test]
 fn a_second_control_plane_serves_without_an_authority_key() {
-    let cluster = external();
+    let cluster = &Cluster::start(Authorities::External);
     let node = cluster.add_node("cp2", "192.0.2.12");
-    let config = join_configuration(&node, &by_token(cluster), &[]);
-    prepare(cluster, &node, &config);
+    prepare(cluster, &node);
     has_no_authority_key(cluster, &node);
     kubeadm_goes_on(cluster, &node);
-    starts(cluster, &node);
+    starts(&node);
     serves(cluster, &node);
     shows_its_own_certificates(&node);
     takes_over(cluster, &node);
     has_no_authority_key(cluster, &node);
 }
 
-/// Everything that nodepki is told, and its run.
-fn prepare(cluster: &Cluster, node: &ClusterNode, config: &str) {
-    let shared = [
+/// Everything that nodepki is told, and its run: the rest it has from the cluster.
+fn prepare(cluster: &Cluster, node: &ClusterNode) {
+    let key_file = "/etc/nodepki/certificate-key";
+    cluster.first().write("/etc/nodepki/config.yaml", SETTINGS);
+    let upload = ["certs", "upload", "--certificate-key-out", key_file];
+    cluster.first().nodepki(&upload).done();
+    let key = fs::read_to_string(cluster.first().path(key_file)).unwrap();
+    node.write(key_file, &key);
+    let config = join_configuration(node, &by_token(cluster));
+    node.write("/run/kubeadm/kubeadm-join-config.yaml", &config);
+    let with_key = format!("{SETTINGS}join: {{certificateKey: {key_file}}}\n");
+    node.write("/etc/nodepki/config.yaml", &with_key);
+    bootstrap(node, &cluster.authorities());
+    for file in [
         "ca.crt",
         "etcd/ca.crt",
         "front-proxy-ca.crt",
         "sa.key",
         "sa.pub",
-    ];
-    for file in shared {
-        let (from, to) = (cluster.first().pki(file), node.pki(file));
-        fs::create_dir_all(to.parent().unwrap()).unwrap();
-        fs::copy(from, to).unwrap();
+    ] {
+        let [first, own] = [cluster.first(), node].map(|node| fs::read(node.pki(file)).unwrap());
+        assert_eq!(own, first, "{file}");
     }
-    let admin = cluster.admin();
-    let (_, kubeadm) = admin.get("/api/v1/namespaces/kube-system/configmaps/kubeadm-config");
-    let kubeadm = kubeadm["data"]["ClusterConfiguration"].as_str().unwrap();
-    node.write(
-        "/run/kubeadm/kubeadm-join-config.yaml",
-        &format!("{config}---\n{kubeadm}"),
-    );
-    node.write("/etc/nodepki/config.yaml", SETTINGS);
-    bootstrap(cluster, node);
-    node.nodepki(&["bootstrap", "--wait", "0s"]).done();
 }
 
-/// No file below the node's directories has the private number of an authority's key in it, as it is or in base64.
+/// The authorities' directory is not seen from the node, and no file below the node's directories has the private number of an authority's key in it, as it is or in base64.
 fn has_no_authority_key(cluster: &Cluster, node: &ClusterNode) {
+    let seen = node.run("ls", &[cluster.authorities().to_str().unwrap()]);
+    assert_eq!(seen.done().stdout, "");
     for key in AUTHORITY_KEYS {
         let pem = fs::read(cluster.authorities().join(key)).unwrap();
         let der = base64_in(&pem).pop().unwrap();
@@ -135,7 +146,9 @@ fn has_no_authority_key(cluster: &Cluster, node: &ClusterNode) {
         assert_eq!(der[2..7], [2, 1, 1, 4, 32]);
         let number = &der[7..39];
         assert!(holds(&pem, number));
-        assert!(holds(BASE64.encode(&pem).as_bytes(), number));
+        let quoted = json!({"file": String::from_utf8_lossy(&pem)}).to_string();
+        let named = format!("client-key-data: {}\nkind: Config\n", BASE64.encode(&pem));
+        assert!(holds(quoted.as_bytes(), number) && holds(named.as_bytes(), number));
         for part in ["/etc", "/var", "/run"] {
             for (path, content) in tree(&node.path(part)) {
                 // What the cluster stores is not the node's, and much.
@@ -153,30 +166,27 @@ fn holds(content: &[u8], number: &[u8]) -> bool {
         || base64_in(content).iter().any(|inner| holds(inner, number))
 }
 
-/// Every long run of base64, line ends left out, decoded.
+/// Every long run of base64, decoded: lines on their own and joined, whether they end as in a file or as in JSON.
 fn base64_in(content: &[u8]) -> Vec<Vec<u8>> {
-    content
-        .split(|&byte| !(byte.is_ascii_alphanumeric() || b"+/=\r\n".contains(&byte)))
-        .filter(|run| run.len() >= 40)
-        .filter_map(|run| {
-            let run: Vec<u8> = run
-                .iter()
-                .copied()
-                .filter(|byte| !b"\r\n".contains(byte))
-                .collect();
-            BASE64.decode(run).ok()
+    let text = String::from_utf8_lossy(content).replace("\\n", "\n");
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || "+/=\r\n".contains(c)))
+        .flat_map(|run| {
+            run.lines()
+                .map(str::to_owned)
+                .chain([run.replace(['\r', '\n'], "")])
         })
+        .filter(|run| run.len() >= 40)
+        .filter_map(|run| BASE64.decode(run).ok())
         .collect()
 }
 
 /// kubeadm's phases of `join` take the files as they are, and `init` takes them for those of an external CA.
 fn kubeadm_goes_on(cluster: &Cluster, node: &ClusterNode) {
-    let token = by_token(cluster);
-    for discovery in [&token, &by_file(cluster, node)] {
-        let config = join_configuration(node, discovery, &[]);
+    for discovery in [by_token(cluster), by_file(cluster, node)] {
+        let config = join_configuration(node, &discovery);
         assert_eq!(in_the_way(node, &config), [KUBELET_CONF]);
     }
-    let config = join_configuration(node, &token, &[KUBELET_CONF]);
+    let config = left_for_kubeadm(node);
     assert_eq!(in_the_way(node, &config), [""; 0]);
 
     let before = Snapshot::of(&node.path("/etc/kubernetes"));
@@ -220,20 +230,9 @@ fn in_the_way(node: &ClusterNode, config: &str) -> Vec<String> {
     }
 }
 
-#[test]
-fn a_worker_has_its_authority_in_the_way_too() {
-    let cluster = external();
-    let node = cluster.add_node("w1", "192.0.2.21");
-    fs::create_dir_all(node.pki("")).unwrap();
-    fs::copy(cluster.first().pki("ca.crt"), node.pki("ca.crt")).unwrap();
-    let config = worker_configuration(&node, &by_token(cluster), &[]);
-    node.write("/run/kubeadm/kubeadm-join-config.yaml", &config);
-    node.write("/etc/nodepki/config.yaml", SETTINGS);
-    bootstrap(cluster, &node);
-    let ca = "FileAvailable--etc-kubernetes-pki-ca.crt";
-    assert_eq!(in_the_way(&node, &config), [KUBELET_CONF, ca]);
-    let config = worker_configuration(&node, &by_token(cluster), &[KUBELET_CONF, ca]);
-    assert_eq!(in_the_way(&node, &config), [""; 0]);
+/// The configuration that `kubeadm join` is to go on with.
+fn left_for_kubeadm(node: &ClusterNode) -> String {
+    fs::read_to_string(node.path("/var/lib/nodepki/kubeadm-join.yaml")).unwrap()
 }
 
 fn init_configuration(cluster: &Cluster, node: &ClusterNode) -> String {
@@ -249,8 +248,8 @@ fn init_configuration(cluster: &Cluster, node: &ClusterNode) -> String {
 }
 
 /// As `kubeadm join` and a kubelet do it.
-fn starts(cluster: &Cluster, node: &ClusterNode) {
-    let config = join_configuration(node, &by_token(cluster), &[]);
+fn starts(node: &ClusterNode) {
+    let config = left_for_kubeadm(node);
     let manifests = ["join", "phase", "control-plane-prepare", "control-plane"];
     node.kubeadm(&manifests, Some(&config)).done();
     thread::scope(|scope| {

@@ -8,11 +8,9 @@
 //! and the components see the same files there, at the paths they have in production. The nodes are on one Ethernet
 //! and know each other by `/etc/hosts`; nothing outside can be reached from them, and they from nowhere.
 //!
-//! [`cluster`] and [`external`] are shared by the tests of a process, which keep apart by the names of nodes, tokens
-//! and objects. A test that breaks its cluster starts its own with [`Cluster::start`]. A component or an object that
-//! is missing is one more line in [`Cluster::start`].
-
-#![allow(dead_code, reason = "used by tests that are being written")]
+//! [`cluster`] is shared by the tests of a process, which keep apart by the names of nodes, tokens and objects. A test
+//! that breaks its cluster, or wants one without CA keys, starts its own with [`Cluster::start`]. A component or an
+//! object that is missing is one more line there.
 
 use std::fs;
 use std::io::Write as _;
@@ -46,12 +44,6 @@ pub(crate) fn cluster() -> &'static Cluster {
     SHARED.get_or_init(|| Cluster::start(Authorities::Internal))
 }
 
-/// The cluster whose CA keys no node has: [`Cluster::authorities`] has them.
-pub(crate) fn external() -> &'static Cluster {
-    static SHARED: OnceLock<Cluster> = OnceLock::new();
-    SHARED.get_or_init(|| Cluster::start(Authorities::External))
-}
-
 /// Where the private keys of the authorities are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Authorities {
@@ -65,7 +57,7 @@ pub(crate) enum Authorities {
 pub(crate) struct Cluster {
     dir: PathBuf,
     ethernet: Server,
-    nodes: AtomicU8,
+    taken: Mutex<Vec<String>>,
     first: Option<ClusterNode>,
 }
 
@@ -81,7 +73,7 @@ impl Cluster {
                 "ethernet",
                 "ip link add bridge type bridge\nip link set bridge up",
             ),
-            nodes: AtomicU8::new(0),
+            taken: Mutex::default(),
             first: None,
             dir,
         };
@@ -121,7 +113,11 @@ impl Cluster {
     }
 
     /// A node with nothing on it but its host name.
+    ///
+    /// # Panics
+    /// When the cluster has, or had, a node of this name or address.
     pub(crate) fn add_node(&self, name: &str, address: &str) -> ClusterNode {
+        let port = self.take(name, address);
         let dir = self.dir.join(name);
         for part in ["etc/kubernetes", "var/lib", "var/tmp", "run"] {
             fs::create_dir_all(dir.join(part)).unwrap();
@@ -146,8 +142,6 @@ impl Cluster {
             self.authorities().display()
         );
         let keeper = keep(&self.dir, name, &script);
-        let number = self.nodes.fetch_add(1, Ordering::SeqCst);
-        let port = format!("port{number}");
         let ethernet = self.ethernet.id().to_string();
         // An interface is made where its peer can be named by process.
         let node = ClusterNode {
@@ -176,6 +170,16 @@ impl Cluster {
             done(node.command("ip").args(arguments.split_whitespace()));
         }
         node
+    }
+
+    /// The port of the Ethernet that a node gets.
+    fn take(&self, name: &str, address: &str) -> String {
+        let mut taken = self.taken.lock().unwrap();
+        for one in [name, address] {
+            assert!(!taken.iter().any(|other| other == one), "{one} is taken");
+            taken.push(one.to_owned());
+        }
+        format!("port{}", taken.len())
     }
 
     /// Holds `ca.crt`, `ca.key` and so on in kubeadm's layout, and is seen from no node. With
