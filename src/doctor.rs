@@ -1,6 +1,6 @@
 //! `nodepki doctor`: what is wrong with a node, by what one can tell, and what to do about it.
 //!
-//! [`diagnose`] reads a [`Picture`] of the node once: what `status` sees, the configuration where there is a usable one,
+//! [`diagnose`] reads a `Picture` of the node once: what `status` sees, the configuration where there is a usable one,
 //! the manifests of the static pods, the kubelet's files, and, with a kubeconfig, a few answers of the cluster. The
 //! checks are pure functions over that picture. Nothing is written, no lock is taken, and nothing ends a diagnosis:
 //! what cannot be read or reached is a finding itself. Private keys are looked at for their public half only, and no
@@ -288,6 +288,8 @@ checks! {
         "kubelet.conf holds its certificate, so that the kubelet cannot rotate it";
     "kubelet-other-node", EW, kubelet::other_node,
         "the kubelet's certificate is for another node";
+    "manifest-unreadable", E, static_pods::unreadable,
+        "the manifest of a static pod is no Pod, so that the kubelet does not run it";
     "controller-manager-no-signer", I, static_pods::no_signer,
         "kube-controller-manager signs nothing, as kubeadm starts it with an external CA: requests of kubelets wait for somebody else";
     "controller-manager-signer-files", E, static_pods::signer_files,

@@ -157,9 +157,6 @@ impl SecretsArgs {
             ca_dir: self.ca_dir.clone(),
             state: self.state.clone(),
         };
-        let management = self.kubeconfig.as_ref();
-        let management = management.map(|file| load::cluster(&root, file));
-        let management = management.transpose()?;
         let prepared = capi::load(&root, &self.run.inputs(global)?, &order, now())?;
         warn(&prepared.warnings);
         let terminal = Terminal::new(global.verbose);
@@ -181,7 +178,8 @@ impl SecretsArgs {
             self.which.format.into(),
             self.placeholder_keys,
         );
-        if let Some(api) = management {
+        if let Some(kubeconfig) = &self.kubeconfig {
+            let api = load::cluster(&root, kubeconfig)?;
             let applied =
                 capi::apply::apply(&api, &made, &material.authorities, self.replace, now());
             report.rows.extend(runtime.block_on(applied)?);

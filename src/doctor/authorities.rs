@@ -8,7 +8,10 @@ use crate::status::{FileStatus, Trouble};
 
 pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
     let present = picture.authorities.iter().filter(|(_, authority)| {
-        !matches!(authority.key, AuthorityKey::Absent | AuthorityKey::Unknown)
+        matches!(
+            authority.key,
+            AuthorityKey::Closed | AuthorityKey::Usable(_)
+        )
     });
     present
         .map(|(name, authority)| {

@@ -45,6 +45,8 @@ pub(super) struct Picture {
     pub(super) unfinished: bool,
     pub(super) apiserver: Option<Manifest>,
     pub(super) controller_manager: Option<Manifest>,
+    /// Manifests that cannot be understood, and why.
+    pub(super) broken_manifests: Vec<String>,
     pub(super) kubelet: Kubelet,
     /// `/root/.kube/config`.
     pub(super) own_copy: Option<Certificate>,
@@ -118,6 +120,32 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
+    fn parse(path: PathBuf, bytes: &[u8]) -> Result<Manifest, String> {
+        let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())?;
+        let documents = yaml::parse("", text).map_err(|faults| faults.to_string())?;
+        let pod = documents.first().map(yaml::to_json).unwrap_or_default();
+        let container = pod
+            .pointer("/spec/containers/0")
+            .ok_or_else(|| "it is no Pod with a container".to_owned())?;
+        let arguments = ["command", "args"]
+            .iter()
+            .filter_map(|field| container.get(field)?.as_array())
+            .flatten()
+            .filter_map(|argument| argument.as_str().map(str::to_owned))
+            .collect();
+        let annotations = pod
+            .pointer("/metadata/annotations")
+            .and_then(Value::as_object);
+        let annotations = annotations.into_iter().flatten();
+        Ok(Manifest {
+            path,
+            arguments,
+            annotations: annotations
+                .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+                .collect(),
+        })
+    }
+
     /// The value of `--name=value`, the last one as for the program itself.
     pub(super) fn flag(&self, name: &str) -> Option<&str> {
         self.arguments.iter().rev().find_map(|argument| {
@@ -196,7 +224,22 @@ impl Picture {
             root,
             dir: &certificates_dir,
         };
-        let controller_manager = reader.manifest("kube-controller-manager.yaml");
+        let mut broken_manifests = Vec::new();
+        let mut manifest = |name| match reader.manifest(name) {
+            Found::Present(manifest) => Some(manifest),
+            Found::Absent => None,
+            other => {
+                let path = root.on_this_machine(Path::new(MANIFESTS).join(name));
+                let trouble = other.trouble().unwrap_or_default();
+                broken_manifests.push(format!("{} {trouble}", path.display()));
+                None
+            }
+        };
+        let apiserver = manifest("kube-apiserver.yaml");
+        let controller_manager = manifest("kube-controller-manager.yaml");
+        for name in ["kube-scheduler.yaml", "etcd.yaml"] {
+            manifest(name);
+        }
         let authorities: BTreeMap<Authority, FoundAuthority> = Authority::ALL
             .into_iter()
             .map(|name| (name, reader.authority(name)))
@@ -214,11 +257,12 @@ impl Picture {
             trees: reader.trees(&authorities),
             authorities,
             unfinished: root.has_unfinished().unwrap_or(false),
-            apiserver: reader.manifest("kube-apiserver.yaml"),
+            apiserver,
             signer: controller_manager
                 .as_ref()
                 .and_then(|manifest| reader.signer(manifest)),
             controller_manager,
+            broken_manifests,
             kubelet: reader.kubelet(),
             own_copy: own_copy.present().map(|chain| chain.leaf().clone()),
             answers: None,
@@ -491,30 +535,13 @@ impl Reader<'_> {
         }
     }
 
-    fn manifest(&self, name: &str) -> Option<Manifest> {
+    fn manifest(&self, name: &str) -> Found<Manifest> {
         let path = Path::new(MANIFESTS).join(name);
-        let content = self.root.read(&path).ok()??;
-        let text = std::str::from_utf8(&content.bytes).ok()?;
-        let documents = yaml::parse(name, text).ok()?;
-        let pod = yaml::to_json(documents.first()?);
-        let container = pod.pointer("/spec/containers/0")?;
-        let arguments = ["command", "args"]
-            .iter()
-            .filter_map(|field| container.get(field)?.as_array())
-            .flatten()
-            .filter_map(|argument| argument.as_str().map(str::to_owned))
-            .collect();
-        let annotations = pod
-            .pointer("/metadata/annotations")
-            .and_then(Value::as_object);
-        let annotations = annotations.into_iter().flatten();
-        Some(Manifest {
-            path,
-            arguments,
-            annotations: annotations
-                .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
-                .collect(),
-        })
+        match self.root.read(&path) {
+            // That is said of every file.
+            Err(error) if error.class() == store::Class::Denied => Found::Absent,
+            _ => self.found(&path, |bytes| Manifest::parse(path.clone(), bytes)),
+        }
     }
 
     fn signer(&self, manifest: &Manifest) -> Option<SignerFiles> {

@@ -215,8 +215,12 @@ fn cluster_api_takes_what_is_made() {
     for (name, secret) in management.there() {
         let labels = &secret["metadata"]["labels"];
         assert_eq!(labels["cluster.x-k8s.io/cluster-name"], "prod", "{name}");
-        // Of another type Cluster API would adopt it.
-        assert_eq!(secret["type"], "Opaque", "{name}");
+        // Of Cluster API's own type it would be renewed with the CA's key.
+        let wanted = match name.as_str() {
+            "kubeconfig" => "Opaque",
+            _ => "cluster.x-k8s.io/secret",
+        };
+        assert_eq!(secret["type"], wanted, "{name}");
     }
     for (purpose, authority) in [
         ("ca", Authority::Ca),
@@ -550,15 +554,26 @@ fn what_the_management_cluster_refuses_is_named() {
     management.namespace = "absent".to_owned();
     management
         .apply(&[])
-        .ended(78)
-        .says("namespaces \"absent\" not found");
-    // Before a signer is asked.
-    let asked = management.node.submissions();
-    fs::remove_file(management.kubeconfig()).unwrap();
-    management.namespace = "another".to_owned();
-    management.apply(&[]).says("management.conf");
-    assert_eq!(management.node.submissions(), asked);
-    assert!(!management.directory().exists());
+        .ended(65)
+        .says("prod-ca in absent: there is no such namespace; make it");
+}
+
+#[test]
+fn what_cluster_api_has_adopted_stays_ours_to_renew() {
+    let management = Management::new();
+    management.apply(&[]).done();
+    let certificate = String::from_utf8(management.data("apiserver-etcd-client", "tls.crt"));
+    management.remove("apiserver-etcd-client");
+    let owner = json!({"apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": "KubeadmControlPlane", "name": "prod", "uid": "2", "controller": true});
+    management.make(
+        "apiserver-etcd-client",
+        json!({"tls.crt": certificate.unwrap()}),
+        json!({"ownerReferences": [owner], "labels": {"app.kubernetes.io/managed-by": "nodepki"}}),
+    );
+    management
+        .apply(&[])
+        .done()
+        .row_says("prod-apiserver-etcd-client", "tls.key differs");
 }
 
 #[test]

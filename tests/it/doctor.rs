@@ -335,6 +335,10 @@ fn each_damage_is_found_and_nothing_else() {
             "cat $OTHER/pki/sa.key pki/ca.key >both",
             &["warning ca-key-copy"],
         ),
+        (
+            "echo 'a: [' >manifests/kube-scheduler.yaml; : >manifests/etcd.yaml",
+            &["error manifest-unreadable"],
+        ),
         ("rm pki/sa.key", &["error sa-missing"]),
         ("rm pki/sa.pub", &["error sa-missing"]),
         ("cp $OTHER/pki/sa.pub pki/", &["error sa-pair"]),

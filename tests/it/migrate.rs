@@ -155,7 +155,7 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
         .says("kubeadm certs renew leaves alone what they sign")
         .says("kubeadm init phase upload-certs refuses; nodepki certs upload does it")
         .says("kube-controller-manager of this node signs nothing")
-        .says("run this on each node")
+        .says("(run this on each)")
         .says_not(PASSPHRASE);
     assert!(keys(&node).is_empty());
     assert_eq!(without_keys(&node), others);
