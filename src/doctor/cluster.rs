@@ -22,7 +22,7 @@ const ACCESS_REVIEW: Resource = Resource {
     kind: "SubjectAccessReview",
 };
 
-const MASTERS: &str = "system:masters";
+pub(super) const MASTERS: &str = "system:masters";
 
 /// What the cluster said.
 #[derive(Default)]

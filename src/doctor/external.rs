@@ -2,6 +2,8 @@
 //! (`UsingExternalCA`, `UsingExternalFrontProxyCA`, `UsingExternalEtcdCA`, `ValidateKubeconfigsForExternalCA`,
 //! `runCertPhase`). What kubeadm does not look at has findings of its own.
 
+use super::cluster::MASTERS;
+use super::leaves::organizations;
 use super::picture::{AuthorityKey, FoundAuthority, FoundLeaf, Picture};
 use super::{Note, Severity};
 use crate::assess::Found;
@@ -58,12 +60,25 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
         Severity::Info => "nothing, unless kubeadm init is to run here once more",
         _ => "run `nodepki bootstrap` before kubeadm init; kubeadm join looks at none of these",
     };
-    for name in KUBECONFIGS {
+    let names = KUBECONFIGS.into_iter();
+    for name in names.filter(|name| *name != CertName::SuperAdminConf || knows_super_admin(picture))
+    {
         let leaf = picture.leaf(name);
         let refusal = leaf.and_then(|leaf| kubeconfig_refusal(leaf, authority));
         notes.extend(refusal.map(|why| Note::new(severity, format!("{name}: {why}"), fix)));
     }
     notes
+}
+
+/// kubeadm before 1.29 has no super-admin.conf: its admin.conf is one.
+fn knows_super_admin(picture: &Picture) -> bool {
+    match &picture.configuration.plan {
+        Some(plan) => plan.cert(CertName::SuperAdminConf).is_some(),
+        None => !organizations(picture, CertName::AdminConf)
+            .unwrap_or_default()
+            .iter()
+            .any(|group| group == MASTERS),
+    }
 }
 
 const LEAVES: &str = "run `nodepki bootstrap`: kubeadm cannot make it without the CA key";

@@ -3,6 +3,7 @@
 use super::Note;
 use super::authorities::is_out;
 use super::picture::{AuthorityKey, Of, Picture, Problem};
+use crate::agent::SurveyedCert;
 use crate::assess::Action;
 use crate::names::CertName;
 use crate::status::{CertStatus, FileStatus, State, Trouble};
@@ -177,13 +178,14 @@ pub(super) fn expiring(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
+/// The certificates that the configuration wants, as they were found and judged.
+fn surveyed(picture: &Picture) -> impl Iterator<Item = &SurveyedCert> {
+    let surveys = picture.configuration.survey.iter();
+    surveys.flat_map(|survey| &survey.certs)
+}
+
 pub(super) fn revoked(picture: &Picture) -> Vec<Note> {
-    let certs = picture
-        .configuration
-        .survey
-        .iter()
-        .flat_map(|survey| &survey.certs);
-    certs
+    surveyed(picture)
         .filter_map(|cert| {
             let why = cert.found.revoked.as_ref()?;
             Some(Note::error(format!("{}: {why}", cert.spec.name), ISSUE))
@@ -230,12 +232,7 @@ pub(super) fn not_under_first(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn not_as_configured(picture: &Picture) -> Vec<Note> {
-    let certs = picture
-        .configuration
-        .survey
-        .iter()
-        .flat_map(|survey| &survey.certs);
-    certs
+    surveyed(picture)
         .filter(|cert| cert.found.revoked.is_none())
         .filter(|cert| {
             let row = picture.status.certificate(cert.spec.name);

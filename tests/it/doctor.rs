@@ -19,7 +19,7 @@ use time::OffsetDateTime;
 
 use crate::golden::Case;
 use crate::kubeadm::{self, Node as Kubeadm};
-use crate::node::{NODEPKI, Node, Ran, Snapshot};
+use crate::node::{INIT, JOIN, NODEPKI, Node, Ran, Snapshot};
 use crate::servers::cluster::{Authorities, Cluster, wait_until};
 use crate::signing;
 
@@ -269,6 +269,53 @@ fn what_nodepki_makes_is_sound() {
         "a CA key in spite of an external signer",
     );
     assert!(found.evidence("ca-key-on-disk").contains("the signer s"));
+}
+
+#[test]
+fn other_sound_nodes_of_nodepkis_are_sound() {
+    let sixth = INIT.replace("192.0.2.11", "fd00::11").replace(
+        "kind: ClusterConfiguration",
+        "kind: ClusterConfiguration\nnetworking: {serviceSubnet: 'fd00:1::/112'}",
+    );
+    let external = "etcd: {external: {endpoints: ['https://192.0.2.30:2379'], caFile: /etc/kubernetes/pki/ca.crt, certFile: /etc/kubernetes/pki/apiserver-kubelet-client.crt, keyFile: /etc/kubernetes/pki/apiserver-kubelet-client.key}}\n";
+    let older = INIT
+        .replace("v1.36.2", "v1.28.15")
+        .replace("v1beta4", "v1beta3");
+    let older = older.replace("encryptionAlgorithm: ECDSA-P256\n", "");
+    let first = Node::bootstrapped();
+    for (what, kubeadm) in [
+        ("IPv6", sixth),
+        ("joined", JOIN.to_owned()),
+        ("an external etcd", format!("{INIT}{external}")),
+        ("1.28", older),
+    ] {
+        let node = Node::of(&kubeadm);
+        for file in ["sa.key", "sa.pub"] {
+            let path = format!("/etc/kubernetes/pki/{file}");
+            node.write(&path, first.read(&path));
+            node.set_mode(&path, if file == "sa.key" { 0o600 } else { 0o644 });
+        }
+        node.ask().done();
+        if what == "an external etcd" {
+            // What tells it from an etcd whose certificates are still to be made.
+            let pod = "spec: {containers: [{command: [kube-apiserver]}]}\n";
+            node.write("/etc/kubernetes/manifests/kube-apiserver.yaml", pod);
+            node.remove("/etc/kubernetes/super-admin.conf");
+        }
+        let bare = Diagnosis::of(&mut node.command(["doctor", "-o", "json"]));
+        // It might be a first node's.
+        let expected: &[&str] = match what {
+            "joined" => &["warning kubeadm-external-ca"],
+            _ => &[],
+        };
+        bare.exactly(expected, what);
+        let mut command = node.command(["doctor", "-o", "json", "--config"]);
+        command.arg(node.outside("config.yaml"));
+        command
+            .arg("--kubeadm-config")
+            .arg(node.outside("kubeadm.yaml"));
+        Diagnosis::of(&mut command).exactly(&[], what);
+    }
 }
 
 #[test]

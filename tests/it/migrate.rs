@@ -510,6 +510,30 @@ fn a_backup_that_exists_is_not_overwritten() {
 }
 
 #[test]
+fn a_backup_that_finds_no_room_removes_nothing() {
+    let node = made_by_kubeadm();
+    let before = node.etc();
+    // Of two blocks, which is less than the keys in a backup take.
+    let limited = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
+    let run = applying(&node, "backup");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", limited, "bash"]).arg(run.get_program());
+    shell.args(run.get_args()).arg("--skip-signing-proof");
+    Ran::of(&mut shell).ended(75).says("backup");
+    before.unchanged(&node.etc());
+    assert!(!node.outside("backup").exists());
+    let dangling = node.outside("link");
+    std::os::unix::fs::symlink("nowhere", &dangling).unwrap();
+    apply(&node, "link").ended(65).says("link");
+    before.unchanged(&node.etc());
+    // Below the root, with the path as it is on the node or as it is on this machine.
+    Ran::of(applying(&node, "root/etc/keys").arg("--skip-signing-proof")).done();
+    assert!(node.path("/etc/keys").exists());
+    back(&node, &["--apply"], &["root/etc/keys"]).done();
+    assert_eq!(keys(&node).len(), 3);
+}
+
+#[test]
 fn a_passphrase_is_needed_and_is_never_an_argument() {
     let node = made_by_kubeadm();
     let before = node.snapshot();
