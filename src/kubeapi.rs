@@ -24,8 +24,7 @@ use crate::http::{self, Call, Client, Endpoint, Files, Identity, Method, Respons
 use crate::kubeconfig::Kubeconfig;
 use crate::schema::SecretFile;
 
-/// The key set comes as a type of its own only, everything else as the first one.
-const JSON: &str = "application/json, application/jwk-set+json";
+const JSON: &str = "application/json";
 
 /// A kind of object and where the API has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +38,22 @@ pub struct Resource {
     /// As in objects: `CertificateSigningRequest`.
     pub kind: &'static str,
 }
+
+/// ConfigMaps.
+pub const CONFIG_MAP: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "configmaps",
+    kind: "ConfigMap",
+};
+
+/// Secrets.
+pub const SECRET: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "secrets",
+    kind: "Secret",
+};
 
 impl Resource {
     /// As in objects: `certificates.k8s.io/v1`.
@@ -550,18 +565,12 @@ mod tests {
             CSR.path(None, Some("a/../b")),
             "/apis/certificates.k8s.io/v1/certificatesigningrequests/a%2F..%2Fb"
         );
-        let secret = Resource {
-            group: "",
-            plural: "secrets",
-            kind: "Secret",
-            ..CSR
-        };
         assert_eq!(
-            secret.path(Some("kube-system"), None),
+            SECRET.path(Some("kube-system"), None),
             "/api/v1/namespaces/kube-system/secrets"
         );
         assert_eq!(
-            (secret.api_version(), CSR.api_version()),
+            (SECRET.api_version(), CSR.api_version()),
             ("v1".to_owned(), "certificates.k8s.io/v1".to_owned())
         );
     }
