@@ -1,6 +1,6 @@
 //! `nodepki doctor`: what is wrong with a node, by what one can tell, and what to do about it.
 //!
-//! [`diagnose`] reads a [`Picture`] of the node once: what `status` sees, the configuration where there is a usable one,
+//! [`diagnose`] reads a `Picture` of the node once: what `status` sees, the configuration where there is a usable one,
 //! the manifests of the static pods, the kubelet's files, and, with a kubeconfig, a few answers of the cluster. The
 //! checks are pure functions over that picture. Nothing is written, no lock is taken, and nothing ends a diagnosis:
 //! what cannot be read or reached is a finding itself. Private keys are looked at for their public half only, and no

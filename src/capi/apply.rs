@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-use super::secrets::{ADOPTED_TYPE, MADE_BY, MADE_BY_LABEL, Object, Purpose, Secret, Target};
+use super::secrets::{MADE_BY, MADE_BY_LABEL, Object, Purpose, Secret, Target};
 use crate::agent::{ExitCode, Failure, Row};
 use crate::kubeapi::{self, Api, SECRET};
 use crate::kubeconfig::Kubeconfig;
@@ -157,9 +157,11 @@ fn decide(
         .chain(unlabelled.map(|(label, _)| format!("label {label} is missing or differs")))
         .collect();
     let mut notes = Vec::new();
-    if found.kind() == ADOPTED_TYPE {
+    if found.kind() != secret.kind {
         notes.push(format!(
-            "its type {ADOPTED_TYPE}, which cannot be changed, lets KubeadmControlPlane adopt it"
+            "its type is {} and not {}, which only making it anew could change; KubeadmControlPlane adopts those of cluster.x-k8s.io/secret",
+            found.kind(),
+            secret.kind
         ));
     }
     if reasons.is_empty() {
@@ -193,7 +195,11 @@ fn refuse(
     trust: Option<&TrustBundle>,
     now: OffsetDateTime,
 ) -> Result<(), String> {
-    let owners = found.owners();
+    let mut owners = found.owners();
+    if found.label(MADE_BY_LABEL) == Some(MADE_BY) {
+        // Ours all the same: it adopts what has Cluster API's own type.
+        owners.retain(|owner| !owner.starts_with("KubeadmControlPlane/"));
+    }
     if !owners.is_empty() {
         return Err(format!("{} owns it", owners.join(", ")));
     }

@@ -1,8 +1,8 @@
 //! The Secrets of a workload cluster as the management cluster has them: names, type, data keys, and their text.
 //!
-//! Pure. Every Secret has the type `Opaque`, as the external-CA proposal says: Cluster API looks for name, label and data
-//! keys, and takes a Secret of its own type (`cluster.x-k8s.io/secret`) for one that it may adopt. An adopted kubeconfig it
-//! renews with the CA's private key, which is not there. To add a Secret, extend [`Purpose`] and [`Material::data`].
+//! Pure. Cluster API looks for name, label and data keys; a Secret of its own type (`cluster.x-k8s.io/secret`) it also
+//! adopts. The external-CA proposal wants none adopted ([`Format::kind`]). To add a Secret, extend [`Purpose`] and
+//! `Material::data`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,6 +24,7 @@ pub const MADE_BY_LABEL: &str = "app.kubernetes.io/managed-by";
 pub const MADE_BY: &str = "nodepki";
 /// The type of the Secrets that Cluster API makes itself.
 pub const ADOPTED_TYPE: &str = "cluster.x-k8s.io/secret";
+const OPAQUE: &str = "Opaque";
 
 /// In `tls.key` where Cluster API wants something and there is nothing to be had.
 const PLACEHOLDER: &[u8] = b"The private key of this authority is held by an external signer.\n";
@@ -159,6 +160,16 @@ impl Format {
         })
     }
 
+    /// The type of a Secret. Even today's kubeconfig is not of Cluster API's own: one that KubeadmControlPlane has adopted
+    /// it renews, half a year before its end, with the CA's private key, which is not there.
+    pub const fn kind(self, purpose: Purpose) -> &'static str {
+        match (self, purpose) {
+            (Format::Current, Purpose::Kubeconfig) => OPAQUE,
+            (Format::Current, _) => ADOPTED_TYPE,
+            (Format::Proposal | Format::Both, _) => OPAQUE,
+        }
+    }
+
     /// The data keys that an authority's certificate stands under.
     pub const fn authority_keys(self) -> &'static [&'static str] {
         match self {
@@ -190,6 +201,7 @@ impl Material {
                 Some(Secret {
                     purpose,
                     target: target.clone(),
+                    kind: format.kind(purpose),
                     data: self.data(purpose, format, placeholders)?,
                 })
             })
@@ -232,6 +244,8 @@ pub struct Secret {
     pub purpose: Purpose,
     /// Whose.
     pub target: Target,
+    /// `type`.
+    pub kind: &'static str,
     /// Contents.
     pub data: Data,
 }
@@ -274,7 +288,7 @@ impl Secret {
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": self.name(), "namespace": self.target.namespace, "labels": labels},
-            "type": "Opaque",
+            "type": self.kind,
             "data": data,
         }))
     }
@@ -292,7 +306,8 @@ pub fn manifest(secrets: &[Secret]) -> Zeroizing<String> {
         }
         let (name, namespace) = (secret.name(), &secret.target.namespace);
         text.push_str(&format!(
-            "  name: \"{name}\"\n  namespace: \"{namespace}\"\ntype: Opaque\ndata:\n"
+            "  name: \"{name}\"\n  namespace: \"{namespace}\"\ntype: {}\ndata:\n",
+            secret.kind
         ));
         for (key, bytes) in &secret.data {
             text.push_str(&format!("  {key}: "));
@@ -335,7 +350,7 @@ impl Object {
     /// `type`; a Secret without one is Opaque.
     pub fn kind(&self) -> &str {
         let kind = self.0.get("type").and_then(Value::as_str);
-        kind.filter(|kind| !kind.is_empty()).unwrap_or("Opaque")
+        kind.filter(|kind| !kind.is_empty()).unwrap_or(OPAQUE)
     }
 
     /// A label.

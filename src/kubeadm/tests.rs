@@ -221,7 +221,8 @@ fn a_joiner_needs_the_cluster_and_its_endpoint() {
     assert_eq!(
         run(JOIN).unwrap_err().to_string(),
         "k.yaml:1:1: this JoinConfiguration is for a control-plane node, but no ClusterConfiguration says what is in its certificates \
-         (set kubeadm.clusterConfiguration in the nodepki configuration, or add --kubeadm-config FILE, with what this prints on a \
+         (bootstrap asks the cluster for it, unless kubeadm.fromCluster is never; otherwise set kubeadm.clusterConfiguration in the nodepki \
+         configuration, or add --kubeadm-config FILE, with what this prints on a \
          control-plane node: kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}')"
     );
     assert_eq!(

@@ -215,8 +215,12 @@ fn cluster_api_takes_what_is_made() {
     for (name, secret) in management.there() {
         let labels = &secret["metadata"]["labels"];
         assert_eq!(labels["cluster.x-k8s.io/cluster-name"], "prod", "{name}");
-        // Of another type Cluster API would adopt it.
-        assert_eq!(secret["type"], "Opaque", "{name}");
+        // Of Cluster API's own type it would be renewed with the CA's key.
+        let wanted = match name.as_str() {
+            "kubeconfig" => "Opaque",
+            _ => "cluster.x-k8s.io/secret",
+        };
+        assert_eq!(secret["type"], wanted, "{name}");
     }
     for (purpose, authority) in [
         ("ca", Authority::Ca),
@@ -520,6 +524,24 @@ fn somebody_elses_secret_is_left_alone() {
         management.secret("kubeconfig")["metadata"]["ownerReferences"][0]["name"],
         "cp"
     );
+}
+
+#[test]
+fn what_cluster_api_has_adopted_stays_ours_to_renew() {
+    let management = Management::new();
+    management.apply(&[]).done();
+    let certificate = String::from_utf8(management.data("apiserver-etcd-client", "tls.crt"));
+    management.remove("apiserver-etcd-client");
+    let owner = json!({"apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": "KubeadmControlPlane", "name": "prod", "uid": "2", "controller": true});
+    management.make(
+        "apiserver-etcd-client",
+        json!({"tls.crt": certificate.unwrap()}),
+        json!({"ownerReferences": [owner], "labels": {"app.kubernetes.io/managed-by": "nodepki"}}),
+    );
+    management
+        .apply(&[])
+        .done()
+        .row_says("prod-apiserver-etcd-client", "tls.key differs");
 }
 
 #[test]

@@ -4,9 +4,10 @@
 //! Owns: namespaces, processes, and the API as tests use it. It judges nothing.
 //!
 //! A node ([`ClusterNode`]) is a network, a mount and a host name of its own. `/etc`, `/var` and `/run` are
-//! directories of the node ([`ClusterNode::path`]), everything else is this machine's; kubeadm, `nodepki --root /`
-//! and the components see the same files there, at the paths they have in production. The nodes are on one Ethernet
-//! and know each other by `/etc/hosts`; nothing outside can be reached from them, and they from nowhere.
+//! directories of the node ([`ClusterNode::path`]), everything else is this machine's (so that neither the programs nor
+//! this project may lie below one of the three); kubeadm, `nodepki --root /` and the components see the same files
+//! there, at the paths they have in production. The nodes are on one Ethernet and find the cluster's endpoint in
+//! `/etc/hosts`; nothing outside can be reached from them, and they from nowhere.
 //!
 //! [`cluster`] is shared by the tests of a process, which keep apart by the names of nodes, tokens and objects. A test
 //! that breaks its cluster, or wants one without CA keys, starts its own with [`Cluster::start`]. A component or an
@@ -34,6 +35,23 @@ pub(crate) const ENDPOINT: &str = "api.prod.example.com:6443";
 pub(crate) const TOKEN: &str = "abcdef.0123456789abcdef";
 /// What [`ENDPOINT`] stands for: addresses of the first node.
 const ENDPOINT_ADDRESSES: [&str; 2] = ["192.0.2.100", "2001:db8::100"];
+
+/// What kubeadm makes the cluster of.
+pub(crate) const INIT: &str = "\
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+localAPIEndpoint: {advertiseAddress: 192.0.2.11}
+nodeRegistration: {name: cp1, criSocket: 'unix:///run/containerd/containerd.sock'}
+bootstrapTokens: [{token: abcdef.0123456789abcdef, ttl: 24h0m0s}]
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: v1.36.2
+encryptionAlgorithm: ECDSA-P256
+controlPlaneEndpoint: api.prod.example.com:6443
+apiServer: {certSANs: [192.0.2.100, '2001:db8::100']}
+networking: {podSubnet: 10.244.0.0/16}
+";
 
 /// The authorities' private keys below `/etc/kubernetes/pki`.
 pub(crate) const AUTHORITY_KEYS: [&str; 3] = ["ca.key", "etcd/ca.key", "front-proxy-ca.key"];
@@ -78,7 +96,7 @@ impl Cluster {
             dir,
         };
         let node = cluster.add_node("cp1", "192.0.2.11");
-        for address in ["192.0.2.100/32", "2001:db8::100/128"] {
+        for address in ENDPOINT_ADDRESSES {
             done(
                 node.command("ip")
                     .args(["address", "add", address, "dev", "eth0"]),
@@ -143,7 +161,6 @@ impl Cluster {
         );
         let keeper = keep(&self.dir, name, &script);
         let ethernet = self.ethernet.id().to_string();
-        // An interface is made where its peer can be named by process.
         let node = ClusterNode {
             name: name.to_owned(),
             address: address.parse().unwrap(),
@@ -204,23 +221,6 @@ impl Cluster {
         self.first().caller("/etc/kubernetes/super-admin.conf")
     }
 }
-
-/// What kubeadm makes the cluster of.
-pub(crate) const INIT: &str = "\
-apiVersion: kubeadm.k8s.io/v1beta4
-kind: InitConfiguration
-localAPIEndpoint: {advertiseAddress: 192.0.2.11}
-nodeRegistration: {name: cp1, criSocket: 'unix:///run/containerd/containerd.sock'}
-bootstrapTokens: [{token: abcdef.0123456789abcdef, ttl: 24h0m0s}]
----
-apiVersion: kubeadm.k8s.io/v1beta4
-kind: ClusterConfiguration
-kubernetesVersion: v1.36.2
-encryptionAlgorithm: ECDSA-P256
-controlPlaneEndpoint: api.prod.example.com:6443
-apiServer: {certSANs: [192.0.2.100, '2001:db8::100']}
-networking: {podSubnet: 10.244.0.0/16}
-";
 
 /// One machine of a cluster.
 pub(crate) struct ClusterNode {

@@ -1,4 +1,4 @@
-// What the tests take from Cluster API: the definition of KubeadmControlPlane, and a reader of a cluster's Secrets.
+// Cluster API: the definition of KubeadmControlPlane, and what its controllers do as a program of our own.
 module nodepki.io/tests/servers/cluster-api
 
 go 1.26.0
