@@ -321,7 +321,7 @@ struct Lacking {
     unsigned: Vec<Authority>,
     /// Where CA keys go, when they are to be written and are not there.
     ca_keys: Vec<(Authority, PathBuf)>,
-    /// Files of an external etcd that are not there.
+    /// Files of an external etcd that are not there, or belong to one that is not.
     external_etcd: Vec<(Entry, &'static str, PathBuf)>,
 }
 
@@ -371,28 +371,32 @@ impl Lacking {
             }
         }
         if let Some(external) = &plan.external_etcd {
-            for (entry, what, path) in [
-                (
-                    Entry::ExternalEtcdAuthority,
-                    "etcd.external.caFile",
-                    &external.authority,
-                ),
-                (
-                    Entry::ExternalEtcdCertificate,
-                    "etcd.external.certFile",
-                    &external.certificate,
-                ),
-                (
-                    Entry::ExternalEtcdKey,
-                    "etcd.external.keyFile",
-                    &external.key,
-                ),
-            ] {
-                if let Some(path) = path
-                    && is_missing(path)?
-                {
-                    lacking.external_etcd.push((entry, what, path.clone()));
+            let authority = (
+                Entry::ExternalEtcdAuthority,
+                "etcd.external.caFile",
+                external.authority.clone(),
+            );
+            let certificate = (
+                Entry::ExternalEtcdCertificate,
+                "etcd.external.certFile",
+                external.certificate.clone(),
+            );
+            let key = (
+                Entry::ExternalEtcdKey,
+                "etcd.external.keyFile",
+                external.key.clone(),
+            );
+            // The key of one certificate is of no use beside another: a pair comes whole, to be compared with what is
+            // here.
+            for together in [vec![authority], vec![certificate, key]] {
+                let mut missing = false;
+                for (.., path) in &together {
+                    missing |= path.as_deref().map_or(Ok(false), is_missing)?;
                 }
+                let named = together
+                    .into_iter()
+                    .filter_map(|(entry, what, path)| Some((entry, what, path?)));
+                lacking.external_etcd.extend(named.filter(|_| missing));
             }
         }
         let keys = lacking

@@ -20,11 +20,15 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use crate::http::{self, Call, Client, Endpoint, Files, Identity, Method, Response, Url, encode};
+use crate::http::{
+    self, Call, Client, Endpoint, Files, Identity, Method, Response, Url, encode, printable,
+};
 use crate::kubeconfig::Kubeconfig;
 use crate::schema::SecretFile;
 
 const JSON: &str = "application/json";
+/// What whoever answers says of a refusal, in bytes: it may be anybody.
+const SAID_LIMIT: usize = 2000;
 
 /// A kind of object and where the API has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,8 +225,8 @@ impl Status {
                 let seconds = u64::from(details.retry_after_seconds);
                 Status {
                     code: response.status,
-                    reason: body.reason,
-                    message: body.message,
+                    reason: printable(&body.reason, SAID_LIMIT),
+                    message: printable(&body.message, SAID_LIMIT),
                     name: details.name,
                     retry_after: header
                         .or_else(|| (seconds > 0).then(|| Duration::from_secs(seconds))),
@@ -230,7 +234,7 @@ impl Status {
             }
             _ => Status {
                 code: response.status,
-                message: response.text().trim().to_owned(),
+                message: printable(&response.text(), SAID_LIMIT),
                 retry_after: header,
                 ..Status::default()
             },
