@@ -85,7 +85,14 @@ pub async fn fetch(
         .read(&kubeapi::SECRET, Some(NAMESPACE), SECRET)
         .await
         .map_err(|error| {
-            Failure::of_cluster(format!("reading the Secret {NAMESPACE}/{SECRET}"), &error)
+            let doing = format!("reading the Secret {NAMESPACE}/{SECRET}");
+            let mut failure = Failure::of_cluster(doing, &error);
+            if matches!(&error, kubeapi::Error::Refused(status) if status.code == 403) {
+                failure.messages.push(format!(
+                    "joining nodes may read the Secret {NAMESPACE}/{SECRET} from the first upload on; upload on a control-plane node, and use the certificate key that this prints: {UPLOAD}"
+                ));
+            }
+            failure
         })?
         .ok_or_else(|| {
             Failure::new(

@@ -134,7 +134,14 @@ impl JoinedCluster {
             let (shared, left_out) = fetched.map_err(|failure| lacking.explained(failure))?;
             notes.extend(left_out);
             notes.extend(lacking.take(&shared, setup)?);
-        } else if lacking.authority {
+        } else if !lacking.ca_keys.is_empty() {
+            return Err(Failure::new(
+                ExitCode::Configuration,
+                format!(
+                    "join.writeCAKeys wants CA private keys on this node, and nothing decrypts those of {SHARED}: set join.certificateKey to a file with what `{UPLOAD}` prints, or remove join.writeCAKeys"
+                ),
+            ));
+        } else if lacking.authority && self.join.discovery.is_some() {
             self.found().await?;
         }
         if let Some((discovered, api)) = self.found.get() {
@@ -443,7 +450,7 @@ impl Lacking {
                 .map(|authority| authority.as_str())
                 .collect();
             failure.messages.push(format!(
-                "no signer is configured for {}, so that the CA's private key was looked for there: name one under authorities or with --signer if the key is elsewhere",
+                "no signer is configured for {}, so that the CA's private key was looked for in {SHARED}: name one under authorities or with --signer if the key is elsewhere",
                 names.join(", ")
             ));
         }

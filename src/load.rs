@@ -25,7 +25,7 @@ use crate::names::Authority;
 use crate::plan::{self, Choices};
 use crate::policy::Policy;
 use crate::schema::SecretFile;
-use crate::settings::{self, FromCluster, KubeletIdentity, Settings, StandIns};
+use crate::settings::{self, FromCluster, JoinSettings, KubeletIdentity, Settings, StandIns};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
 use crate::store::{self, FileKind, Root};
@@ -110,16 +110,19 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
         handed.push(join::configuration_to_keep(name, text));
     }
     let mut loaded = assemble(root, inputs, (settings, warnings), &documents, clock())?;
-    let (key, role) = (&loaded.settings.join.certificate_key, loaded.node.role);
+    // What control-plane nodes share is none of a worker's business.
+    let wanted = match loaded.node.role {
+        Role::Worker => JoinSettings::default(),
+        _ => loaded.settings.join.clone(),
+    };
     let certificate_key = || {
-        // What control-plane nodes share is none of a worker's business.
-        let key = key.as_ref().filter(|_| role != Role::Worker);
-        key.map(|file| certs::configured_key(root, file))
+        let file = wanted.certificate_key.as_ref();
+        file.map(|file| certs::configured_key(root, file))
             .transpose()
     };
-    let write_ca_keys = loaded.settings.join.write_ca_keys;
+    let setup = &mut loaded.setup;
     let taken = cluster
-        .complete(root, &mut loaded.setup, certificate_key, write_ca_keys)
+        .complete(root, setup, certificate_key, wanted.write_ca_keys)
         .await?;
     loaded.warnings.extend(taken);
     if let Some(document) = documents.join_document() {

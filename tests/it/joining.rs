@@ -211,6 +211,13 @@ fn ca_keys_are_written_where_the_settings_want_them() {
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
          join: {certificateKey: /etc/nodepki/certificate-key, writeCAKeys: true}\n",
     );
+    let settings = fs::read_to_string(node.path("/etc/nodepki/config.yaml")).unwrap();
+    let keyless = settings.replace("certificateKey: /etc/nodepki/certificate-key, ", "");
+    node.write("/etc/nodepki/config.yaml", &keyless);
+    bootstrap(&node)
+        .ended(78)
+        .says("join.writeCAKeys wants CA private keys");
+    node.write("/etc/nodepki/config.yaml", &settings);
     bootstrap(&node).done();
     for key in AUTHORITY_KEYS {
         let path = format!("/etc/kubernetes/pki/{key}");
@@ -518,7 +525,8 @@ fn what_the_cluster_has_for_two_hours_is_kept_while_the_signer_is_away() {
     node.write("/etc/nodepki/ca.crt", &ca);
     node.nodepki(&["bootstrap", "--wait", "3s"])
         .ended(69)
-        .row_says("sa", "written");
+        .row_says("sa", "written")
+        .says_not("next:");
     assert!(!node.pki("apiserver.crt").exists());
     let written = fs::read_to_string(node.pki("sa.pub")).unwrap();
     assert_eq!(written, both, "the cluster's keys are the node's");
@@ -558,13 +566,17 @@ fn the_files_of_an_external_etcd_come_along() {
     let config = format!(
         "{init}etcd: {{external: {{endpoints: ['https://192.0.2.11:2379'], caFile: {at}/ca.crt, certFile: {at}/client.crt, keyFile: {at}/client.key}}}}\n"
     );
+    let node = cluster.add_node("cp2", "192.0.2.12");
+    node.write(CONFIG, &join(&cluster, &node, &with_key(&key)));
+    bootstrap(&node)
+        .ended(77)
+        .says("kubeadm init phase upload-certs --upload-certs");
     for phase in [
         &["init", "phase", "upload-config", "kubeadm"][..],
         &["init", "phase", "upload-certs", "--upload-certs"],
     ] {
         first.kubeadm(phase, Some(&config)).done();
     }
-    let node = cluster.add_node("cp2", "192.0.2.12");
     // By the old API and the new address.
     let old = join(&cluster, &node, &with_key(&key))
         .replace("v1beta4", "v1beta3")
@@ -597,4 +609,24 @@ fn the_files_of_an_external_etcd_come_along() {
     assert!(!node.pki("etcd").exists());
     node.write(CONFIG, &old.replace("2001:db8::100", "2001:db8::ffff"));
     bootstrap(&node).done();
+}
+
+#[test]
+fn without_a_discovery_the_signer_says_what_the_authority_is() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp33", "192.0.2.33");
+    let first = cluster.first();
+    let config = join(cluster, &node, "");
+    let (head, rest) = config.split_once("discovery:").unwrap();
+    let (_, tail) = rest.split_once("controlPlane:").unwrap();
+    let (_, own) = INIT.split_once("---\n").unwrap();
+    node.write(CONFIG, &format!("{head}controlPlane:{tail}---\n{own}"));
+    for file in ["sa.key", "sa.pub"] {
+        let path = format!("/etc/kubernetes/pki/{file}");
+        node.write(&path, &fs::read_to_string(first.path(&path)).unwrap());
+    }
+    let signer = format!("local:{}", first.pki("").display());
+    node.nodepki(&["bootstrap", "--signer", &signer])
+        .done()
+        .row_says("ca", "written");
 }
