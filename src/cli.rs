@@ -33,6 +33,8 @@ use crate::yaml;
 
 use terminal::{LogFormat, Terminal};
 
+/// Apart from a command's own options.
+const GLOBAL: &str = "Global options";
 /// kubeadm's default.
 const DEFAULT_CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
 
@@ -60,19 +62,19 @@ struct Cli {
 #[derive(Debug, Args)]
 struct Global {
     /// Configuration file, instead of /etc/nodepki/config.yaml and the fragments beside it
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(help_heading = GLOBAL, long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Work on the system below DIR: every path, the state directory and the host name are taken there
-    #[arg(long, global = true, value_name = "DIR", default_value = "/")]
+    #[arg(help_heading = GLOBAL, long, global = true, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     /// Output format
-    #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
+    #[arg(help_heading = GLOBAL, short, long, global = true, value_enum, default_value_t = Output::Table)]
     output: Output,
     /// Tell more; twice for debugging
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(help_heading = GLOBAL, short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
     /// Where events go
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Auto, value_name = "FORMAT")]
+    #[arg(help_heading = GLOBAL, long, global = true, value_enum, default_value_t = LogFormat::Auto, value_name = "FORMAT")]
     log: LogFormat,
 }
 

@@ -226,6 +226,10 @@ checks! {
         "a file somewhere else holds the private key of an authority of this node";
     "missing-authority", E, authorities::missing,
         "the certificate of an authority is not there, so that nothing can be verified under it";
+    "authority-not-pinned", E, authorities::not_pinned,
+        "the file of an authority holds a certificate that no configured pin speaks for";
+    "external-etcd", E, leaves::external_etcd,
+        "what the configuration names for an external etcd is missing or of no use";
     "unreadable", E, leaves::unreadable,
         "a file is empty, damaged, no file at all, or not what it should be";
     "missing-certificate", E, leaves::missing_certificate,
@@ -284,6 +288,8 @@ checks! {
         "kubelet.conf holds its certificate, so that the kubelet cannot rotate it";
     "kubelet-other-node", EW, kubelet::other_node,
         "the kubelet's certificate is for another node";
+    "manifest-unreadable", E, static_pods::unreadable,
+        "the manifest of a static pod is no Pod, so that the kubelet does not run it";
     "controller-manager-no-signer", I, static_pods::no_signer,
         "kube-controller-manager signs nothing, as kubeadm starts it with an external CA: requests of kubelets wait for somebody else";
     "controller-manager-signer-files", E, static_pods::signer_files,

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use time::OffsetDateTime;
+use zeroize::Zeroizing;
 
 use crate::agent::{
     self, Answered, Clock, ExitCode, Failure, Progress, ServiceAccountAction, Setup, Survey,
@@ -24,7 +25,7 @@ use crate::failpoint;
 use crate::load;
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, KUBECONFIG_DIR};
-use crate::store::{self, Commit, FileKind, Mode, Root, Store};
+use crate::store::{self, Commit, FileKind, Metadata, Mode, Root, Store};
 use crate::x509::{KeyError, PrivateKey, TrustBundle, hex};
 
 pub use backup::{BadPassphrase, Passphrase};
@@ -196,7 +197,8 @@ impl Backup {
         now: OffsetDateTime,
     ) -> Result<(), Failure> {
         if self.holds(keys)? {
-            return Ok(());
+            // Nobody knows whether who wrote it, an interrupted run or `cp`, has waited for the disk.
+            return Ok(self.root.sync_around(&self.path)?);
         }
         let failed = |why: String| {
             Failure::new(
@@ -241,7 +243,7 @@ pub struct ToExternal {
 /// A CA key on the node, as it was read.
 struct CaKey {
     key: PrivateKey,
-    bytes: zeroize::Zeroizing<Vec<u8>>,
+    bytes: Zeroizing<Vec<u8>>,
 }
 
 /// Proves that the CA keys are not needed on this node any more, and removes them when told to.
@@ -407,7 +409,8 @@ async fn prove(
         }
         prove_certificates(&survey, authority, now, &mut proven, &mut report);
         match found.present().filter(|_| *in_place) {
-            Some(trust) => match agent::ask(setup, authority, trust).await {
+            // Any other certificate in the file is that of another key.
+            Some(trust) => match agent::ask(setup, authority, &trust.first_alone()).await {
                 Ok(answered) => proven.push(said(setup, authority, answered, wish, &mut report)),
                 Err(failures) => report.unproven.extend(failures),
             },
@@ -454,18 +457,31 @@ fn read_key(
     trust: Option<&TrustBundle>,
 ) -> Result<Result<CaKey, String>, store::Error> {
     let path = spec.key_path.display();
+    let is_link = |found: Metadata| found.kind == FileKind::Symlink;
+    if root.metadata(&spec.key_path)?.is_some_and(is_link) {
+        return Ok(Err(format!(
+            "{path} is a link, and without it the key would still be where it leads; put the file itself in its place, then run this again"
+        )));
+    }
     let Some(content) = root.read(&spec.key_path)? else {
         return Ok(Err(format!(
             "{path} was removed by somebody else just now; run this again"
         )));
     };
-    let key = match PrivateKey::from_pem(&content.bytes) {
-        Ok(key) => key,
-        Err(error) => {
-            return Ok(Err(format!(
-                "{path} cannot be backed up: {error}; find out what it is and move it away"
-            )));
-        }
+    let cannot = |why: &str, advice: &str| {
+        Ok(Err(format!(
+            "{path} cannot be backed up: {why}; {advice}, then run this again"
+        )))
+    };
+    let mut keys = match PrivateKey::all_from_pem(&content.bytes) {
+        Ok(keys) => keys,
+        Err(error) => return cannot(&error.to_string(), "find out what it is and move it away"),
+    };
+    let (Some(key), true) = (keys.pop(), keys.is_empty()) else {
+        return cannot(
+            "it holds several private keys, of which kubeadm reads the first",
+            "keep the others somewhere else and leave the first alone in the file",
+        );
     };
     if let Some(trust) = trust
         && trust.first().public_key() != key.public_key()
@@ -646,7 +662,7 @@ fn changes_without_keys(report: &Report) -> Vec<String> {
     if goes(Authority::Ca) {
         changes.push("kube-controller-manager of this node signs nothing: requests of kubelets that join or renew stay pending until somebody signs kubernetes.io/kube-apiserver-client-kubelet, and a kubelet whose client certificate ends is out of the cluster".to_owned());
     }
-    changes.push("the keys still lie on every other control-plane node, in their backups, and in the Secret kubeadm-certs if that is younger than two hours: run this on each node".to_owned());
+    changes.push("the keys still lie on every other control-plane node (run this on each), in copies of their files (nodepki doctor finds those below /etc/kubernetes), and in the Secret kubeadm-certs if that is younger than two hours".to_owned());
     changes.push("the blocks of a removed file stay on the disk until they are written over; keep the backup and its passphrase apart, and both off this node".to_owned());
     changes
 }
@@ -687,8 +703,8 @@ pub fn to_internal(
     };
     report.applied = !missing.is_empty();
     let mut commit = Commit::new();
-    for (path, key) in missing {
-        commit.file_if_absent(path, key.to_pem().as_bytes().to_vec(), Mode::Private);
+    for (path, pem) in missing {
+        commit.file_if_absent(path, pem.as_bytes().to_vec(), Mode::Private);
     }
     let committed = store.commit(commit)?;
     for row in &mut report.authorities {
@@ -704,7 +720,7 @@ pub fn to_internal(
     Ok(report)
 }
 
-type Missing = Vec<(PathBuf, PrivateKey)>;
+type Missing = Vec<(PathBuf, Zeroizing<String>)>;
 
 /// The keys of the backups beside what is on the node, and those that are missing there.
 fn compare(
@@ -736,27 +752,26 @@ fn compare(
             }
         };
         for key in keys {
-            let bundle = survey.bundles.iter().find(|bundle| {
+            // One key may be that of several authorities.
+            let theirs = survey.bundles.iter().filter(|bundle| {
                 let trust = bundle.found.present();
                 trust.is_some_and(|trust| trust.first().public_key() == key.public_key())
             });
-            let Some(bundle) = bundle else {
+            let theirs: Vec<&SurveyedBundle> = theirs.collect();
+            if theirs.is_empty() && wish.authorities.is_empty() {
                 report.refuse(format!(
-                    "{} holds a key (public key sha256:{}) that belongs to no CA certificate on this node; name the backup of this cluster's keys, or bring the certificate first",
+                    "{} holds a key (public key sha256:{}) that belongs to no CA certificate on this node; name the backup of this cluster's keys, bring the certificate first, or name the authorities that you want with --authority",
                     shown.display(),
                     hex(&key.public_key().sha256())
                 ));
-                continue;
-            };
-            let authority = bundle.spec.authority;
-            let wanted = wish.authorities.is_empty() || wish.authorities.contains(&authority);
-            if wanted
-                && report
-                    .authorities
-                    .iter()
-                    .all(|row| row.authority != authority)
-            {
-                place(root, bundle, key, &mut report, &mut missing)?;
+            }
+            for bundle in theirs {
+                let authority = bundle.spec.authority;
+                let wanted = wish.authorities.is_empty() || wish.authorities.contains(&authority);
+                let is_told = |row: &Row| row.authority == authority;
+                if wanted && !report.authorities.iter().any(is_told) {
+                    place(root, bundle, &key, &mut report, &mut missing)?;
+                }
             }
         }
     }
@@ -786,7 +801,7 @@ fn compare(
 fn place(
     root: &Root,
     bundle: &SurveyedBundle,
-    key: PrivateKey,
+    key: &PrivateKey,
     report: &mut Report,
     missing: &mut Missing,
 ) -> Result<(), Failure> {
@@ -816,7 +831,7 @@ fn place(
     });
     if action == "to be written" {
         report.changes.extend(changes_with_key(bundle));
-        missing.push((spec.key_path.clone(), key));
+        missing.push((spec.key_path.clone(), key.to_pem()));
     }
     Ok(())
 }

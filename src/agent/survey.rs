@@ -26,6 +26,8 @@ pub struct Survey {
     pub service_account: Option<ServiceAccountAction>,
     /// Which of the files that the cluster handed over are missing, by their place in the list.
     pub missing_files: Vec<usize>,
+    /// What is wrong with the files of an external etcd; among the notes too.
+    pub external_etcd: Vec<String>,
     /// What deserves attention and stops nothing.
     pub notes: Vec<String>,
     /// What stops the run before anything is sent.
@@ -143,6 +145,7 @@ pub fn survey(
         bundles: Vec::new(),
         service_account: None,
         missing_files: Vec::new(),
+        external_etcd: Vec::new(),
         notes: plan.notes.clone(),
         refusals: Vec::new(),
     };
@@ -160,6 +163,7 @@ pub fn survey(
     survey.read_provided_files(root, provided)?;
     if let Some(external) = &plan.external_etcd {
         survey.check_external_etcd(root, external, provided, now)?;
+        survey.notes.extend(survey.external_etcd.iter().cloned());
     }
     Ok(survey)
 }
@@ -535,7 +539,7 @@ impl Survey {
             Ok::<_, store::Error>(read(root, path)?.or(handed.map(|file| file.bytes.clone())))
         };
         let mut report = |field: &str, path: &Path, problem: &str| {
-            self.notes.push(format!(
+            self.external_etcd.push(format!(
                 "etcd.external.{field} {}: {problem}",
                 path.display()
             ));

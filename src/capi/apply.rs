@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-use super::secrets::{MADE_BY, MADE_BY_LABEL, Object, Purpose, Secret, Target};
+use super::secrets::{CLUSTER_LABEL, MADE_BY, MADE_BY_LABEL, Object, Purpose, Secret, Target};
 use crate::agent::{ExitCode, Failure, Row};
 use crate::kubeapi::{self, Api, SECRET};
 use crate::kubeconfig::Kubeconfig;
@@ -114,6 +114,14 @@ fn failed(doing: &str, namespace: &str, name: &str, error: &kubeapi::Error) -> F
         let message = format!("{doing}: somebody else changed it at the same time; run again");
         return Failure::new(ExitCode::Pending, message);
     }
+    if let kubeapi::Error::Refused(status) = error
+        && status.is_not_found(namespace)
+    {
+        let message = format!(
+            "{doing}: there is no such namespace; make it (kubectl create namespace {namespace}), or correct --namespace"
+        );
+        return Failure::new(ExitCode::Refused, message);
+    }
     Failure::of_cluster(doing, error)
 }
 
@@ -147,14 +155,13 @@ fn decide(
         !stays && there.as_ref() != Some(*bytes)
     });
     let differing: Vec<_> = differing.collect();
-    let unlabelled = secret
-        .labels()
-        .into_iter()
-        .filter(|(label, value)| found.label(label) != Some(value));
+    // Who made it is worth no write, and may be somebody who keeps it.
+    let unlabelled = found.label(CLUSTER_LABEL) != Some(secret.target.cluster());
+    let unlabelled = unlabelled.then(|| format!("label {CLUSTER_LABEL} is missing or differs"));
     let mut reasons: Vec<String> = differing
         .iter()
         .map(|(key, _)| format!("{key} differs"))
-        .chain(unlabelled.map(|(label, _)| format!("label {label} is missing or differs")))
+        .chain(unlabelled)
         .collect();
     let mut notes = Vec::new();
     if found.kind() != secret.kind {

@@ -7,10 +7,12 @@ use crate::names::Authority;
 use crate::status::{FileStatus, Trouble};
 
 pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
-    let present = picture
-        .authorities
-        .iter()
-        .filter(|(_, authority)| !matches!(authority.key, AuthorityKey::Absent));
+    let present = picture.authorities.iter().filter(|(_, authority)| {
+        matches!(
+            authority.key,
+            AuthorityKey::Closed | AuthorityKey::Usable(_)
+        )
+    });
     present
         .map(|(name, authority)| {
             let path = picture.here(&authority.key_path);
@@ -62,6 +64,19 @@ pub(super) fn missing(picture: &Picture) -> Vec<Note> {
             )
         })
         .collect()
+}
+
+pub(super) fn not_pinned(picture: &Picture) -> Vec<Note> {
+    let pins = picture.configuration.pins.iter();
+    pins.filter_map(|(name, pins)| {
+        let authority = picture.authority(*name)?;
+        let refusal = authority.bundle.present()?.require_pins(pins).err()?;
+        Some(Note::error(
+            format!("{name}: {}: {refusal}", picture.here(&authority.path)),
+            "find out who changed the file or the pins (authorities.X.trust.sha256); the other control-plane nodes have the right certificate",
+        ))
+    })
+    .collect()
 }
 
 pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {

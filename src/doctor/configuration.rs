@@ -87,7 +87,8 @@ pub(super) fn not_permitted(picture: &Picture) -> Vec<Note> {
         .filter(|problem| problem.trouble == Trouble::Denied)
         .map(|problem| problem.words.to_owned());
     let keys = picture.authorities.values();
-    let keys = keys.filter(|authority| matches!(authority.key, AuthorityKey::Unknown));
+    let keys = keys
+        .filter(|authority| matches!(authority.key, AuthorityKey::Closed | AuthorityKey::Unknown));
     let keys = keys.map(|authority| authority.key_path.as_path());
     let denied = picture.trees.denied.iter().map(|path| path.as_path());
     let paths = keys

@@ -7,7 +7,7 @@ use super::{Note, Severity};
 use crate::assess::Found;
 use crate::kubeadm::Role;
 use crate::names::{Authority, CertName};
-use crate::x509::{TrustBundle, verifies};
+use crate::x509::verifies;
 
 const KUBECONFIGS: [CertName; 5] = [
     CertName::ControllerManagerConf,
@@ -110,7 +110,7 @@ fn leaf_refusal(leaf: &FoundLeaf, authority: &FoundAuthority, picture: &Picture)
         Found::Present(chain) => chain,
         other => return other.trouble(),
     };
-    let first = TrustBundle::from_pem(bundle.first().to_pem().as_bytes()).ok()?;
+    let first = bundle.first_alone();
     if !verifies(chain, &first, picture.at) {
         return Some(format!(
             "it does not verify now under {}, the first certificate in {}",

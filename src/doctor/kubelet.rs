@@ -110,18 +110,21 @@ pub(super) fn other_node(picture: &Picture) -> Vec<Note> {
             .into_iter()
             .collect();
     }
-    // kubeadm calls it by the node's name.
-    let etcd = names(CertName::EtcdServer);
-    let differs = etcd
-        .first()
-        .filter(|name| *found != format!("{USER}{name}"));
-    differs
-        .map(|name| {
-            Note::warning(
-                format!("the kubelet is {found}, while etcd's certificate is for {name}"),
-                fix,
-            )
-        })
-        .into_iter()
-        .collect()
+    // kubeadm writes the node's name into it; the subject may be another, as `commonNames` says.
+    let etcd = picture.leaf(CertName::EtcdServer);
+    let etcd = etcd.and_then(|leaf| leaf.chain.present());
+    let Some(names) = etcd.map(|chain| chain.leaf().dns_names()) else {
+        return Vec::new();
+    };
+    let is_node = |name: &str| *found == format!("{USER}{name}");
+    if names.iter().any(|name| is_node(name)) {
+        return Vec::new();
+    }
+    vec![Note::warning(
+        format!(
+            "the kubelet is {found}, while etcd's certificate is for {}",
+            names.join(", ")
+        ),
+        fix,
+    )]
 }

@@ -251,6 +251,19 @@ pub(super) fn not_as_configured(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
+pub(super) fn external_etcd(picture: &Picture) -> Vec<Note> {
+    let surveys = picture.configuration.survey.iter();
+    let problems = surveys.flat_map(|survey| &survey.external_etcd);
+    problems
+        .map(|problem| {
+            Note::error(
+                problem,
+                "put there what the administrators of etcd gave for this cluster; kube-apiserver does not start without it",
+            )
+        })
+        .collect()
+}
+
 pub(super) fn modes(picture: &Picture) -> Vec<Note> {
     let status = &picture.status;
     let certificates = status.certificates.iter().flat_map(|row| &row.files);

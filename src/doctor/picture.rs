@@ -45,6 +45,8 @@ pub(super) struct Picture {
     pub(super) unfinished: bool,
     pub(super) apiserver: Option<Manifest>,
     pub(super) controller_manager: Option<Manifest>,
+    /// Manifests that cannot be understood, and why.
+    pub(super) broken_manifests: Vec<String>,
     pub(super) kubelet: Kubelet,
     /// `/root/.kube/config`.
     pub(super) own_copy: Option<Certificate>,
@@ -64,6 +66,8 @@ pub(super) struct Configuration {
     pub(super) survey: Option<Survey>,
     /// The configured signers that keep the key somewhere else, by authority.
     pub(super) external: BTreeMap<Authority, String>,
+    /// SHA-256 of the public keys that an authority may have; none, any.
+    pub(super) pins: BTreeMap<Authority, Vec<[u8; 32]>>,
 }
 
 pub(super) struct FoundAuthority {
@@ -77,6 +81,8 @@ pub(super) struct FoundAuthority {
 pub(super) enum AuthorityKey {
     Absent,
     /// Something, and this user may not look at it.
+    Closed,
+    /// This user may not even look whether there is something.
     Unknown,
     Unusable(String),
     Usable(PublicKey),
@@ -114,6 +120,32 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
+    fn parse(path: PathBuf, bytes: &[u8]) -> Result<Manifest, String> {
+        let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())?;
+        let documents = yaml::parse("", text).map_err(|faults| faults.to_string())?;
+        let pod = documents.first().map(yaml::to_json).unwrap_or_default();
+        let container = pod
+            .pointer("/spec/containers/0")
+            .ok_or_else(|| "it is no Pod with a container".to_owned())?;
+        let arguments = ["command", "args"]
+            .iter()
+            .filter_map(|field| container.get(field)?.as_array())
+            .flatten()
+            .filter_map(|argument| argument.as_str().map(str::to_owned))
+            .collect();
+        let annotations = pod
+            .pointer("/metadata/annotations")
+            .and_then(Value::as_object);
+        let annotations = annotations.into_iter().flatten();
+        Ok(Manifest {
+            path,
+            arguments,
+            annotations: annotations
+                .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+                .collect(),
+        })
+    }
+
     /// The value of `--name=value`, the last one as for the program itself.
     pub(super) fn flag(&self, name: &str) -> Option<&str> {
         self.arguments.iter().rev().find_map(|argument| {
@@ -192,7 +224,22 @@ impl Picture {
             root,
             dir: &certificates_dir,
         };
-        let controller_manager = reader.manifest("kube-controller-manager.yaml");
+        let mut broken_manifests = Vec::new();
+        let mut manifest = |name| match reader.manifest(name) {
+            Found::Present(manifest) => Some(manifest),
+            Found::Absent => None,
+            other => {
+                let path = root.on_this_machine(Path::new(MANIFESTS).join(name));
+                let trouble = other.trouble().unwrap_or_default();
+                broken_manifests.push(format!("{} {trouble}", path.display()));
+                None
+            }
+        };
+        let apiserver = manifest("kube-apiserver.yaml");
+        let controller_manager = manifest("kube-controller-manager.yaml");
+        for name in ["kube-scheduler.yaml", "etcd.yaml"] {
+            manifest(name);
+        }
         let authorities: BTreeMap<Authority, FoundAuthority> = Authority::ALL
             .into_iter()
             .map(|name| (name, reader.authority(name)))
@@ -210,11 +257,12 @@ impl Picture {
             trees: reader.trees(&authorities),
             authorities,
             unfinished: root.has_unfinished().unwrap_or(false),
-            apiserver: reader.manifest("kube-apiserver.yaml"),
+            apiserver,
             signer: controller_manager
                 .as_ref()
                 .and_then(|manifest| reader.signer(manifest)),
             controller_manager,
+            broken_manifests,
             kubelet: reader.kubelet(),
             own_copy: own_copy.present().map(|chain| chain.leaf().clone()),
             answers: None,
@@ -352,6 +400,8 @@ impl Configuration {
                 // Whatever is in the way is found where it stands.
                 read.survey = loaded.setup.survey(root, now).ok();
                 read.plan = Some(loaded.setup.plan);
+                let trust = loaded.setup.trust.into_iter();
+                read.pins = trust.map(|(name, source)| (name, source.pins)).collect();
                 read.node = Some(loaded.node);
             }
             // Before its first run a joining node may not know its cluster, and all else is in order.
@@ -410,7 +460,10 @@ impl Reader<'_> {
                 Ok(key) => AuthorityKey::Usable(key),
                 Err(error) => AuthorityKey::Unusable(error.to_string()),
             },
-            Err(error) if error.class() == store::Class::Denied => AuthorityKey::Unknown,
+            Err(error) if error.class() == store::Class::Denied => match self.root.metadata(path) {
+                Ok(Some(_)) => AuthorityKey::Closed,
+                _ => AuthorityKey::Unknown,
+            },
             Err(error) => AuthorityKey::Unusable(error.to_string()),
         }
     }
@@ -482,30 +535,13 @@ impl Reader<'_> {
         }
     }
 
-    fn manifest(&self, name: &str) -> Option<Manifest> {
+    fn manifest(&self, name: &str) -> Found<Manifest> {
         let path = Path::new(MANIFESTS).join(name);
-        let content = self.root.read(&path).ok()??;
-        let text = std::str::from_utf8(&content.bytes).ok()?;
-        let documents = yaml::parse(name, text).ok()?;
-        let pod = yaml::to_json(documents.first()?);
-        let container = pod.pointer("/spec/containers/0")?;
-        let arguments = ["command", "args"]
-            .iter()
-            .filter_map(|field| container.get(field)?.as_array())
-            .flatten()
-            .filter_map(|argument| argument.as_str().map(str::to_owned))
-            .collect();
-        let annotations = pod
-            .pointer("/metadata/annotations")
-            .and_then(Value::as_object);
-        let annotations = annotations.into_iter().flatten();
-        Some(Manifest {
-            path,
-            arguments,
-            annotations: annotations
-                .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
-                .collect(),
-        })
+        match self.root.read(&path) {
+            // That is said of every file.
+            Err(error) if error.class() == store::Class::Denied => Found::Absent,
+            _ => self.found(&path, |bytes| Manifest::parse(path.clone(), bytes)),
+        }
     }
 
     fn signer(&self, manifest: &Manifest) -> Option<SignerFiles> {
@@ -579,9 +615,10 @@ impl Reader<'_> {
                 FileKind::File if found.size <= KEY_LIMIT && !places.contains(&path.as_path()) => {
                     match dir.read(&name, KEY_LIMIT) {
                         Ok(Some(content)) => {
-                            let key =
-                                is_key(&content.bytes).then(|| public_half(&content.bytes).ok());
-                            trees.keys.extend(key.flatten().map(|key| (path, key)));
+                            let keys =
+                                is_key(&content.bytes).then(|| public_halves(&content.bytes));
+                            let keys = keys.into_iter().flatten();
+                            trees.keys.extend(keys.map(|key| (path.clone(), key)));
                         }
                         Err(error) if denied(&error) => trees.denied.push(path),
                         _ => {}
@@ -603,6 +640,14 @@ fn no_kubeconfig(part: impl Fn() -> Found<Chain>, kubeconfig: Found<FoundKubecon
 
 fn public_half(pem: &[u8]) -> Result<PublicKey, crate::x509::KeyError> {
     PrivateKey::from_pem(pem).map(|key| key.public_key().clone())
+}
+
+/// As many as can be read.
+fn public_halves(pem: &[u8]) -> Vec<PublicKey> {
+    match PrivateKey::all_from_pem(pem) {
+        Ok(keys) => keys.iter().map(|key| key.public_key().clone()).collect(),
+        Err(_) => public_half(pem).into_iter().collect(),
+    }
 }
 
 fn is_key(bytes: &[u8]) -> bool {

@@ -16,6 +16,18 @@ pub(super) fn advertised(picture: &Picture) -> Option<&str> {
     picture.apiserver.as_ref()?.annotation(ADVERTISED)
 }
 
+pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
+    let broken = picture.broken_manifests.iter();
+    broken
+        .map(|words| {
+            Note::error(
+                words,
+                "write the manifest anew: kubeadm init phase control-plane all, or kubeadm init phase etcd local",
+            )
+        })
+        .collect()
+}
+
 pub(super) fn no_signer(picture: &Picture) -> Vec<Note> {
     let manifests = picture.controller_manager.iter();
     manifests

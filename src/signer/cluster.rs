@@ -416,12 +416,48 @@ impl Cluster {
         }
     }
 
-    /// Files the request, or finds that it is filed.
-    pub(super) async fn file(
+    /// What became of an earlier object for this request; `judge` says what a found one means.
+    pub(super) async fn recover(
         &self,
         request: &Request,
         draft: &Draft,
-    ) -> Result<Filed, SignerError> {
+        judge: impl FnOnce(Filed) -> Result<Answer, SignerError>,
+    ) -> Result<Option<Answer>, SignerError> {
+        if let Some(denied) = self.denied_before(request, draft)? {
+            return Ok(Some(denied));
+        }
+        self.find(request, draft).await?.map(judge).transpose()
+    }
+
+    /// Files an object, or finds the one that is there.
+    pub(super) async fn submit(
+        &self,
+        request: &Request,
+        draft: &Draft,
+        judge: impl FnOnce(Filed) -> Result<Answer, SignerError>,
+    ) -> Result<Answer, SignerError> {
+        match self.denied_before(request, draft)? {
+            Some(denied) => Ok(denied),
+            None => judge(self.file(request, draft).await?),
+        }
+    }
+
+    /// Looks at the object of a ticket again.
+    pub(super) async fn poll(
+        &self,
+        request: &Request,
+        draft: &Draft,
+        ticket: &Ticket,
+        judge: impl FnOnce(Filed) -> Result<Answer, SignerError>,
+    ) -> Result<Answer, SignerError> {
+        match self.follow(request, draft, ticket).await? {
+            Some(filed) => judge(filed),
+            None => Ok(self.denied_before(request, draft)?.unwrap_or(Answer::Gone)),
+        }
+    }
+
+    /// Files the request, or finds that it is filed.
+    async fn file(&self, request: &Request, draft: &Draft) -> Result<Filed, SignerError> {
         let doing = server::signing(request);
         let plain = draft.name(&request.identity, request.name(), None);
         if let Some(filed) = self.file_as(&doing, plain, request, draft).await? {
@@ -522,11 +558,7 @@ impl Cluster {
     }
 
     /// An earlier request of ours, under either name.
-    pub(super) async fn find(
-        &self,
-        request: &Request,
-        draft: &Draft,
-    ) -> Result<Option<Filed>, SignerError> {
+    async fn find(&self, request: &Request, draft: &Draft) -> Result<Option<Filed>, SignerError> {
         let doing = server::signing(request);
         let mut names = vec![draft.name(&request.identity, request.name(), None)];
         if let Some(salt) = self.salt(&doing)? {
@@ -541,7 +573,7 @@ impl Cluster {
     }
 
     /// The request with a ticket; `None` when it is there no more, or the ticket is another request's.
-    pub(super) async fn follow(
+    async fn follow(
         &self,
         request: &Request,
         draft: &Draft,
@@ -632,7 +664,7 @@ impl Cluster {
     }
 
     /// A denial of this very request, which the API server may have forgotten.
-    pub(super) fn denied_before(
+    fn denied_before(
         &self,
         request: &Request,
         draft: &Draft,

@@ -425,33 +425,20 @@ impl Signer for Kubernetes {
         _ticket: Option<&Ticket>,
     ) -> Result<Option<Answer>, SignerError> {
         let (draft, signer) = self.draft(request)?;
-        if let Some(denied) = self.cluster.denied_before(request, &draft)? {
-            return Ok(Some(denied));
-        }
-        match self.cluster.find(request, &draft).await? {
-            Some(filed) => self.judge(request, &draft, &signer, filed).map(Some),
-            None => Ok(None),
-        }
+        let judge = |filed| self.judge(request, &draft, &signer, filed);
+        self.cluster.recover(request, &draft, judge).await
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
         let (draft, signer) = self.draft(request)?;
-        if let Some(denied) = self.cluster.denied_before(request, &draft)? {
-            return Ok(denied);
-        }
-        let filed = self.cluster.file(request, &draft).await?;
-        self.judge(request, &draft, &signer, filed)
+        let judge = |filed| self.judge(request, &draft, &signer, filed);
+        self.cluster.submit(request, &draft, judge).await
     }
 
     async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
         let (draft, signer) = self.draft(request)?;
-        match self.cluster.follow(request, &draft, ticket).await? {
-            Some(filed) => self.judge(request, &draft, &signer, filed),
-            None => Ok(self
-                .cluster
-                .denied_before(request, &draft)?
-                .unwrap_or(Answer::Gone)),
-        }
+        let judge = |filed| self.judge(request, &draft, &signer, filed);
+        self.cluster.poll(request, &draft, ticket, judge).await
     }
 
     async fn settled(&self, request: &Request) -> Result<(), SignerError> {

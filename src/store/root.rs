@@ -102,6 +102,17 @@ impl Root {
         }
     }
 
+    /// Waits until everything on the file system of a file is on the disk, the file and its name included.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn sync_around(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let path = path.as_ref();
+        let failed = |errno| self.error("write", path, errno);
+        let file = self.resolve(path, READ).map_err(failed)?;
+        rustix::fs::syncfs(file).map_err(|errno| failed(dir::errno_from(errno)))
+    }
+
     /// What stands at a path, a link in the last place not followed; `None` when there is nothing.
     ///
     /// # Errors

@@ -203,6 +203,13 @@ impl TrustBundle {
         })
     }
 
+    /// The first certificate by itself, as kubeadm reads the file.
+    pub fn first_alone(&self) -> TrustBundle {
+        TrustBundle {
+            certificates: vec![self.first().clone()],
+        }
+    }
+
     /// All certificates; there is at least one.
     pub fn certificates(&self) -> &[Certificate] {
         &self.certificates

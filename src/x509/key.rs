@@ -221,22 +221,35 @@ impl PrivateKey {
     /// block before it is skipped, and text around the blocks is ignored.
     pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
         let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
-        for block in blocks {
-            if block.headers().get("DEK-Info").is_some() {
-                return Err(KeyError::Encrypted);
-            }
-            let label = block.tag().to_owned();
-            let der = Zeroizing::new(block.into_contents());
-            match label.as_str() {
-                "RSA PRIVATE KEY" => return Self::from_rsa_der(der),
-                "EC PRIVATE KEY" => return Self::from_sec1_der(&der, None),
-                "PRIVATE KEY" => return Self::from_pkcs8_der(&der),
-                "ENCRYPTED PRIVATE KEY" => return Err(KeyError::Encrypted),
-                "DSA PRIVATE KEY" => return Err(KeyError::Unsupported("DSA".to_owned())),
-                _ => {}
-            }
+        let mut keys = blocks.into_iter().filter_map(Self::from_block);
+        keys.next().unwrap_or(Err(KeyError::NoKey))
+    }
+
+    /// Reads every private key of a text; there is at least one.
+    pub fn all_from_pem(text: &[u8]) -> Result<Vec<Self>, KeyError> {
+        let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
+        let keys = blocks.into_iter().filter_map(Self::from_block);
+        let keys: Vec<_> = keys.collect::<Result<_, _>>()?;
+        match keys.is_empty() {
+            true => Err(KeyError::NoKey),
+            false => Ok(keys),
         }
-        Err(KeyError::NoKey)
+    }
+
+    /// `None` for a block that is no private key.
+    fn from_block(block: pem::Pem) -> Option<Result<Self, KeyError>> {
+        let is_encrypted = block.headers().get("DEK-Info").is_some();
+        let label = block.tag().to_owned();
+        let der = Zeroizing::new(block.into_contents());
+        Some(match label.as_str() {
+            _ if is_encrypted => Err(KeyError::Encrypted),
+            "RSA PRIVATE KEY" => Self::from_rsa_der(der),
+            "EC PRIVATE KEY" => Self::from_sec1_der(&der, None),
+            "PRIVATE KEY" => Self::from_pkcs8_der(&der),
+            "ENCRYPTED PRIVATE KEY" => Err(KeyError::Encrypted),
+            "DSA PRIVATE KEY" => Err(KeyError::Unsupported("DSA".to_owned())),
+            _ => return None,
+        })
     }
 
     fn from_pkcs8_der(der: &[u8]) -> Result<Self, KeyError> {

@@ -527,6 +527,38 @@ fn somebody_elses_secret_is_left_alone() {
 }
 
 #[test]
+fn a_secret_that_is_right_needs_no_leave_of_its_owner() {
+    let management = Management::new();
+    let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "cp", "uid": "1", "controller": true});
+    management.make(
+        "ca",
+        json!({"tls.crt": management.authority(Authority::Ca)}),
+        json!({"ownerReferences": [owner], "labels": {"cluster.x-k8s.io/cluster-name": "prod"}}),
+    );
+    let before = management.versions();
+    management.apply(&[]).done().row_says("prod-ca", "kept");
+    assert_eq!(management.versions()[1], before[0]);
+}
+
+#[test]
+fn what_the_management_cluster_refuses_is_named() {
+    let mut management = Management::new();
+    let nobody = management.cluster.kubeconfig_of("nobody", &["nobodies"]);
+    let admin = fs::read_to_string(management.kubeconfig()).unwrap();
+    fs::write(management.kubeconfig(), nobody).unwrap();
+    let namespace = management.namespace.clone();
+    let ran = management.apply(&[]);
+    ran.ended(77).says("prod-ca").says(&namespace);
+    management.check(&[]).ended(77).says("prod-ca");
+    fs::write(management.kubeconfig(), admin).unwrap();
+    management.namespace = "absent".to_owned();
+    management
+        .apply(&[])
+        .ended(65)
+        .says("prod-ca in absent: there is no such namespace; make it");
+}
+
+#[test]
 fn what_cluster_api_has_adopted_stays_ours_to_renew() {
     let management = Management::new();
     management.apply(&[]).done();

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use nodepki::doctor::{self, CHECKS, Inputs, Severity};
+use nodepki::names::Authority;
 use nodepki::store::Root;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -101,6 +102,19 @@ impl Patient {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), config).unwrap();
         self.doctor(&["--kubeadm-config", file.path().to_str().unwrap()])
+    }
+
+    /// By a user who owns nothing here.
+    fn doctor_of_nobody(&self) -> Diagnosis {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+        // A copy, since the build directory may be closed to others.
+        let program = self.root().join("nodepki");
+        // By another process: a file that is open for writing anywhere is not executed.
+        let copied = Command::new("cp").arg(NODEPKI).arg(&program).status();
+        assert!(copied.unwrap().success());
+        command.arg(&program).arg("--root").arg(self.root());
+        Diagnosis::of(command.args(["doctor", "-o", "json"]))
     }
 
     /// At another time, by the library.
@@ -317,6 +331,14 @@ fn each_damage_is_found_and_nothing_else() {
             "cp $OTHER/scheduler.conf .",
             &["error chain-broken", "error kubeconfig-authority"],
         ),
+        (
+            "cat $OTHER/pki/sa.key pki/ca.key >both",
+            &["warning ca-key-copy"],
+        ),
+        (
+            "echo 'a: [' >manifests/kube-scheduler.yaml; : >manifests/etcd.yaml",
+            &["error manifest-unreadable"],
+        ),
         ("rm pki/sa.key", &["error sa-missing"]),
         ("rm pki/sa.pub", &["error sa-missing"]),
         ("cp $OTHER/pki/sa.pub pki/", &["error sa-pair"]),
@@ -509,6 +531,18 @@ fn the_configuration_is_compared() {
     let absent = sound.doctor(&["--config", "/nowhere/config.yaml"]);
     absent.exactly(&["error config-unusable"], "settings that do not exist");
 
+    let etcd = "etcd: {external: {endpoints: ['https://192.0.2.30:2379'], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}";
+    let external = Patient::after("rm -r pki/etcd pki/apiserver-etcd-client.*");
+    let found = external.configured_doctor(&CONFIG.replace(
+        "kind: ClusterConfiguration",
+        &format!("kind: ClusterConfiguration\n{etcd}"),
+    ));
+    found.exactly(&["error external-etcd"], "an etcd without its files");
+    for file in ["ca.crt", "c.crt", "c.key"] {
+        let path = format!("/etc/etcd/{file}");
+        assert!(found.evidence("external-etcd").contains(&path));
+    }
+
     let bare = Patient::after("rm -r pki/* *.conf manifests");
     bare.configured_doctor(CONFIG).exactly(
         &[
@@ -518,6 +552,39 @@ fn the_configuration_is_compared() {
         ],
         "nothing but a configuration",
     );
+}
+
+#[test]
+fn an_authority_that_no_pin_speaks_for_is_found() {
+    let node = Node::bootstrapped();
+    let settings = node.outside("config.yaml");
+    let text = fs::read_to_string(&settings).unwrap();
+    let pinned = |pin: [u8; 32]| {
+        let pin: String = pin.iter().map(|byte| format!("{byte:02x}")).collect();
+        let with = format!("etcd-ca: {{signer: s, trust: {{sha256: [\"{pin}\"]}}}}");
+        fs::write(&settings, text.replace("etcd-ca: {signer: s}", &with)).unwrap();
+        let mut command = node.command(["doctor", "-o", "json", "--config"]);
+        command.arg(&settings).arg("--kubeadm-config");
+        Diagnosis::of(command.arg(node.outside("kubeadm.yaml")))
+    };
+    let authority = node.authority(Authority::EtcdCa);
+    pinned(authority.bundle().first().public_key().sha256()).exactly(&[], "its own pin");
+    let found = pinned([7; 32]);
+    found.exactly(&["error authority-not-pinned"], "another pin");
+    let file = "/etc/kubernetes/pki/etcd/ca.crt: ";
+    assert!(found.evidence("authority-not-pinned").contains(file));
+}
+
+#[test]
+fn a_name_of_etcds_own_is_no_other_node() {
+    let node = Node::new();
+    let settings = node.outside("config.yaml");
+    let text = fs::read_to_string(&settings).unwrap();
+    let named = format!("{text}commonNames:\n  etcd-server: \"etcd-server.{{node}}\"\n");
+    fs::write(&settings, named).unwrap();
+    node.ask().done();
+    let mut command = node.command(["doctor", "-o", "json"]);
+    Diagnosis::of(&mut command).exactly(&[], "without a configuration");
 }
 
 #[test]
@@ -545,18 +612,17 @@ fn time_is_looked_at() {
 
 #[test]
 fn a_user_who_may_not_read_is_told_so() {
-    let patient = Patient::after("chmod 755 $ROOT");
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
-    // A copy, since the build directory may be closed to others.
-    let program = patient.root().join("nodepki");
-    // By another process: a file that is open for writing anywhere is not executed.
-    let copied = Command::new("cp").arg(NODEPKI).arg(&program).status();
-    assert!(copied.unwrap().success());
-    command.arg(&program).arg("--root").arg(patient.root());
-    let found = Diagnosis::of(command.args(["doctor", "-o", "json"]));
+    let found = Patient::after("chmod 755 $ROOT").doctor_of_nobody();
     found.exactly(&["warning not-permitted"], "another user");
     assert!(found.evidence("not-permitted").contains("sa.key"));
+}
+
+#[test]
+fn a_closed_directory_holds_no_ca_keys_that_anybody_saw() {
+    let patient = Patient::after("rm pki/*ca.key pki/etcd/ca.key; chmod 700 pki; chmod 755 $ROOT");
+    let found = patient.doctor_of_nobody();
+    found.exactly(&["warning not-permitted"], "another user");
+    assert!(!found.all().contains("info ca-key-on-disk"));
 }
 
 // ---- the real kubeadm's verdict ----

@@ -155,7 +155,7 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
         .says("kubeadm certs renew leaves alone what they sign")
         .says("kubeadm init phase upload-certs refuses; nodepki certs upload does it")
         .says("kube-controller-manager of this node signs nothing")
-        .says("run this on each node")
+        .says("(run this on each)")
         .says_not(PASSPHRASE);
     assert!(keys(&node).is_empty());
     assert_eq!(without_keys(&node), others);
@@ -605,6 +605,75 @@ fn authorities_go_one_by_one_and_come_back_from_several_backups() {
     node.remove(format!("{PKI}/ca.key"));
     back(&node, &["--apply"], &["etcd", "rest"]).done();
     assert_eq!(keys(&node).len(), 3);
+}
+
+#[test]
+fn one_key_of_two_authorities_comes_back_to_both() {
+    let node = made_by_kubeadm();
+    apply(&node, "backup").done();
+    let own = node.read(format!("{PKI}/ca.crt"));
+    node.write(format!("{PKI}/front-proxy-ca.crt"), own);
+    back(&node, &["--apply"], &["backup"])
+        .ended(65)
+        .says("belongs to no CA certificate on this node")
+        .says("name the authorities that you want with --authority");
+    // The backup's own key of front-proxy-ca is nobody's now, and nobody asks for it.
+    let both = [
+        "--apply",
+        "--authority",
+        "ca",
+        "--authority",
+        "front-proxy-ca",
+    ];
+    back(&node, &both, &["backup"]).done();
+    assert_eq!(keys(&node).len(), 2);
+    assert_eq!(
+        node.read(format!("{PKI}/front-proxy-ca.key")),
+        node.read(format!("{PKI}/ca.key"))
+    );
+}
+
+#[test]
+fn a_second_key_in_a_file_is_not_lost() {
+    let node = made_by_kubeadm();
+    let second = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let first = node.read(format!("{PKI}/ca.key"));
+    node.write(
+        format!("{PKI}/ca.key"),
+        format!("{first}{}", &*second.to_pem()),
+    );
+    unproven(
+        &node,
+        65,
+        &["/etc/kubernetes/pki/ca.key cannot be backed up: it holds several private keys"],
+    );
+}
+
+#[test]
+fn a_key_behind_a_link_would_stay_where_it_is() {
+    let node = made_by_kubeadm();
+    let key = node.path(format!("{PKI}/ca.key"));
+    fs::rename(&key, node.path(format!("{PKI}/real.key"))).unwrap();
+    std::os::unix::fs::symlink("real.key", &key).unwrap();
+    unproven(&node, 65, &["/etc/kubernetes/pki/ca.key is a link"]);
+}
+
+#[test]
+fn a_signer_of_the_second_ca_in_a_bundle_is_no_successor() {
+    let node = made_by_kubeadm();
+    let other = Node::new();
+    for extension in ["crt", "key"] {
+        let file = format!("front-proxy-ca.{extension}");
+        fs::copy(other.ca().join(&file), node.ca().join(&file)).unwrap();
+    }
+    let [own, next] = [node.path(PKI), node.ca()]
+        .map(|dir| fs::read_to_string(dir.join("front-proxy-ca.crt")).unwrap());
+    node.write(format!("{PKI}/front-proxy-ca.crt"), format!("{own}{next}"));
+    unproven(
+        &node,
+        65,
+        &["signs with another front-proxy-ca than the one on this node"],
+    );
 }
 
 #[test]
