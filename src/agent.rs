@@ -40,7 +40,7 @@ use clock::Settled;
 pub use clock::{ClockPolicy, Floor, floor};
 pub use offline::{export_requests, import_answers};
 pub use proof::{Answered, ask, believable_now, rehearse, unverified};
-pub use provided::{Provided, ProvidedFile};
+pub use provided::{Provided, ProvidedFile, ServiceAccount};
 pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
@@ -647,12 +647,14 @@ impl<'a> Run<'a> {
         let trust = &self.trust;
         let now = self.now();
         survey.reassess(|authority| trust.get(&authority).cloned(), now);
-        // With nobody to ask and something missing the run has come to its end; otherwise it does what it can, and
-        // a node whose certificates still serve is not held up by a signer.
+        // With nobody to ask and something missing the run has come to its end; otherwise it does what it can: a node
+        // whose certificates still serve is not held up by a signer, and what the cluster hands over it may not have
+        // for long.
         let missing = survey
             .to_issue()
             .any(|cert| !cert.still_serves(trust.get(&cert.spec.authority), now));
         if missing
+            && !survey.has_to_take(&self.setup.provided)
             && needed
                 .iter()
                 .all(|authority| self.unreachable.contains_key(authority))

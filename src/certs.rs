@@ -29,18 +29,6 @@ const ROLE: &str = "kubeadm:kubeadm-certs";
 const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-const CONFIG_MAPS: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "configmaps",
-    kind: "ConfigMap",
-};
-const SECRETS: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "secrets",
-    kind: "Secret",
-};
 const ROLES: Resource = Resource {
     group: RBAC,
     version: "v1",
@@ -94,10 +82,17 @@ pub async fn fetch(
     needed: &BTreeSet<Entry>,
 ) -> Result<(SharedCerts, Vec<String>), Failure> {
     let secret = api
-        .read(&SECRETS, Some(NAMESPACE), SECRET)
+        .read(&kubeapi::SECRET, Some(NAMESPACE), SECRET)
         .await
         .map_err(|error| {
-            Failure::of_cluster(format!("reading the Secret {NAMESPACE}/{SECRET}"), &error)
+            let doing = format!("reading the Secret {NAMESPACE}/{SECRET}");
+            let mut failure = Failure::of_cluster(doing, &error);
+            if matches!(&error, kubeapi::Error::Refused(status) if status.code == 403) {
+                failure.messages.push(format!(
+                    "joining nodes may read the Secret {NAMESPACE}/{SECRET} from the first upload on; upload on a control-plane node, and use the certificate key that this prints: {UPLOAD}"
+                ));
+            }
+            failure
         })?
         .ok_or_else(|| {
             Failure::new(
@@ -142,7 +137,7 @@ pub async fn configuration(api: &Api) -> Result<(String, String), Failure> {
     const DOING: &str =
         "reading the ClusterConfiguration in the ConfigMap kube-system/kubeadm-config";
     let object = api
-        .read(&CONFIG_MAPS, Some(NAMESPACE), "kubeadm-config")
+        .read(&kubeapi::CONFIG_MAP, Some(NAMESPACE), "kubeadm-config")
         .await
         .map_err(|error| Failure::of_cluster(DOING, &error))?;
     let text = object
@@ -329,7 +324,9 @@ pub async fn upload(
     let sent = send(api, &data, &token).await;
     if sent.is_err() {
         // What was sent goes with it. Should this fail too, both end by themselves after two hours.
-        let removed = api.delete(&SECRETS, Some(NAMESPACE), &token.name).await;
+        let removed = api
+            .delete(&kubeapi::SECRET, Some(NAMESPACE), &token.name)
+            .await;
         tracing::debug!(
             token = token.name,
             removed = removed.is_ok(),
@@ -450,7 +447,7 @@ async fn create_token(api: &Api, expiration: &str) -> Result<Token, Failure> {
         "data": data,
     });
     let made = api
-        .create(&SECRETS, Some(NAMESPACE), &object)
+        .create(&kubeapi::SECRET, Some(NAMESPACE), &object)
         .await
         .map_err(|error| {
             Failure::of_cluster(format!("making the Secret {NAMESPACE}/{name}"), &error)
@@ -530,7 +527,7 @@ async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Res
         "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": BOOTSTRAPPERS}],
     });
     for (resource, name, object) in [
-        (&SECRETS, SECRET, secret),
+        (&kubeapi::SECRET, SECRET, secret),
         (&ROLES, ROLE, role),
         (&ROLE_BINDINGS, ROLE, binding),
     ] {

@@ -18,20 +18,13 @@ use tokio::time::Instant;
 use crate::clusterinfo;
 use crate::http::{self, Endpoint, Files, Url};
 use crate::kubeadm::{Discovery, Join};
-use crate::kubeapi::{self, Access, Api, Resource};
+use crate::kubeapi::{self, Access, Api};
 use crate::x509::TrustBundle;
 
 /// Between two questions for what is not there yet.
 const RETRY: Duration = Duration::from_secs(2);
 /// For one question.
 const TIMEOUT: Duration = Duration::from_secs(15);
-
-const CONFIG_MAP: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "configmaps",
-    kind: "ConfigMap",
-};
 
 /// A cluster that was found.
 #[derive(Debug)]
@@ -250,7 +243,7 @@ impl Refusal {
 }
 
 async fn read_cluster_info(api: &Api) -> Result<Option<serde_json::Value>, kubeapi::Error> {
-    api.read(&CONFIG_MAP, Some("kube-public"), "cluster-info")
+    api.read(&kubeapi::CONFIG_MAP, Some("kube-public"), "cluster-info")
         .await
 }
 

@@ -32,7 +32,7 @@ use time::format_description::well_known::Rfc2822;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-pub use call::{Call, Response, encode};
+pub use call::{Call, Response, encode, printable};
 pub use error::{Error, Kind};
 pub use reqwest::{Method, Url};
 

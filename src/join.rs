@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use crate::agent::{Clock, ExitCode, Failure, Provided, ProvidedFile, Setup};
+use crate::agent::{Clock, ExitCode, Failure, Provided, ProvidedFile, ServiceAccount, Setup};
 use crate::certs;
 use crate::discovery::{self, Discovered};
 use crate::http::Files;
@@ -23,7 +23,7 @@ use crate::jwks;
 use crate::kubeadm::Join;
 use crate::kubeapi::Api;
 use crate::names::Authority;
-use crate::sharedcerts::{CertificateKey, CertificateKeyError, Entry, SharedCerts};
+use crate::sharedcerts::{CertificateKey, CertificateKeyError, Entry, SharedCerts, UPLOAD};
 use crate::signer::Signer;
 use crate::signer::local::Local;
 use crate::store::{Mode, Root};
@@ -88,16 +88,31 @@ impl JoinedCluster {
             .await
     }
 
-    /// The ClusterConfiguration: where it comes from, and its text.
+    /// The ClusterConfiguration: where it comes from, and its text. `kept` is what an earlier run had, good enough where
+    /// the cluster says nothing any more.
     ///
     /// # Errors
     /// A cluster that is not found or not the right one, or that has none.
-    pub async fn configuration(&self) -> Result<(String, String), Failure> {
-        let (_, api) = self.found().await?;
-        certs::configuration(api).await
+    pub async fn configuration(
+        &self,
+        kept: Option<(String, String)>,
+    ) -> Result<(String, String), Failure> {
+        let asked = async {
+            let (_, api) = self.found().await?;
+            certs::configuration(api).await
+        };
+        match (asked.await, kept) {
+            (Err(failure), Some(kept))
+                if matches!(failure.code, ExitCode::Unreachable | ExitCode::NotPermitted) =>
+            {
+                Ok(kept)
+            }
+            (asked, _) => asked,
+        }
     }
 
-    /// Adds to the setup what the node lacks and the cluster has, and returns what deserves to be known.
+    /// Adds to the setup what the node lacks and the cluster has, and returns what deserves to be known. The certificate
+    /// key is asked for only when something is to be decrypted: later runs do without it.
     ///
     /// # Errors
     /// A cluster that is not found or not the right one, or that lacks it too.
@@ -105,45 +120,37 @@ impl JoinedCluster {
         &self,
         root: &Root,
         setup: &mut Setup,
-        certificate_key: Option<CertificateKey>,
+        certificate_key: impl FnOnce() -> Result<Option<CertificateKey>, Failure>,
         write_ca_keys: bool,
     ) -> Result<Vec<String>, Failure> {
         let lacking = Lacking::of(root, setup, write_ca_keys, (self.clock)())?;
-        let certificate_key = match (certificate_key, &self.join.certificate_key) {
-            (Some(key), _) => Some(key),
-            (None, Some(written)) => {
-                Some(written.parse().map_err(|error: CertificateKeyError| {
-                    Failure::new(
-                        ExitCode::Configuration,
-                        format!("controlPlane.certificateKey of the JoinConfiguration: {error}"),
-                    )
-                })?)
-            }
-            (None, None) => None,
+        let certificate_key = match lacking.entries.is_empty() {
+            true => None,
+            false => certificate_key()?.map_or_else(|| self.written_key(), |key| Ok(Some(key)))?,
         };
         let mut notes = Vec::new();
-        match certificate_key {
-            Some(key) if !lacking.entries.is_empty() => {
-                let (_, api) = self.found().await?;
-                let fetched = certs::fetch(api, &key, &lacking.entries).await;
-                let (shared, left_out) = fetched.map_err(|failure| lacking.explained(failure))?;
-                notes.extend(left_out);
-                notes.extend(lacking.take(&shared, setup)?);
-            }
-            _ if lacking.authority => {
-                let (discovered, _) = self.found().await?;
-                let from = format!("the cluster at {}", discovered.server);
-                setup
-                    .provided
-                    .bundles
-                    .insert(Authority::Ca, (from, discovered.authority.clone()));
-            }
-            _ => {}
+        if let Some(key) = certificate_key {
+            let fetched = self.shared(&key, &lacking.entries).await;
+            let (shared, left_out) = fetched.map_err(|failure| lacking.explained(failure))?;
+            notes.extend(left_out);
+            notes.extend(lacking.take(&shared, setup)?);
+        } else if !lacking.ca_keys.is_empty() {
+            return Err(Failure::new(
+                ExitCode::Configuration,
+                format!(
+                    "join.writeCAKeys wants CA private keys on this node, and nothing decrypts those of {SHARED}: set join.certificateKey to a file with what `{UPLOAD}` prints, or remove join.writeCAKeys"
+                ),
+            ));
+        } else if lacking.authority && self.join.discovery.is_some() {
+            self.found().await?;
         }
         if let Some((discovered, api)) = self.found.get() {
             notes.extend(discovered.notes.iter().cloned());
+            lacking.recognize(discovered, setup)?;
             match &setup.provided.service_account {
-                Some((from, key)) if knows(api, key.public_key()).await == Some(false) => {
+                Some(ServiceAccount { from, key, .. })
+                    if knows(api, key.public_key()).await == Some(false) =>
+                {
                     return Err(foreign_key(from));
                 }
                 Some(_) => {}
@@ -151,6 +158,27 @@ impl JoinedCluster {
             }
         }
         Ok(notes)
+    }
+
+    async fn shared(
+        &self,
+        key: &CertificateKey,
+        entries: &BTreeSet<Entry>,
+    ) -> Result<(SharedCerts, Vec<String>), Failure> {
+        let (_, api) = self.found().await?;
+        certs::fetch(api, key, entries).await
+    }
+
+    /// `controlPlane.certificateKey` of the JoinConfiguration.
+    fn written_key(&self) -> Result<Option<CertificateKey>, Failure> {
+        let written = self.join.certificate_key.as_ref();
+        let parsed = written.map(|written| written.parse()).transpose();
+        parsed.map_err(|error: CertificateKeyError| {
+            Failure::new(
+                ExitCode::Configuration,
+                format!("controlPlane.certificateKey of the JoinConfiguration: {error}"),
+            )
+        })
     }
 }
 
@@ -266,15 +294,15 @@ pub async fn compare_service_account(root: &Root, setup: &Setup, api: &Api) -> R
     let Some(spec) = &setup.plan.service_account else {
         return Ok(());
     };
-    let Some(public) = root.read(&spec.public)? else {
+    let Some(private) = root.read(&spec.private)? else {
         return Ok(());
     };
-    let Ok(key) = PublicKey::from_pem(&public.bytes) else {
+    let Ok(key) = PrivateKey::from_pem(&private.bytes) else {
         return Ok(());
     };
-    let asked = tokio::time::timeout(COMPARE_TIMEOUT, knows(api, &key)).await;
+    let asked = tokio::time::timeout(COMPARE_TIMEOUT, knows(api, key.public_key())).await;
     match asked {
-        Ok(Some(false)) => Err(foreign_key(&spec.public.display().to_string())),
+        Ok(Some(false)) => Err(foreign_key(&spec.private.display().to_string())),
         _ => Ok(()),
     }
 }
@@ -292,13 +320,15 @@ fn foreign_key(whose: &str) -> Failure {
 /// What the node needs from `kubeadm-certs`.
 struct Lacking {
     entries: BTreeSet<Entry>,
-    /// Neither the node nor the configuration says what is trusted for the authority `ca`.
+    /// Neither the node nor the settings say what is trusted for the authority `ca`.
     authority: bool,
+    /// Only the pins of the settings do.
+    pinned: bool,
     /// Authorities that nobody is configured to sign for, while something is to be signed.
     unsigned: Vec<Authority>,
     /// Where CA keys go, when they are to be written and are not there.
     ca_keys: Vec<(Authority, PathBuf)>,
-    /// Files of an external etcd that are not there.
+    /// Files of an external etcd that are not there, or belong to one that is not.
     external_etcd: Vec<(Entry, &'static str, PathBuf)>,
 }
 
@@ -317,6 +347,7 @@ impl Lacking {
         let mut lacking = Lacking {
             entries: BTreeSet::new(),
             authority: false,
+            pinned: false,
             unsigned: Vec::new(),
             ca_keys: Vec::new(),
             external_etcd: Vec::new(),
@@ -330,6 +361,7 @@ impl Lacking {
                     .get(&authority)
                     .is_some_and(|trust| !trust.pins.is_empty());
                 lacking.authority |= authority == Authority::Ca && !pinned;
+                lacking.pinned |= authority == Authority::Ca && pinned;
             }
             let to_sign = || {
                 survey
@@ -346,28 +378,32 @@ impl Lacking {
             }
         }
         if let Some(external) = &plan.external_etcd {
-            for (entry, what, path) in [
-                (
-                    Entry::ExternalEtcdAuthority,
-                    "etcd.external.caFile",
-                    &external.authority,
-                ),
-                (
-                    Entry::ExternalEtcdCertificate,
-                    "etcd.external.certFile",
-                    &external.certificate,
-                ),
-                (
-                    Entry::ExternalEtcdKey,
-                    "etcd.external.keyFile",
-                    &external.key,
-                ),
-            ] {
-                if let Some(path) = path
-                    && is_missing(path)?
-                {
-                    lacking.external_etcd.push((entry, what, path.clone()));
+            let authority = (
+                Entry::ExternalEtcdAuthority,
+                "etcd.external.caFile",
+                external.authority.clone(),
+            );
+            let certificate = (
+                Entry::ExternalEtcdCertificate,
+                "etcd.external.certFile",
+                external.certificate.clone(),
+            );
+            let key = (
+                Entry::ExternalEtcdKey,
+                "etcd.external.keyFile",
+                external.key.clone(),
+            );
+            // The key of one certificate is of no use beside another: a pair comes whole, to be compared with what is
+            // here.
+            for together in [vec![authority], vec![certificate, key]] {
+                let mut missing = false;
+                for (.., path) in &together {
+                    missing |= path.as_deref().map_or(Ok(false), is_missing)?;
                 }
+                let named = together
+                    .into_iter()
+                    .filter_map(|(entry, what, path)| Some((entry, what, path?)));
+                lacking.external_etcd.extend(named.filter(|_| missing));
             }
         }
         let keys = lacking
@@ -414,11 +450,36 @@ impl Lacking {
                 .map(|authority| authority.as_str())
                 .collect();
             failure.messages.push(format!(
-                "no signer is configured for {}, so that the CA's private key was looked for there: name one under authorities or with --signer if the key is elsewhere",
+                "no signer is configured for {}, so that the CA's private key was looked for in {SHARED}: name one under authorities or with --signer if the key is elsewhere",
                 names.join(", ")
             ));
         }
         failure
+    }
+
+    /// Holds the CA certificates that discovery has made sure of against those of the Secret, and leaves them in the
+    /// setup to be held against those on disk, or to be written.
+    fn recognize(&self, discovered: &Discovered, setup: &mut Setup) -> Result<(), Failure> {
+        let shown = &discovered.authority;
+        match setup.provided.bundles.get(&Authority::Ca) {
+            Some((from, shared)) if !shown.vouches_for(shared) && !shared.vouches_for(shown) => {
+                Err(Failure::new(
+                    ExitCode::Refused,
+                    format!(
+                        "{} in {from} is not the CA of the cluster at {}: it holds {shared}, the API server is vouched for by {shown}; find out who changed the one or the other, then run `{UPLOAD}` on a control-plane node",
+                        Entry::Authority(Authority::Ca),
+                        discovered.server
+                    ),
+                ))
+            }
+            None if !self.pinned => {
+                let from = format!("the cluster at {}", discovered.server);
+                let bundles = &mut setup.provided.bundles;
+                bundles.insert(Authority::Ca, (from, shown.clone()));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// From decrypted entries into the setup; says what CA private keys are used for.
@@ -436,7 +497,16 @@ impl Lacking {
         if let Some(pem) = shared.contents(Entry::ServiceAccountKey) {
             let key = PrivateKey::from_pem(pem)
                 .map_err(|error| unusable(Entry::ServiceAccountKey, error))?;
-            provided.service_account = Some((SHARED.to_owned(), key));
+            let entry = Entry::ServiceAccountPublic;
+            let public = shared
+                .contents(entry)
+                .map(|pem| PublicKey::all_from_pem(pem));
+            let public = public.transpose().map_err(|error| unusable(entry, error))?;
+            provided.service_account = Some(ServiceAccount {
+                from: SHARED.to_owned(),
+                public: public.unwrap_or_else(|| vec![key.public_key().clone()]),
+                key,
+            });
         }
         let ca_keys = self.ca_keys.iter().map(|(authority, path)| {
             (
@@ -501,7 +571,7 @@ fn unusable(entry: Entry, error: impl std::fmt::Display) -> Failure {
     Failure::new(
         ExitCode::Refused,
         format!(
-            "{} in {SHARED} is unusable: {error}; run `kubeadm init phase upload-certs --upload-certs` on a control-plane node anew",
+            "{} in {SHARED} is unusable: {error}; run `{UPLOAD}` on a control-plane node",
             entry.as_str()
         ),
     )

@@ -20,12 +20,15 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use crate::http::{self, Call, Client, Endpoint, Files, Identity, Method, Response, Url, encode};
+use crate::http::{
+    self, Call, Client, Endpoint, Files, Identity, Method, Response, Url, encode, printable,
+};
 use crate::kubeconfig::Kubeconfig;
 use crate::schema::SecretFile;
 
-/// The key set comes as a type of its own only, everything else as the first one.
-const JSON: &str = "application/json, application/jwk-set+json";
+const JSON: &str = "application/json";
+/// What whoever answers says of a refusal, in bytes: it may be anybody.
+const SAID_LIMIT: usize = 2000;
 
 /// A kind of object and where the API has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +42,22 @@ pub struct Resource {
     /// As in objects: `CertificateSigningRequest`.
     pub kind: &'static str,
 }
+
+/// ConfigMaps.
+pub const CONFIG_MAP: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "configmaps",
+    kind: "ConfigMap",
+};
+
+/// Secrets.
+pub const SECRET: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "secrets",
+    kind: "Secret",
+};
 
 impl Resource {
     /// As in objects: `certificates.k8s.io/v1`.
@@ -206,8 +225,8 @@ impl Status {
                 let seconds = u64::from(details.retry_after_seconds);
                 Status {
                     code: response.status,
-                    reason: body.reason,
-                    message: body.message,
+                    reason: printable(&body.reason, SAID_LIMIT),
+                    message: printable(&body.message, SAID_LIMIT),
                     name: details.name,
                     retry_after: header
                         .or_else(|| (seconds > 0).then(|| Duration::from_secs(seconds))),
@@ -215,7 +234,7 @@ impl Status {
             }
             _ => Status {
                 code: response.status,
-                message: response.text().trim().to_owned(),
+                message: printable(&response.text(), SAID_LIMIT),
                 retry_after: header,
                 ..Status::default()
             },
@@ -550,18 +569,12 @@ mod tests {
             CSR.path(None, Some("a/../b")),
             "/apis/certificates.k8s.io/v1/certificatesigningrequests/a%2F..%2Fb"
         );
-        let secret = Resource {
-            group: "",
-            plural: "secrets",
-            kind: "Secret",
-            ..CSR
-        };
         assert_eq!(
-            secret.path(Some("kube-system"), None),
+            SECRET.path(Some("kube-system"), None),
             "/api/v1/namespaces/kube-system/secrets"
         );
         assert_eq!(
-            (secret.api_version(), CSR.api_version()),
+            (SECRET.api_version(), CSR.api_version()),
             ("v1".to_owned(), "certificates.k8s.io/v1".to_owned())
         );
     }

@@ -19,13 +19,13 @@ use zeroize::Zeroizing;
 use crate::agent::{Clock, ClockPolicy, ExitCode, Failure, Provided, Setup, TrustSource};
 use crate::http::Files;
 use crate::join::{self, JoinedCluster};
-use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved};
+use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved, Role};
 use crate::kubeapi::{Access, Api};
 use crate::names::Authority;
 use crate::plan::{self, Choices};
 use crate::policy::Policy;
 use crate::schema::SecretFile;
-use crate::settings::{self, FromCluster, KubeletIdentity, Settings, StandIns};
+use crate::settings::{self, FromCluster, JoinSettings, KubeletIdentity, Settings, StandIns};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
 use crate::store::{self, FileKind, Root};
@@ -101,27 +101,28 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
     let cluster = JoinedCluster::new(join, files.clone(), credentials(), clock, wait);
     let mut handed = Vec::new();
     if asks_cluster(&settings, &documents) {
+        let over = |(name, text): &(String, String)| kubeadm::load_over((name, text), &sources);
         let (name, text) = match join::kept_configuration(root)? {
-            Some(kept) => kept,
-            None => cluster.configuration().await?,
+            Some(kept) if has_authority(root, &over(&kept))? => kept,
+            kept => cluster.configuration(kept).await?,
         };
         documents = kubeadm::load_over((&name, &text), &sources);
         handed.push(join::configuration_to_keep(name, text));
     }
-    let certificate_key = settings
-        .join
-        .certificate_key
-        .as_ref()
-        .map(|file| certs::configured_key(root, file))
-        .transpose()?;
     let mut loaded = assemble(root, inputs, (settings, warnings), &documents, clock())?;
+    // What control-plane nodes share is none of a worker's business.
+    let wanted = match loaded.node.role {
+        Role::Worker => JoinSettings::default(),
+        _ => loaded.settings.join.clone(),
+    };
+    let certificate_key = || {
+        let file = wanted.certificate_key.as_ref();
+        file.map(|file| certs::configured_key(root, file))
+            .transpose()
+    };
+    let setup = &mut loaded.setup;
     let taken = cluster
-        .complete(
-            root,
-            &mut loaded.setup,
-            certificate_key,
-            loaded.settings.join.write_ca_keys,
-        )
+        .complete(root, setup, certificate_key, wanted.write_ca_keys)
         .await?;
     loaded.warnings.extend(taken);
     if let Some(document) = documents.join_document() {
@@ -130,6 +131,17 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
     }
     loaded.setup.provided.files.extend(handed);
     Ok(loaded)
+}
+
+/// Whether the node has the CA certificate of the cluster that the documents describe. One that was reset has not,
+/// and the cluster that it joins now may be another one.
+fn has_authority(root: &Root, documents: &kubeadm::Loaded) -> Result<bool, Failure> {
+    let Some(cluster) = documents.cluster() else {
+        return Ok(false);
+    };
+    let name = format!("{}.crt", Authority::Ca.base_name());
+    let found = root.metadata(cluster.certificates_dir.join(name))?;
+    Ok(found.is_some_and(|found| found.size > 0))
 }
 
 /// Whether the ClusterConfiguration is for the cluster to give.
@@ -532,40 +544,6 @@ pub fn cluster(root: &Root, kubeconfig: &Path) -> Result<Api, Failure> {
     let files = Rc::new(RootedFiles(root.clone()));
     Api::new(access, files, credentials(), OffsetDateTime::now_utc)
         .map_err(|error| Failure::of_cluster(kubeconfig.display(), &error))
-}
-
-/// A secret that the command line names and never holds, with what to call its source.
-///
-/// # Errors
-/// What cannot be read.
-pub fn secret(
-    root: &Root,
-    source: &certs::KeySource,
-) -> Result<(String, Zeroizing<Vec<u8>>), Failure> {
-    let (what, read) = match source {
-        certs::KeySource::File(text) => {
-            let file = match text.starts_with("credential:") {
-                true => SecretFile::parse(text).map_err(|(what, fix)| {
-                    Failure::new(ExitCode::Usage, format!("{text} {what}; {fix}"))
-                })?,
-                false => SecretFile::Path(absolute(Path::new(text))),
-            };
-            (file.to_string(), certs::read_file(root, &file))
-        }
-        certs::KeySource::Descriptor(number) => (
-            format!("file descriptor {number}"),
-            certs::read_descriptor(*number),
-        ),
-    };
-    match read {
-        Ok(bytes) => Ok((what, bytes)),
-        Err(error) => Err(Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "{what} cannot be read: {error}; name a file that is there, or a descriptor that is open"
-            ),
-        )),
-    }
 }
 
 /// Where systemd put the unit's credentials.

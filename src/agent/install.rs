@@ -17,7 +17,7 @@ use crate::names::Authority;
 use crate::plan::{CertSpec, Output, ServiceAccountSpec};
 use crate::signer::Request;
 use crate::store::{Commit, Issued, Mode, Root, Slot, Store};
-use crate::x509::{Chain, PrivateKey, TrustBundle, hex};
+use crate::x509::{Chain, PrivateKey, PublicKey, TrustBundle, hex};
 
 /// Installs whole families: all that one authority was asked for, or nothing of it.
 ///
@@ -61,10 +61,11 @@ pub(super) async fn install(
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
         let handed = setup.provided.service_account.as_ref();
         let key = match action {
-            ServiceAccountAction::Install => handed.map(|(_, key)| key),
+            ServiceAccountAction::Install => handed.map(|handed| &handed.key),
             _ => outcomes.service_account.as_ref(),
         };
-        work.service_account(spec, action, key, store.root())?;
+        let public = handed.map_or(&[][..], |handed| &handed.public);
+        work.service_account(spec, action, key, public, store.root())?;
     }
     for place in survey.missing_files {
         if let Some(file) = setup.provided.files.get(place) {
@@ -193,6 +194,7 @@ impl Work<'_> {
         spec: &ServiceAccountSpec,
         action: &ServiceAccountAction,
         made: Option<&PrivateKey>,
+        handed: &[PublicKey],
         root: &Root,
     ) -> Result<(), Failure> {
         // A pair of our own is of no use before the API server has its certificate, and a run that is refused changes
@@ -217,12 +219,19 @@ impl Work<'_> {
                 "made"
             }
             (ServiceAccountAction::Install, Some(key)) => {
-                let public = key.public_key().to_pem().into_bytes();
+                let public: String = handed.iter().map(PublicKey::to_pem).collect();
                 let private = key.to_pem().as_bytes().to_vec();
                 self.commit
                     .file_if_absent(spec.private.clone(), private, Mode::Private);
-                // As `kubeadm join` writes it.
-                self.commit.file(spec.public.clone(), public, Mode::Public);
+                // In the mode of `kubeadm join`. One that is there has the key, and others perhaps.
+                let found = root.read(&spec.public)?;
+                if found.is_none_or(|found| found.bytes.is_empty()) {
+                    self.commit.file_if_absent(
+                        spec.public.clone(),
+                        public.into_bytes(),
+                        Mode::Public,
+                    );
+                }
                 "written"
             }
             (ServiceAccountAction::DerivePublic, _) => {

@@ -12,17 +12,27 @@ use zeroize::Zeroizing;
 
 use crate::names::Authority;
 use crate::store::Mode;
-use crate::x509::{PrivateKey, TrustBundle};
+use crate::x509::{PrivateKey, PublicKey, TrustBundle};
 
 /// Everything that was handed over; nothing for a node that does not join.
 #[derive(Default)]
 pub struct Provided {
     /// The authorities' certificates, each with where it comes from.
     pub bundles: BTreeMap<Authority, (String, TrustBundle)>,
-    /// The key that signs service-account tokens, with where it comes from.
-    pub service_account: Option<(String, PrivateKey)>,
+    /// The keys for service-account tokens.
+    pub service_account: Option<ServiceAccount>,
     /// Whatever else.
     pub files: Vec<ProvidedFile>,
+}
+
+/// The service-account keys of a cluster.
+pub struct ServiceAccount {
+    /// Where they come from.
+    pub from: String,
+    /// Signs tokens.
+    pub key: PrivateKey,
+    /// Verify tokens, `key`'s own among them: several while one key gives way to another.
+    pub public: Vec<PublicKey>,
 }
 
 /// A file that goes to a certain place.

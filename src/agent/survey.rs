@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::Provided;
+use super::{Provided, ServiceAccount};
 use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, assess_bundle};
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
@@ -198,6 +198,16 @@ impl Survey {
                 self.service_account,
                 None | Some(ServiceAccountAction::Keep)
             )
+    }
+
+    /// True when the cluster has handed over what is not in place yet.
+    pub(super) fn has_to_take(&self, provided: &Provided) -> bool {
+        let absent = |bundle: &SurveyedBundle| {
+            !bundle.in_place && provided.bundles.contains_key(&bundle.spec.authority)
+        };
+        self.bundles.iter().any(absent)
+            || !self.missing_files.is_empty()
+            || self.service_account == Some(ServiceAccountAction::Install)
     }
 
     /// Judges the certificates anew, at another time or once their authority is known.
@@ -420,17 +430,25 @@ impl Survey {
         } = read_private(root, &spec.private)?;
         let private = Found::read(private.as_deref().map(Vec::as_slice), PrivateKey::from_pem);
         let public = read(root, &spec.public)?;
-        let public = Found::read(public.as_deref().map(Vec::as_slice), PublicKey::from_pem);
+        let public = Found::read(
+            public.as_deref().map(Vec::as_slice),
+            PublicKey::all_from_pem,
+        );
         let (key_path, public_path) = (spec.private.display(), spec.public.display());
         let handed = provided.service_account.as_ref();
-        if let Some((from, theirs)) = handed {
+        if let Some(ServiceAccount { from, key, .. }) = handed {
+            let theirs = key.public_key();
             let found = [
-                (&spec.private, private.present().map(PrivateKey::public_key)),
-                (&spec.public, public.present()),
+                (
+                    &spec.private,
+                    private.present().map(|own| own.public_key() == theirs),
+                ),
+                (
+                    &spec.public,
+                    public.present().map(|own| own.contains(theirs)),
+                ),
             ];
-            let foreign = found
-                .into_iter()
-                .find(|(_, key)| key.is_some_and(|key| key != theirs.public_key()));
+            let foreign = found.into_iter().find(|(_, same)| *same == Some(false));
             if let Some((path, _)) = foreign {
                 self.refusals.push(format!(
                     "{} is not the key of the cluster that this node joins: {from} has another one, and with two of them half of all service-account tokens fail; move sa.key and sa.pub away if the other one is right, and run again",
@@ -445,7 +463,9 @@ impl Survey {
             {
                 Ok(ServiceAccountAction::Install)
             }
-            (Found::Present(private), Found::Present(public)) if private.public_key() == public => {
+            (Found::Present(private), Found::Present(public))
+                if public.contains(private.public_key()) =>
+            {
                 if let KeyType::Rsa(bits @ ..2048) = private.key_type() {
                     self.notes
                         .push(format!("{key_path} is an RSA key of only {bits} bits"));

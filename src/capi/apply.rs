@@ -13,17 +13,10 @@ use time::OffsetDateTime;
 
 use super::secrets::{CLUSTER_LABEL, MADE_BY, MADE_BY_LABEL, Object, Purpose, Secret, Target};
 use crate::agent::{ExitCode, Failure, Row};
-use crate::kubeapi::{self, Api, Resource};
+use crate::kubeapi::{self, Api, SECRET};
 use crate::kubeconfig::Kubeconfig;
 use crate::names::Authority;
 use crate::x509::{Chain, Difference, TrustBundle, path_differences};
-
-const SECRET: Resource = Resource {
-    group: "",
-    version: "v1",
-    plural: "secrets",
-    kind: "Secret",
-};
 
 /// Reads the Secrets of a cluster.
 ///

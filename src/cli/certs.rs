@@ -126,14 +126,18 @@ fn download(global: &Global, arguments: DownloadArgs) -> Result<ExitCode, Failur
         let sharing =
             load::certs::sharing(&root, &inputs, arguments.kubeconfig.as_deref()).await?;
         warn(&sharing.warnings);
-        let configured = || {
-            let join = sharing.join.as_ref()?;
-            join.certificate_key.as_ref()?.parse().ok()
+        let configured = || match &sharing.certificate_key {
+            Some(file) => load::certs::configured_key(&root, file).map(Some),
+            None => Ok(sharing.join.as_ref().and_then(|join| {
+                let written = join.certificate_key.as_ref()?;
+                written.parse().ok()
+            })),
         };
-        let key = given.or_else(configured).ok_or_else(|| {
+        let key = given.map_or_else(configured, |key| Ok(Some(key)))?;
+        let key = key.ok_or_else(|| {
             Failure::new(
                 ExitCode::Usage,
-                "no certificate key is given: name a file with it (--certificate-key-file FILE, or --certificate-key-fd N), or set controlPlane.certificateKey in the JoinConfiguration",
+                "no certificate key is given: name a file with it (--certificate-key-file FILE, or --certificate-key-fd N), or set join.certificateKey in the nodepki configuration, or controlPlane.certificateKey in the JoinConfiguration",
             )
         })?;
         let what = Download {

@@ -74,7 +74,7 @@ impl PassphraseArgs {
         let Some(source) = file.or(self.passphrase_fd.map(KeySource::Descriptor)) else {
             return Ok(None);
         };
-        let (what, contents) = load::secret(root, &source)?;
+        let (what, contents) = load::certs::secret(root, &source)?;
         Passphrase::from_file(&contents).map(Some).map_err(|error| {
             Failure::new(
                 ExitCode::Configuration,

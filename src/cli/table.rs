@@ -1,6 +1,6 @@
 //! Reports as text for people: aligned columns, reasons beneath.
 
-use crate::agent::{Report, Row};
+use crate::agent::{ExitCode, Report, Row};
 use crate::join;
 
 /// A report as a table; `-v` adds subject, names and files.
@@ -34,7 +34,7 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
     for note in &report.notes {
         text.push_str(&format!("note: {note}\n"));
     }
-    if !report.ignore_preflight_errors.is_empty() {
+    if report.code() == ExitCode::Done && !report.ignore_preflight_errors.is_empty() {
         text.push_str(&format!(
             "next: kubeadm join --config {}, or with --ignore-preflight-errors={}\n",
             join::HANDOVER,

@@ -14,6 +14,7 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::Error;
+use crate::x509::is_hidden;
 
 /// More than any answer that a signer has reason to give.
 const DEFAULT_LIMIT: usize = 1024 * 1024;
@@ -290,6 +291,26 @@ impl fmt::Debug for Response {
     }
 }
 
+/// Text from outside made fit for a terminal and a log: at most `limit` bytes, control and bidirectional
+/// formatting characters escaped.
+pub fn printable(text: &str, limit: usize) -> String {
+    let mut shown = String::new();
+    for character in text.trim().chars() {
+        if is_hidden(character) && character != '\n' {
+            shown.extend(character.escape_default());
+        } else if character == '\n' {
+            shown.push_str(" | ");
+        } else {
+            shown.push(character);
+        }
+        if shown.len() > limit {
+            shown.push('…');
+            break;
+        }
+    }
+    shown
+}
+
 /// A value as one segment of a path or one value of a query (RFC 3986, 2.3).
 pub fn encode(value: &str) -> String {
     use fmt::Write as _;
@@ -306,6 +327,15 @@ pub fn encode(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn foreign_text_cannot_drive_a_terminal() {
+        assert_eq!(
+            printable("a\x1b[2Jb\r\nc\u{202e}", 100),
+            "a\\u{1b}[2Jb\\r | c\\u{202e}"
+        );
+        assert_eq!(printable("abcdef", 3), "abcd…");
+    }
 
     #[test]
     fn a_path_stays_below_the_base() {

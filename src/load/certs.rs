@@ -32,6 +32,8 @@ pub struct Sharing {
     pub cluster: Cluster,
     /// The JoinConfiguration of this node, where it has one.
     pub join: Option<Join>,
+    /// Where the settings have the certificate key.
+    pub certificate_key: Option<SecretFile>,
     /// What deserves a warning.
     pub warnings: Vec<String>,
 }
@@ -80,6 +82,7 @@ pub async fn sharing(
         api,
         cluster,
         join,
+        certificate_key: settings.join.certificate_key,
         warnings,
     })
 }
@@ -99,7 +102,7 @@ async fn kept_cluster(api: &Api) -> Result<Cluster, Failure> {
     }
 }
 
-/// Where a certificate key is written, as the command line has it.
+/// Where a secret is written, as the command line has it.
 #[derive(Clone, Debug)]
 pub enum KeySource {
     /// `FILE` or `credential:NAME`.
@@ -113,39 +116,65 @@ pub enum KeySource {
 /// # Errors
 /// A source that cannot be read, or has no key in it.
 pub fn certificate_key(root: &Root, source: &KeySource) -> Result<CertificateKey, Failure> {
-    let (what, read) = match source {
-        KeySource::File(text) if text.parse::<CertificateKey>().is_ok() => {
-            return Err(Failure::new(
-                ExitCode::Usage,
-                "--certificate-key-file takes the name of a file, and was given a certificate key, which everybody on this machine could see in the list of processes: put the key into a file of mode 0600, and upload again with another key",
-            ));
-        }
-        KeySource::File(text) => {
-            let file = match text.starts_with("credential:") {
-                true => SecretFile::parse(text).map_err(|(what, fix)| {
-                    Failure::new(
-                        ExitCode::Usage,
-                        format!("--certificate-key-file {what}; {fix}"),
-                    )
-                })?,
-                false => SecretFile::Path(absolute(Path::new(text))),
-            };
-            (file.to_string(), read_file(root, &file))
-        }
-        KeySource::Descriptor(number) => (
-            format!("file descriptor {number}"),
-            read_descriptor(*number),
-        ),
-    };
+    if let KeySource::File(text) = source
+        && text.parse::<CertificateKey>().is_ok()
+    {
+        return Err(Failure::new(
+            ExitCode::Usage,
+            "--certificate-key-file takes the name of a file, and was given a certificate key, which everybody on this machine could see in the list of processes: put the key into a file of mode 0600, and upload again with another key",
+        ));
+    }
+    let (what, read) = open(root, source)?;
     key_in(&what, read)
 }
 
+/// A secret that the command line names and never holds, with what to call its source.
+///
+/// # Errors
+/// What cannot be read.
+pub fn secret(root: &Root, source: &KeySource) -> Result<(String, Zeroizing<Vec<u8>>), Failure> {
+    let (what, read) = open(root, source)?;
+    match read {
+        Ok(bytes) => Ok((what, bytes)),
+        Err(error) => Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "{what} cannot be read: {error}; name a file that is there, or a descriptor that is open"
+            ),
+        )),
+    }
+}
+
+type Read = io::Result<Zeroizing<Vec<u8>>>;
+
+/// What to call the source, and what it gives.
+fn open(root: &Root, source: &KeySource) -> Result<(String, Read), Failure> {
+    match source {
+        KeySource::File(text) => {
+            let file = match text.starts_with("credential:") {
+                true => SecretFile::parse(text).map_err(|(what, fix)| {
+                    Failure::new(ExitCode::Usage, format!("{text} {what}; {fix}"))
+                })?,
+                false => SecretFile::Path(absolute(Path::new(text))),
+            };
+            Ok((file.to_string(), read_file(root, &file)))
+        }
+        KeySource::Descriptor(number) => Ok((
+            format!("file descriptor {number}"),
+            read_descriptor(*number),
+        )),
+    }
+}
+
 /// The certificate key that the settings name.
-pub(super) fn configured_key(root: &Root, file: &SecretFile) -> Result<CertificateKey, Failure> {
+///
+/// # Errors
+/// As [`certificate_key`].
+pub fn configured_key(root: &Root, file: &SecretFile) -> Result<CertificateKey, Failure> {
     key_in(&file.to_string(), read_file(root, file))
 }
 
-fn key_in(what: &str, read: io::Result<Zeroizing<Vec<u8>>>) -> Result<CertificateKey, Failure> {
+fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
     let unusable = |why: String| {
         Failure::new(
             ExitCode::Configuration,
@@ -158,14 +187,14 @@ fn key_in(what: &str, read: io::Result<Zeroizing<Vec<u8>>>) -> Result<Certificat
         .map_err(|error: CertificateKeyError| unusable(error.to_string()))
 }
 
-pub(super) fn read_file(root: &Root, file: &SecretFile) -> io::Result<Zeroizing<Vec<u8>>> {
+fn read_file(root: &Root, file: &SecretFile) -> Read {
     let path = file.path(credentials().as_deref()).ok_or_else(|| {
         io::Error::other("systemd gave this run no credentials, add LoadCredential= to the unit")
     })?;
     RootedFiles(root.clone()).read(&path)
 }
 
-pub(super) fn read_descriptor(number: u32) -> io::Result<Zeroizing<Vec<u8>>> {
+fn read_descriptor(number: u32) -> Read {
     let mut bytes = Zeroizing::new(Vec::with_capacity(KEY_LIMIT as usize));
     let file = File::open(PathBuf::from(format!("/proc/self/fd/{number}")))?;
     file.take(KEY_LIMIT).read_to_end(&mut bytes)?;

@@ -238,3 +238,59 @@ fn faults_are_readable_by_tools() {
     assert_eq!(json[0]["file"], "t.yaml");
     assert!(json[0]["line"].as_u64().unwrap() >= 1);
 }
+
+/// What is text before is text after, for readers of YAML 1.1 too, as kubeadm is one.
+#[test]
+fn text_that_looks_like_something_else_is_written_as_text() {
+    let looks = [
+        "yes",
+        "on",
+        "y",
+        "n",
+        "off",
+        "NO",
+        "true",
+        "null",
+        "~",
+        "",
+        "0123",
+        "1e3",
+        "1_000",
+        "0x1f",
+        "0b1",
+        "0o17",
+        "12:30:45",
+        "123456.1234567890123456",
+        "1.5",
+        ".inf",
+        "=",
+        "<<",
+        "2020-01-01",
+        "-",
+        "- a",
+        "a: b",
+        "a #b",
+        "*x",
+        "&x",
+        "!x",
+        "%x",
+        "@x",
+        "`x",
+        "a\nb",
+        " a ",
+        "a:",
+        "[",
+        "{}",
+        "'",
+        "\"",
+        "\t",
+        "\u{7f}",
+        "\u{85}",
+    ];
+    for look in looks {
+        let written = to_string(&serde_json::json!({ "k": [look] })).unwrap();
+        let read = parse("f", &written).unwrap();
+        let json = to_json(&read[0]);
+        assert_eq!(json, serde_json::json!({ "k": [look] }), "{written}");
+    }
+}

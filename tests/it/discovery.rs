@@ -431,7 +431,13 @@ fn refusals_of_the_api_server_have_their_own_words() {
             ExitCode::Unreachable,
             "run again once the API server is well",
         ),
-        (418, "Teapot", ExitCode::Refused, "HTTP 418 Teapot"),
+        // Whoever it is, he does not drive the terminal.
+        (
+            418,
+            "Tea\u{1b}[2Jpot",
+            ExitCode::Refused,
+            "HTTP 418 Tea\\u{1b}[2Jpot",
+        ),
     ] {
         let gateway = Gateway::to(None);
         answers(&gateway, status, &refusal(status, reason));

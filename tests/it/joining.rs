@@ -211,6 +211,13 @@ fn ca_keys_are_written_where_the_settings_want_them() {
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
          join: {certificateKey: /etc/nodepki/certificate-key, writeCAKeys: true}\n",
     );
+    let settings = fs::read_to_string(node.path("/etc/nodepki/config.yaml")).unwrap();
+    let keyless = settings.replace("certificateKey: /etc/nodepki/certificate-key, ", "");
+    node.write("/etc/nodepki/config.yaml", &keyless);
+    bootstrap(&node)
+        .ended(78)
+        .says("join.writeCAKeys wants CA private keys");
+    node.write("/etc/nodepki/config.yaml", &settings);
     bootstrap(&node).done();
     for key in AUTHORITY_KEYS {
         let path = format!("/etc/kubernetes/pki/{key}");
@@ -223,6 +230,9 @@ fn ca_keys_are_written_where_the_settings_want_them() {
             std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&found).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
     }
+    // Whoever has joined may throw the key away.
+    fs::remove_file(node.path("/etc/nodepki/certificate-key")).unwrap();
+    bootstrap(&node).done().row_says("apiserver", "kept");
 }
 
 #[test]
@@ -305,6 +315,18 @@ fn what_differs_from_the_cluster_is_refused_and_kept() {
     assert_eq!(snapshot(&node).0, before.0);
     fs::remove_file(node.path("/etc/kubernetes/pki/etcd/ca.crt")).unwrap();
 
+    // Discovery alone tells this one, without a certificate key.
+    let foreign = fs::read_to_string(others.dir().join("ca.crt")).unwrap();
+    node.write("/etc/kubernetes/pki/ca.crt", &foreign);
+    node.write(CONFIG, &join(cluster, &node, ""));
+    let before = snapshot(&node);
+    bootstrap(&node)
+        .ended(65)
+        .says("/etc/kubernetes/pki/ca.crt is not the ca of the cluster");
+    assert_eq!(snapshot(&node).0, before.0);
+    fs::remove_file(node.path("/etc/kubernetes/pki/ca.crt")).unwrap();
+    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+
     let own = fs::read_to_string(others.dir().join("ca.key")).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", &own);
     let before = snapshot(&node);
@@ -382,6 +404,16 @@ fn secrets_that_are_not_right_change_nothing() {
     refused(&config, &["sa.key", upload]);
     put(&|data| data["ca.crt"] = json!("AAAA"));
     refused(&config, &["ca.crt", upload]);
+    // Every entry decrypts, none is damaged; only who has found the cluster knows better.
+    put(&|data| {
+        for end in ["crt", "key"] {
+            data[format!("ca.{end}")] = data[format!("etcd-ca.{end}")].clone();
+        }
+    });
+    refused(
+        &config,
+        &["ca.crt in the Secret kube-system/kubeadm-certs is not the CA of the cluster"],
+    );
     put(&|data| data["sa.pub"] = json!(""));
     refused(&config, &["sa.pub", upload]);
     put(&|data| {
@@ -396,4 +428,205 @@ fn secrets_that_are_not_right_change_nothing() {
     late.write(CONFIG, &join(&cluster, &late, &with_key(&key)));
     bootstrap(&late).says("expired").says(upload);
     assert!(!late.path("/etc/kubernetes/pki").exists());
+}
+
+#[test]
+fn the_configuration_of_another_cluster_is_not_kept_by_a_node_that_was_reset() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp29", "192.0.2.29");
+    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    let kept = "/var/lib/nodepki/cluster-configuration.yaml";
+    node.write(
+        kept,
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n\
+         controlPlaneEndpoint: another.example.com:6443\n",
+    );
+    bootstrap(&node).done();
+    let admin = fs::read_to_string(node.path("/etc/kubernetes/admin.conf")).unwrap();
+    assert!(admin.contains(ENDPOINT), "{admin}");
+    let now = fs::read_to_string(node.path(kept)).unwrap();
+    assert!(now.contains(ENDPOINT), "{now}");
+}
+
+#[test]
+fn a_worker_needs_nothing_of_what_control_plane_nodes_share() {
+    let cluster = cluster();
+    let node = cluster.add_node("w31", "192.0.2.31");
+    let config = join(cluster, &node, "");
+    let (worker, _) = config.split_once("controlPlane:").unwrap();
+    node.write(CONFIG, worker);
+    // As it stands on every node, the key itself being on some.
+    node.write(
+        "/etc/nodepki/config.yaml",
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+         join: {certificateKey: /etc/nodepki/certificate-key}\n",
+    );
+    let authorities = cluster.first().path("/etc/kubernetes/pki");
+    let signer = format!("local:{}", authorities.display());
+    node.nodepki(&["bootstrap", "--signer", &signer])
+        .done()
+        .row_says("kubelet.conf", "issued");
+    // A key of the cluster is none to sign with here.
+    node.write("/etc/nodepki/certificate-key", shared_key());
+    fs::remove_file(node.path("/etc/kubernetes/kubelet.conf")).unwrap();
+    bootstrap(&node).ended(78).says("has no signer");
+}
+
+#[test]
+fn neither_words_nor_reports_show_a_secret() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp32", "192.0.2.32");
+    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    let service_account = fs::read_to_string(cluster.first().pki("sa.key")).unwrap();
+    let secret = service_account.lines().nth(1).unwrap();
+    for arguments in [
+        ["-vv", "-o", "json", "plan"],
+        ["-vv", "-o", "json", "bootstrap"],
+    ] {
+        node.nodepki(&arguments)
+            .done()
+            .says("cluster-info")
+            .says_not(shared_key())
+            .says_not(TOKEN.split_once('.').unwrap().1)
+            .says_not("PRIVATE KEY")
+            .says_not(secret);
+    }
+}
+
+/// Nobody answers here.
+const NO_SIGNER: &str = "\
+apiVersion: nodepki.io/v1alpha1
+kind: NodePKIConfiguration
+authorities: {ca: {signer: away}, etcd-ca: {signer: away}, front-proxy-ca: {signer: away}}
+signers: {away: {cfssl: {url: 'https://127.0.0.1:9', profile: kubernetes, tls: {caFile: /etc/nodepki/ca.crt}}}}
+";
+
+#[test]
+fn what_the_cluster_has_for_two_hours_is_kept_while_the_signer_is_away() {
+    let cluster = Cluster::start(Authorities::Internal);
+    let first = cluster.first();
+    // On the way from one service-account key to another: tokens of both are good.
+    let others = crate::machine::Authorities::new("ECDSA-P256");
+    let next = openssl(&[
+        "pkey",
+        "-in",
+        others.dir().join("ca.key").to_str().unwrap(),
+        "-pubout",
+    ]);
+    let current = fs::read_to_string(first.pki("sa.pub")).unwrap();
+    let both = format!("{next}{current}");
+    first.write("/etc/kubernetes/pki/sa.pub", &both);
+    let key = uploaded(&cluster);
+
+    let node = cluster.add_node("cp2", "192.0.2.12");
+    node.write(CONFIG, &join(&cluster, &node, &with_key(&key)));
+    node.write("/etc/nodepki/config.yaml", NO_SIGNER);
+    let ca = fs::read_to_string(first.pki("ca.crt")).unwrap();
+    node.write("/etc/nodepki/ca.crt", &ca);
+    node.nodepki(&["bootstrap", "--wait", "3s"])
+        .ended(69)
+        .row_says("sa", "written")
+        .says_not("next:");
+    assert!(!node.pki("apiserver.crt").exists());
+    let written = fs::read_to_string(node.pki("sa.pub")).unwrap();
+    assert_eq!(written, both, "the cluster's keys are the node's");
+
+    assert_eq!(cluster.admin().delete(SECRET).0, 200);
+    let config = join(&cluster, &node, &with_key(&key));
+    node.write(CONFIG, &config.replace(ENDPOINT, "192.0.2.254:6443"));
+    let authorities = first.path("/etc/kubernetes/pki");
+    let signer = format!("local:{}", authorities.display());
+    fs::remove_file(node.path("/etc/nodepki/config.yaml")).unwrap();
+    let ran = node.nodepki(&["bootstrap", "--signer", &signer]);
+    ran.done().row_says("sa", "kept");
+    ran.row_says("apiserver", "issued");
+}
+
+#[test]
+fn the_files_of_an_external_etcd_come_along() {
+    let cluster = Cluster::start(Authorities::Internal);
+    let first = cluster.first();
+    let at = "/etc/etcd-client";
+    for (from, to) in [
+        ("etcd/ca.crt", "ca.crt"),
+        ("apiserver-etcd-client.crt", "client.crt"),
+        ("apiserver-etcd-client.key", "client.key"),
+    ] {
+        first.write(
+            &format!("{at}/{to}"),
+            &fs::read_to_string(first.pki(from)).unwrap(),
+        );
+    }
+    let key = CertificateKey::generate().unwrap().to_hex();
+    let init = INIT.replacen(
+        "kind: InitConfiguration\n",
+        &format!("kind: InitConfiguration\ncertificateKey: '{}'\n", *key),
+        1,
+    );
+    let config = format!(
+        "{init}etcd: {{external: {{endpoints: ['https://192.0.2.11:2379'], caFile: {at}/ca.crt, certFile: {at}/client.crt, keyFile: {at}/client.key}}}}\n"
+    );
+    let node = cluster.add_node("cp2", "192.0.2.12");
+    node.write(CONFIG, &join(&cluster, &node, &with_key(&key)));
+    bootstrap(&node)
+        .ended(77)
+        .says("kubeadm init phase upload-certs --upload-certs");
+    for phase in [
+        &["init", "phase", "upload-config", "kubeadm"][..],
+        &["init", "phase", "upload-certs", "--upload-certs"],
+    ] {
+        first.kubeadm(phase, Some(&config)).done();
+    }
+    // By the old API and the new address.
+    let old = join(&cluster, &node, &with_key(&key))
+        .replace("v1beta4", "v1beta3")
+        .replace(ENDPOINT, "'[2001:db8::100]:6443'");
+    node.write(CONFIG, &old);
+    // The key that is not there would not be that of the certificate that is.
+    let other = fs::read_to_string(first.pki("apiserver.crt")).unwrap();
+    node.write(&format!("{at}/client.crt"), &other);
+    bootstrap(&node)
+        .ended(65)
+        .says("/etc/etcd-client/client.crt (etcd.external.certFile) differs");
+    assert!(!node.pki("").exists());
+    fs::remove_file(node.path(&format!("{at}/client.crt"))).unwrap();
+    bootstrap(&node).done().says_not("etcd-ca");
+    for (file, mode) in [
+        ("ca.crt", 0o644),
+        ("client.crt", 0o644),
+        ("client.key", 0o600),
+    ] {
+        let path = format!("{at}/{file}");
+        let written = node.path(&path);
+        assert_eq!(
+            fs::read(&written).unwrap(),
+            fs::read(first.path(&path)).unwrap()
+        );
+        let found =
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&written).unwrap().permissions());
+        assert_eq!(found & 0o777, mode, "{file}");
+    }
+    assert!(!node.pki("etcd").exists());
+    node.write(CONFIG, &old.replace("2001:db8::100", "2001:db8::ffff"));
+    bootstrap(&node).done();
+}
+
+#[test]
+fn without_a_discovery_the_signer_says_what_the_authority_is() {
+    let cluster = cluster();
+    let node = cluster.add_node("cp33", "192.0.2.33");
+    let first = cluster.first();
+    let config = join(cluster, &node, "");
+    let (head, rest) = config.split_once("discovery:").unwrap();
+    let (_, tail) = rest.split_once("controlPlane:").unwrap();
+    let (_, own) = INIT.split_once("---\n").unwrap();
+    node.write(CONFIG, &format!("{head}controlPlane:{tail}---\n{own}"));
+    for file in ["sa.key", "sa.pub"] {
+        let path = format!("/etc/kubernetes/pki/{file}");
+        node.write(&path, &fs::read_to_string(first.path(&path)).unwrap());
+    }
+    let signer = format!("local:{}", first.pki("").display());
+    node.nodepki(&["bootstrap", "--signer", &signer])
+        .done()
+        .row_says("ca", "written");
 }
