@@ -19,7 +19,6 @@ use std::str::FromStr;
 
 use serde_json::Value;
 use time::OffsetDateTime;
-use zeroize::Zeroizing;
 
 use crate::agent::{
     self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, Report, Setup, SurveyedCert,
@@ -375,27 +374,19 @@ pub async fn check(
 }
 
 /// Judges the Secrets of a manifest: documents, or the List that `kubectl get -o yaml` prints. A Secret that names no
-/// namespace goes for one of the cluster's.
+/// namespace goes for one of the cluster's. `file` is for messages.
 ///
 /// # Errors
-/// A file that is not there or no YAML.
+/// A text that is no YAML.
 pub fn check_manifest(
-    root: &Root,
-    file: &Path,
+    file: &str,
+    text: &str,
     target: &Target,
     format: Format,
     external_etcd: bool,
     now: OffsetDateTime,
 ) -> Result<Findings, Failure> {
-    let unreadable = |error: String| {
-        Failure::new(
-            ExitCode::Configuration,
-            format!("{}: {error}", file.display()),
-        )
-    };
-    let text = load::read_named(root, file).map_err(|error| unreadable(error.to_string()))?;
-    let text = Zeroizing::new(text);
-    let documents = yaml::parse(&file.display().to_string(), &text).map_err(load::faulty)?;
+    let documents = yaml::parse(file, text).map_err(load::faulty)?;
     let mut found = BTreeMap::new();
     for document in &documents {
         let mut document = Object(yaml::to_json(document));

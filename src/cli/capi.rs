@@ -1,9 +1,10 @@
 //! `capi secrets` and `capi check`: the Secrets of Cluster API's external-CA flow, and the conditions that judge them.
 
-use std::io::{IsTerminal, Write, stderr, stdout};
+use std::io::{IsTerminal, Write, stderr, stdin, stdout};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
+use zeroize::Zeroizing;
 
 use super::terminal::Terminal;
 use super::{Global, Output, Run, now, print, runtime, table, warn};
@@ -12,6 +13,7 @@ use crate::capi::conditions::Findings;
 use crate::capi::secrets::{self, Secret, Target};
 use crate::capi::{self, Order};
 use crate::load;
+use crate::store::Root;
 use crate::x509::rfc3339;
 
 #[derive(Debug, Subcommand)]
@@ -126,7 +128,7 @@ struct Place {
     /// The management cluster
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// A manifest with the Secrets, or what `kubectl get secrets -o yaml` printed
+    /// A manifest with the Secrets, or what `kubectl get secrets -o yaml` printed; - for standard input
     #[arg(long, value_name = "MANIFEST")]
     from_file: Option<PathBuf>,
 }
@@ -193,7 +195,7 @@ impl SecretsArgs {
     }
 }
 
-fn write(root: &crate::store::Root, file: &Path, made: &[Secret]) -> Result<ExitCode, Failure> {
+fn write(root: &Root, file: &Path, made: &[Secret]) -> Result<ExitCode, Failure> {
     let (place, path) = load::root_of(root, file)?;
     let named = path.parent().zip(path.file_name());
     let directory = match named {
@@ -225,7 +227,11 @@ impl CheckArgs {
         let target = self.which.target()?;
         let (format, external) = (self.which.format.into(), self.which.external_etcd);
         let findings = match (&self.place.from_file, &self.place.kubeconfig) {
-            (Some(file), _) => capi::check_manifest(&root, file, &target, format, external, now())?,
+            (Some(file), _) => {
+                let text = manifest(&root, file)?;
+                let file = file.display().to_string();
+                capi::check_manifest(&file, &text, &target, format, external, now())?
+            }
             (None, Some(kubeconfig)) => {
                 let api = load::cluster(&root, kubeconfig)?;
                 runtime()?.block_on(capi::check(&api, &target, format, external, now()))?
@@ -248,6 +254,20 @@ impl CheckArgs {
             (false, false) => ExitCode::Done,
         })
     }
+}
+
+/// There are keys in it, and a pipe leaves them on no disk.
+fn manifest(root: &Root, file: &Path) -> Result<Zeroizing<String>, Failure> {
+    let read = match file == Path::new("-") {
+        true => std::io::read_to_string(stdin()).map_err(|error| error.to_string()),
+        false => load::read_named(root, file).map_err(|error| error.to_string()),
+    };
+    read.map(Zeroizing::new).map_err(|error| {
+        Failure::new(
+            ExitCode::Configuration,
+            format!("{}: {error}", file.display()),
+        )
+    })
 }
 
 fn render(findings: &Findings) -> String {

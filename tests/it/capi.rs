@@ -302,6 +302,8 @@ fn a_second_run_changes_nothing() {
     assert_eq!(printed.done().stdout, fs::read_to_string(&file).unwrap());
     let from_file = ["--format", "both", "--from-file", file.to_str().unwrap()];
     Ran::of(&mut management.command("check", &from_file)).done();
+    let mut piped = management.command("check", &["--format", "both", "--from-file", "-"]);
+    Ran::of(piped.stdin(fs::File::open(&file).unwrap())).done();
     directory.unchanged(&Snapshot::of(&management.directory()));
     // The API server takes the file as it is, and says the same as before.
     let admin = management.cluster.admin();
