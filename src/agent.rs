@@ -270,6 +270,27 @@ impl Setup {
         })
     }
 
+    /// What is to be asked of whom for a certificate; with the one in place, where the signer takes it in exchange.
+    fn job<'a>(
+        &self,
+        cert: &'a SurveyedCert,
+        trust: &'a TrustBundle,
+        now: OffsetDateTime,
+    ) -> Result<Job<'a>, Failure> {
+        let (signer_name, signer) = self.signer(cert.spec.authority)?;
+        Ok(Job {
+            asked: Asked {
+                spec: &cert.spec,
+                signer: Rc::clone(signer),
+                signer_name: signer_name.clone(),
+                current: (signer.caps().renewal == Renewal::Rekey)
+                    .then(|| cert.exchangeable(trust, now))
+                    .flatten(),
+            },
+            trust,
+        })
+    }
+
     /// What an authority is to sign, as its signer sees it.
     pub fn wanted(&self, authority: Authority) -> Vec<Wanted> {
         let specs = self.plan.certs.iter();
@@ -734,22 +755,11 @@ impl<'a> Run<'a> {
             .filter(|cert| !unreachable.contains_key(&cert.spec.authority))
             .map(|cert| {
                 let authority = cert.spec.authority;
-                let (name, signer) = self.setup.signer(authority)?;
                 let trust = self
                     .trust
                     .get(&authority)
                     .ok_or_else(|| no_authority(self.setup, authority))?;
-                let job = Job {
-                    asked: Asked {
-                        spec: &cert.spec,
-                        signer: Rc::clone(signer),
-                        signer_name: name.clone(),
-                        current: (signer.caps().renewal == Renewal::Rekey)
-                            .then(|| cert.exchangeable(trust, now))
-                            .flatten(),
-                    },
-                    trust,
-                };
+                let job = self.setup.job(cert, trust, now)?;
                 Ok((cert.spec.name, job))
             })
             .collect::<Result<_, Failure>>()?;

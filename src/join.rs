@@ -22,6 +22,7 @@ use crate::http::Files;
 use crate::jwks;
 use crate::kubeadm::Join;
 use crate::kubeapi::Api;
+use crate::kubeconfig;
 use crate::names::Authority;
 use crate::sharedcerts::{CertificateKey, CertificateKeyError, Entry, SharedCerts, UPLOAD};
 use crate::signer::Signer;
@@ -217,8 +218,7 @@ pub fn configuration_to_keep(from: String, text: String) -> ProvidedFile {
 ///
 /// # Errors
 /// A document that cannot be written as YAML.
-pub fn handover(document: Value, ignore: &[String]) -> Result<ProvidedFile, Failure> {
-    let mut document = document;
+pub fn handover(mut document: Value, ignore: &[String]) -> Result<ProvidedFile, Failure> {
     if let Some(registration) = object_at(&mut document, "nodeRegistration") {
         let mut all: Vec<String> = registration
             .get("ignorePreflightErrors")
@@ -242,7 +242,9 @@ pub fn handover(document: Value, ignore: &[String]) -> Result<ProvidedFile, Fail
     {
         control_plane.shift_remove("certificateKey");
     }
-    let text = yaml::to_string(&document).map_err(|error| {
+    let text = yaml::to_string(&document);
+    kubeconfig::wipe(&mut document);
+    let text = text.map_err(|error| {
         Failure::new(
             ExitCode::Configuration,
             format!("the JoinConfiguration cannot be written anew: {error}; simplify it"),

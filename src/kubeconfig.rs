@@ -247,7 +247,8 @@ impl Drop for Kubeconfig {
     }
 }
 
-fn wipe(value: &mut Value) {
+/// Wipes every text in a document.
+pub(crate) fn wipe(value: &mut Value) {
     match value {
         Value::String(text) => text.zeroize(),
         Value::Array(items) => items.iter_mut().for_each(wipe),

@@ -4,20 +4,19 @@
 //! one, and throws it away.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
 use super::clock::{self, Settled};
-use super::request::{self, Asked, Desk, Fresh, Job, Outcome, Resumed};
+use super::request::{self, Asked, Desk, Fresh, Outcome, Resumed};
 use super::survey::{Survey, SurveyedCert};
 use super::{
     Clock, ExitCode, Failure, Progress, Setup, keys, same_authority, sentence, signer_failure,
 };
 use crate::assess::Action;
 use crate::names::Authority;
-use crate::signer::{Kind, Renewal};
+use crate::signer::Kind;
 use crate::store::{Commit, Slot, Store};
 use crate::x509::{Difference, TrustBundle, path_differences};
 
@@ -157,7 +156,7 @@ pub async fn rehearse(
     progress: &dyn Progress,
 ) -> Result<(), Failure> {
     let (name, authority) = (cert.spec.name, cert.spec.authority);
-    let (signer_name, signer) = setup.signer(authority)?;
+    let (_, signer) = setup.signer(authority)?;
     let now = clock();
     let desk = Desk {
         store,
@@ -167,17 +166,7 @@ pub async fn rehearse(
         deadline: Instant::now() + setup.wait,
         progress,
     };
-    let job = Job {
-        asked: Asked {
-            spec: &cert.spec,
-            signer: Rc::clone(signer),
-            signer_name: signer_name.clone(),
-            current: (signer.caps().renewal == Renewal::Rekey)
-                .then(|| cert.exchangeable(trust, now))
-                .flatten(),
-        },
-        trust,
-    };
+    let job = setup.job(cert, trust, now)?;
     let fresh = match resumed(&desk, &job.asked)? {
         Some(resumed) => Fresh::Resumed(Box::new(resumed)),
         None => {

@@ -10,9 +10,10 @@ use std::fmt;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value, json};
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 use crate::kubeadm::is_dns_subdomain;
+use crate::kubeconfig::wipe;
 use crate::names::Authority;
 use crate::x509::{Chain, PrivateKey, TrustBundle};
 
@@ -324,15 +325,6 @@ pub struct Object(pub Value);
 impl Drop for Object {
     fn drop(&mut self) {
         wipe(&mut self.0);
-    }
-}
-
-fn wipe(value: &mut Value) {
-    match value {
-        Value::String(text) => text.zeroize(),
-        Value::Array(items) => items.iter_mut().for_each(wipe),
-        Value::Object(entries) => entries.values_mut().for_each(wipe),
-        _ => {}
     }
 }
 
