@@ -5,12 +5,13 @@ use std::path::Path;
 
 use time::OffsetDateTime;
 
+use super::kubelet::Identity;
 use super::request::Outcome;
 use super::{
     ExitCode, Failure, Outcomes, ProvidedFile, Report, Row, ServiceAccountAction, Setup, Survey,
     SurveyedBundle, SurveyedCert, report,
 };
-use crate::assess::{Action, Found, beyond_authority};
+use crate::assess::{Action, Found, FoundStore, beyond_authority};
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
 use crate::names::Authority;
@@ -46,6 +47,7 @@ pub(super) async fn install(
         incomplete,
         refused,
         now,
+        root: store.root().clone(),
         commit: Commit::new(),
         rows: Vec::new(),
         installed: Vec::new(),
@@ -99,6 +101,7 @@ struct Work<'a> {
     /// An answer was refused, or there will be none: nothing else is put in place either.
     refused: bool,
     now: OffsetDateTime,
+    root: Root,
     commit: Commit,
     rows: Vec<Row>,
     installed: Vec<(Authority, Box<Request>)>,
@@ -148,8 +151,8 @@ impl Work<'_> {
                     request,
                 }),
             ) if whole => {
-                let existing = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
-                self.add(&spec, &chain, &key, trusted, existing)?;
+                let document = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
+                self.add(&spec, (&chain, &key), true, trusted, document, found.store)?;
                 self.commit.issued(spec.name, record(&chain, self.now));
                 self.commit.completes(Slot::Certificate(spec.name));
                 self.installed.push((spec.authority, request));
@@ -159,12 +162,13 @@ impl Work<'_> {
             (Action::Rewrite { reasons }, _) if whole => {
                 let row = report::cert_row(&spec, "rewritten", reasons, chain);
                 match (found.chain, found.key, found.kubeconfig) {
-                    (_, _, Some(kubeconfig)) if kubeconfig.by_file => {
+                    (_, _, Some(kubeconfig)) if kubeconfig.by_file && found.store.is_none() => {
                         self.add_cluster(&spec, trusted, kubeconfig.document)?;
                     }
                     (Found::Present(chain), Found::Present(key), kubeconfig) => {
-                        let existing = kubeconfig.map(|kubeconfig| kubeconfig.document);
-                        self.add(&spec, &chain, &key, trusted, existing)?;
+                        let document = kubeconfig.map(|kubeconfig| kubeconfig.document);
+                        let pair = (&chain, &key);
+                        self.add(&spec, pair, false, trusted, document, found.store)?;
                     }
                     // Only what is present and whole is ever rewritten.
                     _ => {}
@@ -274,14 +278,28 @@ impl Work<'_> {
         self.rows.push(report::provided_row(file, action));
     }
 
+    /// `document` and `store` are what was found around the certificate; `issued` when the pair is new.
     fn add(
         &mut self,
         spec: &CertSpec,
-        chain: &Chain,
-        key: &PrivateKey,
+        (chain, key): (&Chain, &PrivateKey),
+        issued: bool,
         trusted: &TrustBundle,
-        existing: Option<Kubeconfig>,
+        document: Option<Kubeconfig>,
+        store: Option<FoundStore>,
     ) -> Result<(), Failure> {
+        if let Some(store) = store {
+            let identity = Identity {
+                spec,
+                trusted,
+                chain,
+                key,
+                issued,
+                store,
+                document,
+            };
+            return identity.add_to(&mut self.commit, &self.root, self.now);
+        }
         let (certificate_pem, key_pem) = (chain.to_pem(), key.to_pem());
         match &spec.output {
             Output::Pair { certificate, key } => {
@@ -298,6 +316,7 @@ impl Work<'_> {
                 server,
                 cluster,
                 user,
+                ..
             } => {
                 let authority = trusted.first().to_pem();
                 let credentials = Credentials {
@@ -306,7 +325,7 @@ impl Work<'_> {
                     certificate: &certificate_pem,
                     key: &key_pem,
                 };
-                let document = match existing {
+                let document = match document {
                     Some(mut document) => {
                         document
                             .set_credentials(&credentials)
@@ -325,7 +344,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// For a kubeconfig that names its certificate by file: those files are the kubelet's.
+    /// For a kubeconfig that names its certificate by file: those files are somebody else's.
     fn add_cluster(
         &mut self,
         spec: &CertSpec,
@@ -357,7 +376,7 @@ fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
     }
 }
 
-fn unrepairable(path: &Path, error: &KubeconfigError) -> Failure {
+pub(super) fn unrepairable(path: &Path, error: &KubeconfigError) -> Failure {
     Failure::new(
         ExitCode::Refused,
         format!("{}: {error}; move it away and run again", path.display()),

@@ -14,7 +14,7 @@ use crate::kubeadm;
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::load;
 use crate::names::{Authority, CertName};
-use crate::plan::{KUBECONFIG_DIR, Plan};
+use crate::plan::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI, Plan};
 use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::signer::Kind;
 use crate::status::{self, Role, Status, Trouble};
@@ -244,15 +244,20 @@ impl Picture {
             .into_iter()
             .map(|name| (name, reader.authority(name)))
             .collect();
+        let status = status::collect(root, &certificates_dir, now);
         let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
         Picture {
             at: now,
             root: root.path().to_owned(),
-            status: status::collect(root, &certificates_dir, now),
             leaves: CertName::ALL
                 .into_iter()
+                // One that the kubelet has made itself is its own business.
+                .filter(|name| {
+                    *name != CertName::KubeletServing || status.certificate(*name).is_some()
+                })
                 .map(|name| (name, reader.leaf(name)))
                 .collect(),
+            status,
             service_account: reader.key(&certificates_dir.join("sa.key")),
             trees: reader.trees(&authorities),
             authorities,
@@ -353,7 +358,12 @@ fn leaf_files(dir: &Path, name: CertName) -> Vec<PathBuf> {
     match name.is_kubeconfig() {
         true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
         false => ["crt", "key"]
-            .map(|extension| dir.join(format!("{}.{extension}", name.base_name())))
+            .map(|extension| match name {
+                CertName::KubeletServing => {
+                    Path::new(KUBELET_PKI).join(format!("kubelet.{extension}"))
+                }
+                name => dir.join(format!("{}.{extension}", name.base_name())),
+            })
             .to_vec(),
     }
 }
@@ -558,7 +568,7 @@ impl Reader<'_> {
     }
 
     fn kubelet(&self) -> Kubelet {
-        let link_path = Path::new(KUBELET).join("pki/kubelet-client-current.pem");
+        let link_path = Path::new(KUBELET_PKI).join(KUBELET_CURRENT);
         let link = self.root.metadata(&link_path).ok().flatten();
         Kubelet {
             link: link.map(|found| found.kind),

@@ -325,7 +325,7 @@ impl Node {
             let key = PrivateKey::from_pem(&fs::read(path).ok()?).unwrap();
             Some((*name, hex(&key.public_key().sha256())))
         };
-        CertName::ALL.iter().filter_map(key).collect()
+        CertName::KUBEADM.iter().filter_map(key).collect()
     }
 
     /// Every one of `names` is a pair, and OpenSSL verifies it under the authority on the node.
@@ -563,4 +563,4 @@ fn look(path: &Path, seen: &mut BTreeMap<PathBuf, Seen>) {
 }
 
 /// Every certificate of a first stacked control-plane node.
-pub(crate) const EVERYTHING: [CertName; 12] = CertName::ALL;
+pub(crate) const EVERYTHING: [CertName; 12] = CertName::KUBEADM;
