@@ -67,6 +67,9 @@ pub struct CertSpec {
     pub other_subjects: Vec<Subject>,
     /// What may be in it besides.
     pub tolerance: Tolerance,
+    /// One under another certificate of the bundle than the first is issued anew, not kept with a note: the authority
+    /// was changed.
+    pub under_first: bool,
     /// Where it goes.
     pub output: Output,
 }
@@ -377,6 +380,7 @@ impl Table<'_> {
                 .get(&name.authority())
                 .copied()
                 .unwrap_or_default(),
+            under_first: false,
         }
     }
 
