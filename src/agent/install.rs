@@ -11,6 +11,7 @@ use super::{
     SurveyedBundle, SurveyedCert, report,
 };
 use crate::assess::{Action, Found, beyond_authority};
+use crate::components::Change;
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
 use crate::names::Authority;
@@ -66,6 +67,10 @@ pub(super) async fn install(
         };
         let public = handed.map_or(&[][..], |handed| &handed.public);
         work.service_account(spec, action, key, public, store.root())?;
+        for path in [&spec.private, &spec.public] {
+            work.commit
+                .change(Change::ServiceAccount, path.clone(), now);
+        }
     }
     for place in survey.missing_files {
         if let Some(file) = setup.provided.files.get(place) {
@@ -118,6 +123,9 @@ impl Work<'_> {
             let pem = trusted.to_pem().into_bytes();
             self.commit
                 .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
+            let change = Change::Bundle(authority);
+            self.commit
+                .change(change, bundle.spec.path.clone(), self.now);
             self.rows
                 .push(report::bundle_row(&bundle.spec, "written", trusted));
         }
@@ -292,6 +300,8 @@ impl Work<'_> {
                     certificate_pem.into_bytes(),
                     Mode::Public,
                 );
+                let change = Change::Certificate(spec.name);
+                self.commit.change(change, certificate.clone(), self.now);
             }
             Output::Kubeconfig {
                 path,
@@ -320,6 +330,8 @@ impl Work<'_> {
                     document.to_yaml().as_bytes().to_vec(),
                     Mode::Private,
                 );
+                let change = Change::Certificate(spec.name);
+                self.commit.change(change, path.clone(), self.now);
             }
         }
         Ok(())
@@ -342,6 +354,8 @@ impl Work<'_> {
                 document.to_yaml().as_bytes().to_vec(),
                 Mode::Private,
             );
+            let change = Change::Certificate(spec.name);
+            self.commit.change(change, path.clone(), self.now);
         }
         Ok(())
     }
