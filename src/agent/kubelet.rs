@@ -14,6 +14,7 @@ use zeroize::Zeroizing;
 use super::Failure;
 use super::install::unrepairable;
 use crate::assess::{FoundStore, KubeletCurrent as Current};
+use crate::components::Change;
 use crate::kubeconfig::Kubeconfig;
 use crate::plan::{CertSpec, Output};
 use crate::store::{Commit, Mode, Root, STATE_DIR};
@@ -70,7 +71,7 @@ impl Identity<'_> {
             }
             (false, None) => {}
         }
-        self.add_kubeconfig(commit)
+        self.add_kubeconfig(commit, now)
     }
 
     fn add_file(
@@ -87,6 +88,7 @@ impl Identity<'_> {
         made.files.insert(path);
 
         let link = self.store.link();
+        commit.change(Change::Certificate(self.spec.name), link.clone(), now);
         match (&self.store.on_disk.current, &self.store.on_disk.pem) {
             (Current::File, Some(found)) => {
                 let (_, path) = free.name(now)?;
@@ -117,7 +119,7 @@ impl Identity<'_> {
         Ok(())
     }
 
-    fn add_kubeconfig(self, commit: &mut Commit) -> Result<(), Failure> {
+    fn add_kubeconfig(self, commit: &mut Commit, now: OffsetDateTime) -> Result<(), Failure> {
         let Output::Kubeconfig {
             path,
             server,
@@ -141,6 +143,7 @@ impl Identity<'_> {
             document.to_yaml().as_bytes().to_vec(),
             Mode::Private,
         );
+        commit.change(Change::Certificate(self.spec.name), path.clone(), now);
         Ok(())
     }
 }

@@ -143,7 +143,11 @@ fn by_file_once_the_kubelet_has_its_own() {
     assert_eq!((dated(&node), link_of(&node), node.submissions()), before);
 
     // And when it rotates by itself, that is as good.
-    kubelet_stores(&node, "kubelet-client-2026-02-02-03-04-05.pem", &pair(&node, 1));
+    kubelet_stores(
+        &node,
+        "kubelet-client-2026-02-02-03-04-05.pem",
+        &pair(&node, 1),
+    );
     let before = (node.etc(), dated(&node), link_of(&node));
     node.ask().done();
     before.0.unchanged(&node.etc());
@@ -155,7 +159,10 @@ fn an_expired_or_lost_identity_is_issued_anew() {
     let people = |node: &Node| {
         let text = node.read(CONF);
         let edited = text
-            .replace("    server: ", "    proxy-url: http://proxy:3128\n    server: ")
+            .replace(
+                "    server: ",
+                "    proxy-url: http://proxy:3128\n    server: ",
+            )
             .replace("kind: Config", "kind: Config\npreferences:\n  colors: true");
         assert_ne!(text, edited);
         node.write(CONF, edited);
@@ -206,6 +213,25 @@ fn an_expired_or_lost_identity_is_issued_anew() {
         now.0.unchanged(&node.etc());
         assert_eq!(now.1, dated(&node), "{case}");
     }
+}
+
+#[test]
+fn the_kubelet_is_started_anew_for_it() {
+    let restarts = |node: &Node| {
+        let text = fs::read_to_string(node.path("/var/lib/nodepki/restarts.json"));
+        text.unwrap_or_default()
+    };
+    let node = whole();
+    assert_eq!(restarts(&node), "");
+    // kubelet.conf stays as it is, and a kubelet that rotates reads the other file at its start alone.
+    let target = format!("{PKI}/{}", link_of(&node).display());
+    node.write(target, pair(&node, 20));
+    let before = node.read(CONF);
+    node.ask().done();
+    assert_eq!(node.read(CONF), before);
+    let record = restarts(&node);
+    assert!(record.contains("\"component\":\"kubelet\""), "{record}");
+    assert!(record.contains("kubelet.conf"), "{record}");
 }
 
 #[test]
@@ -316,7 +342,10 @@ fn killed_anywhere_it_is_the_old_one_or_the_new_one() {
             assert_eq!(left, [""; 0].map(PathBuf::from), "{place}");
         }
     }
-    assert!(old > 5 && new > 3, "{old} before the link moved, {new} after");
+    assert!(
+        old > 5 && new > 3,
+        "{old} before the link moved, {new} after"
+    );
 }
 
 #[test]
@@ -357,7 +386,13 @@ fn the_serving_certificate_is_the_kubelets_default_pair() {
     assert_eq!((node.mode(&certificate), node.mode(&key)), (0o644, 0o600));
     let pem = node.read(&certificate);
     let text = String::from_utf8(openssl(
-        &["x509", "-noout", "-subject", "-ext", "extendedKeyUsage,subjectAltName"],
+        &[
+            "x509",
+            "-noout",
+            "-subject",
+            "-ext",
+            "extendedKeyUsage,subjectAltName",
+        ],
         pem.as_bytes(),
     ))
     .unwrap();
@@ -374,7 +409,8 @@ fn the_serving_certificate_is_the_kubelets_default_pair() {
     assert_eq!(chain.leaf().public_key(), found.public_key());
     node.run(&["status"]).says("kubelet-serving");
     // kubeadm knows nothing of it.
-    node.run(&["status", "--kubeadm"]).says_not("kubelet-serving");
+    node.run(&["status", "--kubeadm"])
+        .says_not("kubelet-serving");
     let before = pem;
     node.ask().done();
     assert_eq!(node.read(&certificate), before);

@@ -571,7 +571,14 @@ fn look(path: &Path, seen: &mut BTreeMap<PathBuf, Seen>) {
 
 /// A file of the node, a link in the last place resolved on the node.
 fn read_in_root(root: &Path, on_node: &str) -> Option<Vec<u8>> {
-    Some(Root::open(root).unwrap().read(on_node).unwrap()?.bytes.to_vec())
+    Some(
+        Root::open(root)
+            .unwrap()
+            .read(on_node)
+            .unwrap()?
+            .bytes
+            .to_vec(),
+    )
 }
 
 /// Every certificate of a first stacked control-plane node.
