@@ -22,7 +22,7 @@ const LAYERS: &[&[&str]] = &[
     &["schema"],
     &["clusterinfo"],
     &["kubeadm", "sharedcerts"],
-    &["kubeconfig", "jwks"],
+    &["kubeconfig", "manifest", "jwks"],
     &["x509", "yaml"],
     &["names"],
 ];
@@ -37,6 +37,7 @@ const PURE: &[&str] = &[
     "kubeadm",
     "sharedcerts",
     "kubeconfig",
+    "manifest",
     "jwks",
     "x509",
     "yaml",
