@@ -164,12 +164,16 @@ fn a_joined_node_is_known_without_its_file() {
     let pair = nodepki::x509::PrivateKey::generate(nodepki::x509::KeyAlgorithm::Rsa2048).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", pair.to_pem().as_bytes());
     bootstrap(&node).done();
+    // `kubeadm join` would have to find the cluster; `init` writes the same, and wants what only a first node has.
+    let admin = node.read("/etc/kubernetes/admin.conf");
+    node.write("/etc/kubernetes/super-admin.conf", admin);
     manifests(
         &node,
         &INIT
             .replace("192.0.2.11", "192.0.2.12")
             .replace("cp1", "cp2"),
     );
+    node.remove("/etc/kubernetes/super-admin.conf");
     let before = wishes(&plan(&node));
     forget(&node);
     let after = plan(&node);
@@ -225,7 +229,7 @@ fn another_certificates_directory_is_known_from_the_kept_configuration_and_held_
 
 #[test]
 fn only_the_cluster_configuration_is_kept() {
-    let secrets = "bootstrapTokens: [{token: abcdef.0123456789abcdef}]\ncertificateKey: 1111111111111111111111111111111111111111111111111111111111111111\n";
+    let secrets = "bootstrapTokens: [{token: abcdef.0123456789abcdef}]\ncertificateKey: '1111111111111111111111111111111111111111111111111111111111111111'\n";
     let config = INIT.replacen(
         "kind: InitConfiguration\n",
         &format!("kind: InitConfiguration\n{secrets}"),
@@ -438,6 +442,7 @@ fn a_running_cluster_is_asked_for_its_configuration_once() {
     let node = cluster.first();
     // A copy of the node's files, in a root of its own that is seen from there.
     let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("etc")).unwrap();
     kubeadm::copy_tree(
         &node.path("/etc/kubernetes"),
         &root.path().join("etc/kubernetes"),
