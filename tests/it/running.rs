@@ -177,11 +177,7 @@ fn a_joined_node_is_known_without_its_file() {
     let before = wishes(&plan(&node));
     forget(&node);
     let after = plan(&node);
-    assert_eq!(
-        before.len() - 1,
-        wishes(&after).len(),
-        "all but kubeadm-join.yaml"
-    );
+    assert_eq!(before, wishes(&after));
     everything_is_kept(&after);
     assert!(!wishes(&after).contains_key("super-admin.conf"));
     after.says_not("FileAvailable");
