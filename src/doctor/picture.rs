@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::Inputs;
@@ -20,6 +21,7 @@ use crate::signer::Kind;
 use crate::status::{self, Role, Status, Trouble};
 use crate::store::{self, FileKind, Root, STATE_DIR};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
+use crate::yaml;
 
 const CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
 const KUBELET: &str = "/var/lib/kubelet";
@@ -155,6 +157,8 @@ pub(super) struct Kubelet {
     pub(super) may_bootstrap: bool,
     /// It was set up, by kubeadm or by somebody else.
     pub(super) is_set_up: bool,
+    /// Its configuration file, where that can be read.
+    pub(super) configuration: Option<Value>,
 }
 
 impl Picture {
@@ -301,6 +305,13 @@ impl Picture {
     pub(super) fn files(&self, name: CertName) -> Vec<PathBuf> {
         leaf_files(&self.certificates_dir, name)
     }
+}
+
+/// The first document of a YAML file.
+fn document(bytes: &[u8]) -> Result<Value, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let documents = yaml::parse("config.yaml", text).map_err(|faults| faults.to_string())?;
+    Ok(documents.first().map(yaml::to_json).unwrap_or_default())
 }
 
 fn leaf_files(dir: &Path, name: CertName) -> Vec<PathBuf> {
@@ -517,13 +528,15 @@ impl Reader<'_> {
     }
 
     fn kubelet(&self) -> Kubelet {
+        let configuration = Path::new(KUBELET).join("config.yaml");
         let link_path = Path::new(KUBELET_PKI).join(KUBELET_CURRENT);
         let link = self.root.metadata(&link_path).ok().flatten();
         Kubelet {
             link: link.map(|found| found.kind),
             link_path,
             may_bootstrap: self.stands(&Path::new(KUBECONFIG_DIR).join("bootstrap-kubelet.conf")),
-            is_set_up: self.stands(&Path::new(KUBELET).join("config.yaml")),
+            is_set_up: self.stands(&configuration),
+            configuration: self.found(&configuration, document).present().cloned(),
         }
     }
 
