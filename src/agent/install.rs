@@ -9,8 +9,8 @@ use time::OffsetDateTime;
 use super::request::Outcome;
 use super::survey::Rotating;
 use super::{
-    ExitCode, Failure, Outcomes, ProvidedFile, Report, Row, ServiceAccountAction, Setup, Survey,
-    SurveyedBundle, SurveyedCert, report,
+    Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, Report, Row, ServiceAccountAction,
+    Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
 use crate::assess::{Action, Age, Found, beyond_authority};
 use crate::failpoint;
@@ -34,6 +34,7 @@ pub(super) async fn install(
     mut survey: Survey,
     mut outcomes: Outcomes,
     now: OffsetDateTime,
+    progress: &dyn Progress,
 ) -> Result<Report, Failure> {
     let rotating = survey.rotating.take();
     let on_its_own = |authority: &Authority| {
@@ -41,6 +42,13 @@ pub(super) async fn install(
             |bundle: &SurveyedBundle| bundle.in_place && bundle.spec.authority == *authority;
         rotating.is_some() && survey.bundles.iter().any(in_place)
     };
+    for (name, outcome) in &outcomes.certs {
+        let signer = setup.signers.get(&name.authority());
+        let signer = signer.map_or("", |(signer, _)| signer.as_str());
+        if let Some(event) = ending(*name, signer, outcome) {
+            progress.event(event);
+        }
+    }
     let incomplete: BTreeSet<Authority> = outcomes
         .certs
         .iter()
@@ -62,6 +70,7 @@ pub(super) async fn install(
         rows: Vec::new(),
         installed: Vec::new(),
         committed: Committed::default(),
+        expiring: Vec::new(),
     };
     for bundle in &survey.bundles {
         let provided = setup.provided.bundles.contains_key(&bundle.spec.authority);
@@ -88,14 +97,24 @@ pub(super) async fn install(
             work.provided(file);
         }
     }
-    if !work.commit.is_empty() {
+    if rotating.is_none() || !work.commit.is_empty() {
         work.commit(store)?;
     }
     let mut notes = survey.notes;
     notes.extend(work.committed.notes.iter().map(ToString::to_string));
-    for (authority, request) in work.installed {
-        let (_, signer) = setup.signer(authority)?;
-        if let Err(error) = signer.settled(&request).await {
+    for expiring in work.expiring {
+        progress.event(expiring);
+    }
+    for installed in work.installed {
+        let (signer_name, signer) = setup.signer(installed.request.wanted.authority)?;
+        progress.event(Event::Installed {
+            name: installed.request.wanted.name,
+            signer: signer_name.clone(),
+            serial: installed.record.serial,
+            not_after: installed.record.not_after,
+            renewed: installed.renewed,
+        });
+        if let Err(error) = signer.settled(&installed.request).await {
             notes.push(error.to_string());
         }
     }
@@ -104,6 +123,39 @@ pub(super) async fn install(
         notes,
         written: work.committed.written,
         ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
+    })
+}
+
+/// How a request ended, unless well: that is told once the certificate is in place.
+fn ending(name: CertName, signer: &str, outcome: &Outcome) -> Option<Event> {
+    let signer = signer.to_owned();
+    Some(match outcome {
+        Outcome::Signed { .. } => return None,
+        Outcome::Pending(why) => Event::Pending {
+            name,
+            signer,
+            why: why.clone(),
+        },
+        Outcome::Denied(why) => Event::Refused {
+            name,
+            signer,
+            why: why.clone(),
+        },
+        Outcome::Refused(differences) => Event::Refused {
+            name,
+            signer,
+            why: differences.join("; "),
+        },
+        Outcome::Failed(error) => Event::Failed {
+            name,
+            signer,
+            why: sentence(error.as_ref()),
+        },
+        Outcome::Undone(failure) => Event::Failed {
+            name,
+            signer,
+            why: failure.to_string(),
+        },
     })
 }
 
@@ -119,9 +171,19 @@ struct Work<'a> {
     rotating: Option<&'a Rotating>,
     commit: Commit,
     rows: Vec<Row>,
-    installed: Vec<(Authority, Box<Request>)>,
+    installed: Vec<Installed>,
+    /// What was wanted anew and stays as it is.
+    expiring: Vec<Event>,
     /// What is on disk already.
     committed: Committed,
+}
+
+/// A new certificate of this commit.
+struct Installed {
+    request: Box<Request>,
+    record: Issued,
+    /// There was one before.
+    renewed: bool,
 }
 
 impl Work<'_> {
@@ -150,6 +212,12 @@ impl Work<'_> {
         if let Err(failure) = tried {
             self.rows.truncate(rows);
             self.installed.truncate(installed);
+            if let Some(chain) = &chain {
+                self.expiring.push(Event::Expiring {
+                    name: spec.name,
+                    not_after: chain.leaf().not_after(),
+                });
+            }
             let outcome = Outcome::Undone(Rc::new(failure));
             let row = report::failed_row(&spec, outcome, serves, urgent, chain.as_ref());
             self.rows.push(row);
@@ -192,6 +260,9 @@ impl Work<'_> {
         } = cert;
         let due = due.filter(|_| self.rotating.is_some());
         let chain = found.chain.present();
+        let renewed = chain.is_some();
+        let installed_before = self.installed.len();
+        let issue = matches!(action, Action::Issue { .. });
         let row = match (action, outcome) {
             (Action::Keep { notes }, _) => Row {
                 due,
@@ -212,9 +283,14 @@ impl Work<'_> {
                 }
                 let existing = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
                 self.add(&spec, &chain, &key, trusted, existing)?;
-                self.commit.issued(spec.name, record(&chain, self.now));
+                let record = record(&chain, self.now);
+                self.commit.issued(spec.name, record.clone());
                 self.commit.completes(Slot::Certificate(spec.name));
-                self.installed.push((spec.authority, request));
+                self.installed.push(Installed {
+                    request,
+                    record,
+                    renewed,
+                });
                 reasons.extend(beyond_authority(&chain, trusted));
                 Row {
                     due,
@@ -250,6 +326,15 @@ impl Work<'_> {
                 report::waiting_row(&spec, reasons.join("; "), still_serves, chain)
             }
         };
+        if issue
+            && self.installed.len() == installed_before
+            && let Some(not_after) = row.not_after
+        {
+            self.expiring.push(Event::Expiring {
+                name: spec.name,
+                not_after,
+            });
+        }
         self.rows.push(row);
         Ok(())
     }

@@ -95,10 +95,11 @@ pub async fn renew(
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
     let mut outcomes = run.request_all(&survey).await?;
-    let (now, deadline) = (run.now(), run.deadline);
+    let (now, enquiry) = (run.now(), run.enquiry());
     let trust = run.trust;
-    revocation::strike_out(setup, &store, &survey, &trust, &mut outcomes, deadline, now).await?;
-    let report = install::install(setup, &mut store, &trust, survey, outcomes, now).await?;
+    revocation::strike_out(setup, &store, &survey, &trust, &mut outcomes, &enquiry, now).await?;
+    let report =
+        install::install(setup, &mut store, &trust, survey, outcomes, now, progress).await?;
     drop(store);
     let after = look(root, setup, &Scope::Due, now)?;
     let next = next(root, &after, setup, now)?;
