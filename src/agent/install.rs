@@ -13,6 +13,7 @@ use super::{
     Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
 use crate::assess::{Action, Age, Found, beyond_authority};
+use crate::components::Change;
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
 use crate::names::{Authority, CertName};
@@ -91,6 +92,10 @@ pub(super) async fn install(
         };
         let public = handed.map_or(&[][..], |handed| &handed.public);
         work.service_account(spec, action, key, public, store.root())?;
+        for path in [&spec.private, &spec.public] {
+            work.commit
+                .change(Change::ServiceAccount, path.clone(), now);
+        }
     }
     for place in survey.missing_files {
         if let Some(file) = setup.provided.files.get(place) {
@@ -238,6 +243,9 @@ impl Work<'_> {
             let pem = trusted.to_pem().into_bytes();
             self.commit
                 .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
+            let change = Change::Bundle(authority);
+            self.commit
+                .change(change, bundle.spec.path.clone(), self.now);
             self.rows
                 .push(report::bundle_row(&bundle.spec, "written", trusted));
         }
@@ -463,6 +471,8 @@ impl Work<'_> {
                     certificate_pem.into_bytes(),
                     Mode::Public,
                 );
+                let change = Change::Certificate(spec.name);
+                self.commit.change(change, certificate.clone(), self.now);
             }
             Output::Kubeconfig {
                 path,
@@ -491,6 +501,8 @@ impl Work<'_> {
                     document.to_yaml().as_bytes().to_vec(),
                     Mode::Private,
                 );
+                let change = Change::Certificate(spec.name);
+                self.commit.change(change, path.clone(), self.now);
             }
         }
         Ok(())
@@ -513,6 +525,8 @@ impl Work<'_> {
                 document.to_yaml().as_bytes().to_vec(),
                 Mode::Private,
             );
+            let change = Change::Certificate(spec.name);
+            self.commit.change(change, path.clone(), self.now);
         }
         Ok(())
     }
