@@ -89,7 +89,7 @@ fn held(names: &BTreeSet<CertName>, loaded: &Loaded) -> Result<(), Failure> {
 impl Arguments {
     pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
         let names = self.names.parse()?;
-        let loaded = global.load_joining(&self.run)?;
+        let loaded = global.load_running(&self.run)?;
         let scope = match names {
             Some(names) => {
                 held(&names, &loaded)?;
@@ -136,7 +136,7 @@ impl NeedsArguments {
 
     fn answer(self, global: &Global) -> Result<Answer, Failure> {
         let names = self.names.parse()?;
-        let loaded = global.load_joining(&self.run)?;
+        let loaded = global.load_running(&self.run)?;
         let scope = match names {
             Some(names) => {
                 held(&names, &loaded)?;
