@@ -3,6 +3,7 @@
 //! Pure. The edge hands in what it read as [`Found`]; nothing here opens a file or looks at a clock.
 
 mod kubelet;
+mod renewal;
 
 use std::fmt;
 
@@ -15,6 +16,7 @@ use crate::x509::{Chain, Difference, PrivateKey, PublicKey, TrustBundle, rfc3339
 pub use kubelet::{
     Current as KubeletCurrent, Form as KubeletForm, FoundStore, OnDisk, store_dir, weigh,
 };
+pub use renewal::{Age, Demand, Rotated, Rules, rotate};
 
 /// One file as it was found.
 #[derive(Debug)]

@@ -553,7 +553,11 @@ fn a_kubelet_that_does_not_use_what_is_issued_for_it_is_found() {
         node.write("/var/lib/kubelet/config.yaml", configuration);
         let mut command = node.command(["doctor", "--config"]);
         command.arg(node.outside("config.yaml"));
-        Ran::of(command.arg("--kubeadm-config").arg(node.outside("kubeadm.yaml")))
+        Ran::of(
+            command
+                .arg("--kubeadm-config")
+                .arg(node.outside("kubeadm.yaml")),
+        )
     };
     for fine in [
         "kind: KubeletConfiguration\n",
