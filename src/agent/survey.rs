@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use super::{Provided, ServiceAccount};
 use crate::assess::{
     self, Action, Age, Demand, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk,
-    ReadKubeconfig, assess, assess_bundle, rotate,
+    ReadKubeconfig, after_the_kubelet, assess, assess_bundle, rotate,
 };
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
@@ -70,6 +70,13 @@ pub struct SurveyedCert {
 }
 
 impl SurveyedCert {
+    /// The kubelet has asked the cluster for it itself.
+    fn is_of_kubelet(&self) -> bool {
+        let recorded = self.age.is_some_and(|age| age.recorded);
+        let store = self.found.store.as_ref();
+        store.is_some_and(|store| store.in_place) && !recorded
+    }
+
     fn new(spec: CertSpec, found: FoundCert, action: Action) -> Self {
         SurveyedCert {
             spec,
@@ -308,8 +315,10 @@ impl Survey {
                 .find(|bundle| bundle.spec.authority == cert.spec.authority)
                 .and_then(|bundle| bundle.found.present());
             let age = Age::of(chain, recorded, trust, cert.spec.profile.lifetime);
-            cert.due = Some(due_at(&age.life, rotation, node).0);
             cert.age = Some(age);
+            let late = cert.is_of_kubelet().then(|| after_the_kubelet(rotation));
+            let rotation = late.as_ref().unwrap_or(rotation);
+            cert.due = Some(due_at(&age.life, rotation, node).0);
         }
     }
 
@@ -326,8 +335,11 @@ impl Survey {
             let trust = trust(cert.spec.authority);
             let serving = cert.age.filter(|_| cert.still_serves(trust.as_ref(), now));
             let authorities = trust.iter().flat_map(TrustBundle::certificates);
+            let late = cert
+                .is_of_kubelet()
+                .then(|| after_the_kubelet(&rotating.rotation));
             let rules = assess::Rules {
-                rotation: &rotating.rotation,
+                rotation: late.as_ref().unwrap_or(&rotating.rotation),
                 node: &rotating.node,
                 demand: rotating.demand,
                 authority_ends: authorities.map(|authority| authority.not_after()).max(),
