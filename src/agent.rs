@@ -273,6 +273,12 @@ impl Setup {
                     .present()
                     .filter(|_| cert.for_age && cert.keep_key)
                     .map(|chain| chain.leaf().not_after()),
+                replaces: cert
+                    .found
+                    .chain
+                    .present()
+                    .filter(|_| cert.keep_key)
+                    .map(|chain| chain.leaf().fingerprint()),
             },
             trust,
         })
@@ -615,7 +621,7 @@ impl<'a> Run<'a> {
         let absent = survey
             .bundles
             .iter()
-            .filter(|bundle| bundle.found.present().is_none());
+            .filter(|bundle| bundle.found.present().is_none() && bundle.refused.is_none());
         needed.extend(absent.map(|bundle| bundle.spec.authority));
         needed.sort_unstable();
         needed.dedup();

@@ -37,6 +37,7 @@ mod node;
 mod offline;
 mod openssl;
 mod readme;
+mod renew;
 mod rig;
 mod running;
 mod servers;
