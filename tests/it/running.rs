@@ -163,6 +163,7 @@ fn a_joined_node_is_known_without_its_file() {
     node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
     let pair = nodepki::x509::PrivateKey::generate(nodepki::x509::KeyAlgorithm::Rsa2048).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", pair.to_pem().as_bytes());
+    node.set_mode("/etc/kubernetes/pki/sa.key", 0o600);
     bootstrap(&node).done();
     // `kubeadm join` would have to find the cluster; `init` writes the same, and wants what only a first node has.
     let admin = node.read("/etc/kubernetes/admin.conf");
