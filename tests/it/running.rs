@@ -71,7 +71,7 @@ fn set_up(config: &str) -> Node {
 }
 
 /// And it is gone.
-fn running(config: &str) -> Node {
+pub(crate) fn running(config: &str) -> Node {
     let node = set_up(config);
     forget(&node);
     node
@@ -242,6 +242,18 @@ fn only_the_cluster_configuration_is_kept() {
     // kubeadm reads it too.
     let etc = node.path("/etc/kubernetes");
     Ran::from(Kubeadm::new(&etc).run(&kept, &["config", "validate"])).done();
+}
+
+#[test]
+fn the_key_policy_beside_the_kubeadm_documents_is_kept_too() {
+    let policy = "---\napiVersion: config.openshift.io/v1\nkind: PKI\nmetadata: {name: cluster}\nspec: {defaults: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}\n";
+    let node = Node::of(INIT);
+    node.write(KUBEADM_FILE, format!("{INIT}{policy}"));
+    bootstrap(&node).done();
+    let before = wishes(&plan(&node));
+    assert_eq!(before["apiserver"][2], "ECDSA-P384");
+    forget(&node);
+    assert_eq!(before, wishes(&plan(&node)));
 }
 
 #[test]
