@@ -44,18 +44,29 @@ fn blocks() -> Vec<(u32, String)> {
 /// A node on which everything has expired, with a stick and the offline CA beside it. Without its kubeadm file, as
 /// after any boot.
 fn expired() -> Node {
-    let lived = INIT.replace(
-        "kind: ClusterConfiguration\n",
-        "kind: ClusterConfiguration\ncertificateValidityPeriod: 1s\n",
-    );
-    let node = running::running(&lived);
+    let node = running::running(INIT);
     node.write("/root/.keep", "");
     fs::create_dir_all(node.outside("media/usb")).unwrap();
     crate::kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
-    // Others are to live longer.
+    // All of it again, and this time for a second.
     let kept = node.read(KEPT);
-    assert!(kept.contains("1s"), "{kept}");
-    node.write(KEPT, kept.replace("1s", "8760h"));
+    node.write(KEPT, format!("{kept}certificateValidityPeriod: 1s\n"));
+    for name in EVERYTHING {
+        match name.is_kubeconfig() {
+            true => node.remove(format!("/etc/kubernetes/{name}")),
+            false => {
+                for extension in ["crt", "key"] {
+                    let file = format!("{}.{extension}", name.base_name());
+                    node.remove(format!("/etc/kubernetes/pki/{file}"));
+                }
+            }
+        }
+    }
+    // What only a first node has shows that it is one.
+    node.write("/etc/kubernetes/super-admin.conf", "");
+    let signer = format!("local:{}", node.ca().display());
+    node.run(&["bootstrap", "--signer", &signer]).done();
+    node.write(KEPT, kept);
     std::thread::sleep(Duration::from_millis(2100));
     node
 }
@@ -191,9 +202,9 @@ fn an_expired_authority_is_told_from_what_hangs_on_it_and_replaced_by_one_of_the
     follow(&node, 1, &[(0, &["expired"]), (65, radius)]);
     let refusal: &[&str] = &["the CA certificate in", "expired at"];
     follow(&node, 2, &[(65, refusal)]);
-    let snapshot = node.snapshot();
+    let snapshot = node.etc();
     follow(&node, 3, &[(65, refusal)]);
-    snapshot.unchanged(&node.snapshot());
+    snapshot.unchanged(&node.etc());
     follow(&node, 5, &[(0, &["admin.conf"])]);
     follow(&node, 3, &[(0, &["admin.conf"])]);
     node.assert_sound(&EVERYTHING);

@@ -185,9 +185,9 @@ fn a_joined_node_is_known_without_its_file() {
     // A new pair would be the end of the other nodes' tokens.
     node.remove("/etc/kubernetes/pki/sa.key");
     node.remove("/etc/kubernetes/pki/sa.pub");
-    let snapshot = node.snapshot();
+    let snapshot = node.etc();
     bootstrap(&node).ended(65).says("sa.key is absent");
-    snapshot.unchanged(&node.snapshot());
+    snapshot.unchanged(&node.etc());
 }
 
 #[test]
