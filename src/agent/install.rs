@@ -11,6 +11,7 @@ use super::{
     Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
 use crate::assess::{Action, Found, beyond_authority};
+use crate::components::Change;
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
 use crate::names::{Authority, CertName};
@@ -74,6 +75,10 @@ pub(super) async fn install(
         };
         let public = handed.map_or(&[][..], |handed| &handed.public);
         work.service_account(spec, action, key, public, store.root())?;
+        for path in [&spec.private, &spec.public] {
+            work.commit
+                .change(Change::ServiceAccount, path.clone(), now);
+        }
     }
     for place in survey.missing_files {
         if let Some(file) = setup.provided.files.get(place) {
@@ -174,6 +179,9 @@ impl Work<'_> {
             let pem = trusted.to_pem().into_bytes();
             self.commit
                 .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
+            let change = Change::Bundle(authority);
+            self.commit
+                .change(change, bundle.spec.path.clone(), self.now);
             self.rows
                 .push(report::bundle_row(&bundle.spec, "written", trusted));
         }
@@ -364,6 +372,8 @@ impl Work<'_> {
                     certificate_pem.into_bytes(),
                     Mode::Public,
                 );
+                let change = Change::Certificate(spec.name);
+                self.commit.change(change, certificate.clone(), self.now);
             }
             Output::Kubeconfig {
                 path,
@@ -392,6 +402,8 @@ impl Work<'_> {
                     document.to_yaml().as_bytes().to_vec(),
                     Mode::Private,
                 );
+                let change = Change::Certificate(spec.name);
+                self.commit.change(change, path.clone(), self.now);
             }
         }
         Ok(())
@@ -414,6 +426,8 @@ impl Work<'_> {
                 document.to_yaml().as_bytes().to_vec(),
                 Mode::Private,
             );
+            let change = Change::Certificate(spec.name);
+            self.commit.change(change, path.clone(), self.now);
         }
         Ok(())
     }
