@@ -5,6 +5,7 @@ mod capi;
 mod certs;
 mod csr;
 mod doctor;
+mod journal;
 mod migrate;
 mod table;
 mod terminal;
@@ -23,6 +24,7 @@ use crate::demo;
 use crate::join;
 use crate::kubeadm::{NodeName, Role, parse_duration};
 use crate::load::{self, Inputs, Loaded};
+use crate::metrics::{self, Metrics};
 use crate::names::{Authority, CertName};
 use crate::plan;
 use crate::settings::{Settings, StandIns};
@@ -89,6 +91,8 @@ enum Output {
     Json,
     /// For programs and people.
     Yaml,
+    /// For Prometheus; `status` only.
+    Prometheus,
 }
 
 #[derive(Debug, Subcommand)]
@@ -240,6 +244,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 impl Cli {
     fn run(self) -> Result<ExitCode, Failure> {
         let Cli { global, command } = self;
+        if global.output == Output::Prometheus && !matches!(command, Command::Status(_)) {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                "only status prints metrics; use -o table, json or yaml",
+            ));
+        }
         match command {
             Command::Bootstrap(run) => {
                 let loaded = global.load_joining(&run)?;
@@ -294,13 +304,12 @@ impl Global {
 
     fn bootstrap(&self, loaded: Loaded) -> Result<ExitCode, Failure> {
         let terminal = Terminal::new(self.verbose);
-        let report = runtime()?.block_on(agent::bootstrap(
-            &self.open_root()?,
-            &loaded.setup,
-            now,
-            &terminal,
-        ));
+        let root = self.open_root()?;
+        let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "bootstrap");
+        let recorder = metrics.recorder(&loaded.setup, &terminal, now());
+        let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &recorder));
         drop(terminal);
+        warn(&metrics.ended(&loaded.setup, ExitCode::of(&report), None, now()));
         let report = report?;
         for row in &report.rows {
             let reasons = row.reasons.join("; ");
@@ -358,29 +367,37 @@ impl Global {
     fn crl(&self, loaded: &Loaded) -> Result<ExitCode, Failure> {
         let root = self.open_root()?;
         let terminal = Terminal::new(self.verbose);
-        let update = agent::update_revocations(&root, &loaded.setup, now, &terminal);
-        let report = runtime()?.block_on(update)?;
+        let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "crl");
+        let recorder = metrics.recorder(&loaded.setup, &terminal, now());
+        let update = agent::update_revocations(&root, &loaded.setup, now, &recorder);
+        let report = runtime()?.block_on(update);
+        warn(&metrics.ended(&loaded.setup, ExitCode::of(&report), None, now()));
+        let report = report?;
         self.print_report(&report)?;
         Ok(report.code())
     }
 
     fn status(&self, arguments: &StatusArgs) -> Result<ExitCode, Failure> {
-        let status = status::collect(&self.open_root()?, &arguments.cert_dir, now());
+        let root = self.open_root()?;
+        let status = status::collect(&root, &arguments.cert_dir, now());
+        if self.output == Output::Prometheus {
+            return print(&metrics::of_status(&root, &status));
+        }
         if arguments.kubeadm {
             for note in status::kubeadm_notes(&status) {
                 let _ = writeln!(stderr(), "nodepki: {note}");
             }
             return print(&match self.output {
-                Output::Table | Output::Tree => status::kubeadm_table(&status),
                 Output::Json => status::kubeadm_json(&status),
                 Output::Yaml => status::kubeadm_yaml(&status),
+                _ => status::kubeadm_table(&status),
             });
         }
         print(&match self.output {
-            Output::Table => status::table(&status, stdout().is_terminal()),
             Output::Tree => status::tree(&status, stdout().is_terminal()),
             Output::Json => status::json(&status),
             Output::Yaml => status::yaml(&status),
+            _ => status::table(&status, stdout().is_terminal()),
         })
     }
 
@@ -447,7 +464,7 @@ impl Global {
     fn print_report(&self, report: &Report) -> Result<ExitCode, Failure> {
         match self.output {
             Output::Table | Output::Tree => print(&table::render(report, self.verbose > 0)),
-            Output::Json | Output::Yaml => self.print_value(report, self.output),
+            _ => self.print_value(report, self.output),
         }
     }
 
