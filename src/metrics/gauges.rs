@@ -48,6 +48,12 @@ pub(super) fn found(status: &Status) -> Page {
 /// What follows from the configuration.
 pub(super) fn judged(survey: &Survey) -> Page {
     let mut page = Page::default();
+    for cert in &survey.certs {
+        if let Some(due) = cert.due {
+            let labels = Who::leaf(cert.spec.name).labels();
+            page.sample(&RENEWAL, &labels, seconds(due));
+        }
+    }
     for bundle in &survey.bundles {
         let lists = bundle.revocations.iter().flat_map(|all| all.lists());
         let (made, next): (Vec<_>, Vec<_>) = lists
