@@ -7,6 +7,7 @@ mod csr;
 mod doctor;
 mod journal;
 mod migrate;
+mod renew;
 mod table;
 mod terminal;
 
@@ -106,6 +107,15 @@ enum Command {
     ///
     /// Of a joining node that lacks something its cluster is read, as bootstrap would.
     Plan(Sources),
+    /// Renew what is due or has drifted, each certificate on its own
+    ///
+    /// Certificates that serve survive whatever happens here. Exit status: 0 also when a renewal failed that has time
+    /// yet, which is said; otherwise as for bootstrap.
+    Renew(renew::Arguments),
+    /// Say whether renew would have anything to do, for ExecCondition= of a unit
+    ///
+    /// Exit status: 0 yes; 1 no; 2 there are no certificates; 255 it cannot be told.
+    NeedsRenewal(renew::NeedsArguments),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
     /// Look for everything that is wrong with this node, with evidence and a fix for each finding
@@ -233,19 +243,23 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     terminal::subscribe(cli.global.log, cli.global.verbose);
     match cli.run() {
-        Ok(code) => code as u8,
+        Ok(code) => code,
         Err(failure) => {
-            for message in &failure.messages {
-                let _ = writeln!(stderr(), "nodepki: {message}");
-                tracing::debug!(exit = failure.code as u8, "{message}");
-            }
+            tell(&failure);
             failure.code as u8
         }
     }
 }
 
+fn tell(failure: &Failure) {
+    for message in &failure.messages {
+        let _ = writeln!(stderr(), "nodepki: {message}");
+        tracing::debug!(exit = failure.code as u8, "{message}");
+    }
+}
+
 impl Cli {
-    fn run(self) -> Result<ExitCode, Failure> {
+    fn run(self) -> Result<u8, Failure> {
         let Cli { global, command } = self;
         if global.output == Output::Prometheus && !matches!(command, Command::Status(_)) {
             return Err(Failure::new(
@@ -253,7 +267,9 @@ impl Cli {
                 "only status prints metrics; use -o table, json or yaml",
             ));
         }
-        match command {
+        let code = match command {
+            // The one command whose exit status is an answer.
+            Command::NeedsRenewal(arguments) => return Ok(arguments.run(&global)),
             Command::Bootstrap(run) => {
                 let loaded = global.load_joining(&run.inputs(&global)?)?;
                 global.bootstrap(loaded)
@@ -265,6 +281,7 @@ impl Cli {
                 };
                 global.plan(&global.load_joining(&inputs)?)
             }
+            Command::Renew(arguments) => arguments.run(&global),
             Command::Status(arguments) => global.status(&arguments),
             Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),
@@ -283,7 +300,8 @@ impl Cli {
                 print(&String::from_utf8_lossy(&script))
             }
             Command::Man { dir } => manual(dir.as_deref()),
-        }
+        };
+        Ok(code? as u8)
     }
 }
 
@@ -326,25 +344,9 @@ impl Global {
         let recorder = metrics.recorder(&loaded.setup, &terminal, now());
         let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &recorder));
         drop(terminal);
-        warn(&metrics.ended(&loaded.setup, ExitCode::of(&report), None, now()));
+        warn(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
         let report = report?;
-        for row in &report.rows {
-            let reasons = row.reasons.join("; ");
-            match row.code {
-                None if row.is_overdue() => {
-                    tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
-                }
-                None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
-                Some(code) => {
-                    tracing::warn!(
-                        certificate = row.name,
-                        action = row.action,
-                        exit = code as u8,
-                        "{reasons}"
-                    );
-                }
-            }
-        }
+        log(&report);
         self.print_report(&report)?;
         if report.code() == ExitCode::Pending {
             let _ = writeln!(
@@ -388,7 +390,7 @@ impl Global {
         let recorder = metrics.recorder(&loaded.setup, &terminal, now());
         let update = agent::update_revocations(&root, &loaded.setup, now, &recorder);
         let report = runtime()?.block_on(update);
-        warn(&metrics.ended(&loaded.setup, ExitCode::of(&report), None, now()));
+        warn(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
         let report = report?;
         self.print_report(&report)?;
         Ok(report.code())
@@ -614,6 +616,27 @@ fn manual(dir: Option<&Path>) -> Result<ExitCode, Failure> {
             .map_err(failed)?,
     }
     Ok(ExitCode::Done)
+}
+
+/// What became of everything, for the journal.
+fn log(report: &Report) {
+    for row in &report.rows {
+        let reasons = row.reasons.join("; ");
+        match row.code {
+            None if row.is_overdue() => {
+                tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
+            }
+            None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
+            Some(code) => {
+                tracing::warn!(
+                    certificate = row.name,
+                    action = row.action,
+                    exit = code as u8,
+                    "{reasons}"
+                );
+            }
+        }
+    }
 }
 
 /// A closed pipe ends the output, not the run.

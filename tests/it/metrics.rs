@@ -28,7 +28,9 @@ const COUNTS: &str = "/var/lib/nodepki/metrics.json";
 fn node() -> Node {
     let node = Node::new();
     fs::create_dir_all(node.path(DIRECTORY)).unwrap();
-    node.settings(&format!("metrics: {{textfile: {TEXTFILE}, listen: '127.0.0.1:0'}}\n"));
+    node.settings(&format!(
+        "metrics: {{textfile: {TEXTFILE}, listen: '127.0.0.1:0'}}\n"
+    ));
     node
 }
 
@@ -64,11 +66,20 @@ fn samples(page: &str) -> BTreeMap<String, f64> {
 /// The sum of all samples of a family that have these labels.
 fn sum(samples: &BTreeMap<String, f64>, family: &str, labels: &[&str]) -> f64 {
     let fits = |key: &str| {
-        key.strip_prefix(family).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
+        key.strip_prefix(family)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
             && labels.iter().all(|label| key.contains(label))
     };
-    let found: Vec<f64> = samples.iter().filter(|(key, _)| fits(key)).map(|(_, value)| *value).collect();
-    assert!(!found.is_empty(), "no {family} with {labels:?} in {:#?}", samples.keys());
+    let found: Vec<f64> = samples
+        .iter()
+        .filter(|(key, _)| fits(key))
+        .map(|(_, value)| *value)
+        .collect();
+    assert!(
+        !found.is_empty(),
+        "no {family} with {labels:?} in {:#?}",
+        samples.keys()
+    );
     found.iter().sum()
 }
 
@@ -81,37 +92,62 @@ fn a_run_leaves_a_textfile_and_counters_outlive_it() {
     let first = samples(&node.read(TEXTFILE));
     let installed = |page: &BTreeMap<String, f64>, result| {
         let result = format!("result=\"{result}\"");
-        sum(page, "nodepki_certificate_generated_total", &["certificate_name=\"apiserver\"", &result])
+        sum(
+            page,
+            "nodepki_certificate_generated_total",
+            &["certificate_name=\"apiserver\"", &result],
+        )
     };
-    assert_eq!((installed(&first, "success"), installed(&first, "failure")), (1.0, 0.0));
     assert_eq!(
-        sum(&first, "nodepki_certificate_info", &[
-            "certificate_name=\"apiserver\"",
-            "category=\"ServingCertificate\"",
-            "component=\"kube-apiserver\"",
-            "algorithm=\"ECDSA\"",
-            "curve=\"P256\"",
-        ]),
+        (installed(&first, "success"), installed(&first, "failure")),
+        (1.0, 0.0)
+    );
+    assert_eq!(
+        sum(
+            &first,
+            "nodepki_certificate_info",
+            &[
+                "certificate_name=\"apiserver\"",
+                "category=\"ServingCertificate\"",
+                "component=\"kube-apiserver\"",
+                "algorithm=\"ECDSA\"",
+                "curve=\"P256\"",
+            ]
+        ),
         1.0
     );
-    assert!(!first.keys().any(|key| key.contains("ECDSA") && key.contains("key_size")));
+    assert!(
+        !first
+            .keys()
+            .any(|key| key.contains("ECDSA") && key.contains("key_size"))
+    );
     let made = "nodepki_certificate_generation_duration_seconds_count";
     assert_eq!(sum(&first, made, &["certificate_name=\"sa\""]), 1.0);
     let asked = "nodepki_signer_request_duration_seconds_count";
     assert!(sum(&first, asked, &["signer=\"s\"", "operation=\"submit\""]) >= 10.0);
     let now = OffsetDateTime::now_utc().unix_timestamp() as f64;
-    let ended = sum(&first, "nodepki_last_run_timestamp_seconds", &["command=\"bootstrap\""]);
+    let ended = sum(
+        &first,
+        "nodepki_last_run_timestamp_seconds",
+        &["command=\"bootstrap\""],
+    );
     assert!((now - ended).abs() < 60.0);
     let end = "nodepki_certificate_not_after_timestamp_seconds";
     assert!(sum(&first, end, &["certificate_name=\"front-proxy-ca\""]) > now);
 
     // The second run refuses one and has nothing else to do.
     node.remove("/etc/kubernetes/pki/apiserver.crt");
-    node.signer_does("apiserver", "wrong-key");
+    node.signer_does("apiserver", "bad wrong-key");
     node.ask().ended(65);
     let second = samples(&node.read(TEXTFILE));
-    assert_eq!((installed(&second, "success"), installed(&second, "failure")), (1.0, 1.0));
-    assert_eq!(sum(&second, "nodepki_last_run_exit_code", &["bootstrap"]), 65.0);
+    assert_eq!(
+        (installed(&second, "success"), installed(&second, "failure")),
+        (1.0, 1.0)
+    );
+    assert_eq!(
+        sum(&second, "nodepki_last_run_exit_code", &["bootstrap"]),
+        65.0
+    );
     let succeeded = "nodepki_last_success_timestamp_seconds";
     assert_eq!(sum(&second, succeeded, &[]), sum(&first, succeeded, &[]));
     let missing = ["certificate_name=\"apiserver\"", "state=\"missing\""];
@@ -128,7 +164,10 @@ fn a_run_leaves_a_textfile_and_counters_outlive_it() {
     node.signer_behaves();
     node.ask().done();
     let third = samples(&node.read(TEXTFILE));
-    assert_eq!((installed(&third, "success"), installed(&third, "failure")), (1.0, 0.0));
+    assert_eq!(
+        (installed(&third, "success"), installed(&third, "failure")),
+        (1.0, 0.0)
+    );
 }
 
 #[test]
@@ -140,7 +179,10 @@ fn a_signer_that_is_away_is_counted_by_class() {
     let page = samples(&node.read(TEXTFILE));
     assert!(sum(&page, "nodepki_signer_errors_total", &["signer=\"s\""]) >= 1.0);
     let failed = ["certificate_name=\"apiserver\"", "result=\"failure\""];
-    assert_eq!(sum(&page, "nodepki_certificate_generated_total", &failed), 1.0);
+    assert_eq!(
+        sum(&page, "nodepki_certificate_generated_total", &failed),
+        1.0
+    );
 }
 
 /// R12: a reader sees the old file or the new one, and no name that node_exporter would read besides.
@@ -155,8 +197,14 @@ fn a_textfile_is_never_seen_half_written() {
             let mut reads = 0;
             while !over.load(Ordering::Relaxed) {
                 let text = fs::read_to_string(&textfile).unwrap();
-                assert!(text.starts_with("# HELP nodepki_certificate_info "), "{text}");
-                assert!(text.contains("\nnodepki_build_info{") && text.ends_with("\n"), "{text}");
+                assert!(
+                    text.starts_with("# HELP nodepki_certificate_info "),
+                    "{text}"
+                );
+                assert!(
+                    text.contains("\nnodepki_build_info{") && text.ends_with("\n"),
+                    "{text}"
+                );
                 for entry in fs::read_dir(&directory).unwrap() {
                     let name = entry.unwrap().file_name().into_string().unwrap();
                     assert!(name == "nodepki.prom" || !name.ends_with(".prom"), "{name}");
@@ -201,15 +249,29 @@ fn without_a_wish_nothing_is_counted() {
 fn status_prints_gauges() {
     let node = Node::bootstrapped();
     let page = samples(&node.run(&["status", "-o", "prometheus"]).done().stdout);
-    assert_eq!(sum(&page, "nodepki_certificate_state", &["state=\"ok\""]), 13.0 + 1.0);
+    assert_eq!(
+        sum(&page, "nodepki_certificate_state", &["state=\"ok\""]),
+        13.0 + 1.0
+    );
     assert!(!page.keys().any(|key| key.contains("_total")));
-    fs::write(node.path("/etc/kubernetes/pki/apiserver.crt"), "no certificate").unwrap();
+    fs::write(
+        node.path("/etc/kubernetes/pki/apiserver.crt"),
+        "no certificate",
+    )
+    .unwrap();
     let page = samples(&node.run(&["status", "-o", "prometheus"]).done().stdout);
     let apiserver = ["certificate_name=\"apiserver\"", "state=\"unreadable\""];
     assert_eq!(sum(&page, "nodepki_certificate_state", &apiserver), 1.0);
     // A node with nothing on it is a page too.
-    samples(&Node::new().run(&["status", "-o", "prometheus"]).done().stdout);
-    node.run(&["doctor", "-o", "prometheus"]).ended(64).says("only status prints metrics");
+    samples(
+        &Node::new()
+            .run(&["status", "-o", "prometheus"])
+            .done()
+            .stdout,
+    );
+    node.run(&["doctor", "-o", "prometheus"])
+        .ended(64)
+        .says("only status prints metrics");
 }
 
 struct Silent;
@@ -240,7 +302,11 @@ async fn said(address: std::net::SocketAddr, request: &str) -> String {
 }
 
 async fn asked(address: std::net::SocketAddr, method: &str, path: &str) -> (String, String) {
-    let answer = said(address, &format!("{method} {path} HTTP/1.1\r\nHost: node\r\n\r\n")).await;
+    let answer = said(
+        address,
+        &format!("{method} {path} HTTP/1.1\r\nHost: node\r\n\r\n"),
+    )
+    .await;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     (head.to_owned(), body.to_owned())
 }
@@ -258,22 +324,44 @@ async fn the_daemons_page_and_health() {
     let client = async {
         let (head, body) = asked(address, "GET", "/metrics").await;
         assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
-        assert!(head.to_lowercase().contains("content-type: text/plain; version=0.0.4"), "{head}");
+        assert!(
+            head.to_lowercase()
+                .contains("content-type: text/plain; version=0.0.4"),
+            "{head}"
+        );
         // What the one-shot run counted is taken up.
         let page = samples(&body);
-        assert!(sum(&page, "nodepki_certificate_generated_total", &["result=\"success\""]) > 9.0);
+        assert!(
+            sum(
+                &page,
+                "nodepki_certificate_generated_total",
+                &["result=\"success\""]
+            ) > 9.0
+        );
         let (head, body) = asked(address, "HEAD", "/metrics").await;
-        assert!(head.starts_with("HTTP/1.1 200 OK") && body.is_empty(), "{head}\n{body}");
+        assert!(
+            head.starts_with("HTTP/1.1 200 OK") && body.is_empty(),
+            "{head}\n{body}"
+        );
         let (head, _) = asked(address, "POST", "/metrics").await;
-        assert!(head.starts_with("HTTP/1.1 405 ") && head.contains("GET, HEAD"), "{head}");
+        assert!(
+            head.starts_with("HTTP/1.1 405 ") && head.contains("GET, HEAD"),
+            "{head}"
+        );
         let (head, _) = asked(address, "GET", "/etc/passwd").await;
         assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
-        let long = format!("GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(64 * 1024));
+        let long = format!(
+            "GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n",
+            "x".repeat(64 * 1024)
+        );
         let answer = said(address, &long).await;
         assert!(!answer.contains("200 OK"), "{answer}");
 
         let (head, body) = asked(address, "GET", "/healthz").await;
-        assert!(head.starts_with("HTTP/1.1 200 OK") && body == "ok\n", "{head}\n{body}");
+        assert!(
+            head.starts_with("HTTP/1.1 200 OK") && body == "ok\n",
+            "{head}\n{body}"
+        );
         // The step that was due an hour ago has not begun.
         let late = OffsetDateTime::now_utc() - time::Duration::HOUR;
         metrics.ended(&loaded.setup, ExitCode::Done, Some(late), late);
@@ -303,7 +391,10 @@ async fn an_expired_certificate_is_no_health() {
     let (root, loaded) = loaded(&node);
     let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "daemon");
     let ailments = metrics.ailments(in_years());
-    assert!(ailments.contains(&"apiserver has expired".to_owned()), "{ailments:?}");
+    assert!(
+        ailments.contains(&"apiserver has expired".to_owned()),
+        "{ailments:?}"
+    );
     // What was read a moment ago serves; a clock that was set back does not keep it for ever.
     assert!(metrics.ailments(OffsetDateTime::now_utc()).is_empty());
 }
@@ -323,7 +414,9 @@ async fn who_says_nothing_keeps_nobody_out_for_long() {
         }
         let answer = asked(address, "GET", "/healthz");
         // 20 idle ones before it, 8 at a time, 10 s each.
-        let (head, _) = tokio::time::timeout(Duration::from_secs(45), answer).await.unwrap();
+        let (head, _) = tokio::time::timeout(Duration::from_secs(45), answer)
+            .await
+            .unwrap();
         assert!(head.starts_with("HTTP/1.1 "), "{head}");
     };
     tokio::select! {
@@ -333,7 +426,9 @@ async fn who_says_nothing_keeps_nobody_out_for_long() {
 }
 
 fn packaged(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("packaging")
+        .join(name)
 }
 
 #[test]
@@ -343,14 +438,20 @@ fn the_alert_rules_are_sound_and_pass_their_tests() {
             ["check", _] => "prometheus/nodepki.rules.yaml",
             _ => "prometheus/nodepki.rules.test.yaml",
         };
-        Ran::of(Command::new(bin("promtool")).args(arguments).arg(packaged(file)))
-            .done()
-            .says("SUCCESS");
+        Ran::of(
+            Command::new(bin("promtool"))
+                .args(arguments)
+                .arg(packaged(file)),
+        )
+        .done()
+        .says("SUCCESS");
     }
     // Every alert has a test in which it fires.
     let rules = fs::read_to_string(packaged("prometheus/nodepki.rules.yaml")).unwrap();
     let tests = fs::read_to_string(packaged("prometheus/nodepki.rules.test.yaml")).unwrap();
-    let alerts = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let alerts = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
     for alert in alerts {
         let fires = format!("alertname: {alert}\n      exp_alerts:\n      - exp_labels:");
         assert!(tests.contains(&fires), "no test has {alert} fire");
@@ -377,13 +478,24 @@ fn the_dashboard_asks_what_promtool_can_read() {
                 .replace("$job", "a")
                 .replace("$instance", "b");
             assert!(!query.contains('$'), "{query}");
-            format!("  - {{record: 'query:{index}', expr: {}}}\n", serde_json::json!(query))
+            format!(
+                "  - {{record: 'query:{index}', expr: {}}}\n",
+                serde_json::json!(query)
+            )
         })
         .collect();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("queries.yaml");
-    fs::write(&file, format!("groups:\n- name: dashboard\n  rules:\n{rules}")).unwrap();
-    Ran::of(Command::new(bin("promtool")).args(["check", "rules"]).arg(&file))
-        .done()
-        .says(&format!("{} rules found", queries.len()));
+    fs::write(
+        &file,
+        format!("groups:\n- name: dashboard\n  rules:\n{rules}"),
+    )
+    .unwrap();
+    Ran::of(
+        Command::new(bin("promtool"))
+            .args(["check", "rules"])
+            .arg(&file),
+    )
+    .done()
+    .says(&format!("{} rules found", queries.len()));
 }

@@ -17,7 +17,9 @@ fn journalled(node: &Node, command: &Command) -> (Ran, Vec<Entry>) {
     let socket = directory.join("socket");
     let _ = fs::remove_file(&socket);
     let journal = UnixDatagram::bind(&socket).unwrap();
-    journal.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    journal
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
     let script = format!(
         "mount -t tmpfs tmpfs /run; mkdir -p /run/systemd/journal; mount --bind {} /run/systemd/journal",
         directory.display()
@@ -50,7 +52,11 @@ fn entry(mut datagram: &[u8]) -> Entry {
         let end = datagram.iter().position(|byte| *byte == b'\n').unwrap();
         let name = std::str::from_utf8(&datagram[..end]).unwrap();
         assert!(!name.contains('='), "{name}");
-        assert!(name.bytes().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == b'_'), "{name}");
+        assert!(
+            name.bytes()
+                .all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == b'_'),
+            "{name}"
+        );
         let (length, rest) = datagram[end + 1..].split_at(8);
         let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
         let value = std::str::from_utf8(&rest[..length]).unwrap();
@@ -65,7 +71,10 @@ fn entry(mut datagram: &[u8]) -> Entry {
 /// The id of a message in the page for people, which a unit test holds against the code.
 fn id(name: &str) -> String {
     let page = include_str!("../../packaging/journald.md");
-    let row = page.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).unwrap();
+    let row = page
+        .lines()
+        .find(|line| line.starts_with(&format!("| `{name}` |")))
+        .unwrap();
     row.split('`').nth(3).unwrap().to_owned()
 }
 
@@ -97,7 +106,10 @@ fn certificates_are_told_with_id_and_fields() {
     assert_eq!(issued["NODEPKI_AUTHORITY"], "etcd-ca");
     assert_eq!(issued["NODEPKI_SIGNER"], "s");
     assert_eq!(issued["NODEPKI_SERIAL"], chain.leaf().serial());
-    assert_eq!(issued["NODEPKI_NOT_AFTER"], nodepki::x509::rfc3339(chain.leaf().not_after()));
+    assert_eq!(
+        issued["NODEPKI_NOT_AFTER"],
+        nodepki::x509::rfc3339(chain.leaf().not_after())
+    );
     assert_eq!(issued["SYSLOG_IDENTIFIER"], "nodepki");
     assert_eq!(issued["PRIORITY"], "5");
     assert_eq!(issued["MESSAGE"], "issued");
@@ -105,9 +117,15 @@ fn certificates_are_told_with_id_and_fields() {
     for entry in &entries {
         for name in entry.keys() {
             let known = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "SYSLOG_IDENTIFIER"];
-            assert!(name.starts_with("NODEPKI_") || known.contains(&name.as_str()), "{name}");
+            assert!(
+                name.starts_with("NODEPKI_") || known.contains(&name.as_str()),
+                "{name}"
+            );
         }
-        assert!(!entry.values().any(|value| value.contains("PRIVATE KEY")), "{entry:?}");
+        assert!(
+            !entry.values().any(|value| value.contains("PRIVATE KEY")),
+            "{entry:?}"
+        );
     }
 
     // Another name of the API server: the certificate in place does not do any more.
@@ -124,7 +142,7 @@ fn certificates_are_told_with_id_and_fields() {
     ran.done();
     find(&entries, "certificate-renewed", "apiserver");
     node.settings("extraSANs: {apiserver: [third.example.com]}\n");
-    node.signer_does("apiserver", "wrong-key");
+    node.signer_does("apiserver", "bad wrong-key");
     let (ran, entries) = journalled(&node, &journalling(&node));
     ran.ended(65);
     let refused = find(&entries, "certificate-refused", "apiserver");
@@ -139,7 +157,10 @@ fn other_logs_have_no_ids() {
         node.settings("");
         let mut command = node.ask_command("0s");
         let ran = Ran::of(command.args(["-v", "--log", format]));
-        ran.done().says("issued").says("certificate").says_not(&id("certificate-issued"));
+        ran.done()
+            .says("issued")
+            .says("certificate")
+            .says_not(&id("certificate-issued"));
     }
 }
 
@@ -163,7 +184,10 @@ fn journalctl_reads_the_message_catalogue() {
     journalctl("--update-catalog").says_not("nodepki.catalog:");
     let listed = journalctl("--list-catalog");
     let page = include_str!("../../packaging/journald.md");
-    let ids = page.lines().filter(|line| line.starts_with("| `")).map(|row| row.split('`').nth(3).unwrap());
+    let ids = page
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|row| row.split('`').nth(3).unwrap());
     for id in ids {
         listed.says(&format!("{id} nodepki: "));
     }
