@@ -6,7 +6,7 @@ use std::io::{Write, stderr};
 use clap::Args;
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, log, now, print, runtime, tell};
+use super::{Global, Output, Run, log, now, print, runtime, tell, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
 use crate::load::Loaded;
 use crate::metrics::Metrics;
