@@ -109,7 +109,7 @@ impl Who {
                     "etcd"
                 }
                 CertName::AdminConf | CertName::SuperAdminConf => "admin",
-                CertName::KubeletConf => "kubelet",
+                CertName::KubeletConf | CertName::KubeletServing => "kubelet",
                 CertName::ControllerManagerConf => "kube-controller-manager",
                 CertName::SchedulerConf => "kube-scheduler",
             },
