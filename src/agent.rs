@@ -245,7 +245,7 @@ impl Setup {
         self.signers.get(&authority).ok_or_else(|| {
             Failure::new(
                 ExitCode::Configuration,
-                format!("authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer"),
+                format!("authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer, or have the requests signed elsewhere (nodepki csr export DIR)"),
             )
         })
     }
@@ -427,11 +427,16 @@ async fn bootstrap_in(
 
 /// Before a key is made: can every signer carry what it would be asked for?
 fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
-    let rejections: Vec<String> = survey
+    let mut rejections: Vec<String> = Vec::new();
+    let failures = survey
         .to_issue()
-        .filter_map(|cert| setup.preflight(&cert.spec).err())
-        .flat_map(|failure| failure.messages)
-        .collect();
+        .filter_map(|cert| setup.preflight(&cert.spec).err());
+    for message in failures.flat_map(|failure| failure.messages) {
+        // A missing signer is missing for all its certificates.
+        if !rejections.contains(&message) {
+            rejections.push(message);
+        }
+    }
     match rejections.is_empty() {
         true => Ok(()),
         false => Err(Failure {

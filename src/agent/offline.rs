@@ -129,7 +129,9 @@ pub async fn import_answers(
     notes.extend(collection.remarks.iter().map(ToString::to_string));
     if collection.candidates.is_empty() {
         let mut messages =
-            vec!["there is no certificate in it for any request of this node".to_owned()];
+            vec![
+                "there is no certificate in it for any request of this node; put each signed certificate beside its CSR as .crt and run again, or export the requests (nodepki csr export DIR)".to_owned(),
+            ];
         messages.extend(notes);
         return Err(Failure {
             code: ExitCode::Refused,

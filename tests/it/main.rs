@@ -40,6 +40,7 @@ mod openssl;
 mod readme;
 mod renew;
 mod rig;
+mod runbook;
 mod running;
 mod servers;
 mod signer_bad;
