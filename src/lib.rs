@@ -28,7 +28,7 @@
 //! | command line | [`cli`] |
 //! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`] |
 //! | inputs | [`load`] |
-//! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
+//! | composition | [`join`], [`certs`], [`agent`], [`reload`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
@@ -76,6 +76,7 @@ pub mod names;
 pub mod offline;
 pub mod plan;
 pub mod policy;
+pub mod reload;
 pub mod schedule;
 pub mod schema;
 pub mod settings;

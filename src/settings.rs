@@ -10,6 +10,7 @@
 //! [`Settings::redacted`]. A test fails when one of them is missing. The keys of a signer are its own file's.
 
 mod keys;
+pub mod reload;
 mod rotation;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,8 @@ use crate::schedule::Rotation;
 use crate::schema::{self, SecretFile, absolute, choice, duration, section};
 use crate::signer;
 use crate::yaml::{self, Faults, Field, Map, Node, Severity, Spot, Walk};
+
+use reload::Reload;
 
 /// The configuration file.
 pub const MAIN_FILE: &str = "/etc/nodepki/config.yaml";
@@ -76,6 +79,8 @@ pub struct Settings {
     pub clock_max_wait: Duration,
     /// When certificates are renewed.
     pub rotation: Rotation,
+    /// How what is new takes effect.
+    pub reload: Reload,
     /// The `pki` block as written, for [`Settings::redacted`].
     pki_source: Option<Value>,
 }
@@ -212,6 +217,7 @@ impl Default for Settings {
             wait: DEFAULT_WAIT,
             clock_max_wait: DEFAULT_CLOCK_WAIT,
             rotation: Rotation::default(),
+            reload: Reload::default(),
             pki_source: None,
         }
     }
@@ -385,6 +391,7 @@ impl Settings {
                 json!({"maxWait": format_duration(self.clock_max_wait)}),
             );
             map.insert("rotation".to_owned(), rotation::redacted(&self.rotation));
+            map.insert("reload".to_owned(), reload::redacted(&self.reload));
         }
         root
     }
@@ -485,6 +492,10 @@ impl Settings {
         }
         if let Some(block) = section(map, "rotation") {
             rotation::read(&block, &mut self.rotation);
+            block.finish();
+        }
+        if let Some(block) = section(map, "reload") {
+            reload::read(&block, &mut self.reload);
             block.finish();
         }
         let signers = self.read_signers(map);
@@ -614,7 +625,7 @@ impl Settings {
 }
 
 /// Blocks of later releases.
-const LATER_KEYS: [&str; 2] = ["reload", "metrics"];
+const LATER_KEYS: [&str; 1] = ["metrics"];
 /// Reports a key that has a meaning, but not yet. Accepting what does nothing would deceive.
 fn later(map: &Map<'_>, key: &str) {
     let Some(entry) = map.field().node().get(key) else {
