@@ -227,8 +227,8 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_free_lease_is_taken() {
+    #[test]
+    fn a_free_lease_is_taken() {
         let mut seen = None;
         let now = Instant::now();
         let made = taken(decide(None, "cp1", DURATION, &mut seen, now, WALL));
@@ -256,25 +256,25 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_held_lease_is_abandoned_once_it_has_not_changed_for_its_own_duration() {
+    #[test]
+    fn a_held_lease_is_abandoned_once_it_has_not_changed_for_its_own_duration() {
         let mut seen = None;
         // Whatever the other clock says: only changes count.
         let found = lease("cp2", "1999-01-01T00:00:00.000000Z");
-        let step = |found: &Value, seen: &mut _| {
-            decide(Some(found), "cp1", DURATION, seen, Instant::now(), WALL)
+        let begin = Instant::now();
+        let step = |found: &Value, seen: &mut _, after| {
+            let now = begin + Duration::from_secs(after);
+            decide(Some(found), "cp1", DURATION, seen, now, WALL)
         };
         let waits = |left| Step::Wait {
             holder: "cp2".to_owned(),
             left: Duration::from_secs(left),
         };
-        assert_eq!(step(&found, &mut seen), waits(15));
-        tokio::time::advance(Duration::from_secs(10)).await;
-        assert_eq!(step(&found, &mut seen), waits(5));
+        assert_eq!(step(&found, &mut seen, 0), waits(15));
+        assert_eq!(step(&found, &mut seen, 10), waits(5));
         let renewed = lease("cp2", "1999-01-01T00:00:10.000000Z");
-        assert_eq!(step(&renewed, &mut seen), waits(15));
-        tokio::time::advance(Duration::from_secs(15)).await;
-        let taken = taken(step(&renewed, &mut seen));
+        assert_eq!(step(&renewed, &mut seen, 10), waits(15));
+        let taken = taken(step(&renewed, &mut seen, 25));
         assert_eq!(taken["spec"]["holderIdentity"], "cp1");
         assert_eq!(taken["spec"]["leaseTransitions"], 4);
     }
