@@ -10,6 +10,7 @@ use super::{Global, Output, Run, log, now, print, runtime, tell};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
 use crate::load::Loaded;
 use crate::names::CertName;
+use crate::reload;
 use crate::yaml;
 
 /// "Cannot tell": what ExecCondition= takes for a failure of the unit.
@@ -106,10 +107,17 @@ impl Arguments {
             return Ok(report.code());
         }
         let terminal = Terminal::new(global.verbose);
-        let renewed =
-            runtime()?.block_on(agent::renew(&root, &loaded.setup, &scope, now, &terminal));
+        let settling = reload::Setup::of(&loaded.setup, &loaded.settings.reload);
+        let renewed = runtime()?.block_on(async {
+            let mut report = agent::renew(&root, &loaded.setup, &scope, now, &terminal)
+                .await?
+                .report;
+            let reloads = reload::settle(&root, &settling, now, &terminal).await?;
+            report.rows.extend(reloads.into_iter().map(Into::into));
+            Ok::<_, Failure>(report)
+        });
         drop(terminal);
-        let report = renewed?.report;
+        let report = renewed?;
         log(&report);
         global.print_report(&report)?;
         Ok(report.code())

@@ -15,7 +15,7 @@ use time::format_description::well_known::Rfc3339;
 use zeroize::Zeroizing;
 
 use super::lease::{self, LEASE, NAMESPACE};
-use super::manifest::Manifest;
+use super::pod::Pod;
 use super::{Setup, chain_of};
 use crate::agent::Clock;
 use crate::components::Component;
@@ -59,7 +59,7 @@ impl Probe<'_> {
     }
 
     /// The static pod of a component; `None` where it is none here.
-    pub(super) fn pod(&self, component: Component) -> Result<Option<Manifest>, String> {
+    pub(super) fn pod(&self, component: Component) -> Result<Option<Pod>, String> {
         let Some(path) = component.manifest() else {
             return Ok(None);
         };
@@ -67,7 +67,7 @@ impl Probe<'_> {
             return Ok(None);
         };
         let text = std::str::from_utf8(&found.bytes).map_err(|_| format!("{path} is no text"))?;
-        Manifest::read(text)
+        Pod::read(text)
             .map(Some)
             .map_err(|why| format!("{path}: {why}"))
     }
@@ -124,7 +124,7 @@ impl Probe<'_> {
     pub(super) async fn started_after(
         &self,
         component: Component,
-        pod: &Manifest,
+        pod: &Pod,
         since: OffsetDateTime,
     ) -> bool {
         if !makes_its_own(component, pod) {
@@ -155,7 +155,7 @@ impl Probe<'_> {
     pub(super) async fn leads(
         &self,
         component: Component,
-        pod: &Manifest,
+        pod: &Pod,
         since: OffsetDateTime,
     ) -> Result<(), String> {
         if pod.flag("leader-elect") == Some("false") {
@@ -283,7 +283,7 @@ impl Probe<'_> {
 }
 
 /// kube-controller-manager and kube-scheduler make a certificate when they start, unless they are given one.
-pub(super) fn makes_its_own(component: Component, pod: &Manifest) -> bool {
+pub(super) fn makes_its_own(component: Component, pod: &Pod) -> bool {
     let may = matches!(
         component,
         Component::KubeControllerManager | Component::KubeScheduler

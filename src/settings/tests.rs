@@ -705,7 +705,7 @@ fn faults_of_reload_say_where_and_what_to_write() {
         "c.yaml:4:12: reload.timeout: 0s is out of bounds (write one from 1s to 10m)\n\
          c.yaml:5:21: reload.lease.duration: 1h is out of bounds (write one from 5s to 10m)\n\
          c.yaml:7:11: reload.hooks[0].on[0]: \"controller-manager\" is neither a certificate nor a component (did you mean controller-manager.conf?)\n\
-         c.yaml:7:42: reload.hooks[0].command: \"sh\" is not an absolute path (name the program by its absolute path; there is no shell)\n\
+         c.yaml:7:41: reload.hooks[0].command: \"sh\" is not an absolute path (name the program by its absolute path; there is no shell)\n\
          c.yaml:8:5: reload.hooks[1]: has no on (add on: [controller-manager.conf])\n\
          c.yaml:8:15: reload.hooks[1].command: names no program (list the program and its arguments)\n\
          c.yaml:10:10: reload.units[0].on: is empty, so that nothing would ever set it off (list names of certificates or components)\n\

@@ -37,6 +37,8 @@ mod node;
 mod offline;
 mod openssl;
 mod readme;
+#[cfg(feature = "failpoints")]
+mod reload;
 mod rig;
 mod running;
 mod servers;

@@ -1,59 +1,40 @@
-//! The manifest of a static pod: what it says of the component, and the annotation that makes the kubelet restart it.
+//! A static pod: where its component serves, and the annotation in its manifest that makes the kubelet restart it.
 //!
 //! Pure. The edit keeps every other byte, and is compared with what it was meant to be before anybody sees it. The
 //! kubelet takes a pod whose manifest has changed in any field for another pod: it ends the old one and starts the new.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
 use crate::components::Component;
+use crate::manifest::Manifest;
 use crate::yaml;
 
 /// Set to another value, it restarts the pod.
 pub(super) const ANNOTATION: &str = "nodepki.io/restarted-at";
 
-/// A manifest that was read.
-pub(super) struct Manifest {
+/// A static pod whose manifest was read.
+pub(super) struct Pod {
     text: String,
     document: Value,
-    words: Vec<String>,
+    manifest: Manifest,
 }
 
-impl Manifest {
+impl Pod {
     /// Understands a manifest, or says why not.
-    pub(super) fn read(text: &str) -> Result<Manifest, String> {
-        let document = parse(text)?;
-        let container = document.pointer("/spec/containers/0");
-        let container = container.ok_or("it is no Pod with a container")?;
-        let words = ["command", "args"]
-            .iter()
-            .filter_map(|key| container.get(key)?.as_array())
-            .flatten()
-            .filter_map(|word| word.as_str().map(str::to_owned))
-            .collect();
-        Ok(Manifest {
+    pub(super) fn read(text: &str) -> Result<Pod, String> {
+        Ok(Pod {
             text: text.to_owned(),
-            document,
-            words,
+            document: parse(text)?,
+            manifest: Manifest::parse(PathBuf::new(), text.as_bytes())?,
         })
     }
 
-    /// The value of a flag of the component: the last, as the components' own parsers have it.
+    /// The value of a flag of the component.
     pub(super) fn flag(&self, name: &str) -> Option<&str> {
-        let mut found = None;
-        let mut words = self.words.iter().peekable();
-        while let Some(word) = words.next() {
-            let Some(flag) = word.strip_prefix("--") else {
-                continue;
-            };
-            match flag.split_once('=') {
-                Some((flag, value)) if flag == name => found = Some(value),
-                None if flag == name => found = words.peek().map(|word| word.as_str()),
-                _ => {}
-            }
-        }
-        found
+        self.manifest.flag(name)
     }
 
     /// Where the component serves TLS; nowhere for a port of 0.
@@ -217,7 +198,7 @@ mod tests {
 
     fn edited(text: &str) -> Result<String, String> {
         let spec = "spec:\n  containers:\n  - command: [etcd]\n";
-        let manifest = Manifest::read(&format!("{text}{spec}"))?;
+        let manifest = Pod::read(&format!("{text}{spec}"))?;
         let annotated = manifest.annotated("now")?;
         Ok(annotated.strip_suffix(spec).unwrap().to_owned())
     }
@@ -268,13 +249,13 @@ mod tests {
         for text in [
             "metadata: {name: x}\n",
             "metadata:\n  annotations: {nodepki.io/restarted-at: \"before\"}\n",
-            "metadata:\n  annotations: &anchor\n    a: b\n  name: x\n",
+            "metadata:\n  annotations: &anchor\n    a: b\n  labels: *anchor\n",
             "metadata:\n  annotations: {\n    a: b\n  }\n---\n",
         ] {
             let told = edited(text);
             assert!(told.is_err(), "{told:?}");
         }
-        assert!(Manifest::read("kind: Pod\n").is_err());
+        assert!(Pod::read("kind: Pod\n").is_err());
     }
 
     #[test]
@@ -282,7 +263,7 @@ mod tests {
         let of = |name: &str| {
             let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/manifests");
             let text = std::fs::read_to_string(format!("{dir}/{name}.yaml")).unwrap();
-            let manifest = Manifest::read(&text).unwrap();
+            let manifest = Pod::read(&text).unwrap();
             let annotated = manifest.annotated("now").unwrap();
             assert_eq!(
                 annotated.replace(NEW, "").replace("  annotations:\n", ""),
@@ -317,7 +298,7 @@ mod tests {
         let manifest = |words: &str| {
             let text =
                 format!("metadata:\n  name: x\nspec:\n  containers:\n  - command: [{words}]\n");
-            Manifest::read(&text).unwrap()
+            Pod::read(&text).unwrap()
         };
         let scheduler = |words: &str| manifest(words).addresses(Component::KubeScheduler);
         assert_eq!(
@@ -325,7 +306,7 @@ mod tests {
             ["127.0.0.1:10259".parse().unwrap()]
         );
         assert_eq!(
-            scheduler("x, --bind-address=127.0.0.1, '--bind-address', '::', --secure-port=1"),
+            scheduler("x, --bind-address=127.0.0.1, '--bind-address=::', --secure-port=1"),
             ["[::1]:1".parse().unwrap()]
         );
         assert_eq!(scheduler("x, --secure-port=0"), []);
