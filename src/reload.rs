@@ -366,7 +366,11 @@ impl Program {
 }
 
 fn of_unit(unit: &Unit) -> Program {
-    let words = [SYSTEMCTL, unit.action.as_str(), "--", &unit.unit];
+    systemctl(unit.action.as_str(), &unit.unit)
+}
+
+fn systemctl(verb: &str, unit: &str) -> Program {
+    let words = [SYSTEMCTL, verb, "--", unit];
     Program {
         command: words.map(str::to_owned).to_vec(),
         limit: UNIT_TIMEOUT,

@@ -9,13 +9,13 @@ use tokio::time::{Instant, sleep};
 use super::lease::{self, NotNow, Turns};
 use super::pod::Pod;
 use super::probe::makes_its_own;
-use super::{LOOK, Program, Run, State, chain_of, names, of_unit};
+use super::{LOOK, Program, Run, State, chain_of, names, of_unit, systemctl};
 use crate::agent::{Event, Failure};
 use crate::components::{Change, Component};
 use crate::kubeconfig::Kubeconfig;
 use crate::names::CertName;
 use crate::plan::Output;
-use crate::settings::reload::{On, Unit, UnitAction};
+use crate::settings::reload::On;
 use crate::store::{Commit, Mode, Previous, Restart, RestartState};
 use crate::x509::rfc3339;
 
@@ -64,9 +64,16 @@ impl Run<'_> {
                 }
             };
             match self.means(component, pod.as_ref()) {
-                // Nothing of it runs here.
+                // Nothing of it runs here, as far as can be known.
                 Means::Nobody if pod.is_none() => {
                     over.restarted(component);
+                    if component == Component::Kubelet {
+                        let detail = format!(
+                            "is not run by systemd here: restart it for {}, if it runs",
+                            names(&restart.causes)
+                        );
+                        self.tell(component, State::Done, detail);
+                    }
                 }
                 means => {
                     if let Some(pod) = &pod
@@ -348,17 +355,22 @@ impl Run<'_> {
             return Means::Programs(programs);
         }
         match (component, pod) {
-            (Component::Kubelet, _) => Means::Programs(vec![of_unit(&Unit {
-                on: vec![on],
-                unit: KUBELET_UNIT.to_owned(),
-                action: UnitAction::Restart,
-            })]),
+            (Component::Kubelet, _) if self.has_systemd() => {
+                // One that does not run has nothing to see.
+                Means::Programs(vec![systemctl("try-restart", KUBELET_UNIT)])
+            }
             (_, Some(_)) if reload.static_pods => Means::Pod,
             _ => Means::Nobody,
         }
     }
 
     // ---- what is seen ----
+
+    /// sd_booted(3).
+    fn has_systemd(&self) -> bool {
+        let found = self.probe.root.metadata("/run/systemd/system");
+        found.is_ok_and(|found| found.is_some())
+    }
 
     async fn well(&self, all_members: bool) -> Result<(), String> {
         self.probe.livez().await?;

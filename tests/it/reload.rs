@@ -87,6 +87,7 @@ fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_i
         ran.row_says(component, "in effect")
             .row_says(component, "a new process serves at 127.0.0.1:102");
     }
+    ran.row_says("kubelet", "is not run by systemd here");
     ran.says("kube-apiserver serves serial ")
         .says(" at 192.0.2.11:6443")
         .says("etcd serves serial ")
