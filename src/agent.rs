@@ -8,6 +8,7 @@ mod clock;
 mod event;
 mod install;
 mod keys;
+mod kubelet;
 mod offline;
 mod proof;
 mod provided;
@@ -244,7 +245,7 @@ impl Setup {
         self.signers.get(&authority).ok_or_else(|| {
             Failure::new(
                 ExitCode::Configuration,
-                format!("authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer"),
+                format!("authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer, or have the requests signed elsewhere (nodepki csr export DIR)"),
             )
         })
     }
@@ -273,6 +274,12 @@ impl Setup {
                     .present()
                     .filter(|_| cert.for_age && cert.keep_key)
                     .map(|chain| chain.leaf().not_after()),
+                replaces: cert
+                    .found
+                    .chain
+                    .present()
+                    .filter(|_| cert.keep_key)
+                    .map(|chain| chain.leaf().fingerprint()),
             },
             trust,
         })
@@ -420,11 +427,16 @@ async fn bootstrap_in(
 
 /// Before a key is made: can every signer carry what it would be asked for?
 fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
-    let rejections: Vec<String> = survey
+    let mut rejections: Vec<String> = Vec::new();
+    let failures = survey
         .to_issue()
-        .filter_map(|cert| setup.preflight(&cert.spec).err())
-        .flat_map(|failure| failure.messages)
-        .collect();
+        .filter_map(|cert| setup.preflight(&cert.spec).err());
+    for message in failures.flat_map(|failure| failure.messages) {
+        // A missing signer is missing for all its certificates.
+        if !rejections.contains(&message) {
+            rejections.push(message);
+        }
+    }
     match rejections.is_empty() {
         true => Ok(()),
         false => Err(Failure {
@@ -443,6 +455,12 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
         .iter()
         .filter(|cert| !matches!(cert.action, Action::Keep { .. }));
     let paths = certs.flat_map(|cert| cert.spec.output.paths());
+    let kubelet = survey
+        .certs
+        .iter()
+        .filter(|cert| !matches!(cert.action, Action::Keep { .. }))
+        .filter_map(|cert| Some(cert.found.store.as_ref()?.dir.join("kubelet-client.pem")));
+    let kubelet: Vec<PathBuf> = kubelet.collect();
     let bundles = survey
         .bundles
         .iter()
@@ -458,6 +476,7 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
         .into_iter()
         .map(|spec| spec.public.as_path());
     let files: Vec<(&Path, u64)> = paths
+        .chain(kubelet.iter().map(PathBuf::as_path))
         .chain(bundles)
         .chain(service_account)
         .map(|path| (path, LARGEST))
@@ -615,7 +634,7 @@ impl<'a> Run<'a> {
         let absent = survey
             .bundles
             .iter()
-            .filter(|bundle| bundle.found.present().is_none());
+            .filter(|bundle| bundle.found.present().is_none() && bundle.refused.is_none());
         needed.extend(absent.map(|bundle| bundle.spec.authority));
         needed.sort_unstable();
         needed.dedup();

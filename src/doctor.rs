@@ -20,7 +20,7 @@ mod picture;
 mod static_pods;
 mod text;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
@@ -109,7 +109,24 @@ pub async fn diagnose(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Diag
     Diagnosis {
         at: now,
         root: root.path().display().to_string(),
-        findings: findings(&picture),
+        findings: findings(&picture)
+            .into_iter()
+            .map(|finding| Finding {
+                fix: at_root(&finding.fix, root),
+                ..finding
+            })
+            .collect(),
+    }
+}
+
+/// The commands in an advice, for the root that was looked at.
+fn at_root(fix: &str, root: &Root) -> String {
+    match root.path() == Path::new("/") {
+        true => fix.to_owned(),
+        false => fix.replace(
+            "`nodepki ",
+            &format!("`nodepki --root {} ", root.path().display()),
+        ),
     }
 }
 
@@ -276,6 +293,8 @@ checks! {
         "a kubeconfig names files instead of holding certificate and key: kubeadm certs check-expiration and renew end with an error";
     "stale-copy", W, kubeconfigs::stale_copy,
         "a copy of a kubeconfig has expired";
+    "copies", I, kubeconfigs::copies,
+        "certificates outside their places, as in backups and /root/.kube/config, with the end of their validity";
     "super-admin-left", WI, kubeconfigs::super_admin,
         "super-admin.conf is needed once, by kubeadm init; no RBAC rule binds who has it";
     "kubelet-no-identity", EW, kubelet::no_identity,
@@ -284,8 +303,10 @@ checks! {
         "kubelet.conf names a file that is not there";
     "kubelet-client-not-a-link", E, kubelet::not_a_link,
         "kubelet-client-current.pem is no symbolic link, which the kubelet refuses";
-    "kubelet-embedded", I, kubelet::embedded,
-        "kubelet.conf holds its certificate, so that the kubelet cannot rotate it";
+    "kubelet-embedded", WI, kubelet::embedded,
+        "kubelet.conf holds its certificate instead of naming the file that the kubelet keeps it in";
+    "kubelet-serving-unused", W, kubelet::serving_unused,
+        "the kubelet's configuration keeps it from showing the certificate that is issued for it";
     "kubelet-other-node", EW, kubelet::other_node,
         "the kubelet's certificate is for another node";
     "manifest-unreadable", E, static_pods::unreadable,

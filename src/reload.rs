@@ -110,8 +110,10 @@ impl From<Outcome> for Row {
 /// How it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// What is on disk is in effect, or there is nothing to do here.
+    /// What is on disk is in effect.
     Done,
+    /// Nothing was to be done here; somebody may have to do it elsewhere.
+    NotHere,
     /// Nothing was done yet, and a later run goes on.
     Waits,
     /// What is on disk is not in effect; a later run looks again.
@@ -125,6 +127,7 @@ impl State {
     pub const fn as_str(self) -> &'static str {
         match self {
             State::Done => "in effect",
+            State::NotHere => "not here",
             State::Waits => "waits",
             State::Failed => "failed",
             State::RolledBack => "rolled back",
@@ -134,7 +137,7 @@ impl State {
     /// As the end of a run.
     pub const fn code(self) -> ExitCode {
         match self {
-            State::Done => ExitCode::Done,
+            State::Done | State::NotHere => ExitCode::Done,
             State::Waits | State::Failed => ExitCode::Pending,
             State::RolledBack => ExitCode::Refused,
         }
@@ -180,7 +183,7 @@ fn elsewhere(unsettled: &Unsettled) -> Vec<Outcome> {
     restarts
         .map(|restart| Outcome {
             what: restart.component.to_string(),
-            state: State::Done,
+            state: State::NotHere,
             detail: format!(
                 "was not restarted for {}: nothing runs below this root; it sees what is new when the node starts, and where it runs already, `nodepki renew` on the node restarts it",
                 names(&restart.causes)

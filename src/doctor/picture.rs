@@ -3,23 +3,26 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::Inputs;
 use super::cluster::Answers;
 use crate::agent::Survey;
 use crate::assess::Found;
+use crate::join;
 use crate::kubeadm;
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::load;
 use crate::manifest::{MANIFESTS, Manifest};
 use crate::names::{Authority, CertName};
-use crate::plan::{KUBECONFIG_DIR, Plan};
+use crate::plan::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI, Plan};
 use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::signer::Kind;
 use crate::status::{self, Role, Status, Trouble};
 use crate::store::{self, FileKind, Root, STATE_DIR};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
+use crate::yaml;
 
 const CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
 const KUBELET: &str = "/var/lib/kubelet";
@@ -48,6 +51,8 @@ pub(super) struct Picture {
     pub(super) kubelet: Kubelet,
     /// `/root/.kube/config`.
     pub(super) own_copy: Option<Certificate>,
+    /// Certificates of other files below `/etc/kubernetes`: backups, and what people put there.
+    pub(super) copies: Vec<(PathBuf, Certificate)>,
     /// Of the files that the manifests name, where they lie in the certificates directory.
     pub(super) signer: Option<SignerFiles>,
     pub(super) answers: Option<Answers>,
@@ -155,6 +160,8 @@ pub(super) struct Kubelet {
     pub(super) may_bootstrap: bool,
     /// It was set up, by kubeadm or by somebody else.
     pub(super) is_set_up: bool,
+    /// Its configuration file, where that can be read.
+    pub(super) configuration: Option<Value>,
 }
 
 impl Picture {
@@ -193,17 +200,23 @@ impl Picture {
             .into_iter()
             .map(|name| (name, reader.authority(name)))
             .collect();
+        let status = status::collect(root, &certificates_dir, now);
         let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
         Picture {
             at: now,
             root: root.path().to_owned(),
-            status: status::collect(root, &certificates_dir, now),
             leaves: CertName::ALL
                 .into_iter()
+                // One that the kubelet has made itself is its own business.
+                .filter(|name| {
+                    *name != CertName::KubeletServing || status.certificate(*name).is_some()
+                })
                 .map(|name| (name, reader.leaf(name)))
                 .collect(),
+            status,
             service_account: reader.key(&certificates_dir.join("sa.key")),
             trees: reader.trees(&authorities),
+            copies: reader.copies(Path::new(KUBECONFIG_DIR), DEPTH),
             authorities,
             unfinished: root.has_unfinished().unwrap_or(false),
             apiserver,
@@ -298,11 +311,23 @@ impl Picture {
     }
 }
 
+/// The first document of a YAML file.
+fn document(bytes: &[u8]) -> Result<Value, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let documents = yaml::parse("config.yaml", text).map_err(|faults| faults.to_string())?;
+    Ok(documents.first().map(yaml::to_json).unwrap_or_default())
+}
+
 fn leaf_files(dir: &Path, name: CertName) -> Vec<PathBuf> {
     match name.is_kubeconfig() {
         true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
         false => ["crt", "key"]
-            .map(|extension| dir.join(format!("{}.{extension}", name.base_name())))
+            .map(|extension| match name {
+                CertName::KubeletServing => {
+                    Path::new(KUBELET_PKI).join(format!("kubelet.{extension}"))
+                }
+                name => dir.join(format!("{}.{extension}", name.base_name())),
+            })
             .to_vec(),
     }
 }
@@ -334,13 +359,14 @@ impl Configuration {
             }
         }
         let named = settings.kubeadm.cluster_configuration.iter();
+        let keeps = stands(Path::new(join::KEPT));
         let has_kubeadm = settings
             .kubeadm
             .files
             .iter()
             .chain(named)
             .any(|path| settings.kubeadm.required || stands(path));
-        if !has_kubeadm {
+        if !has_kubeadm && !keeps {
             return read;
         }
         read.exists = true;
@@ -507,14 +533,49 @@ impl Reader<'_> {
     }
 
     fn kubelet(&self) -> Kubelet {
-        let link_path = Path::new(KUBELET).join("pki/kubelet-client-current.pem");
+        let configuration = Path::new(KUBELET).join("config.yaml");
+        let link_path = Path::new(KUBELET_PKI).join(KUBELET_CURRENT);
         let link = self.root.metadata(&link_path).ok().flatten();
         Kubelet {
             link: link.map(|found| found.kind),
             link_path,
             may_bootstrap: self.stands(&Path::new(KUBECONFIG_DIR).join("bootstrap-kubelet.conf")),
-            is_set_up: self.stands(&Path::new(KUBELET).join("config.yaml")),
+            is_set_up: self.stands(&configuration),
+            configuration: self.found(&configuration, document).present().cloned(),
         }
+    }
+
+    /// Looks where nothing that is in use lies: no manifest, nothing of the certificates directory itself.
+    fn copies(&self, path: &Path, depth: usize) -> Vec<(PathBuf, Certificate)> {
+        let etcd = self.dir.join("etcd");
+        let in_use = [Path::new(MANIFESTS), self.dir, &etcd].contains(&path);
+        let in_place: Vec<PathBuf> = CertName::ALL
+            .into_iter()
+            .flat_map(|name| leaf_files(self.dir, name))
+            .collect();
+        let names = self.root.list(path).ok().flatten().unwrap_or_default();
+        let mut copies = Vec::new();
+        for path in names.into_iter().map(|name| path.join(name)) {
+            let Ok(Some(found)) = self.root.metadata(&path) else {
+                continue;
+            };
+            match found.kind {
+                FileKind::Directory if depth > 0 => copies.extend(self.copies(&path, depth - 1)),
+                FileKind::File
+                    if !in_use && found.size <= KEY_LIMIT && !in_place.contains(&path) =>
+                {
+                    let chain = self.found(&path, Chain::from_pem);
+                    let held = match chain {
+                        Found::Present(_) => chain,
+                        _ => self.kubeconfig(&path).chain,
+                    };
+                    let leaf = held.present().map(|chain| chain.leaf().clone());
+                    copies.extend(leaf.map(|leaf| (path, leaf)));
+                }
+                _ => {}
+            }
+        }
+        copies
     }
 
     fn trees(&self, authorities: &BTreeMap<Authority, FoundAuthority>) -> Trees {

@@ -72,7 +72,7 @@ impl Run<'_> {
                             "is not run by systemd here: restart it for {}, if it runs",
                             names(&restart.causes)
                         );
-                        self.tell(component, State::Done, detail);
+                        self.tell(component, State::NotHere, detail);
                     }
                 }
                 means => {

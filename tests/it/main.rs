@@ -29,6 +29,7 @@ mod http;
 mod join_control_plane;
 mod joining;
 mod kubeadm;
+mod kubelet;
 mod layers;
 mod log;
 mod machine;
@@ -39,7 +40,9 @@ mod openssl;
 mod readme;
 #[cfg(feature = "failpoints")]
 mod reload;
+mod renew;
 mod rig;
+mod runbook;
 mod running;
 mod servers;
 mod signer_bad;
