@@ -6,9 +6,10 @@ use std::io::{Write, stderr};
 use clap::Args;
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, log, now, print, runtime, tell};
+use super::{Global, Output, Run, log, now, print, runtime, tell, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
 use crate::load::Loaded;
+use crate::metrics::Metrics;
 use crate::names::CertName;
 use crate::reload;
 use crate::yaml;
@@ -107,17 +108,21 @@ impl Arguments {
             return Ok(report.code());
         }
         let terminal = Terminal::new(global.verbose);
+        let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "renew");
+        let recorder = metrics.recorder(&loaded.setup, &terminal, now());
         let settling = reload::Setup::of(&loaded.setup, &loaded.settings.reload);
         let renewed = runtime()?.block_on(async {
-            let mut report = agent::renew(&root, &loaded.setup, &scope, now, &terminal)
-                .await?
-                .report;
-            let reloads = reload::settle(&root, &settling, now, &terminal).await?;
-            report.rows.extend(reloads.into_iter().map(Into::into));
-            Ok::<_, Failure>(report)
+            let mut renewed = agent::renew(&root, &loaded.setup, &scope, now, &recorder).await?;
+            let reloads = reload::settle(&root, &settling, now, &recorder).await?;
+            let rows = reloads.into_iter().map(Into::into);
+            renewed.report.rows.extend(rows);
+            Ok::<_, Failure>(renewed)
         });
         drop(terminal);
-        let report = renewed?;
+        let code = ExitCode::of(renewed.as_ref().map(|renewed| &renewed.report));
+        let next = renewed.as_ref().ok().and_then(|renewed| renewed.next);
+        warn(&metrics.ended(&loaded.setup, code, next, now()));
+        let report = renewed?.report;
         log(&report);
         global.print_report(&report)?;
         Ok(report.code())
@@ -158,7 +163,7 @@ impl NeedsArguments {
         }
         match global.output {
             Output::Table | Output::Tree => print(&format!("{}\n", need.reason))?,
-            Output::Json | Output::Yaml => global.print_value(&need, global.output)?,
+            _ => global.print_value(&need, global.output)?,
         };
         Ok(need.answer)
     }

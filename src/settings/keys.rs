@@ -89,6 +89,8 @@ pub(super) const KEYS: &[Key] = &[
     key("reload.lease.duration", Form::Duration, "How long a node that vanishes keeps the others waiting; default 1m."),
     key("reload.hooks", Form::Defined("hooks"), "Programs to run: for a certificate once it was replaced, for a component to restart it."),
     key("reload.units", Form::Defined("units"), "systemd units to restart or reload, likewise."),
+    key("metrics.textfile", Form::Path, "File for node_exporter's textfile collector; its name ends with .prom."),
+    key("metrics.listen", Form::Text, "Address at which the daemon serves /metrics and /healthz, for example 127.0.0.1:9465; read when it starts."),
 ];
 
 /// The schema document.

@@ -69,6 +69,7 @@ reload:
   lease: {kubeconfig: /etc/kubernetes/super-admin.conf, duration: 30s}
   hooks: [{on: [admin.conf, kube-scheduler], command: [/usr/local/sbin/after-renewal, --now], timeout: 10s}]
   units: [{on: [kubelet], unit: kubelet.service, action: reload-or-restart}]
+metrics: {textfile: /var/lib/node_exporter/textfile_collector/nodepki.prom, listen: "127.0.0.1:9465"}
 "#;
 
 fn settings(body: &str) -> Settings {
@@ -314,8 +315,12 @@ fn single_faults() {
             "c.yaml:3:11: nodeName: unquoted yes is a boolean, must be text (write \"yes\" in quotes)",
         ),
         (
-            "metrics:\n",
-            "c.yaml:3:8: metrics: is not supported by this release (remove it)",
+            "metrics: {textfile: /var/lib/node_exporter/nodepki.txt}\n",
+            "c.yaml:3:21: metrics.textfile: node_exporter does not read /var/lib/node_exporter/nodepki.txt (use a name that ends with .prom)",
+        ),
+        (
+            "metrics: {listen: localhost}\n",
+            "c.yaml:3:19: metrics.listen: \"localhost\" is no IP address with a port (write 127.0.0.1:9465 or [::1]:9465)",
         ),
         (
             "rotation: {renewAt: 66}\n",

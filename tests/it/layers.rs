@@ -8,7 +8,9 @@ const LAYERS: &[&[&str]] = &[
     &["cli"],
     &["demo", "capi", "migrate", "doctor"],
     &["load"],
-    &["join", "certs", "agent", "reload", "status", "offline"],
+    &[
+        "join", "certs", "agent", "reload", "status", "offline", "metrics",
+    ],
     &["settings"],
     &["signer"],
     &["discovery"],
