@@ -39,7 +39,7 @@ use crate::{discovery, http, kubeapi};
 use clock::Settled;
 pub use clock::{ClockPolicy, Floor, floor};
 pub use offline::{export_requests, import_answers};
-pub use proof::{Answered, ask, believable_now, rehearse, unverified};
+pub use proof::{Answered, ask, believable_now, offered, rehearse, unverified};
 pub use provided::{Provided, ProvidedFile, ServiceAccount};
 pub use report::{Report, Row};
 pub use revocation::update_revocations;
