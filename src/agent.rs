@@ -31,6 +31,7 @@ use tokio::time::Instant;
 use crate::assess::Action;
 use crate::names::{Authority, CertName};
 use crate::plan::{CertSpec, Plan};
+use crate::schedule::Rotation;
 use crate::signer::{Class, Identity, Kind, Renewal, Signer, SignerError, Wanted};
 use crate::store::{self, Root, Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
@@ -248,6 +249,8 @@ pub struct Setup {
     pub trust: BTreeMap<Authority, TrustSource>,
     /// What the cluster that this node joins has handed over.
     pub provided: Provided,
+    /// When certificates are renewed.
+    pub rotation: Rotation,
     /// How long to wait for signatures before the run ends pending.
     pub wait: Duration,
     /// How long to wait for another run to end.

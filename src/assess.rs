@@ -280,9 +280,9 @@ fn differences(
             break;
         }
     }
-    let (kept, reasons): (Vec<_>, Vec<_>) = found
-        .into_iter()
-        .partition(|difference| matches!(difference, Difference::NotUnderFirst { .. }));
+    let (kept, reasons): (Vec<_>, Vec<_>) = found.into_iter().partition(|difference| {
+        !spec.under_first && matches!(difference, Difference::NotUnderFirst { .. })
+    });
     notes.extend(kept.iter().map(ToString::to_string));
     (reasons.iter().map(ToString::to_string).collect(), notes)
 }

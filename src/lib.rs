@@ -17,9 +17,9 @@
 //!                                         store::commit ─▶ /etc/kubernetes
 //! ```
 //!
-//! The upper half is pure: [`yaml`], [`kubeadm`], [`clusterinfo`], [`sharedcerts`], [`schema`], [`policy`], [`plan`],
-//! [`assess`], [`kubeconfig`], [`jwks`], [`x509`] and [`names`] open no file and no socket and look at no clock or
-//! environment; the time is an argument. The lower half is the edge: [`load`] brings the inputs together, [`agent`]
+//! The upper half is pure: [`yaml`], [`kubeadm`], [`clusterinfo`], [`sharedcerts`], [`schema`], [`schedule`], [`policy`],
+//! [`plan`], [`assess`], [`kubeconfig`], [`jwks`], [`x509`] and [`names`] open no file and no socket and look at no clock
+//! or environment; the time is an argument. The lower half is the edge: [`load`] brings the inputs together, [`agent`]
 //! composes, [`signer`] asks, [`store`] writes.
 //! Imports go downward only, in the order of the table; a test reads the `use` lines.
 //!
@@ -30,7 +30,7 @@
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
-//! | pure | [`assess`], [`plan`], [`policy`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
+//! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
 //!
@@ -76,6 +76,7 @@ pub mod names;
 pub mod offline;
 pub mod plan;
 pub mod policy;
+pub mod schedule;
 pub mod schema;
 pub mod settings;
 pub mod sharedcerts;

@@ -182,6 +182,7 @@ fn assemble(
         identity,
         trust: trust_sources(&settings),
         provided: Provided::default(),
+        rotation: settings.rotation.clone(),
         wait: inputs.wait.unwrap_or(settings.wait),
         lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
         clock: ClockPolicy {

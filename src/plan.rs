@@ -61,6 +61,9 @@ pub struct CertSpec {
     pub other_subjects: Vec<Subject>,
     /// What may be in it besides.
     pub tolerance: Tolerance,
+    /// One under another certificate of the bundle than the first is issued anew, not kept with a note: the authority
+    /// was changed.
+    pub under_first: bool,
     /// Where it goes.
     pub output: Output,
 }
@@ -321,6 +324,7 @@ impl Table<'_> {
                 .get(&name.authority())
                 .copied()
                 .unwrap_or_default(),
+            under_first: false,
         }
     }
 

@@ -34,6 +34,8 @@ pub enum Form {
     Flag,
     /// A user name or number.
     User,
+    /// A share of a hundred.
+    Percent,
     /// One of these texts.
     Choice(fn() -> Vec<&'static str>),
     /// A map without keys.
@@ -134,6 +136,7 @@ fn leaf(form: Form) -> Value {
         Form::Duration => {
             json!({"type": "string", "pattern": "^\\+?(0|([0-9]+(\\.[0-9]*)?|\\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$"})
         }
+        Form::Percent => json!({"type": "string", "pattern": "^(100|[0-9]?[0-9]) ?%$"}),
         Form::Pin => {
             json!({"type": "string", "pattern": "^(sha256:)?([0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}$"})
         }

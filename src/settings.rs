@@ -10,6 +10,7 @@
 //! [`Settings::redacted`]. A test fails when one of them is missing. The keys of a signer are its own file's.
 
 mod keys;
+mod rotation;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,6 +23,7 @@ use crate::kubeadm::{NodeName, San, format_duration};
 use crate::names::{self, Authority, CertName};
 use crate::plan::KubeletClientSubject;
 use crate::policy::Rules;
+use crate::schedule::Rotation;
 use crate::schema::{self, SecretFile, absolute, choice, duration, section};
 use crate::signer;
 use crate::yaml::{self, Faults, Field, Map, Node, Severity, Spot, Walk};
@@ -72,6 +74,8 @@ pub struct Settings {
     pub wait: Duration,
     /// How long a run waits for a believable clock.
     pub clock_max_wait: Duration,
+    /// When certificates are renewed.
+    pub rotation: Rotation,
     /// The `pki` block as written, for [`Settings::redacted`].
     pki_source: Option<Value>,
 }
@@ -207,6 +211,7 @@ impl Default for Settings {
             kubelet_identity: KubeletIdentity::default(),
             wait: DEFAULT_WAIT,
             clock_max_wait: DEFAULT_CLOCK_WAIT,
+            rotation: Rotation::default(),
             pki_source: None,
         }
     }
@@ -379,6 +384,7 @@ impl Settings {
                 "clock".to_owned(),
                 json!({"maxWait": format_duration(self.clock_max_wait)}),
             );
+            map.insert("rotation".to_owned(), rotation::redacted(&self.rotation));
         }
         root
     }
@@ -476,6 +482,10 @@ impl Settings {
                 self.clock_max_wait = wait;
             }
             clock.finish();
+        }
+        if let Some(block) = section(map, "rotation") {
+            rotation::read(&block, &mut self.rotation);
+            block.finish();
         }
         let signers = self.read_signers(map);
         self.read_authorities(map, &signers, faults);
@@ -604,7 +614,7 @@ impl Settings {
 }
 
 /// Blocks of later releases.
-const LATER_KEYS: [&str; 3] = ["rotation", "reload", "metrics"];
+const LATER_KEYS: [&str; 2] = ["reload", "metrics"];
 /// Reports a key that has a meaning, but not yet. Accepting what does nothing would deceive.
 fn later(map: &Map<'_>, key: &str) {
     let Some(entry) = map.field().node().get(key) else {

@@ -7,7 +7,8 @@
 //!
 //! # How a commit stays whole
 //!
-//! 1. Every target is looked at. A link, a directory, an immutable file: refused, nothing was written.
+//! 1. Every target is looked at. A link where none is wanted, a directory, an immutable file: refused, nothing was
+//!    written.
 //! 2. Every new file is written beside its target under an unfinished name, with the owner, mode and extended
 //!    attributes of the file that it replaces. This proves room and permission.
 //! 3. The journal is written: the digest of each old file and *the whole of each new one*. All of this is fsynced in
@@ -24,7 +25,8 @@
 //! Rolling forward decides by group, so that a pair that somebody replaced after the crash is left alone as a whole.
 //! Inside a group the private file is renamed first, as kubeadm writes it: who watches the certificate finds the key
 //! already there. A file that goes is in the journal by its digest alone, never by its bytes, which may be a key; one
-//! that somebody changed after the crash stays.
+//! that somebody changed after the crash stays. A symbolic link is in the group of the file beside it that it leads to,
+//! comes after that, and is in the journal by its target.
 //!
 //! # The state directory
 //!

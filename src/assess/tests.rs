@@ -35,6 +35,7 @@ fn spec() -> CertSpec {
             lifetime: YEAR,
         },
         other_subjects: vec![subject(Some("kubeadm:cluster-admins"))],
+        under_first: false,
         tolerance: Tolerance::default(),
         output: Output::Pair {
             certificate: "/c".into(),

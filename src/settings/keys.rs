@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{API_VERSION, FromCluster, KIND, KubeletClientSubject, KubeletIdentity};
+use super::{API_VERSION, FromCluster, KIND, KubeletClientSubject, KubeletIdentity, rotation};
 use crate::schema::{self, Form, Key, key};
 use crate::signer::Kind;
 
@@ -64,6 +64,11 @@ pub(super) const KEYS: &[Key] = &[
     key("kubelet.identity", Form::Choice(identities), "How the kubelet gets its client certificate; default issue."),
     key("wait", Form::Duration, "How long a run waits for pending signatures; default 30s."),
     key("clock.maxWait", Form::Duration, "How long a run waits for a believable clock; default 2m."),
+    key("rotation.renewAt", Form::Defined("renewAt"), "When a certificate is due: the share of its life that is over, or a duration before its end; never before half of its life; default 66%."),
+    key("rotation.jitter", Form::Percent, "By up to this share of its life a node renews earlier, each node by its own amount; default 10%."),
+    key("rotation.minRemaining", Form::Duration, "A certificate is due at the latest when this is left of its life; default 1h."),
+    key("rotation.window", Form::Defined("window"), "When renewals may happen, in UTC, as in Sun 02:00-05:00; one that is about to expire does not wait."),
+    key("rotation.rekey", Form::Flag, "Make a new key for every renewal; default true."),
 ];
 
 /// The schema document.
@@ -80,7 +85,11 @@ pub(super) fn document() -> Value {
     }
     if let Some(map) = root.as_object_mut() {
         map.insert("required".to_owned(), json!(["apiVersion", "kind"]));
-        map.insert("$defs".to_owned(), policy_definitions());
+        let mut definitions = policy_definitions();
+        if let Some(definitions) = definitions.as_object_mut() {
+            definitions.extend(rotation::definitions());
+        }
+        map.insert("$defs".to_owned(), definitions);
         let mut schema = Map::new();
         schema.insert(
             "$schema".to_owned(),

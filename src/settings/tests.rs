@@ -1,6 +1,7 @@
 use super::*;
 use crate::names::CertName;
 use crate::policy::Policy;
+use crate::schedule::{Percent, RenewAt, Window};
 use crate::signer::{Config, Kind, directory, embedded, exec, local};
 use crate::x509::KeyAlgorithm;
 
@@ -58,6 +59,7 @@ extraSANs:
 kubelet: {identity: bootstrap}
 wait: 10m
 clock: {maxWait: 5m}
+rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false}
 "#;
 
 fn settings(body: &str) -> Settings {
@@ -148,6 +150,19 @@ fn every_key_is_read() {
     assert_eq!(settings.kubelet_identity, KubeletIdentity::Bootstrap);
     assert_eq!(settings.wait, Duration::from_secs(600));
     assert_eq!(settings.clock_max_wait, Duration::from_secs(300));
+    assert_eq!(
+        settings.rotation,
+        Rotation {
+            renew_at: RenewAt::Before(Duration::from_secs(720 * 3600)),
+            jitter: Percent::new(5).unwrap(),
+            min_remaining: Duration::from_secs(7200),
+            windows: vec![
+                Window::weekly("Mon-Fri 22:00-04:00").unwrap(),
+                Window::cron("0 2 * * 0", Duration::from_secs(10800)).unwrap(),
+            ],
+            rekey: false,
+        }
+    );
 }
 
 #[test]
@@ -198,7 +213,7 @@ fn every_fault_of_every_fragment_is_reported_at_once() {
          nodeName: bad_name\n\
          wiat: 5s\n\
          wait: 5\n\
-         rotation: {{renewAt: 66%}}\n\
+         reload: {{restart: true}}\n\
          kubelet: {{identity: own}}\n\
          wait: 6s\n"
     );
@@ -229,7 +244,7 @@ fn every_fault_of_every_fragment_is_reported_at_once() {
          a.yaml:3:37: kubeadm.clusterConfig: unknown key (did you mean clusterConfiguration?)\n\
          a.yaml:4:11: nodeName: \"bad_name\" cannot be a node name: only small letters, digits, - and . are allowed, beginning and ending with a letter or digit (use a DNS name, or remove nodeName to take kubeadm's)\n\
          a.yaml:5:1: wiat: unknown key (did you mean wait?)\n\
-         a.yaml:7:11: rotation: is not supported by this release (remove it)\n\
+         a.yaml:7:9: reload: is not supported by this release (remove it)\n\
          a.yaml:8:21: kubelet.identity: \"own\" is not possible here (use issue, bootstrap)\n\
          a.yaml:9:1: wait: is given twice, first in line 6 (keep one of them)\n\
          b.yaml:4:16: authorities.ca.signer: signer \"crop\" is not defined (did you mean corp?)\n\
@@ -284,6 +299,38 @@ fn single_faults() {
         (
             "metrics:\n",
             "c.yaml:3:8: metrics: is not supported by this release (remove it)",
+        ),
+        (
+            "rotation: {renewAt: 66}\n",
+            "c.yaml:3:21: rotation.renewAt: \"66\" is neither a share nor a duration (write 66% for the share of its life that is over, or 720h for so long before its end)",
+        ),
+        (
+            "rotation: {jitter: 120%}\n",
+            "c.yaml:3:20: rotation.jitter: \"120%\" is no share from 0% to 100% (write a percentage, as in 10%)",
+        ),
+        (
+            "rotation: {jitter: 60%}\n",
+            "c.yaml:3:20: rotation.jitter: 60% is more than the half of a life in which renewals happen at all (use 50% or less)",
+        ),
+        (
+            "rotation: {window: [\"Sun 02:00-05:00\", \"Sun 2-5\"]}\n",
+            "c.yaml:3:40: rotation.window[1]: \"2-5\" is not from one time of day to another (write days and UTC times, as in \"Sun 02:00-05:00\" or \"Mon-Fri 22:00-04:00\")",
+        ),
+        (
+            "rotation: {window: {cron: \"0 2 * *\", duration: 3h}}\n",
+            "c.yaml:3:27: rotation.window.cron: \"0 2 * *\" has 4 fields, not five (write minute, hour, day of month, month and day of week in UTC, as in \"0 2 * * 0\")",
+        ),
+        (
+            "rotation: {window: {cron: \"0 2 * * *\"}}\n",
+            "c.yaml:3:20: rotation.window: has no duration (add duration: 3h)",
+        ),
+        (
+            "rotation: {window: []}\n",
+            "c.yaml:3:20: rotation.window: names no window (list at least one, or remove the key)",
+        ),
+        (
+            "rotation: {rekeys: true}\n",
+            "c.yaml:3:12: rotation.rekeys: unknown key (did you mean rekey?)",
         ),
         (
             "pki: {defaults: {key: {algorithm: RSA, rsa: {keySize: 8192}}}}\n",
@@ -534,7 +581,7 @@ fn table_schema_and_parser_know_the_same_keys() {
                     .is_some_and(|map| path.starts_with(map))
         });
         assert!(
-            known || path.starts_with("pki."),
+            known || path.starts_with("pki.") || path.starts_with("rotation.window"),
             "{path} is read but not in the table"
         );
         // `local` and the like stand for maps; everything must be in the schema.

@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::dir::{Dir, Metadata, READ, errno_from, is_unfinished, unfinished};
+use super::dir::{Dir, Metadata, READ, errno_from, is_unfinished, single, unfinished};
 use super::error::{Error, Note, Obstacle};
 use super::issued::{self, ISSUED, Issued};
-use super::journal::{Entry, JOURNAL, Journal, Kept, Secret};
+use super::journal::{Entry, JOURNAL, Journal, Kept, Secret, identity_of_link};
 use super::pending::{self, Slot};
 use super::{Locked, READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sha256, sync};
 use crate::names::CertName;
@@ -85,6 +85,11 @@ enum End {
     },
     /// Gone, if it has this SHA-256.
     Removed { sha256: String },
+    /// A symbolic link to a name beside it; in place of a file only if that has this SHA-256.
+    Linked {
+        target: String,
+        over: Option<String>,
+    },
 }
 
 impl Commit {
@@ -126,6 +131,26 @@ impl Commit {
     pub fn remove(&mut self, path: impl Into<PathBuf>, contents: &[u8]) -> &mut Self {
         let sha256 = sha256(contents);
         self.want(path.into(), End::Removed { sha256 })
+    }
+
+    /// A symbolic link that shall lead to `target`, a name in its own directory. It takes the place of another link,
+    /// wherever that leads; the commit is refused where anything else stands.
+    ///
+    /// Link and target are one group: neither is put in place without the other.
+    pub fn link(&mut self, path: impl Into<PathBuf>, target: impl Into<String>) -> &mut Self {
+        let (target, over) = (target.into(), None);
+        self.want(path.into(), End::Linked { target, over })
+    }
+
+    /// As [`Commit::link`], in place of a file. The commit is refused if that holds anything but `contents` by then.
+    pub fn link_over(
+        &mut self,
+        path: impl Into<PathBuf>,
+        target: impl Into<String>,
+        contents: &[u8],
+    ) -> &mut Self {
+        let (target, over) = (target.into(), Some(sha256(contents)));
+        self.want(path.into(), End::Linked { target, over })
     }
 
     /// When a certificate of this commit was issued.
@@ -264,6 +289,10 @@ impl Store {
                 });
             }
             plan.seen.push(place.clone());
+            if let End::Linked { target, over } = wanted.end {
+                plan.examine_link(wanted.path, place, target, over.as_deref())?;
+                continue;
+            }
             let group = plan.group(&wanted.path);
             let target = Target::look(plan.dirs.get(place.dir), &place.name)?;
             let (bytes, wanted_mode, overwrite) = match wanted.end {
@@ -276,6 +305,8 @@ impl Store {
                     plan.examine_removal(wanted.path, place, group, &sha256, target)?;
                     continue;
                 }
+                // Looked at above.
+                End::Linked { .. } => continue,
             };
             let private = wanted_mode == Mode::Private;
             let Some(target) = target else {
@@ -284,7 +315,7 @@ impl Store {
                     place,
                     group,
                     private,
-                    new: Some((bytes, wanted_mode.bits())),
+                    new: New::File(bytes, wanted_mode.bits()),
                     found: None,
                 });
                 continue;
@@ -316,13 +347,13 @@ impl Store {
                 place,
                 group,
                 private,
-                new: Some((bytes, mode)),
+                new: New::File(bytes, mode),
                 found: Some(target),
             });
         }
         // What is new is there before what is old goes.
         plan.changes
-            .sort_by_key(|change| (change.group, change.new.is_none(), !change.private));
+            .sort_by_key(|change| (change.group, change.new.is_nothing(), !change.private));
         plan.outcome.unchanged = plan.kept.iter().map(|kept| kept.path.clone()).collect();
         for change in &plan.changes {
             if let Some(place) = plan.dirs.get(change.place.dir)
@@ -360,20 +391,32 @@ impl Store {
             plan.steps.push(Step {
                 place: place.clone(),
                 group,
-                removes: new.is_none(),
+                removes: new.is_nothing(),
             });
-            let old = found.as_ref().map(|found| sha256(&found.bytes));
-            let Some((bytes, mode)) = new else {
-                plan.outcome.removed.push(path.clone());
-                entries.push(Entry {
-                    path,
-                    group,
-                    mode: 0,
-                    old,
-                    new: None,
-                    content: None,
-                });
-                continue;
+            let mut entry = Entry {
+                path: path.clone(),
+                group,
+                mode: 0,
+                old: found.as_ref().map(Target::identity),
+                new: None,
+                content: None,
+            };
+            let (bytes, mode) = match new {
+                New::File(bytes, mode) => (bytes, mode),
+                New::Link(target) => {
+                    let dir = plan.make(&self.root, place.dir, made)?;
+                    failpoint("commit:staged-one", dir.path().join(&place.name))?;
+                    dir.create_link(&unfinished(&place.name), &target)?;
+                    plan.outcome.written.push(path);
+                    entry.new = Some(identity_of_link(&target));
+                    entries.push(entry);
+                    continue;
+                }
+                New::Nothing => {
+                    plan.outcome.removed.push(path);
+                    entries.push(entry);
+                    continue;
+                }
             };
             let dir = plan.make(&self.root, place.dir, made)?;
             let temp = unfinished(&place.name);
@@ -387,15 +430,11 @@ impl Store {
                 mode,
             )?;
             staged.push((dir.path().join(&place.name), file));
-            plan.outcome.written.push(path.clone());
-            entries.push(Entry {
-                path,
-                group,
-                mode,
-                old,
-                new: Some(sha256(&bytes)),
-                content: Some(Secret(bytes)),
-            });
+            plan.outcome.written.push(path);
+            entry.mode = mode;
+            entry.new = Some(sha256(&bytes));
+            entry.content = Some(Secret(bytes));
+            entries.push(entry);
         }
         failpoint("commit:staged", self.state.path())?;
 
@@ -583,14 +622,20 @@ impl Store {
         let mut found = Vec::with_capacity(journal.entries.len());
         for entry in &journal.entries {
             let place = plan.place(&self.root, &entry.path)?;
-            let target = Target::look(plan.dirs.get(place.dir), &place.name)?;
+            let target = match entry.link() {
+                Some(_) => Target::look_at_link(plan.dirs.get(place.dir), &place.name)?,
+                None => Target::look(plan.dirs.get(place.dir), &place.name)?,
+            };
             found.push((place, State::of(entry, target.as_ref()), target));
         }
         let mut given_up = Vec::new();
         for kept in &journal.kept {
             let place = plan.place(&self.root, &kept.path)?;
-            let target = Target::look(plan.dirs.get(place.dir), &place.name)?;
-            if target.is_none_or(|target| sha256(&target.bytes) != kept.sha256) {
+            let target = match kept.is_link() {
+                true => Target::look_at_link(plan.dirs.get(place.dir), &place.name)?,
+                false => Target::look(plan.dirs.get(place.dir), &place.name)?,
+            };
+            if target.is_none_or(|target| target.identity() != kept.sha256) {
                 given_up.push(kept.group);
             }
         }
@@ -616,6 +661,26 @@ impl Store {
                 continue;
             }
             if state == State::New {
+                continue;
+            }
+            if let Some(to) = entry.link() {
+                // Somebody's link is as whole as ours: whoever was last has the last word.
+                if state == State::Foreign {
+                    recovery.superseded.push(entry.path.clone());
+                    continue;
+                }
+                if let Some(target) = &target {
+                    target.may_go(&mut recovery.notes)?;
+                }
+                let dir = plan.make(&self.root, place.dir, &mut made)?;
+                failpoint("recover:staged-one", dir.path().join(&place.name))?;
+                dir.create_link(&unfinished(&place.name), to)?;
+                recovery.finished.push(entry.path.clone());
+                plan.steps.push(Step {
+                    place,
+                    group: entry.group,
+                    removes: false,
+                });
                 continue;
             }
             let Some(content) = &entry.content else {
@@ -757,9 +822,23 @@ struct Change {
     place: Named,
     group: usize,
     private: bool,
-    /// Contents and mode; `None` for a file that goes.
-    new: Option<(Zeroizing<Vec<u8>>, u32)>,
+    new: New,
     found: Option<Target>,
+}
+
+/// What shall stand at a path.
+enum New {
+    /// Contents and mode.
+    File(Zeroizing<Vec<u8>>, u32),
+    /// Where it leads.
+    Link(String),
+    Nothing,
+}
+
+impl New {
+    fn is_nothing(&self) -> bool {
+        matches!(self, New::Nothing)
+    }
 }
 
 /// A rename or removal that is left to be done.
@@ -773,7 +852,10 @@ struct Step {
 struct Target {
     path: PathBuf,
     metadata: Metadata,
+    /// Nothing for a link.
     bytes: Zeroizing<Vec<u8>>,
+    /// Where a link leads.
+    link: Option<String>,
 }
 
 /// What a target holds, compared with the journal.
@@ -852,8 +934,45 @@ impl Plan {
             place,
             group,
             private: true,
-            new: None,
+            new: New::Nothing,
             found: Some(target),
+        });
+        Ok(())
+    }
+
+    fn examine_link(
+        &mut self,
+        path: PathBuf,
+        place: Named,
+        to: String,
+        over: Option<&str>,
+    ) -> Result<(), Error> {
+        let beside = path.with_file_name(single(OsStr::new(&to))?);
+        let group = self.group(&beside);
+        let found = Target::look_at_link(self.dirs.get(place.dir), &place.name)?;
+        if let Some(found) = &found {
+            let is = found.identity();
+            if is == identity_of_link(&to) {
+                self.kept.push(Kept {
+                    path,
+                    group,
+                    sha256: is,
+                });
+                return Ok(());
+            }
+            if found.link.is_none() && over != Some(is.as_str()) {
+                let why = over.map_or(Obstacle::Differs, |_| Obstacle::Changed);
+                return Err(Error::obstacle(&found.path, why));
+            }
+            found.may_go(&mut self.outcome.notes)?;
+        }
+        self.changes.push(Change {
+            path,
+            place,
+            group,
+            private: false,
+            new: New::Link(to),
+            found,
         });
         Ok(())
     }
@@ -878,7 +997,32 @@ impl Target {
             path: dir.path().join(name),
             metadata: content.metadata,
             bytes: content.bytes,
+            link: None,
         }))
+    }
+
+    /// Reads what stands where a link goes: a link, or a file as [`Target::look`] does.
+    fn look_at_link(place: Option<&Place>, name: &OsStr) -> Result<Option<Target>, Error> {
+        let Some(dir) = place.and_then(|place| place.dir.as_ref()) else {
+            return Ok(None);
+        };
+        let Some((metadata, link)) = dir.read_link(name)? else {
+            return Target::look(place, name);
+        };
+        Ok(Some(Target {
+            path: dir.path().join(name),
+            metadata,
+            bytes: Zeroizing::default(),
+            link: Some(link),
+        }))
+    }
+
+    /// What the journal knows it by.
+    fn identity(&self) -> String {
+        match &self.link {
+            Some(target) => identity_of_link(target),
+            None => sha256(&self.bytes),
+        }
     }
 
     /// Refuses to let it be replaced or removed, or tells what is left of it then.
@@ -898,7 +1042,7 @@ impl Target {
 
 impl State {
     fn of(entry: &Entry, target: Option<&Target>) -> State {
-        let is = target.map(|target| sha256(&target.bytes));
+        let is = target.map(Target::identity);
         if is == entry.new {
             State::New
         } else if is == entry.old {

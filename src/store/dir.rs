@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
-use nix::unistd::{UnlinkatFlags, fsync, unlinkat};
+use nix::unistd::{UnlinkatFlags, fsync, symlinkat, unlinkat};
 use rustix::fs::{AtFlags, RenameFlags, StatxAttributes, StatxFlags, renameat_with, statx};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -222,6 +222,25 @@ impl Dir {
     }
 
     // ---- for the store only ----
+
+    /// Where a symbolic link leads; `None` for anything else.
+    pub(super) fn read_link(&self, name: &OsStr) -> Result<Option<(Metadata, String)>, Error> {
+        let name = single(name)?;
+        let Some(metadata) = self.metadata(name)? else {
+            return Ok(None);
+        };
+        if metadata.kind != FileKind::Symlink {
+            return Ok(None);
+        }
+        let target = readlinkat(&self.fd, name).map_err(|errno| self.error("read", name, errno))?;
+        Ok(Some((metadata, target.to_string_lossy().into_owned())))
+    }
+
+    /// Makes a symbolic link; a leftover of the same unfinished name is replaced.
+    pub(super) fn create_link(&self, name: &OsStr, target: &str) -> Result<(), Error> {
+        self.unlink(name)?;
+        symlinkat(target, &self.fd, name).map_err(|errno| self.error("create", name, errno))
+    }
 
     /// Every name but `.` and `..`, sorted.
     pub(super) fn names(&self) -> Result<Vec<OsString>, Error> {

@@ -10,16 +10,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::dir::{Dir, unfinished};
+use super::dir::{Dir, single, unfinished};
 use super::error::Error;
 use super::pending::Slot;
 use super::{free_name, sha256};
 
 pub(super) const JOURNAL: &str = "journal.json";
-/// A nodepki that knows only version 1 would take a removal for damage and go on without it, hence 2 for a journal that
-/// has one. All others stay readable for it.
-const VERSION: u64 = 2;
-const WITHOUT_REMOVAL: u64 = 1;
+/// An older nodepki would take what it does not know for damage and go on without it, hence a version of its own for a
+/// journal with a removal and for one with a link. All others stay readable for it.
+const PLAIN: u64 = 1;
+const WITH_REMOVAL: u64 = 2;
+const WITH_LINK: u64 = 3;
+const VERSION: u64 = WITH_LINK;
 /// Some hundred files of the size of a bundle; far above any commit.
 const LIMIT: u64 = 64 * 1024 * 1024;
 
@@ -33,15 +35,15 @@ pub(super) struct Journal {
     pub(super) slots: Vec<Slot>,
 }
 
-/// One file to be replaced or removed, in the order in which that is done.
+/// One file or link to be replaced or removed, in the order in which that is done.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Entry {
     pub(super) path: PathBuf,
     pub(super) group: usize,
     pub(super) mode: u32,
-    /// SHA-256 of what stood there, `None` for nothing.
+    /// SHA-256 of what stood there, [`identity_of_link`] for a link, `None` for nothing.
     pub(super) old: Option<String>,
-    /// SHA-256 of what shall stand there, `None` for nothing.
+    /// Likewise for what shall stand there.
     pub(super) new: Option<String>,
     /// The bytes to `new`. Those of a file that goes are never here: they may be a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,7 +54,27 @@ impl Entry {
     pub(super) fn removes(&self) -> bool {
         self.new.is_none()
     }
+
+    /// Where the link leads that shall stand there.
+    pub(super) fn link(&self) -> Option<&str> {
+        self.new.as_deref()?.strip_prefix(LINK)
+    }
+
+    fn is_whole(&self) -> bool {
+        match self.link() {
+            Some(target) => self.content.is_none() && single(OsStr::new(target)).is_ok(),
+            None => self.content.as_ref().map(|content| sha256(&content.0)) == self.new,
+        }
+    }
 }
+
+/// What stands in the journal for a link where the digest of a file would stand.
+pub(super) fn identity_of_link(target: &str) -> String {
+    format!("{LINK}{target}")
+}
+
+/// No digest in hex begins with it.
+const LINK: &str = "link:";
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct Kept {
@@ -61,14 +83,23 @@ pub(super) struct Kept {
     pub(super) sha256: String,
 }
 
+impl Kept {
+    pub(super) fn is_link(&self) -> bool {
+        self.sha256.starts_with(LINK)
+    }
+}
+
 /// Contents of a file, base64 in JSON, zeroized in memory.
 pub(super) struct Secret(pub(super) Zeroizing<Vec<u8>>);
 
 impl Journal {
     pub(super) fn new(entries: Vec<Entry>, kept: Vec<Kept>, slots: Vec<Slot>) -> Journal {
-        let version = match entries.iter().any(Entry::removes) {
-            true => VERSION,
-            false => WITHOUT_REMOVAL,
+        let links =
+            entries.iter().any(|entry| entry.link().is_some()) || kept.iter().any(Kept::is_link);
+        let version = match (links, entries.iter().any(Entry::removes)) {
+            (true, _) => WITH_LINK,
+            (false, true) => WITH_REMOVAL,
+            (false, false) => PLAIN,
         };
         Journal {
             version,
@@ -139,15 +170,11 @@ fn parse(json: &[u8]) -> Result<Journal, Fault> {
     }
     let damaged = |error: serde_json::Error| Fault::Damaged(error.to_string());
     let header: Header = serde_json::from_slice(json).map_err(damaged)?;
-    if !(WITHOUT_REMOVAL..=VERSION).contains(&header.version) {
+    if !(PLAIN..=VERSION).contains(&header.version) {
         return Err(Fault::Newer(header.version));
     }
     let journal: Journal = serde_json::from_slice(json).map_err(damaged)?;
-    match journal
-        .entries
-        .iter()
-        .find(|entry| entry.content.as_ref().map(|content| sha256(&content.0)) != entry.new)
-    {
+    match journal.entries.iter().find(|entry| !entry.is_whole()) {
         None => Ok(journal),
         Some(entry) => Err(Fault::Damaged(format!(
             "the contents for {} do not fit their digest",

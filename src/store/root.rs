@@ -128,6 +128,16 @@ impl Root {
         }
     }
 
+    /// Where the symbolic link at a path leads, as it stands in the link; `None` for nothing and for anything else.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn link(&self, path: impl AsRef<Path>) -> Result<Option<PathBuf>, Error> {
+        let (dir, name) = self.parent(path.as_ref())?;
+        let found = dir.map(|dir| dir.read_link(&name)).transpose()?.flatten();
+        Ok(found.map(|(_, target)| PathBuf::from(target)))
+    }
+
     /// The names in a directory, sorted; `None` when there is no such directory.
     ///
     /// # Errors

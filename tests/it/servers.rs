@@ -8,17 +8,21 @@ pub(crate) mod cluster;
 pub(crate) mod est;
 pub(crate) mod kubernetes;
 pub(crate) mod puppet;
+pub(crate) mod static_pods;
 pub(crate) mod step_ca;
 pub(crate) mod vault;
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// The program of a server, as `tests/run` built or unpacked it.
 ///
@@ -107,6 +111,20 @@ impl Server {
     /// Its process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// How it ended, where it did.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
+    /// Sends a signal to it.
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        // Not to a process that was waited for: another one may have its number.
+        if self.ended().is_none() {
+            let id = self.id().try_into().unwrap();
+            kill(Pid::from_raw(id), signal).unwrap();
+        }
     }
 
     /// Waits until `ready` says so.

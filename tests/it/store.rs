@@ -136,6 +136,81 @@ fn new_files_get_their_modes_whatever_the_umask_is() {
     }
 }
 
+const CURRENT: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+const DATED: &str = "kubelet-client-2026-03-04-05-06-07.pem";
+
+#[test]
+fn a_link_is_made_and_replaced_and_then_left_alone() {
+    let fixture = Fixture::new();
+    let beside = Path::new(CURRENT).with_file_name(DATED);
+    let put = |target: &str| {
+        let mut commit = Commit::new();
+        commit
+            .link(CURRENT, target)
+            .file(&beside, b"new".to_vec(), Mode::Private);
+        fixture.store().commit(commit).unwrap()
+    };
+    // The file that it leads to comes first.
+    let current = PathBuf::from(CURRENT);
+    assert_eq!(put(DATED).written, [beside.clone(), current.clone()]);
+    assert_eq!(fixture.text(CURRENT), "new");
+    assert_eq!(
+        fixture.root().link(CURRENT).unwrap().as_deref(),
+        Some(Path::new(DATED))
+    );
+    assert_eq!(fixture.root().link(&beside).unwrap(), None);
+    assert_eq!(fixture.root().link("/var/lib/none/such").unwrap(), None);
+    assert_eq!(put(DATED).written, Vec::<PathBuf>::new());
+
+    // One that leads nowhere, or out of the root.
+    for old in ["gone.pem", "/etc/shadow"] {
+        fs::remove_file(fixture.path(CURRENT)).unwrap();
+        symlink(old, fixture.path(CURRENT)).unwrap();
+        assert_eq!(put(DATED).written, std::slice::from_ref(&current));
+        assert_eq!(fixture.text(CURRENT), "new");
+    }
+    assert!(leftovers(fixture.dir.path()).is_empty());
+}
+
+#[test]
+fn a_link_takes_the_place_of_a_file_only_when_that_is_known() {
+    let fixture = Fixture::new();
+    fixture.write(CURRENT, "a key", 0o600);
+    let refused = |commit: Commit| {
+        let error = fixture.store().commit(commit).unwrap_err();
+        assert_eq!(fixture.text(CURRENT), "a key");
+        error
+    };
+    let mut commit = Commit::new();
+    commit.link(CURRENT, DATED);
+    assert!(matches!(refusal(&refused(commit)), Obstacle::Differs));
+    let mut commit = Commit::new();
+    commit.link_over(CURRENT, DATED, b"another");
+    assert!(matches!(refusal(&refused(commit)), Obstacle::Changed));
+    for elsewhere in ["../x.pem", "/x.pem", "", "..", "a/b"] {
+        let mut commit = Commit::new();
+        commit.link_over(CURRENT, elsewhere, b"a key");
+        let error = refused(commit).to_string();
+        assert!(error.contains("the name of one file"), "{error}");
+    }
+    let mut commit = Commit::new();
+    commit.link_over(CURRENT, DATED, b"a key").file(
+        Path::new(CURRENT).with_file_name(DATED),
+        b"a key".to_vec(),
+        Mode::Private,
+    );
+    fixture.store().commit(commit).unwrap();
+    assert_eq!(fixture.text(CURRENT), "a key");
+    assert!(fixture.root().link(CURRENT).unwrap().is_some());
+
+    let fixture = Fixture::new();
+    fs::create_dir_all(fixture.path(CURRENT)).unwrap();
+    let mut commit = Commit::new();
+    commit.link(CURRENT, DATED);
+    let error = fixture.store().commit(commit).unwrap_err();
+    assert!(matches!(refusal(&error), Obstacle::Directory));
+}
+
 #[test]
 fn a_second_commit_of_the_same_bytes_touches_nothing() {
     let fixture = Fixture::new();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -36,6 +37,10 @@ const CONF: &str = "/etc/kubernetes/admin.conf";
 const KEPT: &str = "/etc/kubernetes/pki/sa.key";
 const GONE: &str = "/etc/kubernetes/pki/ca.key";
 const CA_KEY: &str = "the bytes of a CA key";
+/// A link that leads elsewhere then, and the file beside it that is new.
+const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+const LINKED: &str = "/var/lib/kubelet/pki/kubelet-client-2026-03-04-05-06-07.pem";
+const OLD_LINKED: &str = "/var/lib/kubelet/pki/kubelet-client-2025-03-04-05-06-07.pem";
 
 fn start() -> Fixture {
     let fixture = Fixture::new();
@@ -46,6 +51,8 @@ fn start() -> Fixture {
     fixture.write(CONF, "old", 0o600);
     fixture.write(KEPT, "kept", 0o600);
     fixture.write(GONE, CA_KEY, 0o600);
+    fixture.write(OLD_LINKED, "old", 0o600);
+    symlink(OLD_LINKED, fixture.path(LINK)).unwrap();
     let slot = CertName::Apiserver.into();
     fixture
         .store()
@@ -65,6 +72,8 @@ fn change() -> Commit {
         .file(CONF, b"new".to_vec(), Mode::Private)
         .file(KEPT, b"kept".to_vec(), Mode::Private)
         .remove(GONE, CA_KEY.as_bytes())
+        .link(LINK, name_of(LINKED))
+        .file(LINKED, b"new".to_vec(), Mode::Private)
         .completes(CertName::Apiserver.into())
         .issued(
             CertName::Apiserver,
@@ -76,6 +85,10 @@ fn change() -> Commit {
             },
         );
     commit
+}
+
+fn name_of(path: &str) -> &str {
+    path.rsplit_once('/').unwrap().1
 }
 
 /// What the child processes of this file do.
@@ -93,6 +106,13 @@ pub(crate) fn child(what: &str, root: &Path) {
         "commit-files" => done(open(&root).and_then(|(mut store, _)| {
             let mut commit = Commit::new();
             commit.file(CONF, b"new".to_vec(), Mode::Private);
+            store.commit(commit).map(drop)
+        })),
+        "commit-removal" => done(open(&root).and_then(|(mut store, _)| {
+            let mut commit = Commit::new();
+            commit
+                .file(CONF, b"new".to_vec(), Mode::Private)
+                .remove(GONE, CA_KEY.as_bytes());
             store.commit(commit).map(drop)
         })),
         "commit-twice" => done(open(&root).and_then(|(mut store, _)| {
@@ -142,6 +162,7 @@ fn killed(what: &str, fixture: &Fixture, failpoint: &str) -> bool {
 
 /// A file is never half written, not even for a moment.
 fn assert_no_file_is_torn(fixture: &Fixture, place: &str) {
+    assert_link_leads_somewhere(fixture, place);
     for (index, (key, crt)) in PAIRS.iter().enumerate() {
         for path in [key, crt] {
             match fs::read_to_string(fixture.path(path)) {
@@ -153,6 +174,17 @@ fn assert_no_file_is_torn(fixture: &Fixture, place: &str) {
             }
         }
     }
+}
+
+/// The link leads to a whole file at every moment.
+fn assert_link_leads_somewhere(fixture: &Fixture, place: &str) -> bool {
+    let link = fs::read_link(fixture.path(LINK)).unwrap();
+    let new = link == Path::new(name_of(LINKED));
+    assert!(new || link == Path::new(OLD_LINKED), "{place}: {link:?}");
+    let beside = fixture.path(LINK).with_file_name(link.file_name().unwrap());
+    let wanted = if new { "new" } else { "old" };
+    assert_eq!(fs::read_to_string(beside).unwrap(), wanted, "{place}");
+    new
 }
 
 /// After a start that went through: old or new as a whole, nothing left behind. True for new.
@@ -177,6 +209,8 @@ fn assert_whole(fixture: &Fixture, place: &str) -> bool {
         }
     }
     assert_eq!(fixture.text(KEPT), "kept", "{place}");
+    assert_eq!(assert_link_leads_somewhere(fixture, place), new, "{place}");
+    assert_eq!(fixture.path(LINKED).exists(), new, "{place}");
     let ca_key = fs::read_to_string(fixture.path(GONE)).ok();
     assert_eq!(ca_key.as_deref(), (!new).then_some(CA_KEY), "{place}");
     assert_eq!(
@@ -421,6 +455,7 @@ fn meddled(at: &str, meddle: impl FnOnce(&Fixture)) -> (Fixture, Result<Recovery
 
 const NOTHING_RENAMED: &str = "finish:decided";
 const KEY_RENAMED: &str = "finish:rename-one:2";
+const LINKED_RENAMED: &str = "finish:rename-one:9";
 
 #[test]
 fn lost_or_damaged_unfinished_files_are_written_again_from_the_journal() {
@@ -524,14 +559,59 @@ fn a_file_to_be_removed_that_somebody_replaced_after_the_crash_stays() {
 }
 
 #[test]
-fn only_a_journal_with_a_removal_is_beyond_an_older_nodepki() {
+fn a_link_that_somebody_moved_after_the_crash_is_left_to_him() {
+    const THEIRS: &str = "/var/lib/kubelet/pki/kubelet-client-2026-09-09-09-09-09.pem";
+    let move_it = |fixture: &Fixture| {
+        fixture.write(THEIRS, "theirs", 0o600);
+        fs::remove_file(fixture.path(LINK)).unwrap();
+        symlink(THEIRS, fixture.path(LINK)).unwrap();
+    };
+    // Before our file was there, and when it was there and the link was not.
+    for (at, ours) in [(NOTHING_RENAMED, false), (LINKED_RENAMED, true)] {
+        let (fixture, recovery) = meddled(at, move_it);
+        let superseded = recovery.unwrap().superseded;
+        assert!(superseded.contains(&PathBuf::from(LINK)), "{at}");
+        assert_eq!(
+            fs::read_link(fixture.path(LINK)).unwrap(),
+            Path::new(THEIRS)
+        );
+        assert_eq!(fixture.path(LINKED).exists(), ours, "{at}");
+        assert_eq!(fixture.text(CONF), "new", "{at}");
+        assert_eq!(leftovers(fixture.dir.path()), Vec::<PathBuf>::new());
+    }
+    // The same when a file was put there.
+    let (fixture, recovery) = meddled(LINKED_RENAMED, |fixture| {
+        fs::remove_file(fixture.path(LINK)).unwrap();
+        fixture.write(LINK, "theirs", 0o600);
+    });
+    assert_eq!(recovery.unwrap().superseded, [PathBuf::from(LINK)]);
+    assert_eq!(fixture.text(LINK), "theirs");
+}
+
+#[test]
+fn a_link_in_the_journal_that_leads_elsewhere_is_damage() {
+    let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
+        let path = fixture.path("/var/lib/nodepki/journal.json");
+        let text = fs::read_to_string(&path).unwrap();
+        let wanted = format!("link:{}", name_of(LINKED));
+        assert!(text.contains(&wanted));
+        fs::write(path, text.replace(&wanted, "link:../../../../tmp/x")).unwrap();
+    });
+    let error = recovery.unwrap_err().to_string();
+    assert!(error.contains("the contents for"), "{error}");
+    assert!(!assert_link_leads_somewhere(&fixture, "damaged"));
+}
+
+#[test]
+fn only_a_journal_with_a_removal_or_a_link_is_beyond_an_older_nodepki() {
     let version = |what: &str| {
         let fixture = start();
         assert!(killed(what, &fixture, "finish:decided"));
         let text = fixture.text("/var/lib/nodepki/journal.json");
         text[..12].to_owned()
     };
-    assert_eq!(version("commit"), "{\"version\":2");
+    assert_eq!(version("commit"), "{\"version\":3");
+    assert_eq!(version("commit-removal"), "{\"version\":2");
     assert_eq!(version("commit-files"), "{\"version\":1");
 }
 
@@ -607,7 +687,7 @@ fn the_journal_of_a_newer_nodepki_is_left_to_it() {
     let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
         fs::write(
             fixture.path("/var/lib/nodepki/journal.json"),
-            "{\"version\":3}",
+            "{\"version\":4}",
         )
         .unwrap();
     });
@@ -616,8 +696,8 @@ fn the_journal_of_a_newer_nodepki_is_left_to_it() {
         matches!(
             error,
             Error::NewerFormat {
-                version: 3,
-                known: 2,
+                version: 4,
+                known: 3,
                 ..
             }
         ),

@@ -11,7 +11,8 @@
 //!
 //! [`cluster`] is shared by the tests of a process, which keep apart by the names of nodes, tokens and objects. A test
 //! that breaks its cluster, or wants one without CA keys, starts its own with [`Cluster::start`]. A component or an
-//! object that is missing is one more line there.
+//! object that is missing is one more line there. Nobody restarts what a manifest says anew, or what has ended, but
+//! [`super::static_pods`].
 
 use std::fs;
 use std::io::Write as _;
@@ -19,7 +20,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use nodepki::kubeconfig::Kubeconfig;
@@ -82,6 +83,11 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// A cluster of a test's own.
     pub(crate) fn start(authorities: Authorities) -> Self {
+        Self::made_of(INIT, authorities)
+    }
+
+    /// A cluster of a test's own, with another configuration than [`INIT`]; names and addresses must be the same.
+    pub(crate) fn made_of(config: &str, authorities: Authorities) -> Self {
         static COUNT: AtomicU8 = AtomicU8::new(0);
         let dir = own_dir("cluster").join(COUNT.fetch_add(1, Ordering::SeqCst).to_string());
         fs::create_dir_all(dir.join("authorities")).unwrap();
@@ -102,12 +108,12 @@ impl Cluster {
                     .args(["address", "add", address, "dev", "eth0"]),
             );
         }
-        node.make(authorities, &cluster.authorities());
+        node.make(config, authorities, &cluster.authorities());
         node.start("etcd");
         node.start("kube-apiserver");
         node.start("kube-controller-manager");
         node.start("kube-scheduler");
-        let config = Some(INIT);
+        let config = Some(config);
         node.kubeadm(&["init", "phase", "upload-config", "all"], config)
             .done();
         node.kubeadm(&["init", "phase", "bootstrap-token"], config)
@@ -165,8 +171,8 @@ impl Cluster {
             name: name.to_owned(),
             address: address.parse().unwrap(),
             dir,
-            keeper,
-            components: Mutex::default(),
+            keeper: Arc::new(keeper),
+            components: Arc::default(),
         };
         let id = node.keeper.id().to_string();
         let on_ethernet = |arguments: &str| {
@@ -222,13 +228,14 @@ impl Cluster {
     }
 }
 
-/// One machine of a cluster.
+/// One machine of a cluster; a clone is the same machine.
+#[derive(Clone)]
 pub(crate) struct ClusterNode {
     name: String,
     address: Ipv4Addr,
     dir: PathBuf,
-    keeper: Server,
-    components: Mutex<Vec<(String, Server)>>,
+    keeper: Arc<Server>,
+    components: Arc<Mutex<Vec<(String, Server)>>>,
 }
 
 impl ClusterNode {
@@ -310,14 +317,27 @@ impl ClusterNode {
     pub(crate) fn start_with(&self, component: &str, flags: &[&str]) {
         let manifest = format!("/etc/kubernetes/manifests/{component}.yaml");
         let manifest = fs::read_to_string(self.path(&manifest)).unwrap();
+        let mut server = self.launch(component, &manifest, flags);
+        server.wait_until(Duration::from_secs(180), || self.is_ready(component));
+        self.components
+            .lock()
+            .unwrap()
+            .push((component.to_owned(), server));
+    }
+
+    /// Starts a component by a manifest, and waits for nothing. It is the caller's to end.
+    pub(crate) fn launch(&self, component: &str, manifest: &str, flags: &[&str]) -> Server {
         let program = bin(component);
         let mut command = self.command(program.to_str().unwrap());
-        command.args(flags_of(&manifest)).args(flags);
+        command.args(flags_of(manifest)).args(flags);
         if component == "etcd" {
             command.args(["--unsafe-no-fsync", "--log-level", "warn"]);
         }
-        let log = self.dir.join(format!("{component}.log"));
-        let mut server = Server::start(command, &log);
+        Server::start(command, &self.dir.join(format!("{component}.log")))
+    }
+
+    /// Whether a component says that it is ready.
+    pub(crate) fn is_ready(&self, component: &str) -> bool {
         let health = match component {
             "etcd" => "http://127.0.0.1:2381/readyz".to_owned(),
             // It answers this one to anybody once its roles are there.
@@ -326,29 +346,28 @@ impl ClusterNode {
             "kube-scheduler" => "https://127.0.0.1:10259/readyz".to_owned(),
             other => panic!("no component is called {other}"),
         };
-        server.wait_until(Duration::from_secs(180), || {
-            let mut curl = self.command("curl");
-            // Whose certificate it serves with is for the tests to ask.
-            curl.args([
-                "--silent",
-                "--fail",
-                "--insecure",
-                "--max-time",
-                "2",
-                &health,
-            ]);
-            curl.output().unwrap().status.success()
-        });
-        self.components
-            .lock()
-            .unwrap()
-            .push((component.to_owned(), server));
+        let mut curl = self.command("curl");
+        // Whose certificate it serves with is for the tests to ask.
+        curl.args([
+            "--silent",
+            "--fail",
+            "--insecure",
+            "--max-time",
+            "2",
+            &health,
+        ]);
+        curl.output().unwrap().status.success()
     }
 
     /// Ends a component.
     pub(crate) fn stop(&self, component: &str) {
         let mut components = self.components.lock().unwrap();
         components.retain(|(name, _)| name != component);
+    }
+
+    /// What runs, for somebody else to end.
+    pub(super) fn hand_over(&self) -> Vec<(String, Server)> {
+        std::mem::take(&mut *self.components.lock().unwrap())
     }
 
     /// Tells the API what the node's kubelet would: the Node, and the Pod of etcd, by which kubeadm finds its members.
@@ -418,7 +437,7 @@ impl ClusterNode {
     }
 
     /// What kubeadm makes on the first node.
-    fn make(&self, authorities: Authorities, outside: &Path) {
+    fn make(&self, config: &str, authorities: Authorities, outside: &Path) {
         let phases: [&[&str]; 4] = [
             &["certs", "all"],
             &["kubeconfig", "all"],
@@ -430,7 +449,7 @@ impl ClusterNode {
             if authorities == Authorities::External && phase == ["control-plane", "all"] {
                 self.give_up_keys(outside);
             }
-            self.kubeadm(&[&["init", "phase"], phase].concat(), Some(INIT))
+            self.kubeadm(&[&["init", "phase"], phase].concat(), Some(config))
                 .done();
         }
     }

@@ -1,0 +1,439 @@
+use time::macros::datetime;
+
+use super::*;
+
+fn rotation() -> Rotation {
+    Rotation {
+        jitter: Percent(0),
+        ..Rotation::default()
+    }
+}
+
+fn weekly(text: &str) -> Window {
+    Window::weekly(text).unwrap()
+}
+
+fn cron(text: &str, hours: u64) -> Window {
+    Window::cron(text, Duration::from_secs(hours * 3600)).unwrap()
+}
+
+const ISSUED: OffsetDateTime = datetime!(2026-01-01 00:00 UTC);
+
+fn life(length: Span) -> Life {
+    Life {
+        issued_at: ISSUED,
+        not_after: ISSUED + length,
+    }
+}
+
+#[test]
+fn due_by_every_rule() {
+    let hours = |hours: u64| Duration::from_secs(hours * 3600);
+    let before = |hours_before| Rotation {
+        renew_at: RenewAt::Before(hours(hours_before)),
+        ..rotation()
+    };
+    for (what, length, rotation, wanted, reason) in [
+        (
+            "a share",
+            Span::hours(8760),
+            rotation(),
+            datetime!(2026-08-29 21:36 UTC),
+            "66 % of its life of 8760h is over",
+        ),
+        (
+            "a time before the end",
+            Span::hours(8760),
+            before(720),
+            datetime!(2026-12-02 00:00 UTC),
+            "it ends within 720h",
+        ),
+        (
+            "a time before the end that is longer than the life",
+            Span::hours(24),
+            before(720),
+            datetime!(2026-01-01 12:00 UTC),
+            "half of its life of 24h is over, and no earlier is possible",
+        ),
+        (
+            "the floor comes first",
+            Span::hours(10),
+            Rotation {
+                min_remaining: hours(4),
+                ..rotation()
+            },
+            datetime!(2026-01-01 06:00 UTC),
+            "no more than 4h of its life of 10h is left",
+        ),
+        (
+            "three minutes",
+            Span::minutes(3),
+            rotation(),
+            datetime!(2026-01-01 00:01:30 UTC),
+            "half of its life of 3m is over, and no earlier is possible",
+        ),
+        (
+            "everything at once",
+            Span::hours(100),
+            Rotation {
+                renew_at: RenewAt::Share(Percent(0)),
+                ..rotation()
+            },
+            datetime!(2026-01-03 02:00 UTC),
+            "half of its life of 100h is over, and no earlier is possible",
+        ),
+        (
+            "at its very end",
+            Span::hours(100),
+            Rotation {
+                renew_at: RenewAt::Share(Percent(100)),
+                min_remaining: Duration::ZERO,
+                ..rotation()
+            },
+            datetime!(2026-01-05 04:00 UTC),
+            "100 % of its life of 100h is over",
+        ),
+        (
+            "no life at all",
+            Span::hours(-1),
+            rotation(),
+            ISSUED,
+            "half of its life of 0s is over, and no earlier is possible",
+        ),
+    ] {
+        let (at, why) = due_at(&life(length), &rotation, "cp-1");
+        // The end of a negative life lies before its beginning.
+        let at = at.max(ISSUED);
+        assert_eq!((at, why.as_str()), (wanted, reason), "{what}");
+    }
+}
+
+#[test]
+fn before_at_and_after() {
+    let (life, rotation) = (life(Span::hours(8760)), rotation());
+    let (at, _) = due_at(&life, &rotation, "cp-1");
+    let second = Span::SECOND;
+    assert_eq!(
+        due(&life, &rotation, "cp-1", at - second),
+        Due::Later { at }
+    );
+    let reason = "due since 2026-08-29T21:36:00Z: 66 % of its life of 8760h is over".to_owned();
+    let now = |urgent| Due::Now {
+        reason: reason.clone(),
+        urgent,
+        no_window: None,
+    };
+    assert_eq!(due(&life, &rotation, "cp-1", at), now(false));
+    let margin = datetime!(2026-11-25 12:00 UTC);
+    assert_eq!(due(&life, &rotation, "cp-1", margin - second), now(false));
+    assert_eq!(due(&life, &rotation, "cp-1", margin), now(true));
+    assert_eq!(
+        due(&life, &rotation, "cp-1", life.not_after + second),
+        now(true)
+    );
+    // Issued in the future: the clock is behind, or the issue time is a guess.
+    assert_eq!(
+        due(&life, &rotation, "cp-1", ISSUED - Span::HOUR),
+        Due::Later { at }
+    );
+}
+
+#[test]
+fn short_lives_are_not_urgent_from_the_first_day() {
+    let life = life(Span::minutes(8));
+    let at = |minutes| life.is_urgent(&rotation(), ISSUED + Span::minutes(minutes));
+    assert_eq!([at(1), at(4), at(6), at(7)], [false, false, true, true]);
+}
+
+#[test]
+fn windows_are_waited_for_unless_they_come_too_late() {
+    // Due on Saturday, 29 August, 21:36.
+    let year = life(Span::hours(8760));
+    let now = datetime!(2026-08-30 00:00 UTC);
+    let with = |windows: Vec<Window>| Rotation {
+        windows,
+        ..rotation()
+    };
+    let sunday = with(vec![weekly("Sun 02:00-05:00")]);
+    let opens = datetime!(2026-08-30 02:00 UTC);
+    let Due::Waits { at, reason } = due(&year, &sunday, "cp-1", now) else {
+        panic!()
+    };
+    assert_eq!(at, opens);
+    assert!(
+        reason.starts_with("due since 2026-08-29T21:36:00Z: "),
+        "{reason}"
+    );
+    let inside = due(&year, &sunday, "cp-1", opens + Span::HOUR);
+    assert!(
+        matches!(
+            inside,
+            Due::Now {
+                urgent: false,
+                no_window: None,
+                ..
+            }
+        ),
+        "{inside:?}"
+    );
+    // The earliest of several counts.
+    let two = with(vec![weekly("Mon 02:00-05:00"), weekly("Sun 01:00-01:30")]);
+    let earliest = in_window(&year, &two, now);
+    assert_eq!(earliest, Wait::Until(datetime!(2026-08-30 01:00 UTC)));
+    // Six days to the next window, and the certificate does not live that long: nothing to wait for.
+    let days = life(Span::days(5));
+    let late = ISSUED + Span::days(4);
+    let Due::Now {
+        urgent: false,
+        no_window: Some(why),
+        ..
+    } = due(&days, &with(vec![weekly("Thu 02:00-03:00")]), "cp-1", late)
+    else {
+        panic!()
+    };
+    assert_eq!(
+        why,
+        "the next window opens at 2026-01-08T02:00:00Z, too late for a certificate that ends at 2026-01-06T00:00:00Z: it is renewed outside of any window"
+    );
+    // About to expire: no window counts, and a failure is told.
+    let end = days.not_after - Span::HOUR;
+    let urgent = due(&days, &with(vec![weekly("Tue 23:30-23:45")]), "cp-1", end);
+    assert!(
+        matches!(
+            urgent,
+            Due::Now {
+                urgent: true,
+                no_window: Some(_),
+                ..
+            }
+        ),
+        "{urgent:?}"
+    );
+}
+
+#[test]
+fn windows_open_and_close() {
+    for (window, open, closed) in [
+        (
+            weekly("Sun 02:00-05:00"),
+            vec![
+                datetime!(2026-08-30 02:00 UTC),
+                datetime!(2026-08-30 04:59:59 UTC),
+            ],
+            vec![
+                datetime!(2026-08-30 01:59:59 UTC),
+                datetime!(2026-08-30 05:00 UTC),
+                datetime!(2026-08-31 03:00 UTC),
+            ],
+        ),
+        (
+            weekly("Mon-Fri 22:00-04:00"),
+            // Into Saturday, but not into Monday.
+            vec![
+                datetime!(2026-08-28 22:00 UTC),
+                datetime!(2026-08-29 03:59 UTC),
+            ],
+            vec![
+                datetime!(2026-08-29 22:00 UTC),
+                datetime!(2026-08-31 03:00 UTC),
+            ],
+        ),
+        (
+            weekly("Sat,Sun 00:00-24:00"),
+            vec![
+                datetime!(2026-08-29 00:00 UTC),
+                datetime!(2026-08-30 23:59:59 UTC),
+            ],
+            vec![
+                datetime!(2026-08-28 23:59:59 UTC),
+                datetime!(2026-08-31 00:00 UTC),
+            ],
+        ),
+        (
+            weekly("daily 02:00-04:00"),
+            vec![datetime!(2026-08-26 03:00 UTC)],
+            vec![datetime!(2026-08-26 04:00 UTC)],
+        ),
+        (
+            weekly("fri-MON 10:00-11:00"),
+            vec![
+                datetime!(2026-08-28 10:00 UTC),
+                datetime!(2026-08-31 10:30 UTC),
+            ],
+            vec![datetime!(2026-09-01 10:30 UTC)],
+        ),
+        (
+            cron("0 2 * * 0", 3),
+            vec![datetime!(2026-08-30 04:00 UTC)],
+            vec![datetime!(2026-08-30 05:00 UTC)],
+        ),
+        (
+            // Longer than the time between two openings.
+            cron("0 */2 * * *", 5),
+            vec![datetime!(2026-08-30 01:59 UTC)],
+            vec![],
+        ),
+        (
+            // The first of the month and every Monday.
+            cron("30 1 1 * mon", 1),
+            vec![
+                datetime!(2026-09-01 02:00 UTC),
+                datetime!(2026-08-31 01:30 UTC),
+            ],
+            vec![datetime!(2026-09-02 02:00 UTC)],
+        ),
+        (
+            cron("0 2 29 2 *", 1),
+            vec![datetime!(2028-02-29 02:30 UTC)],
+            vec![datetime!(2027-03-01 02:30 UTC)],
+        ),
+        (
+            cron("0-30/10,45 0 * jan-MAR,12 7", 1),
+            vec![
+                datetime!(2026-01-04 00:59 UTC),
+                datetime!(2026-12-06 01:44 UTC),
+            ],
+            vec![
+                datetime!(2026-04-05 00:30 UTC),
+                datetime!(2026-01-04 01:45 UTC),
+            ],
+        ),
+    ] {
+        for time in open {
+            assert!(window.is_open(time), "{window} at {time}");
+        }
+        for time in closed {
+            assert!(!window.is_open(time), "{window} at {time}");
+        }
+    }
+}
+
+#[test]
+fn the_next_leap_day_may_be_eight_years_off() {
+    let window = cron("0 2 29 2 *", 1);
+    let next = |from| window.next(from).unwrap();
+    assert_eq!(
+        next(datetime!(2026-08-30 00:00 UTC)),
+        datetime!(2028-02-29 02:00 UTC)
+    );
+    assert_eq!(
+        next(datetime!(2096-03-01 00:00 UTC)),
+        datetime!(2104-02-29 02:00 UTC)
+    );
+}
+
+#[test]
+fn faults_of_windows() {
+    for (text, want) in [
+        ("", "\"\" is not days and times"),
+        ("Sun", "\"Sun\" is not days and times"),
+        ("Sunday 02:00-05:00", "\"Sunday\" are no days of the week"),
+        (
+            "Sun,,Mon 02:00-05:00",
+            "\"Sun,,Mon\" are no days of the week",
+        ),
+        (
+            "Sun 2:00-5:00",
+            "\"2:00-5:00\" is not from one time of day to another",
+        ),
+        (
+            "Sun 02:00",
+            "\"02:00\" is not from one time of day to another",
+        ),
+        (
+            "Sun 24:00-02:00",
+            "\"24:00-02:00\" is not from one time of day to another",
+        ),
+        (
+            "Sun 02:00-24:01",
+            "\"02:00-24:01\" is not from one time of day to another",
+        ),
+        (
+            "Sun 02:00-02:00",
+            "\"Sun 02:00-02:00\" closes when it opens",
+        ),
+    ] {
+        assert_eq!(Window::weekly(text).unwrap_err().message, want);
+    }
+    for (text, want) in [
+        ("@daily", "\"@daily\" has 1 fields, not five"),
+        ("60 * * * *", "\"60\" is no minute, which is from 0 to 59"),
+        ("* 5-2 * * *", "\"5-2\" is no hour, which is from 0 to 23"),
+        (
+            "* * 0 * *",
+            "\"0\" is no day of the month, which is from 1 to 31",
+        ),
+        ("* * * Foo *", "\"Foo\" is no month, which is from 1 to 12"),
+        (
+            "* * * * 8",
+            "\"8\" is no day of the week, which is from 0 to 7",
+        ),
+        ("*/0 * * * *", "\"*/0\" is no minute, which is from 0 to 59"),
+        (
+            "0 2 30 2 *",
+            "\"0 2 30 2 *\" never comes: there is no such date",
+        ),
+    ] {
+        let hour = Duration::from_secs(3600);
+        assert_eq!(Window::cron(text, hour).unwrap_err().message, want);
+    }
+    let short = Window::cron("0 2 * * *", Duration::from_secs(1)).unwrap_err();
+    assert_eq!(short.message, "a window of 1s is not between 1m and 168h");
+}
+
+#[test]
+fn ten_thousand_nodes_spread_evenly_and_stay_where_they_are() {
+    let rotation = Rotation::default();
+    let life = life(Span::hours(8760));
+    let mut buckets = [0_u32; 20];
+    for node in 0..10_000 {
+        let name = format!("cp-{node}.example.com");
+        let (at, why) = due_at(&life, &rotation, &name);
+        assert_eq!((at, why), due_at(&life, &rotation, &name));
+        let share = (at - ISSUED) / life.length();
+        assert!((0.56..=0.66).contains(&share), "{share}");
+        buckets[(((0.66 - share) / 0.1 * 20.0) as usize).min(19)] += 1;
+    }
+    // 500 are expected in each; five standard deviations are 109.
+    for count in buckets {
+        assert!((391..=609).contains(&count), "{buckets:?}");
+    }
+    // Never below half, however large the jitter.
+    let all = Rotation {
+        jitter: Percent(100),
+        ..rotation
+    };
+    for node in 0..100 {
+        let (at, _) = due_at(&life, &all, &format!("cp-{node}"));
+        assert!((at - ISSUED) / life.length() >= 0.5);
+    }
+}
+
+#[test]
+fn tries_come_sooner_towards_the_end() {
+    let year = life(Span::hours(8760));
+    let wait = |now| retry_at(Some(&year), "cp-1", now) - now;
+    assert!(wait(ISSUED) <= Span::minutes(75) && wait(ISSUED) >= Span::minutes(45));
+    let end = year.not_after;
+    assert!(wait(end - Span::HOUR) < Span::minutes(8));
+    assert!(wait(end + Span::HOUR) >= Span::seconds(3));
+    assert_eq!(
+        retry_at(None, "cp-1", ISSUED),
+        retry_at(Some(&year), "cp-1", end) - (end - ISSUED)
+    );
+}
+
+#[test]
+fn a_renewed_certificate_cools_down() {
+    assert_eq!(life(Span::hours(8760)).cools_until(), ISSUED + Span::HOUR);
+    assert_eq!(life(Span::minutes(4)).cools_until(), ISSUED + Span::MINUTE);
+}
+
+#[test]
+fn percents() {
+    assert_eq!(Percent::parse("66%"), Percent::new(66));
+    assert_eq!(Percent::parse("100 %"), Percent::new(100));
+    for text in ["66", "101%", "-1%", "+5%", "6.5%", "%", "66%%"] {
+        assert_eq!(Percent::parse(text), None, "{text}");
+    }
+}
