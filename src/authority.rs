@@ -34,7 +34,6 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Setup, Survey};
-use crate::components::Change;
 use crate::failpoint;
 use crate::kubeconfig::Kubeconfig;
 use crate::load;
@@ -274,9 +273,7 @@ pub async fn activate(
         names.join(", ")
     ));
     if !wish.dry_run {
-        let scope = agent::Scope::Names(left);
-        let renewed = agent::renew(root, setup, &scope, clock, progress).await?;
-        step.issued = Some(renewed.report);
+        /*3*/
         step.applied = true;
     }
     step.end(clock())
@@ -598,13 +595,7 @@ impl<'a> Step<'a> {
         if target.bundle != self.evidence.bundle {
             let pem: String = target.bundle.iter().map(Certificate::to_pem).collect();
             commit.file(self.spec.path.clone(), pem.into_bytes(), Mode::Public);
-            if trust_changes {
-                commit.change(
-                    Change::Bundle(self.wish.authority),
-                    self.spec.path.clone(),
-                    now,
-                );
-            }
+            /*1*/
             let names: Vec<String> = target.bundle.iter().map(named).collect();
             words.push(format!("{} holds {}", self.evidence.file, names.join(", then ")));
         }
@@ -614,9 +605,7 @@ impl<'a> Step<'a> {
                     continue;
                 };
                 commit.file(path.clone(), text, Mode::Private);
-                if trust_changes {
-                    commit.change(Change::Certificate(name), path.clone(), now);
-                }
+                /*2*/
                 words.push(format!(
                     "{} trusts the same",
                     self.root.on_this_machine(&path).display()
