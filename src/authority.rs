@@ -34,6 +34,7 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Setup, Survey};
+use crate::components::Change;
 use crate::failpoint;
 use crate::kubeconfig::Kubeconfig;
 use crate::load;
@@ -268,10 +269,7 @@ pub async fn activate(
         return step.end(clock());
     }
     let names: Vec<&str> = left.iter().map(|name| name.as_str()).collect();
-    step.done(format!(
-        "issued by the new CA: {}",
-        names.join(", ")
-    ));
+    step.done(format!("issued by the new CA: {}", names.join(", ")));
     if !wish.dry_run {
         /*3*/
         step.applied = true;
@@ -293,7 +291,9 @@ pub async fn retire(
     let mut step = Step::begin(root, setup, wish, "retire", clock)?;
     let authority = wish.authority;
     let (Some(target), Some(new)) = (step.evidence.retired(), step.evidence.new().cloned()) else {
-        step.done(format!("nothing to do: no change of {authority} is under way"));
+        step.done(format!(
+            "nothing to do: no change of {authority} is under way"
+        ));
         return step.end(now);
     };
     if step.evidence.phase() == Phase::Staged {
@@ -517,7 +517,10 @@ impl<'a> Step<'a> {
     ) -> Result<(), Failure> {
         let authority = self.wish.authority;
         let certs = self.survey.certs.iter();
-        let Some(cert) = certs.into_iter().find(|cert| cert.spec.authority == authority) else {
+        let Some(cert) = certs
+            .into_iter()
+            .find(|cert| cert.spec.authority == authority)
+        else {
             return Ok(());
         };
         let trust = TrustBundle::from_certificates(vec![new.clone()])
@@ -535,9 +538,11 @@ impl<'a> Step<'a> {
 
     /// What is still under the old CA and is ours to issue.
     fn left(&self, new: &Certificate, now: OffsetDateTime) -> BTreeSet<CertName> {
-        let left = self.evidence.leaves.iter().filter(|leaf| {
-            leaf.foreign.is_none() && leaf.under([new], now).is_empty()
-        });
+        let left = self
+            .evidence
+            .leaves
+            .iter()
+            .filter(|leaf| leaf.foreign.is_none() && leaf.under([new], now).is_empty());
         left.filter_map(|leaf| leaf.name.parse().ok()).collect()
     }
 
@@ -579,8 +584,7 @@ impl<'a> Step<'a> {
 
     fn reread(&mut self, now: OffsetDateTime) -> Result<(), Failure> {
         self.survey = self.setup.survey(self.root, now)?;
-        self.evidence =
-            evidence::read(self.root, self.setup, &self.survey, self.wish.authority)?;
+        self.evidence = evidence::read(self.root, self.setup, &self.survey, self.wish.authority)?;
         Ok(())
     }
 
@@ -595,9 +599,19 @@ impl<'a> Step<'a> {
         if target.bundle != self.evidence.bundle {
             let pem: String = target.bundle.iter().map(Certificate::to_pem).collect();
             commit.file(self.spec.path.clone(), pem.into_bytes(), Mode::Public);
-            /*1*/
+            if trust_changes {
+                commit.change(
+                    Change::Bundle(self.wish.authority),
+                    self.spec.path.clone(),
+                    now,
+                );
+            }
             let names: Vec<String> = target.bundle.iter().map(named).collect();
-            words.push(format!("{} holds {}", self.evidence.file, names.join(", then ")));
+            words.push(format!(
+                "{} holds {}",
+                self.evidence.file,
+                names.join(", then ")
+            ));
         }
         if self.wish.authority == Authority::Ca {
             for (name, path) in evidence::kubeconfigs() {
@@ -605,7 +619,9 @@ impl<'a> Step<'a> {
                     continue;
                 };
                 commit.file(path.clone(), text, Mode::Private);
-                /*2*/
+                if trust_changes {
+                    commit.change(Change::Certificate(name), path.clone(), now);
+                }
                 words.push(format!(
                     "{} trusts the same",
                     self.root.on_this_machine(&path).display()
@@ -639,8 +655,7 @@ impl<'a> Step<'a> {
         }
         let text = std::str::from_utf8(&content.bytes)
             .map_err(|_| unusable("it is not UTF-8 text".to_owned()))?;
-        let mut document =
-            Kubeconfig::parse(text).map_err(|error| unusable(error.to_string()))?;
+        let mut document = Kubeconfig::parse(text).map_err(|error| unusable(error.to_string()))?;
         let current = document
             .current()
             .map_err(|error| unusable(error.to_string()))?;

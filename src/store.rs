@@ -32,7 +32,7 @@
 //!
 //! `/var/lib/nodepki`, 0700: `lock`, `journal.json` (0600), `staging.json` (which directories hold unfinished files),
 //! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way), `issued.json`,
-//! `authorities.json` (CA changes under way).
+//! `authorities.json` (CA changes under way), `restarts.json` (0600: what was replaced and has not taken effect yet).
 //!
 //! To add a kind of change to a commit, extend the journal's entry, and its version if an older nodepki would do the
 //! wrong thing with it.
@@ -45,6 +45,7 @@ mod issued;
 mod journal;
 mod lock;
 mod pending;
+mod restarts;
 mod root;
 mod sync;
 
@@ -60,6 +61,7 @@ pub use error::{Class, Error, Note, Obstacle};
 pub use issued::Issued;
 pub use lock::Locked;
 pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket};
+pub use restarts::{Changed, Previous, Restart, RestartState, Unsettled};
 pub use root::Root;
 
 /// Where nodepki keeps its state, on the node.

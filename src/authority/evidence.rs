@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use super::judge::{Evidence, Leaf, Signing, Trusting};
 use crate::agent::{ExitCode, Failure, Setup, Survey};
 use crate::assess::{Found, ReadKubeconfig, read_kubeconfig};
+use crate::components::Change;
 use crate::kubeconfig::Kubeconfig;
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, KUBECONFIG_DIR};
-use crate::store::{self, Root};
-use crate::x509::{Certificate, Chain, certificates_of};
+use crate::store::{self, RestartState, Root};
+use crate::x509::{Certificate, Chain, certificates_of, rfc3339};
 
 const CONTROLLER_MANAGER: &str = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
 /// Where the kubelet keeps a serving certificate that nobody configured.
@@ -103,8 +104,33 @@ pub fn read(
         leaves,
         signing,
         change: root.authority_changes()?.remove(&authority),
-        restarts: Vec::new(),
+        restarts: restarts(root, authority)?,
     })
+}
+
+/// Components that read something of this authority only when they start, and have not since it was changed.
+fn restarts(root: &Root, authority: Authority) -> Result<Vec<String>, store::Error> {
+    let concerns = |change: &Change| match change {
+        Change::Bundle(of) => *of == authority,
+        Change::Certificate(name) => name.authority() == authority,
+        _ => false,
+    };
+    let due = root.restarts()?.into_iter();
+    Ok(due
+        .filter(|restart| restart.causes.iter().any(concerns))
+        .map(|restart| {
+            let component = restart.component;
+            match restart.state {
+                RestartState::Due => format!(
+                    "{component} was not restarted since {}",
+                    rfc3339(restart.since)
+                ),
+                RestartState::RolledBack { why } => format!(
+                    "{component} did not come back after its restart, and the old files were put in place again ({why})"
+                ),
+            }
+        })
+        .collect())
 }
 
 fn chain(found: &Found<Chain>) -> Result<Chain, String> {
@@ -216,10 +242,12 @@ fn read_kubelet(
             foreign: Some(KUBELETS_OWN),
         });
     }
-    let planned = survey
-        .certs
-        .iter()
-        .any(|cert| cert.spec.output.paths().contains(&Path::new(KUBELET_SERVING)));
+    let planned = survey.certs.iter().any(|cert| {
+        cert.spec
+            .output
+            .paths()
+            .contains(&Path::new(KUBELET_SERVING))
+    });
     if !planned
         && let Some(content) = root.read(KUBELET_SERVING)?
         && let Ok(chain) = Chain::from_pem(&content.bytes)

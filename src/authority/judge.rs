@@ -315,9 +315,7 @@ impl Evidence {
         let old = self.old();
         let old = old.first().copied().or(self.bundle.first());
         match old {
-            Some(old)
-                if old.public_key() == new.public_key() && old.subject() == new.subject() =>
-            {
+            Some(old) if old.public_key() == new.public_key() && old.subject() == new.subject() => {
                 Kinship::Renewal
             }
             _ => Kinship::Other,
@@ -354,7 +352,12 @@ impl Evidence {
             return Err(format!(
                 "{} holds {} behind {}, and nothing says which of them was the CA before; remove the one that is no longer wanted there and in the kubeconfigs by hand",
                 self.file,
-                self.bundle.iter().skip(1).map(named).collect::<Vec<_>>().join(", "),
+                self.bundle
+                    .iter()
+                    .skip(1)
+                    .map(named)
+                    .collect::<Vec<_>>()
+                    .join(", "),
                 named(new)
             ));
         };
@@ -459,9 +462,8 @@ impl Evidence {
         missing.extend(self.restarts());
         for signing in &self.signing {
             let old = self.old();
-            let signs_with_old = |one: &Certificate| {
-                old.contains(&one) && one.public_key() != new.public_key()
-            };
+            let signs_with_old =
+                |one: &Certificate| old.contains(&one) && one.public_key() != new.public_key();
             if signing.certificates.iter().any(signs_with_old) {
                 missing.push(format!(
                     "kube-controller-manager still signs kubelets' certificates with the old CA (--{}={} in {}); give it certificate and key of the new one, or leave the flag and that of the key empty, and have somebody else sign",
@@ -473,9 +475,9 @@ impl Evidence {
     }
 
     fn restarts(&self) -> impl Iterator<Item = String> {
-        self.restarts
-            .iter()
-            .map(|restart| format!("{restart}; nodepki renew carries out the restarts that are due"))
+        self.restarts.iter().map(|restart| {
+            format!("{restart}; nodepki renew carries out the restarts that are due")
+        })
     }
 
     /// kube-controller-manager takes exactly one certificate to sign with, and stops signing at a second one.

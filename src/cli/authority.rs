@@ -200,7 +200,9 @@ fn status(
     match global.output {
         Output::Table | Output::Tree => print(&rows(&report))?,
         // As other nodes read it.
-        Output::Json | Output::Yaml => return global.print_value(&report, global.output).map(|_| code),
+        Output::Json | Output::Yaml => {
+            return global.print_value(&report, global.output).map(|_| code);
+        }
     };
     for row in report.authorities.iter().filter(|_| kubeconfig.is_some()) {
         if let Some(kubeconfig) = kubeconfig {
@@ -218,7 +220,10 @@ fn seen(authority: Authority, seen: &Seen) -> String {
         Nodes::Unknown(why) => text.push_str(&format!("note: {authority}: {why}\n")),
         Nodes::Listed(nodes) => {
             let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
-            text.push_str(&format!("note: {authority} matters to {}\n", nodes.join(", ")));
+            text.push_str(&format!(
+                "note: {authority} matters to {}\n",
+                nodes.join(", ")
+            ));
         }
     }
     for words in seen.lacking.iter().chain(&seen.notes) {
@@ -277,7 +282,10 @@ fn text(outcome: &Outcome, verbose: bool) -> String {
         text.push_str(&format!("note: {note}\n"));
     }
     text.push_str(&row_text(&outcome.report));
-    let changes = !outcome.done.iter().all(|words| words.starts_with("nothing to do"));
+    let changes = !outcome
+        .done
+        .iter()
+        .all(|words| words.starts_with("nothing to do"));
     if changes && !outcome.applied {
         text.push_str("nothing was changed; without --dry-run it is done\n");
     }

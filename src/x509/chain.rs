@@ -232,7 +232,8 @@ impl TrustBundle {
     /// root. While a CA is being changed there are two, and a client that knew one of them would lose half its servers.
     pub fn roots_to_pem(&self) -> String {
         let others = self.certificates.iter().skip(1);
-        let roots = others.filter(|certificate| certificate.is_ca() && certificate.is_self_signed());
+        let roots =
+            others.filter(|certificate| certificate.is_ca() && certificate.is_self_signed());
         std::iter::once(self.first())
             .chain(roots)
             .map(Certificate::to_pem)

@@ -42,9 +42,7 @@ fn leaf(authority: &CertificateAuthority) -> Chain {
         key: KeyAlgorithm::EcdsaP256,
         lifetime: YEAR,
     };
-    let made = authority
-        .issue(key().public_key(), &profile, NOW)
-        .unwrap();
+    let made = authority.issue(key().public_key(), &profile, NOW).unwrap();
     Chain::from_pem(made.to_pem().as_bytes()).unwrap()
 }
 
@@ -151,7 +149,12 @@ fn what_others_trust_besides_stays() {
     let target = node.staged(&certificate(&new), NOW).unwrap();
     let all = [&old, &extra, &new].map(certificate);
     assert_eq!(target.bundle, all);
-    assert_eq!(target.kubeconfig(&[certificate(&old), certificate(&own)]).len(), 4);
+    assert_eq!(
+        target
+            .kubeconfig(&[certificate(&old), certificate(&own)])
+            .len(),
+        4
+    );
     node.bundle = target.bundle;
     node.change = target.change;
     let retired = node.retired().unwrap();
@@ -203,8 +206,16 @@ fn what_cannot_be_the_new_ca_is_refused_in_words() {
         (&settled, both.clone(), "new CN=new"),
         (&under_way, of(&new), "new CN=new"),
         (&under_way, both, "new CN=new"),
-        (&under_way, of(&third), "is under way since 2026-11-21T15:00:00Z"),
-        (&settled, vec![certificate(&new), certificate(&third)], "several new CA certificates"),
+        (
+            &under_way,
+            of(&third),
+            "is under way since 2026-11-21T15:00:00Z",
+        ),
+        (
+            &settled,
+            vec![certificate(&new), certificate(&third)],
+            "several new CA certificates",
+        ),
         (&settled, of(&expired), "expired at"),
         (&settled, of(&early), "is not valid before"),
         (&settled, vec![leaf_only], "is not a CA certificate"),
@@ -237,7 +248,10 @@ fn an_intermediate_and_a_cross_certificate_are_named() {
     assert!(why.contains("no self-signed CA certificate"), "{why}");
     node.bundle = vec![Certificate::from_der(root.der()).unwrap()];
     let why = node.admit(&[cross], NOW).unwrap_err();
-    assert!(why.contains("an intermediate, or a cross certificate"), "{why}");
+    assert!(
+        why.contains("an intermediate, or a cross certificate"),
+        "{why}"
+    );
     drop(new);
 }
 
@@ -269,7 +283,9 @@ fn one_signing_certificate_is_all_that_kube_controller_manager_takes() {
     };
     node.signing = vec![signing];
     let trouble = node.signing_trouble();
-    assert!(trouble[0].contains("openssl x509 -in /etc/kubernetes/pki/ca.crt -out /etc/kubernetes/pki/ca-signing.crt"));
+    assert!(trouble[0].contains(
+        "openssl x509 -in /etc/kubernetes/pki/ca.crt -out /etc/kubernetes/pki/ca-signing.crt"
+    ));
     assert!(node.unstaged().contains(&trouble[0]));
     signing = node.signing.remove(0);
     signing.is_bundle = false;
@@ -277,7 +293,10 @@ fn one_signing_certificate_is_all_that_kube_controller_manager_takes() {
     node.signing = vec![signing];
     assert_eq!(node.unstaged(), Vec::<String>::new());
     let why = node.unactivated(NOW);
-    assert!(why[0].contains("still signs kubelets' certificates with the old CA"), "{why:?}");
+    assert!(
+        why[0].contains("still signs kubelets' certificates with the old CA"),
+        "{why:?}"
+    );
     node.signing[0].certificates = vec![certificate(&new)];
     assert_eq!(node.unactivated(NOW), Vec::<String>::new());
 }
@@ -321,9 +340,19 @@ fn peers_are_proven_or_stated() {
         }
     };
     for (evidence, trusts, uses, does_without) in [
-        (&settled, "it does not trust CN=new", "apiserver is not under CN=new", "yes"),
+        (
+            &settled,
+            "it does not trust CN=new",
+            "apiserver is not under CN=new",
+            "yes",
+        ),
         (&staged, "yes", "apiserver is not under CN=new", "yes"),
-        (&waiting, "restarts are due there: etcd", "apiserver is not", "yes"),
+        (
+            &waiting,
+            "restarts are due there: etcd",
+            "apiserver is not",
+            "yes",
+        ),
         (&activated, "yes", "yes", "apiserver is under CN=new"),
         (&retired, "yes", "yes", "apiserver is under CN=new"),
     ] {
@@ -333,7 +362,10 @@ fn peers_are_proven_or_stated() {
             (Need::DoesWithout(&comes), does_without),
         ] {
             let said = says(evidence, need);
-            assert!(said.contains(expected), "{need:?}: {said}, expected {expected}");
+            assert!(
+                said.contains(expected),
+                "{need:?}: {said}, expected {expected}"
+            );
         }
     }
 
