@@ -368,7 +368,7 @@ fn kin(evidence: &Evidence, new: &Certificate) -> Option<String> {
 fn others_business(authority: Authority) -> Vec<String> {
     let notes: &[&str] = match authority {
         Authority::Ca => &[
-            "cluster-info is the cluster's: once per cluster, kubeadm init phase bootstrap-token --kubeconfig /etc/kubernetes/admin.conf lets new nodes learn both CAs; kubeadm-certs, where it is in use, is uploaded again by nodepki certs upload",
+            "cluster-info is the cluster's: once per cluster, kubeadm init phase bootstrap-token --kubeconfig /etc/kubernetes/admin.conf lets new nodes learn both CAs, which then need the pins of both (--discovery-token-ca-cert-hash, twice); kubeadm-certs, where it is in use, is uploaded again by nodepki certs upload",
             "kube-root-ca.crt is published by kube-controller-manager after its restart; Pods that read it only when they start are to be restarted before the new CA is activated",
             "copies of admin.conf on people's machines, and whoever keeps a caBundle of its own, need the new CA too",
         ],
