@@ -7,6 +7,7 @@ mod certs;
 mod csr;
 mod doctor;
 mod migrate;
+mod renew;
 mod table;
 mod terminal;
 
@@ -103,6 +104,15 @@ enum Command {
     ///
     /// Of a joining node that lacks something its cluster is read, as bootstrap would.
     Plan(Sources),
+    /// Renew what is due or has drifted, each certificate on its own
+    ///
+    /// Certificates that serve survive whatever happens here. Exit status: 0 also when a renewal failed that has time
+    /// yet, which is said; otherwise as for bootstrap.
+    Renew(renew::Arguments),
+    /// Say whether renew would have anything to do, for ExecCondition= of a unit
+    ///
+    /// Exit status: 0 yes; 1 no; 2 there are no certificates; 255 it cannot be told.
+    NeedsRenewal(renew::NeedsArguments),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
     /// Look for everything that is wrong with this node, with evidence and a fix for each finding
@@ -233,21 +243,27 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     terminal::subscribe(cli.global.log, cli.global.verbose);
     match cli.run() {
-        Ok(code) => code as u8,
+        Ok(code) => code,
         Err(failure) => {
-            for message in &failure.messages {
-                let _ = writeln!(stderr(), "nodepki: {message}");
-                tracing::debug!(exit = failure.code as u8, "{message}");
-            }
+            tell(&failure);
             failure.code as u8
         }
     }
 }
 
+fn tell(failure: &Failure) {
+    for message in &failure.messages {
+        let _ = writeln!(stderr(), "nodepki: {message}");
+        tracing::debug!(exit = failure.code as u8, "{message}");
+    }
+}
+
 impl Cli {
-    fn run(self) -> Result<ExitCode, Failure> {
+    fn run(self) -> Result<u8, Failure> {
         let Cli { global, command } = self;
-        match command {
+        let code = match command {
+            // The one command whose exit status is an answer.
+            Command::NeedsRenewal(arguments) => return Ok(arguments.run(&global)),
             Command::Bootstrap(run) => {
                 let loaded = global.load_joining(&run.inputs(&global)?)?;
                 global.bootstrap(loaded)
@@ -259,6 +275,7 @@ impl Cli {
                 };
                 global.plan(&global.load_joining(&inputs)?)
             }
+            Command::Renew(arguments) => arguments.run(&global),
             Command::Status(arguments) => global.status(&arguments),
             Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),
@@ -278,7 +295,8 @@ impl Cli {
                 print(&String::from_utf8_lossy(&script))
             }
             Command::Man { dir } => manual(dir.as_deref()),
-        }
+        };
+        Ok(code? as u8)
     }
 }
 
@@ -324,23 +342,7 @@ impl Global {
         ));
         drop(terminal);
         let report = report?;
-        for row in &report.rows {
-            let reasons = row.reasons.join("; ");
-            match row.code {
-                None if row.is_overdue() => {
-                    tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
-                }
-                None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
-                Some(code) => {
-                    tracing::warn!(
-                        certificate = row.name,
-                        action = row.action,
-                        exit = code as u8,
-                        "{reasons}"
-                    );
-                }
-            }
-        }
+        log(&report);
         self.print_report(&report)?;
         if report.code() == ExitCode::Pending {
             let _ = writeln!(
@@ -602,6 +604,27 @@ fn manual(dir: Option<&Path>) -> Result<ExitCode, Failure> {
             .map_err(failed)?,
     }
     Ok(ExitCode::Done)
+}
+
+/// What became of everything, for the journal.
+fn log(report: &Report) {
+    for row in &report.rows {
+        let reasons = row.reasons.join("; ");
+        match row.code {
+            None if row.is_overdue() => {
+                tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
+            }
+            None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
+            Some(code) => {
+                tracing::warn!(
+                    certificate = row.name,
+                    action = row.action,
+                    exit = code as u8,
+                    "{reasons}"
+                );
+            }
+        }
+    }
 }
 
 /// A closed pipe ends the output, not the run.
