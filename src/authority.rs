@@ -144,7 +144,7 @@ pub async fn look(
     let survey = setup.survey(root, now)?;
     let evidence = evidence::read(root, setup, &survey, authority)?;
     let api = load::cluster(root, kubeconfig)?;
-    Ok(cluster::look(&api, authority, evidence.new()).await)
+    Ok(cluster::look(&api, authority, evidence.incoming()).await)
 }
 
 /// Trusts a new CA beside the old one: the certificate in `file`, or what the authority's signer offers under pins.
@@ -205,7 +205,8 @@ pub async fn undo(
 ) -> Result<Outcome, Failure> {
     let now = clock();
     let mut step = Step::begin(root, setup, wish, "stage --undo", clock)?;
-    let (Some(target), Some(new)) = (step.evidence.undone(), step.evidence.new().cloned()) else {
+    let (Some(target), Some(new)) = (step.evidence.undone(), step.evidence.incoming().cloned())
+    else {
         step.done("nothing to do: no new CA is staged".to_owned());
         return step.end(now);
     };
@@ -237,8 +238,10 @@ pub async fn activate(
     let now = clock();
     let mut step = Step::begin(root, setup, wish, "activate", clock)?;
     let authority = wish.authority;
-    let (Some(target), Some(new)) = (step.evidence.activated(now), step.evidence.new().cloned())
-    else {
+    let (Some(target), Some(new)) = (
+        step.evidence.activated(now),
+        step.evidence.incoming().cloned(),
+    ) else {
         return Err(refused(format!(
             "no new {authority} is staged on this node: nodepki authority stage {authority} --certificate FILE comes first, on every node"
         )));
@@ -292,7 +295,8 @@ pub async fn retire(
     let now = clock();
     let mut step = Step::begin(root, setup, wish, "retire", clock)?;
     let authority = wish.authority;
-    let (Some(target), Some(new)) = (step.evidence.retired(), step.evidence.new().cloned()) else {
+    let (Some(target), Some(new)) = (step.evidence.retired(), step.evidence.incoming().cloned())
+    else {
         step.done(format!(
             "nothing to do: no change of {authority} is under way"
         ));
@@ -490,7 +494,7 @@ impl<'a> Step<'a> {
         let seen = match &self.wish.kubeconfig {
             Some(kubeconfig) => {
                 let api = load::cluster(self.root, kubeconfig)?;
-                let new = matches!(need, Need::Trusts(_)).then(|| self.evidence.new());
+                let new = matches!(need, Need::Trusts(_)).then(|| self.evidence.incoming());
                 cluster::look(&api, *authority, new.flatten()).await
             }
             None => Seen::nothing("no kubeconfig was given"),

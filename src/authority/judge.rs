@@ -299,12 +299,12 @@ impl Evidence {
     }
 
     /// The certificate that comes.
-    pub fn new(&self) -> Option<&Certificate> {
+    pub fn incoming(&self) -> Option<&Certificate> {
         self.in_bundle(&self.under_way()?.new)
     }
 
     /// The certificates that go.
-    pub fn old(&self) -> Vec<&Certificate> {
+    pub fn outgoing(&self) -> Vec<&Certificate> {
         let change = self.under_way();
         let prints = change.into_iter().flat_map(|change| &change.old);
         prints.filter_map(|print| self.in_bundle(print)).collect()
@@ -312,7 +312,7 @@ impl Evidence {
 
     /// What `new` is to the CA that it replaces.
     pub fn kinship(&self, new: &Certificate) -> Kinship {
-        let old = self.old();
+        let old = self.outgoing();
         let old = old.first().copied().or(self.bundle.first());
         match old {
             Some(old) if old.public_key() == new.public_key() && old.subject() == new.subject() => {
@@ -388,7 +388,7 @@ impl Evidence {
 
     /// The new one first.
     pub fn activated(&self, now: OffsetDateTime) -> Option<Target> {
-        let (change, new) = (self.under_way()?, self.new()?);
+        let (change, new) = (self.under_way()?, self.incoming()?);
         let others = self.bundle.iter().filter(|one| *one != new);
         Some(Target {
             bundle: std::iter::once(new).chain(others).cloned().collect(),
@@ -403,12 +403,12 @@ impl Evidence {
     /// Without the old one.
     pub fn retired(&self) -> Option<Target> {
         self.under_way()?;
-        Some(self.without(&self.old()))
+        Some(self.without(&self.outgoing()))
     }
 
     /// Without the new one.
     pub fn undone(&self) -> Option<Target> {
-        Some(self.without(&[self.new()?]))
+        Some(self.without(&[self.incoming()?]))
     }
 
     fn without(&self, dropped: &[&Certificate]) -> Target {
@@ -422,14 +422,14 @@ impl Evidence {
 
     /// What stands between this node and two trusted CAs: the proof of staging.
     pub fn unstaged(&self) -> Vec<String> {
-        let Some(new) = self.new() else {
+        let Some(new) = self.incoming() else {
             return vec![format!(
                 "no new CA is staged; nodepki authority stage {} --certificate FILE",
                 self.authority
             )];
         };
         let mut missing = Vec::new();
-        let old = self.old();
+        let old = self.outgoing();
         let both = || old.first().copied().into_iter().chain([new]);
         for trusting in &self.kubeconfigs {
             missing.extend(trusting.lacks(both(), self.authority));
@@ -441,7 +441,7 @@ impl Evidence {
 
     /// What stands between this node and the new CA alone: the proof of activation.
     pub fn unactivated(&self, now: OffsetDateTime) -> Vec<String> {
-        let Some(new) = self.new() else {
+        let Some(new) = self.incoming() else {
             return self.unstaged();
         };
         let mut missing = Vec::new();
@@ -461,7 +461,7 @@ impl Evidence {
         }
         missing.extend(self.restarts());
         for signing in &self.signing {
-            let old = self.old();
+            let old = self.outgoing();
             let signs_with_old =
                 |one: &Certificate| old.contains(&one) && one.public_key() != new.public_key();
             if signing.certificates.iter().any(signs_with_old) {

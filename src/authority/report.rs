@@ -121,8 +121,8 @@ impl AuthorityReport {
                     public_key_sha256: crate::x509::hex(&one.public_key().sha256()),
                     not_after: one.not_after(),
                     role: match one {
-                        _ if evidence.new() == Some(one) => Some("new".to_owned()),
-                        _ if evidence.old().contains(&one) => Some("old".to_owned()),
+                        _ if evidence.incoming() == Some(one) => Some("new".to_owned()),
+                        _ if evidence.outgoing().contains(&one) => Some("old".to_owned()),
                         _ => None,
                     },
                 })
