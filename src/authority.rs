@@ -274,7 +274,7 @@ pub async fn activate(
     let names: Vec<&str> = left.iter().map(|name| name.as_str()).collect();
     step.done(format!("issued by the new CA: {}", names.join(", ")));
     if !wish.dry_run {
-        let scope = agent::Scope::Names(left);
+        let scope = agent::Scope::Anew(left);
         let renewed = agent::renew(root, setup, &scope, clock, progress).await?;
         step.issued = Some(renewed.report);
         step.applied = true;

@@ -1,7 +1,8 @@
 //! `nodepki authority stage`, `activate`, `retire` and `status`.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::io::{Write, stderr};
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
@@ -104,7 +105,7 @@ impl StepArgs {
     }
 }
 
-fn read_report(root: &Root, path: &std::path::Path) -> Result<(String, NodeReport), Failure> {
+fn read_report(root: &Root, path: &Path) -> Result<(String, NodeReport), Failure> {
     let shown = path.display().to_string();
     let text = load::read_named(root, path).map_err(|error| {
         Failure::new(
@@ -190,7 +191,7 @@ fn status(
     root: &Root,
     loaded: &Loaded,
     authorities: &BTreeSet<Authority>,
-    kubeconfig: Option<&std::path::Path>,
+    kubeconfig: Option<&Path>,
 ) -> Result<ExitCode, Failure> {
     let report = authority::status(root, &loaded.setup, authorities, now())?;
     let code = match report.authorities.iter().any(AuthorityReport::is_waiting) {
@@ -200,15 +201,13 @@ fn status(
     match global.output {
         Output::Table | Output::Tree => print(&rows(&report))?,
         // As other nodes read it.
-        Output::Json | Output::Yaml => {
-            return global.print_value(&report, global.output).map(|_| code);
-        }
+        Output::Json | Output::Yaml => global.print_value(&report, global.output)?,
     };
-    for row in report.authorities.iter().filter(|_| kubeconfig.is_some()) {
+    for row in &report.authorities {
         if let Some(kubeconfig) = kubeconfig {
             let setup = &loaded.setup;
             let look = authority::look(root, kubeconfig, setup, row.authority, now());
-            print(&seen(row.authority, &runtime()?.block_on(look)?))?;
+            let _ = stderr().write_all(seen(row.authority, &runtime()?.block_on(look)?).as_bytes());
         }
     }
     Ok(code)
