@@ -226,8 +226,8 @@ impl Evidence {
         let names: Vec<String> = offered.iter().map(named).collect();
         let what = match offered {
             [one] if !one.is_ca() => format!("{} is not a CA certificate", named(one)),
-            [one] if self.bundle.iter().any(|ours| signed_by(one, ours)) => format!(
-                "{} is signed by a CA that this node trusts: an intermediate, or a cross certificate. What it signs is trusted here through its root as long as signers hand it out with each certificate, so that nothing is to be staged; a new root must be there itself",
+            [one] if self.bundle.iter().any(|ours| one.names_issuer(ours)) => format!(
+                "{} names a CA that this node trusts as its issuer: an intermediate, or a cross certificate. What it signs is trusted here through its root as long as signers hand it out with each certificate, so that nothing is to be staged; a new root must be there itself",
                 named(one)
             ),
             _ => format!(
@@ -592,12 +592,6 @@ fn leads_to(chain: &Chain, authority: &Certificate, now: OffsetDateTime) -> bool
                 Difference::IssuerExpired { .. } | Difference::IssuerNotYetValid { .. }
             )
         })
-}
-
-fn signed_by(certificate: &Certificate, issuer: &Certificate) -> bool {
-    TrustBundle::from_certificates(vec![certificate.clone()])
-        .is_ok_and(|bundle| bundle.strangers(&[issuer.public_key().sha256()]).is_empty())
-        || certificate.names_issuer(issuer)
 }
 
 #[cfg(test)]
