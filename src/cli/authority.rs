@@ -180,7 +180,7 @@ impl Command {
         let outcome = outcome?;
         match global.output {
             Output::Table | Output::Tree => print(&text(&outcome, global.verbose > 0))?,
-            Output::Json | Output::Yaml => global.print_value(&outcome, global.output)?,
+            _ => global.print_value(&outcome, global.output)?,
         };
         Ok(outcome.code())
     }
@@ -201,7 +201,7 @@ fn status(
     match global.output {
         Output::Table | Output::Tree => print(&rows(&report))?,
         // As other nodes read it.
-        Output::Json | Output::Yaml => global.print_value(&report, global.output)?,
+        _ => global.print_value(&report, global.output)?,
     };
     for row in &report.authorities {
         if let Some(kubeconfig) = kubeconfig {
