@@ -1,6 +1,7 @@
 //! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
 //! status; decides nothing else.
 
+mod authority;
 mod capi;
 mod certs;
 mod csr;
@@ -131,6 +132,9 @@ enum Command {
     /// Take the CA keys off a running node, or put them back
     #[command(subcommand)]
     Migrate(migrate::Command),
+    /// Change a CA on a running cluster: both are trusted first, then the new one issues, then the old one goes
+    #[command(subcommand)]
+    Authority(authority::Command),
     /// The files that control-plane nodes share: kubeadm's certificate key, upload and download
     #[command(subcommand)]
     Certs(certs::Command),
@@ -287,6 +291,7 @@ impl Cli {
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
             Command::Migrate(command) => command.run(&global),
+            Command::Authority(command) => command.run(&global),
             Command::Certs(command) => command.run(&global),
             Command::Config(command) => global.config(command),
             Command::Capi(command) => command.run(&global),

@@ -26,7 +26,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`] |
+//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`], [`authority`] |
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`reload`], [`status`], [`offline`], [`metrics`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -55,6 +55,7 @@
 
 pub mod agent;
 pub mod assess;
+pub mod authority;
 pub mod capi;
 pub mod certs;
 pub mod cli;

@@ -35,13 +35,16 @@ pub enum Scope {
     All,
     /// These, due or not.
     Names(BTreeSet<CertName>),
+    /// These, however young: their authority was changed, and no answer of the old one is taken, so that they cannot come
+    /// round again.
+    Anew(BTreeSet<CertName>),
 }
 
 impl Scope {
     fn has(&self, name: CertName) -> bool {
         match self {
             Scope::Due | Scope::All => true,
-            Scope::Names(names) => names.contains(&name),
+            Scope::Names(names) | Scope::Anew(names) => names.contains(&name),
         }
     }
 
@@ -49,6 +52,7 @@ impl Scope {
         match self {
             Scope::Due => Demand::Due,
             Scope::All | Scope::Names(_) => Demand::Asked,
+            Scope::Anew(_) => Demand::Anew,
         }
     }
 }
@@ -134,7 +138,7 @@ fn look_for(
     steady(root, setup, now)?;
     let mut survey = setup.survey(root, now)?;
     survey.certs.retain(|cert| scope.has(cert.spec.name));
-    if let Scope::Names(_) = scope {
+    if let Scope::Names(_) | Scope::Anew(_) = scope {
         let wanted: BTreeSet<Authority> = survey
             .certs
             .iter()
