@@ -92,6 +92,16 @@ impl ExitCode {
     }
 }
 
+impl ExitCode {
+    /// How a run ended.
+    pub fn of(run: Result<&Report, &Failure>) -> ExitCode {
+        match run {
+            Ok(report) => report.code(),
+            Err(failure) => failure.code,
+        }
+    }
+}
+
 impl PartialOrd for ExitCode {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
