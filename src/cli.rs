@@ -4,6 +4,7 @@
 mod capi;
 mod certs;
 mod csr;
+mod daemon;
 mod doctor;
 mod migrate;
 mod table;
@@ -102,6 +103,11 @@ enum Command {
     ///
     /// Of a joining node that lacks something its cluster is read, as bootstrap would.
     Plan(Sources),
+    /// Keep the certificates valid until stopped: renew what is due, mend what others broke, restart what has to be
+    ///
+    /// Sleeps while nothing is due. SIGHUP reads the configuration again, SIGTERM ends it; speaks sd_notify(3), so that
+    /// a unit can have Type=notify-reload and WatchdogSec=.
+    Daemon(daemon::Arguments),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
     /// Look for everything that is wrong with this node, with evidence and a fix for each finding
@@ -246,6 +252,7 @@ impl Cli {
                 global.bootstrap(loaded)
             }
             Command::Plan(sources) => global.plan(&global.load_joining(&Run::of(sources))?),
+            Command::Daemon(arguments) => arguments.run(&global),
             Command::Status(arguments) => global.status(&arguments),
             Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),

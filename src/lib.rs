@@ -26,7 +26,8 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`] |
+//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`], [`daemon`] |
+//! | the step of rotation | [`rotation`] |
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -59,6 +60,7 @@ pub mod capi;
 pub mod certs;
 pub mod cli;
 pub mod clusterinfo;
+pub mod daemon;
 pub mod demo;
 pub mod discovery;
 pub mod doctor;
@@ -75,6 +77,7 @@ pub mod names;
 pub mod offline;
 pub mod plan;
 pub mod policy;
+pub mod rotation;
 pub mod schedule;
 pub mod schema;
 pub mod settings;
