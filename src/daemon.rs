@@ -200,7 +200,7 @@ impl<S: Surroundings> Daemon<'_, S> {
 
     /// Whether there are lists to look at again, and whether one is new; `None` when the daemon is to end.
     async fn lists(&mut self, loaded: &Loaded) -> Option<(bool, bool)> {
-        let update = agent::update_revocations(self.root, &loaded.setup, self.clock);
+        let update = agent::update_revocations(self.root, &loaded.setup, self.clock, self.progress);
         let report = tokio::select! {
             biased;
             () = self.surroundings.stopped() => return None,
@@ -291,7 +291,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         for bundle in &plan.bundles {
             self.pki(&mut watched, &bundle.path);
         }
-        for pair in &plan.service_account {
+        if let Some(pair) = &plan.service_account {
             self.pki(&mut watched, &pair.private);
         }
         Ok(watched)

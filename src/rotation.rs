@@ -1,28 +1,36 @@
-//! TEMP
+//! The one step of rotation: what is due is renewed, and what has to be restarted for it is.
+//!
+//! `renew` takes it once, the daemon for ever. Nothing is decided here: `agent::renew` knows what is due.
+
 use time::OffsetDateTime;
-use crate::agent::{self, Clock, Failure, Progress, Report};
+
+use crate::agent::{self, Clock, Failure, Progress, Report, Scope};
 use crate::load::Loaded;
 use crate::store::Root;
-/// .
-pub enum Scope { /// .
- Due }
+
 /// What a step did.
+#[derive(Debug)]
 pub struct Step {
     /// One row a certificate.
     pub report: Report,
     /// When something will be due, or may be tried again; `None` when nothing ever will.
     pub next: Option<OffsetDateTime>,
 }
-/// s
+
+/// Renews what `scope` says.
+///
+/// # Errors
+/// When nothing could be done at all. What became of single certificates is in the [`Step`].
 pub async fn step(
     root: &Root,
     loaded: &Loaded,
-    _scope: &Scope,
+    scope: &Scope,
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<Step, Failure> {
-    let report = agent::bootstrap(root, &loaded.setup, clock, progress).await?;
-    Ok(Step { report, next: None })
+    let renewed = agent::renew(root, &loaded.setup, scope, clock, progress).await?;
+    Ok(Step {
+        report: renewed.report,
+        next: renewed.next,
+    })
 }
-/// l
-pub fn log(_step: &Step) {}

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use time::OffsetDateTime;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Later than any certificate ends, and early enough for the kernel's nanoseconds.
@@ -65,5 +66,5 @@ pub(super) fn ran() -> Duration {
     reason = "what took its place is unsafe; a descriptor that is owned stays what it is"
 )]
 pub(super) fn readable(descriptor: BorrowedFd<'_>) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::new(descriptor.try_clone_to_owned()?)
+    AsyncFd::with_interest(descriptor.try_clone_to_owned()?, Interest::READABLE)
 }
