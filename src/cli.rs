@@ -23,7 +23,7 @@ use crate::agent::{self, ExitCode, Failure, Report};
 use crate::demo;
 use crate::join;
 use crate::kubeadm::{NodeName, Role, parse_duration};
-use crate::load::{self, Inputs, Loaded};
+use crate::load::{self, AddressChange, Inputs, Loaded};
 use crate::names::{Authority, CertName};
 use crate::plan;
 use crate::settings::{Settings, StandIns};
@@ -179,6 +179,9 @@ struct Run {
     /// Go on although the clock cannot be right
     #[arg(long)]
     allow_unsynced: bool,
+    /// Go on although the configuration says another address than the node's API server has
+    #[arg(long)]
+    accept_address_change: bool,
 }
 
 #[derive(Debug, Args)]
@@ -248,10 +251,16 @@ impl Cli {
         let Cli { global, command } = self;
         match command {
             Command::Bootstrap(run) => {
-                let loaded = global.load_joining(&run)?;
+                let loaded = global.load_joining(&run.inputs(&global)?)?;
                 global.bootstrap(loaded)
             }
-            Command::Plan(sources) => global.plan(&global.load_joining(&Run::of(sources))?),
+            Command::Plan(sources) => {
+                let inputs = Inputs {
+                    address_change: AddressChange::Show,
+                    ..Run::of(sources).inputs(&global)?
+                };
+                global.plan(&global.load_joining(&inputs)?)
+            }
             Command::Daemon(arguments) => arguments.run(&global),
             Command::Status(arguments) => global.status(&arguments),
             Command::Doctor(arguments) => arguments.run(&global),
@@ -292,9 +301,17 @@ impl Global {
     }
 
     /// With what a joining node has from its cluster.
-    fn load_joining(&self, run: &Run) -> Result<Loaded, Failure> {
+    fn load_joining(&self, inputs: &Inputs) -> Result<Loaded, Failure> {
+        let root = self.open_root()?;
+        let loaded = runtime()?.block_on(load::load_joining(&root, inputs, now))?;
+        warn(&loaded.warnings);
+        Ok(loaded)
+    }
+
+    /// Of a node that was set up before.
+    fn load_running(&self, run: &Run) -> Result<Loaded, Failure> {
         let (root, inputs) = (self.open_root()?, run.inputs(self)?);
-        let loaded = runtime()?.block_on(load::load_joining(&root, &inputs, now))?;
+        let loaded = runtime()?.block_on(load::load_running(&root, &inputs, now))?;
         warn(&loaded.warnings);
         Ok(loaded)
     }
@@ -490,6 +507,7 @@ impl Run {
             wait: None,
             clock_wait: None,
             allow_unsynced: false,
+            accept_address_change: false,
         }
     }
 
@@ -510,6 +528,10 @@ impl Run {
             wait: self.wait,
             clock_wait: self.clock_wait,
             allow_unsynced: self.allow_unsynced,
+            address_change: match self.accept_address_change {
+                true => AddressChange::Accept,
+                false => AddressChange::Refuse,
+            },
         })
     }
 }

@@ -205,8 +205,10 @@ impl Survey {
         let absent = |bundle: &SurveyedBundle| {
             !bundle.in_place && provided.bundles.contains_key(&bundle.spec.authority)
         };
+        let missing = self.missing_files.iter();
+        let mut missing = missing.filter_map(|place| provided.files.get(*place));
         self.bundles.iter().any(absent)
-            || !self.missing_files.is_empty()
+            || missing.any(|file| file.perishable)
             || self.service_account == Some(ServiceAccountAction::Install)
     }
 
@@ -486,7 +488,7 @@ impl Survey {
                 Ok(ServiceAccountAction::Make)
             }
             (Found::Absent | Found::Empty, Found::Absent | Found::Empty) => Err(format!(
-                "{key_path} is absent and this node joins a cluster: a new pair would differ from that of the other control-plane nodes and half of all service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
+                "{key_path} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
                 spec.private.parent().unwrap_or(Path::new("/")).display()
             )),
             (Found::Absent | Found::Empty, _) => Err(format!(

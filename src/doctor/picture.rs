@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::Inputs;
@@ -13,6 +12,7 @@ use crate::assess::Found;
 use crate::kubeadm;
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::load;
+use crate::manifest::{MANIFESTS, Manifest};
 use crate::names::{Authority, CertName};
 use crate::plan::{KUBECONFIG_DIR, Plan};
 use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
@@ -20,10 +20,8 @@ use crate::signer::Kind;
 use crate::status::{self, Role, Status, Trouble};
 use crate::store::{self, FileKind, Root, STATE_DIR};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
-use crate::yaml;
 
 const CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
-const MANIFESTS: &str = "/etc/kubernetes/manifests";
 const KUBELET: &str = "/var/lib/kubelet";
 /// No key is as long, and a backup may be.
 const KEY_LIMIT: u64 = 64 * 1024;
@@ -110,55 +108,6 @@ pub(super) struct Trees {
     pub(super) unfinished: Vec<PathBuf>,
     pub(super) requests: Vec<PathBuf>,
     pub(super) denied: Vec<PathBuf>,
-}
-
-/// A static pod.
-pub(super) struct Manifest {
-    pub(super) path: PathBuf,
-    arguments: Vec<String>,
-    annotations: BTreeMap<String, String>,
-}
-
-impl Manifest {
-    fn parse(path: PathBuf, bytes: &[u8]) -> Result<Manifest, String> {
-        let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())?;
-        let documents = yaml::parse("", text).map_err(|faults| faults.to_string())?;
-        let pod = documents.first().map(yaml::to_json).unwrap_or_default();
-        let container = pod
-            .pointer("/spec/containers/0")
-            .ok_or_else(|| "it is no Pod with a container".to_owned())?;
-        let arguments = ["command", "args"]
-            .iter()
-            .filter_map(|field| container.get(field)?.as_array())
-            .flatten()
-            .filter_map(|argument| argument.as_str().map(str::to_owned))
-            .collect();
-        let annotations = pod
-            .pointer("/metadata/annotations")
-            .and_then(Value::as_object);
-        let annotations = annotations.into_iter().flatten();
-        Ok(Manifest {
-            path,
-            arguments,
-            annotations: annotations
-                .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
-                .collect(),
-        })
-    }
-
-    /// The value of `--name=value`, the last one as for the program itself.
-    pub(super) fn flag(&self, name: &str) -> Option<&str> {
-        self.arguments.iter().rev().find_map(|argument| {
-            argument
-                .strip_prefix("--")?
-                .strip_prefix(name)?
-                .strip_prefix('=')
-        })
-    }
-
-    pub(super) fn annotation(&self, name: &str) -> Option<&str> {
-        self.annotations.get(name).map(String::as_str)
-    }
 }
 
 /// What kube-controller-manager signs with.

@@ -23,7 +23,7 @@ const LAYERS: &[&[&str]] = &[
     &["schedule", "schema"],
     &["components", "clusterinfo"],
     &["kubeadm", "sharedcerts"],
-    &["kubeconfig", "jwks"],
+    &["kubeconfig", "manifest", "jwks"],
     &["x509", "yaml"],
     &["names"],
 ];
@@ -40,6 +40,7 @@ const PURE: &[&str] = &[
     "kubeadm",
     "sharedcerts",
     "kubeconfig",
+    "manifest",
     "jwks",
     "x509",
     "yaml",

@@ -39,6 +39,7 @@ mod offline;
 mod openssl;
 mod readme;
 mod rig;
+mod running;
 mod servers;
 mod signer_bad;
 mod signer_bootstrap;
