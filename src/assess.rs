@@ -2,6 +2,8 @@
 //!
 //! Pure. The edge hands in what it read as [`Found`]; nothing here opens a file or looks at a clock.
 
+mod renewal;
+
 use std::fmt;
 
 use time::OffsetDateTime;
@@ -9,6 +11,8 @@ use time::OffsetDateTime;
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::plan::{BundleSpec, CertSpec, Output};
 use crate::x509::{Chain, Difference, PrivateKey, PublicKey, TrustBundle, rfc3339, satisfies};
+
+pub use renewal::{Age, Demand, Rotated, Rules, rotate};
 
 /// One file as it was found.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ mod csr;
 mod daemon;
 mod doctor;
 mod migrate;
+mod renew;
 mod table;
 mod terminal;
 
@@ -26,6 +27,7 @@ use crate::kubeadm::{NodeName, Role, parse_duration};
 use crate::load::{self, AddressChange, Inputs, Loaded};
 use crate::names::{Authority, CertName};
 use crate::plan;
+use crate::rotation;
 use crate::settings::{Settings, StandIns};
 use crate::signer::{self, Identity, Kind, Part};
 use crate::status;
@@ -103,6 +105,15 @@ enum Command {
     ///
     /// Of a joining node that lacks something its cluster is read, as bootstrap would.
     Plan(Sources),
+    /// Renew what is due or has drifted, each certificate on its own
+    ///
+    /// Certificates that serve survive whatever happens here. Exit status: 0 also when a renewal failed that has time
+    /// yet, which is said; otherwise as for bootstrap.
+    Renew(renew::Arguments),
+    /// Say whether renew would have anything to do, for ExecCondition= of a unit
+    ///
+    /// Exit status: 0 yes; 1 no; 2 there are no certificates; 255 it cannot be told.
+    NeedsRenewal(renew::NeedsArguments),
     /// Keep the certificates valid until stopped: renew what is due, mend what others broke, restart what has to be
     ///
     /// Sleeps while nothing is due. SIGHUP reads the configuration again, SIGTERM ends it; speaks sd_notify(3), so that
@@ -235,21 +246,27 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     terminal::subscribe(cli.global.log, cli.global.verbose);
     match cli.run() {
-        Ok(code) => code as u8,
+        Ok(code) => code,
         Err(failure) => {
-            for message in &failure.messages {
-                let _ = writeln!(stderr(), "nodepki: {message}");
-                tracing::debug!(exit = failure.code as u8, "{message}");
-            }
+            tell(&failure);
             failure.code as u8
         }
     }
 }
 
+fn tell(failure: &Failure) {
+    for message in &failure.messages {
+        let _ = writeln!(stderr(), "nodepki: {message}");
+        tracing::debug!(exit = failure.code as u8, "{message}");
+    }
+}
+
 impl Cli {
-    fn run(self) -> Result<ExitCode, Failure> {
+    fn run(self) -> Result<u8, Failure> {
         let Cli { global, command } = self;
-        match command {
+        let code = match command {
+            // The one command whose exit status is an answer.
+            Command::NeedsRenewal(arguments) => return Ok(arguments.run(&global)),
             Command::Bootstrap(run) => {
                 let loaded = global.load_joining(&run.inputs(&global)?)?;
                 global.bootstrap(loaded)
@@ -261,6 +278,7 @@ impl Cli {
                 };
                 global.plan(&global.load_joining(&inputs)?)
             }
+            Command::Renew(arguments) => arguments.run(&global),
             Command::Daemon(arguments) => arguments.run(&global),
             Command::Status(arguments) => global.status(&arguments),
             Command::Doctor(arguments) => arguments.run(&global),
@@ -280,7 +298,8 @@ impl Cli {
                 print(&String::from_utf8_lossy(&script))
             }
             Command::Man { dir } => manual(dir.as_deref()),
-        }
+        };
+        Ok(code? as u8)
     }
 }
 
@@ -326,23 +345,7 @@ impl Global {
         ));
         drop(terminal);
         let report = report?;
-        for row in &report.rows {
-            let reasons = row.reasons.join("; ");
-            match row.code {
-                None if row.is_overdue() => {
-                    tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
-                }
-                None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
-                Some(code) => {
-                    tracing::warn!(
-                        certificate = row.name,
-                        action = row.action,
-                        exit = code as u8,
-                        "{reasons}"
-                    );
-                }
-            }
-        }
+        rotation::log(&report);
         self.print_report(&report)?;
         if report.code() == ExitCode::Pending {
             let _ = writeln!(

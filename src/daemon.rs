@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use crate::agent::{self, Clock, ExitCode, Failure, Progress};
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, Scope};
 use crate::load::{self, Inputs, Loaded};
 use crate::plan::Output;
-use crate::rotation::{self, Scope};
+use crate::rotation;
 use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::signer::Carry;
 use crate::store::{self, Root};
@@ -86,7 +86,7 @@ pub async fn run(
             format!("signals and timers of this machine cannot be listened to: {error}; run again"),
         )
     })?;
-    let read = async || load::load_joining(root, inputs, clock).await;
+    let read = async || load::load_running(root, inputs, clock).await;
     let daemon = Daemon {
         root,
         config: inputs.config.as_deref(),
@@ -186,7 +186,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         Some(match step {
             Ok(step) => {
                 self.surroundings.own(self.root, &step.report.written);
-                rotation::log(&step);
+                rotation::log(&step.report);
                 Ended::of(&step.report, step.next)
             }
             Err(failure) => {

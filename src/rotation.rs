@@ -34,3 +34,24 @@ pub async fn step(
         next: renewed.next,
     })
 }
+
+/// What became of everything, for the journal.
+pub fn log(report: &Report) {
+    for row in &report.rows {
+        let reasons = row.reasons.join("; ");
+        match row.code {
+            None if row.is_overdue() => {
+                tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
+            }
+            None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
+            Some(code) => {
+                tracing::warn!(
+                    certificate = row.name,
+                    action = row.action,
+                    exit = code as u8,
+                    "{reasons}"
+                );
+            }
+        }
+    }
+}

@@ -37,8 +37,8 @@ impl Alarm {
             let seconds = at.unix_timestamp().clamp(1, NEVER);
             TimeSpec::new(seconds, at.nanosecond().into())
         });
-        let flags = TimerSetTimeFlags::TFD_TIMER_ABSTIME
-            | TimerSetTimeFlags::TFD_TIMER_CANCEL_ON_SET;
+        let flags =
+            TimerSetTimeFlags::TFD_TIMER_ABSTIME | TimerSetTimeFlags::TFD_TIMER_CANCEL_ON_SET;
         self.timer.set(Expiration::OneShot(at), flags)?;
         loop {
             let mut guard = self.ready.readable().await?;

@@ -18,7 +18,7 @@ use crate::settings::StandIns;
 use crate::signer::{
     self, Answer, Caps, Class, Kind, Rejection, Request, Signer, SignerError, Ticket, Wanted,
 };
-use crate::x509::{Chain, CertificateAuthority, KeyAlgorithm, PrivateKey};
+use crate::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey};
 
 const START: OffsetDateTime = datetime!(2027-01-01 00:00 UTC);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -84,7 +84,10 @@ impl Scripted {
         let mut profile = request.wanted.profile.clone();
         let mut key = request.csr.public_key().clone();
         if how == How::WrongKey {
-            key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap().public_key().clone();
+            key = PrivateKey::generate(KeyAlgorithm::EcdsaP256)
+                .unwrap()
+                .public_key()
+                .clone();
         }
         if how == How::WrongNames {
             profile.subject.common_name = "somebody-else".to_owned();
@@ -117,9 +120,15 @@ impl Signer for Scripted {
         Ok(None)
     }
 
-    async fn recover(&self, request: &Request, _ticket: Option<&Ticket>) -> Result<Option<Answer>, SignerError> {
+    async fn recover(
+        &self,
+        request: &Request,
+        _ticket: Option<&Ticket>,
+    ) -> Result<Option<Answer>, SignerError> {
         match self.how(request.wanted.name) {
-            How::Denies => Ok(Some(Answer::Denied { reason: "not on a Friday".to_owned() })),
+            How::Denies => Ok(Some(Answer::Denied {
+                reason: "not on a Friday".to_owned(),
+            })),
             How::Away => Err(SignerError::new(Class::Transient, "nobody answers", "wait")),
             _ => Ok(None),
         }
@@ -134,7 +143,9 @@ impl Signer for Scripted {
                 tokio::time::sleep(MINUTE / 2).await;
                 Err(SignerError::new(Class::Ambiguous, "no answer came", "wait"))
             }
-            How::Denies => Ok(Answer::Denied { reason: "not on a Friday".to_owned() }),
+            How::Denies => Ok(Answer::Denied {
+                reason: "not on a Friday".to_owned(),
+            }),
             How::Pends => Ok(Answer::Pending {
                 ticket: Ticket::try_from("7".to_owned()).unwrap(),
                 after: None,
@@ -184,7 +195,11 @@ impl Surroundings for World {
             for name in PAIRS {
                 let (chain, _) = pair(&self.root, name);
                 let ends = chain.leaf().not_after();
-                assert!(ends > clock(), "{name} has ended at {ends}, it is {}", clock());
+                assert!(
+                    ends > clock(),
+                    "{name} has ended at {ends}, it is {}",
+                    clock()
+                );
             }
         }
         let (at, _) = self.happens.first().expect("a test ends with Stop");
@@ -252,7 +267,10 @@ const PAIRS: [&str; 7] = [
 fn pair(root: &Path, name: &str) -> (Chain, PrivateKey) {
     let base = root.join("etc/kubernetes/pki").join(name);
     let read = |extension| fs::read(base.with_extension(extension)).unwrap();
-    (Chain::from_pem(&read("crt")).unwrap(), PrivateKey::from_pem(&read("key")).unwrap())
+    (
+        Chain::from_pem(&read("crt")).unwrap(),
+        PrivateKey::from_pem(&read("key")).unwrap(),
+    )
 }
 
 /// A node whose certificates live for a day, its authorities, and what is to happen to it.
@@ -264,12 +282,22 @@ struct Life {
 
 impl Life {
     fn new(script: &[(Duration, How)], spared: &[CertName]) -> Self {
-        let dir = TempDir::new_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap();
+        let dir = TempDir::new_in(if Path::new("/dev/shm").is_dir() {
+            "/dev/shm"
+        } else {
+            "/tmp"
+        })
+        .unwrap();
         let mut authorities = BTreeMap::new();
         for authority in Authority::ALL {
             let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-            let made = CertificateAuthority::self_signed(authority.common_name(), key, START, 3650 * DAY).unwrap();
-            let path = dir.path().join("root/etc/kubernetes/pki").join(format!("{}.crt", authority.base_name()));
+            let made =
+                CertificateAuthority::self_signed(authority.common_name(), key, START, 3650 * DAY)
+                    .unwrap();
+            let path = dir
+                .path()
+                .join("root/etc/kubernetes/pki")
+                .join(format!("{}.crt", authority.base_name()));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, made.bundle().to_pem()).unwrap();
             authorities.insert(authority, made);
@@ -284,7 +312,11 @@ impl Life {
             spared: spared.to_vec(),
             asked: RefCell::default(),
         };
-        Life { dir, signer: Rc::new(signer), told: Rc::default() }
+        Life {
+            dir,
+            signer: Rc::new(signer),
+            told: Rc::default(),
+        }
     }
 
     fn root(&self) -> PathBuf {
@@ -295,13 +327,20 @@ impl Life {
     fn lives(&self, happens: Vec<(Duration, Happens)>, checked: bool, broken: bool) {
         BEGAN.set(None);
         WRONG_BY.set(0);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
         let root = Root::open(self.root()).unwrap();
         let reads = Cell::new(0);
         let read = async || {
             reads.set(reads.get() + 1);
             if broken && reads.get() > 1 {
-                return Err(Failure::new(ExitCode::Configuration, "config.yaml:3:1: unknown key"));
+                return Err(Failure::new(
+                    ExitCode::Configuration,
+                    "config.yaml:3:1: unknown key",
+                ));
             }
             let inputs = Inputs {
                 stand_ins: StandIns {
@@ -314,7 +353,10 @@ impl Life {
             let mut loaded = load::load(&root, &inputs, clock())?;
             let signer: Rc<dyn Signer> = self.signer.clone();
             for authority in Authority::ALL {
-                loaded.setup.signers.insert(authority, ("s".to_owned(), Rc::clone(&signer)));
+                loaded
+                    .setup
+                    .signers
+                    .insert(authority, ("s".to_owned(), Rc::clone(&signer)));
             }
             Ok(loaded)
         };
@@ -323,7 +365,12 @@ impl Life {
             config: None,
             clock,
             progress: &Deaf,
-            surroundings: World { root: self.root(), happens, told: Rc::clone(&self.told), checked },
+            surroundings: World {
+                root: self.root(),
+                happens,
+                told: Rc::clone(&self.told),
+                checked,
+            },
         };
         runtime.block_on(daemon.run(read)).unwrap();
     }
@@ -331,12 +378,20 @@ impl Life {
     /// What was told at a time of the test, and not before.
     fn told(&self, words: &str) -> Vec<Duration> {
         let told = self.told.borrow();
-        told.iter().filter(|(_, text)| text.contains(words)).map(|(at, _)| *at).collect()
+        told.iter()
+            .filter(|(_, text)| text.contains(words))
+            .map(|(at, _)| *at)
+            .collect()
     }
 
     /// How often certificates were asked for.
     fn asked(&self, name: CertName) -> usize {
-        self.signer.asked.borrow().iter().filter(|(_, asked)| *asked == name).count()
+        self.signer
+            .asked
+            .borrow()
+            .iter()
+            .filter(|(_, asked)| *asked == name)
+            .count()
     }
 }
 
@@ -372,7 +427,10 @@ fn nothing_wakes_the_daemon_between_two_renewals() {
     let life = Life::new(&[], &[]);
     life.lives(vec![(20 * HOUR, Happens::Stop)], true, false);
     let told = life.told.borrow();
-    let sleeps = told.iter().filter(|(_, text)| text.starts_with("everything is in place")).count();
+    let sleeps = told
+        .iter()
+        .filter(|(_, text)| text.starts_with("everything is in place"))
+        .count();
     // After the first step and after the one renewal of the day; the cool-down may add a look.
     assert!((2..=4).contains(&sleeps), "{told:?}");
 }
@@ -380,7 +438,9 @@ fn nothing_wakes_the_daemon_between_two_renewals() {
 #[test]
 fn a_failed_certificate_holds_up_no_other() {
     let script = [(10 * HOUR, How::Away)];
-    let all = CertName::ALL.into_iter().filter(|name| *name != CertName::EtcdPeer);
+    let all = CertName::ALL
+        .into_iter()
+        .filter(|name| *name != CertName::EtcdPeer);
     let life = Life::new(&script, &all.collect::<Vec<_>>());
     life.lives(vec![(22 * HOUR, Happens::Stop)], true, false);
     let (peer, _) = pair(&life.root(), "etcd/peer");
@@ -395,7 +455,10 @@ fn a_signer_that_is_away_from_the_start_is_asked_ever_more_slowly() {
     let life = Life::new(&[(Duration::ZERO, How::Away)], &[]);
     life.lives(vec![(DAY, Happens::Stop)], false, false);
     let told = life.told.borrow();
-    let tries = told.iter().filter(|(_, text)| text.contains("next at")).count();
+    let tries = told
+        .iter()
+        .filter(|(_, text)| text.contains("next at"))
+        .count();
     // Some 300 s on average, once the first minutes are over.
     assert!((150..500).contains(&tries), "{tries}");
 }
@@ -407,7 +470,9 @@ fn a_stop_in_the_middle_of_a_request_keeps_its_key() {
     let at = Duration::from_secs(12);
     life.lives(vec![(at, Happens::Stop)], false, false);
     assert_eq!(life.told("STOPPING"), [at]);
-    let slot = life.root().join("var/lib/nodepki/pending/apiserver/key.pem");
+    let slot = life
+        .root()
+        .join("var/lib/nodepki/pending/apiserver/key.pem");
     let waiting = PrivateKey::from_pem(&fs::read(slot).unwrap()).unwrap();
     life.signer.script.borrow_mut().clear();
     life.lives(vec![(HOUR, Happens::Stop)], true, false);
@@ -420,12 +485,18 @@ fn what_others_delete_is_made_again_at_once() {
     let life = Life::new(&[], &[]);
     let at = 2 * HOUR;
     life.lives(
-        vec![(at, Happens::Deletes("etc/kubernetes/pki/apiserver.crt")), (3 * HOUR, Happens::Stop)],
+        vec![
+            (at, Happens::Deletes("etc/kubernetes/pki/apiserver.crt")),
+            (3 * HOUR, Happens::Stop),
+        ],
         false,
         false,
     );
     let asked = life.signer.asked.borrow();
-    let again = asked.iter().rfind(|(_, name)| *name == CertName::Apiserver).unwrap();
+    let again = asked
+        .iter()
+        .rfind(|(_, name)| *name == CertName::Apiserver)
+        .unwrap();
     assert_eq!(again.0, at);
     drop(asked);
     pair(&life.root(), "apiserver");
@@ -434,7 +505,11 @@ fn what_others_delete_is_made_again_at_once() {
 #[test]
 fn a_broken_configuration_is_told_and_the_old_one_goes_on() {
     let life = Life::new(&[], &[]);
-    life.lives(vec![(HOUR, Happens::Reload), (3 * DAY, Happens::Stop)], true, true);
+    life.lives(
+        vec![(HOUR, Happens::Reload), (3 * DAY, Happens::Stop)],
+        true,
+        true,
+    );
     assert_eq!(life.told("RELOADING"), [HOUR]);
     assert_eq!(life.told("READY"), [Duration::ZERO, HOUR]);
     assert_eq!(life.told("config.yaml:3:1: unknown key"), [HOUR]);
@@ -444,7 +519,14 @@ fn a_broken_configuration_is_told_and_the_old_one_goes_on() {
 #[test]
 fn a_new_configuration_is_followed_at_once() {
     let life = Life::new(&[], &[]);
-    life.lives(vec![(HOUR, Happens::Files(Matter::Configuration)), (2 * HOUR, Happens::Stop)], true, false);
+    life.lives(
+        vec![
+            (HOUR, Happens::Files(Matter::Configuration)),
+            (2 * HOUR, Happens::Stop),
+        ],
+        true,
+        false,
+    );
     assert_eq!(life.told("RELOADING"), [HOUR]);
     assert_eq!(life.told("READY"), [Duration::ZERO, HOUR]);
 }
@@ -454,7 +536,10 @@ fn by_a_clock_that_went_back_nothing_is_renewed() {
     let life = Life::new(&[], &[]);
     let at = 12 * HOUR;
     life.lives(
-        vec![(at, Happens::ClockGoesBack(20 * HOUR)), (at + HOUR / 2, Happens::Stop)],
+        vec![
+            (at, Happens::ClockGoesBack(20 * HOUR)),
+            (at + HOUR / 2, Happens::Stop),
+        ],
         false,
         false,
     );

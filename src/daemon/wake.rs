@@ -119,7 +119,10 @@ impl Ended {
             };
         };
         let names: Vec<_> = open.iter().map(|row| row.name.as_str()).collect();
-        let why = first.reasons.first().map_or("no reason is known", String::as_str);
+        let why = first
+            .reasons
+            .first()
+            .map_or("no reason is known", String::as_str);
         Ended {
             next,
             ends: ends(&open),
@@ -243,9 +246,15 @@ impl Agenda {
                     self.ends = ended.ends;
                 }
                 let at = self.retry_at(ended.next, person, now);
-                let who = if person { "somebody has to see to it" } else { "it passes by itself or is tried again" };
+                let who = if person {
+                    "somebody has to see to it"
+                } else {
+                    "it passes by itself or is tried again"
+                };
                 let left = match self.ends {
-                    Some(ends) if ends > now => format!("what is in place serves until {}", rfc3339(ends)),
+                    Some(ends) if ends > now => {
+                        format!("what is in place serves until {}", rfc3339(ends))
+                    }
                     _ => "not everything serves".to_owned(),
                 };
                 self.words = format!("{what}; {who}, next at {}; {left}", rfc3339(at));
@@ -289,7 +298,8 @@ impl Agenda {
 
     /// The new configuration is broken.
     pub fn kept_configuration(&mut self, what: &str) {
-        self.words = format!("the new configuration is faulty and the one before stays in force: {what}");
+        self.words =
+            format!("the new configuration is faulty and the one before stays in force: {what}");
     }
 
     fn step_by(&mut self, at: OffsetDateTime, why: Why) {
@@ -300,15 +310,25 @@ impl Agenda {
 
     /// While something serves its remaining life sets the pace; where nothing does, each failure waits longer than the
     /// one before, each node by its own amount: nodes that boot together must not ask together for ever.
-    fn retry_at(&self, next: Option<OffsetDateTime>, person: bool, now: OffsetDateTime) -> OffsetDateTime {
+    fn retry_at(
+        &self,
+        next: Option<OffsetDateTime>,
+        person: bool,
+        now: OffsetDateTime,
+    ) -> OffsetDateTime {
         if let Some(ends) = self.ends.filter(|ends| *ends > now) {
-            let life = Life { issued_at: now, not_after: ends };
+            let life = Life {
+                issued_at: now,
+                not_after: ends,
+            };
             return next.unwrap_or_else(|| schedule::retry_at(Some(&life), &self.node, now));
         }
         let (first, longest) = BACKOFF;
         let wait = match person {
             true => longest.mul_f64(0.5 + self.fraction(self.failures) / 2.0),
-            false => doubled(first, self.failures.saturating_sub(1)).min(longest).mul_f64(self.fraction(self.failures)),
+            false => doubled(first, self.failures.saturating_sub(1))
+                .min(longest)
+                .mul_f64(self.fraction(self.failures)),
         };
         next.unwrap_or(now).max(now + wait)
     }
@@ -325,9 +345,13 @@ impl Agenda {
             None if back_by > BELIEVABLE => {
                 self.words = format!(
                     "the clock went back by {} to {}: nothing is renewed until it has caught up, for an hour at most; set it right (timedatectl status), or say that it is right with systemctl reload nodepki",
-                    format_duration(Duration::from_secs(back_by.as_secs())), rfc3339(now)
+                    format_duration(Duration::from_secs(back_by.as_secs())),
+                    rfc3339(now)
                 );
-                self.held = Some(Held { expected, since: ran });
+                self.held = Some(Held {
+                    expected,
+                    since: ran,
+                });
             }
             Some(held) if back_by <= BELIEVABLE || ran.saturating_sub(held.since) >= DISBELIEF => {
                 self.held = None;
@@ -339,7 +363,10 @@ impl Agenda {
 
     /// From 0 to 1, spread evenly over nodes, another one for each number.
     fn fraction(&self, number: u32) -> f64 {
-        let digest = Sha256::new().chain_update(self.node.as_bytes()).chain_update(number.to_be_bytes()).finalize();
+        let digest = Sha256::new()
+            .chain_update(self.node.as_bytes())
+            .chain_update(number.to_be_bytes())
+            .finalize();
         let [a, b, c, d, ..] = <[u8; 32]>::from(digest);
         f64::from(u32::from_be_bytes([a, b, c, d])) / f64::from(u32::MAX)
     }

@@ -48,15 +48,25 @@ impl Watched {
     pub(super) fn directory(&mut self, matter: Matter, root: &Root, path: &Path) {
         let known = |(_, _, directory): &(Matter, Root, PathBuf)| directory == path;
         if !self.directories.iter().any(known) {
-            self.directories.push((matter, root.clone(), path.to_owned()));
+            self.directories
+                .push((matter, root.clone(), path.to_owned()));
         }
     }
 
     /// Where something has to happen for a file to change, on this machine.
     fn places(&self) -> BTreeSet<PathBuf> {
-        let parents = self.files.iter().filter_map(|(_, root, path)| Some((root, path.parent()?)));
-        let directories = self.directories.iter().map(|(_, root, path)| (root, path.as_path()));
-        parents.chain(directories).map(|(root, path)| root.on_this_machine(path)).collect()
+        let parents = self
+            .files
+            .iter()
+            .filter_map(|(_, root, path)| Some((root, path.parent()?)));
+        let directories = self
+            .directories
+            .iter()
+            .map(|(_, root, path)| (root, path.as_path()));
+        parents
+            .chain(directories)
+            .map(|(root, path)| root.on_this_machine(path))
+            .collect()
     }
 
     /// What is in the files, by their paths on this machine. What cannot be read counts as not being there.
@@ -147,13 +157,22 @@ impl Watch {
             self.arm();
             let now = self.watched.look();
             let differ = |one: &Seen, other: &Seen| -> Vec<(PathBuf, Matter)> {
-                let one = one.iter().filter(|(path, found)| other.get(*path) != Some(found));
-                one.map(|(path, (matter, _))| (path.clone(), *matter)).collect()
+                let one = one
+                    .iter()
+                    .filter(|(path, found)| other.get(*path) != Some(found));
+                one.map(|(path, (matter, _))| (path.clone(), *matter))
+                    .collect()
             };
-            let changed: BTreeMap<_, _> = differ(&now, &self.seen).into_iter().chain(differ(&self.seen, &now)).collect();
+            let changed: BTreeMap<_, _> = differ(&now, &self.seen)
+                .into_iter()
+                .chain(differ(&self.seen, &now))
+                .collect();
             self.seen = now;
             if let Some(matter) = changed.values().max() {
-                let files: Vec<_> = changed.keys().map(|path| path.display().to_string()).collect();
+                let files: Vec<_> = changed
+                    .keys()
+                    .map(|path| path.display().to_string())
+                    .collect();
                 tracing::info!(files = files.join(", "), "somebody changed files");
                 return *matter;
             }

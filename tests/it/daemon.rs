@@ -47,7 +47,12 @@ impl Daemon {
         }
         let socket = UnixDatagram::bind(socket).unwrap();
         let child = command.spawn().unwrap();
-        Daemon { child, socket, told: Vec::new(), log }
+        Daemon {
+            child,
+            socket,
+            told: Vec::new(),
+            log,
+        }
     }
 
     /// Reads what it is told until `words` are in it, and gives the whole assignment.
@@ -60,13 +65,19 @@ impl Daemon {
             if let Some(found) = self.told[from..].iter().find(|text| text.contains(words)) {
                 return found.clone();
             }
-            self.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            self.socket
+                .set_read_timeout(Some(Duration::from_millis(200)))
+                .unwrap();
             if let Ok(length) = self.socket.recv(&mut buffer) {
                 let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
                 self.told.extend(text.lines().map(str::to_owned));
             }
         }
-        panic!("{words:?} was never told, but {:?}\n{}", self.told, self.log());
+        panic!(
+            "{words:?} was never told, but {:?}\n{}",
+            self.told,
+            self.log()
+        );
     }
 
     fn log(&self) -> String {
@@ -75,7 +86,10 @@ impl Daemon {
 
     /// How many steps it has taken.
     fn steps(&self) -> usize {
-        self.log().lines().filter(|line| line.contains("step why=")).count()
+        self.log()
+            .lines()
+            .filter(|line| line.contains("step why="))
+            .count()
     }
 
     fn signal(&self, signal: Signal) {
@@ -92,7 +106,11 @@ impl Daemon {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            assert!(asked.elapsed() < Duration::from_secs(5), "it does not stop\n{}", self.log());
+            assert!(
+                asked.elapsed() < Duration::from_secs(5),
+                "it does not stop\n{}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(20));
         };
         assert_eq!(status.code(), Some(0), "{}", self.log());
@@ -153,8 +171,13 @@ fn a_broken_configuration_is_reported_and_the_old_one_stays() {
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("STATUS=everything is in place");
     // The change of the file alone is enough; the signal says it again.
-    fs::write(node.outside("config.yaml"), "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nrotatoin: {}\n").unwrap();
-    let told = daemon.tells("STATUS=the new configuration is faulty and the one before stays in force");
+    fs::write(
+        node.outside("config.yaml"),
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nrotatoin: {}\n",
+    )
+    .unwrap();
+    let told =
+        daemon.tells("STATUS=the new configuration is faulty and the one before stays in force");
     assert!(told.contains("config.yaml:3:1"), "{told}");
     daemon.signal(Signal::SIGHUP);
     daemon.tells("RELOADING=1");
@@ -176,9 +199,13 @@ fn a_broken_configuration_is_reported_and_the_old_one_stays() {
 fn at_the_start_a_broken_configuration_is_the_end() {
     let node = Node::new();
     fs::write(node.outside("config.yaml"), "kind: NodePKIConfiguration\n").unwrap();
-    node.run(&["daemon", "--config", node.outside("config.yaml").to_str().unwrap()])
-        .ended(78)
-        .says("config.yaml");
+    node.run(&[
+        "daemon",
+        "--config",
+        node.outside("config.yaml").to_str().unwrap(),
+    ])
+    .ended(78)
+    .says("config.yaml");
 }
 
 #[test]
@@ -186,11 +213,21 @@ fn a_configuration_of_kubeadm_that_changes_is_followed() {
     let node = Node::new();
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("STATUS=everything is in place");
-    node.configure(&INIT.replace("api.example.com:6443", "api.example.com:6443\napiServer: {certSANs: [more.example.com]}"));
+    node.configure(&INIT.replace(
+        "api.example.com:6443",
+        "api.example.com:6443\napiServer: {certSANs: [more.example.com]}",
+    ));
     daemon.tells("RELOADING=1");
     daemon.tells("STATUS=");
     let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
-    assert!(chain.leaf().dns_names().contains(&"more.example.com".to_owned()), "{}", daemon.log());
+    assert!(
+        chain
+            .leaf()
+            .dns_names()
+            .contains(&"more.example.com".to_owned()),
+        "{}",
+        daemon.log()
+    );
     daemon.stop();
 }
 
@@ -200,7 +237,12 @@ fn what_others_do_wakes_it_and_what_it_does_itself_does_not() {
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("STATUS=everything is in place");
     std::thread::sleep(QUIET);
-    assert_eq!(daemon.steps(), 1, "its own files wake it:\n{}", daemon.log());
+    assert_eq!(
+        daemon.steps(),
+        1,
+        "its own files wake it:\n{}",
+        daemon.log()
+    );
     // kubeadm writes one after the other, in place; what matters is that the end is seen.
     node.remove("/etc/kubernetes/pki/etcd/peer.crt");
     node.write("/etc/kubernetes/scheduler.conf", "");
@@ -274,7 +316,12 @@ fn kill_9_is_harmless() {
 fn it_waits_its_turn_while_another_run_is_at_work() {
     let node = Node::new();
     node.signer_does("all", "hang");
-    let mut other = node.ask_command("60s").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut other = node
+        .ask_command("60s")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     wait_for(|| !node.submissions().is_empty());
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("READY=1");
@@ -284,7 +331,11 @@ fn it_waits_its_turn_while_another_run_is_at_work() {
     other.wait().unwrap();
     daemon.tells("STATUS=everything is in place");
     node.assert_sound(&EVERYTHING);
-    assert!(!daemon.log().contains("WARN"), "no failure:\n{}", daemon.log());
+    assert!(
+        !daemon.log().contains("WARN"),
+        "no failure:\n{}",
+        daemon.log()
+    );
     daemon.stop();
 }
 
@@ -295,7 +346,10 @@ fn a_refusal_is_said_in_the_status() {
     let mut daemon = Daemon::start(&node, None);
     let status = daemon.tells("STATUS=etcd-peer");
     assert!(status.contains("not on a Friday"), "{status}");
-    assert!(status.contains("somebody has to see to it, next at 20"), "{status}");
+    assert!(
+        status.contains("somebody has to see to it, next at 20"),
+        "{status}"
+    );
     daemon.stop();
 }
 
@@ -308,7 +362,11 @@ fn an_idle_daemon_is_not_woken() {
     std::thread::sleep(Duration::from_secs(1));
     let before = switches(daemon.child.id());
     std::thread::sleep(Duration::from_secs(5));
-    assert_eq!(switches(daemon.child.id()), before, "context switches while nothing is due");
+    assert_eq!(
+        switches(daemon.child.id()),
+        before,
+        "context switches while nothing is due"
+    );
     daemon.stop();
 }
 
@@ -318,8 +376,15 @@ fn switches(pid: u32) -> u64 {
     tasks
         .map(|task| {
             let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
-            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
-            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+            let line = status
+                .lines()
+                .find(|line| line.starts_with("voluntary_ctxt_switches"))
+                .unwrap();
+            line.split_whitespace()
+                .nth(1)
+                .unwrap()
+                .parse::<u64>()
+                .unwrap()
         })
         .sum()
 }
@@ -350,7 +415,9 @@ fn the_alarm_is_cancelled_when_the_clock_is_set() {
         let line = text.lines().find(|line| line.starts_with(name)).unwrap();
         line[name.len()..].trim().to_owned()
     };
-    let [timer] = &timers[..] else { panic!("{timers:?}") };
+    let [timer] = &timers[..] else {
+        panic!("{timers:?}")
+    };
     assert_eq!(field(timer, "clockid:"), "0", "CLOCK_REALTIME");
     // TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, in octal.
     assert_eq!(field(timer, "settime flags:"), "03", "{timer}");
