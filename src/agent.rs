@@ -8,6 +8,7 @@ mod clock;
 mod event;
 mod install;
 mod keys;
+mod kubelet;
 mod offline;
 mod proof;
 mod provided;
@@ -443,6 +444,12 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
         .iter()
         .filter(|cert| !matches!(cert.action, Action::Keep { .. }));
     let paths = certs.flat_map(|cert| cert.spec.output.paths());
+    let kubelet = survey
+        .certs
+        .iter()
+        .filter(|cert| !matches!(cert.action, Action::Keep { .. }))
+        .filter_map(|cert| Some(cert.found.store.as_ref()?.dir.join("kubelet-client.pem")));
+    let kubelet: Vec<PathBuf> = kubelet.collect();
     let bundles = survey
         .bundles
         .iter()
@@ -458,6 +465,7 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
         .into_iter()
         .map(|spec| spec.public.as_path());
     let files: Vec<(&Path, u64)> = paths
+        .chain(kubelet.iter().map(PathBuf::as_path))
         .chain(bundles)
         .chain(service_account)
         .map(|path| (path, LARGEST))

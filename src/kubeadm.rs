@@ -161,6 +161,11 @@ pub struct Node {
     pub bind_port: u16,
     /// kubelet's `hostname-override`, when it differs from the name.
     pub hostname_override: Option<String>,
+    /// Addresses that the kubelet gives its Node object, as far as they are known: `node-ip`, or else that of the API
+    /// server and that of the default route.
+    pub kubelet_addresses: Vec<IpAddr>,
+    /// kubelet's `cert-dir`.
+    pub kubelet_cert_dir: Option<PathBuf>,
     /// `discovery.bootstrapToken.apiServerEndpoint` of a joining node; of a worker always there, from
     /// `controlPlaneEndpoint` if need be.
     pub join_endpoint: Option<Endpoint>,
@@ -379,9 +384,17 @@ struct NodeInput {
     name: Option<(String, Spot)>,
     /// `None` for a worker.
     control_plane: Option<ApiEndpoint>,
-    hostname_override: Option<(String, Spot)>,
+    kubelet: KubeletArguments,
     join_endpoint: Option<Endpoint>,
     join: Option<Join>,
+}
+
+/// What of `nodeRegistration.kubeletExtraArgs` matters here; of several the last counts.
+#[derive(Debug, Default)]
+struct KubeletArguments {
+    hostname_override: Located,
+    node_ips: Vec<IpAddr>,
+    cert_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Default)]
@@ -985,12 +998,12 @@ fn read_init(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
     if api == Api::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);
     }
-    let (name, hostname_override) = read_registration(map, api);
+    let (name, kubelet) = read_registration(map, api);
     NodeInput {
         document,
         name,
         control_plane: Some(api_endpoint(map)),
-        hostname_override,
+        kubelet,
         join_endpoint: None,
         join: None,
     }
@@ -1001,7 +1014,7 @@ fn read_join(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
     if api == Api::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);
     }
-    let (name, hostname_override) = read_registration(map, api);
+    let (name, kubelet) = read_registration(map, api);
     let control_plane = section(map, "controlPlane");
     let (join, join_endpoint) = join::read(map, control_plane.as_ref(), api);
     let control_plane = control_plane.map(|control_plane| {
@@ -1013,7 +1026,7 @@ fn read_join(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
         document,
         name,
         control_plane,
-        hostname_override,
+        kubelet,
         join_endpoint,
         join: Some(join),
     }
@@ -1021,10 +1034,11 @@ fn read_join(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
 
 type Located = Option<(String, Spot)>;
 
-/// Node name and kubelet's hostname-override.
-fn read_registration(map: &Map<'_>, api: Api) -> (Located, Located) {
+/// Node name and what is said to the kubelet.
+fn read_registration(map: &Map<'_>, api: Api) -> (Located, KubeletArguments) {
+    let mut kubelet = KubeletArguments::default();
     let Some(registration) = section(map, "nodeRegistration") else {
-        return (None, None);
+        return (None, kubelet);
     };
     registration.ignore(&[
         "criSocket",
@@ -1036,13 +1050,22 @@ fn read_registration(map: &Map<'_>, api: Api) -> (Located, Located) {
         registration.ignore(&["imagePullSerial"]);
     }
     let name = filled(registration.get("name")).map(|(field, text)| (text, field.spot()));
-    let hostname_override = extra_args(registration.get("kubeletExtraArgs"), api)
-        .into_iter()
-        .rev()
-        .find(|(name, _, _)| name == "hostname-override")
-        .map(|(_, value, spot)| (value, spot));
+    for (name, value, spot) in extra_args(registration.get("kubeletExtraArgs"), api) {
+        match name.as_str() {
+            "hostname-override" => kubelet.hostname_override = Some((value, spot)),
+            "cert-dir" => {
+                kubelet.cert_dir = Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+            }
+            // 0.0.0.0 and :: only choose a family (`nodeutil.GetNodeHostIPs`).
+            "node-ip" => {
+                let ips = value.split(',').filter_map(|ip| ip.trim().parse().ok());
+                kubelet.node_ips = ips.filter(|ip: &IpAddr| !ip.is_unspecified()).collect();
+            }
+            _ => {}
+        }
+    }
     registration.finish();
-    (name, hostname_override)
+    (name, kubelet)
 }
 
 fn api_endpoint(map: &Map<'_>) -> ApiEndpoint {
@@ -1316,6 +1339,13 @@ pub fn resolve(
             ));
         }
     }
+    let kubelet = input.map(|input| &input.kubelet);
+    let mut kubelet_addresses = kubelet.map_or_else(Vec::new, |kubelet| kubelet.node_ips.clone());
+    if kubelet_addresses.is_empty() {
+        kubelet_addresses.extend(advertise_address);
+        let routed = host.default_route_address;
+        kubelet_addresses.extend(routed.filter(|ip| Some(*ip) != advertise_address));
+    }
     let node = name.map(|(name, _)| Node {
         role,
         name,
@@ -1327,6 +1357,8 @@ pub fn resolve(
                 .map_or(DEFAULT_BIND_PORT, |endpoint| endpoint.port()),
         },
         hostname_override,
+        kubelet_addresses,
+        kubelet_cert_dir: kubelet.and_then(|kubelet| kubelet.cert_dir.clone()),
         join_endpoint,
         join: input.and_then(|input| input.join.clone()),
     });
@@ -1426,7 +1458,7 @@ fn hostname_override(
     name: Option<&NodeName>,
     faults: &mut Faults,
 ) -> Option<String> {
-    let (text, spot) = input?.hostname_override.as_ref()?;
+    let (text, spot) = input?.kubelet.hostname_override.as_ref()?;
     let name = name?;
     let lower = text.trim().to_lowercase();
     if lower == name.as_str() {

@@ -652,7 +652,10 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
         apiserver_sans: settings.extra_sans.apiserver.clone(),
         etcd_server_sans: settings.extra_sans.etcd_server.clone(),
         etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),
-        kubelet_bootstraps_itself: settings.kubelet_identity == KubeletIdentity::Bootstrap,
+        kubelet_bootstraps_itself: settings.kubelet.identity == KubeletIdentity::Bootstrap,
+        kubelet_layout: settings.kubelet.client_certificate,
+        kubelet_serving: settings.kubelet.serving,
+        kubelet_serving_sans: settings.extra_sans.kubelet_serving.clone(),
     }
 }
 

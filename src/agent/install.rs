@@ -6,13 +6,14 @@ use std::rc::Rc;
 
 use time::OffsetDateTime;
 
+use super::kubelet::Identity;
 use super::request::Outcome;
 use super::survey::Rotating;
 use super::{
     Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, Report, Row, ServiceAccountAction,
     Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
-use crate::assess::{Action, Age, Found, beyond_authority};
+use crate::assess::{Action, Age, Found, FoundStore, beyond_authority};
 use crate::components::Change;
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
@@ -66,6 +67,7 @@ pub(super) async fn install(
         incomplete,
         refused,
         now,
+        root: store.root().clone(),
         rotating: rotating.as_ref(),
         commit: Commit::new(),
         rows: Vec::new(),
@@ -172,6 +174,7 @@ struct Work<'a> {
     /// An answer was refused, or there will be none: nothing else is put in place either.
     refused: bool,
     now: OffsetDateTime,
+    root: Root,
     /// The rules of a rotation, where it is one.
     rotating: Option<&'a Rotating>,
     commit: Commit,
@@ -289,8 +292,8 @@ impl Work<'_> {
                 if still_serves && let Some(old) = found.chain.present() {
                     reasons.extend(self.rotating.and(copies(&spec, old)));
                 }
-                let existing = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
-                self.add(&spec, &chain, &key, trusted, existing)?;
+                let document = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
+                self.add(&spec, (&chain, &key), true, trusted, document, found.store)?;
                 let record = record(&chain, self.now);
                 self.commit.issued(spec.name, record.clone());
                 self.commit.completes(Slot::Certificate(spec.name));
@@ -308,12 +311,13 @@ impl Work<'_> {
             (Action::Rewrite { reasons }, _) if whole => {
                 let row = report::cert_row(&spec, "rewritten", reasons, chain);
                 match (found.chain, found.key, found.kubeconfig) {
-                    (_, _, Some(kubeconfig)) if kubeconfig.by_file => {
+                    (_, _, Some(kubeconfig)) if kubeconfig.by_file && found.store.is_none() => {
                         self.add_cluster(&spec, trusted, kubeconfig.document)?;
                     }
                     (Found::Present(chain), Found::Present(key), kubeconfig) => {
-                        let existing = kubeconfig.map(|kubeconfig| kubeconfig.document);
-                        self.add(&spec, &chain, &key, trusted, existing)?;
+                        let document = kubeconfig.map(|kubeconfig| kubeconfig.document);
+                        let pair = (&chain, &key);
+                        self.add(&spec, pair, false, trusted, document, found.store)?;
                     }
                     // Only what is present and whole is ever rewritten.
                     _ => {}
@@ -453,14 +457,28 @@ impl Work<'_> {
         self.rows.push(report::provided_row(file, action));
     }
 
+    /// `document` and `store` are what was found around the certificate; `issued` when the pair is new.
     fn add(
         &mut self,
         spec: &CertSpec,
-        chain: &Chain,
-        key: &PrivateKey,
+        (chain, key): (&Chain, &PrivateKey),
+        issued: bool,
         trusted: &TrustBundle,
-        existing: Option<Kubeconfig>,
+        document: Option<Kubeconfig>,
+        store: Option<FoundStore>,
     ) -> Result<(), Failure> {
+        if let Some(store) = store {
+            let identity = Identity {
+                spec,
+                trusted,
+                chain,
+                key,
+                issued,
+                store,
+                document,
+            };
+            return identity.add_to(&mut self.commit, &self.root, self.now);
+        }
         let (certificate_pem, key_pem) = (chain.to_pem(), key.to_pem());
         match &spec.output {
             Output::Pair { certificate, key } => {
@@ -479,6 +497,7 @@ impl Work<'_> {
                 server,
                 cluster,
                 user,
+                ..
             } => {
                 let authority = trusted.first().to_pem();
                 let credentials = Credentials {
@@ -487,7 +506,7 @@ impl Work<'_> {
                     certificate: &certificate_pem,
                     key: &key_pem,
                 };
-                let document = match existing {
+                let document = match document {
                     Some(mut document) => {
                         document
                             .set_credentials(&credentials)
@@ -508,7 +527,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// For a kubeconfig that names its certificate by file: those files are the kubelet's.
+    /// For a kubeconfig that names its certificate by file: those files are somebody else's.
     fn add_cluster(
         &mut self,
         spec: &CertSpec,
@@ -553,7 +572,7 @@ fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
     }
 }
 
-fn unrepairable(path: &Path, error: &KubeconfigError) -> Failure {
+pub(super) fn unrepairable(path: &Path, error: &KubeconfigError) -> Failure {
     Failure::new(
         ExitCode::Refused,
         format!("{}: {error}; move it away and run again", path.display()),

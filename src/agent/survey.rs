@@ -7,10 +7,11 @@ use zeroize::Zeroizing;
 
 use super::{Provided, ServiceAccount};
 use crate::assess::{
-    self, Action, Age, Demand, Found, FoundCert, ReadKubeconfig, assess, assess_bundle, rotate,
+    self, Action, Age, Demand, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk,
+    ReadKubeconfig, assess, assess_bundle, rotate,
 };
 use crate::names::{Authority, CertName};
-use crate::plan::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
+use crate::plan::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
 use crate::schedule::{Rotation, due_at};
 use crate::signer::Current;
 use crate::store::{self, Root};
@@ -435,32 +436,46 @@ impl Survey {
                     exposed,
                     revoked: None,
                     kubeconfig: None,
+                    store: None,
                 }
             }
-            Output::Kubeconfig { path, .. } => {
+            Output::Kubeconfig { path, store, .. } => {
                 let Private { text, exposed } = read_private(root, path)?;
-                match assess::read_kubeconfig(text.as_deref().map(Vec::as_slice)) {
-                    ReadKubeconfig::Usable(found) => FoundCert { exposed, ..*found },
+                let (found, form) = match assess::read_kubeconfig(
+                    text.as_deref().map(Vec::as_slice),
+                ) {
+                    ReadKubeconfig::Usable(found) => {
+                        let form = match found.kubeconfig {
+                            Some(_) => KubeletForm::Embedded,
+                            None => KubeletForm::Nothing,
+                        };
+                        (FoundCert { exposed, ..*found }, form)
+                    }
                     ReadKubeconfig::ByFile {
                         certificate,
                         key,
                         kubeconfig,
-                    } => FoundCert {
-                        chain: Found::read(
-                            read(root, Path::new(&certificate))?
-                                .as_deref()
-                                .map(Vec::as_slice),
-                            Chain::from_pem,
-                        ),
-                        key: Found::read(
-                            read(root, Path::new(&key))?.as_deref().map(Vec::as_slice),
-                            PrivateKey::from_pem,
-                        ),
-                        key_form_is_ours: true,
-                        exposed: None,
-                        revoked: None,
-                        kubeconfig: Some(kubeconfig),
-                    },
+                    } => {
+                        // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
+                        let beside = |name: &str| path.parent().unwrap_or(path).join(name);
+                        let (certificate, key) = (beside(&certificate), beside(&key));
+                        let found = FoundCert {
+                            chain: Found::read(
+                                read(root, &certificate)?.as_deref().map(Vec::as_slice),
+                                Chain::from_pem,
+                            ),
+                            key: Found::read(
+                                read(root, &key)?.as_deref().map(Vec::as_slice),
+                                PrivateKey::from_pem,
+                            ),
+                            key_form_is_ours: true,
+                            exposed: None,
+                            revoked: None,
+                            kubeconfig: Some(kubeconfig),
+                            store: None,
+                        };
+                        (found, KubeletForm::ByFile { certificate, key })
+                    }
                     ReadKubeconfig::Unrepairable(error) => {
                         let reason = format!(
                             "{} cannot be repaired without losing what is in it: {error}; move it away and run again",
@@ -474,12 +489,20 @@ impl Survey {
                             exposed: None,
                             revoked: None,
                             kubeconfig: None,
+                            store: None,
                         };
                         let refused = Action::Refuse { reason };
                         self.certs
                             .push(SurveyedCert::new(spec.clone(), found, refused));
                         return Ok(());
                     }
+                };
+                match store {
+                    Some(store) => {
+                        let on_disk = read_store(root, assess::store_dir(&form, store))?;
+                        assess::weigh(found, &form, store, on_disk, now)
+                    }
+                    None => found,
                 }
             }
         };
@@ -744,6 +767,22 @@ fn same_text(one: &[u8], other: &[u8]) -> bool {
 
 fn read(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::Error> {
     Ok(root.read(path)?.map(|content| content.bytes))
+}
+
+/// The kubelet's client certificate in its own directory.
+fn read_store(root: &Root, dir: &Path) -> Result<OnDisk, store::Error> {
+    let path = dir.join(KUBELET_CURRENT);
+    let current = match (root.link(&path)?, root.metadata(&path)?) {
+        (Some(target), _) => KubeletCurrent::Link(target),
+        (None, Some(_)) => KubeletCurrent::File,
+        (None, None) => KubeletCurrent::Nothing,
+    };
+    let Private { text, exposed } = read_private(root, &path)?;
+    Ok(OnDisk {
+        current,
+        pem: text,
+        exposed,
+    })
 }
 
 /// A file with a key in it.

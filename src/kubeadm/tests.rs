@@ -153,6 +153,10 @@ fn a_stacked_first_node_has_kubeadms_defaults() {
             advertise_address: Some("192.0.2.11".parse().unwrap()),
             bind_port: 6443,
             hostname_override: None,
+            kubelet_addresses: ["192.0.2.11", "192.0.2.99"]
+                .map(|ip| ip.parse().unwrap())
+                .into(),
+            kubelet_cert_dir: None,
             join_endpoint: None,
             join: None,
         }

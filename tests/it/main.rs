@@ -30,6 +30,7 @@ mod http;
 mod join_control_plane;
 mod joining;
 mod kubeadm;
+mod kubelet;
 mod layers;
 mod log;
 mod machine;
