@@ -119,6 +119,12 @@ impl Ended {
             };
         };
         let names: Vec<_> = open.iter().map(|row| row.name.as_str()).collect();
+        let names = match &names[..] {
+            [one, another, _, rest @ ..] => {
+                format!("{one}, {another} and {} more", rest.len() + 1)
+            }
+            few => few.join(", "),
+        };
         let why = first
             .reasons
             .first()
@@ -127,7 +133,7 @@ impl Ended {
             next,
             ends: ends(&open),
             open: Some(Open::Trouble {
-                what: format!("{} {}: {why}", names.join(", "), first.action),
+                what: format!("{names} {}: {why}", first.action),
                 person: open.iter().all(|row| row.code.is_some_and(needs_person)),
             }),
         }
@@ -308,29 +314,33 @@ impl Agenda {
         }
     }
 
-    /// While something serves its remaining life sets the pace; where nothing does, each failure waits longer than the
-    /// one before, each node by its own amount: nodes that boot together must not ask together for ever.
+    /// Each failure waits longer than the one before, each node by its own amount: nodes that boot together must not ask
+    /// together for ever. While something serves, its remaining life demands more.
     fn retry_at(
         &self,
         next: Option<OffsetDateTime>,
         person: bool,
         now: OffsetDateTime,
     ) -> OffsetDateTime {
-        if let Some(ends) = self.ends.filter(|ends| *ends > now) {
-            let life = Life {
-                issued_at: now,
-                not_after: ends,
-            };
-            return next.unwrap_or_else(|| schedule::retry_at(Some(&life), &self.node, now));
-        }
         let (first, longest) = BACKOFF;
-        let wait = match person {
+        let patience = match person {
             true => longest.mul_f64(0.5 + self.fraction(self.failures) / 2.0),
             false => doubled(first, self.failures.saturating_sub(1))
                 .min(longest)
                 .mul_f64(self.fraction(self.failures)),
         };
-        next.unwrap_or(now).max(now + wait)
+        let patient = now + patience;
+        match self.ends.filter(|ends| *ends > now) {
+            Some(ends) => {
+                let life = Life {
+                    issued_at: now,
+                    not_after: ends,
+                };
+                let demanded = schedule::retry_at(Some(&life), &self.node, now);
+                next.unwrap_or(demanded).max(patient.min(demanded))
+            }
+            None => next.unwrap_or(now).max(patient),
+        }
     }
 
     fn look_at_clock(&mut self, now: OffsetDateTime, ran: Duration) {
