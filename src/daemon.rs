@@ -8,6 +8,7 @@
 //! the same keys and the same tickets.
 
 mod alarm;
+mod notify;
 mod system;
 pub mod wake;
 mod watch;
@@ -48,6 +49,7 @@ enum Tell<'a> {
     Status(&'a str),
     Reloading,
     Stopping,
+    Alive,
 }
 
 /// What is around the loop.

@@ -4,12 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sd_notify::NotifyState;
 use time::OffsetDateTime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
 use super::alarm::{self, Alarm};
+use super::notify;
 use super::watch::{Watch, Watched};
 use super::{Surroundings, Tell, Wake};
 use crate::store::Root;
@@ -35,7 +35,7 @@ impl System {
             hangup: signal(SignalKind::hangup())?,
             alarm: Alarm::new()?,
             watch: Watch::new(),
-            watchdog: sd_notify::watchdog_enabled().map(|limit| limit / 2),
+            watchdog: notify::watchdog().map(|limit| limit / 2),
         })
     }
 }
@@ -82,22 +82,7 @@ impl Surroundings for System {
     }
 
     fn tell(&self, what: Tell<'_>) {
-        let status;
-        let words: Vec<NotifyState<'_>> = match what {
-            Tell::Ready => vec![NotifyState::Ready],
-            Tell::Status(text) => {
-                // A line break would end the field.
-                status = text.replace(char::is_control, " ");
-                vec![NotifyState::Status(&status)]
-            }
-            Tell::Reloading => NotifyState::monotonic_usec_now()
-                .map(|now| vec![NotifyState::Reloading, now])
-                .unwrap_or_default(),
-            Tell::Stopping => vec![NotifyState::Stopping],
-        };
-        if let Err(error) = sd_notify::notify(&words) {
-            tracing::debug!("the service manager cannot be told: {error}");
-        }
+        notify::tell(&what);
     }
 }
 
@@ -109,7 +94,7 @@ async fn signs_of_life<T>(every: Option<Duration>, limit: Option<Duration>) -> T
     let began = Instant::now();
     loop {
         if limit.is_none_or(|limit| began.elapsed() < limit) {
-            let _ = sd_notify::notify(&[NotifyState::Watchdog]);
+            notify::tell(&Tell::Alive);
         }
         tokio::time::sleep(every).await;
     }
