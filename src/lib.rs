@@ -29,7 +29,7 @@
 //! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`], [`daemon`] |
 //! | the step of rotation | [`rotation`] |
 //! | inputs | [`load`] |
-//! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
+//! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`], [`metrics`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
@@ -74,6 +74,7 @@ pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
 pub mod manifest;
+pub mod metrics;
 pub mod migrate;
 pub mod names;
 pub mod offline;

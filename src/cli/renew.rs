@@ -6,9 +6,10 @@ use std::io::{Write, stderr};
 use clap::Args;
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, now, print, runtime, tell};
+use super::{Global, Output, Run, now, print, runtime, tell, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
 use crate::load::Loaded;
+use crate::metrics::Metrics;
 use crate::names::CertName;
 use crate::rotation;
 use crate::yaml;
@@ -107,8 +108,14 @@ impl Arguments {
             return Ok(report.code());
         }
         let terminal = Terminal::new(global.verbose);
-        let renewed = runtime()?.block_on(rotation::step(&root, &loaded, &scope, now, &terminal));
+        let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "renew");
+        let recorder = metrics.recorder(&loaded.setup, &terminal, now());
+        let renew = rotation::step(&root, &loaded, &scope, now, &recorder);
+        let renewed = runtime()?.block_on(renew);
         drop(terminal);
+        let code = ExitCode::of(renewed.as_ref().map(|renewed| &renewed.report));
+        let next = renewed.as_ref().ok().and_then(|renewed| renewed.next);
+        warn(&metrics.ended(&loaded.setup, code, next, now()));
         let report = renewed?.report;
         rotation::log(&report);
         global.print_report(&report)?;
@@ -150,7 +157,7 @@ impl NeedsArguments {
         }
         match global.output {
             Output::Table | Output::Tree => print(&format!("{}\n", need.reason))?,
-            Output::Json | Output::Yaml => global.print_value(&need, global.output)?,
+            _ => global.print_value(&need, global.output)?,
         };
         Ok(need.answer)
     }

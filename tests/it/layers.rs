@@ -9,7 +9,7 @@ const LAYERS: &[&[&str]] = &[
     &["demo", "capi", "migrate", "doctor", "daemon"],
     &["rotation"],
     &["load"],
-    &["join", "certs", "agent", "status", "offline"],
+    &["join", "certs", "agent", "status", "offline", "metrics"],
     &["settings"],
     &["signer"],
     &["discovery"],
