@@ -20,6 +20,7 @@ use time::OffsetDateTime;
 
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Scope};
 use crate::load::{self, Inputs, Loaded};
+use crate::metrics::{self, Metrics};
 use crate::plan::Output;
 use crate::rotation;
 use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
@@ -110,7 +111,32 @@ struct Daemon<'a, S> {
 
 impl<S: Surroundings> Daemon<'_, S> {
     async fn run(mut self, read: impl AsyncFn() -> Result<Loaded, Failure>) -> Result<(), Failure> {
-        let mut loaded = read().await?;
+        let loaded = read().await?;
+        let settings = &loaded.settings.metrics;
+        let metrics = Metrics::new(self.root, settings, &loaded.setup, "daemon");
+        let listener = match settings.listen {
+            Some(address) => Some(metrics::bind(address).await?),
+            None => None,
+        };
+        let clock = self.clock;
+        let serve = async {
+            match listener {
+                Some(listener) => metrics::serve(listener, &metrics, clock).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ended = self.rotate(loaded, read, &metrics) => ended,
+            never = serve => match never {},
+        }
+    }
+
+    async fn rotate(
+        &mut self,
+        mut loaded: Loaded,
+        read: impl AsyncFn() -> Result<Loaded, Failure>,
+        metrics: &Metrics,
+    ) -> Result<(), Failure> {
         let watched = self.watched(&loaded)?;
         self.stand_by(&mut loaded, watched);
         let mut agenda = Agenda::new(
@@ -125,7 +151,7 @@ impl<S: Surroundings> Daemon<'_, S> {
             match next {
                 Next::Step(why) => {
                     tracing::info!(why = why.as_str(), "step");
-                    let Some(ended) = self.step(&loaded).await else {
+                    let Some(ended) = self.step(&loaded, metrics).await else {
                         break;
                     };
                     agenda.stepped(ended, self.now());
@@ -169,7 +195,7 @@ impl<S: Surroundings> Daemon<'_, S> {
     }
 
     /// `None` when the daemon is to end.
-    async fn step(&mut self, loaded: &Loaded) -> Option<Ended> {
+    async fn step(&mut self, loaded: &Loaded, metrics: &Metrics) -> Option<Ended> {
         if let Err(store::Error::Busy { holder, .. }) =
             self.root.lock(Duration::ZERO, "nodepki daemon")
         {
@@ -179,12 +205,18 @@ impl<S: Surroundings> Daemon<'_, S> {
                 open: Some(Open::Busy(holder)),
             });
         }
-        let step = rotation::step(self.root, loaded, &Scope::Due, self.clock, self.progress);
+        let recorder = metrics.recorder(&loaded.setup, self.progress, self.now());
+        let step = rotation::step(self.root, loaded, &Scope::Due, self.clock, &recorder);
         let step = tokio::select! {
             biased;
             () = self.surroundings.stopped() => return None,
             step = step => step,
         };
+        let code = ExitCode::of(step.as_ref().map(|step| &step.report));
+        let next = step.as_ref().ok().and_then(|step| step.next);
+        for warning in metrics.ended(&loaded.setup, code, next, self.now()) {
+            tracing::warn!("{warning}");
+        }
         Some(match step {
             Ok(step) => {
                 self.surroundings.own(self.root, &step.report.written);
