@@ -26,7 +26,8 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`], [`authority`] |
+//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`], [`daemon`], [`authority`] |
+//! | the step of rotation | [`rotation`] |
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`reload`], [`status`], [`offline`], [`metrics`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
@@ -61,6 +62,7 @@ pub mod certs;
 pub mod cli;
 pub mod clusterinfo;
 pub mod components;
+pub mod daemon;
 pub mod demo;
 pub mod discovery;
 pub mod doctor;
@@ -80,6 +82,7 @@ pub mod offline;
 pub mod plan;
 pub mod policy;
 pub mod reload;
+pub mod rotation;
 pub mod schedule;
 pub mod schema;
 pub mod settings;

@@ -134,6 +134,11 @@ impl State {
         }
     }
 
+    /// A later run goes on with it.
+    pub const fn is_unfinished(self) -> bool {
+        matches!(self, State::Waits | State::Failed)
+    }
+
     /// As the end of a run.
     pub const fn code(self) -> ExitCode {
         match self {

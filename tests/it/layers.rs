@@ -6,7 +6,8 @@ use std::path::Path;
 /// From top to bottom. A module may use what stands further down, and those that share its line.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
-    &["demo", "capi", "migrate", "doctor", "authority"],
+    &["demo", "capi", "migrate", "doctor", "daemon", "authority"],
+    &["rotation"],
     &["load"],
     &[
         "join", "certs", "agent", "reload", "status", "offline", "metrics",

@@ -15,6 +15,7 @@ mod capi;
 mod certs;
 mod cloud_init;
 mod crl;
+mod daemon;
 mod discovery;
 mod discovery_cluster;
 mod doctor;
