@@ -9,8 +9,9 @@
 //! The first certificate is the CA for kubeadm, so kubeadm's checks hold in every phase. Each step is one commit, refuses
 //! until the one before is proven on this node, may be repeated, and finishes what an interrupted one left: what is
 //! missing is computed from the files ([`judge`]). What other nodes have done is in their reports ([`report`]). A commit
-//! that changes what is trusted records the restarts that it takes; exit status 75 says that some are due, and
-//! `nodepki renew` or the daemon carries them out. A step is taken back by [`undo`] as long as nothing uses the new CA.
+//! that changes what is trusted records the restarts that it takes, and [`settle`] carries them out as `renew` and the
+//! daemon do; exit status 75 says that some are still due. Below a root other than `/` they stay due, since nothing can be
+//! proven there: the node's own next run sees to them. A step is taken back by [`undo`] as long as nothing uses the new CA.
 //!
 //! A CA certificate that is renewed with its key takes the same steps, with less to prove: what the old one has signed
 //! holds under the new one too, and so do the peers.
@@ -35,8 +36,9 @@ use time::OffsetDateTime;
 
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Setup};
 use crate::failpoint;
-use crate::load;
+use crate::load::{self, Loaded};
 use crate::names::Authority;
+use crate::rotation;
 use crate::store::Root;
 use crate::x509::{Certificate, TrustBundle, certificates_of, hex};
 
@@ -76,6 +78,9 @@ pub struct Outcome {
     /// What was issued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub issued: Option<agent::Report>,
+    /// What became of what had to take effect.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reloads: Vec<agent::Row>,
     /// What else deserves attention.
     pub notes: Vec<String>,
     /// The authority on this node afterwards.
@@ -90,8 +95,28 @@ impl Outcome {
             false => ExitCode::Pending,
         };
         let issued = self.issued.as_ref().map(agent::Report::code);
-        restarts.max(issued.unwrap_or(ExitCode::Done))
+        let reloads = self.reloads.iter().filter_map(|row| row.code);
+        reloads.chain(issued).fold(restarts, ExitCode::max)
     }
+}
+
+/// Has what a step replaced take effect, and what an earlier one left.
+///
+/// # Errors
+/// What cannot be read afterwards.
+pub async fn settle(
+    root: &Root,
+    loaded: &Loaded,
+    mut outcome: Outcome,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<Outcome, Failure> {
+    outcome.reloads = rotation::settle(root, loaded, clock, progress).await.rows;
+    let (setup, now) = (&loaded.setup, clock());
+    let survey = setup.survey(root, now)?;
+    let evidence = evidence::read(root, setup, &survey, outcome.report.authority)?;
+    outcome.report = AuthorityReport::of(&evidence, now);
+    Ok(outcome)
 }
 
 /// The report of this node: what `--peer-report` of another one reads.
@@ -214,7 +239,10 @@ pub async fn undo(
         )));
     }
     if step.evidence.kinship(&new) == Kinship::Other {
-        step.peers(Need::DoesWithout(&new)).await?;
+        if let Some(stranded) = step.evidence.stranded(&new, now) {
+            return Err(refused(stranded));
+        }
+        step.peers(Need::DoesWithout(&new), now).await?;
     }
     step.take(&target, true, clock)?;
     step.end(now)
@@ -253,7 +281,7 @@ pub async fn activate(
             step.evidence.kubeconfigs.len()
         ));
         if step.evidence.kinship(&new) == Kinship::Other {
-            step.peers(Need::Trusts(&new)).await?;
+            step.peers(Need::Trusts(&new), now).await?;
             if !wish.dry_run {
                 step.rehearse(&new, clock, progress).await?;
             }
@@ -313,7 +341,7 @@ pub async fn retire(
         step.evidence.leaves.len()
     ));
     if step.evidence.kinship(&new) == Kinship::Other {
-        step.peers(Need::Uses(&new)).await?;
+        step.peers(Need::Uses(&new), now).await?;
     }
     step.take(&target, true, clock)?;
     let pins = setup.trust.get(&authority).map(|source| &source.pins);

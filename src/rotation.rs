@@ -4,7 +4,7 @@
 
 use time::{Duration, OffsetDateTime};
 
-use crate::agent::{self, Clock, Failure, Progress, Report, Scope};
+use crate::agent::{self, Clock, Failure, Progress, Report, Row, Scope};
 use crate::load::Loaded;
 use crate::reload;
 use crate::store::Root;
@@ -34,14 +34,48 @@ pub async fn step(
 ) -> Result<Step, Failure> {
     let renewed = agent::renew(root, &loaded.setup, scope, clock, progress).await?;
     let (mut report, mut next) = (renewed.report, renewed.next);
-    let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload);
-    let reloads = reload::settle(root, &setup, clock, progress).await?;
-    if reloads.iter().any(|outcome| outcome.state.is_unfinished()) {
+    let settled = settle(root, loaded, clock, progress).await;
+    if settled.is_unfinished {
         let again = clock() + SETTLE_AGAIN;
         next = Some(next.map_or(again, |next| next.min(again)));
     }
-    report.rows.extend(reloads.into_iter().map(Into::into));
+    report.rows.extend(settled.rows);
     Ok(Step { report, next })
+}
+
+/// What became of everything that had to take effect.
+#[derive(Debug)]
+pub struct Settled {
+    /// One row each.
+    pub rows: Vec<Row>,
+    /// A later run goes on with some of it.
+    pub is_unfinished: bool,
+}
+
+/// Has what was replaced take effect. A failure is a row too, so that what was done before is told all the same.
+pub async fn settle(
+    root: &Root,
+    loaded: &Loaded,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Settled {
+    let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload);
+    match reload::settle(root, &setup, clock, progress).await {
+        Ok(reloads) => Settled {
+            is_unfinished: reloads.iter().any(|outcome| outcome.state.is_unfinished()),
+            rows: reloads.into_iter().map(Into::into).collect(),
+        },
+        Err(failure) => Settled {
+            is_unfinished: true,
+            rows: vec![Row {
+                name: "reload".to_owned(),
+                action: "failed",
+                reasons: vec![failure.to_string()],
+                code: Some(failure.code),
+                ..Row::default()
+            }],
+        },
+    }
 }
 
 /// What became of everything, for the journal.

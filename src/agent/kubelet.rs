@@ -135,7 +135,7 @@ impl Identity<'_> {
             .unwrap_or_else(|| Kubeconfig::without_credentials(cluster, user));
         let file = self.store.dir.join(crate::plan::KUBELET_CURRENT);
         document
-            .set_cluster(server, &self.trusted.first().to_pem())
+            .set_cluster(server, &self.trusted.roots_to_pem())
             .and_then(|()| document.set_client_file(&file.to_string_lossy()))
             .map_err(|error| unrepairable(path, &error))?;
         commit.file(

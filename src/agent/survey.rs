@@ -4,6 +4,7 @@ mod rotation;
 
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
@@ -712,7 +713,20 @@ fn read_store(root: &Root, dir: &Path) -> Result<OnDisk, store::Error> {
         (None, Some(_)) => KubeletCurrent::File,
         (None, None) => KubeletCurrent::Nothing,
     };
-    let Private { text, exposed } = read_private(root, &path)?;
+    let Private { text, exposed } = match (read_private(root, &path), &current) {
+        // A link in a circle leads nowhere, and another one may take its place.
+        (
+            Err(store::Error::Io {
+                source: Errno::ELOOP,
+                ..
+            }),
+            KubeletCurrent::Link(_),
+        ) => Private {
+            text: None,
+            exposed: None,
+        },
+        (found, _) => found?,
+    };
     Ok(OnDisk {
         current,
         pem: text,

@@ -9,7 +9,7 @@ use crate::components::Change;
 use crate::kubeconfig::Kubeconfig;
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, KUBECONFIG_DIR};
-use crate::store::{self, RestartState, Root};
+use crate::store::{self, RestartState, Root, Unsettled};
 use crate::x509::{Certificate, Chain, certificates_of, rfc3339};
 
 const CONTROLLER_MANAGER: &str = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
@@ -104,33 +104,53 @@ pub fn read(
         leaves,
         signing,
         change: root.authority_changes()?.remove(&authority),
-        restarts: restarts(root, authority)?,
+        restarts: unsettled(root, authority)?,
     })
 }
 
-/// Components that read something of this authority only when they start, and have not since it was changed.
-fn restarts(root: &Root, authority: Authority) -> Result<Vec<String>, store::Error> {
+/// What was replaced and is not known to be in effect.
+fn unsettled(root: &Root, authority: Authority) -> Result<Vec<String>, store::Error> {
     let concerns = |change: &Change| match change {
         Change::Bundle(of) => *of == authority,
         Change::Certificate(name) => name.authority() == authority,
         _ => false,
     };
-    let due = root.restarts()?.into_iter();
-    Ok(due
-        .filter(|restart| restart.causes.iter().any(concerns))
+    let how = match root.path() == Path::new("/") {
+        true => "`nodepki renew` carries out what is due",
+        false => {
+            "nothing is restarted below --root, and `nodepki renew` on the node itself carries out what is due"
+        }
+    };
+    let Unsettled { restarts, changed } = root.unsettled()?;
+    let restarts = restarts
+        .into_iter()
+        .filter(|restart| restart.causes.iter().any(concerns));
+    let mut words: Vec<String> = restarts
         .map(|restart| {
             let component = restart.component;
             match restart.state {
                 RestartState::Due => format!(
-                    "{component} was not restarted since {}",
+                    "{component} was not restarted since {}; {how}",
                     rfc3339(restart.since)
                 ),
                 RestartState::RolledBack { why } => format!(
-                    "{component} did not come back after its restart, and the old files were put in place again ({why})"
+                    "{component} did not come back after its restart, and the old files were put in place again ({why}); `nodepki renew` says what to do"
                 ),
             }
         })
-        .collect())
+        .collect();
+    let unseen: Vec<&str> = changed
+        .iter()
+        .filter(|changed| concerns(&changed.change))
+        .map(|changed| changed.change.as_str())
+        .collect();
+    if !unseen.is_empty() {
+        words.push(format!(
+            "nobody has looked yet whether what was replaced is in effect ({}); {how}",
+            unseen.join(", ")
+        ));
+    }
+    Ok(words)
 }
 
 fn chain(found: &Found<Chain>) -> Result<Chain, String> {

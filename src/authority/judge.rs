@@ -54,7 +54,7 @@ pub struct Evidence {
     pub signing: Vec<Signing>,
     /// What was recorded of a change.
     pub change: Option<AuthorityChange>,
-    /// Components that still run with what was there before, in words.
+    /// What is not known to work with what is there now, and what to do about it, in words.
     pub restarts: Vec<String>,
 }
 
@@ -325,7 +325,7 @@ impl Evidence {
         for trusting in &self.kubeconfigs {
             missing.extend(trusting.lacks(both(), self.authority));
         }
-        missing.extend(self.restarts());
+        missing.extend(self.restarts.iter().cloned());
         missing.extend(self.signing_trouble());
         missing
     }
@@ -350,7 +350,7 @@ impl Evidence {
         for leaf in &self.leaves {
             missing.extend(leaf.not_under(new, self.authority, now));
         }
-        missing.extend(self.restarts());
+        missing.extend(self.restarts.iter().cloned());
         for signing in &self.signing {
             let old = self.outgoing();
             let signs_with_old =
@@ -365,9 +365,23 @@ impl Evidence {
         missing
     }
 
-    fn restarts(&self) -> impl Iterator<Item = String> {
-        self.restarts.iter().map(|restart| {
-            format!("{restart}; nodepki renew carries out the restarts that are due")
+    /// Why the new CA cannot be taken out again: what would be trusted no more.
+    pub fn stranded(&self, new: &Certificate, now: OffsetDateTime) -> Option<String> {
+        let others = || self.bundle.iter().filter(|one| *one != new);
+        let names: Vec<&str> = self
+            .leaves
+            .iter()
+            .filter(|leaf| !leaf.under([new], now).is_empty())
+            .filter(|leaf| leaf.under(others(), now).is_empty())
+            .map(|leaf| leaf.name.as_str())
+            .collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "under {} alone on this node: {names}; go on with `nodepki authority activate {}`, or have the signer sign with the old CA again and run `nodepki renew --name {names}` first",
+                named(new),
+                self.authority,
+                names = names.join(",")
+            )
         })
     }
 

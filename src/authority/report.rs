@@ -9,7 +9,10 @@ use time::OffsetDateTime;
 
 use super::judge::{Evidence, Phase, fingerprint, named};
 use crate::names::Authority;
-use crate::x509::Certificate;
+use crate::x509::{Certificate, rfc3339};
+
+/// What an older report says may have been taken back since.
+const FRESH: time::Duration = time::Duration::DAY;
 
 /// What `nodepki authority status -o json` prints, and `--peer-report` reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -236,6 +239,7 @@ impl Peers {
         authority: Authority,
         need: Need<'_>,
         nodes: &Nodes,
+        now: OffsetDateTime,
     ) -> Result<Vec<String>, Vec<String>> {
         let mut proven = Vec::new();
         let mut refused = Vec::new();
@@ -250,6 +254,14 @@ impl Peers {
             }
             reported.insert(&report.node);
             if report.node == own {
+                continue;
+            }
+            if now - report.at > FRESH {
+                refused.push(format!(
+                    "{file} says how {} was at {}, which may have changed: have it written anew by nodepki authority status {authority} -o json on that node",
+                    report.node,
+                    rfc3339(report.at)
+                ));
                 continue;
             }
             let rows = &report.authorities;

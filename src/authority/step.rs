@@ -89,7 +89,11 @@ impl<'a> Step<'a> {
     }
 
     /// Whether every other node is as far.
-    pub(super) async fn peers(&mut self, need: Need<'_>) -> Result<(), Failure> {
+    pub(super) async fn peers(
+        &mut self,
+        need: Need<'_>,
+        now: OffsetDateTime,
+    ) -> Result<(), Failure> {
         let Wish {
             authority, peers, ..
         } = self.wish;
@@ -106,7 +110,7 @@ impl<'a> Step<'a> {
         let nodes = &seen.nodes;
         let own = (identity.node.as_str(), identity.cluster.as_str());
         let mut missing = seen.lacking;
-        match peers.prove(own, *authority, need, nodes) {
+        match peers.prove(own, *authority, need, nodes, now) {
             Ok(proven) => self.proofs.extend(proven),
             Err(why) => missing.extend(why),
         }
@@ -162,7 +166,7 @@ impl<'a> Step<'a> {
         clock: Clock,
     ) -> Result<(), Failure> {
         let now = clock();
-        let (commit, words) = self.commit(target, trust_changes, now)?;
+        let (_, words) = self.commit(target, trust_changes, now)?;
         if words.is_empty() && target.change == self.evidence.change {
             return Ok(());
         }
@@ -184,6 +188,8 @@ impl<'a> Step<'a> {
                 ),
             ));
         }
+        // Of the kubeconfigs as they are now: the daemon may have renewed one.
+        let (commit, _) = self.commit(target, trust_changes, now)?;
         let committed = store.commit(commit)?;
         failpoint::reached("authority:committed");
         self.applied = true;
@@ -383,6 +389,7 @@ impl<'a> Step<'a> {
             written: self.written,
             removed: self.removed,
             issued: self.issued,
+            reloads: Vec::new(),
             notes: self.notes,
             report: AuthorityReport::of(&self.evidence, now),
         })

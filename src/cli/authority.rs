@@ -24,8 +24,8 @@ pub(super) enum Command {
     /// Trust a new CA beside the old one, on this node; the first step, on every node
     ///
     /// The bundle and every kubeconfig with this CA get both certificates, the old one first, in one commit. What reads
-    /// them only when it starts is recorded for a restart: exit status 75 until that is done (nodepki renew, or the
-    /// daemon, does it).
+    /// them only when it starts is restarted: exit status 75 until that is done (the same command again, nodepki renew, or
+    /// the daemon goes on with it).
     Stage {
         #[command(flatten)]
         step: StepArgs,
@@ -129,7 +129,8 @@ impl Command {
         let root = global.open_root()?;
         let terminal = Terminal::new(global.verbose);
         let load = |step: &StepArgs| -> Result<Loaded, Failure> { global.load_running(&step.run) };
-        let outcome = match self {
+        let runtime = runtime()?;
+        let (loaded, wish, outcome) = match self {
             Command::Status {
                 authorities,
                 kubeconfig,
@@ -147,16 +148,14 @@ impl Command {
             } => {
                 let loaded = load(&step)?;
                 let wish = step.wish(&root, no_node_activated)?;
-                match undo {
-                    true => runtime()?.block_on(authority::undo(&root, &loaded.setup, &wish, now)),
-                    false => runtime()?.block_on(authority::stage(
-                        &root,
-                        &loaded.setup,
-                        &wish,
-                        certificate.as_deref(),
-                        now,
-                    )),
-                }
+                let file = certificate.as_deref();
+                let outcome = match undo {
+                    true => runtime.block_on(authority::undo(&root, &loaded.setup, &wish, now)),
+                    false => {
+                        runtime.block_on(authority::stage(&root, &loaded.setup, &wish, file, now))
+                    }
+                };
+                (loaded, wish, outcome)
             }
             Command::Activate {
                 step,
@@ -164,8 +163,9 @@ impl Command {
             } => {
                 let loaded = load(&step)?;
                 let wish = step.wish(&root, all_nodes_staged)?;
-                let done = authority::activate(&root, &loaded.setup, &wish, now, &terminal);
-                runtime()?.block_on(done)
+                let step = authority::activate(&root, &loaded.setup, &wish, now, &terminal);
+                let outcome = runtime.block_on(step);
+                (loaded, wish, outcome)
             }
             Command::Retire {
                 step,
@@ -173,11 +173,17 @@ impl Command {
             } => {
                 let loaded = load(&step)?;
                 let wish = step.wish(&root, all_nodes_activated)?;
-                runtime()?.block_on(authority::retire(&root, &loaded.setup, &wish, now))
+                let step = authority::retire(&root, &loaded.setup, &wish, now);
+                let outcome = runtime.block_on(step);
+                (loaded, wish, outcome)
             }
         };
+        let mut outcome = outcome?;
+        if !wish.dry_run {
+            let settle = authority::settle(&root, &loaded, outcome, now, &terminal);
+            outcome = runtime.block_on(settle)?;
+        }
         drop(terminal);
-        let outcome = outcome?;
         match global.output {
             Output::Table | Output::Tree => print(&text(&outcome, global.verbose > 0))?,
             _ => global.print_value(&outcome, global.output)?,
@@ -276,6 +282,10 @@ fn text(outcome: &Outcome, verbose: bool) -> String {
     }
     if let Some(issued) = &outcome.issued {
         text.push_str(&table::render(issued, verbose));
+    }
+    for row in &outcome.reloads {
+        let reasons = row.reasons.join("; ");
+        text.push_str(&format!("{} {}: {reasons}\n", row.name, row.action));
     }
     for note in &outcome.notes {
         text.push_str(&format!("note: {note}\n"));

@@ -26,6 +26,9 @@ const NAME: &str = "nodepki-reload";
 /// Between two looks at a Lease that is another node's.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// What a holder may claim and still be waited for.
+const LONGEST: Duration = Duration::from_secs(600);
+
 /// The right to restart something, for a while.
 pub(super) struct Turns {
     pub(super) api: Api,
@@ -43,9 +46,10 @@ pub(super) enum NotNow {
 }
 
 impl Turns {
-    /// Takes the Lease, waiting for at most `limit`.
+    /// Takes the Lease, waiting for at most `limit`, or as long as it takes to find out that a holder has vanished.
     pub(super) async fn take(&self, limit: Duration) -> Result<(), NotNow> {
-        let give_up = Instant::now() + limit;
+        let began = Instant::now();
+        let mut give_up = began + limit;
         let mut seen = None;
         loop {
             let found = self.read().await.map_err(NotNow::Unknown)?;
@@ -66,6 +70,7 @@ impl Turns {
                     Err(error) => return Err(NotNow::Unknown(error)),
                 },
                 Step::Wait { holder, left } => {
+                    give_up = give_up.max(began + patience(limit, left));
                     if Instant::now() + left.min(LOOK) > give_up {
                         return Err(NotNow::Held(holder));
                     }
@@ -129,6 +134,14 @@ impl Turns {
             false => self.api.create(&LEASE, Some(NAMESPACE), lease).await,
         };
         written.map(drop)
+    }
+}
+
+/// How long to wait in all. Whoever always leaves earlier never finds out that a holder is dead.
+fn patience(limit: Duration, left: Duration) -> Duration {
+    match left <= LONGEST {
+        true => limit.max(left + LOOK),
+        false => limit,
     }
 }
 
@@ -277,5 +290,13 @@ mod tests {
         let taken = taken(step(&renewed, &mut seen, 25));
         assert_eq!(taken["spec"]["holderIdentity"], "cp1");
         assert_eq!(taken["spec"]["leaseTransitions"], 4);
+    }
+
+    #[test]
+    fn a_dead_holder_is_found_out_also_by_who_has_little_patience() {
+        let seconds = Duration::from_secs;
+        assert_eq!(patience(seconds(120), seconds(60)), seconds(120));
+        assert_eq!(patience(seconds(3), seconds(60)), seconds(61));
+        assert_eq!(patience(seconds(3), seconds(3600)), seconds(3));
     }
 }

@@ -121,7 +121,10 @@ fn annotate(text: &str, value: &str) -> Result<String, String> {
         true => "\r\n",
         false => "\n",
     };
-    let top = |line: &&str| line.trim_end() == "metadata:";
+    let top = |line: &&str| {
+        let behind = line.strip_prefix("metadata:").map(str::trim);
+        behind.is_some_and(|behind| behind.is_empty() || behind.starts_with('#'))
+    };
     let metadata = lines
         .iter()
         .position(top)
@@ -159,6 +162,14 @@ fn annotate(text: &str, value: &str) -> Result<String, String> {
     };
     let line = lines.get(at).copied().unwrap_or_default();
     let behind = line.trim().trim_start_matches("annotations:").trim();
+    let set_before = behind.split_once(&format!("{ANNOTATION}: \""));
+    if let Some((_, before)) = set_before
+        && let Some((before, _)) = before.split_once('"')
+        && let Some(slot) = edited.get_mut(at)
+    {
+        *slot = line.replacen(&format!("{ANNOTATION}: \"{before}\""), &entry, 1);
+        return Ok(edited.concat());
+    }
     if let Some(flow) = behind.strip_prefix('{') {
         let (head, _) = line.split_once('{').unwrap_or((line, ""));
         let rest = flow.trim_start();
@@ -180,7 +191,8 @@ fn annotate(text: &str, value: &str) -> Result<String, String> {
     let new = format!("{pad}{entry}{end}");
     let known = entries.clone().find(|at| {
         lines.get(*at).is_some_and(|line| {
-            indent(line) == deeper && line.trim_start().starts_with(&format!("{ANNOTATION}:"))
+            let key = line.split(':').next().unwrap_or_default().trim();
+            indent(line) == deeper && key.trim_matches(['"', '\'']) == ANNOTATION
         })
     });
     match known.and_then(|known| edited.get_mut(known)) {
@@ -245,10 +257,26 @@ mod tests {
     }
 
     #[test]
+    fn what_was_set_once_is_set_again() {
+        for text in [
+            "metadata:\n  name: x\n",
+            "metadata: # of the pod\n  name: x\n",
+            "metadata:\n  annotations: {} # none\n",
+            "metadata:\n  annotations: {a: b}\n",
+            "metadata:\n  annotations:\n    \"nodepki.io/restarted-at\": first\n",
+        ] {
+            let text = format!("{text}spec:\n  containers:\n  - command: [etcd]\n");
+            let once = Pod::read(&text).unwrap().annotated("once").unwrap();
+            let twice = Pod::read(&once).unwrap().annotated("twice").unwrap();
+            assert_eq!(twice, once.replace("once", "twice"));
+        }
+    }
+
+    #[test]
     fn a_form_that_cannot_be_edited_is_refused() {
         for text in [
             "metadata: {name: x}\n",
-            "metadata:\n  annotations: {nodepki.io/restarted-at: \"before\"}\n",
+            "{\"metadata\": {\"name\": \"x\"},\n",
             "metadata:\n  annotations: &anchor\n    a: b\n  labels: *anchor\n",
             "metadata:\n  annotations: {\n    a: b\n  }\n---\n",
         ] {

@@ -189,6 +189,13 @@ fn hook(field: &Field<'_>) -> Option<Hook> {
         let items = field.list()?;
         let words: Vec<String> = items.iter().filter_map(Field::string).collect();
         match words.first() {
+            Some(_) if words.iter().any(|word| word.contains('\0')) => {
+                field.error(
+                    "holds a NUL character, which no program can be given",
+                    "write the words as they are typed",
+                );
+                None
+            }
             Some(program) if program.starts_with('/') => Some(words),
             Some(program) => {
                 field.error(

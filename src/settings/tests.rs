@@ -728,3 +728,13 @@ fn faults_of_reload_say_where_and_what_to_write() {
          c.yaml:10:37: reload.units[0].action: \"stop\" is not possible here (use restart, reload, reload-or-restart)"
     );
 }
+
+#[test]
+fn a_hook_has_no_nul_in_its_words() {
+    let text =
+        faults("reload:\n  hooks:\n  - {on: [apiserver], command: [/bin/true, \"a\\0b\"]}\n");
+    assert!(
+        text.contains("reload.hooks[0].command: holds a NUL character"),
+        "{text}"
+    );
+}

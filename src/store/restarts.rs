@@ -84,6 +84,12 @@ pub struct Unsettled {
     pub changed: Vec<Changed>,
 }
 
+/// The part that every version has.
+#[derive(Deserialize)]
+struct Header {
+    version: u64,
+}
+
 #[derive(Serialize, Deserialize)]
 struct Record {
     version: u64,
@@ -101,21 +107,23 @@ impl Root {
         let Some(found) = self.read(&path)? else {
             return Ok(Unsettled::default());
         };
-        match serde_json::from_slice::<Record>(&found.bytes) {
-            Ok(record) if record.version == VERSION => Ok(Unsettled {
-                restarts: record.restarts,
-                changed: record.changed,
-            }),
-            Ok(record) => Err(Error::NewerFormat {
-                path: self.on_this_machine(path),
-                version: record.version,
+        let damaged = |source: serde_json::Error| Error::Damaged {
+            path: self.on_this_machine(&path),
+            why: source.to_string(),
+        };
+        let Header { version } = serde_json::from_slice(&found.bytes).map_err(damaged)?;
+        if version != VERSION {
+            return Err(Error::NewerFormat {
+                path: self.on_this_machine(&path),
+                version,
                 known: VERSION,
-            }),
-            Err(source) => Err(Error::Damaged {
-                path: self.on_this_machine(path),
-                why: source.to_string(),
-            }),
+            });
         }
+        let record: Record = serde_json::from_slice(&found.bytes).map_err(damaged)?;
+        Ok(Unsettled {
+            restarts: record.restarts,
+            changed: record.changed,
+        })
     }
 
     /// The components that must be started anew, or were and did not come back.

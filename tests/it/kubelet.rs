@@ -231,6 +231,21 @@ fn an_expired_or_lost_identity_is_issued_anew() {
 }
 
 #[test]
+fn a_link_in_a_circle_is_mended() {
+    let node = whole();
+    let others = node.etc();
+    fs::remove_file(node.path(LINK)).unwrap();
+    symlink("kubelet-client-current.pem", node.path(LINK)).unwrap();
+    node.plan()
+        .done()
+        .row_says("kubelet.conf", "leads nowhere")
+        .row_says("apiserver", "kept");
+    node.ask().done();
+    assert_layout(&node);
+    others.unchanged(&node.etc());
+}
+
+#[test]
 fn what_the_kubelet_renews_by_itself_is_left_to_it() {
     let node = whole();
     let renew = || {

@@ -20,7 +20,12 @@ impl Evidence {
     /// # Errors
     /// Why none of them can be it, and what to do.
     pub fn admit(&self, offered: &[Certificate], now: OffsetDateTime) -> Result<Offer, String> {
-        let roots: Vec<&Certificate> = offered.iter().filter(|one| is_root(one)).collect();
+        let mut roots: Vec<&Certificate> = Vec::new();
+        for root in offered.iter().filter(|one| is_root(one)) {
+            if !roots.contains(&root) {
+                roots.push(root);
+            }
+        }
         let fresh: Vec<&Certificate> = roots
             .iter()
             .copied()

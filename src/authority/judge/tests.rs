@@ -120,6 +120,14 @@ fn a_whole_change_and_the_way_back() {
     assert_eq!(node.staged(&comes, NOW + YEAR).unwrap(), staged);
     assert_eq!(node.undone().unwrap().bundle, std::slice::from_ref(&was));
     assert_eq!(node.unactivated(NOW).len(), 2);
+    assert_eq!(node.stranded(&comes, NOW), None);
+    node.leaves[0].chain = Ok(leaf(&new));
+    let why = node.stranded(&comes, NOW).unwrap();
+    assert!(
+        why.contains("alone on this node: apiserver; go on"),
+        "{why}"
+    );
+    node.leaves[0].chain = Ok(leaf(&old));
 
     let activated = node.activated(NOW).unwrap();
     assert_eq!(activated.bundle, [comes.clone(), was.clone()]);
@@ -132,7 +140,7 @@ fn a_whole_change_and_the_way_back() {
     node.leaves[0].chain = Ok(leaf(&new));
     assert_eq!(node.unactivated(NOW), Vec::<String>::new());
     node.restarts = vec!["etcd is to be restarted".to_owned()];
-    assert!(node.unactivated(NOW)[0].starts_with("etcd is to be restarted; nodepki renew"));
+    assert_eq!(node.unactivated(NOW), ["etcd is to be restarted"]);
 
     let retired = node.retired().unwrap();
     assert_eq!(retired.bundle, std::slice::from_ref(&comes));
@@ -333,7 +341,7 @@ fn peers_are_proven_or_stated() {
             reports: vec![("cp2.json".to_owned(), serde_json::from_str(&text).unwrap())],
             stated: false,
         };
-        let proven = peers.prove(("cp1", "prod"), Authority::Ca, need, &nodes());
+        let proven = peers.prove(("cp1", "prod"), Authority::Ca, need, &nodes(), NOW);
         match proven {
             Ok(_) => "yes".to_owned(),
             Err(why) => why.join("\n"),
@@ -370,7 +378,13 @@ fn peers_are_proven_or_stated() {
     }
 
     let prove = |peers: &Peers, nodes: &Nodes| {
-        peers.prove(("cp1", "prod"), Authority::Ca, Need::Trusts(&comes), nodes)
+        peers.prove(
+            ("cp1", "prod"),
+            Authority::Ca,
+            Need::Trusts(&comes),
+            nodes,
+            NOW,
+        )
     };
     let none = Peers::default();
     let why = prove(&none, &nodes()).unwrap_err().join("\n");
@@ -392,6 +406,14 @@ fn peers_are_proven_or_stated() {
         stated: true,
     };
     assert!(prove(&stated, &unknown).is_err());
+    let mut old = report("cp2", &staged);
+    old.at = NOW - time::Duration::hours(25);
+    let peers = Peers {
+        reports: vec![("cp2.json".to_owned(), old)],
+        stated: true,
+    };
+    let why = prove(&peers, &nodes()).unwrap_err().join("\n");
+    assert!(why.contains("have it written anew"), "{why}");
     let mut foreign = report("cp2", &staged);
     foreign.cluster = "other".to_owned();
     let peers = Peers {
