@@ -37,7 +37,8 @@ enum Means {
 struct Before {
     served: Option<[u8; 32]>,
     healthy: bool,
-    at: OffsetDateTime,
+    /// What led, if a process of this host did.
+    leader: Option<String>,
 }
 
 /// A component that is to be restarted.
@@ -378,11 +379,10 @@ impl Run<'_> {
     }
 
     async fn look(&self, component: Component, pod: Option<&Pod>) -> Before {
-        let at = (self.probe.clock)();
         let mut before = Before {
             served: None,
             healthy: true,
-            at,
+            leader: None,
         };
         if component == Component::Kubelet {
             before.healthy = self.probe.kubelet().await.is_ok();
@@ -390,6 +390,12 @@ impl Run<'_> {
         {
             let served = self.probe.served(component, address).await;
             before.served = served.ok().map(|shown| shown.fingerprint());
+        }
+        if let Some(pod) = pod {
+            let host = nix::unistd::gethostname().unwrap_or_default();
+            let ours = format!("{}_", host.to_string_lossy());
+            let leader = self.probe.leader(component, pod).await;
+            before.leader = leader.filter(|leader| leader.starts_with(&ours));
         }
         before
     }
@@ -455,7 +461,15 @@ impl Run<'_> {
             self.well(component == Component::Etcd).await?;
         } else {
             self.probe.healthz(address).await?;
-            self.probe.leads(component, pod, before.at).await?;
+            // An old process leads until its Lease ends; only one that works takes it over.
+            match self.probe.leader(component, pod).await {
+                Some(leader) if leader.is_empty() || before.leader.as_ref() == Some(&leader) => {
+                    return Err(
+                        "no process of it has taken the lead that the old one had".to_owned()
+                    );
+                }
+                _ => {}
+            }
             self.well(false).await?;
         }
         Ok(format!("a new process serves at {address} and is healthy"))
