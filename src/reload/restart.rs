@@ -135,7 +135,7 @@ impl Run<'_> {
             clock: self.probe.clock,
         });
         let taken = match &turns {
-            Ok(turns) => turns.take(setup.reload.timeout).await,
+            Ok(turns) => turns.take(self.patience()).await,
             Err(error) => {
                 let told = Failure::of_cluster(kubeconfig.display(), error).to_string();
                 return self.alone(due, &told).await;
@@ -199,9 +199,14 @@ impl Run<'_> {
 
     async fn in_order(&mut self, due: Vec<Due>, lost: &Cell<bool>) -> Result<(), Failure> {
         let mut stopped: Option<String> = None;
-        for (restart, pod, means) in due {
+        for (index, (restart, pod, means)) in due.into_iter().enumerate() {
             if stopped.is_none() && lost.get() {
                 stopped = Some("the Lease was lost meanwhile".to_owned());
+            }
+            // The first one always has its turn: something may be due all the time.
+            let is_over = index > 0 && self.until.is_some_and(|until| Instant::now() >= until);
+            if stopped.is_none() && is_over {
+                stopped = Some("certificates are due again".to_owned());
             }
             if let Some(why) = &stopped {
                 let detail = format!("was not restarted, since {why}; run `nodepki renew` again");
