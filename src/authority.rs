@@ -111,7 +111,9 @@ pub async fn settle(
     clock: Clock,
     progress: &dyn Progress,
 ) -> Result<Outcome, Failure> {
-    outcome.reloads = rotation::settle(root, loaded, clock, progress).await.rows;
+    outcome.reloads = rotation::settle(root, loaded, None, clock, progress)
+        .await
+        .rows;
     let (setup, now) = (&loaded.setup, clock());
     let survey = setup.survey(root, now)?;
     let evidence = evidence::read(root, setup, &survey, outcome.report.authority)?;

@@ -34,7 +34,7 @@ pub async fn step(
 ) -> Result<Step, Failure> {
     let renewed = agent::renew(root, &loaded.setup, scope, clock, progress).await?;
     let (mut report, mut next) = (renewed.report, renewed.next);
-    let settled = settle(root, loaded, clock, progress).await;
+    let settled = settle(root, loaded, next, clock, progress).await;
     if settled.is_unfinished {
         let again = clock() + SETTLE_AGAIN;
         next = Some(next.map_or(again, |next| next.min(again)));
@@ -52,14 +52,16 @@ pub struct Settled {
     pub is_unfinished: bool,
 }
 
-/// Has what was replaced take effect. A failure is a row too, so that what was done before is told all the same.
+/// Has what was replaced take effect. A failure is a row too, so that what was done before is told all the same. `next` is
+/// when something else is due, which is not kept waiting.
 pub async fn settle(
     root: &Root,
     loaded: &Loaded,
+    next: Option<OffsetDateTime>,
     clock: Clock,
     progress: &dyn Progress,
 ) -> Settled {
-    let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload);
+    let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload, next);
     match reload::settle(root, &setup, clock, progress).await {
         Ok(reloads) => Settled {
             is_unfinished: reloads.iter().any(|outcome| outcome.state.is_unfinished()),
