@@ -4,8 +4,7 @@
 
 use time::{Duration, OffsetDateTime};
 
-use crate::agent::report::Row;
-use crate::agent::{self, Clock, Failure, Progress, Report, Scope};
+use crate::agent::{self, Clock, Failure, Progress, Report, Row, Scope};
 use crate::load::Loaded;
 use crate::reload;
 use crate::store::Root;
@@ -35,7 +34,7 @@ pub async fn step(
 ) -> Result<Step, Failure> {
     let renewed = agent::renew(root, &loaded.setup, scope, clock, progress).await?;
     let (mut report, mut next) = (renewed.report, renewed.next);
-    let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload);
+    let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload, next);
     let settled = reload::settle(root, &setup, clock, progress).await;
     let unfinished = match &settled {
         Ok(outcomes) => outcomes.iter().any(|one| one.state.is_unfinished()),
