@@ -69,13 +69,7 @@ pub async fn settle(
         },
         Err(failure) => Settled {
             is_unfinished: true,
-            rows: vec![Row {
-                name: "reload".to_owned(),
-                action: "failed",
-                reasons: vec![failure.to_string()],
-                code: Some(failure.code),
-                ..Row::default()
-            }],
+            rows: vec![Row::failed("restarts", failure)],
         },
     }
 }
