@@ -38,6 +38,7 @@ mod offline;
 mod openssl;
 mod readme;
 mod rig;
+mod rotation_cluster;
 mod servers;
 mod signer_bad;
 mod signer_bootstrap;
