@@ -16,15 +16,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
+use crate::join_control_plane;
 use crate::node::NODEPKI;
 use crate::servers::Server;
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_until};
 use crate::servers::remote_signer::{Mode, PLUGIN, RemoteSigner};
-use crate::servers::static_pods::StaticPods;
+use crate::servers::static_pods::{Start, StaticPods, Why};
 
 /// How long a certificate lives. It is renewed after half of that; the other half is what an outage, a retry, a
 /// signature and the restart of two components have in a test that shares two cores with others.
-const LIFE: Duration = Duration::from_secs(48);
+const LIFE: Duration = Duration::from_secs(40);
 const RENEWALS: usize = 10;
 /// For all of them.
 const LIMIT: Duration = Duration::from_secs(330);
@@ -35,19 +36,34 @@ const LOAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/load.py"
 const SOCKET: &str = "/run/signer.sock";
 const ISSUED: &str = "/var/lib/nodepki/issued.json";
 
-/// What the signer does when a round of renewals comes due, round by round, and for how long from then on.
-const ROUNDS: [(Mode, Duration); 11] = [
-    (Mode::Signs, Duration::ZERO),
-    (Mode::Fails, Duration::from_secs(5)),
-    (Mode::Lies("wrong-key"), Duration::from_secs(4)),
-    (Mode::Signs, Duration::ZERO),
-    (Mode::Stalls, Duration::from_secs(6)),
-    (Mode::Gone, Duration::from_secs(6)),
-    (Mode::Lies("missing-san"), Duration::from_secs(4)),
-    (Mode::Signs, Duration::ZERO),
-    (Mode::Lies("other-authority"), Duration::from_secs(4)),
-    (Mode::Lies("expired"), Duration::from_secs(4)),
-    (Mode::Signs, Duration::ZERO),
+/// What the signer does when a round of renewals comes due, and for how long from then on; then it signs again.
+struct Round {
+    mode: Mode,
+    /// Whether it is like this to one certificate only.
+    only: Option<CertName>,
+    seconds: u64,
+}
+
+const fn round(mode: Mode, only: Option<CertName>, seconds: u64) -> Round {
+    Round {
+        mode,
+        only,
+        seconds,
+    }
+}
+
+const ROUNDS: [Round; 11] = [
+    round(Mode::Signs, None, 0),
+    round(Mode::Fails, None, 5),
+    round(Mode::Lies("wrong-key"), None, 4),
+    round(Mode::Lies("extra-san"), Some(CertName::Apiserver), 8),
+    round(Mode::Stalls, None, 6),
+    round(Mode::Signs, None, 0),
+    round(Mode::Gone, None, 6),
+    round(Mode::Fails, Some(CertName::EtcdPeer), 8),
+    round(Mode::Lies("expired"), None, 4),
+    round(Mode::Lies("other-authority"), None, 4),
+    round(Mode::Signs, None, 0),
 ];
 
 /// Everything that a daemon renews on a first control-plane node.
@@ -72,18 +88,30 @@ const SERVED: [(CertName, &str); 3] = [
     (CertName::EtcdPeer, "2380"),
 ];
 
-fn settings() -> String {
+fn settings(kubeadm: &str) -> String {
     format!(
         "\
 apiVersion: nodepki.io/v1alpha1
 kind: NodePKIConfiguration
-kubeadm: {{files: [/etc/nodepki/kubeadm.yaml]}}
+kubeadm: {kubeadm}
 authorities: {{ca: {{signer: remote}}, etcd-ca: {{signer: remote}}, front-proxy-ca: {{signer: remote}}}}
 signers: {{remote: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {SOCKET}], timeout: 5s}}}}}}
 rotation: {{renewAt: 50%, jitter: 0%, minRemaining: 5s}}
-reload: {{staticPods: true}}
+wait: 3s
+reload: {{staticPods: true, coordinateWithLease: true}}
 "
     )
+}
+
+/// With everything short-lived from now on.
+fn configure(node: &ClusterNode, kubeadm: &str) {
+    let life = LIFE.as_secs();
+    let short_lived = format!(
+        "{}certificateValidityPeriod: {life}s\n",
+        kubeadm_configuration()
+    );
+    node.write("/etc/nodepki/kubeadm.yaml", &short_lived);
+    node.write("/etc/nodepki/config.yaml", &settings(kubeadm));
 }
 
 /// The configuration of the cluster. A controller that was killed is replaced within seconds.
@@ -102,10 +130,7 @@ fn a_control_plane_serves_through_ten_renewals() {
     let node = cluster.first();
     let pods = StaticPods::of(node);
     let signer = RemoteSigner::start(&node.path(SOCKET), &cluster.authorities());
-    node.write("/etc/nodepki/config.yaml", &settings());
-    let life = LIFE.as_secs();
-    let short_lived = format!("{init}certificateValidityPeriod: {life}s\n");
-    node.write("/etc/nodepki/kubeadm.yaml", &short_lived);
+    configure(node, "{files: [/etc/nodepki/kubeadm.yaml]}");
     let load = Load::start(cluster, node);
     node.nodepki(&["renew", "--all"]).done();
 
@@ -136,24 +161,80 @@ fn a_control_plane_serves_through_ten_renewals() {
     seen.print();
     seen.nothing_failed();
     println!("signer: {:?}", signer.met());
-    for (mode, _) in ROUNDS {
-        assert!(
-            mode == Mode::Gone || signer.met().contains_key(&mode),
-            "nobody met {mode:?}"
-        );
+    for Round { mode, .. } in ROUNDS {
+        let met = mode == Mode::Gone || signer.met().contains_key(&mode);
+        assert!(met, "nobody met {mode:?}");
     }
     assert!(director.kills >= 3);
     println!("{}", watched.delays(&seen));
-    only_these_were_restarted(&pods);
+    only_these_were_restarted(&pods, RENEWALS);
     everything_verifies(node);
     kubeadm_reads_it(node);
     controllers_work(cluster);
 }
 
+#[test]
+fn two_control_planes_restart_one_after_the_other() {
+    const RENEWALS: usize = 3;
+    let cluster = &Cluster::made_of(&kubeadm_configuration(), Authorities::External);
+    let second = cluster.add_node("cp2", "192.0.2.12");
+    join_control_plane::prepare(cluster, &second);
+    join_control_plane::starts(&second);
+    let nodes = [cluster.first(), &second];
+    let pods = nodes.map(StaticPods::of);
+    let _signers =
+        nodes.map(|node| RemoteSigner::start(&node.path(SOCKET), &cluster.authorities()));
+    configure(cluster.first(), "{files: [/etc/nodepki/kubeadm.yaml]}");
+    configure(
+        &second,
+        "{files: [/run/kubeadm/kubeadm-join-config.yaml], clusterConfiguration: /etc/nodepki/kubeadm.yaml}",
+    );
+    let loads = nodes.map(|node| Load::start(cluster, node));
+    // At the same time, so that all later ones come due at the same time too.
+    thread::scope(|scope| {
+        for node in nodes {
+            scope.spawn(|| drop(node.nodepki(&["renew", "--all"]).done()));
+        }
+    });
+    let mut watched = nodes.map(|_| Watched::default());
+    let mut daemons = nodes.map(Daemon::start);
+    let begin = Instant::now();
+    while watched.iter().any(|watched| watched.renewals() < RENEWALS) {
+        for ((watched, daemon), node) in watched.iter_mut().zip(&mut daemons).zip(nodes) {
+            watched.look(node);
+            daemon.is_running();
+            assert!(
+                begin.elapsed() < LIMIT,
+                "{}\n{}",
+                watched.table(),
+                daemon.said()
+            );
+        }
+        thread::sleep(LOOK);
+    }
+    daemons.iter_mut().for_each(Daemon::stop);
+    for (load, watched) in loads.into_iter().zip(&watched) {
+        print!("{}", watched.table());
+        let seen = load.end();
+        seen.print();
+        seen.nothing_failed();
+    }
+    let [first, second] = pods.map(|pods| only_these_were_restarted(&pods, RENEWALS));
+    for one in &first {
+        for other in &second {
+            let apart = one.ready.unwrap() < other.at || other.ready.unwrap() < one.at;
+            assert!(apart, "restarted at the same time: {one:?}, {other:?}");
+        }
+    }
+    for node in nodes {
+        everything_verifies(node);
+    }
+}
+
 /// Says to the signer what to do and kills the daemon, at moments that follow from what happens.
 struct Director {
     round: usize,
-    ends: Option<Instant>,
+    scene: Option<Scene>,
     kills: usize,
     /// When the next one comes at the latest; it comes earlier where the signer is being asked, or a component restarted.
     next_kill: Kill,
@@ -172,7 +253,7 @@ impl Director {
     fn new() -> Self {
         Director {
             round: 0,
-            ends: None,
+            scene: None,
             kills: 0,
             next_kill: Kill::Asked(0),
         }
@@ -210,25 +291,51 @@ impl Director {
 
     /// A scene begins shortly before a round comes due.
     fn scene(&mut self, signer: &RemoteSigner, watched: &Watched) {
-        match self.ends {
-            Some(end) if end <= Instant::now() => {
+        if let Some(scene) = &self.scene {
+            if scene.end <= Instant::now() {
+                scene.held_up_no_other(watched);
                 signer.behave(Mode::Signs);
-                self.ends = None;
+                self.scene = None;
             }
-            Some(_) => {}
-            None if watched.renewals() >= self.round => {
-                let (mode, how_long) = ROUNDS[self.round % ROUNDS.len()];
-                let due = watched.next_due();
-                if due - OffsetDateTime::now_utc() > Duration::from_secs(1) {
-                    return;
-                }
-                self.round += 1;
-                if mode != Mode::Signs {
-                    signer.behave(mode);
-                    self.ends = Some(Instant::now() + how_long);
-                }
-            }
-            None => {}
+            return;
+        }
+        let due = watched.next_due() - OffsetDateTime::now_utc();
+        if watched.renewals() < self.round || due > Duration::from_secs(1) {
+            return;
+        }
+        let Round {
+            mode,
+            only,
+            seconds,
+        } = ROUNDS[self.round % ROUNDS.len()];
+        self.round += 1;
+        match only {
+            _ if mode == Mode::Signs => return,
+            None => signer.behave(mode),
+            Some(name) => signer.behave_for(name, mode),
+        }
+        self.scene = Some(Scene {
+            only,
+            begin: OffsetDateTime::now_utc(),
+            end: Instant::now() + Duration::from_secs(seconds),
+        });
+    }
+}
+
+/// While the signer misbehaves.
+struct Scene {
+    only: Option<CertName>,
+    begin: OffsetDateTime,
+    end: Instant,
+}
+
+impl Scene {
+    /// What was signed is in place although one certificate is not.
+    fn held_up_no_other(&self, watched: &Watched) {
+        let Some(only) = self.only else { return };
+        for name in RENEWED {
+            let is_new = watched.0[&name].last().unwrap().at > self.begin;
+            assert_eq!(is_new, name != only, "{name}, while {only} cannot be had");
         }
     }
 }
@@ -327,8 +434,8 @@ impl Watched {
 
     /// How often each certificate was renewed at least.
     fn renewals(&self) -> usize {
-        let of = |name| self.0.get(&name).map_or(0, |seen| seen.len() - 1);
-        RENEWED.into_iter().map(of).min().unwrap()
+        let each = self.0.iter().filter(|(name, _)| RENEWED.contains(name));
+        each.map(|(_, seen)| seen.len() - 1).min().unwrap_or(0)
     }
 
     /// When the first certificate comes due.
@@ -520,18 +627,27 @@ fn longest_pause(moments: &[f64]) -> f64 {
     pauses.fold(0.0, f64::max)
 }
 
-/// What reads its certificates anew by itself is left alone.
-fn only_these_were_restarted(pods: &StaticPods) {
-    assert_eq!(pods.crashes(), []);
-    for component in ["etcd", "kube-apiserver"] {
-        assert_eq!(pods.restarts(component), 0, "{component}");
-    }
+/// The restarts, as many as there were renewals at least; what reads its certificates anew by itself had none.
+fn only_these_were_restarted(pods: &StaticPods, renewals: usize) -> Vec<Start> {
+    let starts = pods.starts();
     for component in ["kube-controller-manager", "kube-scheduler"] {
-        let restarts = pods.restarts(component);
-        println!("{component}: {restarts} restarts");
-        // A certificate that was replaced twice before its component was restarted may have saved one.
-        assert!(restarts >= RENEWALS, "{component}: {restarts}");
+        let restarts = starts.iter().filter(|start| start.component == component);
+        let took: Vec<_> = restarts
+            .filter_map(|start| Some((start.ready? - start.at).as_secs_f64()))
+            .collect();
+        assert!(
+            took.len() >= renewals,
+            "{component}: {} restarts",
+            took.len()
+        );
+        println!("{component}: restarted and ready {}", spread(took));
     }
+    for start in &starts {
+        assert_eq!(start.why, Why::Changed, "{start:?}");
+        let may = ["kube-controller-manager", "kube-scheduler"];
+        assert!(may.contains(&&*start.component), "{start:?}");
+    }
+    starts
 }
 
 /// By OpenSSL, on the node.
@@ -547,6 +663,10 @@ fn everything_verifies(node: &ClusterNode) {
     };
     let scratch = tempfile::tempdir().unwrap();
     for name in RENEWED {
+        // Only a first node has it.
+        if name == CertName::SuperAdminConf && node.name() != "cp1" {
+            continue;
+        }
         let authority = format!("{}.crt", name.authority().base_name());
         let file = if name.is_kubeconfig() {
             let text = fs::read_to_string(node.path(&format!("/etc/kubernetes/{name}"))).unwrap();
@@ -564,8 +684,9 @@ fn everything_verifies(node: &ClusterNode) {
 
 /// The real kubeadm's report, with the cluster's configuration from the cluster.
 fn kubeadm_reads_it(node: &ClusterNode) {
+    // Where the cluster cannot be read kubeadm goes on with defaults.
     let table = node.kubeadm(&["certs", "check-expiration"], None);
-    table.done().says_not("MISSING");
+    table.done().says_not("Falling back").says_not("MISSING");
     print!("{}", table.stdout);
     let document = node.kubeadm(&["certs", "check-expiration", "--output", "json"], None);
     let document: Value = serde_json::from_str(&document.done().stdout).unwrap();
@@ -603,31 +724,4 @@ fn controllers_work(cluster: &Cluster) {
         let (_, pod) = admin.get("/api/v1/namespaces/later/pods/nowhere");
         pod["status"]["conditions"][0]["type"] == "PodScheduled"
     });
-}
-
-#[test]
-fn tmp_load_alone() {
-    let init = kubeadm_configuration();
-    let cluster = &Cluster::made_of(&init, Authorities::External);
-    let node = cluster.first();
-    let _pods = StaticPods::of(node);
-    let signer = RemoteSigner::start(&node.path(SOCKET), &cluster.authorities());
-    node.write("/etc/nodepki/config.yaml", &settings());
-    let life = LIFE.as_secs();
-    let short_lived = format!("{init}certificateValidityPeriod: {life}s\n");
-    node.write("/etc/nodepki/kubeadm.yaml", &short_lived);
-    println!("{}", node.nodepki(&["plan"]).said());
-    fs::remove_file(node.pki("apiserver.crt")).unwrap();
-    println!("{}", node.nodepki(&["bootstrap"]).said());
-    let load = Load::start(cluster, node);
-    thread::sleep(Duration::from_secs(20));
-    println!("{:?}", signer.met());
-    let seen = load.end();
-    seen.print();
-    println!("{:?}", seen.served);
-    for c in seen.clients.values() {
-        println!("{:?}", c.failures.iter().take(2).collect::<Vec<_>>());
-    }
-    seen.nothing_failed();
-    everything_verifies(node);
 }
