@@ -5,6 +5,7 @@
 //! answer and `store` writes. Offline signing takes the same road with a signer that answers from files.
 
 mod clock;
+mod event;
 mod install;
 mod keys;
 mod offline;
@@ -39,6 +40,7 @@ use crate::{discovery, http, kubeapi};
 
 use clock::Settled;
 pub use clock::{ClockPolicy, Floor, floor};
+pub use event::{Event, Operation, Progress};
 pub use offline::{export_requests, import_answers};
 pub use proof::{Answered, ask, believable_now, rehearse, unverified};
 pub use provided::{Provided, ProvidedFile, ServiceAccount};
@@ -46,7 +48,7 @@ pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
 
-use request::{Asked, Desk, Fresh, Job, Outcome, Resumed};
+use request::{Asked, Desk, Enquiry, Fresh, Job, Outcome, Resumed};
 
 /// Where the time comes from.
 pub type Clock = fn() -> OffsetDateTime;
@@ -207,34 +209,6 @@ fn sentence(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
-}
-
-/// What a run tells while it works.
-pub trait Progress {
-    /// Something happened.
-    fn event(&self, event: Event);
-}
-
-/// What can happen during a run.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// So many keys and signatures are to be had.
-    Started {
-        /// Keys to make.
-        keys: usize,
-        /// Certificates to have signed.
-        certificates: usize,
-    },
-    /// A key is ready.
-    KeyMade(Slot),
-    /// A request is on its way.
-    Submitted(CertName),
-    /// The signer is thinking, or a person is.
-    Waiting(CertName, String),
-    /// A verified certificate is here.
-    Signed(CertName),
-    /// The clock is behind; in words.
-    ClockBehind(String),
 }
 
 /// Everything that a run needs to know, all of it decided before.
@@ -427,10 +401,10 @@ async fn bootstrap_in(
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
     let mut outcomes = run.request_all(&survey).await?;
-    let (now, deadline) = (run.now(), run.deadline);
+    let (now, enquiry) = (run.now(), run.enquiry());
     let trust = run.trust;
-    revocation::strike_out(setup, store, &survey, &trust, &mut outcomes, deadline, now).await?;
-    install::install(setup, store, &trust, survey, outcomes, now).await
+    revocation::strike_out(setup, store, &survey, &trust, &mut outcomes, &enquiry, now).await?;
+    install::install(setup, store, &trust, survey, outcomes, now, progress).await
 }
 
 /// Before a key is made: can every signer carry what it would be asked for?
@@ -630,9 +604,9 @@ impl<'a> Run<'a> {
             let before = probed.get(name).cloned();
             let asked = match before {
                 Some(Some(error)) => Err(error),
-                Some(None) => self.offer(signer.as_ref(), authority).await,
-                None => match self.patiently(|| signer.probe()).await {
-                    Ok(()) => self.offer(signer.as_ref(), authority).await,
+                Some(None) => self.offer(name, signer.as_ref(), authority).await,
+                None => match self.ask(name, Operation::Probe, || signer.probe()).await {
+                    Ok(()) => self.offer(name, signer.as_ref(), authority).await,
                     Err(error) => Err(error),
                 },
             };
@@ -691,10 +665,12 @@ impl<'a> Run<'a> {
 
     async fn offer(
         &self,
+        name: &str,
         signer: &dyn Signer,
         authority: Authority,
     ) -> Result<Option<Vec<u8>>, Rc<SignerError>> {
-        match self.patiently(|| signer.trust(authority)).await {
+        let asked = self.ask(name, Operation::Trust, || signer.trust(authority));
+        match asked.await {
             // What lies on the node is trusted already; a signer that cannot say what it has is judged by its answers.
             Err(error) if self.trust.contains_key(&authority) && !error.class.passes() => {
                 tracing::info!(authority = authority.as_str(), "{error}");
@@ -705,13 +681,23 @@ impl<'a> Run<'a> {
     }
 
     /// Asks again after a passing failure, as long as there is time.
-    async fn patiently<T>(
+    async fn ask<T>(
         &self,
+        signer: &str,
+        operation: Operation,
         ask: impl AsyncFn() -> Result<T, SignerError>,
     ) -> Result<T, Rc<SignerError>> {
-        request::patiently(self.deadline, ask)
+        self.enquiry()
+            .ask(signer, operation, ask)
             .await
             .map_err(Rc::new)
+    }
+
+    fn enquiry(&self) -> Enquiry<'a> {
+        Enquiry {
+            deadline: self.deadline,
+            progress: self.progress,
+        }
     }
 
     /// A CA certificate from a signer is believed when it is pinned, or when the signer is this process.
@@ -771,7 +757,7 @@ impl<'a> Run<'a> {
         let mut requests = FuturesUnordered::new();
         for (name, resumed) in std::mem::take(&mut self.resumed) {
             if let Some(job) = jobs.get(&name) {
-                requests.push(tell(
+                requests.push(named(
                     name,
                     request::obtain(&desk, job, Fresh::Resumed(Box::new(resumed))),
                 ));
@@ -803,19 +789,31 @@ impl<'a> Run<'a> {
                 }
                 else => break,
             };
-            let Some((slot, key)) = made else { continue };
+            let Some(keys::Made {
+                slot,
+                algorithm,
+                took,
+                key,
+            }) = made
+            else {
+                continue;
+            };
             let key = key.map_err(|error: KeyError| {
                 Failure::new(
                     ExitCode::Pending,
                     format!("no key for {slot}: {error}; run again"),
                 )
             })?;
-            self.progress.event(Event::KeyMade(slot));
+            self.progress.event(Event::KeyMade {
+                slot,
+                algorithm,
+                took,
+            });
             match slot {
                 Slot::ServiceAccount => outcomes.service_account = Some(key),
                 Slot::Certificate(name) => {
                     if let Some(job) = jobs.get(&name) {
-                        requests.push(tell(name, request::obtain(&desk, job, Fresh::Key(key))));
+                        requests.push(named(name, request::obtain(&desk, job, Fresh::Key(key))));
                     }
                 }
             }
@@ -843,7 +841,7 @@ fn late_keys(
     keys::start(missing.collect())
 }
 
-async fn tell<T>(name: CertName, request: impl Future<Output = T>) -> (CertName, T) {
+async fn named<T>(name: CertName, request: impl Future<Output = T>) -> (CertName, T) {
     (name, request.await)
 }
 

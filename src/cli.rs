@@ -357,7 +357,8 @@ impl Global {
 
     fn crl(&self, loaded: &Loaded) -> Result<ExitCode, Failure> {
         let root = self.open_root()?;
-        let update = agent::update_revocations(&root, &loaded.setup, now);
+        let terminal = Terminal::new(self.verbose);
+        let update = agent::update_revocations(&root, &loaded.setup, now, &terminal);
         let report = runtime()?.block_on(update)?;
         self.print_report(&report)?;
         Ok(report.code())

@@ -30,7 +30,7 @@
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
-//! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
+//! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
 //!
@@ -59,6 +59,7 @@ pub mod capi;
 pub mod certs;
 pub mod cli;
 pub mod clusterinfo;
+pub mod components;
 pub mod demo;
 pub mod discovery;
 pub mod doctor;

@@ -66,10 +66,7 @@ impl FromStr for Authority {
         Authority::ALL
             .into_iter()
             .find(|authority| authority.as_str() == name)
-            .ok_or_else(|| UnknownName {
-                what: "authority",
-                name: name.to_owned(),
-            })
+            .ok_or_else(|| UnknownName::new("authority", name))
     }
 }
 
@@ -200,10 +197,7 @@ impl FromStr for CertName {
         CertName::ALL
             .into_iter()
             .find(|known| known.as_str() == name)
-            .ok_or_else(|| UnknownName {
-                what: "certificate",
-                name: name.to_owned(),
-            })
+            .ok_or_else(|| UnknownName::new("certificate", name))
     }
 }
 
@@ -234,4 +228,13 @@ pub fn unknown_placeholder(text: &str) -> bool {
 pub struct UnknownName {
     what: &'static str,
     name: String,
+}
+
+impl UnknownName {
+    pub(crate) fn new(what: &'static str, name: &str) -> Self {
+        UnknownName {
+            what,
+            name: name.to_owned(),
+        }
+    }
 }

@@ -31,7 +31,8 @@
 //! # The state directory
 //!
 //! `/var/lib/nodepki`, 0700: `lock`, `journal.json` (0600), `staging.json` (which directories hold unfinished files),
-//! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way), `issued.json`.
+//! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way), `issued.json`, `restarts.json`
+//! (0600: what was replaced and has not taken effect yet).
 //!
 //! To add a kind of change to a commit, extend the journal's entry, and its version if an older nodepki would do the
 //! wrong thing with it.
@@ -43,6 +44,7 @@ mod issued;
 mod journal;
 mod lock;
 mod pending;
+mod restarts;
 mod root;
 mod sync;
 
@@ -57,6 +59,7 @@ pub use error::{Class, Error, Note, Obstacle};
 pub use issued::Issued;
 pub use lock::Locked;
 pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket};
+pub use restarts::{Changed, Previous, Restart, RestartState, Unsettled};
 pub use root::Root;
 
 /// Where nodepki keeps its state, on the node.

@@ -7,13 +7,14 @@ use time::OffsetDateTime;
 
 use super::request::Outcome;
 use super::{
-    ExitCode, Failure, Outcomes, ProvidedFile, Report, Row, ServiceAccountAction, Setup, Survey,
-    SurveyedBundle, SurveyedCert, report,
+    Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, Report, Row, ServiceAccountAction,
+    Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
 use crate::assess::{Action, Found, beyond_authority};
+use crate::components::Change;
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
-use crate::names::Authority;
+use crate::names::{Authority, CertName};
 use crate::plan::{CertSpec, Output, ServiceAccountSpec};
 use crate::signer::Request;
 use crate::store::{Commit, Issued, Mode, Root, Slot, Store};
@@ -30,7 +31,14 @@ pub(super) async fn install(
     survey: Survey,
     mut outcomes: Outcomes,
     now: OffsetDateTime,
+    progress: &dyn Progress,
 ) -> Result<Report, Failure> {
+    for (name, outcome) in &outcomes.certs {
+        let (signer, _) = setup.signer(name.authority())?;
+        if let Some(event) = ending(*name, signer, outcome) {
+            progress.event(event);
+        }
+    }
     let incomplete: BTreeSet<Authority> = outcomes
         .certs
         .iter()
@@ -49,6 +57,7 @@ pub(super) async fn install(
         commit: Commit::new(),
         rows: Vec::new(),
         installed: Vec::new(),
+        expiring: Vec::new(),
     };
     for bundle in &survey.bundles {
         let provided = setup.provided.bundles.contains_key(&bundle.spec.authority);
@@ -66,6 +75,10 @@ pub(super) async fn install(
         };
         let public = handed.map_or(&[][..], |handed| &handed.public);
         work.service_account(spec, action, key, public, store.root())?;
+        for path in [&spec.private, &spec.public] {
+            work.commit
+                .change(Change::ServiceAccount, path.clone(), now);
+        }
     }
     for place in survey.missing_files {
         if let Some(file) = setup.provided.files.get(place) {
@@ -77,9 +90,19 @@ pub(super) async fn install(
     failpoint::reached("run:committed");
     let mut notes = survey.notes;
     notes.extend(committed.notes.iter().map(ToString::to_string));
-    for (authority, request) in work.installed {
-        let (_, signer) = setup.signer(authority)?;
-        if let Err(error) = signer.settled(&request).await {
+    for expiring in work.expiring {
+        progress.event(expiring);
+    }
+    for installed in work.installed {
+        let (signer_name, signer) = setup.signer(installed.request.wanted.authority)?;
+        progress.event(Event::Installed {
+            name: installed.request.wanted.name,
+            signer: signer_name.clone(),
+            serial: installed.record.serial,
+            not_after: installed.record.not_after,
+            renewed: installed.renewed,
+        });
+        if let Err(error) = signer.settled(&installed.request).await {
             notes.push(error.to_string());
         }
     }
@@ -88,6 +111,34 @@ pub(super) async fn install(
         notes,
         written: committed.written,
         ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
+    })
+}
+
+/// How a request ended, unless well: that is told once the certificate is in place.
+fn ending(name: CertName, signer: &str, outcome: &Outcome) -> Option<Event> {
+    let signer = signer.to_owned();
+    Some(match outcome {
+        Outcome::Signed { .. } => return None,
+        Outcome::Pending(why) => Event::Pending {
+            name,
+            signer,
+            why: why.clone(),
+        },
+        Outcome::Denied(why) => Event::Refused {
+            name,
+            signer,
+            why: why.clone(),
+        },
+        Outcome::Refused(differences) => Event::Refused {
+            name,
+            signer,
+            why: differences.join("; "),
+        },
+        Outcome::Failed(error) => Event::Failed {
+            name,
+            signer,
+            why: sentence(error.as_ref()),
+        },
     })
 }
 
@@ -101,7 +152,17 @@ struct Work<'a> {
     now: OffsetDateTime,
     commit: Commit,
     rows: Vec<Row>,
-    installed: Vec<(Authority, Box<Request>)>,
+    installed: Vec<Installed>,
+    /// What was wanted anew and stays as it is.
+    expiring: Vec<Event>,
+}
+
+/// A new certificate of this commit.
+struct Installed {
+    request: Box<Request>,
+    record: Issued,
+    /// There was one before.
+    renewed: bool,
 }
 
 impl Work<'_> {
@@ -118,6 +179,9 @@ impl Work<'_> {
             let pem = trusted.to_pem().into_bytes();
             self.commit
                 .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
+            let change = Change::Bundle(authority);
+            self.commit
+                .change(change, bundle.spec.path.clone(), self.now);
             self.rows
                 .push(report::bundle_row(&bundle.spec, "written", trusted));
         }
@@ -135,6 +199,8 @@ impl Work<'_> {
             action,
         } = cert;
         let chain = found.chain.present();
+        let renewed = chain.is_some();
+        let issue = matches!(action, Action::Issue { .. });
         let row = match (action, outcome) {
             (Action::Keep { notes }, _) => report::cert_row(&spec, "kept", notes, chain),
             (Action::Refuse { reason }, _) => {
@@ -150,9 +216,14 @@ impl Work<'_> {
             ) if whole => {
                 let existing = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
                 self.add(&spec, &chain, &key, trusted, existing)?;
-                self.commit.issued(spec.name, record(&chain, self.now));
+                let record = record(&chain, self.now);
+                self.commit.issued(spec.name, record.clone());
                 self.commit.completes(Slot::Certificate(spec.name));
-                self.installed.push((spec.authority, request));
+                self.installed.push(Installed {
+                    request,
+                    record,
+                    renewed,
+                });
                 reasons.extend(beyond_authority(&chain, trusted));
                 report::cert_row(&spec, "issued", reasons, Some(&chain))
             }
@@ -185,6 +256,15 @@ impl Work<'_> {
                 report::waiting_row(&spec, reasons.join("; "), still_serves, chain)
             }
         };
+        if issue
+            && row.action != "issued"
+            && let Some(not_after) = row.not_after
+        {
+            self.expiring.push(Event::Expiring {
+                name: spec.name,
+                not_after,
+            });
+        }
         self.rows.push(row);
         Ok(())
     }
@@ -292,6 +372,8 @@ impl Work<'_> {
                     certificate_pem.into_bytes(),
                     Mode::Public,
                 );
+                let change = Change::Certificate(spec.name);
+                self.commit.change(change, certificate.clone(), self.now);
             }
             Output::Kubeconfig {
                 path,
@@ -320,6 +402,8 @@ impl Work<'_> {
                     document.to_yaml().as_bytes().to_vec(),
                     Mode::Private,
                 );
+                let change = Change::Certificate(spec.name);
+                self.commit.change(change, path.clone(), self.now);
             }
         }
         Ok(())
@@ -342,6 +426,8 @@ impl Work<'_> {
                 document.to_yaml().as_bytes().to_vec(),
                 Mode::Private,
             );
+            let change = Change::Certificate(spec.name);
+            self.commit.change(change, path.clone(), self.now);
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -10,7 +11,12 @@ use crate::store::Slot;
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey};
 
 /// A key that a thread has finished.
-pub(super) type Made = (Slot, Result<PrivateKey, KeyError>);
+pub(super) struct Made {
+    pub(super) slot: Slot,
+    pub(super) algorithm: KeyAlgorithm,
+    pub(super) took: Duration,
+    pub(super) key: Result<PrivateKey, KeyError>,
+}
 
 /// Starts making one key for each job; they arrive as they are finished, and the channel ends with the last.
 pub(super) fn start(jobs: Vec<(Slot, KeyAlgorithm)>) -> UnboundedReceiver<Made> {
@@ -20,10 +26,15 @@ pub(super) fn start(jobs: Vec<(Slot, KeyAlgorithm)>) -> UnboundedReceiver<Made> 
     let queue = Arc::new(Mutex::new(VecDeque::from(jobs)));
     let work = move || {
         while let Some((slot, algorithm)) = next(&queue) {
-            if sender
-                .send((slot, PrivateKey::generate(algorithm)))
-                .is_err()
-            {
+            let began = Instant::now();
+            let key = PrivateKey::generate(algorithm);
+            let made = Made {
+                slot,
+                algorithm,
+                took: began.elapsed(),
+                key,
+            };
+            if sender.send(made).is_err() {
                 return;
             }
         }

@@ -60,7 +60,7 @@ pub async fn export_requests(
         .into_iter()
         .map(|(name, resumed)| (name, Fresh::Resumed(Box::new(resumed))))
         .collect();
-    while let Some((slot, key)) = run.keys.recv().await {
+    while let Some(super::keys::Made { slot, key, .. }) = run.keys.recv().await {
         let key = key.map_err(|error| {
             Failure::new(
                 ExitCode::Pending,

@@ -172,7 +172,7 @@ pub async fn rehearse(
         None => {
             let algorithm = cert.spec.profile.key;
             let mut made = keys::start(vec![(Slot::Certificate(name), algorithm)]);
-            let key = made.recv().await.map(|(_, key)| key);
+            let key = made.recv().await.map(|made| made.key);
             Fresh::Key(key.transpose().ok().flatten().ok_or_else(|| {
                 Failure::new(ExitCode::Pending, format!("no key for {name}; run again"))
             })?)

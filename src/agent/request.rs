@@ -9,7 +9,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::{Clock, Event, Progress};
+use super::{Clock, Event, Operation, Progress, event};
 use crate::failpoint;
 use crate::plan::CertSpec;
 use crate::signer::{
@@ -185,32 +185,22 @@ pub(super) async fn obtain(
     loop {
         record.attempt += 1;
         request = request.again(record.attempt, desk.now(), deadline_at(desk));
-        let result = match &step {
-            Step::Submit => {
-                record.phase = Phase::Submitting;
-                record.first_submitted.get_or_insert(desk.now());
-                desk.store
-                    .update_ticket(asked.slot(), &record, asked.durability())?;
-                failpoint::reached("request:submitting");
-                desk.progress.event(Event::Submitted(asked.spec.name));
-                match current {
-                    Some(current) => asked.signer.renew(&request, current).await,
-                    None => asked.signer.submit(&request).await,
-                }
-            }
-            Step::Recover => {
-                let ticket = record
-                    .handle
-                    .clone()
-                    .and_then(|handle| Ticket::try_from(handle).ok());
-                match asked.signer.recover(&request, ticket.as_ref()).await {
-                    Ok(Some(answer)) => Ok(answer),
-                    Ok(None) => Ok(Answer::Gone),
-                    Err(error) => Err(error),
-                }
-            }
-            Step::Poll(ticket) => asked.signer.poll(&request, ticket).await,
+        if let Step::Submit = &step {
+            record.phase = Phase::Submitting;
+            record.first_submitted.get_or_insert(desk.now());
+            desk.store
+                .update_ticket(asked.slot(), &record, asked.durability())?;
+            failpoint::reached("request:submitting");
+            desk.progress.event(Event::Submitted(asked.spec.name));
+        }
+        let operation = match (&step, current) {
+            (Step::Submit, Some(_)) => Operation::Renew,
+            (Step::Submit, None) => Operation::Submit,
+            (Step::Recover, _) => Operation::Recover,
+            (Step::Poll(_), _) => Operation::Poll,
         };
+        let exchange = exchange(asked, &step, current, &request, &record);
+        let result = event::asked(desk.progress, &asked.signer_name, operation, exchange).await;
         failpoint::reached("request:answered");
         let wait = match result {
             Ok(Answer::Issued(answer)) => {
@@ -319,6 +309,29 @@ pub(super) async fn obtain(
     }
 }
 
+/// One call of the signer.
+async fn exchange(
+    asked: &Asked<'_>,
+    step: &Step,
+    current: Option<&Current>,
+    request: &Request,
+    record: &store::Ticket,
+) -> Result<Answer, SignerError> {
+    match step {
+        Step::Submit => match current {
+            Some(current) => asked.signer.renew(request, current).await,
+            None => asked.signer.submit(request).await,
+        },
+        Step::Recover => {
+            let handle = record.handle.clone();
+            let ticket = handle.and_then(|handle| Ticket::try_from(handle).ok());
+            let answer = asked.signer.recover(request, ticket.as_ref()).await?;
+            Ok(answer.unwrap_or(Answer::Gone))
+        }
+        Step::Poll(ticket) => asked.signer.poll(request, ticket).await,
+    }
+}
+
 /// How long to wait before the next try after `failures` failures in a row; `None` when there is no sense or no time
 /// for another one.
 fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
@@ -345,6 +358,25 @@ pub(super) async fn patiently<T>(
             }
             None => return Err(error),
         }
+    }
+}
+
+/// How signers are asked for what belongs to no request.
+pub(super) struct Enquiry<'a> {
+    pub(super) deadline: Instant,
+    pub(super) progress: &'a dyn Progress,
+}
+
+impl Enquiry<'_> {
+    /// Asks again after a passing failure, as long as there is time.
+    pub(super) async fn ask<T>(
+        &self,
+        signer: &str,
+        operation: Operation,
+        ask: impl AsyncFn() -> Result<T, SignerError>,
+    ) -> Result<T, SignerError> {
+        let ask = async || event::asked(self.progress, signer, operation, ask()).await;
+        patiently(self.deadline, ask).await
     }
 }
 

@@ -7,10 +7,10 @@ use std::rc::Rc;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::request::{Outcome, patiently};
+use super::request::{Enquiry, Outcome};
 use super::{
-    Clock, ExitCode, Failure, Outcomes, Report, Row, Setup, Survey, class_code, open_store,
-    sentence,
+    Clock, ExitCode, Failure, Operation, Outcomes, Progress, Report, Row, Setup, Survey,
+    class_code, open_store, sentence,
 };
 use crate::names::Authority;
 use crate::plan::{BundleSpec, crl_name};
@@ -26,10 +26,14 @@ pub async fn update_revocations(
     root: &Root,
     setup: &Setup,
     clock: Clock,
+    progress: &dyn Progress,
 ) -> Result<Report, Failure> {
     let now = clock();
     let survey = setup.survey(root, now)?;
-    let deadline = Instant::now() + setup.wait;
+    let enquiry = Enquiry {
+        deadline: Instant::now() + setup.wait,
+        progress,
+    };
     let mut report = Report {
         notes: survey.notes.clone(),
         ..Report::default()
@@ -66,13 +70,14 @@ pub async fn update_revocations(
         let chains = chains(&survey, authority);
         let ready = match probed.get(name) {
             Some(before) => before.clone(),
-            None => patiently(deadline, || signer.probe())
+            None => enquiry
+                .ask(name, Operation::Probe, || signer.probe())
                 .await
                 .map_err(Rc::new),
         };
         probed.insert(name.clone(), ready.clone());
         let fetched = match ready {
-            Ok(()) => fetch(signer.as_ref(), authority, deadline)
+            Ok(()) => fetch(name, signer.as_ref(), authority, &enquiry)
                 .await
                 .map_err(Rc::new),
             Err(error) => Err(error),
@@ -154,7 +159,7 @@ pub(super) async fn strike_out(
     survey: &Survey,
     trust: &BTreeMap<Authority, TrustBundle>,
     outcomes: &mut Outcomes,
-    deadline: Instant,
+    enquiry: &Enquiry<'_>,
     now: OffsetDateTime,
 ) -> Result<(), Failure> {
     for authority in Authority::ALL {
@@ -169,8 +174,8 @@ pub(super) async fn strike_out(
         let (Some(trust), false) = (trust.get(&authority), signed.is_empty()) else {
             continue;
         };
-        let (_, signer) = setup.signer(authority)?;
-        let published = match fetch(signer.as_ref(), authority, deadline).await {
+        let (name, signer) = setup.signer(authority)?;
+        let published = match fetch(name, signer.as_ref(), authority, enquiry).await {
             Ok(None) => None,
             Ok(Some(bytes)) => {
                 let chains: Vec<&Chain> = signed
@@ -225,14 +230,16 @@ pub(super) async fn strike_out(
 }
 
 async fn fetch(
+    name: &str,
     signer: &dyn Signer,
     authority: Authority,
-    deadline: Instant,
+    enquiry: &Enquiry<'_>,
 ) -> Result<Option<Vec<u8>>, SignerError> {
     if signer.caps().crl == Carry::No {
         return Ok(None);
     }
-    patiently(deadline, || signer.crl(authority)).await
+    let ask = || signer.crl(authority);
+    enquiry.ask(name, Operation::Crl, ask).await
 }
 
 fn read(bytes: &[u8], trust: &TrustBundle, chains: &[&Chain]) -> Result<Revocations, CrlError> {

@@ -125,13 +125,43 @@ impl Progress for Terminal {
     fn event(&self, event: Event) {
         match &event {
             Event::Started { keys, certificates } => tracing::info!(keys, certificates, "started"),
-            Event::KeyMade(slot) => tracing::debug!(certificate = slot.as_str(), "key made"),
+            Event::KeyMade { slot, .. } => tracing::debug!(certificate = slot.as_str(), "key made"),
+            Event::Asked {
+                signer,
+                operation,
+                took,
+                result,
+            } => tracing::debug!(
+                signer,
+                operation = operation.as_str(),
+                "asked in {took:.3?}: {result:?}"
+            ),
             Event::Submitted(name) => tracing::info!(certificate = name.as_str(), "submitted"),
             Event::Waiting(name, note) => {
                 tracing::info!(certificate = name.as_str(), note, "waiting for the signer")
             }
             Event::Signed(name) => {
                 tracing::info!(certificate = name.as_str(), "signed and verified")
+            }
+            Event::Installed { name, serial, .. } => {
+                tracing::info!(certificate = name.as_str(), serial, "installed")
+            }
+            Event::Pending { name, signer, why } => {
+                tracing::info!(certificate = name.as_str(), signer, why, "pending")
+            }
+            Event::Refused { name, signer, why } => {
+                tracing::info!(certificate = name.as_str(), signer, why, "refused")
+            }
+            Event::Failed { name, signer, why } => {
+                tracing::info!(certificate = name.as_str(), signer, why, "failed")
+            }
+            Event::Expiring { name, not_after } => tracing::info!(
+                certificate = name.as_str(),
+                "not replaced; the one in place is valid until {not_after}"
+            ),
+            Event::Restarted { component } => tracing::info!(component, "restarted"),
+            Event::RolledBack { component, why } => {
+                tracing::warn!(component, "rolled back: {why}")
             }
             Event::ClockBehind(why) => tracing::warn!("{why}; waiting for time synchronization"),
         }
@@ -142,7 +172,7 @@ impl Progress for Terminal {
                     line.keys = keys;
                     line.certificates = certificates;
                 }
-                Event::KeyMade(_) => line.keys_made += 1,
+                Event::KeyMade { .. } => line.keys_made += 1,
                 Event::Waiting(name, note) => {
                     line.waiting.insert(name, note);
                 }
@@ -150,7 +180,7 @@ impl Progress for Terminal {
                     line.waiting.remove(&name);
                     line.signed += 1;
                 }
-                Event::Submitted(_) | Event::ClockBehind(_) => {}
+                _ => return,
             }
             drop(line);
             self.redraw();

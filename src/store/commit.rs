@@ -20,6 +20,7 @@ use super::error::{Error, Note, Obstacle};
 use super::issued::{self, ISSUED, Issued};
 use super::journal::{Entry, JOURNAL, Journal, Kept, Secret, identity_of_link};
 use super::pending::{self, Slot};
+use super::restarts::{self, Amendment, RESTARTS, Unsettled};
 use super::{Locked, READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sha256, sync};
 use crate::names::CertName;
 
@@ -69,6 +70,7 @@ pub struct Commit {
     files: Vec<Wanted>,
     issued: BTreeMap<CertName, Issued>,
     slots: Vec<Slot>,
+    pub(super) amendment: Amendment,
 }
 
 struct Wanted {
@@ -100,7 +102,10 @@ impl Commit {
 
     /// True when it changes nothing.
     pub fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.issued.is_empty() && self.slots.is_empty()
+        self.files.is_empty()
+            && self.issued.is_empty()
+            && self.slots.is_empty()
+            && self.amendment.is_empty()
     }
 
     /// A file that shall have these contents. Of two for the same path the last one counts.
@@ -269,9 +274,13 @@ impl Store {
             mut files,
             issued,
             slots,
+            amendment,
         } = commit;
         if !issued.is_empty() {
             files.push(self.issue_times(issued, plan));
+        }
+        if let Some(record) = self.amended(amendment, &files, plan)? {
+            files.push(record);
         }
         plan.slots = slots;
         for wanted in files {
@@ -557,6 +566,53 @@ impl Store {
                 overwrite: true,
             },
         }
+    }
+
+    /// The record of what has not taken effect, with what this commit adds to it or takes away.
+    fn amended(
+        &self,
+        mut amendment: Amendment,
+        files: &[Wanted],
+        plan: &mut Plan,
+    ) -> Result<Option<Wanted>, Error> {
+        let mut new = Vec::new();
+        for wanted in files {
+            let End::Written { bytes, .. } = &wanted.end else {
+                continue;
+            };
+            if !amendment.watches(&wanted.path) {
+                continue;
+            }
+            let found = self.root.read(&wanted.path)?.map(|found| found.bytes);
+            if found.as_ref() != Some(bytes) {
+                new.extend(amendment.replaces(&self.root, &wanted.path, found)?);
+            }
+        }
+        if new.is_empty() && amendment.is_empty() {
+            return Ok(None);
+        }
+        let path = Path::new(STATE_DIR).join(RESTARTS);
+        let record = self.root.unsettled().unwrap_or_else(|error| {
+            plan.outcome.notes.push(Note::Rebuilt {
+                path: self.state.path().join(RESTARTS),
+                why: error.to_string(),
+            });
+            Unsettled::default()
+        });
+        let end = match restarts::to_json(amendment.apply(record, new)) {
+            Some(bytes) => End::Written {
+                bytes,
+                mode: Mode::Private,
+                overwrite: true,
+            },
+            None => match self.root.read(&path)? {
+                Some(found) => End::Removed {
+                    sha256: sha256(&found.bytes),
+                },
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(Wanted { path, end }))
     }
 
     fn record_staging(&self, plan: &Plan) -> Result<File, Error> {
