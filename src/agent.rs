@@ -8,9 +8,11 @@ mod clock;
 mod event;
 mod install;
 mod keys;
+mod kubelet;
 mod offline;
 mod proof;
 mod provided;
+mod renew;
 pub mod report;
 mod request;
 mod revocation;
@@ -44,6 +46,7 @@ pub use event::{Event, Operation, Progress};
 pub use offline::{export_requests, import_answers};
 pub use proof::{Answered, ask, believable_now, rehearse, unverified};
 pub use provided::{Provided, ProvidedFile, ServiceAccount};
+pub use renew::{Answer, Need, Renewed, Scope, look, needs_renewal, renew};
 pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
@@ -260,9 +263,17 @@ impl Setup {
                 spec: &cert.spec,
                 signer: Rc::clone(signer),
                 signer_name: signer_name.clone(),
-                current: (signer.caps().renewal == Renewal::Rekey)
-                    .then(|| cert.exchangeable(trust, now))
-                    .flatten(),
+                current: match signer.caps().renewal {
+                    Renewal::Rekey => cert.exchangeable(trust, now),
+                    Renewal::SameKey if cert.keep_key => cert.exchangeable(trust, now),
+                    Renewal::SameKey | Renewal::Submit => None,
+                },
+                outlives: cert
+                    .found
+                    .chain
+                    .present()
+                    .filter(|_| cert.for_age && cert.keep_key)
+                    .map(|chain| chain.leaf().not_after()),
             },
             trust,
         })
@@ -298,6 +309,7 @@ impl Setup {
             &self.provided,
             now,
         )?;
+        survey.tell_age(root, &self.rotation, &self.identity.node);
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
             // A CA key is the point of the local signer, and none of anybody else's business.
             let external = self
@@ -432,6 +444,12 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
         .iter()
         .filter(|cert| !matches!(cert.action, Action::Keep { .. }));
     let paths = certs.flat_map(|cert| cert.spec.output.paths());
+    let kubelet = survey
+        .certs
+        .iter()
+        .filter(|cert| !matches!(cert.action, Action::Keep { .. }))
+        .filter_map(|cert| Some(cert.found.store.as_ref()?.dir.join("kubelet-client.pem")));
+    let kubelet: Vec<PathBuf> = kubelet.collect();
     let bundles = survey
         .bundles
         .iter()
@@ -447,6 +465,7 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
         .into_iter()
         .map(|spec| spec.public.as_path());
     let files: Vec<(&Path, u64)> = paths
+        .chain(kubelet.iter().map(PathBuf::as_path))
         .chain(bundles)
         .chain(service_account)
         .map(|path| (path, LARGEST))
@@ -483,6 +502,8 @@ struct Run<'a> {
     trust: BTreeMap<Authority, TrustBundle>,
     /// Authorities whose signer cannot be reached, and why.
     unreachable: BTreeMap<Authority, Rc<SignerError>>,
+    /// What rotation leaves out, and why; a bootstrap ends there.
+    unasked: BTreeMap<CertName, Rc<Failure>>,
     /// The clock is behind this moment, and the run was told to go on.
     floor: Option<OffsetDateTime>,
     /// When this run stops waiting for signers.
@@ -516,7 +537,12 @@ impl<'a> Run<'a> {
             let Some(cert) = survey.cert(name) else {
                 continue;
             };
-            match Resumed::from_pending(&pending, &cert.spec) {
+            let own = cert.found.key.present().filter(|_| cert.keep_key);
+            let resumable = Resumed::from_pending(&pending, &cert.spec);
+            let resumable = resumable.filter(|earlier| {
+                own.is_none_or(|own| own.public_key() == earlier.key.public_key())
+            });
+            match resumable {
                 Some(earlier) => {
                     resumed.insert(name, earlier);
                 }
@@ -529,9 +555,14 @@ impl<'a> Run<'a> {
         }
         let mut jobs: Vec<(Slot, KeyAlgorithm)> = survey
             .to_issue()
-            .filter(|cert| !resumed.contains_key(&cert.spec.name))
+            .filter(|cert| !resumed.contains_key(&cert.spec.name) && !cert.keep_key)
             .map(|cert| (Slot::Certificate(cert.spec.name), cert.spec.profile.key))
             .collect();
+        let wanted = jobs.len();
+        if survey.rotating.is_some() {
+            // It is tried again and again while a signer is away: they are made once there is one.
+            jobs.clear();
+        }
         if let (Some(ServiceAccountAction::Make), Some(spec)) =
             (&survey.service_account, &setup.plan.service_account)
         {
@@ -539,7 +570,7 @@ impl<'a> Run<'a> {
         }
         let awaited = jobs.iter().map(|(slot, _)| *slot).collect();
         progress.event(Event::Started {
-            keys: jobs.len(),
+            keys: jobs.len().max(wanted),
             certificates: survey.to_issue().count(),
         });
         let trust = survey
@@ -557,6 +588,7 @@ impl<'a> Run<'a> {
             awaited,
             trust,
             unreachable: BTreeMap::new(),
+            unasked: BTreeMap::new(),
             floor: None,
             deadline: Instant::now() + setup.wait,
         })
@@ -598,50 +630,28 @@ impl<'a> Run<'a> {
         // By name: two signers on one server may still differ in what they have to learn of it.
         let mut probed: BTreeMap<String, Option<Rc<SignerError>>> = BTreeMap::new();
         for authority in &needed {
-            let authority = *authority;
-            let (name, signer) = self.setup.signer(authority)?;
-            let signer = Rc::clone(signer);
-            let before = probed.get(name).cloned();
-            let asked = match before {
-                Some(Some(error)) => Err(error),
-                Some(None) => self.offer(name, signer.as_ref(), authority).await,
-                None => match self.ask(name, Operation::Probe, || signer.probe()).await {
-                    Ok(()) => self.offer(name, signer.as_ref(), authority).await,
-                    Err(error) => Err(error),
-                },
-            };
-            probed.insert(name.clone(), asked.as_ref().err().cloned());
-            let offered = match asked {
-                Ok(Some(answer)) => Some(TrustBundle::from_answer(&answer).map_err(|error| {
-                    Failure::new(
-                        ExitCode::Refused,
-                        format!(
-                            "the certificate of authority {authority} from {} is unusable: {error}",
-                            signer.label()
-                        ),
-                    )
-                })?),
-                Ok(None) => None,
-                Err(error) if error.class.passes() && self.trust.contains_key(&authority) => {
-                    self.unreachable.insert(authority, error);
-                    continue;
-                }
-                Err(error) => return Err(signer_failure(&error, authority)),
-            };
-            match (self.trust.get(&authority), offered) {
-                (Some(trusted), Some(offered)) => {
-                    same_authority(authority, signer.as_ref(), trusted, &offered)?
-                }
-                (Some(_), None) => {}
-                (None, Some(offered)) => {
-                    let bundle = self.admit(authority, signer.as_ref(), offered)?;
-                    self.trust.insert(authority, bundle);
-                }
-                (None, None) => return Err(no_authority(self.setup, authority)),
+            let established = self.establish(*authority, &mut probed).await;
+            match established {
+                Err(failure) if survey.rotating.is_some() => self.leave_out(
+                    survey
+                        .to_issue()
+                        .filter(|cert| cert.spec.authority == *authority),
+                    failure,
+                ),
+                other => other?,
             }
         }
         // Capabilities that were learned by probing.
-        preflight(self.setup, survey)?;
+        match survey.rotating {
+            None => preflight(self.setup, survey)?,
+            Some(_) => {
+                for cert in survey.to_issue() {
+                    if let Err(failure) = self.setup.preflight(&cert.spec) {
+                        self.leave_out([cert], failure);
+                    }
+                }
+            }
+        }
         let trust = &self.trust;
         let now = self.now();
         survey.reassess(|authority| trust.get(&authority).cloned(), now);
@@ -652,6 +662,7 @@ impl<'a> Run<'a> {
             .to_issue()
             .any(|cert| !cert.still_serves(trust.get(&cert.spec.authority), now));
         if missing
+            && survey.rotating.is_none()
             && !survey.has_to_take(&self.setup.provided)
             && needed
                 .iter()
@@ -659,6 +670,67 @@ impl<'a> Run<'a> {
             && let Some((authority, error)) = self.unreachable.first_key_value()
         {
             return Err(signer_failure(error, *authority));
+        }
+        Ok(())
+    }
+
+    fn leave_out<'s>(
+        &mut self,
+        certs: impl IntoIterator<Item = &'s SurveyedCert>,
+        failure: Failure,
+    ) {
+        let failure = Rc::new(failure);
+        for cert in certs {
+            let why = Rc::clone(&failure);
+            self.unasked.entry(cert.spec.name).or_insert(why);
+        }
+    }
+
+    /// Learns one authority, or makes sure of it.
+    async fn establish(
+        &mut self,
+        authority: Authority,
+        probed: &mut BTreeMap<String, Option<Rc<SignerError>>>,
+    ) -> Result<(), Failure> {
+        let (name, signer) = self.setup.signer(authority)?;
+        let signer = Rc::clone(signer);
+        let before = probed.get(name).cloned();
+        let asked = match before {
+            Some(Some(error)) => Err(error),
+            Some(None) => self.offer(name, signer.as_ref(), authority).await,
+            None => match self.ask(name, Operation::Probe, || signer.probe()).await {
+                Ok(()) => self.offer(name, signer.as_ref(), authority).await,
+                Err(error) => Err(error),
+            },
+        };
+        probed.insert(name.clone(), asked.as_ref().err().cloned());
+        let offered = match asked {
+            Ok(Some(answer)) => Some(TrustBundle::from_answer(&answer).map_err(|error| {
+                Failure::new(
+                    ExitCode::Refused,
+                    format!(
+                        "the certificate of authority {authority} from {} is unusable: {error}",
+                        signer.label()
+                    ),
+                )
+            })?),
+            Ok(None) => None,
+            Err(error) if error.class.passes() && self.trust.contains_key(&authority) => {
+                self.unreachable.insert(authority, error);
+                return Ok(());
+            }
+            Err(error) => return Err(signer_failure(&error, authority)),
+        };
+        match (self.trust.get(&authority), offered) {
+            (Some(trusted), Some(offered)) => {
+                same_authority(authority, signer.as_ref(), trusted, &offered)?
+            }
+            (Some(_), None) => {}
+            (None, Some(offered)) => {
+                let bundle = self.admit(authority, signer.as_ref(), offered)?;
+                self.trust.insert(authority, bundle);
+            }
+            (None, None) => return Err(no_authority(self.setup, authority)),
         }
         Ok(())
     }
@@ -737,11 +809,12 @@ impl<'a> Run<'a> {
             deadline: self.deadline,
             progress: self.progress,
         };
-        let unreachable = &self.unreachable;
+        let (unreachable, unasked) = (&self.unreachable, &self.unasked);
         let now = self.now();
         let jobs: BTreeMap<CertName, Job<'_>> = survey
             .to_issue()
             .filter(|cert| !unreachable.contains_key(&cert.spec.authority))
+            .filter(|cert| !unasked.contains_key(&cert.spec.name))
             .map(|cert| {
                 let authority = cert.spec.authority;
                 let trust = self
@@ -753,8 +826,19 @@ impl<'a> Run<'a> {
             })
             .collect::<Result<_, Failure>>()?;
 
-        let mut late = late_keys(&jobs, &self.resumed, &self.awaited);
         let mut requests = FuturesUnordered::new();
+        for cert in survey.to_issue().filter(|cert| cert.keep_key) {
+            let name = cert.spec.name;
+            let own = cert.found.key.present().map(PrivateKey::to_pem);
+            let own = own.and_then(|pem| PrivateKey::from_pem(pem.as_bytes()).ok());
+            if let (Some(job), Some(key), false) =
+                (jobs.get(&name), own, self.resumed.contains_key(&name))
+            {
+                requests.push(named(name, request::obtain(&desk, job, Fresh::Key(key))));
+                self.awaited.push(Slot::Certificate(name));
+            }
+        }
+        let mut late = late_keys(&jobs, &self.resumed, &self.awaited);
         for (name, resumed) in std::mem::take(&mut self.resumed) {
             if let Some(job) = jobs.get(&name) {
                 requests.push(named(
@@ -763,12 +847,15 @@ impl<'a> Run<'a> {
                 ));
             }
         }
-        let unasked = survey.to_issue().filter_map(|cert| {
-            let error = unreachable.get(&cert.spec.authority)?;
-            Some((cert.spec.name, Outcome::Failed(Rc::clone(error))))
+        let failed = survey.to_issue().filter_map(|cert| {
+            let outcome = match unasked.get(&cert.spec.name) {
+                Some(failure) => Outcome::Undone(Rc::clone(failure)),
+                None => Outcome::Failed(Rc::clone(unreachable.get(&cert.spec.authority)?)),
+            };
+            Some((cert.spec.name, outcome))
         });
         let mut outcomes = Outcomes {
-            certs: unasked.collect(),
+            certs: failed.collect(),
             service_account: None,
         };
         let mut keys_left = true;

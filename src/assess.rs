@@ -2,6 +2,9 @@
 //!
 //! Pure. The edge hands in what it read as [`Found`]; nothing here opens a file or looks at a clock.
 
+mod kubelet;
+mod renewal;
+
 use std::fmt;
 
 use time::OffsetDateTime;
@@ -9,6 +12,11 @@ use time::OffsetDateTime;
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::plan::{BundleSpec, CertSpec, Output};
 use crate::x509::{Chain, Difference, PrivateKey, PublicKey, TrustBundle, rfc3339, satisfies};
+
+pub use kubelet::{
+    Current as KubeletCurrent, Form as KubeletForm, FoundStore, OnDisk, store_dir, weigh,
+};
+pub use renewal::{Age, Demand, Rotated, Rules, rotate};
 
 /// One file as it was found.
 #[derive(Debug)]
@@ -76,6 +84,8 @@ pub struct FoundCert {
     pub revoked: Option<String>,
     /// For a kubeconfig, the rest of it.
     pub kubeconfig: Option<FoundKubeconfig>,
+    /// For the kubelet's, the files that it belongs into.
+    pub store: Option<FoundStore>,
 }
 
 /// A kubeconfig beside its certificate and key.
@@ -117,6 +127,7 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
             exposed: None,
             revoked: None,
             kubeconfig: None,
+            store: None,
         }))
     };
     let Some(text) = text else {
@@ -161,6 +172,7 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
             exposed: None,
             revoked: None,
             kubeconfig: Some(kubeconfig),
+            store: None,
         })),
     }
 }
@@ -209,8 +221,9 @@ pub fn assess(
     let (chain, key) = match (&found.chain, &found.key) {
         (Found::Present(chain), Found::Present(key)) => (chain, key),
         (Found::Absent, Found::Absent) => {
+            let store = found.store.as_ref();
             return Action::Issue {
-                reasons: vec!["absent".to_owned()],
+                reasons: vec![store.map_or_else(|| "absent".to_owned(), FoundStore::absence)],
             };
         }
         (Found::Empty, Found::Empty) => {
@@ -304,6 +317,7 @@ pub fn beyond_authority(chain: &Chain, trust: &TrustBundle) -> Option<String> {
 
 fn form_differences(spec: &CertSpec, found: &FoundCert, trust: &TrustBundle) -> Vec<String> {
     let mut reasons = Vec::new();
+    reasons.extend(found.store.iter().flat_map(|store| store.faults.clone()));
     // The kubelet rewrites its own files; their form is its business.
     let by_file = found
         .kubeconfig

@@ -197,6 +197,8 @@ fn table(
         advertise_address: None,
         bind_port: 6443,
         hostname_override: None,
+        kubelet_addresses: Vec::new(),
+        kubelet_cert_dir: None,
         join_endpoint: None,
         join: None,
     };

@@ -6,6 +6,7 @@ mod certs;
 mod csr;
 mod doctor;
 mod migrate;
+mod renew;
 mod table;
 mod terminal;
 
@@ -22,7 +23,7 @@ use crate::agent::{self, ExitCode, Failure, Report};
 use crate::demo;
 use crate::join;
 use crate::kubeadm::{NodeName, Role, parse_duration};
-use crate::load::{self, Inputs, Loaded};
+use crate::load::{self, AddressChange, Inputs, Loaded};
 use crate::names::{Authority, CertName};
 use crate::plan;
 use crate::settings::{Settings, StandIns};
@@ -102,6 +103,15 @@ enum Command {
     ///
     /// Of a joining node that lacks something its cluster is read, as bootstrap would.
     Plan(Sources),
+    /// Renew what is due or has drifted, each certificate on its own
+    ///
+    /// Certificates that serve survive whatever happens here. Exit status: 0 also when a renewal failed that has time
+    /// yet, which is said; otherwise as for bootstrap.
+    Renew(renew::Arguments),
+    /// Say whether renew would have anything to do, for ExecCondition= of a unit
+    ///
+    /// Exit status: 0 yes; 1 no; 2 there are no certificates; 255 it cannot be told.
+    NeedsRenewal(renew::NeedsArguments),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
     /// Look for everything that is wrong with this node, with evidence and a fix for each finding
@@ -173,6 +183,9 @@ struct Run {
     /// Go on although the clock cannot be right
     #[arg(long)]
     allow_unsynced: bool,
+    /// Go on although the configuration says another address than the node's API server has
+    #[arg(long)]
+    accept_address_change: bool,
 }
 
 #[derive(Debug, Args)]
@@ -226,26 +239,39 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     terminal::subscribe(cli.global.log, cli.global.verbose);
     match cli.run() {
-        Ok(code) => code as u8,
+        Ok(code) => code,
         Err(failure) => {
-            for message in &failure.messages {
-                let _ = writeln!(stderr(), "nodepki: {message}");
-                tracing::debug!(exit = failure.code as u8, "{message}");
-            }
+            tell(&failure);
             failure.code as u8
         }
     }
 }
 
+fn tell(failure: &Failure) {
+    for message in &failure.messages {
+        let _ = writeln!(stderr(), "nodepki: {message}");
+        tracing::debug!(exit = failure.code as u8, "{message}");
+    }
+}
+
 impl Cli {
-    fn run(self) -> Result<ExitCode, Failure> {
+    fn run(self) -> Result<u8, Failure> {
         let Cli { global, command } = self;
-        match command {
+        let code = match command {
+            // The one command whose exit status is an answer.
+            Command::NeedsRenewal(arguments) => return Ok(arguments.run(&global)),
             Command::Bootstrap(run) => {
-                let loaded = global.load_joining(&run)?;
+                let loaded = global.load_joining(&run.inputs(&global)?)?;
                 global.bootstrap(loaded)
             }
-            Command::Plan(sources) => global.plan(&global.load_joining(&Run::of(sources))?),
+            Command::Plan(sources) => {
+                let inputs = Inputs {
+                    address_change: AddressChange::Show,
+                    ..Run::of(sources).inputs(&global)?
+                };
+                global.plan(&global.load_joining(&inputs)?)
+            }
+            Command::Renew(arguments) => arguments.run(&global),
             Command::Status(arguments) => global.status(&arguments),
             Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),
@@ -264,7 +290,8 @@ impl Cli {
                 print(&String::from_utf8_lossy(&script))
             }
             Command::Man { dir } => manual(dir.as_deref()),
-        }
+        };
+        Ok(code? as u8)
     }
 }
 
@@ -285,9 +312,17 @@ impl Global {
     }
 
     /// With what a joining node has from its cluster.
-    fn load_joining(&self, run: &Run) -> Result<Loaded, Failure> {
+    fn load_joining(&self, inputs: &Inputs) -> Result<Loaded, Failure> {
+        let root = self.open_root()?;
+        let loaded = runtime()?.block_on(load::load_joining(&root, inputs, now))?;
+        warn(&loaded.warnings);
+        Ok(loaded)
+    }
+
+    /// Of a node that was set up before.
+    fn load_running(&self, run: &Run) -> Result<Loaded, Failure> {
         let (root, inputs) = (self.open_root()?, run.inputs(self)?);
-        let loaded = runtime()?.block_on(load::load_joining(&root, &inputs, now))?;
+        let loaded = runtime()?.block_on(load::load_running(&root, &inputs, now))?;
         warn(&loaded.warnings);
         Ok(loaded)
     }
@@ -302,23 +337,7 @@ impl Global {
         ));
         drop(terminal);
         let report = report?;
-        for row in &report.rows {
-            let reasons = row.reasons.join("; ");
-            match row.code {
-                None if row.is_overdue() => {
-                    tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
-                }
-                None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
-                Some(code) => {
-                    tracing::warn!(
-                        certificate = row.name,
-                        action = row.action,
-                        exit = code as u8,
-                        "{reasons}"
-                    );
-                }
-            }
-        }
+        log(&report);
         self.print_report(&report)?;
         if report.code() == ExitCode::Pending {
             let _ = writeln!(
@@ -483,6 +502,7 @@ impl Run {
             wait: None,
             clock_wait: None,
             allow_unsynced: false,
+            accept_address_change: false,
         }
     }
 
@@ -503,6 +523,10 @@ impl Run {
             wait: self.wait,
             clock_wait: self.clock_wait,
             allow_unsynced: self.allow_unsynced,
+            address_change: match self.accept_address_change {
+                true => AddressChange::Accept,
+                false => AddressChange::Refuse,
+            },
         })
     }
 }
@@ -575,6 +599,27 @@ fn manual(dir: Option<&Path>) -> Result<ExitCode, Failure> {
             .map_err(failed)?,
     }
     Ok(ExitCode::Done)
+}
+
+/// What became of everything, for the journal.
+fn log(report: &Report) {
+    for row in &report.rows {
+        let reasons = row.reasons.join("; ");
+        match row.code {
+            None if row.is_overdue() => {
+                tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
+            }
+            None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
+            Some(code) => {
+                tracing::warn!(
+                    certificate = row.name,
+                    action = row.action,
+                    exit = code as u8,
+                    "{reasons}"
+                );
+            }
+        }
+    }
 }
 
 /// A closed pipe ends the output, not the run.

@@ -156,8 +156,11 @@ pub const fn restarts(change: Change) -> &'static [Component] {
     match change {
         Change::Certificate(CertName::ControllerManagerConf) => &[C::KubeControllerManager],
         Change::Certificate(CertName::SchedulerConf) => &[C::KubeScheduler],
-        // The file itself; the pair that it may point to is followed.
+        // The file is read at the start alone, and so is the pair that it may point to: a kubelet that rotates keeps its
+        // certificate in memory (`certificate_manager.go`). Only one that does not rotate follows the pair.
         Change::Certificate(CertName::KubeletConf) => &[C::Kubelet],
+        // Followed since 1.31 (ReloadKubeletServerCertificateFile).
+        Change::Certificate(CertName::KubeletServing) => &[C::Kubelet],
         Change::Certificate(_) => &[],
         // As --client-ca-file it is followed; as --root-ca-file, and as clientCAFile of the kubelet, it is not.
         Change::Bundle(Authority::Ca) => &[C::KubeControllerManager, C::Kubelet],
@@ -187,6 +190,7 @@ super-admin.conf -
 kubelet.conf kubelet
 controller-manager.conf kube-controller-manager
 scheduler.conf kube-scheduler
+kubelet-serving kubelet
 ca kube-controller-manager kubelet
 front-proxy-ca -
 etcd-ca etcd kube-apiserver

@@ -284,8 +284,10 @@ checks! {
         "kubelet.conf names a file that is not there";
     "kubelet-client-not-a-link", E, kubelet::not_a_link,
         "kubelet-client-current.pem is no symbolic link, which the kubelet refuses";
-    "kubelet-embedded", I, kubelet::embedded,
-        "kubelet.conf holds its certificate, so that the kubelet cannot rotate it";
+    "kubelet-embedded", WI, kubelet::embedded,
+        "kubelet.conf holds its certificate instead of naming the file that the kubelet keeps it in";
+    "kubelet-serving-unused", W, kubelet::serving_unused,
+        "the kubelet's configuration keeps it from showing the certificate that is issued for it";
     "kubelet-other-node", EW, kubelet::other_node,
         "the kubelet's certificate is for another node";
     "manifest-unreadable", E, static_pods::unreadable,

@@ -20,7 +20,7 @@ use crate::certs;
 use crate::discovery::{self, Discovered};
 use crate::http::Files;
 use crate::jwks;
-use crate::kubeadm::Join;
+use crate::kubeadm::{self, Join};
 use crate::kubeapi::Api;
 use crate::kubeconfig;
 use crate::names::Authority;
@@ -31,8 +31,8 @@ use crate::store::{Mode, Root};
 use crate::x509::{CertificateAuthority, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
-/// The ClusterConfiguration as the cluster gave it.
-const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
+/// The ClusterConfiguration that the node was last set up with.
+pub const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 /// A comparison that may well be forbidden is not waited for.
 const COMPARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where everything below comes from, for messages.
@@ -183,8 +183,8 @@ impl JoinedCluster {
     }
 }
 
-/// The ClusterConfiguration that an earlier run had from the cluster. It is not asked twice: a bootstrap token is gone
-/// after a day, while a signer may take longer.
+/// The ClusterConfiguration that an earlier run had, from a file or from the cluster. The cluster is not asked twice: a
+/// bootstrap token is gone after a day, while a signer may take longer; and `/run/kubeadm` is gone with the next boot.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -201,16 +201,36 @@ pub fn kept_configuration(root: &Root) -> Result<Option<(String, String)>, Failu
     }
 }
 
-/// For [`kept_configuration`] of later runs.
-pub fn configuration_to_keep(from: String, text: String) -> ProvidedFile {
-    ProvidedFile {
+/// For [`kept_configuration`] of later runs: the ClusterConfiguration alone, since what else a kubeadm file holds is
+/// secret or soon out of date. `fetched`: this run had it from the cluster. `None` where nothing says anything of the
+/// cluster.
+///
+/// # Errors
+/// A document that cannot be written as YAML.
+pub fn configuration_to_keep(
+    documents: &kubeadm::Loaded,
+    fetched: bool,
+) -> Result<Option<ProvidedFile>, Failure> {
+    let Some((from, document)) = documents.cluster_document() else {
+        return Ok(None);
+    };
+    let text = yaml::to_string(&document).map_err(|error| {
+        Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "the ClusterConfiguration of {from} cannot be written anew: {error}; simplify it"
+            ),
+        )
+    })?;
+    Ok(Some(ProvidedFile {
         what: "cluster-configuration.yaml".to_owned(),
         from,
         path: PathBuf::from(KEPT),
         bytes: Zeroizing::new(text.into_bytes()),
         mode: Mode::Private,
         ours: true,
-    }
+        perishable: fetched,
+    }))
 }
 
 /// The JoinConfiguration for the `kubeadm join` that follows: it ignores the preflight errors that the plan's files
@@ -258,6 +278,7 @@ pub fn handover(mut document: Value, ignore: &[String]) -> Result<ProvidedFile, 
         bytes: Zeroizing::new(text.into_bytes()),
         mode: Mode::Private,
         ours: true,
+        perishable: true,
     })
 }
 
@@ -534,6 +555,7 @@ impl Lacking {
                     bytes: pem.clone(),
                     mode,
                     ours: false,
+                    perishable: true,
                 });
             }
         }

@@ -26,7 +26,7 @@ mod duration;
 mod join;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -161,6 +161,11 @@ pub struct Node {
     pub bind_port: u16,
     /// kubelet's `hostname-override`, when it differs from the name.
     pub hostname_override: Option<String>,
+    /// Addresses that the kubelet gives its Node object, as far as they are known: `node-ip`, or else that of the API
+    /// server and that of the default route.
+    pub kubelet_addresses: Vec<IpAddr>,
+    /// kubelet's `cert-dir`.
+    pub kubelet_cert_dir: Option<PathBuf>,
     /// `discovery.bootstrapToken.apiServerEndpoint` of a joining node; of a worker always there, from
     /// `controlPlaneEndpoint` if need be.
     pub join_endpoint: Option<Endpoint>,
@@ -252,6 +257,24 @@ pub struct HostFacts {
     pub hostname: String,
     /// Address of the interface with the default route.
     pub default_route_address: Option<IpAddr>,
+    /// What the node already is.
+    pub running: Option<Running>,
+}
+
+/// A node that was set up before, as its own files show it: kubeadm too goes by them once it has run.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// What it is; counts where no document says so.
+    pub role: Role,
+    /// Its name in the cluster.
+    pub name: Option<NodeName>,
+    /// Address and port of its API server.
+    pub endpoint: Option<SocketAddr>,
+    /// The API server that its kubelet talks to.
+    pub server: Option<Endpoint>,
+    /// It serves, or nothing else says what it is: this goes before the host's name and address. Otherwise it is what
+    /// a run left before kubeadm's, and goes behind them.
+    pub settled: bool,
 }
 
 /// What settings or the command line say in place of the documents.
@@ -270,6 +293,8 @@ pub struct Loaded {
     policies: Vec<Tree>,
     /// The cluster's own ClusterConfiguration, until a file's is laid over it.
     base: Option<Tree>,
+    /// The ClusterConfiguration in force, whatever it was merged from.
+    cluster_document: Option<Tree>,
     /// The JoinConfiguration as written.
     join_document: Option<Tree>,
     /// A document could not be read, so nothing can be said about what is missing.
@@ -286,6 +311,28 @@ impl Loaded {
     /// What the cluster documents say; `None` when none was given.
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref().map(|input| &input.cluster)
+    }
+
+    /// The ClusterConfiguration in force, and the file it is from; that of kubeadm's defaults where an
+    /// InitConfiguration stands alone.
+    pub fn cluster_document(&self) -> Option<(String, serde_json::Value)> {
+        if let (Some(document), Some(input)) = (&self.cluster_document, &self.cluster) {
+            return Some((
+                input.document.place.file.to_string(),
+                yaml::to_json(document),
+            ));
+        }
+        let init = self.init.as_ref()?;
+        let defaults = serde_json::json!({
+            "apiVersion": "kubeadm.k8s.io/v1beta4",
+            "kind": "ClusterConfiguration",
+        });
+        Some((init.document.place.file.to_string(), defaults))
+    }
+
+    /// True when an InitConfiguration or JoinConfiguration says what the node is.
+    pub fn describes_node(&self) -> bool {
+        self.init.is_some() || self.join.is_some()
     }
 
     /// True when a JoinConfiguration makes the node a further control-plane node.
@@ -337,9 +384,17 @@ struct NodeInput {
     name: Option<(String, Spot)>,
     /// `None` for a worker.
     control_plane: Option<ApiEndpoint>,
-    hostname_override: Option<(String, Spot)>,
+    kubelet: KubeletArguments,
     join_endpoint: Option<Endpoint>,
     join: Option<Join>,
+}
+
+/// What of `nodeRegistration.kubeletExtraArgs` matters here; of several the last counts.
+#[derive(Debug, Default)]
+struct KubeletArguments {
+    hostname_override: Located,
+    node_ips: Vec<IpAddr>,
+    cert_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Default)]
@@ -524,6 +579,7 @@ impl Loaded {
                             .is_some_and(|text| !text.is_empty()),
                         document: spot,
                     });
+                    self.cluster_document = Some(document.clone());
                 }
                 "InitConfiguration" => self.init = Some(read_init(&map, api, spot)),
                 _ => {
@@ -942,12 +998,12 @@ fn read_init(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
     if api == Api::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);
     }
-    let (name, hostname_override) = read_registration(map, api);
+    let (name, kubelet) = read_registration(map, api);
     NodeInput {
         document,
         name,
         control_plane: Some(api_endpoint(map)),
-        hostname_override,
+        kubelet,
         join_endpoint: None,
         join: None,
     }
@@ -958,7 +1014,7 @@ fn read_join(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
     if api == Api::V1beta4 {
         map.ignore(&["dryRun", "timeouts"]);
     }
-    let (name, hostname_override) = read_registration(map, api);
+    let (name, kubelet) = read_registration(map, api);
     let control_plane = section(map, "controlPlane");
     let (join, join_endpoint) = join::read(map, control_plane.as_ref(), api);
     let control_plane = control_plane.map(|control_plane| {
@@ -970,7 +1026,7 @@ fn read_join(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
         document,
         name,
         control_plane,
-        hostname_override,
+        kubelet,
         join_endpoint,
         join: Some(join),
     }
@@ -978,10 +1034,11 @@ fn read_join(map: &Map<'_>, api: Api, document: Spot) -> NodeInput {
 
 type Located = Option<(String, Spot)>;
 
-/// Node name and kubelet's hostname-override.
-fn read_registration(map: &Map<'_>, api: Api) -> (Located, Located) {
+/// Node name and what is said to the kubelet.
+fn read_registration(map: &Map<'_>, api: Api) -> (Located, KubeletArguments) {
+    let mut kubelet = KubeletArguments::default();
     let Some(registration) = section(map, "nodeRegistration") else {
-        return (None, None);
+        return (None, kubelet);
     };
     registration.ignore(&[
         "criSocket",
@@ -993,13 +1050,22 @@ fn read_registration(map: &Map<'_>, api: Api) -> (Located, Located) {
         registration.ignore(&["imagePullSerial"]);
     }
     let name = filled(registration.get("name")).map(|(field, text)| (text, field.spot()));
-    let hostname_override = extra_args(registration.get("kubeletExtraArgs"), api)
-        .into_iter()
-        .rev()
-        .find(|(name, _, _)| name == "hostname-override")
-        .map(|(_, value, spot)| (value, spot));
+    for (name, value, spot) in extra_args(registration.get("kubeletExtraArgs"), api) {
+        match name.as_str() {
+            "hostname-override" => kubelet.hostname_override = Some((value, spot)),
+            "cert-dir" => {
+                kubelet.cert_dir = Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+            }
+            // 0.0.0.0 and :: only choose a family (`nodeutil.GetNodeHostIPs`).
+            "node-ip" => {
+                let ips = value.split(',').filter_map(|ip| ip.trim().parse().ok());
+                kubelet.node_ips = ips.filter(|ip: &IpAddr| !ip.is_unspecified()).collect();
+            }
+            _ => {}
+        }
+    }
     registration.finish();
-    (name, hostname_override)
+    (name, kubelet)
 }
 
 fn api_endpoint(map: &Map<'_>) -> ApiEndpoint {
@@ -1188,6 +1254,8 @@ pub fn resolve(
 ) -> Result<Resolved, Faults> {
     let mut faults = loaded.faults.clone();
     let cluster = loaded.cluster();
+    let running = host.running.as_ref();
+    let settled = running.filter(|running| running.settled);
     let (role, input) = match (&loaded.init, &loaded.join) {
         (Some(init), Some(join)) => {
             faults.push(join.document.error(
@@ -1199,6 +1267,7 @@ pub fn resolve(
         (_, Some(join)) if join.control_plane.is_some() => (Role::Join, Some(join)),
         (_, Some(join)) => (Role::Worker, Some(join)),
         (Some(init), None) => (Role::Init, Some(init)),
+        (None, None) if settled.is_some() => (settled.map_or(Role::Init, |node| node.role), None),
         (None, None) => {
             if cluster.is_none() && !loaded.incomplete {
                 faults.push(Spot::whole("kubeadm configuration").error(
@@ -1209,7 +1278,7 @@ pub fn resolve(
             (Role::Init, None)
         }
     };
-    if role == Role::Join && !loaded.incomplete {
+    if role == Role::Join && input.is_some() && !loaded.incomplete {
         require_cluster(loaded, input, &mut faults);
     }
     let name = node_name(input, loaded.incomplete, host, overrides, &mut faults);
@@ -1225,10 +1294,21 @@ pub fn resolve(
     let advertise_address = match role {
         Role::Worker => None,
         Role::Init | Role::Join => {
-            let address = api.and_then(|api| api.address).or(host
-                .default_route_address
-                .filter(|ip| is_global_unicast(*ip)));
-            if address.is_none()
+            let route = host.default_route_address;
+            let route = route.filter(|ip| is_global_unicast(*ip));
+            let own = running.and_then(|running| running.endpoint.map(|endpoint| endpoint.ip()));
+            // A settled node without a kubeadm file keeps its address: that of the default route may be another one.
+            let assumed = match settled {
+                Some(_) => own.or(route.filter(|_| input.is_some())),
+                None => route.or(own),
+            };
+            let address = api.and_then(|api| api.address).or(assumed);
+            if address.is_none() && settled.is_some() && input.is_none() {
+                faults.push(Spot::whole("this node").error(
+                    "neither the manifest of its kube-apiserver nor controller-manager.conf says which address its API server has",
+                    "write an InitConfiguration with nodeRegistration.name and localAPIEndpoint.advertiseAddress, and name it with --kubeadm-config FILE",
+                ));
+            } else if address.is_none()
                 && !api.is_some_and(|api| api.broken)
                 && let Some(document) = document
             {
@@ -1245,6 +1325,9 @@ pub fn resolve(
     };
     let mut join_endpoint = input.and_then(|input| input.join_endpoint.clone());
     if role == Role::Worker && join_endpoint.is_none() {
+        join_endpoint = settled.and_then(|running| running.server.clone());
+    }
+    if role == Role::Worker && join_endpoint.is_none() {
         join_endpoint = cluster.and_then(|cluster| cluster.control_plane_endpoint.clone());
         if join_endpoint.is_none()
             && !faults.has_errors()
@@ -1256,12 +1339,26 @@ pub fn resolve(
             ));
         }
     }
+    let kubelet = input.map(|input| &input.kubelet);
+    let mut kubelet_addresses = kubelet.map_or_else(Vec::new, |kubelet| kubelet.node_ips.clone());
+    if kubelet_addresses.is_empty() {
+        kubelet_addresses.extend(advertise_address);
+        let routed = host.default_route_address;
+        kubelet_addresses.extend(routed.filter(|ip| Some(*ip) != advertise_address));
+    }
     let node = name.map(|(name, _)| Node {
         role,
         name,
         advertise_address,
-        bind_port: api.map_or(DEFAULT_BIND_PORT, |api| api.bind_port),
+        bind_port: match api {
+            Some(api) => api.bind_port,
+            None => running
+                .and_then(|running| running.endpoint)
+                .map_or(DEFAULT_BIND_PORT, |endpoint| endpoint.port()),
+        },
         hostname_override,
+        kubelet_addresses,
+        kubelet_cert_dir: kubelet.and_then(|kubelet| kubelet.cert_dir.clone()),
         join_endpoint,
         join: input.and_then(|input| input.join.clone()),
     });
@@ -1317,9 +1414,12 @@ fn node_name(
         }
         return Some((name.clone(), Spot::whole("node name")));
     }
-    let (text, spot) = match given {
-        Some((text, spot)) => (text.as_str(), spot.clone()),
-        None => (host.hostname.as_str(), Spot::whole("host name")),
+    let running = host.running.as_ref();
+    let own = running.and_then(|running| running.name.as_ref().filter(|_| running.settled));
+    let (text, spot) = match (given, own) {
+        (Some((text, spot)), _) => (text.as_str(), spot.clone()),
+        (None, Some(own)) => return Some((own.clone(), Spot::whole("node name"))),
+        (None, None) => (host.hostname.as_str(), Spot::whole("host name")),
     };
     match text.parse::<NodeName>() {
         Ok(name) => Some((name, spot)),
@@ -1358,7 +1458,7 @@ fn hostname_override(
     name: Option<&NodeName>,
     faults: &mut Faults,
 ) -> Option<String> {
-    let (text, spot) = input?.hostname_override.as_ref()?;
+    let (text, spot) = input?.kubelet.hostname_override.as_ref()?;
     let name = name?;
     let lower = text.trim().to_lowercase();
     if lower == name.as_str() {

@@ -95,6 +95,14 @@ const BEYOND_USER: [&str; 8] = [
 impl Kubeconfig {
     /// A kubeconfig as kubeadm writes it: one cluster, one user, one context named `user@cluster`.
     pub fn new(cluster: &str, user: &str, credentials: &Credentials<'_>) -> Self {
+        let mut kubeconfig = Kubeconfig::without_credentials(cluster, user);
+        // The context is there.
+        let _ = kubeconfig.set_credentials(credentials);
+        kubeconfig
+    }
+
+    /// The same, with a cluster and a user of whom nothing is said yet.
+    pub fn without_credentials(cluster: &str, user: &str) -> Self {
         let context = format!("{user}@{cluster}");
         let document = json!({
             "apiVersion": "v1",
@@ -104,10 +112,7 @@ impl Kubeconfig {
             "kind": "Config",
             "users": [{"name": user, "user": {}}],
         });
-        let mut kubeconfig = Kubeconfig { document };
-        // The context was put there two lines above.
-        let _ = kubeconfig.set_credentials(credentials);
-        kubeconfig
+        Kubeconfig { document }
     }
 
     /// Reads a kubeconfig file.
@@ -194,6 +199,21 @@ impl Kubeconfig {
             BASE64.encode(credentials.certificate),
         );
         set(entry, "client-key-data", BASE64.encode(credentials.key));
+        Ok(())
+    }
+
+    /// Has the user of the current context name one file with its certificate and key, in place of data.
+    pub fn set_client_file(&mut self, path: &str) -> Result<(), KubeconfigError> {
+        let (_, user) = self.current_names()?;
+        let entry = entry_mut(&mut self.document, "users", "user", &user)
+            .ok_or_else(|| KubeconfigError::Dangling(format!("user {user:?}")))?;
+        for field in ["client-certificate-data", "client-key-data"] {
+            if let Some(mut old) = entry.shift_remove(field) {
+                wipe(&mut old);
+            }
+        }
+        set(entry, "client-certificate", path.to_owned());
+        set(entry, "client-key", path.to_owned());
         Ok(())
     }
 

@@ -18,9 +18,9 @@
 //! ```
 //!
 //! The upper half is pure: [`yaml`], [`kubeadm`], [`clusterinfo`], [`sharedcerts`], [`schema`], [`schedule`], [`policy`],
-//! [`plan`], [`assess`], [`kubeconfig`], [`jwks`], [`x509`] and [`names`] open no file and no socket and look at no clock
-//! or environment; the time is an argument. The lower half is the edge: [`load`] brings the inputs together, [`agent`]
-//! composes, [`signer`] asks, [`store`] writes.
+//! [`plan`], [`assess`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`] and [`names`] open no file and no socket and
+//! look at no clock or environment; the time is an argument. The lower half is the edge: [`load`] brings the inputs
+//! together, [`agent`] composes, [`signer`] asks, [`store`] writes.
 //! Imports go downward only, in the order of the table; a test reads the `use` lines.
 //!
 //! | layer | modules |
@@ -30,7 +30,7 @@
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
-//! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`jwks`], [`x509`], [`yaml`], [`names`] |
+//! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
 //!
@@ -71,6 +71,7 @@ pub mod kubeadm;
 pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
+pub mod manifest;
 pub mod migrate;
 pub mod names;
 pub mod offline;

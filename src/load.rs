@@ -5,6 +5,7 @@
 //! a file beside them.
 
 pub mod certs;
+mod running;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,6 +33,9 @@ use crate::store::{self, FileKind, Root};
 use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
+pub use running::AddressChange;
+use running::Running;
+
 /// How long a run waits for another one to end, unless `--wait` says less.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// For a check of everything else while the cluster's own configuration is not known.
@@ -39,6 +43,10 @@ const STAND_IN_CLUSTER: (&str, &str) = (
     "the cluster's ClusterConfiguration",
     "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncontrolPlaneEndpoint: cluster.invalid:6443\n",
 );
+/// What a running node may ask for its ClusterConfiguration with, the lesser first.
+const OWN_KUBECONFIGS: [&str; 2] = ["/etc/kubernetes/kubelet.conf", "/etc/kubernetes/admin.conf"];
+/// A cluster that answers at all does so in less.
+const CONFIGURATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// For one exchange with a cluster's API.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -55,6 +63,8 @@ pub struct Inputs {
     pub clock_wait: Option<Duration>,
     /// `--allow-unsynced`.
     pub allow_unsynced: bool,
+    /// `--accept-address-change`.
+    pub address_change: AddressChange,
 }
 
 /// Everything that was loaded, and what deserves a warning.
@@ -69,20 +79,95 @@ pub struct Loaded {
     pub warnings: Vec<String>,
 }
 
-/// Loads everything for a run at `now` that this node has.
+/// What the node itself says of its cluster and of itself.
+struct Known {
+    settings: Settings,
+    warnings: Faults,
+    /// The kubeadm files that there are.
+    sources: Vec<(String, String)>,
+    /// Those, over the kept ClusterConfiguration where they leave it to the cluster.
+    documents: kubeadm::Loaded,
+    /// A ClusterConfiguration is kept.
+    kept: Option<(String, String)>,
+    running: Option<Running>,
+}
+
+impl Known {
+    fn read(root: &Root, inputs: &Inputs) -> Result<Known, Failure> {
+        Self::with_settings(root, read_settings(root, inputs)?)
+    }
+
+    fn with_settings(
+        root: &Root,
+        (settings, warnings): (Settings, Faults),
+    ) -> Result<Known, Failure> {
+        let sources = existing_sources(root, &settings)?;
+        let kept = join::kept_configuration(root)?;
+        let documents = kubeadm::load(&sources);
+        let running = Running::read(root, !sources.is_empty());
+        let mut known = Known {
+            settings,
+            warnings,
+            sources,
+            documents,
+            kept,
+            running,
+        };
+        if known.wants_configuration()
+            && let Some(kept) = &known.kept
+        {
+            known.documents = known.over(kept);
+        }
+        Ok(known)
+    }
+
+    /// No file has the ClusterConfiguration, or has it alone.
+    fn wants_configuration(&self) -> bool {
+        self.sources.is_empty() || asks_cluster(&self.settings, &self.documents)
+    }
+
+    /// The files over a ClusterConfiguration.
+    fn over(&self, (name, text): &(String, String)) -> kubeadm::Loaded {
+        kubeadm::load_over((name, text), &self.sources)
+    }
+
+    fn is_worker(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.facts.role == Role::Worker)
+    }
+
+    /// Without a kubeadm file a node is what it was set up as; a worker's own files say all that is wanted of it.
+    fn require_configuration(&self) -> Result<(), Failure> {
+        let is_known = !self.sources.is_empty() || self.kept.is_some() || self.is_worker();
+        match is_known {
+            true => Ok(()),
+            false => Err(no_configuration(&self.settings, self.running.is_some())),
+        }
+    }
+
+    /// The setup, for a command that may write: it keeps the ClusterConfiguration, for when its file is gone.
+    fn assemble_to_keep(
+        self,
+        root: &Root,
+        inputs: &Inputs,
+        fetched: bool,
+        now: OffsetDateTime,
+    ) -> Result<Loaded, Failure> {
+        let keep = join::configuration_to_keep(&self.documents, fetched)?;
+        let mut loaded = self.assemble(root, inputs, inputs.address_change, now)?;
+        loaded.setup.provided.files.extend(keep);
+        Ok(loaded)
+    }
+}
+
+/// Loads everything for a run at `now` that this node has, asking nobody.
 ///
 /// # Errors
 /// All faults of all files at once.
 pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
-    let (settings, warnings) = read_settings(root, inputs)?;
-    let sources = kubeadm_sources(root, &settings)?;
-    let mut documents = kubeadm::load(&sources);
-    if asks_cluster(&settings, &documents)
-        && let Some((name, text)) = join::kept_configuration(root)?
-    {
-        documents = kubeadm::load_over((&name, &text), &sources);
-    }
-    assemble(root, inputs, (settings, warnings), &documents, now)
+    let known = Known::read(root, inputs)?;
+    known.require_configuration()?;
+    known.assemble(root, inputs, AddressChange::Show, now)
 }
 
 /// As [`load`]; a node that joins and lacks something has it from its cluster, which is only read.
@@ -90,26 +175,29 @@ pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded,
 /// # Errors
 /// All faults of all files at once; what the cluster does not give.
 pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<Loaded, Failure> {
-    let (settings, warnings) = read_settings(root, inputs)?;
-    let sources = kubeadm_sources(root, &settings)?;
-    let mut documents = kubeadm::load(&sources);
-    let Some(join) = documents.join().cloned() else {
-        return assemble(root, inputs, (settings, warnings), &documents, clock());
+    let mut known = Known::read(root, inputs)?;
+    if known.sources.is_empty() && known.running.is_some() {
+        return load_running(root, inputs, clock).await;
+    }
+    known.require_configuration()?;
+    let Some(join) = known.documents.join().cloned() else {
+        return known.assemble_to_keep(root, inputs, false, clock());
     };
     let files = Rc::new(RootedFiles(root.clone()));
-    let wait = inputs.wait.unwrap_or(settings.wait);
+    let wait = inputs.wait.unwrap_or(known.settings.wait);
     let cluster = JoinedCluster::new(join, files.clone(), credentials(), clock, wait);
-    let mut handed = Vec::new();
-    if asks_cluster(&settings, &documents) {
-        let over = |(name, text): &(String, String)| kubeadm::load_over((name, text), &sources);
-        let (name, text) = match join::kept_configuration(root)? {
-            Some(kept) if has_authority(root, &over(&kept))? => kept,
+    let documents = kubeadm::load(&known.sources);
+    let mut fetched = false;
+    if asks_cluster(&known.settings, &documents) {
+        let given = match known.kept.take() {
+            Some(kept) if has_authority(root, &known.over(&kept))? => kept,
             kept => cluster.configuration(kept).await?,
         };
-        documents = kubeadm::load_over((&name, &text), &sources);
-        handed.push(join::configuration_to_keep(name, text));
+        fetched = true;
+        known.documents = known.over(&given);
     }
-    let mut loaded = assemble(root, inputs, (settings, warnings), &documents, clock())?;
+    let handover = known.documents.join_document();
+    let mut loaded = known.assemble_to_keep(root, inputs, fetched, clock())?;
     // What control-plane nodes share is none of a worker's business.
     let wanted = match loaded.node.role {
         Role::Worker => JoinSettings::default(),
@@ -125,12 +213,109 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
         .complete(root, setup, certificate_key, wanted.write_ca_keys)
         .await?;
     loaded.warnings.extend(taken);
-    if let Some(document) = documents.join_document() {
+    if let Some(document) = handover {
         let ignore = &loaded.setup.plan.ignore_preflight_errors;
-        handed.push(join::handover(document, ignore)?);
+        let handed = join::handover(document, ignore)?;
+        loaded.setup.provided.files.push(handed);
     }
-    loaded.setup.provided.files.extend(handed);
     Ok(loaded)
+}
+
+/// As [`load`], for a node that was set up before: its kubeadm file may be gone, since `/run` does not outlive a boot.
+/// Nobody is asked for what the node keeps; its cluster is asked for a ClusterConfiguration that it does not, which is
+/// then kept.
+///
+/// # Errors
+/// All faults of all files at once; a ClusterConfiguration that nobody has; a configuration that says another name or
+/// address than the node has.
+pub async fn load_running(root: &Root, inputs: &Inputs, clock: Clock) -> Result<Loaded, Failure> {
+    let mut known = Known::read(root, inputs)?;
+    let fetches = known.kept.is_none()
+        && known.wants_configuration()
+        && !known.is_worker()
+        && known.running.is_some();
+    if fetches {
+        let wait = inputs.wait.unwrap_or(known.settings.wait);
+        let given = fetch_configuration(root, &known.settings, wait).await?;
+        known.documents = known.over(&given);
+        known.kept = Some(given);
+    }
+    known.require_configuration()?;
+    let mut loaded = known.assemble_to_keep(root, inputs, fetches, clock())?;
+    if let Some(address) = loaded.node.advertise_address {
+        loaded
+            .warnings
+            .extend(running::unowned(address, &interfaces(root)));
+    }
+    Ok(loaded)
+}
+
+/// What a running node has from its cluster with the credentials that are on it.
+async fn fetch_configuration(
+    root: &Root,
+    settings: &Settings,
+    wait: Duration,
+) -> Result<(String, String), Failure> {
+    let mut failure = no_configuration(settings, true);
+    if settings.kubeadm.from_cluster == FromCluster::Never {
+        failure
+            .messages
+            .push("kubeadm.fromCluster is never, so that the cluster was not asked".to_owned());
+        return Err(failure);
+    }
+    let mut unreachable = false;
+    for path in OWN_KUBECONFIGS {
+        if root.metadata(path)?.is_none() {
+            failure
+                .messages
+                .push(format!("{path} is not there to ask the cluster with"));
+            continue;
+        }
+        let asked = async { crate::certs::configuration(&cluster(root, path.as_ref())?).await };
+        let time = wait.clamp(Duration::from_secs(1), CONFIGURATION_TIMEOUT);
+        match tokio::time::timeout(time, asked).await {
+            Ok(Ok(given)) => return Ok(given),
+            Ok(Err(refused)) => {
+                unreachable |= refused.code == ExitCode::Unreachable;
+                let told = refused.messages.into_iter();
+                failure
+                    .messages
+                    .extend(told.map(|message| format!("{path}: {message}")));
+            }
+            Err(_) => {
+                unreachable = true;
+                failure.messages.push(format!(
+                    "{path}: the cluster did not answer within {} s",
+                    time.as_secs()
+                ));
+            }
+        }
+    }
+    if unreachable {
+        failure.code = ExitCode::Unreachable;
+    }
+    Err(failure)
+}
+
+/// Nothing says what the cluster is, with the ways out.
+fn no_configuration(settings: &Settings, is_running: bool) -> Failure {
+    let tried: Vec<_> = settings
+        .kubeadm
+        .files
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    let tried = tried.join(", ");
+    let kept = join::KEPT;
+    let message = match is_running {
+        true => format!(
+            "there is no kubeadm configuration: none of {tried} exists, and no earlier run kept one in {kept}; either name the file that kubeadm was given (--kubeadm-config FILE, or kubeadm.files), or put the cluster's ClusterConfiguration into {kept} (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}', wherever that reaches the cluster), or run again where the cluster answers and may be asked (kubeadm.fromCluster: ifMissing)"
+        ),
+        false => format!(
+            "there is no kubeadm configuration: none of {tried} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files"
+        ),
+    };
+    Failure::new(ExitCode::Configuration, message)
 }
 
 /// Whether the node has the CA certificate of the cluster that the documents describe. One that was reset has not,
@@ -155,48 +340,72 @@ fn asks_cluster(settings: &Settings, documents: &kubeadm::Loaded) -> bool {
         }
 }
 
-fn assemble(
-    root: &Root,
-    inputs: &Inputs,
-    (settings, mut warnings): (Settings, Faults),
-    documents: &kubeadm::Loaded,
-    now: OffsetDateTime,
-) -> Result<Loaded, Failure> {
-    let (resolved, policy) = resolve(root, &settings, documents)?;
-    let cluster = resolved.cluster.clone().unwrap_or_default();
-    warnings.extend(resolved.warnings);
-    warnings.extend(policy.warnings(cluster.kubernetes_version.as_ref()));
-    let identity = Identity {
-        node: resolved.node.name.as_str().to_owned(),
-        cluster: cluster.cluster_name.clone(),
-    };
-    let setup = Setup {
-        plan: plan::plan(&cluster, &resolved.node, &policy, &choices(&settings)),
-        signers: open_signers(
-            root,
-            &settings,
-            &identity,
-            policy.key_for_authority(Authority::Ca),
-            now,
-        )?,
-        identity,
-        trust: trust_sources(&settings),
-        provided: Provided::default(),
-        rotation: settings.rotation.clone(),
-        wait: inputs.wait.unwrap_or(settings.wait),
-        lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
-        clock: ClockPolicy {
-            max_wait: inputs.clock_wait.unwrap_or(settings.clock_max_wait),
-            allow_unsynced: inputs.allow_unsynced,
-        },
-    };
-    let warnings = warnings.warnings().map(ToString::to_string).collect();
-    Ok(Loaded {
-        setup,
-        node: resolved.node,
-        settings,
-        warnings,
-    })
+impl Known {
+    fn assemble(
+        self,
+        root: &Root,
+        inputs: &Inputs,
+        change: AddressChange,
+        now: OffsetDateTime,
+    ) -> Result<Loaded, Failure> {
+        let Known {
+            settings,
+            mut warnings,
+            documents,
+            running,
+            ..
+        } = self;
+        let facts = running.as_ref().map(|running| running.facts.clone());
+        let (resolved, policy) = resolve(root, &settings, &documents, facts)?;
+        let notes = match &running {
+            Some(running) => running.compare(root, &resolved, change)?,
+            None => Vec::new(),
+        };
+        let cluster = resolved.cluster.clone().unwrap_or_default();
+        warnings.extend(resolved.warnings);
+        warnings.extend(policy.warnings(cluster.kubernetes_version.as_ref()));
+        let identity = Identity {
+            node: resolved.node.name.as_str().to_owned(),
+            cluster: cluster.cluster_name.clone(),
+        };
+        let mut plan = plan::plan(&cluster, &resolved.node, &policy, &choices(&settings));
+        plan.notes.extend(notes);
+        let is_settled = running.is_some_and(|running| running.facts.settled);
+        if is_settled && !documents.describes_node() {
+            // No kubeadm follows, and a cluster that runs has its service-account keys.
+            plan.ignore_preflight_errors.clear();
+            if let Some(spec) = &mut plan.service_account {
+                spec.may_make = false;
+            }
+        }
+        let setup = Setup {
+            plan,
+            signers: open_signers(
+                root,
+                &settings,
+                &identity,
+                policy.key_for_authority(Authority::Ca),
+                now,
+            )?,
+            identity,
+            trust: trust_sources(&settings),
+            provided: Provided::default(),
+            rotation: settings.rotation.clone(),
+            wait: inputs.wait.unwrap_or(settings.wait),
+            lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
+            clock: ClockPolicy {
+                max_wait: inputs.clock_wait.unwrap_or(settings.clock_max_wait),
+                allow_unsynced: inputs.allow_unsynced,
+            },
+        };
+        let warnings = warnings.warnings().map(ToString::to_string).collect();
+        Ok(Loaded {
+            setup,
+            node: resolved.node,
+            settings,
+            warnings,
+        })
+    }
 }
 
 /// As [`load`], but with the faults of the kubeadm configuration also when the settings are faulty. What a joining
@@ -211,15 +420,15 @@ pub fn check(
     now: OffsetDateTime,
 ) -> Result<(Loaded, Option<usize>), Failure> {
     let mut failure = match read_settings(root, inputs) {
-        Ok((settings, warnings)) => {
-            let sources = kubeadm_sources(root, &settings)?;
-            let documents = kubeadm::load(&sources);
-            let later = asks_cluster(&settings, &documents) && documents.cluster().is_none();
-            let documents = match later {
-                true => kubeadm::load_over(STAND_IN_CLUSTER, &sources),
-                false => documents,
-            };
-            let loaded = assemble(root, inputs, (settings, warnings), &documents, now)?;
+        Ok(settings) => {
+            let mut known = Known::with_settings(root, settings)?;
+            known.require_configuration()?;
+            let later = asks_cluster(&known.settings, &known.documents)
+                && known.documents.cluster().is_none();
+            if later {
+                known.documents = kubeadm::load_over(STAND_IN_CLUSTER, &known.sources);
+            }
+            let loaded = known.assemble(root, inputs, AddressChange::Show, now)?;
             let certificates = loaded.setup.plan.certs.len();
             return Ok((loaded, (!later).then_some(certificates)));
         }
@@ -227,9 +436,9 @@ pub fn check(
     };
     if !inputs.stand_ins.kubeadm_configs.is_empty() {
         let settings = Settings::default().with(inputs.stand_ins.clone());
-        let documents = kubeadm_sources(root, &settings).map(|sources| kubeadm::load(&sources));
+        let documents = existing_sources(root, &settings).map(|sources| kubeadm::load(&sources));
         let kubeadm = documents
-            .and_then(|documents| resolve(root, &settings, &documents))
+            .and_then(|documents| resolve(root, &settings, &documents, None))
             .err();
         failure
             .messages
@@ -259,27 +468,6 @@ pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults),
 }
 
 /// The kubeadm documents that there are: `(file, text)`.
-fn kubeadm_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, String)>, Failure> {
-    let sources = existing_sources(root, settings)?;
-    if sources.is_empty() {
-        let tried: Vec<_> = settings
-            .kubeadm
-            .files
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
-        return Err(Failure::new(
-            ExitCode::Configuration,
-            format!(
-                "there is no kubeadm configuration: none of {} exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files",
-                tried.join(", ")
-            ),
-        ));
-    }
-    Ok(sources)
-}
-
-/// As [`kubeadm_sources`], but there may be none.
 fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, String)>, Failure> {
     let mut sources = Vec::new();
     for path in &settings.kubeadm.files {
@@ -310,12 +498,16 @@ fn resolve(
     root: &Root,
     settings: &Settings,
     documents: &kubeadm::Loaded,
+    running: Option<kubeadm::Running>,
 ) -> Result<(Resolved, Policy), Failure> {
     let overrides = Overrides {
         node_name: settings.node_name.clone(),
     };
-    let mut resolved =
-        kubeadm::resolve(documents, &host_facts(root)?, &overrides).map_err(faulty)?;
+    let host = HostFacts {
+        running,
+        ..host_facts(root)?
+    };
+    let mut resolved = kubeadm::resolve(documents, &host, &overrides).map_err(faulty)?;
     let algorithm = resolved
         .cluster
         .as_ref()
@@ -417,7 +609,24 @@ fn host_facts(root: &Root) -> Result<HostFacts, Failure> {
     Ok(HostFacts {
         hostname,
         default_route_address: is_this_machine.then(default_route_address).flatten(),
+        running: None,
     })
+}
+
+/// The addresses of this machine; none where it is not the node.
+fn interfaces(root: &Root) -> Vec<IpAddr> {
+    if root.path() != Path::new("/") {
+        return Vec::new();
+    }
+    let found = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    found
+        .filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
+        })
+        .filter(|address| !address.is_loopback())
+        .collect()
 }
 
 /// The address that this machine would speak from to the outside. Connecting a UDP socket sends nothing: it only
@@ -443,7 +652,10 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
         apiserver_sans: settings.extra_sans.apiserver.clone(),
         etcd_server_sans: settings.extra_sans.etcd_server.clone(),
         etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),
-        kubelet_bootstraps_itself: settings.kubelet_identity == KubeletIdentity::Bootstrap,
+        kubelet_bootstraps_itself: settings.kubelet.identity == KubeletIdentity::Bootstrap,
+        kubelet_layout: settings.kubelet.client_certificate,
+        kubelet_serving: settings.kubelet.serving,
+        kubelet_serving_sans: settings.extra_sans.kubelet_serving.clone(),
     }
 }
 

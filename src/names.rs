@@ -98,11 +98,31 @@ pub enum CertName {
     ControllerManagerConf,
     #[serde(rename = "scheduler.conf")]
     SchedulerConf,
+    #[serde(rename = "kubelet-serving")]
+    KubeletServing,
 }
 
 impl CertName {
-    /// All names, in the order in which kubeadm creates them.
-    pub const ALL: [CertName; 12] = [
+    /// All names: those of kubeadm, and the kubelet's serving certificate, of which kubeadm knows nothing and which is
+    /// called here as Kubernetes' own signer of it is.
+    pub const ALL: [CertName; 13] = [
+        CertName::Apiserver,
+        CertName::ApiserverKubeletClient,
+        CertName::FrontProxyClient,
+        CertName::EtcdServer,
+        CertName::EtcdPeer,
+        CertName::EtcdHealthcheckClient,
+        CertName::ApiserverEtcdClient,
+        CertName::AdminConf,
+        CertName::SuperAdminConf,
+        CertName::KubeletConf,
+        CertName::ControllerManagerConf,
+        CertName::SchedulerConf,
+        CertName::KubeletServing,
+    ];
+
+    /// Kubeadm's own names, in the order in which it creates them.
+    pub const KUBEADM: [CertName; 12] = [
         CertName::Apiserver,
         CertName::ApiserverKubeletClient,
         CertName::FrontProxyClient,
@@ -117,7 +137,7 @@ impl CertName {
         CertName::SchedulerConf,
     ];
 
-    /// kubeadm's name, as in `kubeadm certs renew NAME`.
+    /// The name; kubeadm's own where it has one, as in `kubeadm certs renew NAME`.
     pub const fn as_str(self) -> &'static str {
         match self {
             CertName::Apiserver => "apiserver",
@@ -132,6 +152,7 @@ impl CertName {
             CertName::KubeletConf => "kubelet.conf",
             CertName::ControllerManagerConf => "controller-manager.conf",
             CertName::SchedulerConf => "scheduler.conf",
+            CertName::KubeletServing => "kubelet-serving",
         }
     }
 
@@ -169,6 +190,12 @@ impl CertName {
                 | CertName::EtcdHealthcheckClient
                 | CertName::ApiserverEtcdClient
         )
+    }
+
+    /// True for the kubelet's own two, which every kind of node has, and which do not lie below the certificates
+    /// directory.
+    pub const fn is_of_kubelet(self) -> bool {
+        matches!(self, CertName::KubeletConf | CertName::KubeletServing)
     }
 
     /// True for a certificate that lives inside a kubeconfig file.

@@ -17,6 +17,12 @@ use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject, Tolerance
 /// Where the kubeconfigs are.
 pub const KUBECONFIG_DIR: &str = "/etc/kubernetes";
 
+/// Where the kubelet keeps its own certificates, unless it is started with `--cert-dir`.
+pub const KUBELET_PKI: &str = "/var/lib/kubelet/pki";
+
+/// The link to the kubelet's newest client certificate, in that directory.
+pub const KUBELET_CURRENT: &str = "kubelet-client-current.pem";
+
 /// Everything that one node must hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -88,7 +94,43 @@ pub enum Output {
         cluster: String,
         /// Name of the user entry.
         user: String,
+        /// For kubelet.conf: where the kubelet keeps its client certificates.
+        store: Option<KubeletStore>,
     },
+}
+
+/// Where the kubelet keeps its client certificates: dated files with certificate and key, and a link to the newest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeletStore {
+    /// The directory.
+    pub dir: PathBuf,
+    /// When the certificate goes there.
+    pub layout: KubeletLayout,
+}
+
+/// Where the kubelet's client certificate goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KubeletLayout {
+    /// Into kubelet.conf, as `kubeadm init` writes it, until the kubelet has taken it from there into a file of its own;
+    /// then by file, as `kubeadm init phase kubelet-finalize` has it.
+    #[default]
+    Auto,
+    /// Into a file of its own from the beginning. A kubelet that rotates asks for another certificate at once when it
+    /// finds one in kubelet.conf, which stays pending in a cluster where nothing signs.
+    File,
+}
+
+impl KubeletLayout {
+    /// All choices.
+    pub const ALL: [KubeletLayout; 2] = [KubeletLayout::Auto, KubeletLayout::File];
+
+    /// As written in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KubeletLayout::Auto => "auto",
+            KubeletLayout::File => "file",
+        }
+    }
 }
 
 impl Output {
@@ -196,6 +238,12 @@ pub struct Choices {
     pub etcd_peer_sans: Vec<San>,
     /// Leave kubelet.conf to the kubelet's own TLS bootstrap.
     pub kubelet_bootstraps_itself: bool,
+    /// Where the kubelet's client certificate goes.
+    pub kubelet_layout: KubeletLayout,
+    /// Issue the kubelet's serving certificate.
+    pub kubelet_serving: bool,
+    /// Names added to it.
+    pub kubelet_serving_sans: Vec<San>,
 }
 
 /// Computes the table.
@@ -232,6 +280,13 @@ pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) 
             spec.profile.subject.common_name
         ));
     }
+    if let Some(spec) = certs
+        .iter()
+        .find(|spec| spec.name == CertName::KubeletServing)
+        && spec.profile.sans.ips.is_empty()
+    {
+        notes.push("kubelet-serving names no IP address, and kube-apiserver reaches kubelets by theirs: set node-ip in nodeRegistration.kubeletExtraArgs, or extraSANs.kubelet-serving".to_owned());
+    }
     Plan {
         ignore_preflight_errors: table.ignore_preflight_errors(&certs),
         certs,
@@ -260,6 +315,7 @@ impl Table<'_> {
     fn holds(&self, name: CertName) -> bool {
         match (name, self.node.role) {
             (CertName::KubeletConf, _) => !self.choices.kubelet_bootstraps_itself,
+            (CertName::KubeletServing, _) => self.choices.kubelet_serving,
             (_, Role::Worker) => false,
             // kubeadm join never makes it; it exists from 1.29 on.
             (CertName::SuperAdminConf, role) => role == Role::Init && !self.before(1, 29),
@@ -377,7 +433,7 @@ impl Table<'_> {
                 ]
             }
             CertName::SuperAdminConf => vec![one("kubernetes-super-admin", Some(MASTERS))],
-            CertName::KubeletConf => vec![one(
+            CertName::KubeletConf | CertName::KubeletServing => vec![one(
                 &format!("system:node:{node_name}"),
                 Some("system:nodes"),
             )],
@@ -460,6 +516,14 @@ impl Table<'_> {
                     }
                 }
             }
+            // What the kubelet itself would ask for: the addresses of its Node object.
+            CertName::KubeletServing => {
+                let host = self.node.hostname_override.as_deref();
+                names.dns(host.unwrap_or(self.node.name.as_str()));
+                names.dns(self.node.name.as_str());
+                names.ips(self.node.kubelet_addresses.iter().copied());
+                names.extend(&self.choices.kubelet_serving_sans);
+            }
             _ => {}
         }
         names.finish()
@@ -477,6 +541,18 @@ impl Table<'_> {
                 server: self.server(name),
                 cluster: self.cluster.cluster_name.clone(),
                 user: user.to_owned(),
+                store: (name == CertName::KubeletConf).then(|| KubeletStore {
+                    dir: self.kubelet_pki(),
+                    layout: self.choices.kubelet_layout,
+                }),
+            };
+        }
+        if name == CertName::KubeletServing {
+            // The kubelet takes these when its configuration names no others (`InitializeTLS`).
+            let dir = self.kubelet_pki();
+            return Output::Pair {
+                certificate: dir.join("kubelet.crt"),
+                key: dir.join("kubelet.key"),
             };
         }
         let base = self.cluster.certificates_dir.join(name.base_name());
@@ -484,6 +560,11 @@ impl Table<'_> {
             certificate: with_suffix(&base, "crt"),
             key: with_suffix(&base, "key"),
         }
+    }
+
+    fn kubelet_pki(&self) -> PathBuf {
+        let chosen = self.node.kubelet_cert_dir.clone();
+        chosen.unwrap_or_else(|| PathBuf::from(KUBELET_PKI))
     }
 
     fn server(&self, name: CertName) -> String {
@@ -588,7 +669,7 @@ fn makes_kubelet_client_binding(version: &Version) -> bool {
 
 fn usages(name: CertName) -> Vec<ExtendedUsage> {
     match name {
-        CertName::Apiserver => vec![ExtendedUsage::ServerAuth],
+        CertName::Apiserver | CertName::KubeletServing => vec![ExtendedUsage::ServerAuth],
         // etcd's gRPC gateway dials its own server with the server certificate (etcd#9785).
         CertName::EtcdServer | CertName::EtcdPeer => {
             vec![ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]

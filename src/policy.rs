@@ -32,7 +32,10 @@ impl Category {
     /// The category of a leaf certificate.
     pub const fn of(name: CertName) -> Category {
         match name {
-            CertName::Apiserver | CertName::EtcdServer | CertName::EtcdPeer => Category::Serving,
+            CertName::Apiserver
+            | CertName::EtcdServer
+            | CertName::EtcdPeer
+            | CertName::KubeletServing => Category::Serving,
             _ => Category::Client,
         }
     }

@@ -268,7 +268,7 @@ fn back(from: OffsetDateTime, by: Duration) -> OffsetDateTime {
 
 /// To the second, or to the minute where it is long.
 pub fn length_in_words(length: Span) -> String {
-    let seconds = length.whole_seconds().max(0).unsigned_abs();
+    let seconds = length.as_seconds_f64().max(0.0).round() as u64;
     let seconds = match seconds {
         0..3600 => seconds,
         _ => (seconds + 30) / 60 * 60,

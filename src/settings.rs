@@ -10,6 +10,7 @@
 //! [`Settings::redacted`]. A test fails when one of them is missing. The keys of a signer are its own file's.
 
 mod keys;
+mod kubelet;
 mod rotation;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,8 @@ use crate::schedule::Rotation;
 use crate::schema::{self, SecretFile, absolute, choice, duration, section};
 use crate::signer;
 use crate::yaml::{self, Faults, Field, Map, Node, Severity, Spot, Walk};
+
+pub use kubelet::{KubeletIdentity, KubeletSettings};
 
 /// The configuration file.
 pub const MAIN_FILE: &str = "/etc/nodepki/config.yaml";
@@ -68,8 +71,8 @@ pub struct Settings {
     pub common_names: BTreeMap<CertName, String>,
     /// Names beyond kubeadm's rules.
     pub extra_sans: ExtraSans,
-    /// How the kubelet gets its client certificate.
-    pub kubelet_identity: KubeletIdentity,
+    /// What the kubelet gets.
+    pub kubelet: KubeletSettings,
     /// How long a run waits for pending signatures before it ends with "pending".
     pub wait: Duration,
     /// How long a run waits for a believable clock.
@@ -144,28 +147,6 @@ pub struct AuthoritySettings {
     pub allow_extra_usages: bool,
 }
 
-/// How the kubelet gets its client certificate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KubeletIdentity {
-    /// Issued here, with kubelet.conf: for clusters where nothing signs the kubelet's own request.
-    #[default]
-    Issue,
-    /// By TLS bootstrap; nothing is written on a joining node.
-    Bootstrap,
-}
-
-impl KubeletIdentity {
-    const ALL: [KubeletIdentity; 2] = [KubeletIdentity::Issue, KubeletIdentity::Bootstrap];
-
-    /// As written in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            KubeletIdentity::Issue => "issue",
-            KubeletIdentity::Bootstrap => "bootstrap",
-        }
-    }
-}
-
 /// Names beyond kubeadm's rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExtraSans {
@@ -175,6 +156,8 @@ pub struct ExtraSans {
     pub etcd_server: Vec<San>,
     /// For `etcd-peer`.
     pub etcd_peer: Vec<San>,
+    /// For `kubelet-serving`.
+    pub kubelet_serving: Vec<San>,
 }
 
 /// What the command line says in place of a configuration file.
@@ -208,7 +191,7 @@ impl Default for Settings {
             kubelet_client_subject: KubeletClientSubject::default(),
             common_names: BTreeMap::new(),
             extra_sans: ExtraSans::default(),
-            kubelet_identity: KubeletIdentity::default(),
+            kubelet: KubeletSettings::default(),
             wait: DEFAULT_WAIT,
             clock_max_wait: DEFAULT_CLOCK_WAIT,
             rotation: Rotation::default(),
@@ -373,12 +356,10 @@ impl Settings {
                     "apiserver": names(&self.extra_sans.apiserver),
                     "etcd-server": names(&self.extra_sans.etcd_server),
                     "etcd-peer": names(&self.extra_sans.etcd_peer),
+                    "kubelet-serving": names(&self.extra_sans.kubelet_serving),
                 }),
             );
-            map.insert(
-                "kubelet".to_owned(),
-                json!({"identity": self.kubelet_identity.as_str()}),
-            );
+            map.insert("kubelet".to_owned(), self.kubelet.redacted());
             map.insert("wait".to_owned(), json!(format_duration(self.wait)));
             map.insert(
                 "clock".to_owned(),
@@ -461,17 +442,12 @@ impl Settings {
                 apiserver: sans(extra.get("apiserver")),
                 etcd_server: sans(extra.get("etcd-server")),
                 etcd_peer: sans(extra.get("etcd-peer")),
+                kubelet_serving: sans(extra.get("kubelet-serving")),
             };
             extra.finish();
         }
         if let Some(kubelet) = section(map, "kubelet") {
-            if let Some(identity) = choice(
-                kubelet.get("identity"),
-                KubeletIdentity::ALL,
-                KubeletIdentity::as_str,
-            ) {
-                self.kubelet_identity = identity;
-            }
+            self.kubelet.read(&kubelet);
             kubelet.finish();
         }
         if let Some((_, wait)) = duration(map.get("wait")) {

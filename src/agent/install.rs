@@ -2,25 +2,30 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::rc::Rc;
 
 use time::OffsetDateTime;
 
+use super::kubelet::Identity;
 use super::request::Outcome;
+use super::survey::Rotating;
 use super::{
     Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, Report, Row, ServiceAccountAction,
     Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
-use crate::assess::{Action, Found, beyond_authority};
+use crate::assess::{Action, Age, Found, FoundStore, beyond_authority};
 use crate::components::Change;
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
 use crate::names::{Authority, CertName};
 use crate::plan::{CertSpec, Output, ServiceAccountSpec};
+use crate::schedule::due_at;
 use crate::signer::Request;
-use crate::store::{Commit, Issued, Mode, Root, Slot, Store};
-use crate::x509::{Chain, PrivateKey, PublicKey, TrustBundle, hex};
+use crate::store::{Commit, Committed, Issued, Mode, Root, Slot, Store};
+use crate::x509::{Chain, PrivateKey, PublicKey, TrustBundle, hex, rfc3339};
 
-/// Installs whole families: all that one authority was asked for, or nothing of it.
+/// Installs whole families: all that one authority was asked for, or nothing of it. In a rotation every certificate is
+/// installed on its own, where its bundle is in place.
 ///
 /// # Errors
 /// When the commit fails; the store's message says what is on disk then.
@@ -28,13 +33,20 @@ pub(super) async fn install(
     setup: &Setup,
     store: &mut Store,
     trust: &BTreeMap<Authority, TrustBundle>,
-    survey: Survey,
+    mut survey: Survey,
     mut outcomes: Outcomes,
     now: OffsetDateTime,
     progress: &dyn Progress,
 ) -> Result<Report, Failure> {
+    let rotating = survey.rotating.take();
+    let on_its_own = |authority: &Authority| {
+        let in_place =
+            |bundle: &SurveyedBundle| bundle.in_place && bundle.spec.authority == *authority;
+        rotating.is_some() && survey.bundles.iter().any(in_place)
+    };
     for (name, outcome) in &outcomes.certs {
-        let (signer, _) = setup.signer(name.authority())?;
+        let signer = setup.signers.get(&name.authority());
+        let signer = signer.map_or("", |(signer, _)| signer.as_str());
         if let Some(event) = ending(*name, signer, outcome) {
             progress.event(event);
         }
@@ -44,6 +56,7 @@ pub(super) async fn install(
         .iter()
         .filter(|(_, outcome)| !matches!(outcome, Outcome::Signed { .. }))
         .map(|(name, _)| name.authority())
+        .filter(|authority| !on_its_own(authority))
         .collect();
     let refused = outcomes
         .certs
@@ -54,9 +67,12 @@ pub(super) async fn install(
         incomplete,
         refused,
         now,
+        root: store.root().clone(),
+        rotating: rotating.as_ref(),
         commit: Commit::new(),
         rows: Vec::new(),
         installed: Vec::new(),
+        committed: Committed::default(),
         expiring: Vec::new(),
     };
     for bundle in &survey.bundles {
@@ -65,7 +81,10 @@ pub(super) async fn install(
     }
     for cert in survey.certs {
         let outcome = outcomes.certs.remove(&cert.spec.name);
-        work.cert(cert, outcome)?;
+        match on_its_own(&cert.spec.authority) {
+            true => work.cert_alone(store, cert, outcome),
+            false => work.cert(cert, outcome)?,
+        }
     }
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
         let handed = setup.provided.service_account.as_ref();
@@ -85,11 +104,11 @@ pub(super) async fn install(
             work.provided(file);
         }
     }
-    failpoint::reached("run:before-commit");
-    let committed = store.commit(work.commit)?;
-    failpoint::reached("run:committed");
+    if rotating.is_none() || !work.commit.is_empty() {
+        work.commit(store)?;
+    }
     let mut notes = survey.notes;
-    notes.extend(committed.notes.iter().map(ToString::to_string));
+    notes.extend(work.committed.notes.iter().map(ToString::to_string));
     for expiring in work.expiring {
         progress.event(expiring);
     }
@@ -109,7 +128,7 @@ pub(super) async fn install(
     Ok(Report {
         rows: work.rows,
         notes,
-        written: committed.written,
+        written: work.committed.written,
         ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
     })
 }
@@ -139,6 +158,11 @@ fn ending(name: CertName, signer: &str, outcome: &Outcome) -> Option<Event> {
             signer,
             why: sentence(error.as_ref()),
         },
+        Outcome::Undone(failure) => Event::Failed {
+            name,
+            signer,
+            why: failure.to_string(),
+        },
     })
 }
 
@@ -150,11 +174,16 @@ struct Work<'a> {
     /// An answer was refused, or there will be none: nothing else is put in place either.
     refused: bool,
     now: OffsetDateTime,
+    root: Root,
+    /// The rules of a rotation, where it is one.
+    rotating: Option<&'a Rotating>,
     commit: Commit,
     rows: Vec<Row>,
     installed: Vec<Installed>,
     /// What was wanted anew and stays as it is.
     expiring: Vec<Event>,
+    /// What is on disk already.
+    committed: Committed,
 }
 
 /// A new certificate of this commit.
@@ -166,6 +195,44 @@ struct Installed {
 }
 
 impl Work<'_> {
+    fn commit(&mut self, store: &mut Store) -> Result<(), Failure> {
+        failpoint::reached("run:before-commit");
+        let committed = store.commit(std::mem::take(&mut self.commit))?;
+        failpoint::reached("run:committed");
+        self.committed.written.extend(committed.written);
+        self.committed.notes.extend(committed.notes);
+        Ok(())
+    }
+
+    /// A place that cannot be written to is the trouble of one certificate.
+    fn cert_alone(&mut self, store: &mut Store, cert: SurveyedCert, outcome: Option<Outcome>) {
+        let serves = cert.still_serves(self.trust.get(&cert.spec.authority), self.now);
+        let (spec, urgent) = (cert.spec.clone(), cert.urgent);
+        let chain = cert.found.chain.present().cloned();
+        let (rows, installed) = (self.rows.len(), self.installed.len());
+        let rest = std::mem::take(&mut self.commit);
+        let tried = self
+            .cert(cert, outcome)
+            .and_then(|()| match self.commit.is_empty() {
+                true => Ok(()),
+                false => self.commit(store),
+            });
+        if let Err(failure) = tried {
+            self.rows.truncate(rows);
+            self.installed.truncate(installed);
+            if let Some(chain) = &chain {
+                self.expiring.push(Event::Expiring {
+                    name: spec.name,
+                    not_after: chain.leaf().not_after(),
+                });
+            }
+            let outcome = Outcome::Undone(Rc::new(failure));
+            let row = report::failed_row(&spec, outcome, serves, urgent, chain.as_ref());
+            self.rows.push(row);
+        }
+        self.commit = rest;
+    }
+
     /// What the cluster has handed over is put in place while signatures are pending: it may not have it for long.
     fn bundle(&mut self, bundle: &SurveyedBundle, provided: bool) {
         let authority = bundle.spec.authority;
@@ -193,19 +260,26 @@ impl Work<'_> {
         };
         let whole = !self.incomplete.contains(&cert.spec.authority);
         let still_serves = cert.still_serves(Some(trusted), self.now);
+        let urgent = cert.urgent && self.rotating.is_some();
         let SurveyedCert {
             spec,
             found,
             action,
+            due,
+            keep_key,
+            ..
         } = cert;
+        let due = due.filter(|_| self.rotating.is_some());
         let chain = found.chain.present();
         let renewed = chain.is_some();
+        let installed_before = self.installed.len();
         let issue = matches!(action, Action::Issue { .. });
         let row = match (action, outcome) {
-            (Action::Keep { notes }, _) => report::cert_row(&spec, "kept", notes, chain),
-            (Action::Refuse { reason }, _) => {
-                report::cert_row(&spec, "refused", vec![reason], chain)
-            }
+            (Action::Keep { notes }, _) => Row {
+                due,
+                ..report::cert_row(&spec, "kept", notes, chain)
+            },
+            (Action::Refuse { reason }, _) => report::refused_row(&spec, reason, chain),
             (
                 Action::Issue { mut reasons },
                 Some(Outcome::Signed {
@@ -214,8 +288,12 @@ impl Work<'_> {
                     request,
                 }),
             ) if whole => {
-                let existing = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
-                self.add(&spec, &chain, &key, trusted, existing)?;
+                let (done, due) = self.said(&spec, &chain, found.chain.present(), keep_key);
+                if still_serves && let Some(old) = found.chain.present() {
+                    reasons.extend(self.rotating.and(copies(&spec, old)));
+                }
+                let document = found.kubeconfig.map(|kubeconfig| kubeconfig.document);
+                self.add(&spec, (&chain, &key), true, trusted, document, found.store)?;
                 let record = record(&chain, self.now);
                 self.commit.issued(spec.name, record.clone());
                 self.commit.completes(Slot::Certificate(spec.name));
@@ -225,17 +303,21 @@ impl Work<'_> {
                     renewed,
                 });
                 reasons.extend(beyond_authority(&chain, trusted));
-                report::cert_row(&spec, "issued", reasons, Some(&chain))
+                Row {
+                    due,
+                    ..report::cert_row(&spec, done, reasons, Some(&chain))
+                }
             }
             (Action::Rewrite { reasons }, _) if whole => {
                 let row = report::cert_row(&spec, "rewritten", reasons, chain);
                 match (found.chain, found.key, found.kubeconfig) {
-                    (_, _, Some(kubeconfig)) if kubeconfig.by_file => {
+                    (_, _, Some(kubeconfig)) if kubeconfig.by_file && found.store.is_none() => {
                         self.add_cluster(&spec, trusted, kubeconfig.document)?;
                     }
                     (Found::Present(chain), Found::Present(key), kubeconfig) => {
-                        let existing = kubeconfig.map(|kubeconfig| kubeconfig.document);
-                        self.add(&spec, &chain, &key, trusted, existing)?;
+                        let document = kubeconfig.map(|kubeconfig| kubeconfig.document);
+                        let pair = (&chain, &key);
+                        self.add(&spec, pair, false, trusted, document, found.store)?;
                     }
                     // Only what is present and whole is ever rewritten.
                     _ => {}
@@ -250,14 +332,14 @@ impl Work<'_> {
                 report::waiting_row(&spec, reason, still_serves, chain)
             }
             (Action::Issue { .. }, Some(outcome)) => {
-                report::failed_row(&spec, outcome, still_serves, chain)
+                report::failed_row(&spec, outcome, still_serves, urgent, chain)
             }
             (Action::Issue { reasons } | Action::Rewrite { reasons }, _) => {
                 report::waiting_row(&spec, reasons.join("; "), still_serves, chain)
             }
         };
         if issue
-            && row.action != "issued"
+            && self.installed.len() == installed_before
             && let Some(not_after) = row.not_after
         {
             self.expiring.push(Event::Expiring {
@@ -267,6 +349,27 @@ impl Work<'_> {
         }
         self.rows.push(row);
         Ok(())
+    }
+
+    /// What is said of a new certificate: the word for it, and when it will be due.
+    fn said(
+        &self,
+        spec: &CertSpec,
+        new: &Chain,
+        old: Option<&Chain>,
+        keep_key: bool,
+    ) -> (&'static str, Option<OffsetDateTime>) {
+        let Some(Rotating { rotation, node, .. }) = self.rotating else {
+            return ("issued", None);
+        };
+        let trust = self.trust.get(&spec.authority);
+        let age = Age::of(new, Some(self.now), trust, spec.profile.lifetime);
+        let word = match old {
+            None => "issued",
+            Some(_) if keep_key => "renewed",
+            Some(_) => "rekeyed",
+        };
+        (word, Some(due_at(&age.life, rotation, node).0))
     }
 
     fn service_account(
@@ -354,14 +457,28 @@ impl Work<'_> {
         self.rows.push(report::provided_row(file, action));
     }
 
+    /// `document` and `store` are what was found around the certificate; `issued` when the pair is new.
     fn add(
         &mut self,
         spec: &CertSpec,
-        chain: &Chain,
-        key: &PrivateKey,
+        (chain, key): (&Chain, &PrivateKey),
+        issued: bool,
         trusted: &TrustBundle,
-        existing: Option<Kubeconfig>,
+        document: Option<Kubeconfig>,
+        store: Option<FoundStore>,
     ) -> Result<(), Failure> {
+        if let Some(store) = store {
+            let identity = Identity {
+                spec,
+                trusted,
+                chain,
+                key,
+                issued,
+                store,
+                document,
+            };
+            return identity.add_to(&mut self.commit, &self.root, self.now);
+        }
         let (certificate_pem, key_pem) = (chain.to_pem(), key.to_pem());
         match &spec.output {
             Output::Pair { certificate, key } => {
@@ -380,6 +497,7 @@ impl Work<'_> {
                 server,
                 cluster,
                 user,
+                ..
             } => {
                 let authority = trusted.first().to_pem();
                 let credentials = Credentials {
@@ -388,7 +506,7 @@ impl Work<'_> {
                     certificate: &certificate_pem,
                     key: &key_pem,
                 };
-                let document = match existing {
+                let document = match document {
                     Some(mut document) => {
                         document
                             .set_credentials(&credentials)
@@ -409,7 +527,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// For a kubeconfig that names its certificate by file: those files are the kubelet's.
+    /// For a kubeconfig that names its certificate by file: those files are somebody else's.
     fn add_cluster(
         &mut self,
         spec: &CertSpec,
@@ -433,6 +551,17 @@ impl Work<'_> {
     }
 }
 
+/// People carry copies of these; the old certificate in them is not revoked.
+fn copies(spec: &CertSpec, old: &Chain) -> Option<String> {
+    matches!(spec.name, CertName::AdminConf | CertName::SuperAdminConf).then(|| {
+        format!(
+            "copies of the old {} work until {}; hand out new ones by then",
+            spec.name,
+            rfc3339(old.leaf().not_after())
+        )
+    })
+}
+
 fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
     let leaf = chain.leaf();
     Issued {
@@ -443,7 +572,7 @@ fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
     }
 }
 
-fn unrepairable(path: &Path, error: &KubeconfigError) -> Failure {
+pub(super) fn unrepairable(path: &Path, error: &KubeconfigError) -> Failure {
     Failure::new(
         ExitCode::Refused,
         format!("{}: {error}; move it away and run again", path.display()),

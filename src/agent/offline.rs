@@ -78,6 +78,7 @@ pub async fn export_requests(
         };
         let (name, signer) = setup.signer(cert.spec.authority)?;
         let asked = Asked {
+            outlives: None,
             spec: &cert.spec,
             signer: Rc::clone(signer),
             signer_name: name.clone(),

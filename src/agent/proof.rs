@@ -217,6 +217,10 @@ pub async fn rehearse(
             code: signer_failure(&error, authority).code,
             messages: vec![format!("{doing}: {}", sentence(error.as_ref()))],
         }),
+        Outcome::Undone(failure) => Err(Failure {
+            code: failure.code,
+            messages: failure.messages.clone(),
+        }),
     }
 }
 

@@ -49,6 +49,8 @@ pub struct ProvidedFile {
     pub mode: Mode,
     /// Nobody else writes it: another one in its place is an older one of ours.
     pub ours: bool,
+    /// It may not be had again: it is put in place even when nothing else can be done.
+    pub perishable: bool,
 }
 
 /// Without the contents.

@@ -51,6 +51,12 @@ pub struct Row {
     /// Key algorithm.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// When it will be due for renewal (`plan` and `renew` only).
+    #[serde(
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub due: Option<OffsetDateTime>,
     /// End of validity of what is in place now.
     #[serde(
         with = "time::serde::rfc3339::option",
@@ -95,23 +101,25 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
         .iter()
         .filter_map(|bundle| Some(bundle_row(&bundle.spec, "kept", bundle.found.present()?)))
         .collect();
+    let rotating = survey.rotating.is_some();
     for cert in survey.certs {
-        let notes = match cert.action {
-            Action::Keep { notes } => notes,
-            _ => Vec::new(),
-        };
-        rows.push(cert_row(
-            &cert.spec,
-            "kept",
-            notes,
-            cert.found.chain.present(),
-        ));
+        let chain = cert.found.chain.present();
+        let due = cert.due.filter(|_| rotating);
+        rows.push(match cert.action {
+            Action::Keep { notes } => Row {
+                due,
+                ..cert_row(&cert.spec, "kept", notes, chain)
+            },
+            Action::Refuse { reason } => refused_row(&cert.spec, reason, chain),
+            Action::Issue { .. } | Action::Rewrite { .. } => {
+                cert_row(&cert.spec, "kept", Vec::new(), chain)
+            }
+        });
     }
+    let service_account = setup.plan.service_account.as_ref();
     rows.extend(
-        setup
-            .plan
-            .service_account
-            .iter()
+        service_account
+            .filter(|_| survey.service_account.is_some())
             .map(|spec| service_account_row(spec, "kept")),
     );
     Report {
@@ -141,10 +149,18 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
         let (action, reasons) = match &cert.action {
             Action::Keep { notes } => ("keep", notes.clone()),
             Action::Rewrite { reasons } => ("rewrite", reasons.clone()),
-            Action::Issue { reasons } => ("issue", reasons.clone()),
+            Action::Issue { reasons } => (
+                match (&survey.rotating, cert.found.chain.present()) {
+                    (None, _) | (_, None) => "issue",
+                    _ if cert.keep_key => "renew",
+                    _ => "rekey",
+                },
+                reasons.clone(),
+            ),
             Action::Refuse { reason } => ("refuse", vec![reason.clone()]),
         };
         let mut row = cert_row(&cert.spec, action, reasons, cert.found.chain.present());
+        row.due = cert.due;
         row.signer = setup
             .signers
             .get(&cert.spec.authority)
@@ -156,7 +172,8 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
                 Err(rejection) => {
                     row.reasons.push(rejection.to_string());
                     // What is kept needs the signer later.
-                    row.code = (action == "issue").then_some(ExitCode::Configuration);
+                    let needed = matches!(cert.action, Action::Issue { .. });
+                    row.code = needed.then_some(ExitCode::Configuration);
                     Carry::No
                 }
             });
@@ -220,6 +237,7 @@ pub(super) fn cert_row(
         subject: Some(spec.profile.subject.to_string()),
         sans: (!spec.profile.sans.is_empty()).then(|| spec.profile.sans.to_string()),
         key: Some(spec.profile.key.to_string()),
+        due: None,
         not_after: chain.map(|chain| chain.leaf().not_after()),
         paths: match &spec.output {
             Output::Pair { certificate, key } => vec![certificate.clone(), key.clone()],
@@ -228,6 +246,14 @@ pub(super) fn cert_row(
         signer: None,
         carries: None,
         code: None,
+    }
+}
+
+/// What a person has to look at first. For rotation only: a bootstrap ends there.
+pub(super) fn refused_row(spec: &CertSpec, reason: String, chain: Option<&Chain>) -> Row {
+    Row {
+        code: Some(ExitCode::Refused),
+        ..cert_row(spec, "refused", vec![reason], chain)
     }
 }
 
@@ -250,6 +276,7 @@ pub(super) fn failed_row(
     spec: &CertSpec,
     outcome: Outcome,
     still_serves: bool,
+    urgent: bool,
     chain: Option<&Chain>,
 ) -> Row {
     let (action, reasons, code) = match outcome {
@@ -274,12 +301,14 @@ pub(super) fn failed_row(
             vec![sentence(error.as_ref())],
             class_code(error.class),
         ),
+        Outcome::Undone(failure) => ("failed", failure.messages.clone(), failure.code),
         // Not reached: a signed certificate is installed or held back.
         Outcome::Signed { .. } => ("held back", Vec::new(), ExitCode::Pending),
     };
     let mut row = cert_row(spec, action, reasons, chain);
-    let harmless = still_serves && matches!(code, ExitCode::Unreachable | ExitCode::Pending);
-    if harmless {
+    let passes = matches!(code, ExitCode::Unreachable | ExitCode::Pending);
+    let harmless = still_serves && passes && !urgent;
+    if still_serves && passes {
         row.reasons
             .push("the certificate in place is kept and still valid".to_owned());
     }
@@ -306,6 +335,7 @@ fn empty_bundle_row(spec: &BundleSpec) -> Row {
         subject: None,
         sans: None,
         key: None,
+        due: None,
         not_after: None,
         paths: vec![spec.path.clone()],
         signer: None,
@@ -323,6 +353,7 @@ pub(super) fn provided_row(file: &ProvidedFile, action: &'static str) -> Row {
         subject: None,
         sans: None,
         key: None,
+        due: None,
         not_after: None,
         paths: vec![file.path.clone()],
         signer: None,
@@ -346,6 +377,7 @@ pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: &'static st
         subject: None,
         sans: None,
         key: Some(spec.key.to_string()),
+        due: None,
         not_after: None,
         paths: vec![spec.private.clone(), spec.public.clone()],
         signer: None,

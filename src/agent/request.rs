@@ -9,7 +9,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::{Clock, Event, Operation, Progress, event};
+use super::{Clock, Event, Failure, Operation, Progress, event};
 use crate::failpoint;
 use crate::plan::CertSpec;
 use crate::signer::{
@@ -17,7 +17,7 @@ use crate::signer::{
     retry,
 };
 use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
-use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, UsageExtensions, satisfies};
+use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, UsageExtensions, rfc3339, satisfies};
 
 /// How a request ended, for this run.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ pub(super) enum Outcome {
     Refused(Vec<String>),
     /// The exchange failed.
     Failed(Rc<SignerError>),
+    /// There was no exchange, or no room for what came of it: its signer, its authority or its place will not do.
+    Undone(Rc<Failure>),
 }
 
 /// What all requests of a run share.
@@ -77,6 +79,8 @@ pub(super) struct Asked<'a> {
     pub(super) signer_name: String,
     /// The certificate in place, where this signer gives a newer one in exchange for it.
     pub(super) current: Option<Current>,
+    /// The end of the certificate whose life it prolongs, with the same key: one that ends no later is no answer.
+    pub(super) outlives: Option<OffsetDateTime>,
 }
 
 impl Asked<'_> {
@@ -504,9 +508,18 @@ fn verified(
         job.trust,
         now,
     );
+    let mut differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
+    if let Some(old) = job.asked.outlives
+        && chain.leaf().not_after() <= old
+    {
+        differences.push(format!(
+            "it ends at {}, no later than the one in place: the signer gave its earlier answer again, or the lifetime that it gives has become shorter",
+            rfc3339(chain.leaf().not_after())
+        ));
+    }
     match differences.is_empty() {
         true => Ok(chain),
-        false => Err(differences.iter().map(ToString::to_string).collect()),
+        false => Err(differences),
     }
 }
 

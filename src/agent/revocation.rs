@@ -305,6 +305,7 @@ fn row(bundle: &BundleSpec, action: &'static str, reason: String, code: Option<E
         subject: None,
         sans: None,
         key: None,
+        due: None,
         not_after: None,
         paths: vec![
             bundle.crl_path.clone(),

@@ -6,14 +6,18 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::{Provided, ServiceAccount};
-use crate::assess::{self, Action, Found, FoundCert, ReadKubeconfig, assess, assess_bundle};
+use crate::assess::{
+    self, Action, Age, Demand, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk,
+    ReadKubeconfig, assess, assess_bundle, rotate,
+};
 use crate::names::{Authority, CertName};
-use crate::plan::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
+use crate::plan::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
+use crate::schedule::{Rotation, due_at};
 use crate::signer::Current;
 use crate::store::{self, Root};
 use crate::x509::{
-    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, is_for_names,
-    rfc3339,
+    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, hex,
+    is_for_names, rfc3339,
 };
 
 /// The plan beside what was found.
@@ -32,6 +36,15 @@ pub struct Survey {
     pub notes: Vec<String>,
     /// What stops the run before anything is sent.
     pub refusals: Vec<String>,
+    /// The rules by which what serves is renewed; `None` where nothing is.
+    pub(super) rotating: Option<Rotating>,
+}
+
+/// See [`Survey::rotating`].
+pub(super) struct Rotating {
+    pub(super) rotation: Rotation,
+    pub(super) node: String,
+    pub(super) demand: Demand,
 }
 
 /// One certificate as found and judged.
@@ -42,9 +55,47 @@ pub struct SurveyedCert {
     pub found: FoundCert,
     /// What follows.
     pub action: Action,
+    /// How old it is, where it is there.
+    pub age: Option<Age>,
+    /// When it will be due, by its age.
+    pub due: Option<OffsetDateTime>,
+    /// When to look again, once rotation had its say.
+    pub(super) next: Option<OffsetDateTime>,
+    /// A failure to replace it must be told.
+    pub(super) urgent: bool,
+    /// A new one that ends no later would be no help.
+    pub(super) for_age: bool,
+    /// The new one is for the same key.
+    pub(super) keep_key: bool,
 }
 
 impl SurveyedCert {
+    fn new(spec: CertSpec, found: FoundCert, action: Action) -> Self {
+        SurveyedCert {
+            spec,
+            found,
+            action,
+            age: None,
+            due: None,
+            next: None,
+            urgent: true,
+            for_age: false,
+            keep_key: false,
+        }
+    }
+
+    /// There is a key that a new certificate may be for: of the wanted kind, the certificate's own, and nobody else's.
+    pub(super) fn has_good_key(&self) -> bool {
+        let (Some(chain), Some(key)) = (self.found.chain.present(), self.found.key.present())
+        else {
+            return false;
+        };
+        chain.leaf().public_key() == key.public_key()
+            && key.key_type().to_string() == self.spec.profile.key.to_string()
+            && self.found.exposed.is_none()
+            && self.found.revoked.is_none()
+    }
+
     /// What is there serves as it is: whatever happens now, the node is not worse off.
     pub fn still_serves(&self, trust: Option<&TrustBundle>, now: OffsetDateTime) -> bool {
         let (Some(chain), Some(key), Some(trust)) =
@@ -103,6 +154,8 @@ pub struct SurveyedBundle {
     pub has_key: bool,
     /// Its revocation lists on disk, verified.
     pub revocations: Option<Revocations>,
+    /// Why nothing is issued under it; among the survey's refusals too.
+    pub(super) refused: Option<String>,
 }
 
 /// What to do about the service-account pair.
@@ -148,6 +201,7 @@ pub fn survey(
         external_etcd: Vec::new(),
         notes: plan.notes.clone(),
         refusals: Vec::new(),
+        rotating: None,
     };
     for spec in &plan.bundles {
         let handed = provided.bundles.get(&spec.authority);
@@ -205,8 +259,10 @@ impl Survey {
         let absent = |bundle: &SurveyedBundle| {
             !bundle.in_place && provided.bundles.contains_key(&bundle.spec.authority)
         };
+        let missing = self.missing_files.iter();
+        let mut missing = missing.filter_map(|place| provided.files.get(*place));
         self.bundles.iter().any(absent)
-            || !self.missing_files.is_empty()
+            || missing.any(|file| file.perishable)
             || self.service_account == Some(ServiceAccountAction::Install)
     }
 
@@ -226,6 +282,63 @@ impl Survey {
                 );
             }
         }
+        self.rotate(trust, now);
+    }
+
+    /// Says how old everything is, by what was recorded when it was installed.
+    pub(super) fn tell_age(&mut self, root: &Root, rotation: &Rotation, node: &str) {
+        let issued = root.issued().unwrap_or_else(|error| {
+            self.notes.push(format!(
+                "the record of issue times is ignored, and ages are concluded from the certificates: {error}"
+            ));
+            Default::default()
+        });
+        for cert in &mut self.certs {
+            let Some(chain) = cert.found.chain.present() else {
+                continue;
+            };
+            let fingerprint = hex(&chain.leaf().fingerprint());
+            let recorded = issued
+                .get(&cert.spec.name)
+                .filter(|issued| issued.sha256 == fingerprint)
+                .map(|issued| issued.at);
+            let trust = self
+                .bundles
+                .iter()
+                .find(|bundle| bundle.spec.authority == cert.spec.authority)
+                .and_then(|bundle| bundle.found.present());
+            let age = Age::of(chain, recorded, trust, cert.spec.profile.lifetime);
+            cert.due = Some(due_at(&age.life, rotation, node).0);
+            cert.age = Some(age);
+        }
+    }
+
+    /// Lets rotation have its say, if it has one.
+    pub(super) fn rotate(
+        &mut self,
+        trust: impl Fn(Authority) -> Option<TrustBundle>,
+        now: OffsetDateTime,
+    ) {
+        let Some(rotating) = &self.rotating else {
+            return;
+        };
+        for cert in &mut self.certs {
+            let trust = trust(cert.spec.authority);
+            let serving = cert.age.filter(|_| cert.still_serves(trust.as_ref(), now));
+            let authorities = trust.iter().flat_map(TrustBundle::certificates);
+            let rules = assess::Rules {
+                rotation: &rotating.rotation,
+                node: &rotating.node,
+                demand: rotating.demand,
+                authority_ends: authorities.map(|authority| authority.not_after()).max(),
+            };
+            let action = std::mem::replace(&mut cert.action, Action::Keep { notes: Vec::new() });
+            let rotated = rotate(action, serving.as_ref(), rules, now);
+            cert.action = rotated.action;
+            cert.next = rotated.next;
+            cert.urgent = rotated.urgent;
+            cert.for_age = rotated.for_age;
+        }
     }
 
     fn read_bundle(
@@ -236,6 +349,7 @@ impl Survey {
         handed: Option<&(String, TrustBundle)>,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
+        let refused_before = self.refusals.len();
         let mut bytes = read(root, &spec.path)?;
         let in_place = bytes.as_ref().is_some_and(|bytes| !bytes.is_empty());
         if !in_place
@@ -290,6 +404,10 @@ impl Survey {
             in_place,
             has_key,
             revocations: None,
+            refused: self
+                .refusals
+                .get(refused_before..)
+                .and_then(|of_this| (!of_this.is_empty()).then(|| of_this.join("; "))),
         });
         Ok(())
     }
@@ -318,61 +436,79 @@ impl Survey {
                     exposed,
                     revoked: None,
                     kubeconfig: None,
+                    store: None,
                 }
             }
-            Output::Kubeconfig { path, .. } => {
+            Output::Kubeconfig { path, store, .. } => {
                 let Private { text, exposed } = read_private(root, path)?;
-                match assess::read_kubeconfig(text.as_deref().map(Vec::as_slice)) {
-                    ReadKubeconfig::Usable(found) => FoundCert { exposed, ..*found },
+                let (found, form) = match assess::read_kubeconfig(
+                    text.as_deref().map(Vec::as_slice),
+                ) {
+                    ReadKubeconfig::Usable(found) => {
+                        let form = match found.kubeconfig {
+                            Some(_) => KubeletForm::Embedded,
+                            None => KubeletForm::Nothing,
+                        };
+                        (FoundCert { exposed, ..*found }, form)
+                    }
                     ReadKubeconfig::ByFile {
                         certificate,
                         key,
                         kubeconfig,
-                    } => FoundCert {
-                        chain: Found::read(
-                            read(root, Path::new(&certificate))?
-                                .as_deref()
-                                .map(Vec::as_slice),
-                            Chain::from_pem,
-                        ),
-                        key: Found::read(
-                            read(root, Path::new(&key))?.as_deref().map(Vec::as_slice),
-                            PrivateKey::from_pem,
-                        ),
-                        key_form_is_ours: true,
-                        exposed: None,
-                        revoked: None,
-                        kubeconfig: Some(kubeconfig),
-                    },
+                    } => {
+                        // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
+                        let beside = |name: &str| path.parent().unwrap_or(path).join(name);
+                        let (certificate, key) = (beside(&certificate), beside(&key));
+                        let found = FoundCert {
+                            chain: Found::read(
+                                read(root, &certificate)?.as_deref().map(Vec::as_slice),
+                                Chain::from_pem,
+                            ),
+                            key: Found::read(
+                                read(root, &key)?.as_deref().map(Vec::as_slice),
+                                PrivateKey::from_pem,
+                            ),
+                            key_form_is_ours: true,
+                            exposed: None,
+                            revoked: None,
+                            kubeconfig: Some(kubeconfig),
+                            store: None,
+                        };
+                        (found, KubeletForm::ByFile { certificate, key })
+                    }
                     ReadKubeconfig::Unrepairable(error) => {
                         let reason = format!(
                             "{} cannot be repaired without losing what is in it: {error}; move it away and run again",
                             path.display()
                         );
                         self.refusals.push(reason.clone());
-                        self.certs.push(SurveyedCert {
-                            spec: spec.clone(),
-                            found: FoundCert {
-                                chain: Found::Unreadable(error.to_string()),
-                                key: Found::Unreadable(error.to_string()),
-                                key_form_is_ours: true,
-                                exposed: None,
-                                revoked: None,
-                                kubeconfig: None,
-                            },
-                            action: Action::Refuse { reason },
-                        });
+                        let found = FoundCert {
+                            chain: Found::Unreadable(error.to_string()),
+                            key: Found::Unreadable(error.to_string()),
+                            key_form_is_ours: true,
+                            exposed: None,
+                            revoked: None,
+                            kubeconfig: None,
+                            store: None,
+                        };
+                        let refused = Action::Refuse { reason };
+                        self.certs
+                            .push(SurveyedCert::new(spec.clone(), found, refused));
                         return Ok(());
                     }
+                };
+                match store {
+                    Some(store) => {
+                        let on_disk = read_store(root, assess::store_dir(&form, store))?;
+                        assess::weigh(found, &form, store, on_disk, now)
+                    }
+                    None => found,
                 }
             }
         };
         let action = assess(spec, &found, self.trust(spec.authority), now);
-        self.certs.push(SurveyedCert {
-            spec: spec.clone(),
-            found,
-            action,
-        });
+        self.certs
+            .push(SurveyedCert::new(spec.clone(), found, action));
         Ok(())
     }
 
@@ -486,7 +622,7 @@ impl Survey {
                 Ok(ServiceAccountAction::Make)
             }
             (Found::Absent | Found::Empty, Found::Absent | Found::Empty) => Err(format!(
-                "{key_path} is absent and this node joins a cluster: a new pair would differ from that of the other control-plane nodes and half of all service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
+                "{key_path} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
                 spec.private.parent().unwrap_or(Path::new("/")).display()
             )),
             (Found::Absent | Found::Empty, _) => Err(format!(
@@ -631,6 +767,22 @@ fn same_text(one: &[u8], other: &[u8]) -> bool {
 
 fn read(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::Error> {
     Ok(root.read(path)?.map(|content| content.bytes))
+}
+
+/// The kubelet's client certificate in its own directory.
+fn read_store(root: &Root, dir: &Path) -> Result<OnDisk, store::Error> {
+    let path = dir.join(KUBELET_CURRENT);
+    let current = match (root.link(&path)?, root.metadata(&path)?) {
+        (Some(target), _) => KubeletCurrent::Link(target),
+        (None, Some(_)) => KubeletCurrent::File,
+        (None, None) => KubeletCurrent::Nothing,
+    };
+    let Private { text, exposed } = read_private(root, &path)?;
+    Ok(OnDisk {
+        current,
+        pem: text,
+        exposed,
+    })
 }
 
 /// A file with a key in it.

@@ -52,6 +52,7 @@ fn found(chain: Found<Chain>, key: Found<PrivateKey>) -> FoundCert {
         exposed: None,
         revoked: None,
         kubeconfig: None,
+        store: None,
     }
 }
 

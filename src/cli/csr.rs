@@ -6,7 +6,7 @@ use clap::Subcommand;
 use zeroize::Zeroizing;
 
 use super::terminal::Terminal;
-use super::{Global, Run, Sources, now, print, runtime};
+use super::{Global, Run, now, print, runtime};
 use crate::agent::{self, ExitCode, Failure};
 use crate::load;
 use crate::offline;
@@ -26,7 +26,7 @@ pub(super) enum Command {
         /// Directory to write into
         dir: PathBuf,
         #[command(flatten)]
-        sources: Sources,
+        run: Run,
     },
     /// Verify and install signed certificates from a directory tree
     ///
@@ -36,14 +36,14 @@ pub(super) enum Command {
         /// Directory to read
         dir: PathBuf,
         #[command(flatten)]
-        sources: Sources,
+        run: Run,
     },
 }
 
 impl Command {
     pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
-        let (Command::Export { dir, sources } | Command::Import { dir, sources }) = &self;
-        let loaded = global.load(&Run::of(sources.clone()))?;
+        let (Command::Export { dir, run } | Command::Import { dir, run }) = &self;
+        let loaded = global.load_running(run)?;
         let root = global.open_root()?;
         let terminal = Terminal::new(global.verbose);
         match &self {

@@ -1,5 +1,7 @@
 //! Reports as text for people: aligned columns, reasons beneath.
 
+use time::OffsetDateTime;
+
 use crate::agent::{ExitCode, Report, Row};
 use crate::join;
 
@@ -7,6 +9,12 @@ use crate::join;
 pub(super) fn render(report: &Report, verbose: bool) -> String {
     let mut header = vec!["NAME", "ACTION", "KEY", "AUTHORITY", "NOT AFTER"];
     let mut cells: Vec<Vec<String>> = report.rows.iter().map(cells).collect();
+    if report.rows.iter().any(|row| row.due.is_some()) {
+        header.push("DUE");
+        for (row, cells) in report.rows.iter().zip(&mut cells) {
+            cells.push(or_dash(row.due.map(minute)));
+        }
+    }
     // Only a plan has been told.
     if report.rows.iter().any(|row| row.carries.is_some()) {
         header.push("SIGNER CARRIES IT");
@@ -79,11 +87,13 @@ fn cells(row: &Row) -> Vec<String> {
         row.action.to_owned(),
         or_dash(row.key.clone()),
         or_dash(row.authority.clone()),
-        or_dash(
-            row.not_after
-                .map(|end| format!("{} {:02}:{:02} UTC", end.date(), end.hour(), end.minute())),
-        ),
+        or_dash(row.not_after.map(minute)),
     ]
+}
+
+fn minute(time: OffsetDateTime) -> String {
+    let (date, hour, minute) = (time.date(), time.hour(), time.minute());
+    format!("{date} {hour:02}:{minute:02} UTC")
 }
 
 fn line(cells: &[String], widths: &[usize]) -> String {

@@ -25,7 +25,7 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
     }
     let mut notes = Vec::new();
     for (name, authority) in authorities(picture) {
-        let refusals = CertName::ALL
+        let refusals = CertName::KUBEADM
             .into_iter()
             .filter(|leaf| !leaf.is_kubeconfig() && leaf.authority() == name)
             .filter_map(|name| {
@@ -91,7 +91,7 @@ pub(super) fn renewal(picture: &Picture) -> Vec<Note> {
     let etcd = authorities(picture).filter(|(name, _)| *name == Authority::EtcdCa);
     let keyless = etcd.filter(|(_, authority)| matches!(authority.key, AuthorityKey::Absent));
     let leaves = keyless.flat_map(|_| {
-        CertName::ALL
+        CertName::KUBEADM
             .into_iter()
             .filter(|name| name.authority() == Authority::EtcdCa)
     });

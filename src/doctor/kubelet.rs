@@ -1,10 +1,13 @@
 //! The kubelet's own identity.
 
+use serde_json::Value;
+
 use super::Note;
 use super::picture::Picture;
 use crate::assess::Found;
 use crate::kubeadm;
 use crate::names::CertName;
+use crate::plan::Output;
 use crate::status::Role;
 use crate::store::FileKind;
 
@@ -52,7 +55,7 @@ pub(super) fn file_missing(picture: &Picture) -> Vec<Note> {
         };
         Note::error(
             format!("kubelet.conf names {}, which {leads}", picture.here(path)),
-            "let the link lead to the newest kubelet-client-*.pem beside it; without one move kubelet.conf away and join again, or run `nodepki bootstrap`",
+            "run `nodepki bootstrap`, which issues another one and mends the link; or let the link lead to the newest kubelet-client-*.pem beside it; or, without either, move kubelet.conf away and join again",
         )
     })
     .into_iter()
@@ -67,22 +70,72 @@ pub(super) fn not_a_link(picture: &Picture) -> Vec<Note> {
                 "{} is no symbolic link",
                 picture.here(&picture.kubelet.link_path)
             ),
-            "give the file a dated name (kubelet-client-2026-01-31-12-00-00.pem) and put a link to it in its place",
+            "run `nodepki bootstrap`, or give the file a dated name (kubelet-client-2026-01-31-12-00-00.pem) and put a link to it in its place",
         )],
     }
 }
 
 pub(super) fn embedded(picture: &Picture) -> Vec<Note> {
     match kubeconfig(picture) {
-        Some(Found::Present(found)) if found.files.is_empty() => vec![Note::info(
-            format!(
-                "{} holds certificate and key itself",
-                picture.here("/etc/kubernetes/kubelet.conf".as_ref())
-            ),
-            "where the cluster signs for kubelets, kubeadm init phase kubelet-finalize makes it a reference; where nodepki does, nothing",
-        )],
-        _ => Vec::new(),
+        Some(Found::Present(found)) if found.files.is_empty() => {}
+        _ => return Vec::new(),
     }
+    let path = picture.here("/etc/kubernetes/kubelet.conf".as_ref());
+    vec![match picture.kubelet.link {
+        Some(_) => Note::warning(
+            format!(
+                "{path} holds a certificate, while the kubelet uses {}",
+                picture.here(&picture.kubelet.link_path)
+            ),
+            "run `nodepki bootstrap`, or kubeadm init phase kubelet-finalize: either makes it a reference",
+        ),
+        None => Note::info(
+            format!("{path} holds certificate and key itself"),
+            "nothing; a kubelet that rotates copies them to a file of its own, and asks the cluster for others at once unless kubelet.clientCertificate is file",
+        ),
+    }]
+}
+
+/// The kubelet shows the pair in its directory when its configuration names no other and leaves it alone
+/// (`InitializeTLS`).
+pub(super) fn serving_unused(picture: &Picture) -> Vec<Note> {
+    let wanted = picture.configuration.plan.as_ref();
+    let Some(Output::Pair { certificate, key }) = wanted
+        .and_then(|plan| plan.cert(CertName::KubeletServing))
+        .map(|spec| &spec.output)
+    else {
+        return Vec::new();
+    };
+    let Some(configuration) = &picture.kubelet.configuration else {
+        return Vec::new();
+    };
+    let differs = |field: &str, path: &std::path::Path| {
+        let named = configuration.get(field).and_then(Value::as_str);
+        let named = named.filter(|named| !named.is_empty() && *named != path.to_string_lossy());
+        named.map(|named| format!("{field} is {named}"))
+    };
+    let bootstraps = configuration.get("serverTLSBootstrap") == Some(&Value::Bool(true));
+    let evidence: Vec<String> = bootstraps
+        .then(|| "serverTLSBootstrap is true".to_owned())
+        .into_iter()
+        .chain(differs("tlsCertFile", certificate))
+        .chain(differs("tlsPrivateKeyFile", key))
+        .collect();
+    if evidence.is_empty() {
+        return Vec::new();
+    }
+    vec![Note::warning(
+        format!(
+            "in {}: {}",
+            picture.here("/var/lib/kubelet/config.yaml".as_ref()),
+            evidence.join(", ")
+        ),
+        format!(
+            "put `serverTLSBootstrap: false`, `tlsCertFile: {}` and `tlsPrivateKeyFile: {}` into the KubeletConfiguration, or into kubeletconfiguration0+merge.yaml in kubeadm's directory of patches, and restart the kubelet; or set kubelet.serving to false",
+            certificate.display(),
+            key.display()
+        ),
+    )]
 }
 
 pub(super) fn other_node(picture: &Picture) -> Vec<Note> {

@@ -13,8 +13,9 @@ use crate::assess::Found;
 use crate::kubeadm;
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::load;
+use crate::manifest::{MANIFESTS, Manifest};
 use crate::names::{Authority, CertName};
-use crate::plan::{KUBECONFIG_DIR, Plan};
+use crate::plan::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI, Plan};
 use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::signer::Kind;
 use crate::status::{self, Role, Status, Trouble};
@@ -23,7 +24,6 @@ use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
 const CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
-const MANIFESTS: &str = "/etc/kubernetes/manifests";
 const KUBELET: &str = "/var/lib/kubelet";
 /// No key is as long, and a backup may be.
 const KEY_LIMIT: u64 = 64 * 1024;
@@ -112,55 +112,6 @@ pub(super) struct Trees {
     pub(super) denied: Vec<PathBuf>,
 }
 
-/// A static pod.
-pub(super) struct Manifest {
-    pub(super) path: PathBuf,
-    arguments: Vec<String>,
-    annotations: BTreeMap<String, String>,
-}
-
-impl Manifest {
-    fn parse(path: PathBuf, bytes: &[u8]) -> Result<Manifest, String> {
-        let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())?;
-        let documents = yaml::parse("", text).map_err(|faults| faults.to_string())?;
-        let pod = documents.first().map(yaml::to_json).unwrap_or_default();
-        let container = pod
-            .pointer("/spec/containers/0")
-            .ok_or_else(|| "it is no Pod with a container".to_owned())?;
-        let arguments = ["command", "args"]
-            .iter()
-            .filter_map(|field| container.get(field)?.as_array())
-            .flatten()
-            .filter_map(|argument| argument.as_str().map(str::to_owned))
-            .collect();
-        let annotations = pod
-            .pointer("/metadata/annotations")
-            .and_then(Value::as_object);
-        let annotations = annotations.into_iter().flatten();
-        Ok(Manifest {
-            path,
-            arguments,
-            annotations: annotations
-                .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
-                .collect(),
-        })
-    }
-
-    /// The value of `--name=value`, the last one as for the program itself.
-    pub(super) fn flag(&self, name: &str) -> Option<&str> {
-        self.arguments.iter().rev().find_map(|argument| {
-            argument
-                .strip_prefix("--")?
-                .strip_prefix(name)?
-                .strip_prefix('=')
-        })
-    }
-
-    pub(super) fn annotation(&self, name: &str) -> Option<&str> {
-        self.annotations.get(name).map(String::as_str)
-    }
-}
-
 /// What kube-controller-manager signs with.
 pub(super) struct SignerFiles {
     pub(super) certificate: PathBuf,
@@ -206,6 +157,8 @@ pub(super) struct Kubelet {
     pub(super) may_bootstrap: bool,
     /// It was set up, by kubeadm or by somebody else.
     pub(super) is_set_up: bool,
+    /// Its configuration file, where that can be read.
+    pub(super) configuration: Option<Value>,
 }
 
 impl Picture {
@@ -244,15 +197,20 @@ impl Picture {
             .into_iter()
             .map(|name| (name, reader.authority(name)))
             .collect();
+        let status = status::collect(root, &certificates_dir, now);
         let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
         Picture {
             at: now,
             root: root.path().to_owned(),
-            status: status::collect(root, &certificates_dir, now),
             leaves: CertName::ALL
                 .into_iter()
+                // One that the kubelet has made itself is its own business.
+                .filter(|name| {
+                    *name != CertName::KubeletServing || status.certificate(*name).is_some()
+                })
                 .map(|name| (name, reader.leaf(name)))
                 .collect(),
+            status,
             service_account: reader.key(&certificates_dir.join("sa.key")),
             trees: reader.trees(&authorities),
             authorities,
@@ -349,11 +307,23 @@ impl Picture {
     }
 }
 
+/// The first document of a YAML file.
+fn document(bytes: &[u8]) -> Result<Value, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let documents = yaml::parse("config.yaml", text).map_err(|faults| faults.to_string())?;
+    Ok(documents.first().map(yaml::to_json).unwrap_or_default())
+}
+
 fn leaf_files(dir: &Path, name: CertName) -> Vec<PathBuf> {
     match name.is_kubeconfig() {
         true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
         false => ["crt", "key"]
-            .map(|extension| dir.join(format!("{}.{extension}", name.base_name())))
+            .map(|extension| match name {
+                CertName::KubeletServing => {
+                    Path::new(KUBELET_PKI).join(format!("kubelet.{extension}"))
+                }
+                name => dir.join(format!("{}.{extension}", name.base_name())),
+            })
             .to_vec(),
     }
 }
@@ -558,13 +528,15 @@ impl Reader<'_> {
     }
 
     fn kubelet(&self) -> Kubelet {
-        let link_path = Path::new(KUBELET).join("pki/kubelet-client-current.pem");
+        let configuration = Path::new(KUBELET).join("config.yaml");
+        let link_path = Path::new(KUBELET_PKI).join(KUBELET_CURRENT);
         let link = self.root.metadata(&link_path).ok().flatten();
         Kubelet {
             link: link.map(|found| found.kind),
             link_path,
             may_bootstrap: self.stands(&Path::new(KUBECONFIG_DIR).join("bootstrap-kubelet.conf")),
-            is_set_up: self.stands(&Path::new(KUBELET).join("config.yaml")),
+            is_set_up: self.stands(&configuration),
+            configuration: self.found(&configuration, document).present().cloned(),
         }
     }
 

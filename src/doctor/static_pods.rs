@@ -7,13 +7,12 @@ use super::picture::{AuthorityKey, Picture};
 use crate::assess::Found;
 use crate::names::CertName;
 
-const ADVERTISED: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint";
 /// With these, kube-controller-manager signs for kubelets though its general signer is off.
 const KUBELET_SIGNER: &str = "cluster-signing-kubelet-client-cert-file";
 
 /// `address:port` as kubeadm recorded it when it made the manifest.
 pub(super) fn advertised(picture: &Picture) -> Option<&str> {
-    picture.apiserver.as_ref()?.annotation(ADVERTISED)
+    picture.apiserver.as_ref()?.advertised()
 }
 
 pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {

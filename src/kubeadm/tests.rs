@@ -9,6 +9,7 @@ const WORKER: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguratio
 
 fn host() -> HostFacts {
     HostFacts {
+        running: None,
         hostname: "Host-1".to_owned(),
         default_route_address: Some("192.0.2.99".parse().unwrap()),
     }
@@ -152,6 +153,10 @@ fn a_stacked_first_node_has_kubeadms_defaults() {
             advertise_address: Some("192.0.2.11".parse().unwrap()),
             bind_port: 6443,
             hostname_override: None,
+            kubelet_addresses: ["192.0.2.11", "192.0.2.99"]
+                .map(|ip| ip.parse().unwrap())
+                .into(),
+            kubelet_cert_dir: None,
             join_endpoint: None,
             join: None,
         }

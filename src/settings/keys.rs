@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{API_VERSION, FromCluster, KIND, KubeletClientSubject, KubeletIdentity, rotation};
+use crate::plan::KubeletLayout;
 use crate::schema::{self, Form, Key, key};
 use crate::signer::Kind;
 
@@ -17,6 +18,13 @@ fn identities() -> Vec<&'static str> {
     KubeletIdentity::ALL
         .into_iter()
         .map(KubeletIdentity::as_str)
+        .collect()
+}
+
+fn layouts() -> Vec<&'static str> {
+    KubeletLayout::ALL
+        .into_iter()
+        .map(KubeletLayout::as_str)
         .collect()
 }
 
@@ -61,7 +69,10 @@ pub(super) const KEYS: &[Key] = &[
     key("extraSANs.apiserver[]", Form::Text, "Further DNS name or IP address in apiserver."),
     key("extraSANs.etcd-server[]", Form::Text, "Further DNS name or IP address in etcd-server."),
     key("extraSANs.etcd-peer[]", Form::Text, "Further DNS name or IP address in etcd-peer."),
+    key("extraSANs.kubelet-serving[]", Form::Text, "Further DNS name or IP address in kubelet-serving."),
     key("kubelet.identity", Form::Choice(identities), "How the kubelet gets its client certificate; default issue."),
+    key("kubelet.clientCertificate", Form::Choice(layouts), "Where it goes: file, or auto (in kubelet.conf until the kubelet keeps it as a file); default auto."),
+    key("kubelet.serving", Form::Flag, "Issue the kubelet's serving certificate as well; default false."),
     key("wait", Form::Duration, "How long a run waits for pending signatures; default 30s."),
     key("clock.maxWait", Form::Duration, "How long a run waits for a believable clock; default 2m."),
     key("rotation.renewAt", Form::Defined("renewAt"), "When a certificate is due: the share of its life that is over, or a duration before its end; never before half of its life; default 66%."),

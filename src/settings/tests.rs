@@ -1,5 +1,6 @@
 use super::*;
 use crate::names::CertName;
+use crate::plan::KubeletLayout;
 use crate::policy::Policy;
 use crate::schedule::{Percent, RenewAt, Window};
 use crate::signer::{Config, Kind, directory, embedded, exec, local};
@@ -56,7 +57,8 @@ extraSANs:
   apiserver: [localhost, 127.0.0.1]
   etcd-server: [etcd.example.com]
   etcd-peer: [2001:db8::1]
-kubelet: {identity: bootstrap}
+  kubelet-serving: [node.example.com, 192.0.2.99]
+kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
 wait: 10m
 clock: {maxWait: 5m}
 rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false}
@@ -147,7 +149,15 @@ fn every_key_is_read() {
         "{certificate}.{node}"
     );
     assert_eq!(settings.extra_sans.apiserver.len(), 2);
-    assert_eq!(settings.kubelet_identity, KubeletIdentity::Bootstrap);
+    assert_eq!(
+        settings.kubelet,
+        KubeletSettings {
+            identity: KubeletIdentity::Bootstrap,
+            client_certificate: KubeletLayout::File,
+            serving: true,
+        }
+    );
+    assert_eq!(settings.extra_sans.kubelet_serving.len(), 2);
     assert_eq!(settings.wait, Duration::from_secs(600));
     assert_eq!(settings.clock_max_wait, Duration::from_secs(300));
     assert_eq!(

@@ -270,6 +270,7 @@ fn default_roles() -> PerCertificate {
         CertName::EtcdServer,
         CertName::EtcdPeer,
         CertName::KubeletConf,
+        CertName::KubeletServing,
     ];
     PerCertificate {
         default: Some("{certificate}".to_owned()),

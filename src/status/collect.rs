@@ -17,7 +17,7 @@ use super::{
 use crate::assess::{self, Found, FoundKubeconfig, ReadKubeconfig};
 use crate::kubeconfig::KubeconfigError;
 use crate::names::{Authority, CertName};
-use crate::plan::KUBECONFIG_DIR;
+use crate::plan::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI};
 use crate::store::{self, FileKind, Issued, Metadata, Root, Slot, Ticket};
 use crate::x509::{
     Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, path_differences,
@@ -25,9 +25,6 @@ use crate::x509::{
 
 /// Static pods: they tell whether etcd runs on this node.
 const MANIFESTS: &str = "/etc/kubernetes/manifests";
-
-/// Where the kubelet keeps its client certificate, a link to the newest one.
-const KUBELET_CLIENT: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
 
 /// Reads everything below `root` that kubeadm's PKI consists of. Never fails.
 pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Status {
@@ -71,6 +68,7 @@ pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Sta
         .filter(|name| match (role, name) {
             (Role::Empty, _) => false,
             (_, CertName::KubeletConf) => true,
+            (_, CertName::KubeletServing) => node.has_issued_serving(&authorities),
             (Role::Worker, _) => false,
             (Role::ControlPlane, CertName::SuperAdminConf) => node.has_files_of(*name),
             (Role::ControlPlane, name) => {
@@ -160,9 +158,9 @@ struct Leaf {
 
 impl Node<'_> {
     fn role(&self, pending: &[(Slot, Option<Ticket>)]) -> Role {
-        let control_plane = CertName::ALL
+        let control_plane = CertName::KUBEADM
             .into_iter()
-            .filter(|name| *name != CertName::KubeletConf)
+            .filter(|name| !name.is_of_kubelet())
             .any(|name| self.has_files_of(name))
             || [
                 self.authority_file(Authority::Ca, "key"),
@@ -177,11 +175,11 @@ impl Node<'_> {
             .any(|path| self.exists(path))
             || pending
                 .iter()
-                .any(|(slot, _)| *slot != Slot::Certificate(CertName::KubeletConf));
+                .any(|(slot, _)| !matches!(slot, Slot::Certificate(name) if name.is_of_kubelet()));
         let anything = !pending.is_empty()
             || self.has_files_of(CertName::KubeletConf)
             || self.exists(&self.authority_file(Authority::Ca, "crt"))
-            || self.exists(Path::new(KUBELET_CLIENT));
+            || self.exists(&Path::new(KUBELET_PKI).join(KUBELET_CURRENT));
         match (control_plane, anything) {
             (true, _) => Role::ControlPlane,
             (false, true) => Role::Worker,
@@ -207,6 +205,23 @@ impl Node<'_> {
         !external
     }
 
+    /// One that the kubelet has made and signed itself is its own business.
+    fn has_issued_serving(&self, authorities: &[Bundle]) -> bool {
+        let name = CertName::KubeletServing;
+        let bundle = authorities
+            .iter()
+            .find(|one| one.status.name == name.authority());
+        let of_authority = |leaf: &Certificate| {
+            let trust = bundle.and_then(|bundle| bundle.trust.as_ref().ok());
+            trust.is_some_and(|trust| {
+                let mut certificates = trust.certificates().iter();
+                certificates.any(|one| one.subject() == leaf.issuer())
+            })
+        };
+        let leaf = self.read_pair(name);
+        self.issued.contains_key(&name) || leaf.chain.is_ok_and(|chain| of_authority(chain.leaf()))
+    }
+
     fn has_files_of(&self, name: CertName) -> bool {
         self.files_of(name).iter().any(|path| self.exists(path))
     }
@@ -219,10 +234,15 @@ impl Node<'_> {
     fn files_of(&self, name: CertName) -> Vec<PathBuf> {
         match name.is_kubeconfig() {
             true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
-            false => ["crt", "key"]
-                .map(|extension| self.dir.join(format!("{}.{extension}", name.base_name())))
-                .to_vec(),
+            false => self.pair_of(name).to_vec(),
         }
+    }
+
+    fn pair_of(&self, name: CertName) -> [PathBuf; 2] {
+        ["crt", "key"].map(|extension| match name {
+            CertName::KubeletServing => Path::new(KUBELET_PKI).join(format!("kubelet.{extension}")),
+            name => self.dir.join(format!("{}.{extension}", name.base_name())),
+        })
     }
 
     fn authority_file(&self, name: Authority, extension: &str) -> PathBuf {
@@ -329,9 +349,9 @@ impl Node<'_> {
     }
 
     fn read_pair(&self, name: CertName) -> Leaf {
-        let path = |extension: &str| self.dir.join(format!("{}.{extension}", name.base_name()));
-        let certificate = self.read(&path("crt"), false);
-        let key = self.read(&path("key"), true);
+        let [certificate, key] = self.pair_of(name);
+        let certificate = self.read(&certificate, false);
+        let key = self.read(&key, true);
         let mut remarks = Vec::new();
         if let Ok(Some(pem)) = &key.bytes
             && !assess::is_our_form(pem)

@@ -138,7 +138,7 @@ impl Info {
                 .authority(authority)
                 .is_some_and(|found| !found.has_key)
         };
-        let certificates = CertName::ALL
+        let certificates = CertName::KUBEADM
             .into_iter()
             // The kubelet renews its own; with an external etcd kubeadm knows nothing of its certificates.
             .filter(|name| *name != CertName::KubeletConf)

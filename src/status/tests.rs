@@ -777,7 +777,7 @@ impl TestNode {
                 &format!("pki/{}.crt", name.base_name()),
                 &authority.bundle().to_pem(),
             );
-            for leaf in CertName::ALL {
+            for leaf in CertName::KUBEADM {
                 if leaf.authority() != name || leaf == CertName::SuperAdminConf {
                     continue;
                 }

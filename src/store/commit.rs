@@ -577,12 +577,20 @@ impl Store {
     ) -> Result<Option<Wanted>, Error> {
         let mut new = Vec::new();
         for wanted in files {
-            let End::Written { bytes, .. } = &wanted.end else {
-                continue;
-            };
             if !amendment.watches(&wanted.path) {
                 continue;
             }
+            if let End::Linked { target, .. } = &wanted.end {
+                let is_same = self.root.link(&wanted.path)?.as_deref() == Some(Path::new(target));
+                // What it led to before is still there; there are no contents to go back to.
+                if !is_same && self.root.metadata(&wanted.path)?.is_some() {
+                    let nothing = Some(Zeroizing::default());
+                    new.extend(amendment.replaces(&self.root, &wanted.path, nothing)?);
+                }
+            }
+            let End::Written { bytes, .. } = &wanted.end else {
+                continue;
+            };
             let found = self.root.read(&wanted.path)?.map(|found| found.bytes);
             if found.as_ref() != Some(bytes) {
                 new.extend(amendment.replaces(&self.root, &wanted.path, found)?);

@@ -257,7 +257,7 @@ fn a_joiner_asks_for_its_own_name_and_address() {
     let refused = export(&machine, &case, &requests);
     assert_eq!(refused.status.code(), Some(65));
     assert!(
-        stderr(&refused).contains("sa.key is absent and this node joins a cluster"),
+        stderr(&refused).contains("sa.key is absent and this node belongs to a cluster"),
         "{}",
         stderr(&refused)
     );

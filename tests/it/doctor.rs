@@ -517,6 +517,10 @@ fn what_the_kubelet_keeps_is_looked_at() {
         ),
         (": >$newest", &["error unreadable"]),
         ("chmod 644 $newest", &["error mode-too-open"]),
+        (
+            "mv $newest $pki/other.pem; rm $pki/kubelet-client-current.pem; ln -s gone $pki/kubelet-client-current.pem",
+            &["error kubelet-file-missing"],
+        ),
     ] {
         let patient = Patient::after(&format!("{ROTATED}\n{more}"));
         let found = patient.doctor(&[]);
@@ -526,6 +530,50 @@ fn what_the_kubelet_keeps_is_looked_at() {
             "{}",
             found.ran.said()
         );
+    }
+}
+
+#[test]
+fn a_kubelet_that_does_not_use_what_is_issued_for_it_is_found() {
+    let embedded = Patient::after(
+        "pki=$ROOT/var/lib/kubelet/pki; mkdir -p $pki
+        for part in certificate key; do
+            sed -n \"s/.*client-$part-data: //p\" kubelet.conf | base64 -d >>$pki/a.pem
+        done
+        chmod 600 $pki/a.pem; ln -s a.pem $pki/kubelet-client-current.pem",
+    );
+    embedded
+        .doctor(&[])
+        .exactly(&["warning kubelet-embedded"], "embedded beside the link");
+
+    let node = Node::new();
+    node.settings("kubelet: {serving: true}\n");
+    node.ask().done();
+    let doctor = |configuration: &str| {
+        node.write("/var/lib/kubelet/config.yaml", configuration);
+        let mut command = node.command(["doctor", "--config"]);
+        command.arg(node.outside("config.yaml"));
+        Ran::of(
+            command
+                .arg("--kubeadm-config")
+                .arg(node.outside("kubeadm.yaml")),
+        )
+    };
+    for fine in [
+        "kind: KubeletConfiguration\n",
+        "serverTLSBootstrap: false\ntlsCertFile: /var/lib/kubelet/pki/kubelet.crt\n",
+        "{",
+    ] {
+        doctor(fine).says_not("kubelet-serving-unused");
+    }
+    for (other, words) in [
+        ("serverTLSBootstrap: true\n", "serverTLSBootstrap is true"),
+        ("tlsCertFile: /etc/k.crt\n", "tlsCertFile is /etc/k.crt"),
+    ] {
+        doctor(other)
+            .says("kubelet-serving-unused")
+            .says(words)
+            .says("kubeletconfiguration0+merge.yaml");
     }
 }
 

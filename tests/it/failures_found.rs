@@ -297,7 +297,7 @@ fn d7_a_ca_key_on_a_node_of_an_external_ca_is_told() {
 #[test]
 fn d8_a_joiner_never_makes_a_service_account_key() {
     let node = Node::of(JOIN);
-    let words = "nodepki: /etc/kubernetes/pki/sa.key is absent and this node joins a cluster: a new pair would differ from that of the other control-plane nodes and half of all service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to /etc/kubernetes/pki, and run again";
+    let words = "nodepki: /etc/kubernetes/pki/sa.key is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to /etc/kubernetes/pki, and run again";
     refused(&node, &[words]);
     // With the key alone, the public half follows.
     let key = PrivateKey::generate(KeyAlgorithm::Rsa2048).unwrap();

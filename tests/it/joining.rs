@@ -287,7 +287,7 @@ fn without_the_certificate_key_it_is_said_what_is_missing() {
     let before = snapshot(&node);
     bootstrap(&node)
         .ended(65)
-        .says("/etc/kubernetes/pki/sa.key is absent and this node joins a cluster")
+        .says("/etc/kubernetes/pki/sa.key is absent and this node belongs to a cluster")
         .says("join.certificateKey");
     assert_eq!(snapshot(&node).0, before.0);
     // Nothing goes online for a check of the configuration.

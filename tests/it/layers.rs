@@ -22,7 +22,7 @@ const LAYERS: &[&[&str]] = &[
     &["schedule", "schema"],
     &["components", "clusterinfo"],
     &["kubeadm", "sharedcerts"],
-    &["kubeconfig", "jwks"],
+    &["kubeconfig", "manifest", "jwks"],
     &["x509", "yaml"],
     &["names"],
 ];
@@ -39,6 +39,7 @@ const PURE: &[&str] = &[
     "kubeadm",
     "sharedcerts",
     "kubeconfig",
+    "manifest",
     "jwks",
     "x509",
     "yaml",

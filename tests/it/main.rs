@@ -29,6 +29,7 @@ mod http;
 mod join_control_plane;
 mod joining;
 mod kubeadm;
+mod kubelet;
 mod layers;
 mod log;
 mod machine;
@@ -38,7 +39,11 @@ mod offline;
 mod openssl;
 mod readme;
 mod rig;
+<<<<<<< HEAD
 mod rotation_cluster;
+=======
+mod running;
+>>>>>>> main
 mod servers;
 mod signer_bad;
 mod signer_bootstrap;

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use nodepki::kubeconfig::Kubeconfig;
 use nodepki::names::{Authority, CertName};
+use nodepki::store::Root;
 use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, hex};
 use tempfile::TempDir;
 use time::OffsetDateTime;
@@ -298,7 +299,13 @@ impl Node {
         let (chain, key) = if name.is_kubeconfig() {
             let text = fs::read_to_string(self.path(format!("/etc/kubernetes/{name}"))).ok()?;
             let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
-            (current.certificate?, current.key?.to_vec())
+            match (current.certificate_file, current.key_file) {
+                (Some(certificate), Some(key)) => (
+                    read_in_root(&self.root(), &certificate)?,
+                    read_in_root(&self.root(), &key)?,
+                ),
+                _ => (current.certificate?, current.key?.to_vec()),
+            }
         } else {
             let base = self.path("/etc/kubernetes/pki").join(name.base_name());
             (
@@ -325,7 +332,7 @@ impl Node {
             let key = PrivateKey::from_pem(&fs::read(path).ok()?).unwrap();
             Some((*name, hex(&key.public_key().sha256())))
         };
-        CertName::ALL.iter().filter_map(key).collect()
+        CertName::KUBEADM.iter().filter_map(key).collect()
     }
 
     /// Every one of `names` is a pair, and OpenSSL verifies it under the authority on the node.
@@ -562,5 +569,17 @@ fn look(path: &Path, seen: &mut BTreeMap<PathBuf, Seen>) {
     }
 }
 
+/// A file of the node, a link in the last place resolved on the node.
+fn read_in_root(root: &Path, on_node: &str) -> Option<Vec<u8>> {
+    Some(
+        Root::open(root)
+            .unwrap()
+            .read(on_node)
+            .unwrap()?
+            .bytes
+            .to_vec(),
+    )
+}
+
 /// Every certificate of a first stacked control-plane node.
-pub(crate) const EVERYTHING: [CertName; 12] = CertName::ALL;
+pub(crate) const EVERYTHING: [CertName; 12] = CertName::KUBEADM;

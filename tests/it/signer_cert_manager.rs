@@ -433,9 +433,9 @@ fn cert_manager_itself_approves_and_signs() {
     rig.issuer = "name: \"k8s-{authority}.own\"".to_owned();
     let node = node(&rig);
     Ran::of(&mut node.ask_command("30s")).done();
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
     let objects = rig.objects();
-    assert_eq!(objects.len(), CertName::ALL.len());
+    assert_eq!(objects.len(), CertName::KUBEADM.len());
     for object in objects {
         assert!(
             object["status"]["conditions"]
@@ -536,13 +536,13 @@ fn by_the_whole_program_pending_denied_and_done() {
     let node = node(&rig);
     let ran = Ran::of(&mut node.ask_command("0s"));
     assert_eq!(ran.code, Some(75), "{}", ran.said());
-    assert_eq!(rig.objects().len(), CertName::ALL.len());
+    assert_eq!(rig.objects().len(), CertName::KUBEADM.len());
     let sent = rig.sent();
     assert_eq!(Ran::of(&mut node.ask_command("0s")).code, Some(75));
     assert_eq!(rig.sent(), sent);
     rig.approve();
     Ran::of(&mut node.ask_command("0s")).done();
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
     assert_eq!(rig.sent(), sent);
 }
 

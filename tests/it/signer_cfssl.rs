@@ -404,7 +404,7 @@ fn what_is_printed_is_all_that_a_serve_needs_too() {
     let _server = site.serve("ca", &["-disable", disabled]);
     let signer = open(dir.path(), &settings);
     run(signer.probe()).unwrap();
-    for name in CertName::ALL {
+    for name in CertName::KUBEADM {
         if name.authority() != Authority::Ca {
             continue;
         }
@@ -1422,7 +1422,7 @@ fn a_wrong_key_ends_a_run_as_not_permitted() {
     nothing_was_issued(&node);
     fs::copy(there, key).unwrap();
     Ran::of(&mut node.ask_command("0s")).done();
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
 }
 
 #[test]
@@ -1430,7 +1430,7 @@ fn a_node_that_trusts_the_root_is_served_by_an_intermediate() {
     let rig = CfsslRig::changed(|dir| intermediate(dir, "ca"));
     let node = node(&rig);
     Ran::of(&mut node.ask_command("0s")).done();
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
     let (chain, _) = node.leaf(CertName::AdminConf).unwrap();
     assert_eq!(chain.intermediates().len(), 1);
 }
@@ -1452,7 +1452,7 @@ fn names_that_the_server_does_not_allow_end_a_run_as_refused() {
 }
 
 fn nothing_was_issued(node: &Node) {
-    for name in CertName::ALL {
+    for name in CertName::KUBEADM {
         assert!(node.leaf(name).is_none(), "{name}");
     }
 }

@@ -1183,9 +1183,9 @@ fn a_strict_server_carries_a_whole_node_and_renews_it() {
     let rig = StrictRig::new();
     let node = node(&rig);
     complete(&node, &rig);
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
     let sent = rig.sent();
-    assert_eq!(sent.len(), CertName::ALL.len());
+    assert_eq!(sent.len(), CertName::KUBEADM.len());
     assert!(
         sent.iter()
             .any(|line| line.contains("/est/k8s-etcd-ca/simpleenroll"))
@@ -1194,14 +1194,14 @@ fn a_strict_server_carries_a_whole_node_and_renews_it() {
     assert_eq!(rig.sent(), sent);
     node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
     complete(&node, &rig);
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
     let renewed = rig.sent();
     let exchanged = |line: &&String| line.contains("/simplereenroll") && line.contains("\"200\"");
     assert_eq!(
         renewed.iter().filter(exchanged).count(),
-        CertName::ALL.len()
+        CertName::KUBEADM.len()
     );
-    for name in CertName::ALL {
+    for name in CertName::KUBEADM {
         let (chain, _) = node.leaf(name).unwrap();
         assert_eq!(
             chain.leaf().public_key().key_type().to_string(),
@@ -1230,17 +1230,17 @@ fn the_rig_renews_by_exchange_where_that_is_possible() {
     complete(&node, &rig);
     node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
     complete(&node, &rig);
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
     let sent = rig.sent();
     let count = |what: &str| sent.iter().filter(|line| line.contains(what)).count();
     assert!(
-        count("/simplereenroll") >= CertName::ALL.len() - 1,
+        count("/simplereenroll") >= CertName::KUBEADM.len() - 1,
         "{sent:#?}"
     );
     let servers_only = rig.servers[0].posts();
     let enrolled = servers_only.iter().filter(|line| line.contains(ENROLL));
     // All of them once, and the API server's twice.
-    let of_ca = CertName::ALL
+    let of_ca = CertName::KUBEADM
         .iter()
         .filter(|name| name.authority() == Authority::Ca);
     assert_eq!(enrolled.count(), of_ca.count() + 1, "{servers_only:#?}");
@@ -1271,7 +1271,7 @@ fn a_look_that_is_refused_sends_nothing_more() {
     node.ask();
     let sent = gateway.requests().split_off(before);
     let posts = sent.iter().filter(|one| one.path.contains(ENROLL)).count();
-    let of_etcd = CertName::ALL
+    let of_etcd = CertName::KUBEADM
         .iter()
         .filter(|name| name.authority() == Authority::EtcdCa);
     assert_eq!(posts, of_etcd.count(), "{sent:#?}");

@@ -981,7 +981,7 @@ fn cert_manager_itself_signs() {
     assert_eq!(ran.code, Some(75), "{}", ran.said());
     rig.approve_only();
     Ran::of(&mut node.ask_command("20s")).done();
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
 }
 
 // ---- Kubernetes' own signers ----
@@ -1125,7 +1125,7 @@ fn a_node_of_the_cluster_itself_mixes_kubernetes_own_signers_with_another() {
     assert_eq!(approved, clients.len());
     rig.approve();
     Ran::of(&mut node.ask_command("20s")).done();
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
     let before = node.snapshot();
     Ran::of(&mut node.ask_command("0s")).done();
     before.unchanged(&node.snapshot());
@@ -1281,7 +1281,7 @@ fn what_was_collected_is_asked_for_again_with_the_same_key() {
     assert_eq!(rig.sent(), sent);
     rig.approve();
     Ran::of(&mut node.ask_command("0s")).done();
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
 }
 
 #[test]
@@ -1639,7 +1639,7 @@ fn a_lost_answer_is_found_again() {
     rig.approve();
     Ran::of(&mut node.ask_command("1s")).done();
     assert_eq!(rig.objects().len(), 12);
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
 }
 
 #[test]
@@ -1784,7 +1784,7 @@ fn a_credential_of_the_unit_is_a_token_like_any_other() {
     command.env("CREDENTIALS_DIRECTORY", credentials.path());
     let ran = Ran::of(&mut command);
     assert_eq!(ran.code, Some(75), "{}", ran.said());
-    assert_eq!(rig.objects().len(), CertName::ALL.len());
+    assert_eq!(rig.objects().len(), CertName::KUBEADM.len());
     assert!(!ran.said().contains("0123456789abcdef"), "{}", ran.said());
 }
 

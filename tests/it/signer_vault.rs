@@ -402,7 +402,7 @@ fn what_is_printed_is_enough_for_a_whole_node_and_for_nothing_else() {
     }
 
     Ran::of(&mut node.ask_command("1s")).done();
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
     for (name, subject) in [
         (
             CertName::AdminConf,
@@ -630,7 +630,7 @@ fn authorities_and_revocation_lists_come_from_the_server() {
     let settings = format!("{}authorities:\n{authorities}", rig.settings());
     fs::write(node.outside("config.yaml"), settings).unwrap();
     Ran::of(&mut node.ask_command("1s")).done();
-    node.assert_sound(&CertName::ALL);
+    node.assert_sound(&CertName::KUBEADM);
 
     let crl = || {
         Ran::of(node.command(["crl", "--wait", "0s"]).args([

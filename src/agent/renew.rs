@@ -1,0 +1,342 @@
+//! Rotation: what is due or has drifted is issued anew, on the road of `bootstrap`.
+//!
+//! What differs: every certificate is installed on its own, so that a failed one holds up no other; one that serves
+//! survives whatever happens here, and is reported. Nothing is decided here: `assess` says what to do and when.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+use time::{Duration, OffsetDateTime};
+
+use super::survey::Rotating;
+use super::{
+    Clock, ExitCode, Failure, Progress, Report, Run, ServiceAccountAction, Setup, Survey, install,
+    open_store, report, revocation, room,
+};
+use crate::assess::{Action, Demand, Found};
+use crate::names::{Authority, CertName};
+use crate::schedule;
+use crate::signer::Renewal;
+use crate::store::{Root, Slot};
+use crate::x509::rfc3339;
+
+/// A clock that shows so much less than a recorded issue time was set back.
+const LARGEST_JUMP: Duration = Duration::minutes(5);
+/// When to look again at what a person has to mend.
+const REFUSED_AGAIN: Duration = Duration::hours(1);
+
+/// What a run is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Everything that is due or has drifted.
+    Due,
+    /// Everything, due or not.
+    All,
+    /// These, due or not.
+    Names(BTreeSet<CertName>),
+}
+
+impl Scope {
+    fn has(&self, name: CertName) -> bool {
+        match self {
+            Scope::Due | Scope::All => true,
+            Scope::Names(names) => names.contains(&name),
+        }
+    }
+
+    fn demand(&self) -> Demand {
+        match self {
+            Scope::Due => Demand::Due,
+            Scope::All | Scope::Names(_) => Demand::Asked,
+        }
+    }
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Renewed {
+    /// What was done.
+    pub report: Report,
+    /// When something will be due, or may be tried again.
+    pub next: Option<OffsetDateTime>,
+}
+
+/// Renews what `scope` says, as far as the signers answer in time.
+///
+/// Where nothing is to be done nothing is written, no lock taken and nobody asked.
+///
+/// # Errors
+/// When nothing could be done at all. What became of single certificates is in the report.
+pub async fn renew(
+    root: &Root,
+    setup: &Setup,
+    scope: &Scope,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<Renewed, Failure> {
+    if !root.has_unfinished()? {
+        let survey = look(root, setup, scope, clock())?;
+        if !has_work(&survey) {
+            let next = next(root, &survey, setup, clock())?;
+            let report = report::settled(setup, survey);
+            return Ok(Renewed { report, next });
+        }
+    }
+    let (mut store, recovered) = open_store(root, setup, "renew", clock)?;
+    let mut survey = look(root, setup, scope, clock())?;
+    survey.notes.extend(recovered);
+    if !has_work(&survey) {
+        let next = next(root, &survey, setup, clock())?;
+        let report = report::settled(setup, survey);
+        return Ok(Renewed { report, next });
+    }
+    room(&store, setup, &survey)?;
+    let mut run = Run::new(setup, &store, clock, progress, &mut survey)?;
+    run.settle_clock(&mut survey).await?;
+    run.establish_trust(&mut survey).await?;
+    let mut outcomes = run.request_all(&survey).await?;
+    let (now, enquiry) = (run.now(), run.enquiry());
+    let trust = run.trust;
+    revocation::strike_out(setup, &store, &survey, &trust, &mut outcomes, &enquiry, now).await?;
+    let report =
+        install::install(setup, &mut store, &trust, survey, outcomes, now, progress).await?;
+    drop(store);
+    let after = look(root, setup, &Scope::Due, now)?;
+    let next = next(root, &after, setup, now)?;
+    Ok(Renewed { report, next })
+}
+
+/// What [`renew`] would do now, reading only.
+///
+/// # Errors
+/// What cannot be read, and a clock that was set back.
+pub fn look(
+    root: &Root,
+    setup: &Setup,
+    scope: &Scope,
+    now: OffsetDateTime,
+) -> Result<Survey, Failure> {
+    look_for(root, setup, scope, scope.demand(), now)
+}
+
+fn look_for(
+    root: &Root,
+    setup: &Setup,
+    scope: &Scope,
+    demand: Demand,
+    now: OffsetDateTime,
+) -> Result<Survey, Failure> {
+    steady(root, setup, now)?;
+    let mut survey = setup.survey(root, now)?;
+    survey.certs.retain(|cert| scope.has(cert.spec.name));
+    if let Scope::Names(_) = scope {
+        let wanted: BTreeSet<Authority> = survey
+            .certs
+            .iter()
+            .map(|cert| cert.spec.authority)
+            .collect();
+        survey
+            .bundles
+            .retain(|bundle| wanted.contains(&bundle.spec.authority));
+    }
+    // What stops a bootstrap stops the certificates that it is about, and no other.
+    survey.notes.append(&mut survey.refusals);
+    let refused: BTreeMap<Authority, String> = survey
+        .bundles
+        .iter()
+        .filter_map(|bundle| Some((bundle.spec.authority, bundle.refused.clone()?)))
+        .collect();
+    survey.notes.retain(|note| {
+        let of_certs = survey
+            .certs
+            .iter()
+            .any(|cert| matches!(&cert.action, Action::Refuse { reason } if reason == note));
+        !of_certs
+            && !refused
+                .values()
+                .any(|reason| reason.contains(note.as_str()))
+    });
+    // A new pair would be another one than the cluster's.
+    if !matches!(
+        survey.service_account.take(),
+        None | Some(ServiceAccountAction::Keep)
+    ) {
+        survey.notes.push(
+            "the service-account pair is not as it should be; nodepki bootstrap sees to it"
+                .to_owned(),
+        );
+    }
+    for cert in &mut survey.certs {
+        if let Some(reason) = refused.get(&cert.spec.authority) {
+            cert.action = Action::Refuse {
+                reason: reason.clone(),
+            };
+        }
+        let same_key_only = setup
+            .signers
+            .get(&cert.spec.authority)
+            .is_some_and(|(_, signer)| signer.caps().renewal == Renewal::SameKey);
+        cert.keep_key = (!setup.rotation.rekey || same_key_only) && cert.has_good_key();
+    }
+    let trust: BTreeMap<_, _> = survey
+        .bundles
+        .iter()
+        .filter_map(|bundle| Some((bundle.spec.authority, bundle.found.present()?.clone())))
+        .collect();
+    survey.rotating = Some(Rotating {
+        rotation: setup.rotation.clone(),
+        node: setup.identity.node.clone(),
+        demand,
+    });
+    survey.rotate(|authority| trust.get(&authority).cloned(), now);
+    Ok(survey)
+}
+
+/// By a clock that was set back everything looks younger than it is, and what is issued now may not be valid yet when
+/// the clock is right again.
+fn steady(root: &Root, setup: &Setup, now: OffsetDateTime) -> Result<(), Failure> {
+    if setup.clock.allow_unsynced {
+        return Ok(());
+    }
+    // A damaged record is told by the survey.
+    let issued = root.issued().unwrap_or_default();
+    let newest = issued.iter().max_by_key(|(_, issued)| issued.at);
+    match newest {
+        Some((name, issued)) if issued.at - now > LARGEST_JUMP => Err(Failure::new(
+            ExitCode::Pending,
+            format!(
+                "the clock shows {}, but {name} was issued on this node at {}: the clock was set back by {}, and nothing is renewed by it; see that the time is right (timedatectl, chronyc tracking) and run again; if the time of issue was the wrong one, --allow-unsynced goes on regardless",
+                rfc3339(now),
+                rfc3339(issued.at),
+                schedule::length_in_words(issued.at - now)
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn has_work(survey: &Survey) -> bool {
+    let certs = survey
+        .certs
+        .iter()
+        .any(|cert| matches!(cert.action, Action::Issue { .. } | Action::Rewrite { .. }));
+    let bundles = survey
+        .bundles
+        .iter()
+        .any(|bundle| !bundle.in_place && bundle.refused.is_none());
+    certs || bundles || !survey.missing_files.is_empty()
+}
+
+/// The earliest moment at which there may be something to do.
+fn next(
+    root: &Root,
+    survey: &Survey,
+    setup: &Setup,
+    now: OffsetDateTime,
+) -> Result<Option<OffsetDateTime>, Failure> {
+    let polls: BTreeMap<Slot, OffsetDateTime> = root
+        .tickets()?
+        .into_iter()
+        .filter_map(|(slot, ticket)| Some((slot, ticket?.next_poll?)))
+        .collect();
+    let node = &setup.identity.node;
+    let of = |cert: &super::SurveyedCert| match cert.action {
+        Action::Keep { .. } => cert.next,
+        Action::Refuse { .. } => Some(now + REFUSED_AGAIN),
+        Action::Issue { .. } | Action::Rewrite { .. } => {
+            let retry = schedule::retry_at(cert.age.as_ref().map(|age| &age.life), node, now);
+            let poll = polls.get(&Slot::Certificate(cert.spec.name)).copied();
+            // A signer that forgets its own appointment is asked as after a failure.
+            Some(poll.filter(|poll| *poll > now).unwrap_or(retry))
+        }
+    };
+    Ok(survey.certs.iter().filter_map(of).min())
+}
+
+/// Whether there is something to renew, for conditions of units.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Need {
+    /// The answer.
+    pub answer: Answer,
+    /// Why, in one line.
+    pub reason: String,
+    /// When there will be something, as far as that is known.
+    #[serde(
+        with = "time::serde::rfc3339::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub next: Option<OffsetDateTime>,
+}
+
+/// See [`Need`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Answer {
+    /// Something is to be done now.
+    Yes,
+    /// Nothing is.
+    No,
+    /// None of the certificates is there.
+    Nothing,
+    /// What is there has to be looked at by a person.
+    Unknown,
+}
+
+/// Whether [`renew`] would have anything to do, reading only.
+///
+/// # Errors
+/// As for [`look`].
+pub fn needs_renewal(
+    root: &Root,
+    setup: &Setup,
+    scope: &Scope,
+    now: OffsetDateTime,
+) -> Result<Need, Failure> {
+    // Also for those that were asked for by name.
+    let survey = look_for(root, setup, scope, Demand::Due, now)?;
+    let next = next(root, &survey, setup, now)?;
+    let need = |answer, reason| Need {
+        answer,
+        reason,
+        next,
+    };
+    let there = |cert: &super::SurveyedCert| {
+        let gone =
+            matches!(cert.found.chain, Found::Absent) && matches!(cert.found.key, Found::Absent);
+        !gone
+    };
+    if !survey.certs.iter().any(there) {
+        let reason = "there is no certificate yet; nodepki bootstrap makes them".to_owned();
+        return Ok(need(Answer::Nothing, reason));
+    }
+    if root.has_unfinished()? {
+        let reason = "an earlier run was interrupted while writing".to_owned();
+        return Ok(need(Answer::Yes, reason));
+    }
+    let wants = survey.certs.iter().find_map(|cert| match &cert.action {
+        Action::Issue { reasons } | Action::Rewrite { reasons } => {
+            Some(format!("{}: {}", cert.spec.name, reasons.join("; ")))
+        }
+        _ => None,
+    });
+    if let Some(reason) = wants {
+        return Ok(need(Answer::Yes, reason));
+    }
+    if has_work(&survey) {
+        let reason = "a CA certificate or a file of the cluster is not in place".to_owned();
+        return Ok(need(Answer::Yes, reason));
+    }
+    let refused = survey.certs.iter().find_map(|cert| match &cert.action {
+        Action::Refuse { reason } => Some(format!("{}: {reason}", cert.spec.name)),
+        _ => None,
+    });
+    if let Some(reason) = refused {
+        return Ok(need(Answer::Unknown, reason));
+    }
+    let reason = match next {
+        Some(at) => format!("nothing is due before {}", rfc3339(at)),
+        None => "nothing is due".to_owned(),
+    };
+    Ok(need(Answer::No, reason))
+}

@@ -1,0 +1,157 @@
+//! `renew` and `needs-renewal`.
+
+use std::collections::BTreeSet;
+use std::io::{Write, stderr};
+
+use clap::Args;
+
+use super::terminal::Terminal;
+use super::{Global, Output, Run, log, now, print, runtime, tell};
+use crate::agent::{self, Answer, ExitCode, Failure, Scope};
+use crate::load::Loaded;
+use crate::names::CertName;
+use crate::yaml;
+
+/// "Cannot tell": what ExecCondition= takes for a failure of the unit.
+const CANNOT_TELL: u8 = 255;
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    names: Names,
+    /// Renew every certificate, due or not
+    #[arg(long, conflicts_with = "name")]
+    all: bool,
+    /// Show what would be done, and why; nothing is written or sent
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    run: Run,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct NeedsArguments {
+    #[command(flatten)]
+    names: Names,
+    #[command(flatten)]
+    run: Run,
+}
+
+#[derive(Debug, Args)]
+struct Names {
+    /// Only these, by kubeadm's names, as in apiserver,admin.conf; may be repeated
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    name: Vec<String>,
+}
+
+impl Names {
+    /// `None` when none is given.
+    fn parse(&self) -> Result<Option<BTreeSet<CertName>>, Failure> {
+        let names: BTreeSet<CertName> = self
+            .name
+            .iter()
+            .map(|name| name.parse().map_err(|_| unknown(name)))
+            .collect::<Result<_, Failure>>()?;
+        Ok((!names.is_empty()).then_some(names))
+    }
+}
+
+fn unknown(name: &str) -> Failure {
+    let known = || CertName::ALL.into_iter().map(CertName::as_str);
+    let fix = match yaml::did_you_mean(name, known()) {
+        Some(near) => format!("did you mean {near}?"),
+        None => format!("use one of {}", known().collect::<Vec<_>>().join(", ")),
+    };
+    Failure::new(
+        ExitCode::Usage,
+        format!("--name {name:?} is no certificate; {fix}"),
+    )
+}
+
+/// A name that is right, but not here.
+fn held(names: &BTreeSet<CertName>, loaded: &Loaded) -> Result<(), Failure> {
+    let plan = &loaded.setup.plan;
+    match names.iter().find(|name| plan.cert(**name).is_none()) {
+        None => Ok(()),
+        Some(name) => {
+            let held: Vec<_> = plan.certs.iter().map(|spec| spec.name.as_str()).collect();
+            Err(Failure::new(
+                ExitCode::Usage,
+                format!(
+                    "--name {name}: this node holds no such certificate by its configuration; it holds {}",
+                    held.join(", ")
+                ),
+            ))
+        }
+    }
+}
+
+impl Arguments {
+    pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
+        let names = self.names.parse()?;
+        let loaded = global.load_running(&self.run)?;
+        let scope = match names {
+            Some(names) => {
+                held(&names, &loaded)?;
+                Scope::Names(names)
+            }
+            None if self.all => Scope::All,
+            None => Scope::Due,
+        };
+        let root = global.open_root()?;
+        if self.dry_run {
+            let survey = agent::look(&root, &loaded.setup, &scope, now())?;
+            let report = agent::report::planned(&loaded.setup, &survey);
+            global.print_report(&report)?;
+            return Ok(report.code());
+        }
+        let terminal = Terminal::new(global.verbose);
+        let renewed =
+            runtime()?.block_on(agent::renew(&root, &loaded.setup, &scope, now, &terminal));
+        drop(terminal);
+        let report = renewed?.report;
+        log(&report);
+        global.print_report(&report)?;
+        Ok(report.code())
+    }
+}
+
+impl NeedsArguments {
+    /// The exit status; a failure too is an answer.
+    pub(super) fn run(self, global: &Global) -> u8 {
+        match self.answer(global) {
+            Ok(Answer::Yes) => 0,
+            Ok(Answer::No) => 1,
+            Ok(Answer::Nothing) => 2,
+            Ok(Answer::Unknown) => CANNOT_TELL,
+            Err(failure) => {
+                tell(&failure);
+                match failure.code {
+                    ExitCode::Usage => ExitCode::Usage as u8,
+                    _ => CANNOT_TELL,
+                }
+            }
+        }
+    }
+
+    fn answer(self, global: &Global) -> Result<Answer, Failure> {
+        let names = self.names.parse()?;
+        let loaded = global.load_running(&self.run)?;
+        let scope = match names {
+            Some(names) => {
+                held(&names, &loaded)?;
+                Scope::Names(names)
+            }
+            None => Scope::Due,
+        };
+        let need = agent::needs_renewal(&global.open_root()?, &loaded.setup, &scope, now())?;
+        if need.answer == Answer::Unknown {
+            let _ = writeln!(stderr(), "nodepki: {}", need.reason);
+        }
+        match global.output {
+            Output::Table | Output::Tree => print(&format!("{}\n", need.reason))?,
+            Output::Json | Output::Yaml => global.print_value(&need, global.output)?,
+        };
+        Ok(need.answer)
+    }
+}

@@ -1,0 +1,417 @@
+//! The kubelet's own certificates: the client certificate in the kubelet's layout, the serving certificate.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nodepki::kubeconfig::Kubeconfig;
+use nodepki::names::{Authority, CertName};
+use nodepki::x509::{
+    Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject, TrustBundle,
+};
+use time::OffsetDateTime;
+
+use crate::kubeadm::accepts_external_ca;
+use crate::node::{EVERYTHING, INIT, Node, Ran};
+use crate::signing::openssl;
+
+const CONF: &str = "/etc/kubernetes/kubelet.conf";
+const PKI: &str = "/var/lib/kubelet/pki";
+const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const FILE: &str = "kubelet: {clientCertificate: file}\n";
+
+/// The first node with the kubelet's certificate in a file, everything in place.
+fn whole() -> Node {
+    let node = Node::new();
+    node.settings(FILE);
+    node.ask().done();
+    node
+}
+
+fn dated(node: &Node) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(node.path(PKI))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| !name.ends_with("-current.pem"))
+        .collect();
+    names.sort();
+    names
+}
+
+/// A client certificate of the kubelet, issued so many days ago for ten days, with its key, as one file.
+fn pair(node: &Node, days_ago: u32) -> String {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let profile = Profile {
+        subject: Subject {
+            common_name: "system:node:cp1".to_owned(),
+            organizations: vec!["system:nodes".to_owned()],
+        },
+        sans: Sans::default(),
+        usages: vec![ExtendedUsage::ClientAuth],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: DAY * 10,
+    };
+    let at = OffsetDateTime::now_utc() - DAY * days_ago;
+    let authority = node.authority(Authority::Ca);
+    let leaf = authority.issue(key.public_key(), &profile, at).unwrap();
+    format!("{}{}", leaf.to_pem(), *key.to_pem())
+}
+
+/// As the kubelet's own `fileStore` leaves it: 0600, the link by an absolute path.
+fn kubelet_stores(node: &Node, name: &str, pem: &str) {
+    let path = format!("{PKI}/{name}");
+    node.write(&path, pem);
+    node.set_mode(&path, 0o600);
+    let _ = fs::remove_file(node.path(LINK));
+    symlink(&path, node.path(LINK)).unwrap();
+}
+
+/// kubelet.conf names the link twice, which leads to a whole, valid, private pair of the node.
+#[track_caller]
+fn assert_layout(node: &Node) {
+    let conf = Kubeconfig::parse(&node.read(CONF)).unwrap();
+    let current = conf.current().unwrap();
+    assert_eq!(current.certificate_file.as_deref(), Some(LINK));
+    assert_eq!(current.key_file.as_deref(), Some(LINK));
+    assert!(current.certificate.is_none() && current.key.is_none());
+    let authority = TrustBundle::from_pem(&current.authority.unwrap()).unwrap();
+    let own = TrustBundle::from_pem(node.read("/etc/kubernetes/pki/ca.crt").as_bytes()).unwrap();
+    assert_eq!(authority.first(), own.first());
+    node.assert_sound(&[CertName::KubeletConf]);
+    let target = fs::read_link(node.path(LINK)).unwrap();
+    assert_eq!(
+        node.mode(Path::new(PKI).join(target.file_name().unwrap())),
+        0o600
+    );
+}
+
+fn link_of(node: &Node) -> PathBuf {
+    fs::read_link(node.path(LINK)).unwrap()
+}
+
+#[test]
+fn by_file_from_the_beginning() {
+    let node = whole();
+    assert_layout(&node);
+    node.assert_sound(&EVERYTHING);
+    let names = dated(&node);
+    let [name] = &names[..] else {
+        panic!("{names:?}")
+    };
+    // kubelet-client-2006-01-02-15-04-05.pem
+    let shape: String = name
+        .chars()
+        .map(|c| if c.is_ascii_digit() { '0' } else { c })
+        .collect();
+    assert_eq!(shape, "kubelet-client-0000-00-00-00-00-00.pem");
+    // A name beside it: good below any --root.
+    assert_eq!(link_of(&node), Path::new(name));
+    // The certificate, then the key in the form that the kubelet writes.
+    let pem = node.read(LINK);
+    let at = |what: &str| pem.find(what).unwrap();
+    assert_eq!(at("-----BEGIN CERTIFICATE-----"), 0);
+    assert!(at("-----BEGIN EC PRIVATE KEY-----") > at("-----END CERTIFICATE-----"));
+
+    let before = (node.etc(), link_of(&node));
+    node.ask().done();
+    before.0.unchanged(&node.etc());
+    assert_eq!((dated(&node), link_of(&node)), (names, before.1));
+    accepts_external_ca(&node.path("/etc/kubernetes"), INIT);
+}
+
+#[test]
+fn by_file_once_the_kubelet_has_its_own() {
+    let node = Node::new();
+    node.settings("");
+    node.ask().done();
+    assert!(node.read(CONF).contains("client-certificate-data"));
+    assert!(!node.path(PKI).exists());
+    // A kubelet that finds a certificate in kubelet.conf copies it (`getCurrentCertificateOrBootstrap`).
+    let (chain, key) = node.leaf(CertName::KubeletConf).unwrap();
+    let copy = format!("{}{}", chain.to_pem(), *key.to_pem());
+    kubelet_stores(&node, "kubelet-client-2026-01-02-03-04-05.pem", &copy);
+    let before = (dated(&node), link_of(&node), node.submissions());
+    let ran = node.ask();
+    ran.done();
+    ran.row_says("kubelet.conf", "rewritten").row_says(
+        "kubelet.conf",
+        "kubelet.conf holds a certificate, while the kubelet uses",
+    );
+    assert_layout(&node);
+    assert_eq!((dated(&node), link_of(&node), node.submissions()), before);
+
+    // And when it rotates by itself, that is as good.
+    kubelet_stores(
+        &node,
+        "kubelet-client-2026-02-02-03-04-05.pem",
+        &pair(&node, 1),
+    );
+    let before = (node.etc(), dated(&node), link_of(&node));
+    node.ask().done();
+    before.0.unchanged(&node.etc());
+    assert_eq!((dated(&node), link_of(&node)), (before.1, before.2));
+}
+
+#[test]
+fn an_expired_or_lost_identity_is_issued_anew() {
+    let people = |node: &Node| {
+        let text = node.read(CONF);
+        let edited = text
+            .replace(
+                "    server: ",
+                "    proxy-url: http://proxy:3128\n    server: ",
+            )
+            .replace("kind: Config", "kind: Config\npreferences:\n  colors: true");
+        assert_ne!(text, edited);
+        node.write(CONF, edited);
+    };
+    // Expired, dangling, gone, a file in its place, a torn pair.
+    for case in ["expired", "dangling", "gone", "expired file", "torn"] {
+        let node = whole();
+        people(&node);
+        let first = dated(&node).pop().unwrap();
+        let old = node.read(LINK);
+        let expired = pair(&node, 20);
+        match case {
+            "expired" => kubelet_stores(&node, "kubelet-client-2026-01-02-03-04-05.pem", &expired),
+            "dangling" => node.remove(format!("{PKI}/{first}")),
+            "gone" => node.remove(LINK),
+            "expired file" => {
+                node.remove(LINK);
+                node.write(LINK, &expired);
+            }
+            _ => {
+                let (certificate, _) = old.split_once("-----BEGIN EC").unwrap();
+                let (_, key) = expired.split_once("-----BEGIN EC").unwrap();
+                let torn = format!("{certificate}-----BEGIN EC{key}");
+                kubelet_stores(&node, "kubelet-client-2026-01-02-03-04-05.pem", &torn);
+            }
+        }
+        assert!(!node.path("/etc/kubernetes/bootstrap-kubelet.conf").exists());
+        let ran = node.ask();
+        ran.done();
+        ran.row_says("kubelet.conf", "issued");
+        if case == "dangling" {
+            ran.row_says("kubelet.conf", "kubelet-client-current.pem leads nowhere");
+        }
+        assert_layout(&node);
+        for kept in ["proxy-url: http://proxy:3128", "colors: true"] {
+            assert!(node.read(CONF).contains(kept), "{case}");
+        }
+        // What was replaced is still there, and private.
+        if matches!(case, "expired" | "expired file") {
+            let backup = dated(&node).into_iter().find(|name| {
+                let path = format!("{PKI}/{name}");
+                node.read(&path) == expired && node.mode(&path) == 0o600
+            });
+            assert!(backup.is_some(), "{case}: {:?}", dated(&node));
+        }
+        let now = (node.etc(), dated(&node));
+        node.ask().done();
+        now.0.unchanged(&node.etc());
+        assert_eq!(now.1, dated(&node), "{case}");
+    }
+}
+
+#[test]
+fn the_kubelet_is_started_anew_for_it() {
+    let restarts = |node: &Node| {
+        let text = fs::read_to_string(node.path("/var/lib/nodepki/restarts.json"));
+        text.unwrap_or_default()
+    };
+    let node = whole();
+    assert_eq!(restarts(&node), "");
+    // kubelet.conf stays as it is, and a kubelet that rotates reads the other file at its start alone.
+    let target = format!("{PKI}/{}", link_of(&node).display());
+    node.write(target, pair(&node, 20));
+    let before = node.read(CONF);
+    node.ask().done();
+    assert_eq!(node.read(CONF), before);
+    let record = restarts(&node);
+    assert!(record.contains("\"component\":\"kubelet\""), "{record}");
+    assert!(record.contains("kubelet.conf"), "{record}");
+}
+
+#[test]
+fn a_valid_file_in_place_of_the_link_becomes_one() {
+    let node = whole();
+    let pem = node.read(LINK);
+    let dated_one = dated(&node).pop().unwrap();
+    node.remove(LINK);
+    node.remove(format!("{PKI}/{dated_one}"));
+    node.write(LINK, &pem);
+    node.set_mode(LINK, 0o644);
+    let before = node.submissions();
+    let ran = node.ask();
+    ran.done();
+    ran.row_says("kubelet.conf", "rewritten")
+        .row_says("kubelet.conf", "is no link to a file beside it");
+    assert_layout(&node);
+    assert_eq!(node.read(LINK), pem);
+    assert_eq!(node.submissions(), before);
+
+    // A file that everybody reads is closed, not copied.
+    let target = format!("{PKI}/{}", link_of(&node).display());
+    node.set_mode(&target, 0o644);
+    let names = dated(&node);
+    let ran = node.ask();
+    ran.done();
+    ran.row_says("kubelet.conf", "everybody can read the key (mode 0644)");
+    assert_eq!(node.mode(&target), 0o600);
+    assert_eq!(dated(&node), names);
+}
+
+#[test]
+fn embedded_becomes_by_file_by_the_setting_alone() {
+    let node = Node::new();
+    node.settings("");
+    node.ask().done();
+    let (chain, _) = node.leaf(CertName::KubeletConf).unwrap();
+    node.settings(FILE);
+    let before = node.submissions();
+    let ran = node.ask();
+    ran.done();
+    ran.row_says("kubelet.conf", "rewritten");
+    assert_layout(&node);
+    let (now, _) = node.leaf(CertName::KubeletConf).unwrap();
+    assert_eq!(now.leaf().to_pem(), chain.leaf().to_pem());
+    assert_eq!(node.submissions(), before);
+}
+
+#[test]
+fn of_its_own_files_it_keeps_the_last_two() {
+    let node = whole();
+    let theirs = "kubelet-client-2025-01-02-03-04-05.pem";
+    node.write(format!("{PKI}/{theirs}"), "the kubelet's");
+    let mut targets = vec![link_of(&node)];
+    for _ in 0..3 {
+        // What nodepki made last has expired.
+        let target = format!("{PKI}/{}", targets.last().unwrap().display());
+        node.write(&target, pair(&node, 20));
+        node.ask().done();
+        targets.push(link_of(&node));
+        let mut expected: Vec<String> = targets[targets.len() - 2..]
+            .iter()
+            .map(|target| target.display().to_string())
+            .collect();
+        expected.insert(0, theirs.to_owned());
+        expected.sort();
+        assert_eq!(dated(&node), expected);
+    }
+    assert_layout(&node);
+}
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn killed_anywhere_it_is_the_old_one_or_the_new_one() {
+    let original = Node::of(&format!(
+        "{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n"
+    ));
+    original.settings(FILE);
+    original.ask().done();
+    let expired = pair(&original, 20);
+    let target = link_of(&original);
+    original.write(Path::new(PKI).join(&target), &expired);
+    let (mut old, mut new) = (0, 0);
+    for name in nodepki::failpoint::STORE {
+        for number in 1.. {
+            let place = format!("{name}:{number}");
+            let node = original.copied();
+            let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", &place));
+            if ran.signal != Some(9) {
+                assert_eq!(ran.code, Some(0), "{place}: {}", ran.said());
+                break;
+            }
+            // At every moment the link leads to a whole file, and kubelet.conf to the link.
+            let pem = node.read(LINK);
+            let chain = Chain::from_pem(pem.as_bytes()).unwrap();
+            let key = PrivateKey::from_pem(pem.as_bytes()).unwrap();
+            assert_eq!(chain.leaf().public_key(), key.public_key(), "{place}");
+            assert!(node.read(CONF).contains(LINK), "{place}");
+            match pem == expired {
+                true => old += 1,
+                false => new += 1,
+            }
+            node.ask().done();
+            assert_layout(&node);
+            assert_ne!(node.read(LINK), expired, "{place}");
+            assert!(dated(&node).len() <= 2, "{place}: {:?}", dated(&node));
+            let left = crate::store::leftovers(&node.root());
+            assert_eq!(left, [""; 0].map(PathBuf::from), "{place}");
+        }
+    }
+    assert!(
+        old > 5 && new > 3,
+        "{old} before the link moved, {new} after"
+    );
+}
+
+#[test]
+fn the_serving_certificate_is_the_kubelets_default_pair() {
+    let configuration = INIT.replace(
+        "nodeRegistration: {name: cp1}",
+        "nodeRegistration: {name: cp1, kubeletExtraArgs: [{name: node-ip, value: '192.0.2.11,2001:db8::11'}]}",
+    );
+    assert_ne!(configuration, INIT);
+    let node = Node::of(&configuration);
+    // The kubelet has made its own, which the API server cannot verify.
+    let self_made = {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let pem = key.to_pem();
+        let made = nodepki::x509::CertificateAuthority::self_signed(
+            "cp1-ca@1700000000",
+            key,
+            OffsetDateTime::now_utc(),
+            DAY * 365,
+        )
+        .unwrap();
+        (made.bundle().to_pem(), pem)
+    };
+    let [certificate, key] = ["crt", "key"].map(|extension| format!("{PKI}/kubelet.{extension}"));
+    node.write(&certificate, &self_made.0);
+    node.write(&key, self_made.1.as_bytes());
+    node.set_mode(&key, 0o600);
+
+    // Without the setting it is the kubelet's own business.
+    node.ask().done().says_not("kubelet-serving");
+    node.run(&["status"]).says_not("kubelet-serving");
+    assert_eq!(node.read(&certificate), self_made.0);
+
+    node.settings("kubelet: {serving: true}\nextraSANs: {kubelet-serving: [node.example.com]}\n");
+    let ran = node.ask();
+    ran.done();
+    ran.row_says("kubelet-serving", "issued");
+    assert_eq!((node.mode(&certificate), node.mode(&key)), (0o644, 0o600));
+    let pem = node.read(&certificate);
+    let text = String::from_utf8(openssl(
+        &[
+            "x509",
+            "-noout",
+            "-subject",
+            "-ext",
+            "extendedKeyUsage,subjectAltName",
+        ],
+        pem.as_bytes(),
+    ))
+    .unwrap();
+    for part in [
+        "O = system:nodes, CN = system:node:cp1",
+        "TLS Web Server Authentication",
+        "DNS:cp1, DNS:node.example.com, IP Address:192.0.2.11, IP Address:2001:DB8:0:0:0:0:0:11",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("Client"), "{text}");
+    let chain = Chain::from_pem(pem.as_bytes()).unwrap();
+    let found = PrivateKey::from_pem(node.read(&key).as_bytes()).unwrap();
+    assert_eq!(chain.leaf().public_key(), found.public_key());
+    node.run(&["status"]).says("kubelet-serving");
+    // kubeadm knows nothing of it.
+    node.run(&["status", "--kubeadm"])
+        .says_not("kubelet-serving");
+    let before = pem;
+    node.ask().done();
+    assert_eq!(node.read(&certificate), before);
+}

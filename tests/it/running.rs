@@ -1,0 +1,498 @@
+//! A node that was set up before and whose kubeadm file is gone, as after its first boot: the same certificates are
+//! wanted by what the node itself says. The manifests are those of the real kubeadm; where the cluster is asked, it is
+//! a real one.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use nodepki::names::CertName;
+use serde_json::Value;
+
+use crate::kubeadm::{self, Node as Kubeadm};
+use crate::node::{INIT, Node, Ran};
+use crate::servers::cluster::{self, cluster};
+
+const KUBEADM_FILE: &str = "/run/kubeadm/kubeadm.yaml";
+const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
+const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
+
+/// The first node of a cluster, with everything that this file is about left open.
+fn init(api: &str, address: &str, cluster: &str) -> String {
+    format!(
+        "apiVersion: kubeadm.k8s.io/{api}
+kind: InitConfiguration
+localAPIEndpoint: {{advertiseAddress: '{address}', bindPort: 7443}}
+nodeRegistration: {{name: cp1}}
+---
+apiVersion: kubeadm.k8s.io/{api}
+kind: ClusterConfiguration
+kubernetesVersion: v1.36.2
+{cluster}"
+    )
+}
+
+fn local(node: &Node) -> String {
+    format!("local:{}", node.ca().display())
+}
+
+fn run(node: &Node, arguments: &[&str]) -> Ran {
+    let signer = local(node);
+    node.run(&[arguments, &["--signer", &signer]].concat())
+}
+
+fn bootstrap(node: &Node) -> Ran {
+    run(node, &["bootstrap", "--clock-wait", "0s"])
+}
+
+/// The manifests as the real kubeadm writes them by this configuration.
+fn manifests(node: &Node, config: &str) {
+    let etc = node.path("/etc/kubernetes");
+    for phase in [&["control-plane", "all"][..], &["etcd", "local"]] {
+        if phase == ["etcd", "local"] && config.contains("external:") {
+            continue;
+        }
+        let command = [&["init", "phase"], phase].concat();
+        Ran::from(Kubeadm::new(&etc).run(config, &command)).done();
+    }
+}
+
+fn forget(node: &Node) {
+    fs::remove_dir_all(node.path("/run/kubeadm")).unwrap();
+}
+
+/// A node on which nodepki and kubeadm have done their work; its file is still there.
+fn set_up(config: &str) -> Node {
+    let node = Node::of(config);
+    node.write(KUBEADM_FILE, config);
+    bootstrap(&node).done();
+    manifests(&node, config);
+    node
+}
+
+/// And it is gone.
+fn running(config: &str) -> Node {
+    let node = set_up(config);
+    forget(&node);
+    node
+}
+
+/// Of each certificate what is wanted: subject, names, key and files.
+fn wishes(ran: &Ran) -> BTreeMap<String, Value> {
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap().iter();
+    rows.map(|row| {
+        let wish = ["subject", "sans", "key", "paths", "action"].map(|field| row[field].clone());
+        (
+            row["name"].as_str().unwrap().to_owned(),
+            wish.to_vec().into(),
+        )
+    })
+    .collect()
+}
+
+fn plan(node: &Node) -> Ran {
+    let ran = run(node, &["plan", "-o", "json"]);
+    ran.done();
+    ran
+}
+
+#[track_caller]
+fn everything_is_kept(ran: &Ran) {
+    for (name, wish) in wishes(ran) {
+        assert_eq!(wish[4], "keep", "{name}: {}", ran.said());
+    }
+}
+
+#[test]
+fn after_a_boot_the_same_is_wanted_by_what_the_node_says() {
+    let external = "etcd: {external: {endpoints: ['https://192.0.2.9:2379'], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}\n";
+    for (what, config) in [
+        (
+            "stacked",
+            init(
+                "v1beta4",
+                "192.0.2.11",
+                "encryptionAlgorithm: ECDSA-P256\napiServer: {certSANs: [a.example.com, 198.51.100.7]}\n",
+            ),
+        ),
+        ("shared endpoint", INIT.to_owned()),
+        ("external etcd", init("v1beta4", "192.0.2.11", external)),
+        (
+            "IPv6",
+            init(
+                "v1beta4",
+                "2001:db8::11",
+                "networking: {serviceSubnet: 'fd00:10::/112', podSubnet: 'fd00:20::/64'}\n",
+            ),
+        ),
+        (
+            "v1beta3",
+            init(
+                "v1beta3",
+                "192.0.2.11",
+                "clusterName: old\netcd: {local: {dataDir: /var/lib/etcd, serverCertSANs: [e.example.com]}}\n",
+            ),
+        ),
+    ] {
+        let node = Node::of(&config);
+        node.write(KUBEADM_FILE, &config);
+        bootstrap(&node)
+            .done()
+            .row_says("cluster-configuration.yaml", "written");
+        manifests(&node, &config);
+        let before = plan(&node);
+        everything_is_kept(&before);
+        forget(&node);
+        let after = plan(&node);
+        assert_eq!(wishes(&before), wishes(&after), "{what}");
+        let snapshot = node.snapshot();
+        bootstrap(&node).done();
+        snapshot.unchanged(&node.snapshot());
+        // kubeadm's own repairs still work without a file, and so do these.
+        node.remove("/etc/kubernetes/pki/apiserver.crt");
+        bootstrap(&node).done().row_says("apiserver", "issued");
+        everything_is_kept(&plan(&node));
+    }
+}
+
+#[test]
+fn a_joined_node_is_known_without_its_file() {
+    let config = crate::node::JOIN;
+    let node = Node::of(config);
+    node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
+    let pair = nodepki::x509::PrivateKey::generate(nodepki::x509::KeyAlgorithm::Rsa2048).unwrap();
+    node.write("/etc/kubernetes/pki/sa.key", pair.to_pem().as_bytes());
+    bootstrap(&node).done();
+    // `kubeadm join` would have to find the cluster; `init` writes the same, and wants what only a first node has.
+    let admin = node.read("/etc/kubernetes/admin.conf");
+    node.write("/etc/kubernetes/super-admin.conf", admin);
+    manifests(
+        &node,
+        &INIT
+            .replace("192.0.2.11", "192.0.2.12")
+            .replace("cp1", "cp2"),
+    );
+    node.remove("/etc/kubernetes/super-admin.conf");
+    let before = wishes(&plan(&node));
+    forget(&node);
+    let after = plan(&node);
+    assert_eq!(before, wishes(&after));
+    everything_is_kept(&after);
+    assert!(!wishes(&after).contains_key("super-admin.conf"));
+    after.says_not("FileAvailable");
+    // A new pair would be the end of the other nodes' tokens.
+    node.remove("/etc/kubernetes/pki/sa.key");
+    node.remove("/etc/kubernetes/pki/sa.pub");
+    let snapshot = node.snapshot();
+    bootstrap(&node).ended(65).says("sa.key is absent");
+    snapshot.unchanged(&node.snapshot());
+}
+
+#[test]
+fn another_certificates_directory_is_known_from_the_kept_configuration_and_held_against_the_manifest()
+ {
+    let config = init(
+        "v1beta4",
+        "192.0.2.11",
+        "certificatesDir: /etc/kubernetes/elsewhere\n",
+    );
+    let node = Node::of(&config);
+    let (from, to) = ["pki", "elsewhere"]
+        .map(|name| node.path("/etc/kubernetes").join(name))
+        .into();
+    fs::rename(from, to).unwrap();
+    node.write(KUBEADM_FILE, &config);
+    bootstrap(&node).done();
+    manifests(&node, &config);
+    forget(&node);
+    let ran = plan(&node);
+    everything_is_kept(&ran);
+    assert!(!node.path("/etc/kubernetes/pki").exists());
+    ran.says_not("certificatesDir");
+    let manifest = node.read(MANIFEST);
+    node.write(
+        MANIFEST,
+        manifest.replace(
+            "--tls-cert-file=/etc/kubernetes/elsewhere/",
+            "--tls-cert-file=/etc/other/",
+        ),
+    );
+    plan(&node)
+        .says("kube-apiserver serves /etc/other/apiserver.crt")
+        .says("certificatesDir");
+}
+
+#[test]
+fn only_the_cluster_configuration_is_kept() {
+    let secrets = "bootstrapTokens: [{token: abcdef.0123456789abcdef}]\ncertificateKey: '1111111111111111111111111111111111111111111111111111111111111111'\n";
+    let config = INIT.replacen(
+        "kind: InitConfiguration\n",
+        &format!("kind: InitConfiguration\n{secrets}"),
+        1,
+    );
+    let node = running(&config);
+    let kept = node.read(KEPT);
+    assert!(kept.contains("kind: ClusterConfiguration"), "{kept}");
+    for secret in ["0123456789abcdef", "11111111", "InitConfiguration", "cp1"] {
+        assert!(!kept.contains(secret), "{secret} in {kept}");
+    }
+    assert_eq!(node.mode(KEPT), 0o600);
+    // kubeadm reads it too.
+    let etc = node.path("/etc/kubernetes");
+    Ran::from(Kubeadm::new(&etc).run(&kept, &["config", "validate"])).done();
+}
+
+#[test]
+fn the_name_is_that_of_the_kubelets_certificate_wherever_that_lies() {
+    let node = running(INIT);
+    node.write("/etc/hostname", "another-name\n");
+    everything_is_kept(&plan(&node));
+    // As after TLS bootstrap: by file, behind a link.
+    let (chain, key) = node.leaf(CertName::KubeletConf).unwrap();
+    let pem = format!("{}{}", chain.to_pem(), &*key.to_pem());
+    node.write("/var/lib/kubelet/pki/kubelet-client-2026.pem", pem);
+    std::os::unix::fs::symlink(
+        "/var/lib/kubelet/pki/kubelet-client-2026.pem",
+        node.path("/var/lib/kubelet/pki/kubelet-client-current.pem"),
+    )
+    .unwrap();
+    let text = node.read("/etc/kubernetes/kubelet.conf");
+    let by_file: Vec<String> = text
+        .lines()
+        .map(|line| match line.trim().split(':').next() {
+            Some(field @ ("client-certificate-data" | "client-key-data")) => {
+                let indent = &line[..line.len() - line.trim_start().len()];
+                let name = field.trim_end_matches("-data");
+                format!("{indent}{name}: /var/lib/kubelet/pki/kubelet-client-current.pem")
+            }
+            _ => line.to_owned(),
+        })
+        .collect();
+    node.write("/etc/kubernetes/kubelet.conf", by_file.join("\n"));
+    assert_eq!(wishes(&plan(&node))["etcd-server"][0], "CN=cp1");
+    // Without a kubelet's identity etcd's member has the name, and only then the host.
+    node.remove("/etc/kubernetes/kubelet.conf");
+    assert_eq!(wishes(&plan(&node))["etcd-server"][0], "CN=cp1");
+    node.remove("/etc/kubernetes/manifests/etcd.yaml");
+    assert_eq!(wishes(&plan(&node))["etcd-server"][0], "CN=cp1");
+    node.remove("/etc/kubernetes/pki/etcd/server.crt");
+    assert_eq!(wishes(&plan(&node))["etcd-server"][0], "CN=another-name");
+}
+
+#[test]
+fn manifests_that_were_moved_away_leave_the_node_what_it_is() {
+    let node = running(INIT);
+    let before = wishes(&plan(&node));
+    fs::rename(
+        node.path("/etc/kubernetes/manifests"),
+        node.path("/etc/kubernetes/stopped"),
+    )
+    .unwrap();
+    assert_eq!(before, wishes(&plan(&node)));
+    node.remove("/etc/kubernetes/controller-manager.conf");
+    // A worker now, for all that one can see: it is told apart by nothing but these.
+    let worker = wishes(&plan(&node));
+    assert!(
+        worker.contains_key("kubelet.conf") && !worker.contains_key("apiserver"),
+        "{worker:?}"
+    );
+}
+
+#[test]
+fn without_a_kept_configuration_the_three_ways_are_named() {
+    let node = running(INIT);
+    node.remove(KEPT);
+    node.remove("/etc/kubernetes/kubelet.conf");
+    node.remove("/etc/kubernetes/admin.conf");
+    let snapshot = node.snapshot();
+    for command in [
+        &["plan"][..],
+        &["bootstrap"],
+        &["csr", "export", "/requests"],
+    ] {
+        run(&node, command)
+            .ended(78)
+            .says("--kubeadm-config FILE")
+            .says(KEPT)
+            .says("kubeadm.fromCluster")
+            .says("/etc/kubernetes/admin.conf is not there to ask the cluster with");
+    }
+    // A node that is none yet is not told to ask.
+    fs::remove_dir_all(node.path("/etc/kubernetes")).unwrap();
+    run(&node, &["plan"])
+        .ended(78)
+        .says("--kubeadm-config FILE");
+    drop(snapshot);
+}
+
+#[test]
+fn a_cluster_that_may_not_be_asked_is_not() {
+    let node = running(INIT);
+    node.remove(KEPT);
+    node.settings("kubeadm: {fromCluster: never}\n");
+    let config = node.outside("config.yaml");
+    let ran = node.run(&["plan", "--config", config.to_str().unwrap()]);
+    ran.ended(78).says("kubeadm.fromCluster is never");
+}
+
+#[test]
+fn another_address_in_the_configuration_is_shown_and_refused_until_it_is_accepted() {
+    let node = set_up(INIT);
+    let moved = INIT.replace("192.0.2.11", "192.0.2.99");
+    node.write(KUBEADM_FILE, &moved);
+    let words = "has this node's API server at 192.0.2.99:6443, and it runs at 192.0.2.11:6443";
+    run(&node, &["plan"])
+        .done()
+        .says(words)
+        .says("--accept-address-change");
+    let snapshot = node.snapshot();
+    let refused = bootstrap(&node);
+    refused
+        .ended(65)
+        .says(words)
+        .says("--accept-address-change");
+    refused
+        .says("--initial-advertise-peer-urls=https://192.0.2.11:2380")
+        .says("etcdctl member update");
+    run(&node, &["csr", "export", "/requests"])
+        .ended(65)
+        .says(words);
+    snapshot.unchanged(&node.snapshot());
+    let accepted = run(
+        &node,
+        &["bootstrap", "--clock-wait", "0s", "--accept-address-change"],
+    );
+    accepted.done().row_says("apiserver", "issued").says(words);
+    let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
+    assert!(
+        chain
+            .leaf()
+            .ip_addresses()
+            .contains(&"192.0.2.99".parse().unwrap())
+    );
+}
+
+#[test]
+fn an_address_that_the_configuration_leaves_open_is_that_of_the_node() {
+    let node = set_up(INIT);
+    let open = INIT.replace("localAPIEndpoint: {advertiseAddress: 192.0.2.11}\n", "");
+    node.write(KUBEADM_FILE, &open);
+    everything_is_kept(&plan(&node));
+}
+
+#[test]
+fn another_name_in_the_configuration_is_refused_with_the_way_out() {
+    let node = set_up(INIT);
+    node.write(KUBEADM_FILE, INIT.replace("name: cp1", "name: cp7"));
+    let snapshot = node.snapshot();
+    let words = "calls this node cp7, and it runs as cp1";
+    bootstrap(&node)
+        .ended(65)
+        .says(words)
+        .says("nodeName: cp1")
+        .says("kubeadm reset");
+    run(&node, &["bootstrap", "--accept-address-change"])
+        .ended(65)
+        .says(words);
+    snapshot.unchanged(&node.snapshot());
+    run(&node, &["plan"]).done().says(words);
+    forget(&node);
+    run(&node, &["plan", "--node-name", "cp7"]).says(words);
+}
+
+#[test]
+fn before_kubeadm_has_run_name_and_address_may_still_be_corrected() {
+    let node = Node::of(INIT);
+    node.write(KUBEADM_FILE, INIT);
+    bootstrap(&node).done();
+    node.write(
+        KUBEADM_FILE,
+        INIT.replace("192.0.2.11", "192.0.2.99")
+            .replace("name: cp1", "name: cp7"),
+    );
+    bootstrap(&node)
+        .done()
+        .row_says("apiserver", "issued")
+        .says_not("--accept-address-change");
+}
+
+#[test]
+fn a_worker_is_what_its_kubelet_conf_says() {
+    let config = crate::node::JOIN.split_once("controlPlane:").unwrap().0;
+    let node = Node::of(config);
+    node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
+    bootstrap(&node).done();
+    let before = wishes(&plan(&node));
+    forget(&node);
+    let after = plan(&node);
+    everything_is_kept(&after);
+    assert_eq!(before["kubelet.conf"], wishes(&after)["kubelet.conf"]);
+    node.remove(Path::new("/etc/kubernetes/kubelet.conf"));
+    run(&node, &["plan"]).ended(78);
+}
+
+#[test]
+fn a_running_cluster_is_asked_for_its_configuration_once() {
+    let cluster = cluster();
+    let node = cluster.first();
+    // A copy of the node's files, in a root of its own that is seen from there.
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("etc")).unwrap();
+    kubeadm::copy_tree(
+        &node.path("/etc/kubernetes"),
+        &root.path().join("etc/kubernetes"),
+    );
+    let signer = format!("local:{}", root.path().join("etc/kubernetes/pki").display());
+    let ask = |arguments: &[&str]| {
+        let root = root.path().to_str().unwrap();
+        let mut command = node.command(crate::node::NODEPKI);
+        command
+            .args(["--root", root])
+            .args(arguments)
+            .args(["--signer", &signer]);
+        Ran::of(&mut command)
+    };
+    let report = ask(&["plan", "-o", "json"]);
+    report.done();
+    assert_eq!(wishes(&report)["apiserver"][4], "keep", "{}", report.said());
+    assert_eq!(wishes(&report)["cluster-configuration.yaml"][4], "write");
+    let kept = root
+        .path()
+        .join("var/lib/nodepki/cluster-configuration.yaml");
+    assert!(!kept.exists(), "plan writes nothing");
+    ask(&["bootstrap"])
+        .done()
+        .row_says("cluster-configuration.yaml", "written");
+    assert!(
+        fs::read_to_string(&kept)
+            .unwrap()
+            .contains(cluster::ENDPOINT)
+    );
+    // From now on nobody is asked, not even where nobody could be.
+    for name in ["kubelet.conf", "admin.conf"] {
+        let path = root.path().join("etc/kubernetes").join(name);
+        let text = fs::read_to_string(&path).unwrap();
+        let server = text
+            .lines()
+            .find(|line| line.trim().starts_with("server:"))
+            .unwrap();
+        fs::write(
+            &path,
+            text.replace(server, "    server: https://192.0.2.250:1"),
+        )
+        .unwrap();
+    }
+    let offline = ask(&["plan", "-o", "json"]);
+    assert_eq!(
+        wishes(&offline)["apiserver"][4],
+        "keep",
+        "{}",
+        offline.said()
+    );
+    fs::remove_file(kept).unwrap();
+    ask(&["plan"])
+        .ended(69)
+        .says("--kubeadm-config FILE")
+        .says("kubelet.conf");
+}
