@@ -39,11 +39,8 @@ mod offline;
 mod openssl;
 mod readme;
 mod rig;
-<<<<<<< HEAD
 mod rotation_cluster;
-=======
 mod running;
->>>>>>> main
 mod servers;
 mod signer_bad;
 mod signer_bootstrap;
