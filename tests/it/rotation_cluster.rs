@@ -88,6 +88,7 @@ const SERVED: [(CertName, &str); 3] = [
     (CertName::EtcdPeer, "2380"),
 ];
 
+/// No kubelet runs here.
 fn settings(kubeadm: &str) -> String {
     format!(
         "\
@@ -98,18 +99,20 @@ authorities: {{ca: {{signer: remote}}, etcd-ca: {{signer: remote}}, front-proxy-
 signers: {{remote: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {SOCKET}], timeout: 4s}}}}}}
 rotation: {{renewAt: 50%, jitter: 0%, minRemaining: 5s}}
 wait: 3s
-reload: {{staticPods: true, coordinateWithLease: true}}
+reload: {{hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
 "
     )
 }
 
-/// With everything short-lived from now on.
+/// With everything short-lived from now on. `kubeadm` says which files kubeadm gave the node.
 fn configure(node: &ClusterNode, kubeadm: &str) {
     let life = LIFE.as_secs();
     let short_lived = format!(
         "{}certificateValidityPeriod: {life}s\n",
         kubeadm_configuration()
     );
+    let (_, cluster) = short_lived.split_once("---\n").unwrap();
+    node.write("/etc/nodepki/cluster.yaml", cluster);
     node.write("/etc/nodepki/kubeadm.yaml", &short_lived);
     node.write("/etc/nodepki/config.yaml", &settings(kubeadm));
 }
@@ -187,7 +190,7 @@ fn two_control_planes_restart_one_after_the_other() {
     configure(cluster.first(), "{files: [/etc/nodepki/kubeadm.yaml]}");
     configure(
         &second,
-        "{files: [/run/kubeadm/kubeadm-join-config.yaml], clusterConfiguration: /etc/nodepki/kubeadm.yaml}",
+        "{files: [/run/kubeadm/kubeadm-join-config.yaml], clusterConfiguration: /etc/nodepki/cluster.yaml}",
     );
     let loads = nodes.map(|node| Load::start(cluster, node));
     // At the same time, so that all later ones come due at the same time too.
