@@ -245,7 +245,7 @@ impl Setup {
         self.signers.get(&authority).ok_or_else(|| {
             Failure::new(
                 ExitCode::Configuration,
-                format!("authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer"),
+                format!("authority {authority} has no signer; name one under authorities.{authority}.signer or with --signer, or have the requests signed elsewhere (nodepki csr export DIR)"),
             )
         })
     }
@@ -274,6 +274,12 @@ impl Setup {
                     .present()
                     .filter(|_| cert.for_age && cert.keep_key)
                     .map(|chain| chain.leaf().not_after()),
+                replaces: cert
+                    .found
+                    .chain
+                    .present()
+                    .filter(|_| cert.keep_key)
+                    .map(|chain| chain.leaf().fingerprint()),
             },
             trust,
         })
@@ -421,11 +427,16 @@ async fn bootstrap_in(
 
 /// Before a key is made: can every signer carry what it would be asked for?
 fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
-    let rejections: Vec<String> = survey
+    let mut rejections: Vec<String> = Vec::new();
+    let failures = survey
         .to_issue()
-        .filter_map(|cert| setup.preflight(&cert.spec).err())
-        .flat_map(|failure| failure.messages)
-        .collect();
+        .filter_map(|cert| setup.preflight(&cert.spec).err());
+    for message in failures.flat_map(|failure| failure.messages) {
+        // A missing signer is missing for all its certificates.
+        if !rejections.contains(&message) {
+            rejections.push(message);
+        }
+    }
     match rejections.is_empty() {
         true => Ok(()),
         false => Err(Failure {
@@ -623,7 +634,7 @@ impl<'a> Run<'a> {
         let absent = survey
             .bundles
             .iter()
-            .filter(|bundle| bundle.found.present().is_none());
+            .filter(|bundle| bundle.found.present().is_none() && bundle.refused.is_none());
         needed.extend(absent.map(|bundle| bundle.spec.authority));
         needed.sort_unstable();
         needed.dedup();

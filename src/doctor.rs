@@ -20,7 +20,7 @@ mod picture;
 mod static_pods;
 mod text;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
@@ -109,7 +109,24 @@ pub async fn diagnose(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Diag
     Diagnosis {
         at: now,
         root: root.path().display().to_string(),
-        findings: findings(&picture),
+        findings: findings(&picture)
+            .into_iter()
+            .map(|finding| Finding {
+                fix: at_root(&finding.fix, root),
+                ..finding
+            })
+            .collect(),
+    }
+}
+
+/// The commands in an advice, for the root that was looked at.
+fn at_root(fix: &str, root: &Root) -> String {
+    match root.path() == Path::new("/") {
+        true => fix.to_owned(),
+        false => fix.replace(
+            "`nodepki ",
+            &format!("`nodepki --root {} ", root.path().display()),
+        ),
     }
 }
 
@@ -276,6 +293,8 @@ checks! {
         "a kubeconfig names files instead of holding certificate and key: kubeadm certs check-expiration and renew end with an error";
     "stale-copy", W, kubeconfigs::stale_copy,
         "a copy of a kubeconfig has expired";
+    "copies", I, kubeconfigs::copies,
+        "certificates outside their places, as in backups and /root/.kube/config, with the end of their validity";
     "super-admin-left", WI, kubeconfigs::super_admin,
         "super-admin.conf is needed once, by kubeadm init; no RBAC rule binds who has it";
     "kubelet-no-identity", EW, kubelet::no_identity,

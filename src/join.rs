@@ -201,8 +201,8 @@ pub fn kept_configuration(root: &Root) -> Result<Option<(String, String)>, Failu
     }
 }
 
-/// For [`kept_configuration`] of later runs: the ClusterConfiguration alone, since what else a kubeadm file holds is
-/// secret or soon out of date. `fetched`: this run had it from the cluster. `None` where nothing says anything of the
+/// For [`kept_configuration`] of later runs: the ClusterConfiguration, and the key policy where there is one. What else
+/// a kubeadm file holds is secret or soon out of date. `fetched`: this run had it from the cluster. `None` where nothing says anything of the
 /// cluster.
 ///
 /// # Errors
@@ -214,7 +214,13 @@ pub fn configuration_to_keep(
     let Some((from, document)) = documents.cluster_document() else {
         return Ok(None);
     };
-    let text = yaml::to_string(&document).map_err(|error| {
+    let policies = documents.policies().iter().map(yaml::to_json);
+    let texts: Result<Vec<String>, _> = std::iter::once(document)
+        .chain(policies)
+        .map(|document| yaml::to_string(&document))
+        .collect();
+    let text = texts.map(|texts| texts.join("---\n"));
+    let text = text.map_err(|error| {
         Failure::new(
             ExitCode::Configuration,
             format!(

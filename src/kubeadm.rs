@@ -425,14 +425,21 @@ pub fn load<N: AsRef<str>, T: AsRef<str>>(sources: &[(N, T)]) -> Loaded {
 }
 
 /// As [`load`], with the ClusterConfiguration of the cluster itself as `(where from, text)`: what a file says goes
-/// before it, map by map; a list of a file replaces the cluster's.
+/// before it, map by map; a list of a file replaces the cluster's. A `PKI` document in it counts where no file has one.
 pub fn load_over<N: AsRef<str>, T: AsRef<str>>(base: (&str, &str), sources: &[(N, T)]) -> Loaded {
     let mut loaded = Loaded::default();
+    let mut policies = Vec::new();
     match yaml::parse(base.0, base.1) {
         Ok(documents) => {
-            loaded.base = documents
-                .into_iter()
-                .find(|document| kind_of(document) == Some("ClusterConfiguration"));
+            for document in documents {
+                match kind_of(&document) {
+                    Some("ClusterConfiguration") if loaded.base.is_none() => {
+                        loaded.base = Some(document);
+                    }
+                    Some("PKI") => policies.push(document),
+                    _ => {}
+                }
+            }
         }
         Err(faults) => {
             loaded.incomplete = true;
@@ -444,6 +451,9 @@ pub fn load_over<N: AsRef<str>, T: AsRef<str>>(base: (&str, &str), sources: &[(N
     }
     if let Some(base) = loaded.base.take() {
         loaded.read_document(&base);
+    }
+    if loaded.policies.is_empty() {
+        loaded.policies = policies;
     }
     loaded
 }
@@ -1416,6 +1426,9 @@ fn node_name(
     }
     let running = host.running.as_ref();
     let own = running.and_then(|running| running.name.as_ref().filter(|_| running.settled));
+    let own = own.or(running
+        .and_then(|running| running.name.as_ref())
+        .filter(|_| host.hostname.is_empty()));
     let (text, spot) = match (given, own) {
         (Some((text, spot)), _) => (text.as_str(), spot.clone()),
         (None, Some(own)) => return Some((own.clone(), Spot::whole("node name"))),

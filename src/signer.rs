@@ -431,6 +431,18 @@ impl Request {
         }
     }
 
+    /// For the key of the certificate with this SHA-256, which it is to replace. Where a signature over a CSR always comes
+    /// out the same (RSA), the request would be that of the old certificate otherwise, and get that as its answer.
+    #[must_use]
+    pub fn replacing(mut self, replaced: Option<&[u8; 32]>) -> Self {
+        if let Some(replaced) = replaced {
+            let mut digest = Sha256::new_with_prefix(self.id.as_str());
+            digest.update(replaced);
+            self.id = RequestId(hex(&digest.finalize()));
+        }
+        self
+    }
+
     /// The same request, asked once more.
     #[must_use]
     pub fn again(

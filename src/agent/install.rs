@@ -256,6 +256,16 @@ impl Work<'_> {
 
     fn cert(&mut self, cert: SurveyedCert, outcome: Option<Outcome>) -> Result<(), Failure> {
         let Some(trusted) = self.trust.get(&cert.spec.authority) else {
+            let chain = cert.found.chain.present();
+            self.rows.extend(match (cert.action, outcome) {
+                (Action::Refuse { reason }, _) => {
+                    Some(report::refused_row(&cert.spec, reason, chain))
+                }
+                (_, Some(outcome)) => {
+                    Some(report::failed_row(&cert.spec, outcome, false, true, chain))
+                }
+                _ => None,
+            });
             return Ok(());
         };
         let whole = !self.incomplete.contains(&cert.spec.authority);

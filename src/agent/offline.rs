@@ -79,6 +79,7 @@ pub async fn export_requests(
         let (name, signer) = setup.signer(cert.spec.authority)?;
         let asked = Asked {
             outlives: None,
+            replaces: None,
             spec: &cert.spec,
             signer: Rc::clone(signer),
             signer_name: name.clone(),
@@ -128,7 +129,9 @@ pub async fn import_answers(
     notes.extend(collection.remarks.iter().map(ToString::to_string));
     if collection.candidates.is_empty() {
         let mut messages =
-            vec!["there is no certificate in it for any request of this node".to_owned()];
+            vec![
+                "there is no certificate in it for any request of this node; put each signed certificate beside its CSR as .crt and run again, or export the requests (nodepki csr export DIR)".to_owned(),
+            ];
         messages.extend(notes);
         return Err(Failure {
             code: ExitCode::Refused,

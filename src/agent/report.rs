@@ -211,7 +211,7 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
             .map(|authority| authority.as_str())
             .collect();
         notes.push(format!(
-            "nobody is configured to sign for {}; name a signer under authorities or with --signer before bootstrap",
+            "nobody is configured to sign for {}; name a signer under authorities or with --signer, or have the requests signed elsewhere (nodepki csr export DIR)",
             names.join(", ")
         ));
     }

@@ -81,6 +81,8 @@ pub(super) struct Asked<'a> {
     pub(super) current: Option<Current>,
     /// The end of the certificate whose life it prolongs, with the same key: one that ends no later is no answer.
     pub(super) outlives: Option<OffsetDateTime>,
+    /// SHA-256 of the certificate that it replaces with the same key.
+    pub(super) replaces: Option<[u8; 32]>,
 }
 
 impl Asked<'_> {
@@ -165,7 +167,8 @@ pub(super) async fn obtain(
         Ok(prepared) => prepared,
         Err(error) => return Ok(Outcome::Failed(Rc::new(error))),
     };
-    let mut request = Request::new(asked.wanted(), csr, desk.identity.clone(), desk.now());
+    let mut request = Request::new(asked.wanted(), csr, desk.identity.clone(), desk.now())
+        .replacing(asked.replaces.as_ref());
     if record.request_id != request.id.as_str() || record.signer_config != asked.signer.label() {
         // Another wish or another signer: nothing is known of this request there.
         record = new_record(asked, request.id.as_str());
@@ -438,7 +441,8 @@ pub(super) fn prepare(
         csr.clone(),
         desk.identity.clone(),
         desk.now(),
-    );
+    )
+    .replacing(asked.replaces.as_ref());
     // A ticket that was lost leaves the request's fate unknown: ask before sending again.
     let record = ticket.unwrap_or_else(|| {
         let mut record = new_record(asked, request.id.as_str());

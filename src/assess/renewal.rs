@@ -195,3 +195,6 @@ fn with_note(action: Action, note: String) -> Action {
         refuse @ Action::Refuse { .. } => refuse,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -70,9 +70,13 @@ impl Command {
                 }
                 let there = place.on_this_machine(&base);
                 print(&format!(
-                    "{} requests written to {}; have them signed, put each certificate beside its CSR as .crt, then run: nodepki csr import {}\n",
+                    "{} requests written to {}; have them signed, put each certificate beside its CSR as .crt, then run: nodepki {}csr import {}\n",
                     requests.len(),
                     there.display(),
+                    match global.root.as_path() == Path::new("/") {
+                        true => String::new(),
+                        false => format!("--root {} ", global.root.display()),
+                    },
                     there.display()
                 ))
             }

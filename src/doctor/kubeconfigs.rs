@@ -1,5 +1,7 @@
 //! The kubeconfigs beside their certificates.
 
+use std::path::Path;
+
 use super::Note;
 use super::authorities::is_external;
 use super::picture::{FoundKubeconfig, Picture};
@@ -185,6 +187,29 @@ pub(super) fn stale_copy(picture: &Picture) -> Vec<Note> {
                     crate::x509::rfc3339(certificate.not_after())
                 ),
                 "copy /etc/kubernetes/admin.conf over it, or remove it",
+            )
+        })
+        .collect()
+}
+
+pub(super) fn copies(picture: &Picture) -> Vec<Note> {
+    let own = Path::new("/root/.kube/config").to_owned();
+    let own = picture.own_copy.iter().map(|copy| (&own, copy));
+    let others = picture.copies.iter().map(|(path, copy)| (path, copy));
+    own.chain(others)
+        .map(|(path, copy)| {
+            let end = match copy.not_after() < picture.at {
+                true => "expired at",
+                false => "is valid until",
+            };
+            Note::info(
+                format!(
+                    "{} holds a certificate of {} that {end} {}",
+                    picture.here(path),
+                    copy.subject(),
+                    crate::x509::rfc3339(copy.not_after())
+                ),
+                "nodepki never touches these: a copy does not follow a renewal, and one that is still valid serves whoever has it; remove what nobody needs",
             )
         })
         .collect()

@@ -5,11 +5,11 @@ use super::authorities::is_out;
 use super::picture::{AuthorityKey, Of, Picture, Problem};
 use crate::agent::SurveyedCert;
 use crate::assess::Action;
-use crate::names::CertName;
+use crate::names::{Authority, CertName};
 use crate::status::{CertStatus, FileStatus, State, Trouble};
 use crate::x509::{Difference, path_differences};
 
-const ISSUE: &str = "run `nodepki bootstrap`, which issues it anew; with the CA key on this node also kubeadm certs renew";
+const ISSUE: &str = "run `nodepki bootstrap`, which issues it anew (where no signer can be reached, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
 
 /// The problems of one kind, of authorities and leaves.
 fn told(picture: &Picture, wanted: Trouble) -> Vec<Problem<'_>> {
@@ -145,15 +145,32 @@ pub(super) fn expired(picture: &Picture) -> Vec<Note> {
     let found = told(picture, Trouble::Expired).into_iter();
     found
         .map(|problem| {
-            Note::error(
-                problem.sentence(),
-                match problem.is_of_authority() {
-                    true => "every certificate under it is refused, however new: a person must replace the authority first, then every leaf, kubeconfig and kubelet",
-                    false => ISSUE,
-                },
-            )
+            match problem.of {
+                Of::Authority(name) => Note::error(
+                    format!("{}; {}", problem.sentence(), beneath(name)),
+                    "every certificate under it is refused, however new, so that new leaves do not help: have its owner sign a new CA certificate for the same key and subject, which leaves everything under it valid, and put it in place on every node; with another key a person must replace the authority first, then every leaf, kubeconfig and kubelet",
+                ),
+                _ => Note::error(problem.sentence(), ISSUE),
+            }
         })
         .collect()
+}
+
+/// All that fails with an authority.
+fn beneath(authority: Authority) -> String {
+    let leaves: Vec<&str> = CertName::ALL
+        .into_iter()
+        .filter(|name| name.authority() == authority)
+        .map(CertName::as_str)
+        .collect();
+    let others = match authority {
+        Authority::Ca => {
+            "on every node every kubelet and every kubeconfig, and in the cluster whoever verifies the API server by kube-root-ca.crt"
+        }
+        Authority::EtcdCa => "on every node each etcd member and its API server's connection to it",
+        Authority::FrontProxyCa => "every aggregated API server",
+    };
+    format!("with it fail {}, {others}", leaves.join(", "))
 }
 
 pub(super) fn not_yet_valid(picture: &Picture) -> Vec<Note> {

@@ -10,6 +10,7 @@ use super::Inputs;
 use super::cluster::Answers;
 use crate::agent::Survey;
 use crate::assess::Found;
+use crate::join;
 use crate::kubeadm;
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::load;
@@ -50,6 +51,8 @@ pub(super) struct Picture {
     pub(super) kubelet: Kubelet,
     /// `/root/.kube/config`.
     pub(super) own_copy: Option<Certificate>,
+    /// Certificates of other files below `/etc/kubernetes`: backups, and what people put there.
+    pub(super) copies: Vec<(PathBuf, Certificate)>,
     /// Of the files that the manifests name, where they lie in the certificates directory.
     pub(super) signer: Option<SignerFiles>,
     pub(super) answers: Option<Answers>,
@@ -213,6 +216,7 @@ impl Picture {
             status,
             service_account: reader.key(&certificates_dir.join("sa.key")),
             trees: reader.trees(&authorities),
+            copies: reader.copies(Path::new(KUBECONFIG_DIR), DEPTH),
             authorities,
             unfinished: root.has_unfinished().unwrap_or(false),
             apiserver,
@@ -355,13 +359,14 @@ impl Configuration {
             }
         }
         let named = settings.kubeadm.cluster_configuration.iter();
+        let keeps = stands(Path::new(join::KEPT));
         let has_kubeadm = settings
             .kubeadm
             .files
             .iter()
             .chain(named)
             .any(|path| settings.kubeadm.required || stands(path));
-        if !has_kubeadm {
+        if !has_kubeadm && !keeps {
             return read;
         }
         read.exists = true;
@@ -538,6 +543,39 @@ impl Reader<'_> {
             is_set_up: self.stands(&configuration),
             configuration: self.found(&configuration, document).present().cloned(),
         }
+    }
+
+    /// Looks where nothing that is in use lies: no manifest, nothing of the certificates directory itself.
+    fn copies(&self, path: &Path, depth: usize) -> Vec<(PathBuf, Certificate)> {
+        let etcd = self.dir.join("etcd");
+        let in_use = [Path::new(MANIFESTS), self.dir, &etcd].contains(&path);
+        let in_place: Vec<PathBuf> = CertName::ALL
+            .into_iter()
+            .flat_map(|name| leaf_files(self.dir, name))
+            .collect();
+        let names = self.root.list(path).ok().flatten().unwrap_or_default();
+        let mut copies = Vec::new();
+        for path in names.into_iter().map(|name| path.join(name)) {
+            let Ok(Some(found)) = self.root.metadata(&path) else {
+                continue;
+            };
+            match found.kind {
+                FileKind::Directory if depth > 0 => copies.extend(self.copies(&path, depth - 1)),
+                FileKind::File
+                    if !in_use && found.size <= KEY_LIMIT && !in_place.contains(&path) =>
+                {
+                    let chain = self.found(&path, Chain::from_pem);
+                    let held = match chain {
+                        Found::Present(_) => chain,
+                        _ => self.kubeconfig(&path).chain,
+                    };
+                    let leaf = held.present().map(|chain| chain.leaf().clone());
+                    copies.extend(leaf.map(|leaf| (path, leaf)));
+                }
+                _ => {}
+            }
+        }
+        copies
     }
 
     fn trees(&self, authorities: &BTreeMap<Authority, FoundAuthority>) -> Trees {

@@ -89,11 +89,11 @@ impl Running {
                 named((manifest.flag("name")?.to_owned(), manifest.path.clone()))
             })
             .or_else(|| etcd_name(root).and_then(named));
-        let endpoint = match has_manifest {
-            true => apiserver.as_ref().and_then(Manifest::endpoint),
-            // kubeadm, like this program, has it talk to the node's own API server.
-            false => controller_manager.as_ref().and_then(own_endpoint),
-        };
+        // kubeadm, like this program, has kube-controller-manager talk to the node's own API server.
+        let endpoint = apiserver
+            .as_ref()
+            .and_then(Manifest::endpoint)
+            .or_else(|| controller_manager.as_ref().and_then(own_endpoint));
         let (name, name_from) = name.unzip();
         Some(Running {
             facts: kubeadm::Running {
@@ -162,7 +162,7 @@ impl Running {
 
     fn address_change(&self, root: &Root, resolved: &Resolved) -> Option<String> {
         let manifest = self.apiserver.as_ref()?;
-        let own = self.facts.endpoint?;
+        let own = manifest.endpoint()?;
         let node = &resolved.node;
         let wanted = SocketAddr::new(node.advertise_address?, node.bind_port);
         if wanted == own {

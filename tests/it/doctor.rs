@@ -302,6 +302,9 @@ fn other_sound_nodes_of_nodepkis_are_sound() {
             node.write("/etc/kubernetes/manifests/kube-apiserver.yaml", pod);
             node.remove("/etc/kubernetes/super-admin.conf");
         }
+        let kept = Diagnosis::of(&mut node.command(["doctor", "-o", "json"]));
+        kept.exactly(&[], what);
+        node.remove("/var/lib/nodepki/cluster-configuration.yaml");
         let bare = Diagnosis::of(&mut node.command(["doctor", "-o", "json"]));
         // It might be a first node's.
         let expected: &[&str] = match what {
@@ -678,6 +681,7 @@ fn a_name_of_etcds_own_is_no_other_node() {
     let named = format!("{text}commonNames:\n  etcd-server: \"etcd-server.{{node}}\"\n");
     fs::write(&settings, named).unwrap();
     node.ask().done();
+    node.remove("/var/lib/nodepki/cluster-configuration.yaml");
     let mut command = node.command(["doctor", "-o", "json"]);
     Diagnosis::of(&mut command).exactly(&[], "without a configuration");
 }

@@ -701,7 +701,7 @@ fn a_bundle_goes_out_and_comes_back_signed() {
     let node = Node::new();
     let bundle = node.outside("stick");
     let before = node.etc();
-    csr_command(&node, "export", &bundle).done().says(&format!("12 requests written to {0}; have them signed, put each certificate beside its CSR as .crt, then run: nodepki csr import {0}", bundle.display()));
+    csr_command(&node, "export", &bundle).done().says(&format!("12 requests written to {0}; have them signed, put each certificate beside its CSR as .crt, then run: nodepki --root {1} csr import {0}", bundle.display(), node.root().display()));
     before.unchanged(&node.etc());
     for (path, bytes) in crate::signing::tree(&bundle) {
         assert!(

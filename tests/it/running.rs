@@ -71,7 +71,7 @@ fn set_up(config: &str) -> Node {
 }
 
 /// And it is gone.
-fn running(config: &str) -> Node {
+pub(crate) fn running(config: &str) -> Node {
     let node = set_up(config);
     forget(&node);
     node
@@ -163,6 +163,7 @@ fn a_joined_node_is_known_without_its_file() {
     node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
     let pair = nodepki::x509::PrivateKey::generate(nodepki::x509::KeyAlgorithm::Rsa2048).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", pair.to_pem().as_bytes());
+    node.set_mode("/etc/kubernetes/pki/sa.key", 0o600);
     bootstrap(&node).done();
     // `kubeadm join` would have to find the cluster; `init` writes the same, and wants what only a first node has.
     let admin = node.read("/etc/kubernetes/admin.conf");
@@ -184,9 +185,9 @@ fn a_joined_node_is_known_without_its_file() {
     // A new pair would be the end of the other nodes' tokens.
     node.remove("/etc/kubernetes/pki/sa.key");
     node.remove("/etc/kubernetes/pki/sa.pub");
-    let snapshot = node.snapshot();
+    let snapshot = node.etc();
     bootstrap(&node).ended(65).says("sa.key is absent");
-    snapshot.unchanged(&node.snapshot());
+    snapshot.unchanged(&node.etc());
 }
 
 #[test]
@@ -241,6 +242,18 @@ fn only_the_cluster_configuration_is_kept() {
     // kubeadm reads it too.
     let etc = node.path("/etc/kubernetes");
     Ran::from(Kubeadm::new(&etc).run(&kept, &["config", "validate"])).done();
+}
+
+#[test]
+fn the_key_policy_beside_the_kubeadm_documents_is_kept_too() {
+    let policy = "---\napiVersion: config.openshift.io/v1\nkind: PKI\nmetadata: {name: cluster}\nspec: {defaults: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}\n";
+    let node = Node::of(INIT);
+    node.write(KUBEADM_FILE, format!("{INIT}{policy}"));
+    bootstrap(&node).done();
+    let before = wishes(&plan(&node));
+    assert_eq!(before["apiserver"][2], "ECDSA-P384");
+    forget(&node);
+    assert_eq!(before, wishes(&plan(&node)));
 }
 
 #[test]

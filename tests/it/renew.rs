@@ -1,0 +1,694 @@
+//! `renew` and `needs-renewal`: what is due, what has drifted, what waits, and what a failure costs.
+//!
+//! Age is made by writing issue times into the record: a certificate of 365 days that was issued three years ago has a
+//! quarter of its life left.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use nodepki::kubeconfig::Kubeconfig;
+use nodepki::names::{Authority, CertName};
+use serde_json::Value;
+use time::format_description::well_known::Rfc3339;
+use time::{Duration as Span, OffsetDateTime};
+
+use crate::kubeadm;
+use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
+
+/// Half a percent of a quarter of a life would do: no node is due later than this.
+const DUE: Span = Span::days(3 * 365);
+/// Less than a tenth is left.
+const URGENT: Span = Span::days(20 * 365);
+/// Older than any cool-down.
+const SETTLED: Span = Span::hours(2);
+
+const RECORD: &str = "/var/lib/nodepki/issued.json";
+
+fn rotating(node: &Node, command: &str, more: &[&str]) -> Command {
+    let mut run = node.command([command, "--wait", "0s", "--clock-wait", "0s"]);
+    run.arg("--config")
+        .arg(node.outside("config.yaml"))
+        .arg("--kubeadm-config")
+        .arg(node.outside("kubeadm.yaml"))
+        .args(more);
+    run
+}
+
+fn renew(node: &Node, more: &[&str]) -> Ran {
+    Ran::of(&mut rotating(node, "renew", more))
+}
+
+fn needs(node: &Node, more: &[&str]) -> Ran {
+    Ran::of(&mut rotating(node, "needs-renewal", more))
+}
+
+/// A node on which everything was made by the signer that logs, two hours ago.
+fn node() -> Node {
+    let node = Node::new();
+    node.ask().done();
+    made_before(&node, &EVERYTHING, SETTLED);
+    node
+}
+
+/// As if these had been issued so long ago.
+fn made_before(node: &Node, names: &[CertName], ago: Span) {
+    let mut record: Value = serde_json::from_str(&node.read(RECORD)).unwrap();
+    let at = (OffsetDateTime::now_utc() - ago).format(&Rfc3339).unwrap();
+    for name in names {
+        record["certificates"][name.as_str()]["at"] = at.clone().into();
+    }
+    node.write(RECORD, serde_json::to_vec_pretty(&record).unwrap());
+}
+
+fn keys(node: &Node) -> BTreeMap<CertName, String> {
+    EVERYTHING
+        .iter()
+        .map(|name| (*name, node.key_in_place(*name)))
+        .collect()
+}
+
+fn serials(node: &Node) -> BTreeMap<CertName, String> {
+    EVERYTHING
+        .iter()
+        .map(|name| {
+            let (chain, _) = node.leaf(*name).unwrap();
+            (*name, chain.leaf().serial().to_owned())
+        })
+        .collect()
+}
+
+/// Which of two states differ.
+fn changed(before: &BTreeMap<CertName, String>, now: &BTreeMap<CertName, String>) -> Vec<CertName> {
+    EVERYTHING
+        .into_iter()
+        .filter(|name| before[name] != now[name])
+        .collect()
+}
+
+#[test]
+fn r1_nothing_due_means_nothing_touched_and_nobody_asked() {
+    let node = node();
+    let (before, asked) = (node.snapshot(), node.exchanges().len());
+    for _ in 0..2 {
+        renew(&node, &[]).done().row_says("apiserver", "kept");
+        needs(&node, &[]).ended(1).says("nothing is due before 20");
+    }
+    before.unchanged(&node.snapshot());
+    assert_eq!(node.exchanges().len(), asked);
+}
+
+#[test]
+fn what_is_due_is_rekeyed_and_the_rest_is_kept() {
+    let node = node();
+    made_before(&node, &[CertName::Apiserver, CertName::AdminConf], DUE);
+    needs(&node, &[])
+        .ended(0)
+        .says("apiserver: due since ")
+        .says(" % of its life of ");
+    needs(&node, &["--name", "etcd-peer,scheduler.conf"]).ended(1);
+    needs(&node, &["--name", "etcd-peer", "--name", "admin.conf"]).ended(0);
+    let (before, old) = (node.snapshot(), keys(&node));
+    let ends = node.leaf(CertName::AdminConf).unwrap().0.leaf().not_after();
+
+    renew(&node, &["--dry-run"])
+        .done()
+        .row_says("apiserver", "rekey")
+        .row_says("apiserver", "due since ")
+        .row_says("etcd-peer", "keep");
+    before.unchanged(&node.snapshot());
+
+    let ran = renew(&node, &[]);
+    ran.done()
+        .row_says("apiserver", "rekeyed")
+        .row_says("apiserver", "due since ")
+        .row_says("etcd-peer", "kept")
+        // R8.
+        .row_says("admin.conf", "copies of the old admin.conf work until ")
+        .row_says("admin.conf", &ends.format(&Rfc3339).unwrap());
+    assert_eq!(
+        changed(&old, &keys(&node)),
+        [CertName::Apiserver, CertName::AdminConf]
+    );
+    node.assert_sound(&EVERYTHING);
+    needs(&node, &[]).ended(1);
+}
+
+#[test]
+fn json_has_what_the_table_has() {
+    let node = node();
+    made_before(&node, &[CertName::EtcdPeer], DUE);
+    let need: Value = serde_json::from_str(&needs(&node, &["-o", "json"]).stdout).unwrap();
+    assert_eq!(need["answer"], "yes");
+    assert!(
+        need["reason"]
+            .as_str()
+            .unwrap()
+            .starts_with("etcd-peer: due since ")
+    );
+    let report: Value = serde_json::from_str(&renew(&node, &["-o", "json"]).stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let row = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
+    assert_eq!(row("etcd-peer")["action"], "rekeyed");
+    assert_eq!(row("apiserver")["action"], "kept");
+    let (due, end) = (&row("etcd-peer")["due"], &row("etcd-peer")["notAfter"]);
+    assert!(due.as_str().unwrap() < end.as_str().unwrap(), "{due} {end}");
+}
+
+#[test]
+fn without_rekey_the_key_stays_byte_for_byte() {
+    // RSA signs a CSR the same way twice: the signer must still take it for another request.
+    for algorithm in ["ECDSA-P256", "RSA-2048"] {
+        let few = "etcd: {external: {endpoints: ['http://192.0.2.50:2379']}}\n";
+        let node = Node::of(&format!("{}{few}", INIT.replace("ECDSA-P256", algorithm)));
+        node.settings("rotation: {rekey: false}\n");
+        node.ask().done();
+        let paths = ["apiserver", "front-proxy-client"];
+        let read = |paths: &[&str]| -> Vec<String> {
+            let paths = paths.iter();
+            paths
+                .map(|name| node.read(format!("/etc/kubernetes/pki/{name}.key")))
+                .collect()
+        };
+        let names = [CertName::Apiserver, CertName::FrontProxyClient];
+        let (old, old_leaf) = (read(&paths), node.leaf(CertName::Apiserver).unwrap().0);
+        made_before(&node, &names, DUE);
+        // One second later, so that the new one ends later.
+        std::thread::sleep(Duration::from_millis(1100));
+        renew(&node, &[])
+            .done()
+            .row_says("apiserver", "renewed")
+            .row_says("apiserver-kubelet-client", "kept");
+        assert_eq!(read(&paths), old, "{algorithm}");
+        let (leaf, _) = node.leaf(CertName::Apiserver).unwrap();
+        assert_ne!(leaf.leaf().serial(), old_leaf.leaf().serial());
+        assert!(leaf.leaf().not_after() > old_leaf.leaf().not_after());
+        node.assert_sound(&names);
+        // Another algorithm is another key, whatever rekey says.
+        made_before(&node, &names, SETTLED);
+        node.configure(&format!(
+            "{}{few}",
+            INIT.replace("ECDSA-P256", "ECDSA-P384")
+        ));
+        renew(&node, &["--name", "apiserver"])
+            .done()
+            .row_says("apiserver", "rekeyed")
+            .row_says("apiserver", "wanted ECDSA-P384");
+        assert_ne!(read(&paths)[0], old[0]);
+    }
+}
+
+#[test]
+fn names_and_all() {
+    let node = node();
+    let old = keys(&node);
+    renew(
+        &node,
+        &["--name", "apiserver,admin.conf", "--name", "etcd-peer"],
+    )
+    .done()
+    .row_says("apiserver", "asked for")
+    .says_not("scheduler.conf");
+    let now = keys(&node);
+    assert_eq!(
+        changed(&old, &now),
+        [CertName::Apiserver, CertName::EtcdPeer, CertName::AdminConf]
+    );
+    // R4: not again so soon, whoever asks.
+    renew(&node, &["--all"])
+        .done()
+        .row_says("apiserver", "kept")
+        .row_says("apiserver", "s ago, tried again after ")
+        .row_says("scheduler.conf", "rekeyed");
+    assert_eq!(changed(&now, &keys(&node)).len(), EVERYTHING.len() - 3);
+    for command in ["renew", "needs-renewal"] {
+        Ran::of(&mut rotating(&node, command, &["--name", "apisever"]))
+            .ended(64)
+            .says("--name \"apisever\" is no certificate; did you mean apiserver?");
+    }
+    node.configure(&format!(
+        "{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n"
+    ));
+    renew(&node, &["--name", "etcd-peer"])
+        .ended(64)
+        .says("--name etcd-peer: this node holds no such certificate by its configuration; it holds apiserver, ");
+}
+
+#[test]
+fn every_drift_is_renewed_for_its_reason() {
+    let kubeadm = |from: &str, to: &str| INIT.replace(from, to);
+    let drifts: [(&str, String, &str, &str, &str); 5] = [
+        (
+            "SAN",
+            format!("{INIT}apiServer: {{certSANs: [new.example.com]}}\n"),
+            "",
+            "apiserver",
+            "SAN DNS:new.example.com is missing",
+        ),
+        (
+            "address",
+            kubeadm("192.0.2.11", "192.0.2.99"),
+            "",
+            "etcd-peer",
+            "SAN IP:192.0.2.99 is missing",
+        ),
+        (
+            "key algorithm",
+            kubeadm("ECDSA-P256", "ECDSA-P384"),
+            "",
+            "scheduler.conf",
+            "key is ECDSA-P256, wanted ECDSA-P384",
+        ),
+        (
+            "subject",
+            INIT.to_owned(),
+            "commonNames: {etcd-server: other}\n",
+            "etcd-server",
+            "CN is \"cp1\", wanted \"other\"",
+        ),
+        (
+            "server",
+            kubeadm("api.example.com", "api2.example.com"),
+            "",
+            "admin.conf",
+            "server is https://api.example.com:6443, wanted https://api2.example.com:6443",
+        ),
+    ];
+    for (what, kubeadm, settings, name, reason) in drifts {
+        let node = node();
+        node.configure(&kubeadm);
+        node.settings(settings);
+        needs(&node, &["--name", name]).ended(0).says(reason);
+        renew(&node, &[]).done().row_says(name, reason);
+        node.assert_sound(&EVERYTHING);
+        let asked = node.exchanges().len();
+        renew(&node, &[]).done().row_says(name, "kept");
+        assert_eq!(node.exchanges().len(), asked, "{what}");
+    }
+    // What is on disk has changed, not what is wanted.
+    let node = node();
+    let etcd_server = fs::read(node.path("/etc/kubernetes/pki/etcd/server.crt")).unwrap();
+    let key = fs::read(node.path("/etc/kubernetes/pki/etcd/server.key")).unwrap();
+    node.write("/etc/kubernetes/pki/apiserver.crt", &etcd_server);
+    node.write("/etc/kubernetes/pki/apiserver.key", &key);
+    let scheduler = node.read("/etc/kubernetes/scheduler.conf");
+    let other = Kubeconfig::parse(&scheduler).unwrap().current().unwrap();
+    let ours = fs::read_to_string(node.path("/etc/kubernetes/pki/ca.crt")).unwrap();
+    let theirs = fs::read_to_string(node.path("/etc/kubernetes/pki/etcd/ca.crt")).unwrap();
+    assert_eq!(other.authority.unwrap(), ours.as_bytes());
+    let encode = |pem: &str| {
+        let pem = pem.as_bytes();
+        let text = crate::signing::openssl(&["base64", "-A"], pem);
+        String::from_utf8_lossy(&text).trim().to_owned()
+    };
+    let swapped = scheduler.replace(&encode(&ours), &encode(&theirs));
+    assert_ne!(swapped, scheduler);
+    node.write("/etc/kubernetes/scheduler.conf", swapped);
+    renew(&node, &[])
+        .done()
+        .row_says(
+            "apiserver",
+            "no path from it to the trusted CN=kubernetes: its issuer is CN=etcd-ca",
+        )
+        .row_says("scheduler.conf", "rewritten")
+        .row_says("scheduler.conf", "its CA is CN=etcd-ca");
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn windows_are_waited_for_but_not_by_what_is_about_to_expire() {
+    let node = node();
+    let later = (OffsetDateTime::now_utc() + Span::days(3))
+        .weekday()
+        .to_string();
+    let (day, _) = later.split_at(3);
+    node.settings(&format!("rotation: {{window: \"{day} 02:00-03:00\"}}\n"));
+    made_before(&node, &[CertName::Apiserver, CertName::EtcdPeer], DUE);
+    let old = keys(&node);
+    needs(&node, &[]).ended(1);
+    renew(&node, &[])
+        .done()
+        .row_says("apiserver", "kept")
+        .row_says("apiserver", "; waits for the window that opens at 20");
+    assert_eq!(changed(&old, &keys(&node)), []);
+    // A person does not wait.
+    renew(&node, &["--name", "etcd-peer"])
+        .done()
+        .row_says("etcd-peer", "rekeyed");
+    // What lives for less than the time to the window does not either.
+    node.configure(&INIT.replace(
+        "kubernetesVersion:",
+        "certificateValidityPeriod: 24h\nkubernetesVersion:",
+    ));
+    let local = |command: &str| {
+        let config = node.outside("config.yaml");
+        let config = ["--config", config.to_str().unwrap(), "--clock-wait", "0s"];
+        Ran::of(&mut node.with_local(&[command, "--name", "apiserver"], &config))
+    };
+    local("renew").done().row_says("apiserver", "rekeyed");
+    made_before(&node, &[CertName::Apiserver], Span::days(4));
+    let all = node.outside("config.yaml");
+    let all = ["--config", all.to_str().unwrap(), "--clock-wait", "0s"];
+    Ran::of(&mut node.with_local(&["renew"], &all))
+        .done()
+        .row_says("apiserver", "rekeyed")
+        .row_says("apiserver", ", too late for a certificate that ends at 20");
+}
+
+#[test]
+fn one_that_is_refused_holds_up_no_other() {
+    let node = node();
+    made_before(&node, &EVERYTHING, DUE);
+    node.signer_does("etcd-peer", "bad missing-san");
+    let old = keys(&node);
+    renew(&node, &[])
+        .ended(65)
+        .row_says("etcd-peer", "refused")
+        .row_says("etcd-peer", "is missing")
+        .row_says("etcd-server", "rekeyed");
+    let now = keys(&node);
+    assert_eq!(changed(&old, &now).len(), EVERYTHING.len() - 1);
+    assert_eq!(old[&CertName::EtcdPeer], now[&CertName::EtcdPeer]);
+    node.assert_sound(&EVERYTHING);
+    node.signer_behaves();
+    renew(&node, &[])
+        .done()
+        .row_says("etcd-peer", "rekeyed")
+        .row_says("etcd-server", "kept");
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn a_file_that_nobody_can_mend_holds_up_no_other() {
+    let node = node();
+    made_before(&node, &EVERYTHING, DUE);
+    node.write(
+        "/etc/kubernetes/admin.conf",
+        "apiVersion: v1\nkind: Config\ncurrent-context: nowhere\n",
+    );
+    // The pair of another cluster is no reason to let certificates expire either.
+    node.write("/etc/kubernetes/pki/sa.pub", "garbage");
+    renew(&node, &[])
+        .ended(65)
+        .row_says("admin.conf", "refused")
+        .row_says("admin.conf", "move it away and run again")
+        .row_says("apiserver", "rekeyed")
+        .says("note: /etc/kubernetes/pki/sa.pub is not usable");
+    let rest: Vec<CertName> = EVERYTHING
+        .into_iter()
+        .filter(|name| *name != CertName::AdminConf)
+        .collect();
+    node.assert_sound(&rest);
+    needs(&node, &[]).ended(255).says("admin.conf: ");
+    needs(&node, &["--name", "apiserver"]).ended(1);
+}
+
+#[test]
+fn valid_certificates_survive_an_outage_and_it_is_told_when_it_hurts() {
+    let node = node();
+    made_before(&node, &EVERYTHING, DUE);
+    let before = node.etc();
+    for (how, action, urgent) in [("unreachable", "failed", 69), ("pending", "pending", 75)] {
+        node.signer_does("all", how);
+        made_before(&node, &EVERYTHING, DUE);
+        renew(&node, &[])
+            .done()
+            .row_says("apiserver", action)
+            .row_says(
+                "apiserver",
+                "the certificate in place is kept and still valid",
+            )
+            .says("WARN");
+        made_before(&node, &[CertName::EtcdServer], URGENT);
+        renew(&node, &[])
+            .ended(urgent)
+            .row_says("etcd-server", action);
+        before.unchanged(&node.etc());
+        // In an outage no key is made that would be thrown away.
+        if how == "unreachable" {
+            assert!(!node.path("/var/lib/nodepki/pending/apiserver").exists());
+        }
+    }
+    // The same keys are asked for again, and put in place.
+    node.signer_behaves();
+    renew(&node, &[]).done().row_says("apiserver", "rekeyed");
+    for (slot, keys) in node.keys_seen() {
+        assert_eq!(
+            keys.len(),
+            2,
+            "{slot}: one for the bootstrap, one for the renewal"
+        );
+        let name: CertName = slot.parse().unwrap();
+        assert_eq!(keys[1], node.key_in_place(name), "{slot}");
+    }
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn what_has_expired_is_told_as_unreachable_and_renewed_when_the_signer_is_back() {
+    let node = Node::of(&INIT.replace(
+        "kubernetesVersion:",
+        "certificateValidityPeriod: 2s\nkubernetesVersion:",
+    ));
+    node.bootstrap().done();
+    std::thread::sleep(Duration::from_secs(3));
+    node.signer_does("all", "unreachable");
+    needs(&node, &[]).ended(0).says("it expired at ");
+    renew(&node, &[]).ended(69).row_says("apiserver", "failed");
+    node.signer_behaves();
+    renew(&node, &[])
+        .done()
+        .row_says("apiserver", "it expired at ");
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
+fn r4_no_configuration_makes_a_loop() {
+    let node = Node::of(&INIT.replace(
+        "kubernetesVersion:",
+        "certificateValidityPeriod: 20s\nkubernetesVersion:",
+    ));
+    node.settings("rotation: {renewAt: 8760h, minRemaining: 8760h, jitter: 50%}\n");
+    let local = || {
+        let config = node.outside("config.yaml");
+        let config = ["--config", config.to_str().unwrap(), "--clock-wait", "0s"];
+        Ran::of(&mut node.with_local(&["renew"], &config))
+    };
+    node.bootstrap().done();
+    let first = serials(&node);
+    for _ in 0..3 {
+        local().done().row_says("apiserver", "kept");
+    }
+    assert_eq!(changed(&first, &serials(&node)), []);
+    std::thread::sleep(Duration::from_secs(11));
+    local()
+        .done()
+        .row_says("apiserver", "rekeyed")
+        .row_says("apiserver", "s is over, and no earlier is possible");
+    let second = serials(&node);
+    assert_eq!(changed(&first, &second).len(), EVERYTHING.len());
+    local().done().row_says("apiserver", "kept");
+    assert_eq!(changed(&second, &serials(&node)), []);
+}
+
+#[test]
+fn r3_kubeconfigs_that_are_valid_since_the_ca_is_are_not_renewed_for_that() {
+    let node = node();
+    // An authority of 2016, and a certificate that begins with it and lives for a year from now.
+    let long_ago = OffsetDateTime::now_utc() - Span::days(3650);
+    let decades = Duration::from_secs(30 * 365 * 86400);
+    node.replace_authority(Authority::Ca, long_ago, decades);
+    node.remove(RECORD);
+    let spec_life = Duration::from_secs(4015 * 86400);
+    let (_, key) = node.leaf(CertName::AdminConf).unwrap();
+    let profile = nodepki::x509::Profile {
+        subject: nodepki::x509::Subject {
+            common_name: "kubernetes-admin".to_owned(),
+            organizations: vec!["kubeadm:cluster-admins".to_owned()],
+        },
+        sans: nodepki::x509::Sans::default(),
+        usages: vec![nodepki::x509::ExtendedUsage::ClientAuth],
+        key: nodepki::x509::KeyAlgorithm::EcdsaP256,
+        lifetime: spec_life,
+    };
+    let authority = node.authority(Authority::Ca);
+    let leaf = authority
+        .issue(key.public_key(), &profile, long_ago)
+        .unwrap();
+    assert_eq!(leaf.not_before(), authority.bundle().first().not_before());
+    let mut conf = Kubeconfig::parse(&node.read("/etc/kubernetes/admin.conf")).unwrap();
+    conf.set_credentials(&nodepki::kubeconfig::Credentials {
+        server: "https://api.example.com:6443",
+        authority: &authority.bundle().to_pem(),
+        certificate: &leaf.to_pem(),
+        key: &key.to_pem(),
+    })
+    .unwrap();
+    node.write("/etc/kubernetes/admin.conf", conf.to_yaml().as_bytes());
+    needs(&node, &["--name", "admin.conf"])
+        .ended(1)
+        .says("nothing is due before 20");
+}
+
+#[test]
+fn h3_after_a_jump_back_of_the_clock_nothing_is_renewed() {
+    let node = node();
+    made_before(&node, &EVERYTHING, DUE);
+    made_before(&node, &[CertName::EtcdPeer], -Span::hours(1));
+    let before = node.snapshot();
+    renew(&node, &[])
+        .ended(75)
+        .says("but etcd-peer was issued on this node at ")
+        .says("the clock was set back by 1h, and nothing is renewed by it")
+        .says("timedatectl");
+    needs(&node, &[]).ended(255);
+    before.unchanged(&node.snapshot());
+    renew(&node, &["--allow-unsynced"])
+        .done()
+        .row_says("apiserver", "rekeyed");
+    // Five minutes are no jump.
+    made_before(&node, &[CertName::EtcdPeer], -Span::minutes(4));
+    needs(&node, &[]).ended(1);
+}
+
+#[test]
+fn needs_renewal_answers_by_its_exit_status() {
+    let node = Node::new();
+    needs(&node, &[])
+        .ended(2)
+        .says("nodepki bootstrap makes them");
+    node.settings("rotation: {renewAt: soon}\n");
+    needs(&node, &[])
+        .ended(255)
+        .says("rotation.renewAt: \"soon\" is neither a share nor a duration");
+    node.settings("");
+    node.ask().done();
+    needs(&node, &[]).ended(1);
+    node.remove("/etc/kubernetes/pki/apiserver.key");
+    needs(&node, &[]).ended(0).says("apiserver: key is absent");
+    node.write("/var/lib/nodepki/issued.json", "{");
+    renew(&node, &[])
+        .done()
+        .row_says("apiserver", "rekeyed")
+        .says("the record of issue times is ignored");
+}
+
+#[test]
+fn a_damaged_bundle_stops_its_own_certificates_only() {
+    let node = node();
+    made_before(&node, &EVERYTHING, DUE);
+    node.write("/etc/kubernetes/pki/etcd/ca.crt", "garbage");
+    renew(&node, &[])
+        .ended(65)
+        .row_says("etcd-server", "refused")
+        .row_says("etcd-server", "cannot serve as the trust bundle of etcd-ca")
+        .row_says("apiserver", "rekeyed");
+}
+
+#[test]
+fn the_service_account_pair_is_never_made() {
+    let node = node();
+    node.remove("/etc/kubernetes/pki/sa.key");
+    node.remove("/etc/kubernetes/pki/sa.pub");
+    made_before(&node, &[CertName::Apiserver], DUE);
+    renew(&node, &[])
+        .done()
+        .row_says("apiserver", "rekeyed")
+        .says("nodepki bootstrap sees to it");
+    assert!(!node.path("/etc/kubernetes/pki/sa.key").exists());
+}
+
+#[test]
+fn plan_says_when_each_will_be_due() {
+    let node = node();
+    let plan = node.plan();
+    plan.done().says("DUE");
+    let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
+    let not_after = chain.leaf().not_after().date().to_string();
+    let row = plan.row("apiserver");
+    let dates: Vec<&str> = row
+        .split("  ")
+        .map(str::trim)
+        .filter(|cell| cell.ends_with("UTC"))
+        .collect();
+    assert_eq!(dates.len(), 2, "{row}");
+    assert!(
+        dates[0].starts_with(&not_after) && dates[1] < dates[0],
+        "{row}"
+    );
+}
+
+#[test]
+fn kubeadm_reads_what_renew_wrote() {
+    let node = node();
+    made_before(&node, &EVERYTHING, DUE);
+    std::thread::sleep(Duration::from_millis(1100));
+    renew(&node, &[]).done();
+    let config = fs::read_to_string(node.outside("kubeadm.yaml")).unwrap();
+    let etc = node.path("/etc/kubernetes");
+    let report = kubeadm::check_expiration(kubeadm::Node::new(&etc), &config, "json");
+    let text = String::from_utf8_lossy(&report.stdout).into_owned();
+    let begin = text
+        .find('{')
+        .unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&report.stderr)));
+    let report: Value = serde_json::from_str(&text[begin..]).unwrap();
+    let certificates = report["certificates"].as_array().unwrap();
+    assert_eq!(certificates.len(), 11, "{report}");
+    for certificate in certificates {
+        let name: CertName = certificate["name"].as_str().unwrap().parse().unwrap();
+        let (chain, _) = node.leaf(name).unwrap();
+        let ends = chain.leaf().not_after().format(&Rfc3339).unwrap();
+        assert_eq!(certificate["expirationDate"], ends.as_str(), "{name}");
+    }
+}
+
+#[test]
+fn a_joined_node_renews_without_its_cluster() {
+    let node = Node::of(JOIN);
+    let pair = Node::bootstrapped();
+    for file in ["sa.key", "sa.pub"] {
+        let path = format!("/etc/kubernetes/pki/{file}");
+        node.write(&path, pair.read(&path));
+    }
+    node.ask().done();
+    let held: Vec<CertName> = EVERYTHING
+        .into_iter()
+        .filter(|name| *name != CertName::SuperAdminConf)
+        .collect();
+    made_before(&node, &held, DUE);
+    renew(&node, &[]).done().row_says("apiserver", "rekeyed");
+    node.assert_sound(&held);
+}
+
+/// Each pair is the old one or the new one, and the next run ends with the new ones.
+#[cfg(feature = "failpoints")]
+#[test]
+fn killed_anywhere_a_pair_is_the_old_or_the_new_one() {
+    let whole = node();
+    made_before(&whole, &[CertName::Apiserver, CertName::SchedulerConf], DUE);
+    let places = nodepki::failpoint::STORE
+        .iter()
+        .chain(nodepki::failpoint::AGENT);
+    let mut died = 0;
+    for place in places {
+        let node = whole.copied();
+        let ran = Ran::of(rotating(&node, "renew", &[]).env("NODEPKI_FAILPOINT", place));
+        if ran.signal != Some(9) {
+            continue;
+        }
+        died += 1;
+        for name in EVERYTHING {
+            let (chain, key) = node.leaf(name).unwrap();
+            let pair = chain.leaf().public_key() == key.public_key();
+            assert!(
+                pair || node.path("/var/lib/nodepki/journal.json").exists(),
+                "{place}: {name} is torn for good"
+            );
+        }
+        renew(&node, &[]).done();
+        node.assert_sound(&EVERYTHING);
+        needs(&node, &[]).ended(1);
+    }
+    assert!(died >= 15, "only {died} places were passed");
+}

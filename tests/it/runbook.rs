@@ -1,0 +1,212 @@
+//! `packaging/runbook.md`: its commands, run exactly as they stand on the page, on nodes that are broken as it says.
+//!
+//! A block of the page is run by a shell that sees the node under `/mnt` and a stick and an offline CA under `/media`.
+//! Every block has its expectation here; a new one without is a failure.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use nodepki::names::Authority;
+use nodepki::x509::{CertificateAuthority, PrivateKey};
+use time::OffsetDateTime;
+
+use crate::node::{EVERYTHING, INIT, NODEPKI, Node, Ran, with_mounts};
+use crate::running;
+
+const PAGE: &str = include_str!("../../packaging/runbook.md");
+const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
+const SETTINGS: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+    authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}\n\
+    signers: {s: {local: {directory: /media/ca}}}\n";
+
+/// The command blocks, each with the number of its section.
+fn blocks() -> Vec<(u32, String)> {
+    let mut blocks = Vec::new();
+    let (mut section, mut block) = (0, None::<String>);
+    for line in PAGE.lines() {
+        let code = line.trim_start();
+        match (&mut block, code) {
+            (None, "```sh") => block = Some(String::new()),
+            (Some(_), "```") => blocks.extend(block.take().map(|block| (section, block))),
+            (Some(block), _) => block.push_str(&format!("{code}\n")),
+            (None, _) => {
+                let heading = line
+                    .strip_prefix("## ")
+                    .and_then(|rest| rest.split_once('.'));
+                section = heading.map_or(section, |(number, _)| number.parse().unwrap());
+            }
+        }
+    }
+    blocks
+}
+
+/// A node on which everything has expired, with a stick and the offline CA beside it. Without its kubeadm file, as
+/// after any boot.
+fn expired() -> Node {
+    let node = running::running(INIT);
+    node.write("/root/.keep", "");
+    fs::create_dir_all(node.outside("media/usb")).unwrap();
+    crate::kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
+    // All of it again, and this time for a second.
+    let kept = node.read(KEPT);
+    node.write(KEPT, format!("{kept}certificateValidityPeriod: 1s\n"));
+    for name in EVERYTHING {
+        match name.is_kubeconfig() {
+            true => node.remove(format!("/etc/kubernetes/{name}")),
+            false => {
+                for extension in ["crt", "key"] {
+                    let file = format!("{}.{extension}", name.base_name());
+                    node.remove(format!("/etc/kubernetes/pki/{file}"));
+                }
+            }
+        }
+    }
+    // What only a first node has shows that it is one.
+    node.write("/etc/kubernetes/super-admin.conf", "");
+    let signer = format!("local:{}", node.ca().display());
+    node.run(&["bootstrap", "--signer", &signer]).done();
+    node.write(KEPT, kept);
+    std::thread::sleep(Duration::from_millis(2100));
+    node
+}
+
+/// Runs the blocks of a section as they stand; each must end with its status and say its words.
+fn follow(node: &Node, section: u32, expected: &[(i32, &[&str])]) {
+    let blocks = blocks().into_iter().filter(|(of, _)| *of == section);
+    let blocks: Vec<String> = blocks.map(|(_, block)| block).collect();
+    assert_eq!(
+        blocks.len(),
+        expected.len(),
+        "section {section}: {blocks:?}"
+    );
+    for (block, (code, words)) in blocks.iter().zip(expected) {
+        let ran = run(node, block);
+        assert_eq!(ran.code, Some(*code), "{block}{}", ran.said());
+        for words in *words {
+            assert!(
+                ran.said().contains(words),
+                "{words:?} after {block}{}",
+                ran.said()
+            );
+        }
+    }
+}
+
+fn run(node: &Node, block: &str) -> Ran {
+    let mut shell = Command::new("sh");
+    shell.arg("-euc").arg(block);
+    let bin = std::path::Path::new(NODEPKI).parent().unwrap().display();
+    let place = format!(
+        "mount --bind \"$1\" /mnt; mount --bind \"$1/../media\" /media; PATH={bin}:$PATH; export PATH"
+    );
+    with_mounts(node, &shell, &place)
+}
+
+const SOUND: &[(i32, &[&str])] = &[(0, &["keep", "0 errors"])];
+
+#[test]
+fn the_page_has_no_other_blocks() {
+    let sections: Vec<u32> = blocks().into_iter().map(|(section, _)| section).collect();
+    assert_eq!(sections, [1, 1, 2, 3, 4, 4, 4, 5, 6]);
+}
+
+#[test]
+fn an_expired_node_is_renewed_with_an_online_signer() {
+    let node = expired();
+    node.write("/etc/nodepki/config.yaml", SETTINGS);
+    let shown = &["expired", "apiserver", "2 errors"][..2];
+    let advice: &[&str] = &[
+        "error    expired",
+        "nodepki --root /mnt bootstrap",
+        "csr export DIR",
+    ];
+    follow(&node, 1, &[(0, shown), (65, advice)]);
+    follow(&node, 2, &[(0, &["issue", "it expired at"])]);
+    follow(&node, 3, &[(0, &["apiserver", "issued"])]);
+    node.assert_sound(&EVERYTHING);
+    follow(&node, 6, SOUND);
+}
+
+#[test]
+fn an_expired_node_is_renewed_offline_where_no_signer_is() {
+    let node = expired();
+    let snapshot = node.etc();
+    follow(
+        &node,
+        2,
+        &[(
+            0,
+            &["nobody is configured to sign", "nodepki csr export DIR"],
+        )],
+    );
+    follow(
+        &node,
+        3,
+        &[(
+            78,
+            &["authority ca has no signer", "nodepki csr export DIR"],
+        )],
+    );
+    snapshot.unchanged(&node.etc());
+    let next = "nodepki --root /mnt csr import /media/usb/cp1";
+    follow(
+        &node,
+        4,
+        &[
+            (0, &["12 requests written", next]),
+            (0, &[]),
+            (0, &["apiserver", "issued"]),
+        ],
+    );
+    node.assert_sound(&EVERYTHING);
+    follow(&node, 6, SOUND);
+}
+
+#[test]
+fn an_expired_authority_is_told_from_what_hangs_on_it_and_replaced_by_one_of_the_same_key() {
+    let node = Node::of(INIT);
+    let now = OffsetDateTime::now_utc();
+    let year = Duration::from_secs(365 * 86400);
+    node.replace_authority(Authority::Ca, now, year);
+    node.write("/run/kubeadm/kubeadm.yaml", INIT);
+    node.bootstrap().done();
+    let bootstrapped = node.run(&[
+        "bootstrap",
+        "--signer",
+        &format!("local:{}", node.ca().display()),
+    ]);
+    bootstrapped.done();
+    fs::remove_dir_all(node.path("/run/kubeadm")).unwrap();
+    let made = |at: OffsetDateTime| {
+        let key = PrivateKey::from_pem(&fs::read(node.ca().join("ca.key")).unwrap()).unwrap();
+        let name = Authority::Ca.common_name();
+        CertificateAuthority::self_signed(name, key, at, year)
+            .unwrap()
+            .bundle()
+            .to_pem()
+    };
+    node.write("/etc/kubernetes/pki/ca.crt", made(now - 2 * year));
+    node.write("/root/.keep", "");
+    fs::create_dir_all(node.outside("media/usb")).unwrap();
+    fs::write(node.outside("media/usb/ca.crt"), made(now)).unwrap();
+    fs::write(node.ca().join("ca.crt"), made(now)).unwrap();
+    crate::kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
+    node.write("/etc/nodepki/config.yaml", SETTINGS);
+    let radius: &[&str] = &[
+        "ca: it expired at",
+        "with it fail apiserver",
+        "every kubelet",
+        "same key and subject",
+    ];
+    follow(&node, 1, &[(0, &["expired"]), (65, radius)]);
+    let refusal: &[&str] = &["the CA certificate in", "expired at"];
+    follow(&node, 2, &[(65, refusal)]);
+    let snapshot = node.etc();
+    follow(&node, 3, &[(65, refusal)]);
+    snapshot.unchanged(&node.etc());
+    follow(&node, 5, &[(0, &["admin.conf"])]);
+    follow(&node, 3, &[(0, &["admin.conf"])]);
+    node.assert_sound(&EVERYTHING);
+    follow(&node, 6, SOUND);
+}
