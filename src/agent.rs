@@ -92,6 +92,16 @@ impl ExitCode {
     }
 }
 
+impl ExitCode {
+    /// How a run ended.
+    pub fn of(run: Result<&Report, &Failure>) -> ExitCode {
+        match run {
+            Ok(report) => report.code(),
+            Err(failure) => failure.code,
+        }
+    }
+}
+
 impl PartialOrd for ExitCode {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
@@ -448,40 +458,35 @@ fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
 
 /// Before a request is sent: is there room and permission for what would come back?
 fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
-    // A chain with two intermediates, or a kubeconfig around one, in RSA-4096.
-    const LARGEST: u64 = 24 * 1024;
-    let certs = survey
-        .certs
-        .iter()
-        .filter(|cert| !matches!(cert.action, Action::Keep { .. }));
-    let paths = certs.flat_map(|cert| cert.spec.output.paths());
-    let kubelet = survey
-        .certs
-        .iter()
-        .filter(|cert| !matches!(cert.action, Action::Keep { .. }))
-        .filter_map(|cert| Some(cert.found.store.as_ref()?.dir.join("kubelet-client.pem")));
-    let kubelet: Vec<PathBuf> = kubelet.collect();
-    let bundles = survey
-        .bundles
-        .iter()
-        .filter(|bundle| !bundle.in_place)
-        .map(|bundle| bundle.spec.path.as_path());
+    let certs = survey.certs.iter();
+    let certs = certs.filter(|cert| !matches!(cert.action, Action::Keep { .. }));
+    let bundles = survey.bundles.iter().filter(|bundle| !bundle.in_place);
     let service_account = setup.plan.service_account.as_ref().filter(|_| {
         !matches!(
             survey.service_account,
             None | Some(ServiceAccountAction::Keep)
         )
     });
-    let service_account = service_account
-        .into_iter()
-        .map(|spec| spec.public.as_path());
-    let files: Vec<(&Path, u64)> = paths
-        .chain(kubelet.iter().map(PathBuf::as_path))
-        .chain(bundles)
-        .chain(service_account)
-        .map(|path| (path, LARGEST))
-        .collect();
-    store.root().preflight(files).map_err(|errors| {
+    let paths = certs
+        .flat_map(written)
+        .chain(bundles.map(|bundle| bundle.spec.path.clone()))
+        .chain(service_account.map(|spec| spec.public.clone()));
+    room_for(store.root(), paths)
+}
+
+/// The files that hold a certificate once it is there.
+fn written(cert: &SurveyedCert) -> impl Iterator<Item = PathBuf> {
+    let paths = cert.spec.output.paths().into_iter().map(Path::to_owned);
+    let kubelet = cert.found.store.as_ref();
+    paths.chain(kubelet.map(|store| store.dir.join("kubelet-client.pem")))
+}
+
+fn room_for(root: &Root, paths: impl Iterator<Item = PathBuf>) -> Result<(), Failure> {
+    // A chain with two intermediates, or a kubeconfig around one, in RSA-4096.
+    const LARGEST: u64 = 24 * 1024;
+    let paths: Vec<PathBuf> = paths.collect();
+    let files = paths.iter().map(|path| (path.as_path(), LARGEST));
+    root.preflight(files).map_err(|errors| {
         let failures: Vec<Failure> = errors.into_iter().map(Failure::from).collect();
         Failure {
             code: failures

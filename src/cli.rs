@@ -5,6 +5,7 @@ mod capi;
 mod certs;
 mod csr;
 mod doctor;
+mod journal;
 mod migrate;
 mod renew;
 mod table;
@@ -24,6 +25,7 @@ use crate::demo;
 use crate::join;
 use crate::kubeadm::{NodeName, Role, parse_duration};
 use crate::load::{self, AddressChange, Inputs, Loaded};
+use crate::metrics::{self, Metrics};
 use crate::names::{Authority, CertName};
 use crate::plan;
 use crate::settings::{Settings, StandIns};
@@ -90,6 +92,8 @@ enum Output {
     Json,
     /// For programs and people.
     Yaml,
+    /// For Prometheus; `status` only.
+    Prometheus,
 }
 
 #[derive(Debug, Subcommand)]
@@ -257,6 +261,12 @@ fn tell(failure: &Failure) {
 impl Cli {
     fn run(self) -> Result<u8, Failure> {
         let Cli { global, command } = self;
+        if global.output == Output::Prometheus && !matches!(command, Command::Status(_)) {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                "only status prints metrics; use -o table, json or yaml",
+            ));
+        }
         let code = match command {
             // The one command whose exit status is an answer.
             Command::NeedsRenewal(arguments) => return Ok(arguments.run(&global)),
@@ -329,13 +339,12 @@ impl Global {
 
     fn bootstrap(&self, loaded: Loaded) -> Result<ExitCode, Failure> {
         let terminal = Terminal::new(self.verbose);
-        let report = runtime()?.block_on(agent::bootstrap(
-            &self.open_root()?,
-            &loaded.setup,
-            now,
-            &terminal,
-        ));
+        let root = self.open_root()?;
+        let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "bootstrap");
+        let recorder = metrics.recorder(&loaded.setup, &terminal, now());
+        let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &recorder));
         drop(terminal);
+        warn(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
         let report = report?;
         log(&report);
         self.print_report(&report)?;
@@ -377,29 +386,37 @@ impl Global {
     fn crl(&self, loaded: &Loaded) -> Result<ExitCode, Failure> {
         let root = self.open_root()?;
         let terminal = Terminal::new(self.verbose);
-        let update = agent::update_revocations(&root, &loaded.setup, now, &terminal);
-        let report = runtime()?.block_on(update)?;
+        let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "crl");
+        let recorder = metrics.recorder(&loaded.setup, &terminal, now());
+        let update = agent::update_revocations(&root, &loaded.setup, now, &recorder);
+        let report = runtime()?.block_on(update);
+        warn(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
+        let report = report?;
         self.print_report(&report)?;
         Ok(report.code())
     }
 
     fn status(&self, arguments: &StatusArgs) -> Result<ExitCode, Failure> {
-        let status = status::collect(&self.open_root()?, &arguments.cert_dir, now());
+        let root = self.open_root()?;
+        let status = status::collect(&root, &arguments.cert_dir, now());
+        if self.output == Output::Prometheus {
+            return print(&metrics::of_status(&root, &status));
+        }
         if arguments.kubeadm {
             for note in status::kubeadm_notes(&status) {
                 let _ = writeln!(stderr(), "nodepki: {note}");
             }
             return print(&match self.output {
-                Output::Table | Output::Tree => status::kubeadm_table(&status),
                 Output::Json => status::kubeadm_json(&status),
                 Output::Yaml => status::kubeadm_yaml(&status),
+                _ => status::kubeadm_table(&status),
             });
         }
         print(&match self.output {
-            Output::Table => status::table(&status, stdout().is_terminal()),
             Output::Tree => status::tree(&status, stdout().is_terminal()),
             Output::Json => status::json(&status),
             Output::Yaml => status::yaml(&status),
+            _ => status::table(&status, stdout().is_terminal()),
         })
     }
 
@@ -466,7 +483,7 @@ impl Global {
     fn print_report(&self, report: &Report) -> Result<ExitCode, Failure> {
         match self.output {
             Output::Table | Output::Tree => print(&table::render(report, self.verbose > 0)),
-            Output::Json | Output::Yaml => self.print_value(report, self.output),
+            _ => self.print_value(report, self.output),
         }
     }
 

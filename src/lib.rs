@@ -28,7 +28,7 @@
 //! | command line | [`cli`] |
 //! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`] |
 //! | inputs | [`load`] |
-//! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`] |
+//! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`], [`metrics`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
@@ -72,6 +72,7 @@ pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
 pub mod manifest;
+pub mod metrics;
 pub mod migrate;
 pub mod names;
 pub mod offline;

@@ -11,6 +11,7 @@
 
 mod keys;
 mod kubelet;
+mod metrics;
 mod rotation;
 
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ use crate::signer;
 use crate::yaml::{self, Faults, Field, Map, Node, Severity, Spot, Walk};
 
 pub use kubelet::{KubeletIdentity, KubeletSettings};
+pub use metrics::MetricsSettings;
 
 /// The configuration file.
 pub const MAIN_FILE: &str = "/etc/nodepki/config.yaml";
@@ -79,6 +81,8 @@ pub struct Settings {
     pub clock_max_wait: Duration,
     /// When certificates are renewed.
     pub rotation: Rotation,
+    /// Where metrics go.
+    pub metrics: MetricsSettings,
     /// The `pki` block as written, for [`Settings::redacted`].
     pki_source: Option<Value>,
 }
@@ -195,6 +199,7 @@ impl Default for Settings {
             wait: DEFAULT_WAIT,
             clock_max_wait: DEFAULT_CLOCK_WAIT,
             rotation: Rotation::default(),
+            metrics: MetricsSettings::default(),
             pki_source: None,
         }
     }
@@ -366,6 +371,7 @@ impl Settings {
                 json!({"maxWait": format_duration(self.clock_max_wait)}),
             );
             map.insert("rotation".to_owned(), rotation::redacted(&self.rotation));
+            map.insert("metrics".to_owned(), self.metrics.redacted());
         }
         root
     }
@@ -461,6 +467,10 @@ impl Settings {
         }
         if let Some(block) = section(map, "rotation") {
             rotation::read(&block, &mut self.rotation);
+            block.finish();
+        }
+        if let Some(block) = section(map, "metrics") {
+            self.metrics = MetricsSettings::read(&block);
             block.finish();
         }
         let signers = self.read_signers(map);
@@ -590,7 +600,7 @@ impl Settings {
 }
 
 /// Blocks of later releases.
-const LATER_KEYS: [&str; 2] = ["reload", "metrics"];
+const LATER_KEYS: [&str; 1] = ["reload"];
 /// Reports a key that has a meaning, but not yet. Accepting what does nothing would deceive.
 fn later(map: &Map<'_>, key: &str) {
     let Some(entry) = map.field().node().get(key) else {

@@ -135,6 +135,18 @@ pub enum State {
 }
 
 impl State {
+    /// All of them.
+    pub const ALL: [State; 8] = [
+        State::Ok,
+        State::Expiring,
+        State::Unreadable,
+        State::Missing,
+        State::Untrusted,
+        State::NotYetValid,
+        State::Torn,
+        State::Expired,
+    ];
+
     /// As people read it.
     pub const fn as_str(self) -> &'static str {
         match self {

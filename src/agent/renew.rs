@@ -11,7 +11,7 @@ use time::{Duration, OffsetDateTime};
 use super::survey::Rotating;
 use super::{
     Clock, ExitCode, Failure, Progress, Report, Run, ServiceAccountAction, Setup, Survey, install,
-    open_store, report, revocation, room,
+    open_store, report, revocation, room_for, written,
 };
 use crate::assess::{Action, Demand, Found};
 use crate::names::{Authority, CertName};
@@ -90,8 +90,12 @@ pub async fn renew(
         let report = report::settled(setup, survey);
         return Ok(Renewed { report, next });
     }
-    room(&store, setup, &survey)?;
     let mut run = Run::new(setup, &store, clock, progress, &mut survey)?;
+    for cert in survey.to_issue() {
+        if let Err(failure) = room_for(store.root(), written(cert)) {
+            run.leave_out([cert], failure);
+        }
+    }
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
     let mut outcomes = run.request_all(&survey).await?;

@@ -1,5 +1,7 @@
 //! What is on disk, read once and judged against the plan. Reads only, takes no lock, needs no state directory.
 
+mod rotation;
+
 use std::path::{Path, PathBuf};
 
 use time::OffsetDateTime;
@@ -7,18 +9,19 @@ use zeroize::Zeroizing;
 
 use super::{Provided, ServiceAccount};
 use crate::assess::{
-    self, Action, Age, Demand, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk,
-    ReadKubeconfig, assess, assess_bundle, rotate,
+    self, Action, Age, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk, ReadKubeconfig,
+    assess, assess_bundle,
 };
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
-use crate::schedule::{Rotation, due_at};
 use crate::signer::Current;
 use crate::store::{self, Root};
 use crate::x509::{
-    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, hex,
-    is_for_names, rfc3339,
+    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, is_for_names,
+    rfc3339,
 };
+
+pub(super) use rotation::Rotating;
 
 /// The plan beside what was found.
 pub struct Survey {
@@ -38,13 +41,6 @@ pub struct Survey {
     pub refusals: Vec<String>,
     /// The rules by which what serves is renewed; `None` where nothing is.
     pub(super) rotating: Option<Rotating>,
-}
-
-/// See [`Survey::rotating`].
-pub(super) struct Rotating {
-    pub(super) rotation: Rotation,
-    pub(super) node: String,
-    pub(super) demand: Demand,
 }
 
 /// One certificate as found and judged.
@@ -82,18 +78,6 @@ impl SurveyedCert {
             for_age: false,
             keep_key: false,
         }
-    }
-
-    /// There is a key that a new certificate may be for: of the wanted kind, the certificate's own, and nobody else's.
-    pub(super) fn has_good_key(&self) -> bool {
-        let (Some(chain), Some(key)) = (self.found.chain.present(), self.found.key.present())
-        else {
-            return false;
-        };
-        chain.leaf().public_key() == key.public_key()
-            && key.key_type().to_string() == self.spec.profile.key.to_string()
-            && self.found.exposed.is_none()
-            && self.found.revoked.is_none()
     }
 
     /// What is there serves as it is: whatever happens now, the node is not worse off.
@@ -283,62 +267,6 @@ impl Survey {
             }
         }
         self.rotate(trust, now);
-    }
-
-    /// Says how old everything is, by what was recorded when it was installed.
-    pub(super) fn tell_age(&mut self, root: &Root, rotation: &Rotation, node: &str) {
-        let issued = root.issued().unwrap_or_else(|error| {
-            self.notes.push(format!(
-                "the record of issue times is ignored, and ages are concluded from the certificates: {error}"
-            ));
-            Default::default()
-        });
-        for cert in &mut self.certs {
-            let Some(chain) = cert.found.chain.present() else {
-                continue;
-            };
-            let fingerprint = hex(&chain.leaf().fingerprint());
-            let recorded = issued
-                .get(&cert.spec.name)
-                .filter(|issued| issued.sha256 == fingerprint)
-                .map(|issued| issued.at);
-            let trust = self
-                .bundles
-                .iter()
-                .find(|bundle| bundle.spec.authority == cert.spec.authority)
-                .and_then(|bundle| bundle.found.present());
-            let age = Age::of(chain, recorded, trust, cert.spec.profile.lifetime);
-            cert.due = Some(due_at(&age.life, rotation, node).0);
-            cert.age = Some(age);
-        }
-    }
-
-    /// Lets rotation have its say, if it has one.
-    pub(super) fn rotate(
-        &mut self,
-        trust: impl Fn(Authority) -> Option<TrustBundle>,
-        now: OffsetDateTime,
-    ) {
-        let Some(rotating) = &self.rotating else {
-            return;
-        };
-        for cert in &mut self.certs {
-            let trust = trust(cert.spec.authority);
-            let serving = cert.age.filter(|_| cert.still_serves(trust.as_ref(), now));
-            let authorities = trust.iter().flat_map(TrustBundle::certificates);
-            let rules = assess::Rules {
-                rotation: &rotating.rotation,
-                node: &rotating.node,
-                demand: rotating.demand,
-                authority_ends: authorities.map(|authority| authority.not_after()).max(),
-            };
-            let action = std::mem::replace(&mut cert.action, Action::Keep { notes: Vec::new() });
-            let rotated = rotate(action, serving.as_ref(), rules, now);
-            cert.action = rotated.action;
-            cert.next = rotated.next;
-            cert.urgent = rotated.urgent;
-            cert.for_age = rotated.for_age;
-        }
     }
 
     fn read_bundle(

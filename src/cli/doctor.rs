@@ -28,7 +28,7 @@ impl Arguments {
         if self.list {
             return match global.output {
                 Output::Table | Output::Tree => print(&doctor::list()),
-                Output::Json | Output::Yaml => global.print_value(&CHECKS, global.output),
+                _ => global.print_value(&CHECKS, global.output),
             };
         }
         let inputs = Inputs {
@@ -40,7 +40,7 @@ impl Arguments {
         let diagnosis = runtime()?.block_on(doctor::diagnose(&root, &inputs, super::now()));
         match global.output {
             Output::Table | Output::Tree => print(&doctor::table(&diagnosis))?,
-            Output::Json | Output::Yaml => global.print_value(&diagnosis, global.output)?,
+            _ => global.print_value(&diagnosis, global.output)?,
         };
         Ok(match diagnosis.is_ill() {
             true => ExitCode::Refused,

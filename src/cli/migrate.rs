@@ -136,7 +136,7 @@ impl Command {
         };
         match global.output {
             Output::Table | Output::Tree => print(&text(&report))?,
-            Output::Json | Output::Yaml => global.print_value(&report, global.output)?,
+            _ => global.print_value(&report, global.output)?,
         };
         for message in report.unproven.iter().flat_map(|failure| &failure.messages) {
             let _ = writeln!(stderr(), "nodepki: {message}");

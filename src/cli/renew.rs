@@ -6,9 +6,10 @@ use std::io::{Write, stderr};
 use clap::Args;
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, log, now, print, runtime, tell};
+use super::{Global, Output, Run, log, now, print, runtime, tell, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
 use crate::load::Loaded;
+use crate::metrics::Metrics;
 use crate::names::CertName;
 use crate::yaml;
 
@@ -106,9 +107,14 @@ impl Arguments {
             return Ok(report.code());
         }
         let terminal = Terminal::new(global.verbose);
-        let renewed =
-            runtime()?.block_on(agent::renew(&root, &loaded.setup, &scope, now, &terminal));
+        let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "renew");
+        let recorder = metrics.recorder(&loaded.setup, &terminal, now());
+        let renew = agent::renew(&root, &loaded.setup, &scope, now, &recorder);
+        let renewed = runtime()?.block_on(renew);
         drop(terminal);
+        let code = ExitCode::of(renewed.as_ref().map(|renewed| &renewed.report));
+        let next = renewed.as_ref().ok().and_then(|renewed| renewed.next);
+        warn(&metrics.ended(&loaded.setup, code, next, now()));
         let report = renewed?.report;
         log(&report);
         global.print_report(&report)?;
@@ -150,7 +156,7 @@ impl NeedsArguments {
         }
         match global.output {
             Output::Table | Output::Tree => print(&format!("{}\n", need.reason))?,
-            Output::Json | Output::Yaml => global.print_value(&need, global.output)?,
+            _ => global.print_value(&need, global.output)?,
         };
         Ok(need.answer)
     }

@@ -8,8 +8,10 @@ use std::io::{IsTerminal, Write, stderr};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
+use super::journal::{self, Journal};
 use crate::agent::{Event, Progress};
 use crate::names::CertName;
+use crate::x509::rfc3339;
 
 /// Where events go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -32,16 +34,13 @@ pub(super) fn subscribe(format: LogFormat, verbose: u8) {
         _ => "debug",
     };
     let under_systemd = format == LogFormat::Auto && stderr_is_the_journal();
-    let journal = (format == LogFormat::Journal || under_systemd).then(tracing_journald::layer);
-    if let Some(Ok(layer)) = journal {
+    let journal = (format == LogFormat::Journal || under_systemd).then(Journal::open);
+    if let Some(Ok(journal)) = journal {
         // The journal keeps everything that matters for a later question; -v is for terminals.
         let level = if verbose == 0 { "info" } else { level };
-        let layer = layer
-            .with_field_prefix(Some("NODEPKI".to_owned()))
-            .with_syslog_identifier("nodepki".to_owned());
         tracing_subscriber::registry()
             .with(EnvFilter::new(level))
-            .with(layer)
+            .with(journal)
             .init();
         return;
     }
@@ -143,27 +142,46 @@ impl Progress for Terminal {
             Event::Signed(name) => {
                 tracing::info!(certificate = name.as_str(), "signed and verified")
             }
-            Event::Installed { name, serial, .. } => {
-                tracing::info!(certificate = name.as_str(), serial, "installed")
+            Event::Installed {
+                name,
+                signer,
+                serial,
+                not_after,
+                renewed,
+            } => {
+                let (certificate, authority) = (name.as_str(), name.authority().as_str());
+                let not_after = rfc3339(*not_after);
+                // The name of an event is part of the program.
+                match renewed {
+                    true => {
+                        tracing::info!(name: journal::RENEWED, certificate, authority, signer, serial, not_after, "renewed")
+                    }
+                    false => {
+                        tracing::info!(name: journal::ISSUED, certificate, authority, signer, serial, not_after, "issued")
+                    }
+                }
             }
             Event::Pending { name, signer, why } => {
-                tracing::info!(certificate = name.as_str(), signer, why, "pending")
+                tracing::info!(name: journal::PENDING, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "pending")
             }
             Event::Refused { name, signer, why } => {
-                tracing::info!(certificate = name.as_str(), signer, why, "refused")
+                tracing::info!(name: journal::REFUSED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "refused")
             }
             Event::Failed { name, signer, why } => {
-                tracing::info!(certificate = name.as_str(), signer, why, "failed")
+                tracing::info!(name: journal::FAILED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "failed")
             }
-            Event::Expiring { name, not_after } => tracing::info!(
-                certificate = name.as_str(),
-                "not replaced; the one in place is valid until {not_after}"
-            ),
-            Event::Restarted { component } => tracing::info!(component, "restarted"),
+            Event::Expiring { name, not_after } => {
+                tracing::info!(name: journal::EXPIRING, certificate = name.as_str(), authority = name.authority().as_str(), not_after = rfc3339(*not_after), "was due and is not replaced")
+            }
+            Event::Restarted { component } => {
+                tracing::info!(name: journal::RESTARTED, component, "restarted")
+            }
             Event::RolledBack { component, why } => {
-                tracing::warn!(component, "rolled back: {why}")
+                tracing::warn!(name: journal::ROLLED_BACK, component, why, "rolled back")
             }
-            Event::ClockBehind(why) => tracing::warn!("{why}; waiting for time synchronization"),
+            Event::ClockBehind(why) => {
+                tracing::warn!(name: journal::CLOCK_DOUBTED, "{why}; waiting for time synchronization")
+            }
         }
         if let Some(line) = &self.line {
             let mut line = line.borrow_mut();

@@ -80,6 +80,8 @@ pub(super) const KEYS: &[Key] = &[
     key("rotation.minRemaining", Form::Duration, "A certificate is due at the latest when this is left of its life; default 1h."),
     key("rotation.window", Form::Defined("window"), "When renewals may happen, in UTC, as in Sun 02:00-05:00; one that is about to expire does not wait."),
     key("rotation.rekey", Form::Flag, "Make a new key for every renewal; default true."),
+    key("metrics.textfile", Form::Path, "File for node_exporter's textfile collector; its name ends with .prom."),
+    key("metrics.listen", Form::Text, "Address at which the daemon serves /metrics and /healthz, for example 127.0.0.1:9465; read when it starts."),
 ];
 
 /// The schema document.

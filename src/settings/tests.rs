@@ -62,6 +62,7 @@ kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
 wait: 10m
 clock: {maxWait: 5m}
 rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false}
+metrics: {textfile: /var/lib/node_exporter/textfile_collector/nodepki.prom, listen: "127.0.0.1:9465"}
 "#;
 
 fn settings(body: &str) -> Settings {
@@ -307,8 +308,12 @@ fn single_faults() {
             "c.yaml:3:11: nodeName: unquoted yes is a boolean, must be text (write \"yes\" in quotes)",
         ),
         (
-            "metrics:\n",
-            "c.yaml:3:8: metrics: is not supported by this release (remove it)",
+            "metrics: {textfile: /var/lib/node_exporter/nodepki.txt}\n",
+            "c.yaml:3:21: metrics.textfile: node_exporter does not read /var/lib/node_exporter/nodepki.txt (use a name that ends with .prom)",
+        ),
+        (
+            "metrics: {listen: localhost}\n",
+            "c.yaml:3:19: metrics.listen: \"localhost\" is no IP address with a port (write 127.0.0.1:9465 or [::1]:9465)",
         ),
         (
             "rotation: {renewAt: 66}\n",

@@ -25,6 +25,8 @@ use super::error::{Error, Obstacle};
 /// One fixed name a target, not a random one: whatever a crash leaves behind is replaced by the next try, so no
 /// number of crashes fills the disk. Only the holder of the lock writes, so two writers never meet on it.
 const UNFINISHED: &str = ".nodepki-new.";
+/// node_exporter reads every file whose name ends with .prom, a hidden one too.
+const UNFINISHED_END: &str = "~";
 
 /// What a path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -416,7 +418,8 @@ impl Dir {
 
     pub(super) fn error(&self, action: &'static str, name: &OsStr, errno: Errno) -> Error {
         // A message names the file that was meant, not its temporary name.
-        let name = match name.to_str().and_then(|name| name.strip_prefix(UNFINISHED)) {
+        let target = |name| str::strip_suffix(str::strip_prefix(name, UNFINISHED)?, UNFINISHED_END);
+        let name = match name.to_str().and_then(target) {
             Some(target) => OsStr::new(target),
             None => name,
         };
@@ -442,6 +445,7 @@ pub(super) const DIRECTORY: OFlag = OFlag::O_RDONLY
 pub(super) fn unfinished(name: &OsStr) -> OsString {
     let mut temp = OsString::from(UNFINISHED);
     temp.push(name);
+    temp.push(UNFINISHED_END);
     temp
 }
 

@@ -8,7 +8,7 @@ const LAYERS: &[&[&str]] = &[
     &["cli"],
     &["demo", "capi", "migrate", "doctor"],
     &["load"],
-    &["join", "certs", "agent", "status", "offline"],
+    &["join", "certs", "agent", "status", "offline", "metrics"],
     &["settings"],
     &["signer"],
     &["discovery"],

@@ -33,6 +33,8 @@ mod kubelet;
 mod layers;
 mod log;
 mod machine;
+mod metrics;
+mod metrics_events;
 mod migrate;
 mod node;
 mod offline;

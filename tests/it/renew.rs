@@ -575,6 +575,37 @@ fn needs_renewal_answers_by_its_exit_status() {
 }
 
 #[test]
+fn a_file_that_cannot_be_written_holds_up_no_other() {
+    let node = Node::on_disk();
+    node.ask().done();
+    made_before(&node, &EVERYTHING, DUE);
+    let file = node.path("/etc/kubernetes/pki/etcd/peer.crt");
+    let chattr = |flag: &str| {
+        let status = Command::new("chattr").arg(flag).arg(&file).status();
+        assert!(
+            status.unwrap().success(),
+            "chattr (apt-get install e2fsprogs)"
+        );
+    };
+    let old = keys(&node);
+    let asked = node.submissions()["etcd-peer"];
+    chattr("+i");
+    let ran = renew(&node, &[]);
+    chattr("-i");
+    ran.ended(65)
+        .row_says("etcd-peer", "failed")
+        .row_says("etcd-peer", "peer.crt is immutable")
+        .row_says("etcd-server", "rekeyed");
+    assert_eq!(changed(&old, &keys(&node)).len(), EVERYTHING.len() - 1);
+    assert_eq!(
+        node.submissions()["etcd-peer"],
+        asked,
+        "nobody is asked for it"
+    );
+    node.assert_sound(&EVERYTHING);
+}
+
+#[test]
 fn a_damaged_bundle_stops_its_own_certificates_only() {
     let node = node();
     made_before(&node, &EVERYTHING, DUE);

@@ -461,9 +461,9 @@ const LINKED_RENAMED: &str = "finish:rename-one:9";
 fn lost_or_damaged_unfinished_files_are_written_again_from_the_journal() {
     for at in [NOTHING_RENAMED, KEY_RENAMED] {
         let (fixture, recovery) = meddled(at, |fixture| {
-            let _ = fs::remove_file(fixture.path(format!("{PKI}/.nodepki-new.apiserver.key")));
+            let _ = fs::remove_file(fixture.path(format!("{PKI}/.nodepki-new.apiserver.key~")));
             fs::write(
-                fixture.path(format!("{PKI}/.nodepki-new.apiserver.crt")),
+                fixture.path(format!("{PKI}/.nodepki-new.apiserver.crt~")),
                 "",
             )
             .unwrap();

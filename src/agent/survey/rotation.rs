@@ -1,0 +1,89 @@
+//! How old what was found is, and what rotation makes of it.
+
+use time::OffsetDateTime;
+
+use super::{Survey, SurveyedCert};
+use crate::assess::{self, Action, Age, Demand, rotate};
+use crate::names::Authority;
+use crate::schedule::{Rotation, due_at};
+use crate::store::Root;
+use crate::x509::{TrustBundle, hex};
+
+/// See [`Survey::rotating`].
+pub(in crate::agent) struct Rotating {
+    pub(in crate::agent) rotation: Rotation,
+    pub(in crate::agent) node: String,
+    pub(in crate::agent) demand: Demand,
+}
+
+impl SurveyedCert {
+    /// There is a key that a new certificate may be for: of the wanted kind, the certificate's own, and nobody else's.
+    pub(in crate::agent) fn has_good_key(&self) -> bool {
+        let (Some(chain), Some(key)) = (self.found.chain.present(), self.found.key.present())
+        else {
+            return false;
+        };
+        chain.leaf().public_key() == key.public_key()
+            && key.key_type().to_string() == self.spec.profile.key.to_string()
+            && self.found.exposed.is_none()
+            && self.found.revoked.is_none()
+    }
+}
+
+impl Survey {
+    /// Says how old everything is, by what was recorded when it was installed.
+    pub(in crate::agent) fn tell_age(&mut self, root: &Root, rotation: &Rotation, node: &str) {
+        let issued = root.issued().unwrap_or_else(|error| {
+            self.notes.push(format!(
+                "the record of issue times is ignored, and ages are concluded from the certificates: {error}"
+            ));
+            Default::default()
+        });
+        for cert in &mut self.certs {
+            let Some(chain) = cert.found.chain.present() else {
+                continue;
+            };
+            let fingerprint = hex(&chain.leaf().fingerprint());
+            let recorded = issued
+                .get(&cert.spec.name)
+                .filter(|issued| issued.sha256 == fingerprint)
+                .map(|issued| issued.at);
+            let trust = self
+                .bundles
+                .iter()
+                .find(|bundle| bundle.spec.authority == cert.spec.authority)
+                .and_then(|bundle| bundle.found.present());
+            let age = Age::of(chain, recorded, trust, cert.spec.profile.lifetime);
+            cert.due = Some(due_at(&age.life, rotation, node).0);
+            cert.age = Some(age);
+        }
+    }
+
+    /// Lets rotation have its say, if it has one.
+    pub(in crate::agent) fn rotate(
+        &mut self,
+        trust: impl Fn(Authority) -> Option<TrustBundle>,
+        now: OffsetDateTime,
+    ) {
+        let Some(rotating) = &self.rotating else {
+            return;
+        };
+        for cert in &mut self.certs {
+            let trust = trust(cert.spec.authority);
+            let serving = cert.age.filter(|_| cert.still_serves(trust.as_ref(), now));
+            let authorities = trust.iter().flat_map(TrustBundle::certificates);
+            let rules = assess::Rules {
+                rotation: &rotating.rotation,
+                node: &rotating.node,
+                demand: rotating.demand,
+                authority_ends: authorities.map(|authority| authority.not_after()).max(),
+            };
+            let action = std::mem::replace(&mut cert.action, Action::Keep { notes: Vec::new() });
+            let rotated = rotate(action, serving.as_ref(), rules, now);
+            cert.action = rotated.action;
+            cert.next = rotated.next;
+            cert.urgent = rotated.urgent;
+            cert.for_age = rotated.for_age;
+        }
+    }
+}

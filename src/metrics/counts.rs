@@ -1,0 +1,137 @@
+//! What is counted, and how it outlives the process: `metrics.json` in the state directory.
+//!
+//! A process counts from zero and adds what it counted to the file, under the lock of the node, so that commands that run
+//! at the same time lose nothing. The file is replaced atomically; one that is damaged is begun anew, as Prometheus
+//! expects of counters.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::exposition::Page;
+use super::families::{ALL, Family, Kind};
+use crate::store::{self, Root, STATE_DIR};
+
+const FILE: &str = "metrics.json";
+const VERSION: u64 = 1;
+
+/// Numbers by family and labels, as the page shows both.
+type ByLabels<T> = BTreeMap<String, BTreeMap<String, T>>;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Counts {
+    version: u64,
+    counters: ByLabels<u64>,
+    histograms: ByLabels<Histogram>,
+    /// By command.
+    pub(super) runs: BTreeMap<String, Run>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Histogram {
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+/// The last run of a command. Times are in seconds of Unix.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Run {
+    pub(super) ended: i64,
+    pub(super) seconds: f64,
+    pub(super) code: u8,
+    pub(super) succeeded: Option<i64>,
+    pub(super) next: Option<i64>,
+}
+
+impl Counts {
+    pub(super) fn count(&mut self, family: &Family, labels: String, by: u64) {
+        let of_family = self.counters.entry(family.name.to_owned()).or_default();
+        *of_family.entry(labels).or_default() += by;
+    }
+
+    pub(super) fn observe(&mut self, family: &Family, labels: String, took: Duration) {
+        let Kind::Histogram(bounds) = family.kind else {
+            return;
+        };
+        let seconds = took.as_secs_f64();
+        let of_family = self.histograms.entry(family.name.to_owned()).or_default();
+        let histogram = of_family.entry(labels).or_insert_with(|| Histogram {
+            counts: vec![0; bounds.len() + 1],
+            sum: 0.0,
+        });
+        let bucket = bounds.iter().take_while(|bound| seconds > **bound).count();
+        if let Some(count) = histogram.counts.get_mut(bucket) {
+            *count += 1;
+        }
+        histogram.sum += seconds;
+    }
+
+    pub(super) fn add(&mut self, other: Counts) {
+        for (family, counters) in other.counters {
+            let of_family = self.counters.entry(family).or_default();
+            for (labels, by) in counters {
+                *of_family.entry(labels).or_default() += by;
+            }
+        }
+        for (family, histograms) in other.histograms {
+            let of_family = self.histograms.entry(family).or_default();
+            for (labels, more) in histograms {
+                match of_family.get_mut(&labels) {
+                    Some(histogram) if histogram.counts.len() == more.counts.len() => {
+                        let counts = histogram.counts.iter_mut().zip(more.counts);
+                        counts.for_each(|(count, more)| *count += more);
+                        histogram.sum += more.sum;
+                    }
+                    _ => {
+                        of_family.insert(labels, more);
+                    }
+                }
+            }
+        }
+        for (command, mut run) in other.runs {
+            let before = self.runs.get(&command).and_then(|run| run.succeeded);
+            run.succeeded = run.succeeded.or(before);
+            self.runs.insert(command, run);
+        }
+    }
+
+    /// What earlier processes counted. Families that this release does not know are left out.
+    pub(super) fn read(root: &Root) -> Counts {
+        let found = root.read(format!("{STATE_DIR}/{FILE}")).ok().flatten();
+        let counts = found.and_then(|found| serde_json::from_slice::<Counts>(&found.bytes).ok());
+        let mut counts = counts
+            .filter(|counts| counts.version == VERSION)
+            .unwrap_or_default();
+        let known = |name: &String| ALL.iter().any(|family| family.name == name);
+        counts.counters.retain(|name, _| known(name));
+        counts.histograms.retain(|name, _| known(name));
+        counts
+    }
+
+    /// Adds these to the file.
+    ///
+    /// # Errors
+    /// What keeps the file from being written; it is as it was then.
+    pub(super) fn save(self, root: &Root, wait: Duration) -> Result<(), store::Error> {
+        let _lock = root.lock(wait, "metrics")?;
+        let mut all = Counts::read(root);
+        all.add(self);
+        all.version = VERSION;
+        // Only numbers and strings are in it.
+        let json = serde_json::to_vec(&all).unwrap_or_default();
+        let directory = root.create_dir(STATE_DIR, 0o700)?;
+        directory.write_atomic(FILE, &json, 0o600).map(drop)
+    }
+
+    pub(super) fn show(&self, page: &mut Page) {
+        for family in ALL {
+            for (labels, count) in self.counters.get(family.name).into_iter().flatten() {
+                page.sample(family, labels, *count as f64);
+            }
+            for (labels, histogram) in self.histograms.get(family.name).into_iter().flatten() {
+                page.histogram(family, labels, &histogram.counts, histogram.sum);
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+use super::exposition::labels;
+use super::families::{ALL, Kind};
+use super::*;
+
+#[test]
+fn labels_are_escaped_and_empty_ones_left_out() {
+    let text = labels(&[("a", "one \"two\"\\\nthree"), ("b", ""), ("c", "é")]);
+    assert_eq!(text, r#"a="one \"two\"\\\nthree",c="é""#);
+}
+
+#[test]
+fn a_page_has_families_in_order_and_histograms_that_add_up() {
+    let mut counts = Counts::default();
+    for seconds in [0.005, 0.01, 0.3, 60.0] {
+        let took = Duration::from_secs_f64(seconds);
+        counts.observe(&GENERATION_DURATION, labels(&[("algorithm", "RSA")]), took);
+    }
+    counts.count(&GENERATED, labels(&[("result", "success")]), 3);
+    let mut page = Page::default();
+    counts.show(&mut page);
+    assert_eq!(
+        page.text(),
+        r#"# HELP nodepki_certificate_generated_total Certificates that were installed (success), or refused or not to be had in a run (failure).
+# TYPE nodepki_certificate_generated_total counter
+nodepki_certificate_generated_total{result="success"} 3
+# HELP nodepki_certificate_generation_duration_seconds Time that it took to make the private key.
+# TYPE nodepki_certificate_generation_duration_seconds histogram
+nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="0.01"} 2
+nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="0.1"} 2
+nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="0.5"} 3
+nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="1"} 3
+nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="2"} 3
+nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="5"} 3
+nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="10"} 3
+nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="+Inf"} 4
+nodepki_certificate_generation_duration_seconds_sum{algorithm="RSA"} 60.315
+nodepki_certificate_generation_duration_seconds_count{algorithm="RSA"} 4
+"#
+    );
+}
+
+#[test]
+fn counts_of_processes_add_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::open(dir.path()).unwrap();
+    let one = |succeeded| {
+        let mut counts = Counts::default();
+        counts.count(&GENERATED, labels(&[("result", "failure")]), 2);
+        counts.observe(&SIGNER_DURATION, String::new(), Duration::from_secs(1));
+        let run = Run {
+            ended: 1_800_000_000,
+            seconds: 1.5,
+            code: 0,
+            succeeded,
+            next: None,
+        };
+        counts.runs.insert("renew".to_owned(), run);
+        counts
+    };
+    one(Some(1_800_000_000)).save(&root, LOCK_WAIT).unwrap();
+    one(None).save(&root, LOCK_WAIT).unwrap();
+    let all = Counts::read(&root);
+    assert_eq!(all.runs["renew"].succeeded, Some(1_800_000_000));
+    let mut page = Page::default();
+    all.show(&mut page);
+    let text = page.text();
+    assert!(
+        text.contains("nodepki_certificate_generated_total{result=\"failure\"} 4\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("nodepki_signer_request_duration_seconds_bucket{le=\"1\"} 2\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("nodepki_signer_request_duration_seconds_count 2\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn counts_that_wait_for_the_lock_are_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::open(dir.path()).unwrap();
+    let held = root.lock(Duration::ZERO, "a test").unwrap();
+    let mut counts = Counts::default();
+    counts.count(&GENERATED, String::new(), 1);
+    assert!(counts.clone().save(&root, Duration::ZERO).is_err());
+    drop(held);
+    counts.save(&root, Duration::ZERO).unwrap();
+}
+
+/// Prometheus' conventions, as far as promtool does not look.
+#[test]
+fn names_say_what_they_count() {
+    for family in ALL {
+        let name = family.name;
+        assert_eq!(
+            matches!(family.kind, Kind::Counter),
+            name.ends_with("_total"),
+            "{name}"
+        );
+        assert!(
+            family.help.ends_with('.') && !family.help.contains('\\'),
+            "{name}"
+        );
+    }
+}
+
+/// Alert rules and dashboard name nothing that is not exported.
+#[test]
+fn what_is_packaged_names_only_what_is_exported() {
+    let packaged = [
+        include_str!("../../packaging/prometheus/nodepki.rules.yaml"),
+        include_str!("../../packaging/prometheus/nodepki.rules.test.yaml"),
+        include_str!("../../packaging/grafana/nodepki.json"),
+    ];
+    let known = |name: &str| {
+        ALL.iter().any(|family| match family.kind {
+            Kind::Histogram(_) => ["_bucket", "_sum", "_count"]
+                .into_iter()
+                .any(|suffix| name.strip_suffix(suffix) == Some(family.name)),
+            _ => name == family.name,
+        })
+    };
+    let mut found = 0;
+    for text in packaged {
+        for rest in text.split("nodepki_").skip(1) {
+            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
+            let name = format!("nodepki_{}", &rest[..end.unwrap_or(rest.len())]);
+            assert!(known(&name), "{name} is not exported");
+            found += 1;
+        }
+    }
+    assert!(found > 50, "{found}");
+}

@@ -1,0 +1,194 @@
+//! Events in the journal: the datagrams that the real binary sends, and the catalogue that `journalctl -x` reads.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::node::{Node, Ran, with_mounts};
+
+type Entry = BTreeMap<String, String>;
+
+/// Runs `command` with a journal of its own and gives what that was sent.
+fn journalled(node: &Node, command: &Command) -> (Ran, Vec<Entry>) {
+    let directory = node.outside("journal");
+    fs::create_dir_all(&directory).unwrap();
+    let socket = directory.join("socket");
+    let _ = fs::remove_file(&socket);
+    let journal = UnixDatagram::bind(&socket).unwrap();
+    journal
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    let script = format!(
+        "mount -t tmpfs tmpfs /run; mkdir -p /run/systemd/journal; mount --bind {} /run/systemd/journal",
+        directory.display()
+    );
+    // The socket's queue is short: somebody has to read while the command runs.
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut entries = Vec::new();
+            let mut datagram = vec![0; 256 * 1024];
+            loop {
+                match journal.recv(&mut datagram) {
+                    Ok(0) => {}
+                    Ok(length) => entries.push(entry(&datagram[..length])),
+                    Err(_) if over.load(std::sync::atomic::Ordering::Relaxed) => return entries,
+                    Err(_) => {}
+                }
+            }
+        });
+        let ran = with_mounts(node, command, &script);
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        (ran, reader.join().unwrap())
+    })
+}
+
+/// <https://systemd.io/JOURNAL_NATIVE_PROTOCOL>
+fn entry(mut datagram: &[u8]) -> Entry {
+    let mut entry = Entry::new();
+    while !datagram.is_empty() {
+        let end = datagram.iter().position(|byte| *byte == b'\n').unwrap();
+        let name = std::str::from_utf8(&datagram[..end]).unwrap();
+        assert!(!name.contains('='), "{name}");
+        assert!(
+            name.bytes()
+                .all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == b'_'),
+            "{name}"
+        );
+        let (length, rest) = datagram[end + 1..].split_at(8);
+        let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+        let value = std::str::from_utf8(&rest[..length]).unwrap();
+        assert_eq!(rest[length], b'\n');
+        datagram = &rest[length + 1..];
+        let twice = entry.insert(name.to_owned(), value.to_owned());
+        assert_eq!(twice, None, "{name} is there twice");
+    }
+    entry
+}
+
+/// The id of a message in the page for people, which a unit test holds against the code.
+fn id(name: &str) -> String {
+    let page = include_str!("../../packaging/journald.md");
+    let row = page
+        .lines()
+        .find(|line| line.starts_with(&format!("| `{name}` |")))
+        .unwrap();
+    row.split('`').nth(3).unwrap().to_owned()
+}
+
+fn find<'a>(entries: &'a [Entry], message: &str, certificate: &str) -> &'a Entry {
+    let id = id(message);
+    entries
+        .iter()
+        .find(|entry| {
+            entry.get("MESSAGE_ID") == Some(&id)
+                && entry.get("NODEPKI_CERTIFICATE").map(String::as_str) == Some(certificate)
+        })
+        .unwrap_or_else(|| panic!("no {message} of {certificate} in {entries:#?}"))
+}
+
+fn journalling(node: &Node) -> Command {
+    let mut command = node.ask_command("0s");
+    command.args(["--log", "journal"]);
+    command
+}
+
+#[test]
+fn certificates_are_told_with_id_and_fields() {
+    let node = Node::new();
+    node.settings("");
+    let (ran, entries) = journalled(&node, &journalling(&node));
+    ran.done();
+    let issued = find(&entries, "certificate-issued", "etcd-peer");
+    let (chain, _) = node.leaf(nodepki::names::CertName::EtcdPeer).unwrap();
+    assert_eq!(issued["NODEPKI_AUTHORITY"], "etcd-ca");
+    assert_eq!(issued["NODEPKI_SIGNER"], "s");
+    assert_eq!(issued["NODEPKI_SERIAL"], chain.leaf().serial());
+    assert_eq!(
+        issued["NODEPKI_NOT_AFTER"],
+        nodepki::x509::rfc3339(chain.leaf().not_after())
+    );
+    assert_eq!(issued["SYSLOG_IDENTIFIER"], "nodepki");
+    assert_eq!(issued["PRIORITY"], "5");
+    assert_eq!(issued["MESSAGE"], "issued");
+    // Nothing but the catalogue has an id, and every field of ours has our prefix.
+    for entry in &entries {
+        for name in entry.keys() {
+            let known = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "SYSLOG_IDENTIFIER"];
+            assert!(
+                name.starts_with("NODEPKI_") || known.contains(&name.as_str()),
+                "{name}"
+            );
+        }
+        assert!(
+            !entry.values().any(|value| value.contains("PRIVATE KEY")),
+            "{entry:?}"
+        );
+    }
+
+    // Another name of the API server: the certificate in place does not do any more.
+    node.settings("extraSANs: {apiserver: [other.example.com]}\n");
+    node.signer_does("apiserver", "pending");
+    let (ran, entries) = journalled(&node, &journalling(&node));
+    assert_ne!(ran.code, Some(64), "{}", ran.said());
+    let pending = find(&entries, "certificate-pending", "apiserver");
+    assert!(!pending["NODEPKI_WHY"].is_empty());
+    let expiring = find(&entries, "certificate-expiring", "apiserver");
+    assert!(expiring["NODEPKI_NOT_AFTER"].ends_with('Z'), "{expiring:?}");
+    node.signer_behaves();
+    let (ran, entries) = journalled(&node, &journalling(&node));
+    ran.done();
+    find(&entries, "certificate-renewed", "apiserver");
+    node.settings("extraSANs: {apiserver: [third.example.com]}\n");
+    node.signer_does("apiserver", "bad wrong-key");
+    let (ran, entries) = journalled(&node, &journalling(&node));
+    ran.ended(65);
+    let refused = find(&entries, "certificate-refused", "apiserver");
+    assert!(refused["NODEPKI_WHY"].contains("key"), "{refused:?}");
+}
+
+/// Ids are the journal's: lines for people and for programs do not have them.
+#[test]
+fn other_logs_have_no_ids() {
+    for format in ["text", "json"] {
+        let node = Node::new();
+        node.settings("");
+        let mut command = node.ask_command("0s");
+        let ran = Ran::of(command.args(["-v", "--log", format]));
+        ran.done()
+            .says("issued")
+            .says("certificate")
+            .says_not(&id("certificate-issued"));
+    }
+}
+
+#[test]
+fn journalctl_reads_the_message_catalogue() {
+    let dir = tempfile::tempdir().unwrap();
+    let catalogues = dir.path().join("usr/lib/systemd/catalog");
+    fs::create_dir_all(&catalogues).unwrap();
+    fs::create_dir_all(dir.path().join("var/lib/systemd/catalog")).unwrap();
+    fs::write(
+        catalogues.join("nodepki.catalog"),
+        include_str!("../../packaging/nodepki.catalog"),
+    )
+    .unwrap();
+    let journalctl = |what: &str| {
+        let mut command = Command::new("journalctl");
+        let ran = Ran::of(command.arg("--root").arg(dir.path()).arg(what));
+        ran.done();
+        ran
+    };
+    journalctl("--update-catalog").says_not("nodepki.catalog:");
+    let listed = journalctl("--list-catalog");
+    let page = include_str!("../../packaging/journald.md");
+    let ids = page
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|row| row.split('`').nth(3).unwrap());
+    for id in ids {
+        listed.says(&format!("{id} nodepki: "));
+    }
+}
