@@ -16,7 +16,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use crate::join_control_plane;
 use crate::node::NODEPKI;
 use crate::servers::Server;
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_until};
@@ -110,8 +109,6 @@ fn configure(node: &ClusterNode, kubeadm: &str) {
         "{}certificateValidityPeriod: {life}s\n",
         kubeadm_configuration()
     );
-    let (_, cluster) = short_lived.split_once("---\n").unwrap();
-    node.write("/etc/nodepki/cluster.yaml", cluster);
     node.write("/etc/nodepki/kubeadm.yaml", &short_lived);
     node.write("/etc/nodepki/config.yaml", &settings(kubeadm));
 }
@@ -173,66 +170,6 @@ fn a_control_plane_serves_through_ten_renewals() {
     everything_verifies(node);
     kubeadm_reads_it(node);
     controllers_work(cluster);
-}
-
-#[test]
-fn two_control_planes_restart_one_after_the_other() {
-    const RENEWALS: usize = 3;
-    let cluster = &Cluster::made_of(&kubeadm_configuration(), Authorities::External);
-    let second = cluster.add_node("cp2", "192.0.2.12");
-    join_control_plane::prepare(cluster, &second);
-    join_control_plane::starts(&second);
-    let nodes = [cluster.first(), &second];
-    let pods = nodes.map(StaticPods::of);
-    let _signers =
-        nodes.map(|node| RemoteSigner::start(&node.path(SOCKET), &cluster.authorities()));
-    configure(cluster.first(), "{files: [/etc/nodepki/kubeadm.yaml]}");
-    configure(
-        &second,
-        "{files: [/run/kubeadm/kubeadm-join-config.yaml], clusterConfiguration: /etc/nodepki/cluster.yaml}",
-    );
-    let loads = nodes.map(|node| Load::start(cluster, node));
-    // At the same time, so that all later ones come due at the same time too.
-    thread::scope(|scope| {
-        for node in nodes {
-            scope.spawn(|| {
-                node.nodepki(&["renew", "--all"]).done();
-            });
-        }
-    });
-    let mut watched = nodes.map(|_| Watched::default());
-    let mut daemons = nodes.map(Daemon::start);
-    let begin = Instant::now();
-    while watched.iter().any(|watched| watched.renewals() < RENEWALS) {
-        for ((watched, daemon), node) in watched.iter_mut().zip(&mut daemons).zip(nodes) {
-            watched.look(node);
-            daemon.is_running();
-            assert!(
-                begin.elapsed() < LIMIT,
-                "{}\n{}",
-                watched.table(),
-                daemon.process.said()
-            );
-        }
-        thread::sleep(LOOK);
-    }
-    daemons.iter_mut().for_each(Daemon::stop);
-    for (load, watched) in loads.into_iter().zip(&watched) {
-        print!("{}", watched.table());
-        let seen = load.end();
-        seen.print();
-        seen.nothing_failed();
-    }
-    let [first, second] = pods.map(|pods| only_these_were_restarted(&pods, RENEWALS));
-    for one in &first {
-        for other in &second {
-            let apart = one.ready.unwrap() < other.at || other.ready.unwrap() < one.at;
-            assert!(apart, "restarted at the same time: {one:?}, {other:?}");
-        }
-    }
-    for node in nodes {
-        everything_verifies(node);
-    }
 }
 
 /// Says to the signer what to do and kills the daemon, at moments that follow from what happens.
@@ -663,10 +600,6 @@ fn everything_verifies(node: &ClusterNode) {
     };
     let scratch = tempfile::tempdir().unwrap();
     for name in RENEWED {
-        // Only a first node has it.
-        if name == CertName::SuperAdminConf && node.name() != "cp1" {
-            continue;
-        }
         let authority = format!("{}.crt", name.authority().base_name());
         let file = if name.is_kubeconfig() {
             let text = fs::read_to_string(node.path(&format!("/etc/kubernetes/{name}"))).unwrap();
