@@ -14,7 +14,8 @@ use crate::plan::{BundleSpec, CertSpec, Output};
 use crate::x509::{Chain, Difference, PrivateKey, PublicKey, TrustBundle, rfc3339, satisfies};
 
 pub use kubelet::{
-    Current as KubeletCurrent, Form as KubeletForm, FoundStore, OnDisk, store_dir, weigh,
+    Current as KubeletCurrent, Form as KubeletForm, FoundStore, OnDisk, after_the_kubelet,
+    store_dir, weigh,
 };
 pub use renewal::{Age, Demand, Rotated, Rules, rotate};
 

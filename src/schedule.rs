@@ -32,6 +32,9 @@ const SHORTEST_RETRY: Span = Span::seconds(5);
 pub struct Percent(u8);
 
 impl Percent {
+    /// Nothing.
+    pub const ZERO: Percent = Percent(0);
+
     /// `None` above 100.
     pub const fn new(percent: u8) -> Option<Self> {
         match percent {

@@ -66,6 +66,13 @@ pub struct SurveyedCert {
 }
 
 impl SurveyedCert {
+    /// The kubelet has asked the cluster for it itself.
+    fn is_of_kubelet(&self) -> bool {
+        let recorded = self.age.is_some_and(|age| age.recorded);
+        let store = self.found.store.as_ref();
+        store.is_some_and(|store| store.in_place) && !recorded
+    }
+
     fn new(spec: CertSpec, found: FoundCert, action: Action) -> Self {
         SurveyedCert {
             spec,

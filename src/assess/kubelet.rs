@@ -12,6 +12,7 @@ use zeroize::Zeroizing;
 
 use super::{Found, FoundCert};
 use crate::plan::{KUBELET_CURRENT, KubeletLayout, KubeletStore};
+use crate::schedule::{Percent, RenewAt, Rotation};
 use crate::x509::{Chain, PrivateKey};
 
 /// How kubelet.conf holds its certificate.
@@ -99,6 +100,20 @@ impl FoundStore {
             Current::Link(_) => format!("{} leads nowhere", link.display()),
             _ => "absent".to_owned(),
         }
+    }
+}
+
+/// How one is rotated that the kubelet has asked the cluster for itself. It does so again when 70 to 90 % of its life are
+/// over (`nextRotationDeadline`): only if that comes to nothing is it anybody else's business.
+pub fn after_the_kubelet(rotation: &Rotation) -> Rotation {
+    const LATE: Percent = match Percent::new(95) {
+        Some(late) => late,
+        None => Percent::ZERO,
+    };
+    Rotation {
+        renew_at: RenewAt::Share(LATE),
+        jitter: Percent::ZERO,
+        ..rotation.clone()
     }
 }
 

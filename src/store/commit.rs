@@ -582,10 +582,8 @@ impl Store {
             }
             if let End::Linked { target, .. } = &wanted.end {
                 let is_same = self.root.link(&wanted.path)?.as_deref() == Some(Path::new(target));
-                // What it led to before is still there; there are no contents to go back to.
                 if !is_same && self.root.metadata(&wanted.path)?.is_some() {
-                    let nothing = Some(Zeroizing::default());
-                    new.extend(amendment.replaces(&self.root, &wanted.path, nothing)?);
+                    new.extend(amendment.moves(&wanted.path));
                 }
             }
             let End::Written { bytes, .. } = &wanted.end else {

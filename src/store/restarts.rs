@@ -190,9 +190,8 @@ impl Amendment {
         path: &Path,
         found: Option<Zeroizing<Vec<u8>>>,
     ) -> Result<Vec<Changed>, Error> {
-        let watched = self.watched.iter().filter(|(known, _)| known == path);
         let mut replaced = Vec::new();
-        for (_, changed) in watched {
+        for changed in self.changes_of(path) {
             let due = components::restarts(changed.change);
             if found.is_none() && !has_a_pod(root, due)? {
                 continue;
@@ -201,16 +200,36 @@ impl Amendment {
                 path: path.to_owned(),
                 contents: found.clone().unwrap_or_default(),
             };
-            self.restarts.extend(due.iter().map(|component| Restart {
-                component: *component,
-                since: changed.at,
-                causes: vec![changed.change],
-                previous: vec![previous.clone()],
-                state: RestartState::Due,
-            }));
-            replaced.push(changed.clone());
+            self.demand(&changed, &[previous]);
+            replaced.push(changed);
         }
         Ok(replaced)
+    }
+
+    /// Takes note of a link that is about to lead elsewhere. What it led to stays where it is, so that there is nothing
+    /// to be kept.
+    pub(super) fn moves(&mut self, path: &Path) -> Vec<Changed> {
+        let changes = self.changes_of(path);
+        for changed in &changes {
+            self.demand(changed, &[]);
+        }
+        changes
+    }
+
+    fn changes_of(&self, path: &Path) -> Vec<Changed> {
+        let watched = self.watched.iter().filter(|(known, _)| known == path);
+        watched.map(|(_, changed)| changed.clone()).collect()
+    }
+
+    fn demand(&mut self, changed: &Changed, previous: &[Previous]) {
+        let due = components::restarts(changed.change).iter();
+        self.restarts.extend(due.map(|component| Restart {
+            component: *component,
+            since: changed.at,
+            causes: vec![changed.change],
+            previous: previous.to_vec(),
+            state: RestartState::Due,
+        }));
     }
 
     /// The record as it is after the commit.

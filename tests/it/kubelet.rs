@@ -10,10 +10,16 @@ use nodepki::names::{Authority, CertName};
 use nodepki::x509::{
     Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject, TrustBundle,
 };
+use serde_json::json;
 use time::OffsetDateTime;
 
 use crate::kubeadm::accepts_external_ca;
 use crate::node::{EVERYTHING, INIT, Node, Ran};
+use crate::servers::cluster::{
+    Authorities, Cluster, ClusterNode, ENDPOINT, TOKEN, cluster, wait_until,
+};
+use crate::servers::{Server, bin};
+use crate::signer_directory::sign_by_hand;
 use crate::signing::openssl;
 
 const CONF: &str = "/etc/kubernetes/kubelet.conf";
@@ -42,6 +48,10 @@ fn dated(node: &Node) -> Vec<String> {
 
 /// A client certificate of the kubelet, issued so many days ago for ten days, with its key, as one file.
 fn pair(node: &Node, days_ago: u32) -> String {
+    pair_of(node, DAY * 10, days_ago)
+}
+
+fn pair_of(node: &Node, lifetime: Duration, days_ago: u32) -> String {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let profile = Profile {
         subject: Subject {
@@ -51,7 +61,7 @@ fn pair(node: &Node, days_ago: u32) -> String {
         sans: Sans::default(),
         usages: vec![ExtendedUsage::ClientAuth],
         key: KeyAlgorithm::EcdsaP256,
-        lifetime: DAY * 10,
+        lifetime,
     };
     let at = OffsetDateTime::now_utc() - DAY * days_ago;
     let authority = node.authority(Authority::Ca);
@@ -89,6 +99,11 @@ fn assert_layout(node: &Node) {
 
 fn link_of(node: &Node) -> PathBuf {
     fs::read_link(node.path(LINK)).unwrap()
+}
+
+/// What the link leads to, wherever that is on the node.
+fn current(node: &Node) -> String {
+    node.read(Path::new(PKI).join(link_of(node).file_name().unwrap()))
 }
 
 #[test]
@@ -216,6 +231,31 @@ fn an_expired_or_lost_identity_is_issued_anew() {
 }
 
 #[test]
+fn what_the_kubelet_renews_by_itself_is_left_to_it() {
+    let node = whole();
+    let renew = || {
+        let mut command = node.command(["renew", "--wait", "0s", "--clock-wait", "0s", "--config"]);
+        command.arg(node.outside("config.yaml"));
+        Ran::of(
+            command
+                .arg("--kubeadm-config")
+                .arg(node.outside("kubeadm.yaml")),
+        )
+    };
+    // 80 % of its life are over: it would have been renewed, were it not the kubelet's, which takes its time to 90 %.
+    let theirs = pair(&node, 8);
+    kubelet_stores(&node, "kubelet-client-2026-02-02-03-04-05.pem", &theirs);
+    renew().done().row_says("kubelet.conf", "kept");
+    assert_eq!(current(&node), theirs);
+    // 96 %: it did not.
+    let late = pair_of(&node, DAY * 25, 24);
+    kubelet_stores(&node, "kubelet-client-2026-02-03-03-04-05.pem", &late);
+    renew().done();
+    assert_ne!(current(&node), late);
+    assert_layout(&node);
+}
+
+#[test]
 fn the_kubelet_is_started_anew_for_it() {
     let restarts = |node: &Node| {
         let text = fs::read_to_string(node.path("/var/lib/nodepki/restarts.json"));
@@ -232,6 +272,7 @@ fn the_kubelet_is_started_anew_for_it() {
     let record = restarts(&node);
     assert!(record.contains("\"component\":\"kubelet\""), "{record}");
     assert!(record.contains("kubelet.conf"), "{record}");
+    assert!(record.contains("\"previous\":[]"), "{record}");
 }
 
 #[test]
@@ -414,4 +455,202 @@ fn the_serving_certificate_is_the_kubelets_default_pair() {
     let before = pem;
     node.ask().done();
     assert_eq!(node.read(&certificate), before);
+}
+
+/// Answers every request with the name in the certificate that it was shown.
+const SERVES: &str = r#"
+import http.server, ssl, sys
+
+certificate, key = sys.argv[1:]
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        subject = dict(pair for name in self.connection.getpeercert()["subject"] for pair in name)
+        body = f"CN={subject['commonName']}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(certificate, key)
+context.load_verify_locations("/etc/kubernetes/pki/ca.crt")
+context.verify_mode = ssl.CERT_REQUIRED
+server = http.server.ThreadingHTTPServer(("", 10250), Handler)
+server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+server.serve_forever()
+"#;
+
+/// A server in the kubelet's place, with a pair of the node's.
+fn stands_for_kubelet(node: &ClusterNode, certificate: &str, key: &str) -> Server {
+    let mut python = node.command("python3");
+    python.args(["-c", SERVES, certificate, key]);
+    let mut server = Server::start(python, &node.dir().join("10250.log"));
+    server.wait_until(Duration::from_secs(60), || {
+        let probe = "exec 3<>/dev/tcp/127.0.0.1/10250";
+        node.run("bash", &["-c", probe]).code == Some(0)
+    });
+    server
+}
+
+/// A worker that was prepared with these settings of the kubelet's; people sign.
+fn worker(cluster: &Cluster, name: &str, address: &str, kubelet: &str) -> ClusterNode {
+    let node = cluster.add_node(name, address);
+    let pin = cluster.ca_pin();
+    node.write(
+        "/run/kubeadm/kubeadm-join-config.yaml",
+        &format!(
+            "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n\
+             discovery: {{bootstrapToken: {{token: {TOKEN}, apiServerEndpoint: '{ENDPOINT}', caCertHashes: ['{pin}']}}}}\n\
+             nodeRegistration: {{name: {name}, criSocket: 'unix:///run/containerd/containerd.sock', kubeletExtraArgs: [{{name: node-ip, value: {address}}}]}}\n"
+        ),
+    );
+    node.write(
+        "/etc/nodepki/config.yaml",
+        &format!(
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+             authorities: {{ca: {{signer: people}}}}\nsigners: {{people: {{directory: {{path: /var/lib/people}}}}}}\n\
+             kubelet: {kubelet}\n"
+        ),
+    );
+    node.nodepki(&["bootstrap", "--wait", "0s"]).ended(75);
+    let drop = node.path("/var/lib/people");
+    let places = [cluster.authorities(), cluster.first().pki("")];
+    let has_key = |place: &PathBuf| place.join("ca.key").exists();
+    let authorities = places.into_iter().find(has_key).unwrap();
+    for name in [CertName::KubeletConf, CertName::KubeletServing] {
+        if drop.join(format!("outbox/{name}.csr")).exists() {
+            sign_by_hand(&drop, &authorities, name);
+        }
+    }
+    node.nodepki(&["bootstrap", "--wait", "0s"]).done();
+    node
+}
+
+/// What the real kubelet says until it finds that there is no container runtime: its certificates come before that.
+fn kubelet_says(node: &ClusterNode) -> String {
+    node.write(
+        "/var/lib/kubelet/config.yaml",
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nrotateCertificates: true\n\
+         authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}}\n\
+         authorization: {mode: AlwaysAllow}\ncontainerRuntimeEndpoint: unix:///run/none.sock\nfailSwapOn: false\n\
+         failCgroupV1: false\n",
+    );
+    let kubelet = bin("kubelet");
+    let name = format!("--hostname-override={}", node.name());
+    let arguments = [
+        "--kubeconfig",
+        CONF,
+        "--config",
+        "/var/lib/kubelet/config.yaml",
+        "--v=3",
+        &name,
+    ];
+    let said = node.run(kubelet.to_str().unwrap(), &arguments).said();
+    assert!(said.contains("validate CRI v1 runtime API"), "{said}");
+    said
+}
+
+#[test]
+fn the_real_kubelet_goes_on_from_there() {
+    const LOADED: &str = "\"Loading cert/key pair from a file\" filePath=\"/var/lib/kubelet/pki/kubelet-client-current.pem\"";
+    let cluster = cluster();
+    let node = worker(
+        cluster,
+        "k1",
+        "192.0.2.61",
+        "{clientCertificate: file, serving: true}",
+    );
+    let serving = fs::read(node.path(PKI).join("kubelet.crt")).unwrap();
+    let said = kubelet_says(&node);
+    for (words, expected) in [
+        (LOADED, true),
+        ("Waiting for next certificate rotation", true),
+        ("Rotating certificates", false),
+        ("Using self-signed cert", false),
+    ] {
+        assert_eq!(said.contains(words), expected, "{words}: {said}");
+    }
+    assert_eq!(
+        fs::read(node.path(PKI).join("kubelet.crt")).unwrap(),
+        serving
+    );
+    node.nodepki(&["bootstrap", "--wait", "0s"])
+        .done()
+        .row_says("kubelet.conf", "kept")
+        .row_says("kubelet-serving", "kept");
+
+    // From kubelet.conf it copies the certificate and wants another one at once; then it is by file here, too.
+    let node = worker(cluster, "k2", "192.0.2.62", "{}");
+    let said = kubelet_says(&node);
+    assert!(said.contains("Rotating certificates"), "{said}");
+    let target = fs::read_link(node.path(LINK)).unwrap();
+    assert!(target.starts_with(PKI), "{target:?}");
+    node.nodepki(&["bootstrap", "--wait", "0s"])
+        .done()
+        .row_says("kubelet.conf", "rewritten");
+    let text = fs::read_to_string(node.path(CONF)).unwrap();
+    assert!(
+        text.contains(LINK) && !text.contains("-data: LS0tLS1CRUdJTiBFQyB"),
+        "{text}"
+    );
+    assert_eq!(fs::read_link(node.path(LINK)).unwrap(), target);
+    let said = kubelet_says(&node);
+    assert!(said.contains(LOADED), "{said}");
+    assert!(!said.contains("Rotating certificates"), "{said}");
+}
+
+#[test]
+fn the_cluster_takes_a_worker_at_its_certificates() {
+    let cluster = &Cluster::start(Authorities::External);
+    let node = worker(
+        cluster,
+        "w1",
+        "192.0.2.41",
+        "{clientCertificate: file, serving: true}",
+    );
+
+    // The API server knows the node by what the link leads to.
+    let conf = Kubeconfig::parse(&fs::read_to_string(node.path(CONF)).unwrap()).unwrap();
+    let server = conf.current().unwrap().server.unwrap();
+    let own = node
+        .anonymous(&server)
+        .with(&["--cert", LINK, "--key", LINK]);
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
+    let (code, seen) = own.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &review);
+    assert_eq!(code, 201, "{seen}");
+    assert_eq!(seen["status"]["userInfo"]["username"], "system:node:w1");
+    let groups = seen["status"]["userInfo"]["groups"].to_string();
+    assert!(groups.contains("system:nodes"), "{groups}");
+    let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "w1"}});
+    let (code, made) = own.post("/api/v1/nodes", &object);
+    assert_eq!(code, 201, "{made}");
+    let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.41"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}}});
+    let (code, answer) = own.patch("/api/v1/nodes/w1/status", &status);
+    assert_eq!(code, 200, "{answer}");
+
+    // And verifies it as a server, once it is told to.
+    cluster.first().stop("kube-apiserver");
+    cluster.first().start_with(
+        "kube-apiserver",
+        &["--kubelet-certificate-authority=/etc/kubernetes/pki/ca.crt"],
+    );
+    let admin = cluster.admin();
+    let reached = || admin.get("/api/v1/nodes/w1/proxy/");
+    {
+        let [certificate, key] = ["crt", "key"].map(|end| format!("{PKI}/kubelet.{end}"));
+        let _kubelet = stands_for_kubelet(&node, &certificate, &key);
+        let mut last = reached();
+        wait_until("the API server reaches the kubelet", || {
+            last = reached();
+            last.0 == 200
+        });
+        assert_eq!(last.1, json!("CN=kube-apiserver-kubelet-client"));
+    }
+    // One that is no server's is refused, so it was looked at.
+    let _kubelet = stands_for_kubelet(&node, LINK, LINK);
+    let (code, answer) = reached();
+    assert_ne!(code, 200);
+    assert!(answer.to_string().contains("x509"), "{answer}");
 }

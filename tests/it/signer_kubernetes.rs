@@ -1002,6 +1002,9 @@ fn kubernetes_own_signers_are_offered_only_what_they_sign() {
         signer.preflight(&wanted(CertName::KubeletConf)).unwrap();
     }
     clients.preflight(&wanted(CertName::AdminConf)).unwrap();
+    servers
+        .preflight(&wanted(CertName::KubeletServing))
+        .unwrap();
     for (signer, wanted, part) in [
         (
             &clients,
@@ -1014,6 +1017,11 @@ fn kubernetes_own_signers_are_offered_only_what_they_sign() {
             &clients,
             wanted(CertName::FrontProxyClient),
             "not with front-proxy-ca",
+        ),
+        (
+            &kubelets,
+            wanted(CertName::KubeletServing),
+            "for client auth alone, and not for server auth",
         ),
         (
             &kubelets,

@@ -78,6 +78,15 @@ pub(crate) fn wanted(name: CertName) -> Wanted {
             Sans::default(),
             vec![ClientAuth],
         ),
+        CertName::KubeletServing => (
+            "system:node:cp1",
+            names(&["system:nodes"]),
+            Sans {
+                dns: names(&["cp1"]),
+                ips: ips(&["192.0.2.11"]),
+            },
+            vec![ServerAuth],
+        ),
         CertName::FrontProxyClient => (
             "front-proxy-client",
             names(&[]),

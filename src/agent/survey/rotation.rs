@@ -3,7 +3,7 @@
 use time::OffsetDateTime;
 
 use super::{Survey, SurveyedCert};
-use crate::assess::{self, Action, Age, Demand, rotate};
+use crate::assess::{self, Action, Age, Demand, after_the_kubelet, rotate};
 use crate::names::Authority;
 use crate::schedule::{Rotation, due_at};
 use crate::store::Root;
@@ -54,8 +54,10 @@ impl Survey {
                 .find(|bundle| bundle.spec.authority == cert.spec.authority)
                 .and_then(|bundle| bundle.found.present());
             let age = Age::of(chain, recorded, trust, cert.spec.profile.lifetime);
-            cert.due = Some(due_at(&age.life, rotation, node).0);
             cert.age = Some(age);
+            let late = cert.is_of_kubelet().then(|| after_the_kubelet(rotation));
+            let rotation = late.as_ref().unwrap_or(rotation);
+            cert.due = Some(due_at(&age.life, rotation, node).0);
         }
     }
 
@@ -72,8 +74,11 @@ impl Survey {
             let trust = trust(cert.spec.authority);
             let serving = cert.age.filter(|_| cert.still_serves(trust.as_ref(), now));
             let authorities = trust.iter().flat_map(TrustBundle::certificates);
+            let late = cert
+                .is_of_kubelet()
+                .then(|| after_the_kubelet(&rotating.rotation));
             let rules = assess::Rules {
-                rotation: &rotating.rotation,
+                rotation: late.as_ref().unwrap_or(&rotating.rotation),
                 node: &rotating.node,
                 demand: rotating.demand,
                 authority_ends: authorities.map(|authority| authority.not_after()).max(),

@@ -100,8 +100,8 @@ impl SignerName {
             (BUILT_IN, _) => {
                 return fault(
                     "is none of Kubernetes' own signers",
-                    "use kubernetes.io/kube-apiserver-client or kubernetes.io/kube-apiserver-client-kubelet, or a \
-                     domain of your own",
+                    "use kubernetes.io/kube-apiserver-client, kubernetes.io/kube-apiserver-client-kubelet or \
+                     kubernetes.io/kubelet-serving, or a domain of your own",
                 );
             }
             (CLUSTER_ISSUERS, issuer) => Server::CertManager {

@@ -480,6 +480,13 @@ impl Caller<'_> {
         self
     }
 
+    /// With further arguments of curl.
+    pub(crate) fn with(mut self, arguments: &[&str]) -> Self {
+        let more = arguments.iter().map(|argument| (*argument).to_owned());
+        self.arguments.extend(more);
+        self
+    }
+
     /// Status and body, which is a string where it is not JSON. Status 0, with curl's words, when there is no answer.
     pub(crate) fn send(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
         let kind = match method {
