@@ -44,7 +44,7 @@ use clock::Settled;
 pub use clock::{ClockPolicy, Floor, floor};
 pub use event::{Event, Operation, Progress};
 pub use offline::{export_requests, import_answers};
-pub use proof::{Answered, ask, believable_now, rehearse, unverified};
+pub use proof::{Answered, ask, believable_now, offered, rehearse, unverified};
 pub use provided::{Provided, ProvidedFile, ServiceAccount};
 pub use renew::{Answer, Need, Renewed, Scope, look, needs_renewal, renew};
 pub use report::{Report, Row};

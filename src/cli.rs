@@ -1,9 +1,11 @@
 //! The command line: clap types, and one function a command. Turns what the library returns into text and an exit
 //! status; decides nothing else.
 
+mod authority;
 mod capi;
 mod certs;
 mod csr;
+mod daemon;
 mod doctor;
 mod journal;
 mod migrate;
@@ -28,6 +30,7 @@ use crate::load::{self, AddressChange, Inputs, Loaded};
 use crate::metrics::{self, Metrics};
 use crate::names::{Authority, CertName};
 use crate::plan;
+use crate::rotation;
 use crate::settings::{Settings, StandIns};
 use crate::signer::{self, Identity, Kind, Part};
 use crate::status;
@@ -116,6 +119,11 @@ enum Command {
     ///
     /// Exit status: 0 yes; 1 no; 2 there are no certificates; 255 it cannot be told.
     NeedsRenewal(renew::NeedsArguments),
+    /// Keep the certificates valid until stopped: renew what is due, mend what others broke, restart what has to be
+    ///
+    /// Sleeps while nothing is due. SIGHUP reads the configuration again, SIGTERM ends it; speaks sd_notify(3), so that
+    /// a unit can have Type=notify-reload and WatchdogSec=.
+    Daemon(daemon::Arguments),
     /// Show what is on disk; never fails on a broken or expired certificate
     Status(StatusArgs),
     /// Look for everything that is wrong with this node, with evidence and a fix for each finding
@@ -131,6 +139,9 @@ enum Command {
     /// Take the CA keys off a running node, or put them back
     #[command(subcommand)]
     Migrate(migrate::Command),
+    /// Change a CA on a running cluster: both are trusted first, then the new one issues, then the old one goes
+    #[command(subcommand)]
+    Authority(authority::Command),
     /// The files that control-plane nodes share: kubeadm's certificate key, upload and download
     #[command(subcommand)]
     Certs(certs::Command),
@@ -282,11 +293,13 @@ impl Cli {
                 global.plan(&global.load_joining(&inputs)?)
             }
             Command::Renew(arguments) => arguments.run(&global),
+            Command::Daemon(arguments) => arguments.run(&global),
             Command::Status(arguments) => global.status(&arguments),
             Command::Doctor(arguments) => arguments.run(&global),
             Command::Crl(run) => global.crl(&global.load(&run)?),
             Command::Csr(command) => command.run(&global),
             Command::Migrate(command) => command.run(&global),
+            Command::Authority(command) => command.run(&global),
             Command::Certs(command) => command.run(&global),
             Command::Config(command) => global.config(command),
             Command::Capi(command) => command.run(&global),
@@ -346,7 +359,7 @@ impl Global {
         drop(terminal);
         warn(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
         let report = report?;
-        log(&report);
+        rotation::log(&report);
         self.print_report(&report)?;
         if report.code() == ExitCode::Pending {
             let _ = writeln!(
@@ -616,27 +629,6 @@ fn manual(dir: Option<&Path>) -> Result<ExitCode, Failure> {
             .map_err(failed)?,
     }
     Ok(ExitCode::Done)
-}
-
-/// What became of everything, for the journal.
-fn log(report: &Report) {
-    for row in &report.rows {
-        let reasons = row.reasons.join("; ");
-        match row.code {
-            None if row.is_overdue() => {
-                tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
-            }
-            None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
-            Some(code) => {
-                tracing::warn!(
-                    certificate = row.name,
-                    action = row.action,
-                    exit = code as u8,
-                    "{reasons}"
-                );
-            }
-        }
-    }
 }
 
 /// A closed pipe ends the output, not the run.

@@ -58,8 +58,15 @@ pub const AGENT: &[&str] = &[
 /// The places on the way of CA keys off a node.
 pub const MIGRATE: &[&str] = &["migrate:proven", "migrate:backed-up", "migrate:committed"];
 
+/// The places on the way to another CA.
+pub const AUTHORITY: &[&str] = &[
+    "authority:proven",
+    "authority:committed",
+    "authority:ordered",
+];
+
 /// Every place, in groups.
-pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE];
+pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE, AUTHORITY];
 
 /// Ends the process or fails if `NODEPKI_FAILPOINT` arms this place; without the feature it does nothing.
 ///

@@ -14,6 +14,7 @@
 mod call;
 mod error;
 mod resolve;
+mod served;
 mod trust;
 
 use std::cell::Cell;
@@ -35,6 +36,7 @@ use zeroize::Zeroizing;
 pub use call::{Call, Response, encode, printable};
 pub use error::{Error, Kind};
 pub use reqwest::{Method, Url};
+pub use served::served;
 
 use trust::Witness;
 

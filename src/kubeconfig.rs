@@ -15,7 +15,7 @@ use crate::yaml;
 pub struct Credentials<'a> {
     /// URL of the API server.
     pub server: &'a str,
-    /// PEM of the one CA certificate that goes into the file: kubeadm writes the first of `ca.crt` only.
+    /// PEM of the CA certificates that go into the file.
     pub authority: &'a str,
     /// PEM of the client certificate, intermediates after it.
     pub certificate: &'a str,
@@ -219,18 +219,25 @@ impl Kubeconfig {
 
     /// Replaces server and CA of the current context and leaves its user alone.
     pub fn set_cluster(&mut self, server: &str, authority: &str) -> Result<(), KubeconfigError> {
-        let (cluster, _) = self.current_names()?;
-        let entry = entry_mut(&mut self.document, "clusters", "cluster", &cluster)
-            .ok_or_else(|| KubeconfigError::Dangling(format!("cluster {cluster:?}")))?;
+        self.set_authority(authority)?;
+        let entry = self.current_cluster()?;
         entry.shift_remove("certificate-authority");
         entry.shift_remove("insecure-skip-tls-verify");
-        set(
-            entry,
-            "certificate-authority-data",
-            BASE64.encode(authority),
-        );
         set(entry, "server", server.to_owned());
         Ok(())
+    }
+
+    /// Replaces the CA data of the current context and nothing else.
+    pub fn set_authority(&mut self, authority: &str) -> Result<(), KubeconfigError> {
+        let data = BASE64.encode(authority);
+        set(self.current_cluster()?, "certificate-authority-data", data);
+        Ok(())
+    }
+
+    fn current_cluster(&mut self) -> Result<&mut Map<String, Value>, KubeconfigError> {
+        let (cluster, _) = self.current_names()?;
+        entry_mut(&mut self.document, "clusters", "cluster", &cluster)
+            .ok_or_else(|| KubeconfigError::Dangling(format!("cluster {cluster:?}")))
     }
 
     /// The file's text.

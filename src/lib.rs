@@ -26,9 +26,10 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | command line | [`cli`] |
-//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`] |
+//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`], [`daemon`], [`authority`] |
+//! | the step of rotation | [`rotation`] |
 //! | inputs | [`load`] |
-//! | composition | [`join`], [`certs`], [`agent`], [`status`], [`offline`], [`metrics`] |
+//! | composition | [`join`], [`certs`], [`agent`], [`reload`], [`status`], [`offline`], [`metrics`] |
 //! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
@@ -55,11 +56,13 @@
 
 pub mod agent;
 pub mod assess;
+pub mod authority;
 pub mod capi;
 pub mod certs;
 pub mod cli;
 pub mod clusterinfo;
 pub mod components;
+pub mod daemon;
 pub mod demo;
 pub mod discovery;
 pub mod doctor;
@@ -78,6 +81,8 @@ pub mod names;
 pub mod offline;
 pub mod plan;
 pub mod policy;
+pub mod reload;
+pub mod rotation;
 pub mod schedule;
 pub mod schema;
 pub mod settings;

@@ -370,6 +370,15 @@ impl Known {
         };
         let mut plan = plan::plan(&cluster, &resolved.node, &policy, &choices(&settings));
         plan.notes.extend(notes);
+        // A damaged record is told by `authority`; rotation goes on without it.
+        let changes = root.authority_changes().unwrap_or_default();
+        let activated = |authority| {
+            let change = changes.get(&authority);
+            change.is_some_and(|change| change.activated.is_some())
+        };
+        for spec in &mut plan.certs {
+            spec.under_first = activated(spec.authority);
+        }
         let is_settled = running.is_some_and(|running| running.facts.settled);
         if is_settled && !documents.describes_node() {
             // No kubeadm follows, and a cluster that runs has its service-account keys.

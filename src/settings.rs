@@ -12,6 +12,7 @@
 mod keys;
 mod kubelet;
 mod metrics;
+pub mod reload;
 mod rotation;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ use crate::yaml::{self, Faults, Field, Map, Node, Severity, Spot, Walk};
 
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
+use reload::Reload;
 
 /// The configuration file.
 pub const MAIN_FILE: &str = "/etc/nodepki/config.yaml";
@@ -81,6 +83,8 @@ pub struct Settings {
     pub clock_max_wait: Duration,
     /// When certificates are renewed.
     pub rotation: Rotation,
+    /// How what is new takes effect.
+    pub reload: Reload,
     /// Where metrics go.
     pub metrics: MetricsSettings,
     /// The `pki` block as written, for [`Settings::redacted`].
@@ -199,6 +203,7 @@ impl Default for Settings {
             wait: DEFAULT_WAIT,
             clock_max_wait: DEFAULT_CLOCK_WAIT,
             rotation: Rotation::default(),
+            reload: Reload::default(),
             metrics: MetricsSettings::default(),
             pki_source: None,
         }
@@ -371,6 +376,7 @@ impl Settings {
                 json!({"maxWait": format_duration(self.clock_max_wait)}),
             );
             map.insert("rotation".to_owned(), rotation::redacted(&self.rotation));
+            map.insert("reload".to_owned(), reload::redacted(&self.reload));
             map.insert("metrics".to_owned(), self.metrics.redacted());
         }
         root
@@ -469,15 +475,16 @@ impl Settings {
             rotation::read(&block, &mut self.rotation);
             block.finish();
         }
+        if let Some(block) = section(map, "reload") {
+            reload::read(&block, &mut self.reload);
+            block.finish();
+        }
         if let Some(block) = section(map, "metrics") {
             self.metrics = MetricsSettings::read(&block);
             block.finish();
         }
         let signers = self.read_signers(map);
         self.read_authorities(map, &signers, faults);
-        for key in LATER_KEYS {
-            later(map, key);
-        }
         map.finish();
     }
 
@@ -597,27 +604,6 @@ impl Settings {
             }
         }
     }
-}
-
-/// Blocks of later releases.
-const LATER_KEYS: [&str; 1] = ["reload"];
-/// Reports a key that has a meaning, but not yet. Accepting what does nothing would deceive.
-fn later(map: &Map<'_>, key: &str) {
-    let Some(entry) = map.field().node().get(key) else {
-        return;
-    };
-    map.ignore(&[key]);
-    let field = match map.field().spot().field.as_str() {
-        "" => key.to_owned(),
-        path => format!("{path}.{key}"),
-    };
-    let spot = Spot {
-        place: entry.place.clone(),
-        field,
-    };
-    map.field()
-        .walk()
-        .push(spot.error("is not supported by this release", "remove it"));
 }
 
 fn is_fragment(document: &Node, faults: &mut Faults) -> bool {

@@ -263,7 +263,8 @@ pub struct KubeconfigStatus {
     /// `server` of the current context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
-    /// Its CA data is the first certificate of `ca.crt`, as kubeadm writes it; absent where one of them is.
+    /// Its CA data is the first certificate of `ca.crt`, as kubeadm writes it, or begins with it and holds others of
+    /// `ca.crt`, as during a CA change; absent where one of them is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authority_is_first: Option<bool>,
     /// Certificate and key are in files of their own, as the kubelet keeps them.

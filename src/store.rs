@@ -31,12 +31,13 @@
 //! # The state directory
 //!
 //! `/var/lib/nodepki`, 0700: `lock`, `journal.json` (0600), `staging.json` (which directories hold unfinished files),
-//! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way), `issued.json`, `restarts.json`
-//! (0600: what was replaced and has not taken effect yet).
+//! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way), `issued.json`,
+//! `authorities.json` (CA changes under way), `restarts.json` (0600: what was replaced and has not taken effect yet).
 //!
 //! To add a kind of change to a commit, extend the journal's entry, and its version if an older nodepki would do the
 //! wrong thing with it.
 
+mod changes;
 mod commit;
 mod dir;
 mod error;
@@ -53,6 +54,7 @@ use std::path::Path;
 use time::OffsetDateTime;
 use time::macros::format_description;
 
+pub use changes::AuthorityChange;
 pub use commit::{Commit, Committed, Mode, Recovery};
 pub use dir::{Content, Dir, FileKind, Metadata};
 pub use error::{Class, Error, Note, Obstacle};

@@ -509,7 +509,7 @@ impl Work<'_> {
                 user,
                 ..
             } => {
-                let authority = trusted.first().to_pem();
+                let authority = trusted.roots_to_pem();
                 let credentials = Credentials {
                     server,
                     authority: &authority,
@@ -545,7 +545,7 @@ impl Work<'_> {
         mut document: Kubeconfig,
     ) -> Result<(), Failure> {
         if let Output::Kubeconfig { path, server, .. } = &spec.output {
-            let authority = trusted.first().to_pem();
+            let authority = trusted.roots_to_pem();
             document
                 .set_cluster(server, &authority)
                 .map_err(|error| unrepairable(path, &error))?;

@@ -18,7 +18,7 @@ use crate::assess::Action;
 use crate::names::Authority;
 use crate::signer::Kind;
 use crate::store::{Commit, Slot, Store};
-use crate::x509::{Difference, TrustBundle, path_differences};
+use crate::x509::{Certificate, Difference, TrustBundle, certificates_of, path_differences};
 
 /// What a signer that answers says of its authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +139,39 @@ pub async fn ask(
         true => Ok(answered),
         false => Err(failures),
     }
+}
+
+/// The certificates that the signer of an authority says it has. Nothing is believed yet.
+///
+/// # Errors
+/// The signer cannot be asked, or does not say.
+pub async fn offered(setup: &Setup, authority: Authority) -> Result<Vec<Certificate>, Failure> {
+    let (_, signer) = setup.signer(authority)?;
+    let deadline = Instant::now() + setup.wait;
+    let asked = async {
+        request::patiently(deadline, || signer.probe()).await?;
+        request::patiently(deadline, || signer.trust(authority)).await
+    };
+    let answer = asked
+        .await
+        .map_err(|error| signer_failure(&error, authority))?;
+    let label = signer.label();
+    let Some(answer) = answer else {
+        return Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "{label} does not hand out the certificate of its CA; give it with --certificate FILE"
+            ),
+        ));
+    };
+    certificates_of(&answer).map_err(|error| {
+        Failure::new(
+            ExitCode::Refused,
+            format!(
+                "the certificate of authority {authority} from {label} is unusable: {error}; look at what is at that address"
+            ),
+        )
+    })
 }
 
 /// Has a certificate like `cert` signed for a key of its own, verifies it, and throws both away.

@@ -14,11 +14,12 @@ use super::{
     open_store, report, revocation, room_for, written,
 };
 use crate::assess::{Action, Demand, Found};
+use crate::components::Change;
 use crate::names::{Authority, CertName};
 use crate::schedule;
 use crate::signer::Renewal;
-use crate::store::{Root, Slot};
-use crate::x509::rfc3339;
+use crate::store::{RestartState, Root, Slot};
+use crate::x509::{TrustBundle, rfc3339};
 
 /// A clock that shows so much less than a recorded issue time was set back.
 const LARGEST_JUMP: Duration = Duration::minutes(5);
@@ -34,13 +35,16 @@ pub enum Scope {
     All,
     /// These, due or not.
     Names(BTreeSet<CertName>),
+    /// These, however young: their authority was changed, and no answer of the old one is taken, so that they cannot come
+    /// round again.
+    Anew(BTreeSet<CertName>),
 }
 
 impl Scope {
     fn has(&self, name: CertName) -> bool {
         match self {
             Scope::Due | Scope::All => true,
-            Scope::Names(names) => names.contains(&name),
+            Scope::Names(names) | Scope::Anew(names) => names.contains(&name),
         }
     }
 
@@ -48,6 +52,7 @@ impl Scope {
         match self {
             Scope::Due => Demand::Due,
             Scope::All | Scope::Names(_) => Demand::Asked,
+            Scope::Anew(_) => Demand::Anew,
         }
     }
 }
@@ -133,7 +138,7 @@ fn look_for(
     steady(root, setup, now)?;
     let mut survey = setup.survey(root, now)?;
     survey.certs.retain(|cert| scope.has(cert.spec.name));
-    if let Scope::Names(_) = scope {
+    if let Scope::Names(_) | Scope::Anew(_) = scope {
         let wanted: BTreeSet<Authority> = survey
             .certs
             .iter()
@@ -193,7 +198,40 @@ fn look_for(
         demand,
     });
     survey.rotate(|authority| trust.get(&authority).cloned(), now);
+    if demand == Demand::Due {
+        hold(root, &mut survey, &trust, now)?;
+    }
     Ok(survey)
+}
+
+/// A component that did not come back with a new certificate is not given the next one before somebody has looked,
+/// as long as it works with the old one.
+fn hold(
+    root: &Root,
+    survey: &mut Survey,
+    trust: &BTreeMap<Authority, TrustBundle>,
+    now: OffsetDateTime,
+) -> Result<(), Failure> {
+    for restart in root.restarts()? {
+        let RestartState::RolledBack { why } = &restart.state else {
+            continue;
+        };
+        for cert in &mut survey.certs {
+            let name = cert.spec.name;
+            let held = restart.causes.contains(&Change::Certificate(name))
+                && matches!(cert.action, Action::Issue { .. })
+                && cert.still_serves(trust.get(&cert.spec.authority), now);
+            if held {
+                cert.action = Action::Refuse {
+                    reason: format!(
+                        "{} did not come back with the last one: {why}; find out why, then run `nodepki renew --name {name}`",
+                        restart.component
+                    ),
+                };
+            }
+        }
+    }
+    Ok(())
 }
 
 /// By a clock that was set back everything looks younger than it is, and what is issued now may not be valid yet when

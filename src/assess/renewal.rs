@@ -59,6 +59,8 @@ pub enum Demand {
     Due,
     /// A person's, due or not; windows are for everybody else.
     Asked,
+    /// A person's who changes its authority: one that was just renewed is renewed again.
+    Anew,
 }
 
 /// A decision after rotation had its say.
@@ -127,7 +129,11 @@ pub fn rotate(
         }
         (Due::Waits { reason, .. } | Due::Now { reason, .. }, None) => Some(reason.clone()),
     };
-    let asked = (rules.demand == Demand::Asked).then(|| "asked for".to_owned());
+    let asked = match rules.demand {
+        Demand::Due => None,
+        Demand::Asked => Some("asked for".to_owned()),
+        Demand::Anew => Some("its authority was changed".to_owned()),
+    };
     let for_age = drift.is_empty();
     let mut reasons = drift;
     reasons.extend(age.or(asked));
@@ -163,7 +169,8 @@ fn held(
     now: OffsetDateTime,
 ) -> Option<(OffsetDateTime, String)> {
     let cools_until = life.cools_until();
-    if recorded && (life.issued_at..cools_until).contains(&now) {
+    let cools = recorded && rules.demand != Demand::Anew;
+    if cools && (life.issued_at..cools_until).contains(&now) {
         let why = format!(
             "renewed {} ago, tried again after {}",
             length_in_words(now - life.issued_at),

@@ -6,11 +6,12 @@ use std::io::{Write, stderr};
 use clap::Args;
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, log, now, print, runtime, tell, warn};
+use super::{Global, Output, Run, now, print, runtime, tell, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
 use crate::load::Loaded;
 use crate::metrics::Metrics;
 use crate::names::CertName;
+use crate::rotation;
 use crate::yaml;
 
 /// "Cannot tell": what ExecCondition= takes for a failure of the unit.
@@ -109,14 +110,14 @@ impl Arguments {
         let terminal = Terminal::new(global.verbose);
         let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "renew");
         let recorder = metrics.recorder(&loaded.setup, &terminal, now());
-        let renew = agent::renew(&root, &loaded.setup, &scope, now, &recorder);
+        let renew = rotation::step(&root, &loaded, &scope, now, &recorder);
         let renewed = runtime()?.block_on(renew);
         drop(terminal);
         let code = ExitCode::of(renewed.as_ref().map(|renewed| &renewed.report));
         let next = renewed.as_ref().ok().and_then(|renewed| renewed.next);
         warn(&metrics.ended(&loaded.setup, code, next, now()));
         let report = renewed?.report;
-        log(&report);
+        rotation::log(&report);
         global.print_report(&report)?;
         Ok(report.code())
     }

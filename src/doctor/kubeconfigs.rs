@@ -113,7 +113,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<Note> {
         if not_first && !row.troubles.contains(&Trouble::OtherAuthority) {
             notes.push(Note::warning(
                 format!(
-                    "{}: its CA data is not the first certificate of ca.crt alone",
+                    "{}: its CA data does not begin with the first certificate of ca.crt, or has others than ca.crt",
                     row.name
                 ),
                 FIX,

@@ -289,3 +289,24 @@ fn own_endpoint(current: &Current) -> Option<SocketAddr> {
     };
     Some(SocketAddr::new(ip, port))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_no_interface_has_is_told_and_nothing_where_none_is_known() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let interfaces = [ip("192.0.2.11"), ip("fd00::11")];
+        assert_eq!(unowned(ip("fd00::11"), &interfaces), None);
+        assert_eq!(unowned(ip("192.0.2.99"), &[]), None, "below --root");
+        let words = unowned(ip("192.0.2.99"), &interfaces).unwrap();
+        for part in [
+            "192.0.2.99",
+            "192.0.2.11, fd00::11",
+            "--accept-address-change",
+        ] {
+            assert!(words.contains(part), "{words}");
+        }
+    }
+}

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{API_VERSION, FromCluster, KIND, KubeletClientSubject, KubeletIdentity, rotation};
+use super::{
+    API_VERSION, FromCluster, KIND, KubeletClientSubject, KubeletIdentity, reload, rotation,
+};
 use crate::plan::KubeletLayout;
 use crate::schema::{self, Form, Key, key};
 use crate::signer::Kind;
@@ -80,6 +82,13 @@ pub(super) const KEYS: &[Key] = &[
     key("rotation.minRemaining", Form::Duration, "A certificate is due at the latest when this is left of its life; default 1h."),
     key("rotation.window", Form::Defined("window"), "When renewals may happen, in UTC, as in Sun 02:00-05:00; one that is about to expire does not wait."),
     key("rotation.rekey", Form::Flag, "Make a new key for every renewal; default true."),
+    key("reload.staticPods", Form::Flag, "Restart static pods that do not see a new file, by an annotation in their manifests; default true."),
+    key("reload.coordinateWithLease", Form::Flag, "One control-plane node at a time restarts something; default true."),
+    key("reload.timeout", Form::Duration, "How long a component may take until it serves again, and how long a run waits for other nodes, up to 10m; default 2m."),
+    key("reload.lease.kubeconfig", Form::Path, "Kubeconfig that may use the Lease kube-system/nodepki-reload; default /etc/kubernetes/admin.conf."),
+    key("reload.lease.duration", Form::Duration, "How long a node that vanishes keeps the others waiting; default 1m."),
+    key("reload.hooks", Form::Defined("hooks"), "Programs to run: for a certificate once it was replaced, for a component to restart it."),
+    key("reload.units", Form::Defined("units"), "systemd units to restart or reload, likewise."),
     key("metrics.textfile", Form::Path, "File for node_exporter's textfile collector; its name ends with .prom."),
     key("metrics.listen", Form::Text, "Address at which the daemon serves /metrics and /healthz, for example 127.0.0.1:9465; read when it starts."),
 ];
@@ -101,6 +110,7 @@ pub(super) fn document() -> Value {
         let mut definitions = policy_definitions();
         if let Some(definitions) = definitions.as_object_mut() {
             definitions.extend(rotation::definitions());
+            definitions.extend(reload::definitions());
         }
         map.insert("$defs".to_owned(), definitions);
         let mut schema = Map::new();

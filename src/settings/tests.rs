@@ -62,6 +62,13 @@ kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
 wait: 10m
 clock: {maxWait: 5m}
 rotation: {renewAt: 720h, jitter: 5%, minRemaining: 2h, window: ["Mon-Fri 22:00-04:00", {cron: "0 2 * * 0", duration: 3h}], rekey: false}
+reload:
+  staticPods: false
+  coordinateWithLease: false
+  timeout: 90s
+  lease: {kubeconfig: /etc/kubernetes/super-admin.conf, duration: 30s}
+  hooks: [{on: [admin.conf, kube-scheduler], command: [/usr/local/sbin/after-renewal, --now], timeout: 10s}]
+  units: [{on: [kubelet], unit: kubelet.service, action: reload-or-restart}]
 metrics: {textfile: /var/lib/node_exporter/textfile_collector/nodepki.prom, listen: "127.0.0.1:9465"}
 "#;
 
@@ -255,7 +262,7 @@ fn every_fault_of_every_fragment_is_reported_at_once() {
          a.yaml:3:37: kubeadm.clusterConfig: unknown key (did you mean clusterConfiguration?)\n\
          a.yaml:4:11: nodeName: \"bad_name\" cannot be a node name: only small letters, digits, - and . are allowed, beginning and ending with a letter or digit (use a DNS name, or remove nodeName to take kubeadm's)\n\
          a.yaml:5:1: wiat: unknown key (did you mean wait?)\n\
-         a.yaml:7:9: reload: is not supported by this release (remove it)\n\
+         a.yaml:7:10: reload.restart: unknown key (known here: coordinateWithLease, hooks, lease, staticPods, timeout, units)\n\
          a.yaml:8:21: kubelet.identity: \"own\" is not possible here (use issue, bootstrap)\n\
          a.yaml:9:1: wait: is given twice, first in line 6 (keep one of them)\n\
          b.yaml:4:16: authorities.ca.signer: signer \"crop\" is not defined (did you mean corp?)\n\
@@ -596,7 +603,10 @@ fn table_schema_and_parser_know_the_same_keys() {
                     .is_some_and(|map| path.starts_with(map))
         });
         assert!(
-            known || path.starts_with("pki.") || path.starts_with("rotation.window"),
+            known
+                || ["pki.", "rotation.window", "reload.hooks[", "reload.units["]
+                    .iter()
+                    .any(|defined| path.starts_with(defined)),
             "{path} is read but not in the table"
         );
         // `local` and the like stand for maps; everything must be in the schema.
@@ -698,4 +708,23 @@ fn a_namespace_has_no_dots() {
         "signers: {s: {certManager: {server: 'https://api:6443', tokenFile: /t, tls: {caFile: /c}, namespace: a.b, issuerRef: {name: x}}}}\n",
     );
     assert!(text.contains("\"a.b\" is no namespace"), "{text}");
+}
+
+#[test]
+fn faults_of_reload_say_where_and_what_to_write() {
+    let found = faults(
+        "reload:\n  timeout: 0s\n  lease: {duration: 1h}\n  hooks:\n  - {on: [controller-manager], command: [sh, -c]}\n  - {command: []}\n  units:\n  - {on: [], unit: kubelet, action: stop}\n",
+    );
+    assert_eq!(
+        found,
+        "c.yaml:4:12: reload.timeout: 0s is out of bounds (write one from 1s to 10m)\n\
+         c.yaml:5:21: reload.lease.duration: 1h is out of bounds (write one from 5s to 10m)\n\
+         c.yaml:7:11: reload.hooks[0].on[0]: \"controller-manager\" is neither a certificate nor a component (did you mean controller-manager.conf?)\n\
+         c.yaml:7:41: reload.hooks[0].command: \"sh\" is not an absolute path (name the program by its absolute path; there is no shell)\n\
+         c.yaml:8:5: reload.hooks[1]: has no on (add on: [controller-manager.conf])\n\
+         c.yaml:8:15: reload.hooks[1].command: names no program (list the program and its arguments)\n\
+         c.yaml:10:10: reload.units[0].on: is empty, so that nothing would ever set it off (list names of certificates or components)\n\
+         c.yaml:10:20: reload.units[0].unit: \"kubelet\" is not the name of a unit (write it with its suffix, as in kubelet.service)\n\
+         c.yaml:10:37: reload.units[0].action: \"stop\" is not possible here (use restart, reload, reload-or-restart)"
+    );
 }

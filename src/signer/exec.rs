@@ -330,22 +330,12 @@ impl Exec {
     }
 
     fn spawn(&self, program: &Path, verb: Verb) -> Result<Child, CallError> {
-        let mut command = Command::new(program);
+        let mut command = prepared(program, &self.plugin.command);
         command
-            .arg0(&self.plugin.command)
             .args(&self.plugin.args)
             .arg(verb.as_str())
-            .env_clear()
-            .env("PATH", SAFE_PATH)
-            .env("LANG", "C")
             .env("HOME", self.home())
-            .current_dir("/")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .kill_on_drop(true);
-        command.envs(&self.plugin.env);
+            .envs(&self.plugin.env);
         if let Some(run_as) = self.run_as {
             command.gid(run_as.gid).uid(run_as.uid);
         }
@@ -869,7 +859,7 @@ fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
     let shown = command.display();
     let refuse = |why: String| {
         SignerError::config(
-            format!("the signer command {shown} is not run: {why}"),
+            format!("the command {shown} is not run: {why}"),
             format!(
                 "let it belong to root with mode 0755, in directories that do too: chown root: {shown}; chmod 0755 {shown}"
             ),
@@ -919,6 +909,63 @@ fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
 }
 
 // ---- running it ----
+
+/// Runs a program that is no signer as carefully as one: no shell, trusted path, little environment, its group killed
+/// at `limit`. `Err` says what went wrong, with the end of what it wrote to stderr.
+pub(crate) async fn run(
+    command: &[String],
+    env: &[(&str, String)],
+    limit: Duration,
+) -> Result<(), String> {
+    let (name, args) = command.split_first().ok_or("there is no command")?;
+    let program = trusted_program(Path::new(name)).map_err(|error| error.to_string())?;
+    let mut prepared = prepared(&program, Path::new(name));
+    let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
+    prepared.args(args).env("HOME", home);
+    prepared.envs(env.iter().map(|(key, value)| (key, value)));
+    let child = prepared
+        .spawn()
+        .map_err(|error| format!("{name} could not be started: {error}"))?;
+    let finished = drive(child, &[], limit)
+        .await
+        .map_err(|error| match error {
+            CallError::Unclean(why) => why,
+            CallError::NotStarted(error) => error.to_string(),
+            CallError::TryAgain => format!("{name} asks to be tried again"),
+        })?;
+    let said = log_text(&finished.stderr);
+    let said = match said.is_empty() {
+        true => said,
+        false => format!(", and said: {said}"),
+    };
+    match finished.end {
+        End::Exited(status) if status.success() => Ok(()),
+        End::Exited(status) => Err(format!("{name} ended with {status}{said}")),
+        End::TimedOut => Err(format!(
+            "{name} did not finish within {} s{said}",
+            limit.as_secs_f32()
+        )),
+        End::TooMuch => Err(format!(
+            "{name} wrote more than {STDOUT_LIMIT} bytes to stdout"
+        )),
+    }
+}
+
+fn prepared(program: &Path, called: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .arg0(called)
+        .env_clear()
+        .env("PATH", SAFE_PATH)
+        .env("LANG", "C")
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true);
+    command
+}
 
 struct Finished {
     end: End,

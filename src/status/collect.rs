@@ -691,11 +691,11 @@ fn kubeconfig_status(
             by_file: found.by_file,
         };
     };
-    let is_first = own.certificates() == std::slice::from_ref(trust.first());
-    let common = own
-        .certificates()
-        .iter()
-        .any(|certificate| trust.certificates().contains(certificate));
+    let is_trusted = |certificate| trust.certificates().contains(certificate);
+    let mut certificates = own.certificates().iter();
+    // While a CA is being changed every client knows both.
+    let is_first = own.first() == trust.first() && certificates.clone().all(is_trusted);
+    let common = certificates.any(is_trusted);
     if !common {
         faults.push(Fault::new(
             Trouble::OtherAuthority,
@@ -705,7 +705,7 @@ fn kubeconfig_status(
         ));
     } else if !is_first {
         remarks.push(format!(
-            "its CA data is {own}; kubeadm writes the first certificate of ca.crt alone"
+            "its CA data is {own}; kubeadm writes the first certificate of ca.crt"
         ));
     }
     KubeconfigStatus {

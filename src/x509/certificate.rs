@@ -295,6 +295,11 @@ impl Certificate {
         matches!(self.basic_constraints, Some((true, _)))
     }
 
+    /// keyUsage allows it to sign certificates, or says nothing.
+    pub fn may_sign(&self) -> bool {
+        self.key_usage.is_none_or(|usage| usage.cert_sign)
+    }
+
     /// pathLenConstraint, where there is one.
     pub fn path_len(&self) -> Option<u32> {
         self.basic_constraints.and_then(|(_, path_len)| path_len)

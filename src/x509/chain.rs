@@ -147,7 +147,8 @@ impl TrustBundle {
         Self::from_certificates(certificates_in(answer)?.0)
     }
 
-    fn from_certificates(certificates: Vec<Certificate>) -> Result<Self, TrustError> {
+    /// A bundle of these, in this order.
+    pub fn from_certificates(certificates: Vec<Certificate>) -> Result<Self, TrustError> {
         let first = certificates.first().ok_or(TrustError::Empty)?;
         if !first.is_ca() {
             return Err(TrustError::NotACa(first.subject().to_string()));
@@ -225,6 +226,18 @@ impl TrustBundle {
     /// PEM of all certificates, in order.
     pub fn to_pem(&self) -> String {
         self.certificates.iter().map(Certificate::to_pem).collect()
+    }
+
+    /// PEM for the CA data of a kubeconfig: the first certificate, which is all that kubeadm writes, and every further
+    /// root. While a CA is being changed there are two, and a client that knew one of them would lose half its servers.
+    pub fn roots_to_pem(&self) -> String {
+        let others = self.certificates.iter().skip(1);
+        let roots =
+            others.filter(|certificate| certificate.is_ca() && certificate.is_self_signed());
+        std::iter::once(self.first())
+            .chain(roots)
+            .map(Certificate::to_pem)
+            .collect()
     }
 }
 

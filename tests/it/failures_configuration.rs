@@ -508,7 +508,7 @@ fn missing_files_and_signers_are_named() {
         "exec:/nowhere/sign",
     ])
     .ended(78)
-    .says("the signer command /nowhere/sign is not run");
+    .says("the command /nowhere/sign is not run");
     node.run(&[
         "bootstrap",
         "--kubeadm-config",

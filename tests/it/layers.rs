@@ -6,9 +6,12 @@ use std::path::Path;
 /// From top to bottom. A module may use what stands further down, and those that share its line.
 const LAYERS: &[&[&str]] = &[
     &["cli"],
-    &["demo", "capi", "migrate", "doctor"],
+    &["demo", "capi", "migrate", "doctor", "daemon", "authority"],
+    &["rotation"],
     &["load"],
-    &["join", "certs", "agent", "status", "offline", "metrics"],
+    &[
+        "join", "certs", "agent", "reload", "status", "offline", "metrics",
+    ],
     &["settings"],
     &["signer"],
     &["discovery"],

@@ -8,12 +8,14 @@
     reason = "a failing unwrap is a failing test, in the functions around the tests too"
 )]
 
+mod authority;
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
 mod capi;
 mod certs;
 mod cloud_init;
 mod crl;
+mod daemon;
 mod discovery;
 mod discovery_cluster;
 mod doctor;
@@ -40,6 +42,8 @@ mod node;
 mod offline;
 mod openssl;
 mod readme;
+#[cfg(feature = "failpoints")]
+mod reload;
 mod renew;
 mod rig;
 mod rotation_cluster;

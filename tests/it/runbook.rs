@@ -210,3 +210,38 @@ fn an_expired_authority_is_told_from_what_hangs_on_it_and_replaced_by_one_of_the
     node.assert_sound(&EVERYTHING);
     follow(&node, 6, SOUND);
 }
+
+#[test]
+fn a_clock_that_cannot_be_set_does_not_end_the_way() {
+    // The clock of a test is right; the authorities of this node are of tomorrow, which is the same to it.
+    let node = Node::of(INIT);
+    let tomorrow = OffsetDateTime::now_utc() + Duration::from_secs(86400);
+    for authority in Authority::ALL {
+        node.replace_authority(authority, tomorrow, Duration::from_secs(365 * 86400));
+    }
+    node.write("/run/kubeadm/kubeadm.yaml", INIT);
+    let signer = format!("local:{}", node.ca().display());
+    let run = |arguments: &[&str]| node.run(&[arguments, &["--signer", &signer]].concat());
+    run(&["doctor"]).ended(65).says("clock-behind");
+    let hint = "--allow-unsynced goes on regardless";
+    run(&["bootstrap", "--clock-wait", "0s"])
+        .ended(75)
+        .says(hint);
+    // Requests know no time.
+    let bundle = node.outside("requests");
+    run(&["csr", "export", bundle.to_str().unwrap()])
+        .done()
+        .says("12 requests");
+    run(&[
+        "csr",
+        "import",
+        bundle.to_str().unwrap(),
+        "--clock-wait",
+        "0s",
+    ])
+    .ended(65);
+    run(&["bootstrap", "--allow-unsynced"])
+        .done()
+        .row_says("apiserver", "issued");
+    node.run(&["status"]).done();
+}

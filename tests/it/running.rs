@@ -509,3 +509,30 @@ fn a_running_cluster_is_asked_for_its_configuration_once() {
         .says("--kubeadm-config FILE")
         .says("kubelet.conf");
 }
+
+#[test]
+fn renewal_wants_the_same_without_the_file_and_refuses_another_address() {
+    let node = set_up(INIT);
+    let before = wishes(&plan(&node));
+    forget(&node);
+    let all = run(
+        &node,
+        &["renew", "--all", "--clock-wait", "0s", "-o", "json"],
+    );
+    all.done();
+    for (name, wish) in wishes(&all) {
+        let wanted = before.get(&name).unwrap_or_else(|| panic!("{name}"));
+        for field in 0..4 {
+            assert_eq!(wish[field], wanted[field], "{name}");
+        }
+    }
+    everything_is_kept(&plan(&node));
+    run(&node, &["needs-renewal"]).ended(1);
+    let moved = INIT.replace("192.0.2.11", "192.0.2.99");
+    node.write(KUBEADM_FILE, &moved);
+    let etc = node.etc();
+    let words = "and it runs at 192.0.2.11:6443";
+    run(&node, &["renew", "--all"]).ended(65).says(words);
+    run(&node, &["needs-renewal"]).ended(255).says(words);
+    etc.unchanged(&node.etc());
+}

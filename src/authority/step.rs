@@ -1,0 +1,390 @@
+//! One step at work: the look at the node, what has to be proven, and the one commit in which everything changes.
+//!
+//! Decides nothing about phases, that is [`judge`](super::judge)'s; writes through `store` only.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::cluster::{self, Seen};
+use super::evidence;
+use super::judge::{Evidence, Target, named};
+use super::report::{AuthorityReport, Need};
+use super::{Outcome, Wish, all_refused, refused};
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, Setup, Survey};
+use crate::components::Change;
+use crate::failpoint;
+use crate::kubeconfig::Kubeconfig;
+use crate::load;
+use crate::names::{Authority, CertName};
+use crate::plan::BundleSpec;
+use crate::store::{AuthorityChange, Commit, Mode, Root};
+use crate::x509::{Certificate, Chain, RevocationList, Revocations, TrustBundle};
+
+/// One step at work.
+pub(super) struct Step<'a> {
+    root: &'a Root,
+    setup: &'a Setup,
+    wish: &'a Wish,
+    name: &'static str,
+    spec: &'a BundleSpec,
+    survey: Survey,
+    pub(super) evidence: Evidence,
+    pub(super) applied: bool,
+    done: Vec<String>,
+    proofs: Vec<String>,
+    written: Vec<PathBuf>,
+    removed: Vec<PathBuf>,
+    pub(super) issued: Option<agent::Report>,
+    pub(super) notes: Vec<String>,
+}
+
+impl<'a> Step<'a> {
+    /// Looks; what an earlier run left unfinished is finished first.
+    pub(super) fn begin(
+        root: &'a Root,
+        setup: &'a Setup,
+        wish: &'a Wish,
+        name: &'static str,
+        clock: Clock,
+    ) -> Result<Self, Failure> {
+        let mut notes = Vec::new();
+        if root.has_unfinished()? {
+            match wish.dry_run {
+                true => notes.push(
+                    "an earlier run was interrupted; the next one that may write finishes it first"
+                        .to_owned(),
+                ),
+                false => notes = agent::open_store(root, setup, "authority", clock)?.1,
+            }
+        }
+        let survey = setup.survey(root, clock())?;
+        let evidence = evidence::read(root, setup, &survey, wish.authority)?;
+        Ok(Step {
+            root,
+            setup,
+            wish,
+            name,
+            spec: evidence::spec(setup, wish.authority)?,
+            survey,
+            evidence,
+            applied: false,
+            done: Vec::new(),
+            proofs: Vec::new(),
+            written: Vec::new(),
+            removed: Vec::new(),
+            issued: None,
+            notes,
+        })
+    }
+
+    pub(super) fn done(&mut self, words: String) {
+        self.done.push(words);
+    }
+
+    pub(super) fn proven(&mut self, words: String) {
+        self.proofs.push(words);
+    }
+
+    /// Whether every other node is as far.
+    pub(super) async fn peers(&mut self, need: Need<'_>) -> Result<(), Failure> {
+        let Wish {
+            authority, peers, ..
+        } = self.wish;
+        let seen = match &self.wish.kubeconfig {
+            Some(kubeconfig) => {
+                let api = load::cluster(self.root, kubeconfig)?;
+                let new = matches!(need, Need::Trusts(_)).then(|| self.evidence.incoming());
+                cluster::look(&api, *authority, new.flatten()).await
+            }
+            None => Seen::nothing("no kubeconfig was given"),
+        };
+        self.notes.extend(seen.notes);
+        let identity = &self.setup.identity;
+        let nodes = &seen.nodes;
+        let own = (identity.node.as_str(), identity.cluster.as_str());
+        let mut missing = seen.lacking;
+        match peers.prove(own, *authority, need, nodes) {
+            Ok(proven) => self.proofs.extend(proven),
+            Err(why) => missing.extend(why),
+        }
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(all_refused(missing)),
+        }
+    }
+
+    /// The signer signs with the new CA: one certificate, verified and thrown away.
+    pub(super) async fn rehearse(
+        &mut self,
+        new: &Certificate,
+        clock: Clock,
+        progress: &dyn Progress,
+    ) -> Result<(), Failure> {
+        let authority = self.wish.authority;
+        let certs = self.survey.certs.iter();
+        let Some(cert) = certs
+            .into_iter()
+            .find(|cert| cert.spec.authority == authority)
+        else {
+            return Ok(());
+        };
+        let trust = TrustBundle::from_certificates(vec![new.clone()])
+            .map_err(|error| refused(error.to_string()))?;
+        let (mut store, notes) = agent::open_store(self.root, self.setup, "authority", clock)?;
+        self.notes.extend(notes);
+        agent::rehearse(&mut store, self.setup, cert, &trust, clock, progress).await?;
+        let proven = format!(
+            "the signer of {authority} has signed a certificate like {} with the new CA",
+            cert.spec.name
+        );
+        self.proven(proven);
+        Ok(())
+    }
+
+    /// What is still under the old CA and is ours to issue.
+    pub(super) fn left(&self, new: &Certificate, now: OffsetDateTime) -> BTreeSet<CertName> {
+        let left = self
+            .evidence
+            .leaves
+            .iter()
+            .filter(|leaf| leaf.foreign.is_none() && leaf.under([new], now).is_empty());
+        left.filter_map(|leaf| leaf.name.parse().ok()).collect()
+    }
+
+    /// Puts a target in place, in one commit. `trust_changes`: what is trusted changes, and not only the order.
+    pub(super) fn take(
+        &mut self,
+        target: &Target,
+        trust_changes: bool,
+        clock: Clock,
+    ) -> Result<(), Failure> {
+        let now = clock();
+        let (commit, words) = self.commit(target, trust_changes, now)?;
+        if words.is_empty() && target.change == self.evidence.change {
+            return Ok(());
+        }
+        self.done.extend(words);
+        if self.wish.dry_run {
+            return Ok(());
+        }
+        let (mut store, notes) = agent::open_store(self.root, self.setup, "authority", clock)?;
+        self.notes.extend(notes);
+        // Nobody may have come between the look and the lock.
+        self.survey = self.setup.survey(self.root, now)?;
+        let there = evidence::read(self.root, self.setup, &self.survey, self.wish.authority)?;
+        if there.bundle != self.evidence.bundle || there.change != self.evidence.change {
+            return Err(Failure::new(
+                ExitCode::Pending,
+                format!(
+                    "{} was changed by somebody else in this moment; run the same command again",
+                    self.evidence.file
+                ),
+            ));
+        }
+        let committed = store.commit(commit)?;
+        failpoint::reached("authority:committed");
+        self.applied = true;
+        self.written.extend(committed.written);
+        self.removed.extend(committed.removed);
+        self.notes
+            .extend(committed.notes.iter().map(ToString::to_string));
+        drop(store);
+        self.reread(now)
+    }
+
+    fn reread(&mut self, now: OffsetDateTime) -> Result<(), Failure> {
+        self.survey = self.setup.survey(self.root, now)?;
+        self.evidence = evidence::read(self.root, self.setup, &self.survey, self.wish.authority)?;
+        Ok(())
+    }
+
+    fn commit(
+        &self,
+        target: &Target,
+        trust_changes: bool,
+        now: OffsetDateTime,
+    ) -> Result<(Commit, Vec<String>), Failure> {
+        let mut commit = Commit::new();
+        let mut words = Vec::new();
+        if target.bundle != self.evidence.bundle {
+            let pem: String = target.bundle.iter().map(Certificate::to_pem).collect();
+            commit.file(self.spec.path.clone(), pem.into_bytes(), Mode::Public);
+            if trust_changes {
+                commit.change(
+                    Change::Bundle(self.wish.authority),
+                    self.spec.path.clone(),
+                    now,
+                );
+            }
+            let names: Vec<String> = target.bundle.iter().map(named).collect();
+            words.push(format!(
+                "{} holds {}",
+                self.evidence.file,
+                names.join(", then ")
+            ));
+        }
+        if self.wish.authority == Authority::Ca {
+            for (name, path) in evidence::kubeconfigs() {
+                let Some(text) = self.kubeconfig(&path, target)? else {
+                    continue;
+                };
+                commit.file(path.clone(), text, Mode::Private);
+                if trust_changes {
+                    commit.change(Change::Certificate(name), path.clone(), now);
+                }
+                words.push(format!(
+                    "{} trusts the same",
+                    self.root.on_this_machine(&path).display()
+                ));
+            }
+        }
+        if !target.dropped.is_empty() {
+            words.extend(self.drop_lists(target, &mut commit)?);
+        }
+        self.remember(target.change.clone(), &mut commit)?;
+        Ok((commit, words))
+    }
+
+    /// The text of a kubeconfig for a target, where it is another one.
+    fn kubeconfig(
+        &self,
+        path: &Path,
+        target: &Target,
+    ) -> Result<Option<Zeroizing<Vec<u8>>>, Failure> {
+        let Some(content) = self.root.read(path)? else {
+            return Ok(None);
+        };
+        let unusable = |why: String| {
+            refused(format!(
+                "{}: {why}; mend it, or move it away and have nodepki bootstrap write it anew, and run again",
+                self.root.on_this_machine(path).display()
+            ))
+        };
+        if content.bytes.iter().all(u8::is_ascii_whitespace) {
+            return Ok(None);
+        }
+        let text = std::str::from_utf8(&content.bytes)
+            .map_err(|_| unusable("it is not UTF-8 text".to_owned()))?;
+        let mut document = Kubeconfig::parse(text).map_err(|error| unusable(error.to_string()))?;
+        let current = document
+            .current()
+            .map_err(|error| unusable(error.to_string()))?;
+        let Some(data) = &current.authority else {
+            return Ok(None);
+        };
+        let found = evidence::certificates(data).map_err(unusable)?;
+        let wanted = target.kubeconfig(&found);
+        if wanted == found {
+            return Ok(None);
+        }
+        let pem: String = wanted.iter().map(Certificate::to_pem).collect();
+        document
+            .set_authority(&pem)
+            .map_err(|error| unusable(error.to_string()))?;
+        let text = document.to_yaml();
+        Ok(Some(Zeroizing::new(text.as_bytes().to_vec())))
+    }
+
+    /// Revocation lists of a CA that is trusted no more, of which etcd would make nothing.
+    fn drop_lists(&self, target: &Target, commit: &mut Commit) -> Result<Vec<String>, Failure> {
+        let path = &self.spec.crl_path;
+        let der = path.with_extension("der");
+        let Some(content) = self.root.read(path)? else {
+            return Ok(Vec::new());
+        };
+        let (Ok(lists), Ok(trust)) = (
+            RevocationList::read_all(&content.bytes),
+            TrustBundle::from_certificates(target.bundle.clone()),
+        ) else {
+            return Ok(vec![format!(
+                "{} is unreadable and stays; nodepki crl fetches it anew",
+                path.display()
+            )]);
+        };
+        let chains: Vec<&Chain> = self
+            .evidence
+            .leaves
+            .iter()
+            .filter_map(|leaf| leaf.chain.as_ref().ok())
+            .collect();
+        let of_ours = |list: &RevocationList| {
+            Revocations::verified(vec![list.clone()], &trust, &chains).is_ok()
+        };
+        let (kept, gone): (Vec<_>, Vec<_>) = lists.into_iter().partition(of_ours);
+        if gone.is_empty() {
+            return Ok(Vec::new());
+        }
+        if kept.is_empty() {
+            self.unread(path)?;
+            self.unread(&der)?;
+            commit.remove(path.clone(), &content.bytes);
+            if let Some(content) = self.root.read(&der)? {
+                commit.remove(der, &content.bytes);
+            }
+        } else if let Ok(lists) = Revocations::verified(kept, &trust, &chains) {
+            commit.file(path.clone(), lists.to_pem().into_bytes(), Mode::Public);
+            commit.file(der, lists.first_der().to_vec(), Mode::Public);
+        }
+        Ok(vec![format!(
+            "{} loses the revocation lists of the old CA",
+            self.root.on_this_machine(path).display()
+        )])
+    }
+
+    /// etcd does not start without a list that its flags name.
+    fn unread(&self, list: &Path) -> Result<(), Failure> {
+        const ETCD: &str = "/etc/kubernetes/manifests/etcd.yaml";
+        let Some(manifest) = self.root.read(ETCD)? else {
+            return Ok(());
+        };
+        let text = String::from_utf8_lossy(&manifest.bytes);
+        match text.contains(&*list.to_string_lossy()) {
+            false => Ok(()),
+            true => Err(refused(format!(
+                "{ETCD} names {}, in which only the old CA's revocation lists are, and etcd does not start without the file; have the new CA's list put there with `nodepki crl`, or take the flag out of the manifest, and run again",
+                list.display()
+            ))),
+        }
+    }
+
+    fn remember(
+        &self,
+        change: Option<AuthorityChange>,
+        commit: &mut Commit,
+    ) -> Result<(), Failure> {
+        let mut changes = self.root.authority_changes()?;
+        let known = changes.get(&self.wish.authority).cloned();
+        if known == change {
+            return Ok(());
+        }
+        match change {
+            Some(change) => changes.insert(self.wish.authority, change),
+            None => changes.remove(&self.wish.authority),
+        };
+        commit.authority_changes(changes);
+        Ok(())
+    }
+
+    pub(super) fn end(mut self, now: OffsetDateTime) -> Result<Outcome, Failure> {
+        if self.issued.is_some() {
+            self.reread(now)?;
+        }
+        if self.done.is_empty() {
+            self.done("nothing to do: it is so already".to_owned());
+        }
+        Ok(Outcome {
+            step: self.name,
+            applied: self.applied,
+            done: self.done,
+            proven: self.proofs,
+            written: self.written,
+            removed: self.removed,
+            issued: self.issued,
+            notes: self.notes,
+            report: AuthorityReport::of(&self.evidence, now),
+        })
+    }
+}

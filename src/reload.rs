@@ -1,0 +1,395 @@
+//! What was replaced takes effect: what does not reload is restarted, and everything is proven by what is served.
+//!
+//! [`settle`] works off what `store` has recorded ([`Root::unsettled`]), in this order.
+//!
+//! 1. *What reloads by itself*: the certificate that is served must become the one on disk. Then hooks and units that
+//!    wait for that certificate are run.
+//! 2. *What must be restarted* (`components`): only while the API server and etcd are well, only in this node's turn
+//!    ([`lease`]), one component after the other. A static pod gets an annotation in its manifest, anything else a unit
+//!    or a hook. The record goes once the component has proven itself: another process serves, it is healthy, and it
+//!    works with the new credential.
+//! 3. A component that does not come back gets its old files and one more restart. Then nothing is tried again until
+//!    somebody asks for it, and the record says why.
+//!
+//! A run that is killed anywhere leaves the record, and the next one goes on: at worst a component is restarted twice.
+//! Below a root other than `/` nothing runs that could be restarted.
+//!
+//! This module restarts and asks; it makes and judges no certificate. A new way to restart something is one more case
+//! of `Means` in [`restart`].
+
+mod lease;
+mod pod;
+mod probe;
+mod restart;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, Row};
+use crate::components::{Change, Component};
+use crate::names::{Authority, CertName};
+use crate::plan::Output;
+use crate::settings::reload::{On, Reload, Unit};
+use crate::signer::exec;
+use crate::store::{Changed, Commit, Committed, Root, Store, Unsettled};
+use crate::x509::Chain;
+
+use probe::Probe;
+
+/// Between two looks at a component that starts.
+const LOOK: Duration = Duration::from_millis(100);
+const SYSTEMCTL: &str = "/usr/bin/systemctl";
+const UNIT_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Everything that [`settle`] needs to know.
+pub struct Setup {
+    /// This node's name.
+    pub node: String,
+    /// How to go about it.
+    pub reload: Reload,
+    /// Where each certificate is.
+    pub outputs: BTreeMap<CertName, Output>,
+    /// Where the certificates of each authority are.
+    pub bundles: BTreeMap<Authority, PathBuf>,
+    /// How long to wait for another run to end.
+    pub lock_wait: Duration,
+}
+
+impl Setup {
+    /// For the node of `agent`.
+    pub fn of(agent: &agent::Setup, reload: &Reload) -> Setup {
+        let certs = agent.plan.certs.iter();
+        let bundles = agent.plan.bundles.iter();
+        Setup {
+            node: agent.identity.node.clone(),
+            reload: reload.clone(),
+            outputs: certs.map(|spec| (spec.name, spec.output.clone())).collect(),
+            bundles: bundles
+                .map(|spec| (spec.authority, spec.path.clone()))
+                .collect(),
+            lock_wait: agent.lock_wait,
+        }
+    }
+}
+
+/// What became of one thing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// A component, a certificate, a unit or a program.
+    pub what: String,
+    /// How it ended.
+    pub state: State,
+    /// In words: what was proven, or what is wrong and what to do.
+    pub detail: String,
+}
+
+impl From<Outcome> for Row {
+    fn from(outcome: Outcome) -> Row {
+        Row {
+            name: outcome.what,
+            authority: None,
+            action: outcome.state.as_str(),
+            reasons: vec![outcome.detail],
+            subject: None,
+            sans: None,
+            key: None,
+            due: None,
+            not_after: None,
+            paths: Vec::new(),
+            signer: None,
+            carries: None,
+            code: Some(outcome.state.code()).filter(|code| *code != ExitCode::Done),
+        }
+    }
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// What is on disk is in effect.
+    Done,
+    /// Nothing was to be done here; somebody may have to do it elsewhere.
+    NotHere,
+    /// Nothing was done yet, and a later run goes on.
+    Waits,
+    /// What is on disk is not in effect; a later run looks again.
+    Failed,
+    /// The old files are back, and nothing happens until somebody asks for it.
+    RolledBack,
+}
+
+impl State {
+    /// For tables.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            State::Done => "in effect",
+            State::NotHere => "not here",
+            State::Waits => "waits",
+            State::Failed => "failed",
+            State::RolledBack => "rolled back",
+        }
+    }
+
+    /// A later run goes on with it.
+    pub const fn is_unfinished(self) -> bool {
+        matches!(self, State::Waits | State::Failed)
+    }
+
+    /// As the end of a run.
+    pub const fn code(self) -> ExitCode {
+        match self {
+            State::Done | State::NotHere => ExitCode::Done,
+            State::Waits | State::Failed => ExitCode::Pending,
+            State::RolledBack => ExitCode::Refused,
+        }
+    }
+}
+
+/// Makes everything take effect that was replaced since the last time.
+///
+/// # Errors
+/// When the record cannot be read or written. What became of each component is in the outcomes.
+pub async fn settle(
+    root: &Root,
+    setup: &Setup,
+    clock: Clock,
+    progress: &dyn Progress,
+) -> Result<Vec<Outcome>, Failure> {
+    let unsettled = root.unsettled()?;
+    if unsettled == Unsettled::default() {
+        return Ok(Vec::new());
+    }
+    if root.path() != Path::new("/") {
+        return Ok(elsewhere(&unsettled));
+    }
+    let locked = root.lock(setup.lock_wait, "reload")?;
+    let (store, _) = locked.recover(clock())?;
+    // Another run may have settled it meanwhile.
+    let unsettled = root.unsettled()?;
+    let probe = Probe { root, setup, clock };
+    let mut run = Run {
+        probe,
+        store,
+        progress,
+        outcomes: Vec::new(),
+    };
+    run.changes(unsettled.changed).await?;
+    run.restarts(unsettled.restarts).await?;
+    Ok(run.outcomes)
+}
+
+/// What a root that nothing runs on will need.
+fn elsewhere(unsettled: &Unsettled) -> Vec<Outcome> {
+    let restarts = unsettled.restarts.iter();
+    restarts
+        .map(|restart| Outcome {
+            what: restart.component.to_string(),
+            state: State::NotHere,
+            detail: format!(
+                "was not restarted for {}: nothing runs below this root; it sees what is new when the node starts, and where it runs already, `nodepki renew` on the node restarts it",
+                names(&restart.causes)
+            ),
+        })
+        .collect()
+}
+
+struct Run<'a> {
+    probe: Probe<'a>,
+    store: Store,
+    progress: &'a dyn Progress,
+    outcomes: Vec<Outcome>,
+}
+
+/// One program to run.
+struct Program {
+    command: Vec<String>,
+    limit: Duration,
+}
+
+impl Run<'_> {
+    fn tell(&mut self, what: impl ToString, state: State, detail: impl Into<String>) {
+        self.outcomes.push(Outcome {
+            what: what.to_string(),
+            state,
+            detail: detail.into(),
+        });
+    }
+
+    fn commit(&mut self, commit: Commit) -> Result<Committed, Failure> {
+        Ok(self.store.commit(commit)?)
+    }
+
+    // ---- what reloads by itself ----
+
+    async fn changes(&mut self, changed: Vec<Changed>) -> Result<(), Failure> {
+        let mut seen = Vec::new();
+        for changed in changed {
+            match self.reloaded(changed.change).await {
+                Ok(None) => seen.push(changed),
+                Ok(Some(detail)) => {
+                    self.tell(changed.change, State::Done, detail);
+                    seen.push(changed);
+                }
+                Err(why) => self.tell(
+                    changed.change,
+                    State::Failed,
+                    format!(
+                        "{why}; see the log of that component, which still has the old certificate, and run `nodepki renew` again to have this looked at again"
+                    ),
+                ),
+            }
+        }
+        let failed = self.programs_of(&seen).await;
+        let mut commit = Commit::new();
+        for changed in seen {
+            if !failed.contains(&changed.change) {
+                commit.seen(changed);
+            }
+        }
+        if !commit.is_empty() {
+            self.commit(commit)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a pair that is followed is the one that is served; what was proven.
+    async fn reloaded(&self, change: Change) -> Result<Option<String>, String> {
+        let Change::Certificate(name) = change else {
+            return Ok(None);
+        };
+        let (component, pair_flag, urls) = match name {
+            CertName::Apiserver => (Component::KubeApiserver, "tls-cert-file", None),
+            CertName::EtcdServer => (Component::Etcd, "cert-file", Some("listen-client-urls")),
+            CertName::EtcdPeer => (Component::Etcd, "peer-cert-file", Some("listen-peer-urls")),
+            _ => return Ok(None),
+        };
+        let Some(Output::Pair { certificate, .. }) = self.probe.setup.outputs.get(&name) else {
+            return Ok(None);
+        };
+        let Some(pod) = self.probe.pod(component)? else {
+            return Ok(None);
+        };
+        if pod.flag(pair_flag) != certificate.to_str() {
+            return Ok(None);
+        }
+        let addresses = match urls {
+            Some(flag) => pod.urls(flag),
+            None => pod.addresses(component),
+        };
+        let wanted = self.probe.on_disk(certificate)?;
+        let give_up = Instant::now() + self.probe.setup.reload.timeout;
+        for address in &addresses {
+            self.serves(component, *address, &wanted.fingerprint(), give_up)
+                .await?;
+        }
+        let addresses: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+        Ok(Some(format!(
+            "{component} serves serial {} at {}",
+            wanted.serial(),
+            addresses.join(" and ")
+        )))
+    }
+
+    async fn serves(
+        &self,
+        component: Component,
+        address: SocketAddr,
+        wanted: &[u8; 32],
+        give_up: Instant,
+    ) -> Result<(), String> {
+        loop {
+            let found = self.probe.served(component, address).await;
+            let why = match found {
+                Ok(shown) if shown.fingerprint() == *wanted => return Ok(()),
+                Ok(shown) => format!(
+                    "{component} still serves serial {} at {address}",
+                    shown.serial()
+                ),
+                Err(why) => format!("{component} could not be asked: {why}"),
+            };
+            if Instant::now() >= give_up {
+                return Err(why);
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Runs the hooks and units that wait for one of these; what failed.
+    async fn programs_of(&mut self, seen: &[Changed]) -> Vec<Change> {
+        let mut failed = Vec::new();
+        let reload = &self.probe.setup.reload;
+        let causes = |on: &[On]| -> Vec<Change> {
+            let changes = seen.iter().map(|changed| changed.change);
+            changes
+                .filter(|change| on.contains(&On::Change(*change)))
+                .collect()
+        };
+        let hooks = reload.hooks.iter().map(|hook| {
+            let program = Program {
+                command: hook.command.clone(),
+                limit: hook.timeout,
+            };
+            (causes(&hook.on), program)
+        });
+        let units = reload
+            .units
+            .iter()
+            .map(|unit| (causes(&unit.on), of_unit(unit)));
+        let due: Vec<_> = hooks
+            .chain(units)
+            .filter(|(causes, _)| !causes.is_empty())
+            .collect();
+        for (causes, program) in due {
+            let shown = program.command.join(" ");
+            match program.run(&causes).await {
+                Ok(()) => self.tell(
+                    shown,
+                    State::Done,
+                    format!("was run for {}", names(&causes)),
+                ),
+                Err(why) => {
+                    let detail = format!(
+                        "{why}; mend it, and run `nodepki renew` again to have it run again for {}",
+                        names(&causes)
+                    );
+                    self.tell(shown, State::Failed, detail);
+                    failed.extend(causes);
+                }
+            }
+        }
+        failed
+    }
+}
+
+impl Program {
+    async fn run(&self, causes: &[Change]) -> Result<(), String> {
+        let changed: Vec<_> = causes.iter().map(|change| change.as_str()).collect();
+        let env = [("NODEPKI_CHANGED", changed.join(","))];
+        exec::run(&self.command, &env, self.limit).await
+    }
+}
+
+fn of_unit(unit: &Unit) -> Program {
+    systemctl(unit.action.as_str(), &unit.unit)
+}
+
+fn systemctl(verb: &str, unit: &str) -> Program {
+    let words = [SYSTEMCTL, verb, "--", unit];
+    Program {
+        command: words.map(str::to_owned).to_vec(),
+        limit: UNIT_TIMEOUT,
+    }
+}
+
+fn names(changes: &[Change]) -> String {
+    let names: Vec<_> = changes.iter().map(|change| change.as_str()).collect();
+    names.join(" and ")
+}
+
+fn chain_of(pem: &[u8]) -> Option<Chain> {
+    Chain::from_pem(pem).ok()
+}

@@ -1,0 +1,315 @@
+//! What the control plane of this node says of itself: who serves with what, and whether it is well.
+//!
+//! Reads and asks; changes nothing. Where a component listens stands in its manifest. Every `Err` is the second half of
+//! a sentence: what was seen.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use zeroize::Zeroizing;
+
+use super::lease::{self, LEASE, NAMESPACE};
+use super::pod::Pod;
+use super::{Setup, chain_of};
+use crate::agent::Clock;
+use crate::components::Component;
+use crate::http::{self, Call, Client, Endpoint, Files, Identity, Url};
+use crate::kubeapi::{self, Access, Api};
+use crate::names::{Authority, CertName};
+use crate::plan::Output;
+use crate::schema::SecretFile;
+use crate::store::Root;
+use crate::x509::Certificate;
+
+/// For one question.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The kubelet's default; it listens on loopback and speaks plain HTTP.
+const KUBELET_HEALTH: &str = "http://127.0.0.1:10248";
+/// How much before its start client-go lets a certificate begin that a server makes for itself
+/// (`GenerateSelfSignedCertKey`).
+const BEFORE_START: Duration = Duration::from_secs(60 * 60);
+
+pub(super) struct Probe<'a> {
+    pub(super) root: &'a Root,
+    pub(super) setup: &'a Setup,
+    pub(super) clock: Clock,
+}
+
+/// The node's files.
+struct NodeFiles(Root);
+
+impl Files for NodeFiles {
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        match self.0.read(path).map_err(io::Error::other)? {
+            Some(content) => Ok(content.bytes),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
+        }
+    }
+}
+
+impl Probe<'_> {
+    fn files(&self) -> Rc<dyn Files> {
+        Rc::new(NodeFiles(self.root.clone()))
+    }
+
+    /// The static pod of a component; `None` where it is none here.
+    pub(super) fn pod(&self, component: Component) -> Result<Option<Pod>, String> {
+        let Some(path) = component.manifest() else {
+            return Ok(None);
+        };
+        let Some(found) = self.root.read(path).map_err(|error| error.to_string())? else {
+            return Ok(None);
+        };
+        let text = std::str::from_utf8(&found.bytes).map_err(|_| format!("{path} is no text"))?;
+        Pod::read(text)
+            .map(Some)
+            .map_err(|why| format!("{path}: {why}"))
+    }
+
+    /// The API of the cluster, as somebody who has this kubeconfig.
+    pub(super) fn api(&self, kubeconfig: &Path) -> Result<Api, kubeapi::Error> {
+        let access = Access::Kubeconfig {
+            file: SecretFile::Path(kubeconfig.to_owned()),
+            timeout: PATIENCE,
+        };
+        Api::new(access, self.files(), None, self.clock)
+    }
+
+    /// The certificate that a component shows. etcd wants to see one of ours first.
+    pub(super) async fn served(
+        &self,
+        component: Component,
+        address: SocketAddr,
+    ) -> Result<Certificate, String> {
+        let identity = match component {
+            Component::Etcd => self.etcd_client(),
+            _ => None,
+        };
+        http::served(address, identity.as_ref(), self.clock, PATIENCE)
+            .await
+            .map_err(|error| error.to_string())
+    }
+
+    fn etcd_client(&self) -> Option<Identity> {
+        let (certificate, key) = self.pair(CertName::EtcdHealthcheckClient)?;
+        Some(Identity {
+            chain_pem: self.root.read(certificate).ok()??.bytes.to_vec(),
+            key_pem: self.root.read(key).ok()??.bytes,
+        })
+    }
+
+    fn pair(&self, name: CertName) -> Option<(PathBuf, PathBuf)> {
+        match self.setup.outputs.get(&name)? {
+            Output::Pair { certificate, key } => Some((certificate.clone(), key.clone())),
+            _ => None,
+        }
+    }
+
+    /// A certificate on disk.
+    pub(super) fn on_disk(&self, path: &Path) -> Result<Certificate, String> {
+        let found = self.root.read(path).map_err(|error| error.to_string())?;
+        let found = found.ok_or_else(|| format!("{} is gone", path.display()))?;
+        chain_of(&found.bytes)
+            .map(|chain| chain.leaf().clone())
+            .ok_or_else(|| format!("{} is unreadable", path.display()))
+    }
+
+    /// Whether a component that makes its own certificate when it starts was started after `since`.
+    pub(super) async fn started_after(
+        &self,
+        component: Component,
+        pod: &Pod,
+        since: OffsetDateTime,
+    ) -> bool {
+        if !makes_its_own(component, pod) {
+            return false;
+        }
+        let Some(address) = pod.addresses(component).first().copied() else {
+            return false;
+        };
+        let served = self.served(component, address).await;
+        served
+            .is_ok_and(|shown| shown.is_self_issued() && shown.not_before() + BEFORE_START > since)
+    }
+
+    /// Whether the API server knows who a kubeconfig says we are. Other trouble is no judgement of it.
+    pub(super) async fn is_unknown(&self, kubeconfig: &Path) -> Option<String> {
+        let api = self.api(kubeconfig).ok()?;
+        let asked = api.read(&LEASE, Some(NAMESPACE), "kube-scheduler").await;
+        match asked {
+            Err(kubeapi::Error::Refused(status)) if status.code == 401 => Some(status.to_string()),
+            Err(kubeapi::Error::Http(error)) if *error.kind() == http::Kind::Refused => {
+                Some(error.to_string())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the process of a component that leads, if one of this host does, has said so since.
+    pub(super) async fn leads(
+        &self,
+        component: Component,
+        pod: &Pod,
+        since: OffsetDateTime,
+    ) -> Result<(), String> {
+        if pod.flag("leader-elect") == Some("false") {
+            return Ok(());
+        }
+        let name = component.as_str();
+        let Ok(api) = self.api(&self.setup.reload.lease.kubeconfig) else {
+            return Ok(());
+        };
+        // Where the API does not answer nothing is known, and /livez says what there is to say.
+        let Ok(Some(lease)) = api.read(&LEASE, Some(NAMESPACE), name).await else {
+            return Ok(());
+        };
+        let host = nix::unistd::gethostname().unwrap_or_default();
+        let ours = format!("{}_", host.to_string_lossy());
+        let renewed = lease.pointer("/spec/renewTime").and_then(Value::as_str);
+        let renewed = renewed.and_then(|text| OffsetDateTime::parse(text, &Rfc3339).ok());
+        match renewed {
+            Some(renewed) if lease::holder(&lease).starts_with(&ours) && renewed < since => Err(
+                format!("it has not renewed its Lease {NAMESPACE}/{name} since it was restarted"),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// `/healthz` of a component with a certificate of its own making.
+    pub(super) async fn healthz(&self, address: SocketAddr) -> Result<(), String> {
+        let client = self.client(&format!("https://{address}"))?;
+        answer(&client.provisional(), "/healthz").await.map(drop)
+    }
+
+    /// Of the kubelet.
+    pub(super) async fn kubelet(&self) -> Result<(), String> {
+        answer(&self.client(KUBELET_HEALTH)?, "/healthz")
+            .await
+            .map(drop)
+    }
+
+    /// `/livez` of the API server of this node; nothing where it has none.
+    pub(super) async fn livez(&self) -> Result<(), String> {
+        let Some(pod) = self.pod(Component::KubeApiserver)? else {
+            return Ok(());
+        };
+        let Some(address) = pod.addresses(Component::KubeApiserver).first().copied() else {
+            return Ok(());
+        };
+        let mut endpoint = endpoint(&format!("https://{address}"))?;
+        endpoint.tls.ca_file = self.setup.bundles.get(&Authority::Ca).cloned();
+        // Among the names of every kube-apiserver, whatever its address is.
+        endpoint.tls.server_name = Some("kubernetes".to_owned());
+        let mut client = Client::new(endpoint, self.files(), self.clock).map_err(words)?;
+        if let Some(identity) = self.administrator() {
+            client = client.with_identity(identity);
+        }
+        let told = answer(&client, "/livez").await;
+        told.map(drop)
+            .map_err(|why| format!("kube-apiserver is not well: {why}"))
+    }
+
+    fn administrator(&self) -> Option<Identity> {
+        let found = self.root.read(&self.setup.reload.lease.kubeconfig).ok()??;
+        let text = std::str::from_utf8(&found.bytes).ok()?;
+        let current = crate::kubeconfig::Kubeconfig::parse(text)
+            .and_then(|kubeconfig| kubeconfig.current())
+            .ok()?;
+        Some(Identity {
+            chain_pem: current.certificate?,
+            key_pem: current.key?,
+        })
+    }
+
+    /// Whether etcd has a quorum, and with `all` whether every member is well; nothing where etcd is not this node's.
+    pub(super) async fn etcd(&self, all: bool) -> Result<(), String> {
+        let Some(pod) = self.pod(Component::Etcd)? else {
+            return Ok(());
+        };
+        let Some(address) = pod.addresses(Component::Etcd).first().copied() else {
+            return Ok(());
+        };
+        let own = format!("https://{address}");
+        self.member(&own).await?;
+        if !all {
+            return Ok(());
+        }
+        let call = Call::post("/v3/cluster/member/list").json(&json!({}));
+        let response = self.etcd_at(&own)?.send(call).await.map_err(words)?;
+        let list: Value = response
+            .json()
+            .map_err(|error| format!("etcd does not tell its members: {error}"))?;
+        let members = list.get("members").and_then(Value::as_array);
+        for member in members.into_iter().flatten() {
+            let url = member.pointer("/clientURLs/0").and_then(Value::as_str);
+            let url = url.ok_or("a member of etcd has not started yet")?;
+            self.member(url).await?;
+        }
+        Ok(())
+    }
+
+    /// `/health` reads through the quorum.
+    async fn member(&self, url: &str) -> Result<(), String> {
+        let unwell = |why: String| format!("etcd at {url} is not well: {why}");
+        let text = answer(&self.etcd_at(url)?, "/health")
+            .await
+            .map_err(unwell)?;
+        let health: Value = serde_json::from_str(&text).unwrap_or_default();
+        match health.get("health").and_then(Value::as_str) {
+            Some("true") => Ok(()),
+            _ => Err(unwell(text)),
+        }
+    }
+
+    fn etcd_at(&self, url: &str) -> Result<Client, String> {
+        let mut endpoint = endpoint(url)?;
+        endpoint.tls.ca_file = self.setup.bundles.get(&Authority::EtcdCa).cloned();
+        if let Some((certificate, key)) = self.pair(CertName::EtcdHealthcheckClient) {
+            endpoint.tls.certificate = Some(certificate);
+            endpoint.tls.key = Some(key);
+        }
+        Client::new(endpoint, self.files(), self.clock).map_err(words)
+    }
+
+    fn client(&self, url: &str) -> Result<Client, String> {
+        Client::new(endpoint(url)?, self.files(), self.clock).map_err(words)
+    }
+}
+
+/// kube-controller-manager and kube-scheduler make a certificate when they start, unless they are given one.
+pub(super) fn makes_its_own(component: Component, pod: &Pod) -> bool {
+    let may = matches!(
+        component,
+        Component::KubeControllerManager | Component::KubeScheduler
+    );
+    may && pod.flag("tls-cert-file").is_none() && pod.flag("cert-dir").is_none()
+}
+
+fn endpoint(url: &str) -> Result<Endpoint, String> {
+    let mut endpoint = Endpoint::new(Url::parse(url).map_err(|error| format!("{url}: {error}"))?);
+    endpoint.timeout = PATIENCE;
+    Ok(endpoint)
+}
+
+async fn answer(client: &Client, path: &str) -> Result<String, String> {
+    let response = client.send(Call::get(path)).await.map_err(words)?;
+    let text = http::printable(&response.text(), 400);
+    match response.is_success() {
+        true => Ok(text),
+        false => Err(format!(
+            "{}{path} answers HTTP {}: {text}",
+            client.origin(),
+            response.status
+        )),
+    }
+}
+
+fn words(error: http::Error) -> String {
+    error.to_string()
+}

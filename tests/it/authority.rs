@@ -1,0 +1,795 @@
+//! A CA is changed by the real binary: what is trusted, issued and refused in each phase, judged by OpenSSL and by the
+//! real kubeadm; and on a real cluster that serves meanwhile.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nodepki::kubeconfig::Kubeconfig;
+use nodepki::names::{Authority, CertName};
+use nodepki::x509::{Certificate, CertificateAuthority, KeyAlgorithm, PrivateKey, certificates_of};
+use serde_json::Value;
+
+use crate::kubeadm;
+use crate::node::{INIT, JOIN, Node, Ran};
+use crate::signing::{now, openssl};
+
+const YEAR: Duration = Duration::from_secs(365 * 86_400);
+const RESTARTS: &str = "/var/lib/nodepki/restarts.json";
+const KUBECONFIGS: [CertName; 5] = [
+    CertName::AdminConf,
+    CertName::SuperAdminConf,
+    CertName::KubeletConf,
+    CertName::ControllerManagerConf,
+    CertName::SchedulerConf,
+];
+
+fn bundle_path(authority: Authority) -> String {
+    format!("/etc/kubernetes/pki/{}.crt", authority.base_name())
+}
+
+/// A new CA in `new/` beside the node, in kubeadm's layout: its certificate's path.
+fn new_authority(node: &Node, authority: Authority, key: Option<PrivateKey>) -> PathBuf {
+    let key = key.unwrap_or_else(|| PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap());
+    let pem = key.to_pem();
+    let name = authority.common_name();
+    let made = CertificateAuthority::self_signed(name, key, now(), 10 * YEAR).unwrap();
+    let base = node.outside("new").join(authority.base_name());
+    fs::create_dir_all(base.parent().unwrap()).unwrap();
+    fs::write(base.with_extension("key"), pem.as_bytes()).unwrap();
+    let certificate = base.with_extension("crt");
+    fs::write(&certificate, made.bundle().to_pem()).unwrap();
+    certificate
+}
+
+/// From now on the local signer has the new CA.
+fn signer_changes(node: &Node, authority: Authority) {
+    for extension in ["crt", "key"] {
+        let file = format!("{}.{extension}", authority.base_name());
+        fs::copy(node.outside("new").join(&file), node.ca().join(&file)).unwrap();
+    }
+}
+
+/// `nodepki authority STEP AUTHORITY …` with the local signer.
+fn step(node: &Node, step: &str, authority: Authority, more: &[&str]) -> Ran {
+    Ran::of(&mut node.with_local(&["authority", step, authority.as_str()], more))
+}
+
+fn stage(node: &Node, authority: Authority, certificate: &Path) -> Ran {
+    let file = certificate.to_str().unwrap();
+    step(node, "stage", authority, &["--certificate", file])
+}
+
+fn report(node: &Node, authority: Authority) -> Value {
+    let ran = Ran::of(&mut node.with_local(
+        &["-o", "json", "authority", "status", authority.as_str()],
+        &[],
+    ));
+    assert!(matches!(ran.code, Some(0 | 75)), "{}", ran.said());
+    serde_json::from_str(&ran.stdout).unwrap()
+}
+
+fn phase(node: &Node, authority: Authority) -> String {
+    let report = report(node, authority);
+    report["authorities"][0]["phase"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// What the reload would do: below a root of its own nothing runs.
+fn restarted(node: &Node) {
+    let _ = fs::remove_file(node.path(RESTARTS));
+}
+
+/// The components whose restart is recorded.
+fn due(node: &Node) -> BTreeSet<String> {
+    let Ok(text) = fs::read_to_string(node.path(RESTARTS)) else {
+        return BTreeSet::new();
+    };
+    let record: Value = serde_json::from_str(&text).unwrap();
+    let restarts = record["restarts"].as_array().unwrap().iter();
+    restarts
+        .map(|restart| restart["component"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn certificates(path: &Path) -> Vec<Certificate> {
+    certificates_of(&fs::read(path).unwrap()).unwrap()
+}
+
+fn bundle(node: &Node, authority: Authority) -> Vec<Certificate> {
+    certificates(&node.path(bundle_path(authority)))
+}
+
+fn trusted_by(node: &Node, name: CertName) -> Vec<Certificate> {
+    let text = node.read(format!("/etc/kubernetes/{name}"));
+    let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
+    certificates_of(&current.authority.unwrap()).unwrap()
+}
+
+fn names_of(authority: Authority) -> Vec<CertName> {
+    let names = CertName::KUBEADM.into_iter();
+    names.filter(|name| name.authority() == authority).collect()
+}
+
+/// OpenSSL verifies every leaf of the authority under this one certificate.
+fn leads_to(node: &Node, authority: Authority, certificate: &Path) {
+    let scratch = tempfile::tempdir().unwrap();
+    for name in names_of(authority) {
+        let file = scratch.path().join(name.as_str());
+        fs::write(&file, node.leaf(name).unwrap().0.to_pem()).unwrap();
+        let (ca, file) = (certificate.to_str().unwrap(), file.to_str().unwrap());
+        openssl(&["verify", "-CAfile", ca, file], b"");
+    }
+}
+
+/// Nothing that looks after the node sees anything to do or anything wrong, and kubeadm would go on.
+fn at_ease(node: &Node, findings: &BTreeSet<String>) {
+    let before = node.etc();
+    node.bootstrap().done();
+    node.plan().done();
+    before.unchanged(&node.etc());
+    let plan = node.plan();
+    for word in ["issue", "rewrite"] {
+        assert!(!plan.stdout.contains(word), "{}", plan.said());
+    }
+    node.assert_sound(&CertName::KUBEADM);
+    assert_eq!(*findings, ill(node), "doctor");
+    kubeadm::accepts_external_ca(&node.path("/etc/kubernetes"), INIT);
+}
+
+/// What doctor finds wrong, by id.
+fn ill(node: &Node) -> BTreeSet<String> {
+    let ran = Ran::of(&mut node.with_local(&["-o", "json", "doctor"], &[]));
+    let diagnosis: Value =
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.said()));
+    let findings = diagnosis["findings"].as_array().unwrap().iter();
+    findings
+        .filter(|finding| finding["severity"] != "info")
+        .map(|finding| format!("{} {}", finding["id"], finding["severity"]))
+        .collect()
+}
+
+#[test]
+fn each_authority_is_changed_in_three_steps() {
+    for (authority, expected) in [
+        (
+            Authority::Ca,
+            &["kube-controller-manager", "kube-scheduler", "kubelet"][..],
+        ),
+        (Authority::EtcdCa, &["etcd", "kube-apiserver"]),
+        (Authority::FrontProxyCa, &[]),
+    ] {
+        let node = Node::bootstrapped();
+        let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
+        let waits = if expected.is_empty() { 0 } else { 75 };
+        let findings = ill(&node);
+        let old = node.ca().join(authority.base_name()).with_extension("crt");
+        let was = certificates(&old).remove(0);
+        let old = {
+            let kept = node.outside("old.crt");
+            fs::copy(old, &kept).unwrap();
+            kept
+        };
+        let new = new_authority(&node, authority, None);
+        let comes = certificates(&new).remove(0);
+        let file = new.to_str().unwrap();
+
+        // Nothing is staged.
+        step(&node, "activate", authority, &["--all-nodes-staged"])
+            .ended(65)
+            .says("authority stage");
+        step(&node, "retire", authority, &["--all-nodes-activated"])
+            .done()
+            .says("nothing to do");
+        let before = node.snapshot();
+        step(
+            &node,
+            "stage",
+            authority,
+            &["--certificate", file, "--dry-run"],
+        )
+        .done()
+        .says("nothing was changed")
+        .says(&nodepki::x509::hex(&comes.fingerprint()));
+        before.unchanged(&node.snapshot());
+
+        stage(&node, authority, &new).ended(waits).says("staged");
+        assert_eq!(bundle(&node, authority), [was.clone(), comes.clone()]);
+        assert_eq!(due(&node), expected);
+        let kubeconfigs = || KUBECONFIGS.iter().filter(|_| authority == Authority::Ca);
+        for name in kubeconfigs() {
+            assert_eq!(
+                trusted_by(&node, *name),
+                [was.clone(), comes.clone()],
+                "{name}"
+            );
+        }
+        leads_to(&node, authority, &old);
+        at_ease(&node, &findings);
+        let staged = node.etc();
+        stage(&node, authority, &new)
+            .ended(waits)
+            .says("nothing to do");
+        staged.unchanged(&node.etc());
+        step(&node, "retire", authority, &["--all-nodes-activated"])
+            .ended(65)
+            .says("is not activated yet");
+
+        if !expected.is_empty() {
+            step(&node, "activate", authority, &["--all-nodes-staged"])
+                .ended(65)
+                .says("was not restarted since");
+            restarted(&node);
+        }
+        step(&node, "activate", authority, &[])
+            .ended(65)
+            .says("--peer-report")
+            .says("--all-nodes-staged");
+        // The signer has the old CA still.
+        step(&node, "activate", authority, &["--all-nodes-staged"])
+            .ended(65)
+            .says("to prove that it signs for");
+        staged.unchanged(&node.etc());
+        assert_eq!(phase(&node, authority), "staged");
+
+        signer_changes(&node, authority);
+        let activated = step(&node, "activate", authority, &["--all-nodes-staged"]);
+        assert!(
+            matches!(activated.code, Some(0 | 75)),
+            "{}",
+            activated.said()
+        );
+        activated.says("has signed a certificate like");
+        assert_eq!(bundle(&node, authority), [comes.clone(), was.clone()]);
+        for name in kubeconfigs() {
+            assert_eq!(
+                trusted_by(&node, *name),
+                [comes.clone(), was.clone()],
+                "{name}"
+            );
+        }
+        leads_to(&node, authority, &new);
+        at_ease(&node, &findings);
+        assert_eq!(phase(&node, authority), "activated");
+        let before = node.etc();
+        step(&node, "activate", authority, &["--all-nodes-staged"]).says("nothing to do");
+        before.unchanged(&node.etc());
+
+        if authority == Authority::Ca {
+            step(&node, "retire", authority, &["--all-nodes-activated"])
+                .ended(65)
+                .says("kube-controller-manager was not restarted since");
+        }
+        restarted(&node);
+        step(&node, "retire", authority, &[])
+            .ended(65)
+            .says("--all-nodes-activated");
+        step(
+            &node,
+            "stage",
+            authority,
+            &["--undo", "--no-node-activated"],
+        )
+        .ended(65)
+        .says("since it was activated");
+        step(&node, "retire", authority, &["--all-nodes-activated"]).ended(waits);
+        assert_eq!(bundle(&node, authority), std::slice::from_ref(&comes));
+        for name in kubeconfigs() {
+            assert_eq!(
+                trusted_by(&node, *name),
+                std::slice::from_ref(&comes),
+                "{name}"
+            );
+        }
+        assert_eq!(due(&node), expected);
+        restarted(&node);
+        at_ease(&node, &findings);
+        assert_eq!(phase(&node, authority), "settled");
+        stage(&node, authority, &new).done().says("nothing to do");
+    }
+}
+
+#[test]
+fn a_staged_ca_is_taken_out_again() {
+    let node = Node::bootstrapped();
+    let before = node.etc();
+    let new = new_authority(&node, Authority::Ca, None);
+    stage(&node, Authority::Ca, &new).ended(75);
+    step(&node, "stage", Authority::Ca, &["--undo"])
+        .ended(65)
+        .says("--no-node-activated");
+    step(
+        &node,
+        "stage",
+        Authority::Ca,
+        &["--undo", "--no-node-activated"],
+    )
+    .ended(75);
+    assert_eq!(before.content(), node.etc().content());
+    assert_eq!(phase(&node, Authority::Ca), "settled");
+    restarted(&node);
+    step(&node, "stage", Authority::Ca, &["--undo"])
+        .done()
+        .says("nothing to do");
+}
+
+#[test]
+fn the_reports_of_other_nodes_are_read_and_weighed() {
+    let authority = Authority::EtcdCa;
+    let (first, second) = (Node::bootstrapped(), Node::of(JOIN));
+    fs::remove_dir_all(second.ca()).unwrap();
+    kubeadm::copy_tree(&first.outside(""), &second.outside("first"));
+    fs::rename(second.outside("first/ca"), second.ca()).unwrap();
+    for file in [
+        "ca.crt",
+        "etcd/ca.crt",
+        "front-proxy-ca.crt",
+        "sa.key",
+        "sa.pub",
+    ] {
+        let path = format!("/etc/kubernetes/pki/{file}");
+        second.write(&path, fs::read(first.path(&path)).unwrap());
+    }
+    second.bootstrap().done();
+    let new = new_authority(&first, authority, None);
+    stage(&first, authority, &new).ended(75);
+    restarted(&first);
+
+    let write = |name: &str| {
+        let file = first.outside(name);
+        fs::write(&file, report(&second, authority).to_string()).unwrap();
+        file.display().to_string()
+    };
+    let behind = write("behind.json");
+    let activate = |file: &str| {
+        let more = ["--peer-report", file, "--all-nodes-staged"];
+        step(&first, "activate", authority, &more)
+    };
+    activate(&behind)
+        .ended(65)
+        .says("cp2 is not as far")
+        .says("it does not trust CN=etcd-ca");
+    stage(&second, authority, &new).ended(75);
+    activate(&write("waiting.json"))
+        .ended(65)
+        .says("restarts are due there");
+    restarted(&second);
+    let ready = write("ready.json");
+    signer_changes(&first, authority);
+    activate(&ready).done().says("cp2 is as far");
+    let retire = ["--peer-report", &ready, "--all-nodes-activated"];
+    step(&first, "retire", authority, &retire)
+        .ended(65)
+        .says("are not under CN=etcd-ca");
+    let garbage = first.outside("garbage.json");
+    fs::write(&garbage, "{}").unwrap();
+    activate(garbage.to_str().unwrap())
+        .ended(65)
+        .says("is not what a node reports");
+}
+
+#[test]
+fn a_renewed_ca_certificate_needs_no_new_leaf() {
+    let node = Node::bootstrapped();
+    let key = fs::read(node.ca().join("ca.key")).unwrap();
+    let key = PrivateKey::from_pem(&key).unwrap();
+    let new = new_authority(&node, Authority::Ca, Some(key));
+    let leaves = || CertName::KUBEADM.map(|name| node.leaf(name).unwrap().0.to_pem());
+    let before = leaves();
+    stage(&node, Authority::Ca, &new)
+        .ended(75)
+        .says("its certificate is renewed");
+    restarted(&node);
+    // Nobody is asked, neither a peer nor the signer.
+    step(&node, "activate", Authority::Ca, &[]).done();
+    step(&node, "retire", Authority::Ca, &[]).ended(75);
+    assert_eq!(bundle(&node, Authority::Ca), certificates(&new));
+    assert_eq!(leaves(), before);
+    leads_to(&node, Authority::Ca, &new);
+}
+
+#[test]
+fn what_cannot_be_staged_is_said_and_nothing_is_changed() {
+    let node = Node::bootstrapped();
+    let ca = Authority::Ca;
+    let new = new_authority(&node, ca, None);
+    let before = node.etc();
+    // Without pins nothing that a signer says is believed.
+    step(&node, "stage", ca, &[])
+        .ended(78)
+        .says("--certificate FILE")
+        .says("authorities.ca.trust.sha256");
+    step(&node, "stage", ca, &["--certificate", "/nowhere.crt"])
+        .ended(64)
+        .says("there is no such file");
+    let leaf = node.path("/etc/kubernetes/pki/apiserver.crt");
+    stage(&node, ca, &leaf)
+        .ended(65)
+        .says("is not a CA certificate");
+
+    // kube-controller-manager signs with ca.crt.
+    const MANIFEST: &str = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
+    let manifest = |file: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - command:\n    - kube-controller-manager\n    - --cluster-signing-cert-file={file}\n    - --cluster-signing-key-file=/etc/kubernetes/pki/ca.key\n"
+        )
+    };
+    node.write(MANIFEST, manifest("/etc/kubernetes/pki/ca.crt"));
+    let refused = stage(&node, ca, &new);
+    refused
+        .ended(65)
+        .says("takes no file with two certificates");
+    // What it says is to be done does it.
+    let said = refused.stderr.clone();
+    let commands = said.split("of its own first: ").nth(1).unwrap();
+    let commands = commands.split("; then set").next().unwrap();
+    let root = node.root().display().to_string();
+    let commands = commands
+        .replace(" /etc", &format!(" {root}/etc"))
+        .replace("> /etc", &format!("> {root}/etc"));
+    crate::signing::run_program("sh", &["-euc", &commands], b"");
+    assert_eq!(
+        node.read(MANIFEST),
+        manifest("/etc/kubernetes/pki/ca-signing.crt")
+    );
+    node.remove(MANIFEST);
+    node.remove("/etc/kubernetes/pki/ca-signing.crt");
+    fs::remove_dir(node.path("/etc/kubernetes/manifests")).unwrap();
+    assert_eq!(before.content(), node.etc().content());
+}
+
+#[test]
+fn the_signer_is_believed_under_pins() {
+    let node = Node::new();
+    let ca = Authority::Ca;
+    let pin = |path: &Path| {
+        let key = certificates(path).remove(0);
+        format!("sha256:{}", nodepki::x509::hex(&key.public_key().sha256()))
+    };
+    let old = pin(&node.ca().join("ca.crt"));
+    let new = new_authority(&node, ca, None);
+    let settings = |pins: &str| {
+        node.settings("");
+        let path = node.outside("config.yaml");
+        let text = fs::read_to_string(&path).unwrap();
+        let text = text.replacen(
+            "{ca: {signer: s}",
+            &format!("{{ca: {{signer: s, trust: {{sha256: [{pins}]}}}}"),
+            1,
+        );
+        fs::write(path, text).unwrap();
+    };
+    settings(&format!("'{old}'"));
+    node.ask().done();
+    let stage = || {
+        let mut command = node.command(["authority", "stage", "ca", "--wait", "0s"]);
+        command.arg("--config").arg(node.outside("config.yaml"));
+        command
+            .arg("--kubeadm-config")
+            .arg(node.outside("kubeadm.yaml"));
+        Ran::of(&mut command)
+    };
+    stage().done().says("nothing to do");
+    signer_changes(&node, ca);
+    let before = node.etc();
+    stage()
+        .ended(65)
+        .says("authorities.ca.trust.sha256 must have the new CA beside the old one");
+    before.unchanged(&node.etc());
+    settings(&format!("'{old}', '{}'", pin(&new)));
+    stage().ended(75).says("compare them with the CA's owner");
+    assert_eq!(bundle(&node, ca).len(), 2);
+    node.ask().done();
+}
+
+#[test]
+fn kubeconfigs_of_people_keep_what_is_theirs() {
+    let node = Node::bootstrapped();
+    let extra = certificates(&new_authority(&node, Authority::FrontProxyCa, None)).remove(0);
+    let path = "/etc/kubernetes/admin.conf";
+    let text = node.read(path);
+    let mut document = Kubeconfig::parse(&text).unwrap();
+    let own = bundle(&node, Authority::Ca).remove(0);
+    document
+        .set_authority(&format!("{}{}", own.to_pem(), extra.to_pem()))
+        .unwrap();
+    let edited = document
+        .to_yaml()
+        .replace("kind: Config", "kind: Config\npreferences: {colors: true}");
+    node.write(path, edited);
+    // This one follows the bundle by itself.
+    let path = "/etc/kubernetes/super-admin.conf";
+    let text = node.read(path);
+    let lines = text.lines().map(|line| match line.trim_start() {
+        data if data.starts_with("certificate-authority-data") => {
+            "    certificate-authority: /etc/kubernetes/pki/ca.crt".to_owned()
+        }
+        _ => line.to_owned(),
+    });
+    let by_file = lines.collect::<Vec<_>>().join("\n");
+    node.write(path, &by_file);
+    let new = new_authority(&node, Authority::Ca, None);
+    stage(&node, Authority::Ca, &new).ended(75);
+    let comes = certificates(&new).remove(0);
+    assert_eq!(trusted_by(&node, CertName::AdminConf), [own, comes, extra]);
+    assert!(
+        node.read("/etc/kubernetes/admin.conf")
+            .contains("colors: true")
+    );
+    assert_eq!(node.read(path), by_file);
+    restarted(&node);
+    let report = report(&node, Authority::Ca);
+    assert_eq!(report["authorities"][0]["missing"], serde_json::json!([]));
+}
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn a_step_that_is_killed_anywhere_is_finished_by_the_next_one() {
+    let authority = Authority::Ca;
+    let made = Node::bootstrapped();
+    let new = new_authority(&made, authority, None);
+    let file = new.to_str().unwrap().to_owned();
+    let kill = |node: &Node, step: &str, more: &[&str], at: &str| {
+        let mut command = node.with_local(&["authority", step, authority.as_str()], more);
+        let ran = Ran::of(command.env("NODEPKI_FAILPOINT", at));
+        assert_eq!(ran.signal, Some(9), "{at}: {}", ran.said());
+    };
+    let finish = |node: &Node| {
+        stage(node, authority, &new);
+        restarted(node);
+        assert_eq!(bundle(node, authority).len(), 2);
+        node.assert_sound(&CertName::KUBEADM);
+    };
+    for at in [
+        "commit:staged-one:3",
+        "commit:journalled",
+        "finish:rename-one:4",
+        "authority:committed",
+    ] {
+        let node = made.copied();
+        kill(&node, "stage", &["--certificate", &file], at);
+        finish(&node);
+        for name in KUBECONFIGS {
+            assert_eq!(trusted_by(&node, name).len(), 2, "{at} {name}");
+        }
+    }
+    let staged = made.copied();
+    finish(&staged);
+    signer_changes(&staged, authority);
+    let activating = ["--all-nodes-staged"];
+    for at in [
+        "authority:proven",
+        "authority:committed",
+        "authority:ordered",
+        "request:submitting:4",
+        "run:before-commit",
+        "run:committed",
+    ] {
+        let node = staged.copied();
+        kill(&node, "activate", &activating, at);
+        let ran = step(&node, "activate", authority, &activating);
+        assert!(matches!(ran.code, Some(0 | 75)), "{at}: {}", ran.said());
+        leads_to(&node, authority, &new);
+        assert_eq!(phase(&node, authority), "activated", "{at}");
+    }
+}
+
+mod on_a_cluster {
+    //! The whole of it while the control plane serves.
+
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+    use crate::servers::cluster::{self, Authorities, Caller, Cluster, ClusterNode, wait_until};
+
+    const NAMESPACE: &str = "/api/v1/namespaces/default";
+
+    /// `nodepki authority STEP AUTHORITY …` on the node.
+    fn on(node: &ClusterNode, step: &str, authority: Authority, more: &[&str]) -> Ran {
+        let common = [
+            "--kubeadm-config",
+            "/etc/kubeadm.yaml",
+            "--signer",
+            "local:/var/signer",
+        ];
+        node.nodepki(&[&["authority", step, authority.as_str()], &common[..], more].concat())
+    }
+
+    fn make_new(node: &ClusterNode, authority: Authority) {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let base = format!("/var/new/{}", authority.base_name());
+        node.write(&format!("{base}.key"), key.to_pem().as_str());
+        let name = authority.common_name();
+        let made = CertificateAuthority::self_signed(name, key, now(), 10 * YEAR).unwrap();
+        node.write(&format!("{base}.crt"), &made.bundle().to_pem());
+    }
+
+    fn signer_has_new(node: &ClusterNode, authority: Authority) {
+        for extension in ["crt", "key"] {
+            let file = format!("{}.{extension}", authority.base_name());
+            let (new, signer) = (format!("/var/new/{file}"), format!("/var/signer/{file}"));
+            fs::copy(node.path(&new), node.path(&signer)).unwrap();
+        }
+    }
+
+    /// What the kubelet would do at a changed manifest: the components of the record are started anew.
+    fn restart_what_is_due(node: &ClusterNode) -> Vec<String> {
+        let Ok(text) = fs::read_to_string(node.path(RESTARTS)) else {
+            return Vec::new();
+        };
+        let record: Value = serde_json::from_str(&text).unwrap();
+        let restarts = record["restarts"].as_array().unwrap().iter();
+        let due: Vec<String> = restarts
+            .map(|restart| restart["component"].as_str().unwrap().to_owned())
+            .collect();
+        for component in due.iter().filter(|component| *component != "kubelet") {
+            node.stop(component);
+            node.start(component);
+        }
+        fs::remove_file(node.path(RESTARTS)).unwrap();
+        due
+    }
+
+    fn status_of(caller: &Caller<'_>) -> u16 {
+        caller.get(NAMESPACE).0
+    }
+
+    /// Whether etcd takes this client, and shows a certificate that the client's CA file vouches for.
+    fn etcd_takes(node: &ClusterNode, files: &str) -> bool {
+        let of = |name: &str| format!("{files}/{name}");
+        let curl = node.run(
+            "curl",
+            &[
+                "--silent",
+                "--fail",
+                "--cacert",
+                &of("ca.crt"),
+                "--cert",
+                &of("client.crt"),
+                "--key",
+                &of("client.key"),
+                "https://127.0.0.1:2379/health",
+            ],
+        );
+        curl.code == Some(0)
+    }
+
+    /// What a client of etcd has now.
+    fn keep_etcd_client(node: &ClusterNode, files: &str) {
+        for (from, to) in [
+            ("ca.crt", "ca.crt"),
+            ("healthcheck-client.crt", "client.crt"),
+            ("healthcheck-client.key", "client.key"),
+        ] {
+            let text = fs::read_to_string(node.pki("etcd").join(from)).unwrap();
+            node.write(&format!("{files}/{to}"), &text);
+        }
+    }
+
+    #[test]
+    fn ca_and_etcd_ca_are_changed_while_clients_are_served() {
+        let cluster = Cluster::start(Authorities::External);
+        let node = cluster.first();
+        node.write("/etc/kubeadm.yaml", cluster::INIT);
+        fs::create_dir_all(node.path("/var/signer/etcd")).unwrap();
+        for authority in Authority::ALL {
+            for extension in ["crt", "key"] {
+                let file = format!("{}.{extension}", authority.base_name());
+                let to = node.path("/var/signer").join(&file);
+                fs::copy(cluster.authorities().join(&file), to).unwrap();
+            }
+            make_new(node, authority);
+        }
+        change_ca(&cluster, node);
+        change_etcd_ca(&cluster, node);
+    }
+
+    fn change_ca(cluster: &Cluster, node: &ClusterNode) {
+        let ca = Authority::Ca;
+        on(node, "stage", ca, &["--certificate", "/var/new/ca.crt"]).ended(75);
+        on(node, "activate", ca, &[])
+            .ended(65)
+            .says("kube-controller-manager was not restarted since");
+        let due = restart_what_is_due(node);
+        assert_eq!(
+            due,
+            ["kube-controller-manager", "kube-scheduler", "kubelet"]
+        );
+        let comes = certificates(&node.path("/var/new/ca.crt")).remove(0);
+        let published = "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt";
+        wait_until("kube-root-ca.crt has both", || {
+            let (_, map) = cluster.admin().get(published);
+            let text = map["data"]["ca.crt"].as_str().unwrap_or_default();
+            certificates_of(text.as_bytes()).is_ok_and(|all| all.contains(&comes))
+        });
+
+        let staged = cluster.admin();
+        assert_eq!(status_of(&staged), 200);
+        signer_has_new(node, ca);
+        let (stop, asked, failed) = (
+            AtomicBool::new(false),
+            AtomicUsize::new(0),
+            Mutex::new(Vec::<String>::new()),
+        );
+        thread::scope(|scope| {
+            // Somebody whose certificate the old CA has signed, and who trusts both.
+            let client = scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    let (status, said) = staged.get(NAMESPACE);
+                    if status != 200 {
+                        failed.lock().unwrap().push(format!("{status}: {said}"));
+                    }
+                }
+            });
+            // The API lists this node alone, so that nobody has to say anything.
+            let activated = on(node, "activate", ca, &[]);
+            assert!(
+                matches!(activated.code, Some(0 | 75)),
+                "{}",
+                activated.said()
+            );
+            activated.says("cluster-info in kube-public does not hold");
+            restart_what_is_due(node);
+            thread::sleep(Duration::from_secs(2));
+            let renewed = cluster.admin();
+            assert_eq!(status_of(&renewed), 200);
+            stop.store(true, Ordering::Relaxed);
+            client.join().unwrap();
+        });
+        assert!(asked.into_inner() > 10);
+        assert_eq!(failed.into_inner().unwrap(), Vec::<String>::new());
+
+        let served = node.run(
+            "curl",
+            &[
+                "--silent",
+                "--fail",
+                "--cacert",
+                "/var/new/ca.crt",
+                &format!("https://{}:6443/readyz", node.address()),
+            ],
+        );
+        served.done();
+        on(node, "retire", ca, &[]).ended(75);
+        restart_what_is_due(node);
+        let renewed = cluster.admin();
+        assert_eq!(status_of(&renewed), 200);
+        wait_until("the old CA's clients are nobody", || {
+            status_of(&staged) == 401
+        });
+        // Both are at work, with what they have now.
+        wait_until("kube-controller-manager publishes the new CA alone", || {
+            let (_, map) = renewed.get(published);
+            let text = map["data"]["ca.crt"].as_str().unwrap_or_default();
+            certificates_of(text.as_bytes()).is_ok_and(|all| all == [comes.clone()])
+        });
+    }
+
+    fn change_etcd_ca(cluster: &Cluster, node: &ClusterNode) {
+        let etcd = Authority::EtcdCa;
+        let file = "/var/new/etcd/ca.crt";
+        on(node, "stage", etcd, &["--certificate", file]).ended(75);
+        assert_eq!(restart_what_is_due(node), ["etcd", "kube-apiserver"]);
+        keep_etcd_client(node, "/var/staged");
+        assert!(etcd_takes(node, "/var/staged"));
+        signer_has_new(node, etcd);
+        on(node, "activate", etcd, &[]).done();
+        keep_etcd_client(node, "/var/activated");
+        for files in ["/var/staged", "/var/activated"] {
+            assert!(etcd_takes(node, files), "{files}");
+        }
+        let admin = cluster.admin();
+        assert_eq!(status_of(&admin), 200);
+        on(node, "retire", etcd, &[]).ended(75);
+        assert_eq!(restart_what_is_due(node), ["etcd", "kube-apiserver"]);
+        assert!(etcd_takes(node, "/var/activated"));
+        assert!(!etcd_takes(node, "/var/staged"));
+        assert_eq!(status_of(&admin), 200);
+    }
+}

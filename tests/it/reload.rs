@@ -1,0 +1,198 @@
+//! What is renewed takes effect on a real control plane: the two components that do not reload are restarted, once each
+//! and nothing else, and everything is proven. What must hold them back does.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::node::{NODEPKI, Ran};
+use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_until};
+use crate::servers::static_pods::StaticPods;
+
+const CONTROLLERS: &str = "kube-controller-manager";
+const SCHEDULER: &str = "kube-scheduler";
+const RECORD: &str = "/var/lib/nodepki/restarts.json";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+
+/// A control plane whose manifests somebody watches.
+struct Plane {
+    cluster: Cluster,
+    pods: StaticPods,
+}
+
+impl Plane {
+    fn start() -> Self {
+        let cluster = Cluster::start(Authorities::Internal);
+        let node = cluster.first();
+        node.write("/run/kubeadm/kubeadm.yaml", INIT);
+        let pods = StaticPods::of(node);
+        let plane = Plane { cluster, pods };
+        plane.configure("");
+        plane
+    }
+
+    fn node(&self) -> &ClusterNode {
+        self.cluster.first()
+    }
+
+    /// `reload` are further keys of that block.
+    fn configure(&self, reload: &str) {
+        let text = format!(
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {{own: {{local: {{directory: /etc/kubernetes/pki}}}}}}\nreload:\n  lease: {{duration: 10s}}\n{reload}"
+        );
+        self.node().write("/etc/nodepki/config.yaml", &text);
+    }
+
+    fn renew(&self, arguments: &[&str]) -> Ran {
+        let common = ["renew", "--clock-wait", "0s"];
+        self.node().nodepki(&[&common[..], arguments].concat())
+    }
+
+    /// Killed once the new files and the record are on disk.
+    fn renew_killed(&self, name: &str) {
+        let mut command = self.node().command("env");
+        command.args(["NODEPKI_FAILPOINT=run:committed", NODEPKI, "--root", "/"]);
+        command.args(["renew", "--clock-wait", "0s", "--name", name]);
+        let output = command.output().unwrap();
+        assert!(!output.status.success(), "{}", Ran::from(output).said());
+        assert!(self.node().path(RECORD).exists());
+    }
+
+    fn restarts(&self) -> [usize; 4] {
+        [CONTROLLERS, SCHEDULER, "kube-apiserver", "etcd"].map(|name| self.pods.restarts(name))
+    }
+
+    fn conf(&self) -> String {
+        fs::read_to_string(self.node().path("/etc/kubernetes/scheduler.conf")).unwrap()
+    }
+
+    fn lease(&self) -> Value {
+        let (status, lease) = self
+            .cluster
+            .admin()
+            .get(&format!("{LEASES}/nodepki-reload"));
+        assert_eq!(status, 200, "{lease}");
+        lease
+    }
+}
+
+#[test]
+fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_it() {
+    let plane = Plane::start();
+
+    // R1, R5: all renewed, two restarted, all proven by what is served.
+    let ran = plane.renew(&["--all"]);
+    ran.done();
+    for component in [CONTROLLERS, SCHEDULER] {
+        ran.row_says(component, "in effect")
+            .row_says(component, "a new process serves at 127.0.0.1:102");
+    }
+    ran.row_says("kubelet", "is not run by systemd here");
+    ran.says("kube-apiserver serves serial ")
+        .says(" at 192.0.2.11:6443")
+        .says("etcd serves serial ")
+        .says(" at 127.0.0.1:2379 and 192.0.2.11:2379")
+        .says(" at 192.0.2.11:2380");
+    assert_eq!(plane.restarts(), [1, 1, 0, 0]);
+    assert_eq!(plane.pods.crashes(), []);
+    assert!(!plane.node().path(RECORD).exists());
+    assert_eq!(plane.lease()["spec"]["holderIdentity"], "");
+    plane.renew(&[]).done();
+    assert_eq!(plane.pods.starts().len(), 2);
+
+    // R2: another node is at it.
+    plane.configure("  timeout: 3s\n");
+    let mut lease = plane.lease();
+    lease["spec"]["holderIdentity"] = json!("cp2");
+    lease["spec"]["leaseDurationSeconds"] = json!(3600);
+    let path = format!("{LEASES}/nodepki-reload");
+    assert_eq!(plane.cluster.admin().put(&path, &lease).0, 200);
+    let ran = plane.renew(&["--name", "scheduler.conf"]);
+    ran.ended(75)
+        .row_says(SCHEDULER, "waits")
+        .row_says(SCHEDULER, "it is the turn of node cp2");
+    assert_eq!(plane.restarts(), [1, 1, 0, 0]);
+    assert_eq!(plane.lease()["spec"]["holderIdentity"], "cp2");
+    // It has vanished: by our own watch, whatever its clock said.
+    let mut lease = plane.lease();
+    lease["spec"]["leaseDurationSeconds"] = json!(2);
+    assert_eq!(plane.cluster.admin().put(&path, &lease).0, 200);
+    plane.configure("  timeout: 60s\n");
+    plane.renew(&[]).done().row_says(SCHEDULER, "in effect");
+    assert_eq!(plane.restarts(), [1, 2, 0, 0]);
+
+    // Killed between the commit and the restart: the next run settles it.
+    plane.renew_killed("controller-manager.conf");
+    plane.renew(&[]).done().row_says(CONTROLLERS, "in effect");
+    assert_eq!(plane.restarts(), [2, 2, 0, 0]);
+
+    // D1: the kubelet has made an empty file for a pod.
+    let conf = plane.node().path("/etc/kubernetes/scheduler.conf");
+    fs::write(&conf, "").unwrap();
+    plane.renew(&[]).done().row_says(SCHEDULER, "in effect");
+    assert_eq!(plane.restarts(), [2, 3, 0, 0]);
+    assert!(!plane.conf().is_empty());
+
+    // R6: it does not come back with the new one.
+    plane.configure("  timeout: 15s\n");
+    let good = plane.conf();
+    plane.renew_killed("scheduler.conf");
+    let server = "https://192.0.2.11:6443";
+    let broken = plane.conf().replace(server, "https://192.0.2.11:1");
+    assert_ne!(broken, plane.conf());
+    fs::write(&conf, broken).unwrap();
+    let ran = plane.renew(&["--name", "admin.conf"]);
+    ran.ended(65)
+        .row_says(SCHEDULER, "rolled back")
+        .row_says(SCHEDULER, "did not come back with the new scheduler.conf")
+        .row_says(SCHEDULER, "with the old files it is back")
+        .row_says(SCHEDULER, "run `nodepki renew --name scheduler.conf`");
+    assert_eq!(plane.conf(), good);
+    assert_eq!(plane.restarts(), [2, 5, 0, 0]);
+    // It stays like that, and is said each time.
+    plane.renew(&[]).ended(65);
+    assert_eq!(plane.restarts(), [2, 5, 0, 0]);
+    plane.renew(&["--name", "scheduler.conf"]).done();
+    assert_eq!(plane.restarts(), [2, 6, 0, 0]);
+    assert_ne!(plane.conf(), good);
+
+    // Without an API server what reloads is renewed, and what does not waits.
+    let manifest = plane
+        .node()
+        .path("/etc/kubernetes/manifests/kube-apiserver.yaml");
+    let away = plane.node().path("/etc/kubernetes/kube-apiserver.yaml");
+    fs::rename(&manifest, &away).unwrap();
+    wait_until("kube-apiserver is gone", || {
+        !plane.node().is_ready("kube-apiserver")
+    });
+    let ran = plane.renew(&["--name", "scheduler.conf,etcd-server"]);
+    ran.ended(75)
+        .row_says(SCHEDULER, "waits to be restarted for scheduler.conf")
+        .says("etcd serves serial ");
+    fs::rename(&away, &manifest).unwrap();
+    wait_until("kube-apiserver is back", || {
+        plane.node().is_ready("kube-apiserver")
+    });
+    plane.renew(&[]).done().row_says(SCHEDULER, "in effect");
+    assert_eq!(plane.restarts(), [2, 7, 0, 0]);
+
+    // A member that nobody ever sees: etcd has lost its quorum, and nothing is touched.
+    let etcd = [
+        "--silent",
+        "--fail",
+        "--cacert",
+        "/etc/kubernetes/pki/etcd/ca.crt",
+        "--cert",
+        "/etc/kubernetes/pki/etcd/healthcheck-client.crt",
+        "--key",
+        "/etc/kubernetes/pki/etcd/healthcheck-client.key",
+        "--data",
+        r#"{"peerURLs": ["https://192.0.2.99:2380"]}"#,
+        "https://127.0.0.1:2379/v3/cluster/member/add",
+    ];
+    plane.node().run("curl", &etcd).done();
+    let ran = plane.renew(&["--name", "scheduler.conf"]);
+    ran.ended(75)
+        .row_says(SCHEDULER, "nothing was restarted, since ");
+    assert_eq!(plane.restarts(), [2, 7, 0, 0]);
+}
