@@ -7,18 +7,12 @@
 //! `packaging/journald.md`, and an event of its name where it happens. The tests hold the three against each other. An
 //! id is never used for anything else again.
 
-use std::fmt;
 use std::io;
-use std::os::unix::net::UnixDatagram;
 
-use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::{Metadata, Subscriber};
 use tracing_subscriber::Layer;
-use tracing_subscriber::layer::Context;
-
-const SOCKET: &str = "/run/systemd/journal/socket";
-/// Of a value: all fields of an entry have to fit into one datagram.
-const LONGEST: usize = 16 * 1024;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::registry::LookupSpan;
 
 macro_rules! catalogue {
     ($($name:ident: $text:literal, $id:literal;)+) => {
@@ -40,88 +34,37 @@ catalogue! {
     CLOCK_DOUBTED: "clock-doubted", "00d20d44e2b84a3e9fe51bf6572216f0";
 }
 
-/// Sends every event to the journal.
-pub(super) struct Journal(UnixDatagram);
-
-impl Journal {
-    /// # Errors
-    /// When there is no journal.
-    pub(super) fn open() -> io::Result<Journal> {
-        let socket = UnixDatagram::unbound()?;
-        // The journal throws an empty datagram away.
-        socket.send_to(&[], SOCKET)?;
-        Ok(Journal(socket))
+/// Sends every event to the journal. A layer's own fields are the same for all its entries, so that each message of the
+/// catalogue has a layer.
+///
+/// # Errors
+/// When there is no journal.
+pub(super) fn layers<S>() -> io::Result<Vec<Box<dyn Layer<S> + Send + Sync>>>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let mut layers = vec![
+        layer()?
+            .with_filter(filter_fn(|event| id(event).is_none()))
+            .boxed(),
+    ];
+    for (_, own) in CATALOGUE {
+        let is_it = filter_fn(move |event| id(event) == Some(own));
+        let layer = layer()?.with_custom_fields([("MESSAGE_ID", own)]);
+        layers.push(layer.with_filter(is_it).boxed());
     }
+    Ok(layers)
 }
 
-impl<S: Subscriber> Layer<S> for Journal {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        // Nobody is left to tell.
-        let _ = self.0.send_to(&entry(event), SOCKET);
-    }
+fn layer() -> io::Result<tracing_journald::Layer> {
+    Ok(tracing_journald::layer()?
+        .with_field_prefix(Some("NODEPKI".to_owned()))
+        .with_syslog_identifier("nodepki".to_owned()))
 }
 
-fn entry(event: &Event<'_>) -> Vec<u8> {
-    let metadata = event.metadata();
-    let mut entry = Entry(Vec::new());
-    entry.put("SYSLOG_IDENTIFIER", "nodepki");
-    entry.put("PRIORITY", priority(*metadata.level()));
-    if let Some((_, id)) = CATALOGUE.iter().find(|(name, _)| *name == metadata.name()) {
-        entry.put("MESSAGE_ID", id);
-    }
-    event.record(&mut entry);
-    entry.0
-}
-
-const fn priority(level: Level) -> &'static str {
-    match level {
-        Level::ERROR => "3",
-        Level::WARN => "4",
-        Level::INFO => "5",
-        Level::DEBUG => "6",
-        Level::TRACE => "7",
-    }
-}
-
-/// <https://systemd.io/JOURNAL_NATIVE_PROTOCOL>
-struct Entry(Vec<u8>);
-
-impl Entry {
-    fn put(&mut self, name: &str, value: &str) {
-        let mut end = value.len().min(LONGEST);
-        while !value.is_char_boundary(end) {
-            end -= 1;
-        }
-        let value = value.get(..end).unwrap_or_default();
-        self.0.extend_from_slice(name.as_bytes());
-        self.0.push(b'\n');
-        self.0
-            .extend_from_slice(&(value.len() as u64).to_le_bytes());
-        self.0.extend_from_slice(value.as_bytes());
-        self.0.push(b'\n');
-    }
-
-    fn put_field(&mut self, field: &Field, value: &str) {
-        if field.name() == "message" {
-            return self.put("MESSAGE", value);
-        }
-        let upper = |c: char| match c {
-            c if c.is_ascii_alphanumeric() => c.to_ascii_uppercase(),
-            _ => '_',
-        };
-        let name: String = field.name().chars().map(upper).collect();
-        self.put(&format!("NODEPKI_{name}"), value);
-    }
-}
-
-impl Visit for Entry {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.put_field(field, value);
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.put_field(field, &format!("{value:?}"));
-    }
+fn id(event: &Metadata<'_>) -> Option<&'static str> {
+    let known = CATALOGUE.iter().find(|(name, _)| *name == event.name());
+    known.map(|(_, id)| *id)
 }
 
 #[cfg(test)]
@@ -180,15 +123,5 @@ mod tests {
             .map(|(name, id)| format!("`{name}` `{id}`"))
             .collect();
         assert_eq!(rows, wanted);
-    }
-
-    #[test]
-    fn a_value_cannot_forge_a_field_and_is_cut_where_a_character_ends() {
-        let mut entry = Entry(Vec::new());
-        entry.put("MESSAGE", "a\nMESSAGE_ID=0");
-        assert_eq!(entry.0, b"MESSAGE\n\x0e\0\0\0\0\0\0\0a\nMESSAGE_ID=0\n");
-        let mut entry = Entry(Vec::new());
-        entry.put("MESSAGE", &"€".repeat(LONGEST));
-        assert_eq!(entry.0.len(), "MESSAGE\n".len() + 8 + LONGEST / 3 * 3 + 1);
     }
 }

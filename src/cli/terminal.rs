@@ -8,7 +8,7 @@ use std::io::{IsTerminal, Write, stderr};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
-use super::journal::{self, Journal};
+use super::journal;
 use crate::agent::{Event, Progress};
 use crate::names::CertName;
 use crate::x509::rfc3339;
@@ -34,7 +34,7 @@ pub(super) fn subscribe(format: LogFormat, verbose: u8) {
         _ => "debug",
     };
     let under_systemd = format == LogFormat::Auto && stderr_is_the_journal();
-    let journal = (format == LogFormat::Journal || under_systemd).then(Journal::open);
+    let journal = (format == LogFormat::Journal || under_systemd).then(journal::layers);
     if let Some(Ok(journal)) = journal {
         // The journal keeps everything that matters for a later question; -v is for terminals.
         let level = if verbose == 0 { "info" } else { level };
