@@ -28,6 +28,8 @@ const LIFE: Duration = Duration::from_secs(48);
 const RENEWALS: usize = 10;
 /// For all of them.
 const LIMIT: Duration = Duration::from_secs(400);
+/// How much longer a scene lasts that nobody has seen.
+const PATIENCE: Duration = Duration::from_secs(12);
 /// Between two looks at the node.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -233,7 +235,7 @@ impl Director {
     /// A scene begins shortly before a round comes due.
     fn scene(&mut self, signer: &RemoteSigner, watched: &Watched) {
         if let Some(scene) = &self.scene {
-            if scene.end <= Instant::now() {
+            if scene.is_over(signer) {
                 scene.held_up_no_other(watched);
                 signer.behave(Mode::Signs);
                 self.scene = None;
@@ -256,6 +258,8 @@ impl Director {
             Some(name) => signer.behave_for(name, mode),
         }
         self.scene = Some(Scene {
+            mode,
+            before: met(signer, mode),
             only,
             begin: OffsetDateTime::now_utc(),
             end: Instant::now() + Duration::from_secs(seconds),
@@ -265,12 +269,22 @@ impl Director {
 
 /// While the signer misbehaves.
 struct Scene {
+    mode: Mode,
+    /// How many requests had met this behaviour before.
+    before: usize,
     only: Option<CertName>,
     begin: OffsetDateTime,
     end: Instant,
 }
 
 impl Scene {
+    /// A daemon that is just being started, or waits for a component, may ask a little later.
+    fn is_over(&self, signer: &RemoteSigner) -> bool {
+        let now = Instant::now();
+        let was_met = self.mode == Mode::Gone || met(signer, self.mode) > self.before;
+        self.end <= now && (was_met || self.end + PATIENCE <= now)
+    }
+
     /// Others are renewed while one certificate cannot be had.
     fn held_up_no_other(&self, watched: &Watched) {
         let Some(only) = self.only else { return };
@@ -278,6 +292,10 @@ impl Scene {
         let new: Vec<_> = RENEWED.into_iter().filter(is_new).collect();
         assert!(new.len() > RENEWED.len() / 2, "{new:?}, without {only}");
     }
+}
+
+fn met(signer: &RemoteSigner, mode: Mode) -> usize {
+    signer.met().get(&mode).copied().unwrap_or_default()
 }
 
 /// The daemon on a node.
@@ -522,7 +540,7 @@ impl Seen {
             requests += client.requests;
         }
         println!(
-            "{requests} requests in {:.0} s, {:.0} a second; {} of {} writes seen by the watch; {} pairs read twice",
+            "{requests} requests in {:.0} s, {:.0} a second; {} of {} writes seen by the watch; {} moments between two files of a pair",
             self.seconds,
             requests as f64 / self.seconds,
             self.watched,
@@ -547,6 +565,7 @@ impl Seen {
                 &client.failures[..client.failures.len().min(10)]
             );
         }
+        assert!(self.torn.len() <= 3, "{:?}", self.torn);
         assert_eq!(self.watched, self.written);
         assert!(self.written > 100);
         for (component, renewals) in &self.leases {
