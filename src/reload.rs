@@ -27,6 +27,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Row};
@@ -44,6 +45,8 @@ use probe::Probe;
 const LOOK: Duration = Duration::from_millis(100);
 const SYSTEMCTL: &str = "/usr/bin/systemctl";
 const UNIT_TIMEOUT: Duration = Duration::from_secs(90);
+/// What is waited for is given so long even where certificates are due meanwhile.
+const BRIEF: Duration = Duration::from_secs(5);
 
 /// Everything that [`settle`] needs to know.
 pub struct Setup {
@@ -57,11 +60,14 @@ pub struct Setup {
     pub bundles: BTreeMap<Authority, PathBuf>,
     /// How long to wait for another run to end.
     pub lock_wait: Duration,
+    /// When something else is due: from then on nothing more is begun or waited for. A component that was restarted by
+    /// then is still seen through.
+    pub until: Option<OffsetDateTime>,
 }
 
 impl Setup {
     /// For the node of `agent`.
-    pub fn of(agent: &agent::Setup, reload: &Reload) -> Setup {
+    pub fn of(agent: &agent::Setup, reload: &Reload, until: Option<OffsetDateTime>) -> Setup {
         let certs = agent.plan.certs.iter();
         let bundles = agent.plan.bundles.iter();
         Setup {
@@ -72,6 +78,7 @@ impl Setup {
                 .map(|spec| (spec.authority, spec.path.clone()))
                 .collect(),
             lock_wait: agent.lock_wait,
+            until,
         }
     }
 }
@@ -171,7 +178,9 @@ pub async fn settle(
     // Another run may have settled it meanwhile.
     let unsettled = root.unsettled()?;
     let probe = Probe { root, setup, clock };
+    let left = |at: OffsetDateTime| Duration::try_from(at - clock()).unwrap_or_default();
     let mut run = Run {
+        until: setup.until.map(|at| Instant::now() + left(at)),
         probe,
         store,
         progress,
@@ -202,6 +211,8 @@ struct Run<'a> {
     store: Store,
     progress: &'a dyn Progress,
     outcomes: Vec<Outcome>,
+    /// See [`Setup::until`].
+    until: Option<Instant>,
 }
 
 /// One program to run.
@@ -217,6 +228,14 @@ impl Run<'_> {
             state,
             detail: detail.into(),
         });
+    }
+
+    /// How long to wait for what comes by itself, or from other nodes.
+    fn patience(&self) -> Duration {
+        let timeout = self.probe.setup.reload.timeout;
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        self.until
+            .map_or(timeout, |until| left(until).max(BRIEF).min(timeout))
     }
 
     fn commit(&mut self, commit: Commit) -> Result<Committed, Failure> {
@@ -281,7 +300,7 @@ impl Run<'_> {
             None => pod.addresses(component),
         };
         let wanted = self.probe.on_disk(certificate)?;
-        let give_up = Instant::now() + self.probe.setup.reload.timeout;
+        let give_up = Instant::now() + self.patience();
         for address in &addresses {
             self.serves(component, *address, &wanted.fingerprint(), give_up)
                 .await?;

@@ -34,7 +34,7 @@ pub async fn step(
 ) -> Result<Step, Failure> {
     let renewed = agent::renew(root, &loaded.setup, scope, clock, progress).await?;
     let (mut report, mut next) = (renewed.report, renewed.next);
-    let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload);
+    let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload, next);
     let reloads = reload::settle(root, &setup, clock, progress).await?;
     if reloads.iter().any(|outcome| outcome.state.is_unfinished()) {
         let again = clock() + SETTLE_AGAIN;

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use zeroize::Zeroizing;
 
 use super::lease::{self, LEASE, NAMESPACE};
@@ -151,34 +150,18 @@ impl Probe<'_> {
         }
     }
 
-    /// Whether the process of a component that leads, if one of this host does, has said so since.
-    pub(super) async fn leads(
-        &self,
-        component: Component,
-        pod: &Pod,
-        since: OffsetDateTime,
-    ) -> Result<(), String> {
-        if pod.flag("leader-elect") == Some("false") {
-            return Ok(());
+    /// Who leads, of all processes of a component in the cluster; empty for nobody, `None` where that is not known.
+    pub(super) async fn leader(&self, component: Component, pod: &Pod) -> Option<String> {
+        let leads = matches!(
+            component,
+            Component::KubeControllerManager | Component::KubeScheduler
+        );
+        if !leads || pod.flag("leader-elect") == Some("false") {
+            return None;
         }
-        let name = component.as_str();
-        let Ok(api) = self.api(&self.setup.reload.lease.kubeconfig) else {
-            return Ok(());
-        };
-        // Where the API does not answer nothing is known, and /livez says what there is to say.
-        let Ok(Some(lease)) = api.read(&LEASE, Some(NAMESPACE), name).await else {
-            return Ok(());
-        };
-        let host = nix::unistd::gethostname().unwrap_or_default();
-        let ours = format!("{}_", host.to_string_lossy());
-        let renewed = lease.pointer("/spec/renewTime").and_then(Value::as_str);
-        let renewed = renewed.and_then(|text| OffsetDateTime::parse(text, &Rfc3339).ok());
-        match renewed {
-            Some(renewed) if lease::holder(&lease).starts_with(&ours) && renewed < since => Err(
-                format!("it has not renewed its Lease {NAMESPACE}/{name} since it was restarted"),
-            ),
-            _ => Ok(()),
-        }
+        let api = self.api(&self.setup.reload.lease.kubeconfig).ok()?;
+        let lease = api.read(&LEASE, Some(NAMESPACE), component.as_str());
+        Some(lease::holder(&lease.await.ok()??).to_owned())
     }
 
     /// `/healthz` of a component with a certificate of its own making.

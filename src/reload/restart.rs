@@ -37,7 +37,8 @@ enum Means {
 struct Before {
     served: Option<[u8; 32]>,
     healthy: bool,
-    at: OffsetDateTime,
+    /// What led, if a process of this host did.
+    leader: Option<String>,
 }
 
 /// A component that is to be restarted.
@@ -134,7 +135,7 @@ impl Run<'_> {
             clock: self.probe.clock,
         });
         let taken = match &turns {
-            Ok(turns) => turns.take(setup.reload.timeout).await,
+            Ok(turns) => turns.take(self.patience()).await,
             Err(error) => {
                 let told = Failure::of_cluster(kubeconfig.display(), error).to_string();
                 return self.alone(due, &told).await;
@@ -198,9 +199,14 @@ impl Run<'_> {
 
     async fn in_order(&mut self, due: Vec<Due>, lost: &Cell<bool>) -> Result<(), Failure> {
         let mut stopped: Option<String> = None;
-        for (restart, pod, means) in due {
+        for (index, (restart, pod, means)) in due.into_iter().enumerate() {
             if stopped.is_none() && lost.get() {
                 stopped = Some("the Lease was lost meanwhile".to_owned());
+            }
+            // The first one always has its turn: something may be due all the time.
+            let is_over = index > 0 && self.until.is_some_and(|until| Instant::now() >= until);
+            if stopped.is_none() && is_over {
+                stopped = Some("certificates are due again".to_owned());
             }
             if let Some(why) = &stopped {
                 let detail = format!("was not restarted, since {why}; run `nodepki renew` again");
@@ -378,11 +384,10 @@ impl Run<'_> {
     }
 
     async fn look(&self, component: Component, pod: Option<&Pod>) -> Before {
-        let at = (self.probe.clock)();
         let mut before = Before {
             served: None,
             healthy: true,
-            at,
+            leader: None,
         };
         if component == Component::Kubelet {
             before.healthy = self.probe.kubelet().await.is_ok();
@@ -390,6 +395,12 @@ impl Run<'_> {
         {
             let served = self.probe.served(component, address).await;
             before.served = served.ok().map(|shown| shown.fingerprint());
+        }
+        if let Some(pod) = pod {
+            let host = nix::unistd::gethostname().unwrap_or_default();
+            let ours = format!("{}_", host.to_string_lossy());
+            let leader = self.probe.leader(component, pod).await;
+            before.leader = leader.filter(|leader| leader.starts_with(&ours));
         }
         before
     }
@@ -455,7 +466,15 @@ impl Run<'_> {
             self.well(component == Component::Etcd).await?;
         } else {
             self.probe.healthz(address).await?;
-            self.probe.leads(component, pod, before.at).await?;
+            // An old process leads until its Lease ends; only one that works takes it over.
+            match self.probe.leader(component, pod).await {
+                Some(leader) if leader.is_empty() || before.leader.as_ref() == Some(&leader) => {
+                    return Err(
+                        "no process of it has taken the lead that the old one had".to_owned()
+                    );
+                }
+                _ => {}
+            }
             self.well(false).await?;
         }
         Ok(format!("a new process serves at {address} and is healthy"))
