@@ -343,9 +343,9 @@ impl Global {
     }
 
     /// Of a node that was set up before.
-    fn load_running(&self, run: &Run) -> Result<Loaded, Failure> {
-        let (root, inputs) = (self.open_root()?, run.inputs(self)?);
-        let loaded = runtime()?.block_on(load::load_running(&root, &inputs, now))?;
+    fn load_running(&self, inputs: &Inputs) -> Result<Loaded, Failure> {
+        let root = self.open_root()?;
+        let loaded = runtime()?.block_on(load::load_running(&root, inputs, now))?;
         warn(&loaded.warnings);
         Ok(loaded)
     }

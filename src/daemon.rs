@@ -271,6 +271,11 @@ impl<S: Surroundings> Daemon<'_, S> {
         let fresh = fresh.and_then(|fresh| Ok((self.watched(&fresh)?, fresh)));
         match fresh {
             Ok((watched, fresh)) => {
+                if fresh.settings.metrics != loaded.settings.metrics {
+                    tracing::warn!(
+                        "metrics is as it was at the start: systemctl restart nodepki puts the new block in force"
+                    );
+                }
                 *loaded = fresh;
                 self.stand_by(loaded, watched);
                 let (now, ran) = (self.now(), self.surroundings.ran());

@@ -192,6 +192,10 @@ pub fn kept_configuration(root: &Root) -> Result<Option<(String, String)>, Failu
     let Some(content) = root.read(KEPT)? else {
         return Ok(None);
     };
+    // What is left of a write that failed says nothing.
+    if content.bytes.iter().all(u8::is_ascii_whitespace) {
+        return Ok(None);
+    }
     match String::from_utf8(content.bytes.to_vec()) {
         Ok(text) => Ok(Some((KEPT.to_owned(), text))),
         Err(_) => Err(Failure::new(

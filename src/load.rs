@@ -113,12 +113,31 @@ impl Known {
             kept,
             running,
         };
-        if known.wants_configuration()
+        if (known.wants_configuration() || known.leaves_it_open())
             && let Some(kept) = &known.kept
         {
             known.documents = known.over(kept);
+            // By kubeadm's defaults a running node would be given the names and addresses of another cluster.
+            if known.documents.cluster().is_none() && !known.documents.faults().has_errors() {
+                return Err(Failure::new(
+                    ExitCode::Configuration,
+                    format!(
+                        "{} has no ClusterConfiguration; put the cluster's there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}'), or remove the file, and it is asked of the cluster",
+                        join::KEPT
+                    ),
+                ));
+            }
         }
         Ok(known)
+    }
+
+    /// The files of a node that serves say what it is, and not what its cluster is.
+    fn leaves_it_open(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.facts.settled)
+            && self.documents.describes_node()
+            && self.documents.cluster().is_none()
+            && !self.documents.faults().has_errors()
     }
 
     /// No file has the ClusterConfiguration, or has it alone.

@@ -4,7 +4,7 @@
 
 use time::{Duration, OffsetDateTime};
 
-use crate::agent::{self, Clock, Failure, Progress, Report, Scope};
+use crate::agent::{self, Clock, Failure, Progress, Report, Row, Scope};
 use crate::load::Loaded;
 use crate::reload;
 use crate::store::Root;
@@ -35,12 +35,20 @@ pub async fn step(
     let renewed = agent::renew(root, &loaded.setup, scope, clock, progress).await?;
     let (mut report, mut next) = (renewed.report, renewed.next);
     let setup = reload::Setup::of(&loaded.setup, &loaded.settings.reload, next);
-    let reloads = reload::settle(root, &setup, clock, progress).await?;
-    if reloads.iter().any(|outcome| outcome.state.is_unfinished()) {
+    let settled = reload::settle(root, &setup, clock, progress).await;
+    let unfinished = match &settled {
+        Ok(outcomes) => outcomes.iter().any(|one| one.state.is_unfinished()),
+        Err(_) => true,
+    };
+    if unfinished {
         let again = clock() + SETTLE_AGAIN;
         next = Some(next.map_or(again, |next| next.min(again)));
     }
-    report.rows.extend(reloads.into_iter().map(Into::into));
+    match settled {
+        Ok(outcomes) => report.rows.extend(outcomes.into_iter().map(Into::into)),
+        // What was renewed is told all the same.
+        Err(failure) => report.rows.push(Row::failed("restarts", failure)),
+    }
     Ok(Step { report, next })
 }
 

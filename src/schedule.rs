@@ -22,6 +22,8 @@ const MARGIN: f64 = 0.1;
 const LARGEST_MARGIN: f64 = 0.25;
 /// No configuration has a certificate renewed before this part of its life is over.
 const EARLIEST: f64 = 0.5;
+/// The part of a window over which the nodes that wait for it are spread; the rest is for those that fail at first.
+const SPREAD: f64 = 0.5;
 /// The longest time between two tries, and between two renewals of one certificate.
 const HOUR: Span = Span::hours(1);
 /// The shortest time between two tries.
@@ -150,7 +152,7 @@ pub enum Due {
     },
     /// It is, and waits for a window.
     Waits {
-        /// When the window opens.
+        /// When it is this node's turn in the window.
         at: OffsetDateTime,
         /// Why it is due, in words.
         reason: String,
@@ -203,8 +205,8 @@ pub fn due(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) ->
         return Due::Later { at };
     }
     let reason = format!("due since {}: {why}", rfc3339(at));
-    match in_window(life, rotation, now) {
-        Wait::Until(at) => Due::Waits { at, reason },
+    match in_window(life, rotation, node, now) {
+        Wait::Until { turn, .. } => Due::Waits { at: turn, reason },
         Wait::No(no_window) => Due::Now {
             reason,
             urgent: life.is_urgent(rotation, now),
@@ -218,21 +220,34 @@ pub fn due(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) ->
 pub enum Wait {
     /// A window is open, there is none, or none opens in time; the last in words.
     No(Option<String>),
-    /// Until a window opens.
-    Until(OffsetDateTime),
+    /// Until a window is open.
+    Until {
+        /// When it opens.
+        opens: OffsetDateTime,
+        /// When it is this node's turn: a fleet that waits for one window must not ask all at once when it opens.
+        turn: OffsetDateTime,
+    },
 }
 
 /// Looks for the window in which to renew a certificate that serves.
-pub fn in_window(life: &Life, rotation: &Rotation, now: OffsetDateTime) -> Wait {
+pub fn in_window(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) -> Wait {
     let windows = &rotation.windows;
     if windows.is_empty() || windows.iter().any(|window| window.is_open(now)) {
         return Wait::No(None);
     }
-    match windows.iter().filter_map(|window| window.next(now)).min() {
-        Some(at) if at < life.margin_begins(rotation) => Wait::Until(at),
-        Some(at) => Wait::No(Some(format!(
+    let next = windows
+        .iter()
+        .filter_map(|window| Some((window.next(now)?, window.length())))
+        .min();
+    let margin = life.margin_begins(rotation);
+    match next {
+        Some((opens, length)) if opens < margin => Wait::Until {
+            opens,
+            turn: (opens + part(length, SPREAD * share_of_node(node))).min(margin),
+        },
+        Some((opens, _)) => Wait::No(Some(format!(
             "the next window opens at {}, too late for a certificate that ends at {}: it is renewed outside of any window",
-            rfc3339(at),
+            rfc3339(opens),
             rfc3339(life.not_after)
         ))),
         None => Wait::No(Some(

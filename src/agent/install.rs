@@ -437,6 +437,10 @@ impl Work<'_> {
                     })?;
                     let public = key.public_key().to_pem().into_bytes();
                     self.commit.file(spec.public.clone(), public, Mode::Private);
+                    if private.metadata.mode & 0o007 != 0 {
+                        self.commit
+                            .file(spec.private.clone(), private.bytes, Mode::Private);
+                    }
                 }
                 "sa.pub derived"
             }

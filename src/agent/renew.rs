@@ -4,6 +4,7 @@
 //! survives whatever happens here, and is reported. Nothing is decided here: `assess` says what to do and when.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use serde::Serialize;
 use time::{Duration, OffsetDateTime};
@@ -18,7 +19,7 @@ use crate::components::Change;
 use crate::names::{Authority, CertName};
 use crate::schedule;
 use crate::signer::Renewal;
-use crate::store::{RestartState, Root, Slot};
+use crate::store::{RestartState, Root, Slot, Unsettled};
 use crate::x509::{TrustBundle, rfc3339};
 
 /// A clock that shows so much less than a recorded issue time was set back.
@@ -325,6 +326,20 @@ pub enum Answer {
     Unknown,
 }
 
+/// What a run has still to see to after its renewals; below a root that nothing runs on, nothing is.
+fn not_in_effect(root: &Root) -> Result<Option<&'static str>, Failure> {
+    if root.path() != Path::new("/") {
+        return Ok(None);
+    }
+    let Unsettled { restarts, changed } = root.unsettled()?;
+    let mut due = restarts
+        .iter()
+        .filter(|restart| matches!(restart.state, RestartState::Due));
+    let of_restart = due.find_map(|restart| restart.causes.first());
+    let change = of_restart.or(changed.first().map(|changed| &changed.change));
+    Ok(change.map(|change| change.as_str()))
+}
+
 /// Whether [`renew`] would have anything to do, reading only.
 ///
 /// # Errors
@@ -367,6 +382,10 @@ pub fn needs_renewal(
     }
     if has_work(&survey) {
         let reason = "a CA certificate or a file of the cluster is not in place".to_owned();
+        return Ok(need(Answer::Yes, reason));
+    }
+    if let Some(what) = not_in_effect(root)? {
+        let reason = format!("{what} was replaced and has not taken effect everywhere");
         return Ok(need(Answer::Yes, reason));
     }
     let refused = survey.certs.iter().find_map(|cert| match &cert.action {

@@ -7,7 +7,9 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use super::request::Outcome;
-use super::{ExitCode, ProvidedFile, ServiceAccountAction, Setup, Survey, class_code, sentence};
+use super::{
+    ExitCode, Failure, ProvidedFile, ServiceAccountAction, Setup, Survey, class_code, sentence,
+};
 use crate::assess::{Action, Found};
 use crate::names::Authority;
 use crate::plan::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
@@ -88,6 +90,25 @@ impl Report {
 }
 
 impl Row {
+    /// What is no certificate and could not be done.
+    pub fn failed(name: &str, failure: Failure) -> Row {
+        Row {
+            name: name.to_owned(),
+            authority: None,
+            action: "failed",
+            reasons: failure.messages,
+            subject: None,
+            sans: None,
+            key: None,
+            due: None,
+            not_after: None,
+            paths: Vec::new(),
+            signer: None,
+            carries: None,
+            code: Some(failure.code),
+        }
+    }
+
     /// Something should have been done about it and could not be, though nothing is the worse for it yet.
     pub fn is_overdue(&self) -> bool {
         matches!(self.action, "failed" | "pending" | "held back")

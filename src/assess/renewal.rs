@@ -148,9 +148,8 @@ pub fn rotate(
         let note = format!("{}; {why}", reasons.join("; "));
         return as_it_is(with_note(action, note), Some(until), urgent);
     }
-    if let (Demand::Due, Wait::No(Some(no_window))) =
-        (rules.demand, schedule::in_window(life, rules.rotation, now))
-    {
+    let wait = schedule::in_window(life, rules.rotation, rules.node, now);
+    if let (Demand::Due, Wait::No(Some(no_window))) = (rules.demand, wait) {
         reasons.push(no_window);
     }
     Rotated {
@@ -178,10 +177,10 @@ fn held(
         );
         return Some((cools_until, why));
     }
-    match schedule::in_window(life, rules.rotation, now) {
-        Wait::Until(at) if rules.demand == Demand::Due => Some((
-            at,
-            format!("waits for the window that opens at {}", rfc3339(at)),
+    match schedule::in_window(life, rules.rotation, rules.node, now) {
+        Wait::Until { opens, turn } if rules.demand == Demand::Due => Some((
+            turn,
+            format!("waits for the window that opens at {}", rfc3339(opens)),
         )),
         _ => None,
     }

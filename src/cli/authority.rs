@@ -128,14 +128,16 @@ impl Command {
     pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
         let root = global.open_root()?;
         let terminal = Terminal::new(global.verbose);
-        let load = |step: &StepArgs| -> Result<Loaded, Failure> { global.load_running(&step.run) };
+        let load = |step: &StepArgs| -> Result<Loaded, Failure> {
+            global.load_running(&step.run.inputs(global)?)
+        };
         let outcome = match self {
             Command::Status {
                 authorities,
                 kubeconfig,
                 sources,
             } => {
-                let loaded = global.load_running(&Run::of(sources))?;
+                let loaded = global.load_running(&Run::of(sources).inputs(global)?)?;
                 let authorities: BTreeSet<Authority> = authorities.into_iter().collect();
                 return status(global, &root, &loaded, &authorities, kubeconfig.as_deref());
             }

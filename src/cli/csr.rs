@@ -43,7 +43,7 @@ pub(super) enum Command {
 impl Command {
     pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
         let (Command::Export { dir, run } | Command::Import { dir, run }) = &self;
-        let loaded = global.load_running(run)?;
+        let loaded = global.load_running(&run.inputs(global)?)?;
         let root = global.open_root()?;
         let terminal = Terminal::new(global.verbose);
         match &self {

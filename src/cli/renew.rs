@@ -8,13 +8,14 @@ use clap::Args;
 use super::terminal::Terminal;
 use super::{Global, Output, Run, now, print, runtime, tell, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
-use crate::load::Loaded;
+use crate::load::{AddressChange, Loaded};
 use crate::metrics::Metrics;
 use crate::names::CertName;
 use crate::rotation;
 use crate::yaml;
 
-/// "Cannot tell": what ExecCondition= takes for a failure of the unit.
+/// "Cannot tell": what ExecCondition= takes for a failure of the unit. By any other status than 0 a unit with a name that
+/// is none would be skipped for ever, and nobody told.
 const CANNOT_TELL: u8 = 255;
 
 #[derive(Debug, Args)]
@@ -91,7 +92,11 @@ fn held(names: &BTreeSet<CertName>, loaded: &Loaded) -> Result<(), Failure> {
 impl Arguments {
     pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
         let names = self.names.parse()?;
-        let loaded = global.load_running(&self.run)?;
+        let mut inputs = self.run.inputs(global)?;
+        if self.dry_run {
+            inputs.address_change = AddressChange::Show;
+        }
+        let loaded = global.load_running(&inputs)?;
         let scope = match names {
             Some(names) => {
                 held(&names, &loaded)?;
@@ -133,17 +138,14 @@ impl NeedsArguments {
             Ok(Answer::Unknown) => CANNOT_TELL,
             Err(failure) => {
                 tell(&failure);
-                match failure.code {
-                    ExitCode::Usage => ExitCode::Usage as u8,
-                    _ => CANNOT_TELL,
-                }
+                CANNOT_TELL
             }
         }
     }
 
     fn answer(self, global: &Global) -> Result<Answer, Failure> {
         let names = self.names.parse()?;
-        let loaded = global.load_running(&self.run)?;
+        let loaded = global.load_running(&self.run.inputs(global)?)?;
         let scope = match names {
             Some(names) => {
                 held(&names, &loaded)?;

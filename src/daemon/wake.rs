@@ -94,6 +94,8 @@ pub enum Open {
         /// Signer, policy or configuration have to change first.
         person: bool,
     },
+    /// Every certificate is in place, and not everything that reads them has taken them up; in words.
+    Restart(String),
     /// Another run is at work.
     Busy(String),
 }
@@ -112,10 +114,14 @@ impl Ended {
         };
         let Some(first) = open.first() else {
             let ends = ends(&leaves().collect::<Vec<_>>());
+            let stuck = report.rows.iter().find(|row| row.code.is_some());
             return Ended {
                 next,
                 ends,
-                open: None,
+                open: stuck.map(|row| {
+                    let why = row.reasons.join("; ");
+                    Open::Restart(format!("{} {}: {why}", row.name, row.action))
+                }),
             };
         };
         let names: Vec<_> = open.iter().map(|row| row.name.as_str()).collect();
@@ -233,12 +239,18 @@ impl Agenda {
     /// A step ended.
     pub fn stepped(&mut self, ended: Ended, now: OffsetDateTime) {
         let at = match ended.open {
-            None => {
+            None | Some(Open::Restart(_)) => {
                 self.failures = 0;
                 self.ends = ended.ends;
+                let what = match ended.open {
+                    Some(Open::Restart(what)) => {
+                        format!("every certificate is in place, but not in effect: {what}")
+                    }
+                    _ => "everything is in place".to_owned(),
+                };
                 self.words = match ended.next {
-                    Some(at) => format!("everything is in place; next at {}", rfc3339(at)),
-                    None => "everything is in place, and nothing will be due".to_owned(),
+                    Some(at) => format!("{what}; next at {}", rfc3339(at)),
+                    None => format!("{what}, and nothing will be due"),
                 };
                 ended.next
             }

@@ -159,7 +159,7 @@ fn windows_are_waited_for_unless_they_come_too_late() {
     let Due::Waits { at, reason } = due(&year, &sunday, "cp-1", now) else {
         panic!()
     };
-    assert_eq!(at, opens);
+    assert!((opens..opens + Span::minutes(90)).contains(&at), "{at}");
     assert!(
         reason.starts_with("due since 2026-08-29T21:36:00Z: "),
         "{reason}"
@@ -178,8 +178,11 @@ fn windows_are_waited_for_unless_they_come_too_late() {
     );
     // The earliest of several counts.
     let two = with(vec![weekly("Mon 02:00-05:00"), weekly("Sun 01:00-01:30")]);
-    let earliest = in_window(&year, &two, now);
-    assert_eq!(earliest, Wait::Until(datetime!(2026-08-30 01:00 UTC)));
+    let Wait::Until { opens, turn } = in_window(&year, &two, "cp-1", now) else {
+        panic!()
+    };
+    assert_eq!(opens, datetime!(2026-08-30 01:00 UTC));
+    assert!((opens..opens + Span::minutes(15)).contains(&turn), "{turn}");
     // Six days to the next window, and the certificate does not live that long: nothing to wait for.
     let days = life(Span::days(5));
     let late = ISSUED + Span::days(4);
@@ -209,6 +212,44 @@ fn windows_are_waited_for_unless_they_come_too_late() {
         ),
         "{urgent:?}"
     );
+}
+
+#[test]
+fn a_fleet_that_waits_for_one_window_does_not_ask_all_at_once_when_it_opens() {
+    let year = life(Span::hours(8760));
+    let rotation = Rotation {
+        windows: vec![weekly("Sun 02:00-05:00")],
+        ..rotation()
+    };
+    let now = datetime!(2026-08-29 22:00 UTC);
+    let mut nodes_by_minute = std::collections::BTreeMap::new();
+    for node in 0..900 {
+        let name = format!("cp-{node}");
+        let Wait::Until { opens, turn } = in_window(&year, &rotation, &name, now) else {
+            panic!()
+        };
+        assert_eq!(opens, datetime!(2026-08-30 02:00 UTC));
+        let minute = (turn - opens).whole_minutes();
+        assert!((0..=90).contains(&minute), "{turn}");
+        assert!(rotation.windows[0].is_open(turn));
+        *nodes_by_minute.entry(minute).or_insert(0) += 1;
+    }
+    // Ten are expected in each.
+    assert!(nodes_by_minute.values().all(|nodes| *nodes < 30));
+    // None waits into the time in which it would be urgent.
+    let short = life(Span::days(10));
+    let late = Rotation {
+        windows: vec![cron("0 0 9 1 *", 168)],
+        ..rotation
+    };
+    for node in 0..100 {
+        let name = format!("cp-{node}");
+        let at = ISSUED + Span::days(7);
+        let Wait::Until { turn, .. } = in_window(&short, &late, &name, at) else {
+            panic!()
+        };
+        assert!(turn <= ISSUED + Span::days(9), "{turn}");
+    }
 }
 
 #[test]

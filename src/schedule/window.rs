@@ -145,6 +145,11 @@ impl Window {
         self.opens.next(now)
     }
 
+    /// For how long it is open.
+    pub(super) fn length(&self) -> Span {
+        self.length
+    }
+
     /// The cron fields and how long it is open, where it was written so.
     pub fn as_cron(&self) -> Option<(&str, Duration)> {
         match &self.written {

@@ -132,6 +132,11 @@ fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_i
 
     // Killed between the commit and the restart: the next run settles it.
     plane.renew_killed("controller-manager.conf");
+    plane
+        .node()
+        .nodepki(&["needs-renewal"])
+        .ended(0)
+        .says("controller-manager.conf was replaced and has not taken effect");
     plane.renew(&[]).done().row_says(CONTROLLERS, "in effect");
     assert_eq!(plane.restarts(), [2, 2, 0, 0]);
 

@@ -163,8 +163,10 @@ fn a_joined_node_is_known_without_its_file() {
     node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
     let pair = nodepki::x509::PrivateKey::generate(nodepki::x509::KeyAlgorithm::Rsa2048).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", pair.to_pem().as_bytes());
-    node.set_mode("/etc/kubernetes/pki/sa.key", 0o600);
+    // As by `cp` with an ordinary umask: the run that derives sa.pub leaves nothing for the next one to mend.
+    node.set_mode("/etc/kubernetes/pki/sa.key", 0o644);
     bootstrap(&node).done();
+    assert_eq!(node.mode("/etc/kubernetes/pki/sa.key"), 0o600);
     // `kubeadm join` would have to find the cluster; `init` writes the same, and wants what only a first node has.
     let admin = node.read("/etc/kubernetes/admin.conf");
     node.write("/etc/kubernetes/super-admin.conf", admin);
@@ -535,4 +537,49 @@ fn renewal_wants_the_same_without_the_file_and_refuses_another_address() {
     run(&node, &["renew", "--all"]).ended(65).says(words);
     run(&node, &["needs-renewal"]).ended(255).says(words);
     etc.unchanged(&node.etc());
+}
+
+#[test]
+fn a_renewal_that_is_only_shown_shows_another_address_too() {
+    let node = set_up(INIT);
+    node.write(KUBEADM_FILE, INIT.replace("192.0.2.11", "192.0.2.99"));
+    let snapshot = node.snapshot();
+    run(&node, &["renew", "--dry-run"])
+        .done()
+        .says("and it runs at 192.0.2.11:6443")
+        .row_says("apiserver", "SAN IP:192.0.2.99 is missing");
+    snapshot.unchanged(&node.snapshot());
+}
+
+#[test]
+fn a_kept_configuration_that_says_nothing_is_not_taken_for_kubeadms_defaults() {
+    let node = running(INIT);
+    let etc = node.etc();
+    // What is left of a write that failed: as if there were none.
+    for blank in ["", "\n"] {
+        node.write(KEPT, blank);
+        node.settings("kubeadm: {fromCluster: never}\n");
+        let config = node.outside("config.yaml");
+        let config = config.to_str().unwrap();
+        run(&node, &["renew", "--config", config])
+            .ended(78)
+            .says("there is no kubeadm configuration");
+    }
+    node.write(KEPT, "kind: ConfigMap\n");
+    for command in ["renew", "plan"] {
+        run(&node, &[command]).ended(78).says(
+            "cluster-configuration.yaml has no ClusterConfiguration; put the cluster's there",
+        );
+    }
+    run(&node, &["needs-renewal"]).ended(255);
+    etc.unchanged(&node.etc());
+}
+
+#[test]
+fn an_init_configuration_alone_leaves_a_running_node_in_its_cluster() {
+    let node = running(INIT);
+    let (init, _) = INIT.split_once("---\n").unwrap();
+    node.write(KUBEADM_FILE, init);
+    everything_is_kept(&plan(&node));
+    run(&node, &["needs-renewal"]).ended(1);
 }

@@ -67,6 +67,10 @@ fn decisions() {
     let saturday = rotation(vec![Window::weekly("Sat 02:00-03:00").unwrap()]);
     let due = "due since 2026-08-29T21:36:00Z: 66 % of its life of 8760h is over";
     let opens = datetime!(2026-09-05 02:00 UTC);
+    let Wait::Until { turn, .. } = schedule::in_window(&year.life, &saturday, "cp-1", days(241))
+    else {
+        panic!()
+    };
     for (what, action, rotation, demand, now, wanted, next) in [
         (
             "young",
@@ -151,7 +155,7 @@ fn decisions() {
             kept(&format!(
                 "{due}; waits for the window that opens at 2026-09-05T02:00:00Z"
             )),
-            Some(opens),
+            Some(turn),
         ),
         (
             "a form is mended outside of the window too",
@@ -167,7 +171,7 @@ fn decisions() {
                     format!("{due}; waits for the window that opens at 2026-09-05T02:00:00Z"),
                 ],
             },
-            Some(opens),
+            Some(turn),
         ),
         (
             "in the window",

@@ -376,3 +376,23 @@ fn what_is_open_is_read_from_the_rows() {
     };
     assert_eq!(ended.open, Some(lasting));
 }
+
+#[test]
+fn what_is_in_place_and_not_in_effect_is_told() {
+    let stuck = Row::failed(
+        "kube-scheduler",
+        Failure::new(ExitCode::Pending, "it is the turn of node cp2"),
+    );
+    let report = Report {
+        rows: vec![stuck],
+        ..Report::default()
+    };
+    let soon = START + HOUR / 60;
+    let mut agenda = Agenda::new("cp-1", false, START, Duration::ZERO);
+    agenda.stepped(Ended::of(&report, Some(soon)), START);
+    assert_eq!(
+        agenda.status(),
+        "every certificate is in place, but not in effect: kube-scheduler failed: it is the turn of node cp2; next at 2027-01-01T00:01:00Z"
+    );
+    assert_eq!(agenda.next(START, Duration::ZERO), Next::Sleep(Some(soon)));
+}
