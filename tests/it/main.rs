@@ -46,6 +46,7 @@ mod readme;
 mod reload;
 mod renew;
 mod rig;
+mod rotation_cluster;
 mod runbook;
 mod running;
 mod servers;

@@ -190,6 +190,9 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
             .says("nothing to do: there is no CA private key to be removed on this node");
     }
     settled.unchanged(&node.snapshot());
+    // The first run of bootstrap on this node keeps its ClusterConfiguration.
+    node.ask().done();
+    let settled = node.snapshot();
     node.ask().done();
     settled.unchanged(&node.snapshot());
 

@@ -8,6 +8,7 @@ pub(crate) mod cluster;
 pub(crate) mod est;
 pub(crate) mod kubernetes;
 pub(crate) mod puppet;
+pub(crate) mod remote_signer;
 pub(crate) mod static_pods;
 pub(crate) mod step_ca;
 pub(crate) mod vault;

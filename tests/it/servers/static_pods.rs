@@ -39,6 +39,8 @@ pub(crate) struct Start {
     pub(crate) component: String,
     pub(crate) at: Instant,
     pub(crate) why: Why,
+    /// Since when it says that it is ready.
+    pub(crate) ready: Option<Instant>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,6 +120,8 @@ struct Pod {
     state: State,
     /// Before the next start after it ends by itself.
     pause: Duration,
+    /// Where in the history its start stands, until it is ready.
+    starts: Option<usize>,
 }
 
 enum State {
@@ -139,6 +143,7 @@ impl Kubelet {
                 manifest,
                 state: State::Runs(process),
                 pause: Duration::ZERO,
+                starts: None,
             };
             self.pods.insert(component, pod);
         }
@@ -198,7 +203,10 @@ impl Kubelet {
             }
             State::Runs(mut process) => {
                 pod.state = match process.ended() {
-                    None => State::Runs(process),
+                    None => {
+                        self.note_ready(component, &mut pod.starts);
+                        State::Runs(process)
+                    }
                     Some(status) => {
                         let words = format!("{status}: {}", process.said());
                         State::Waits(now + pod.pause, Why::Ended(words))
@@ -226,15 +234,27 @@ impl Kubelet {
 
     fn start(&self, component: &str, manifest: String, pause: Duration, why: Why) -> Pod {
         let process = self.node.launch(component, &manifest, &[]);
-        self.history.lock().unwrap().push(Start {
+        let mut history = self.history.lock().unwrap();
+        history.push(Start {
             component: component.to_owned(),
             at: Instant::now(),
             why,
+            ready: None,
         });
         Pod {
             manifest,
             state: State::Runs(process),
             pause,
+            starts: Some(history.len() - 1),
+        }
+    }
+
+    fn note_ready(&self, component: &str, starts: &mut Option<usize>) {
+        if let Some(start) = *starts
+            && self.node.is_ready(component)
+        {
+            self.history.lock().unwrap()[start].ready = Some(Instant::now());
+            *starts = None;
         }
     }
 }

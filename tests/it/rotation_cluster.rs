@@ -1,0 +1,680 @@
+//! A running control plane whose certificates live for less than a minute: the daemon keeps it serving, whatever its
+//! signer does and however often the daemon itself is killed.
+//!
+//! Everything is real but the kubelet ([`StaticPods`] plays its part) and the signer, whose part is to misbehave. What
+//! the clients saw is counted by `tests/fixtures/load.py` on the node; nothing may have failed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use nodepki::names::CertName;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use crate::node::NODEPKI;
+use crate::servers::Server;
+use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_until};
+use crate::servers::remote_signer::{Mode, PLUGIN, RemoteSigner};
+use crate::servers::static_pods::{Start, StaticPods, Why};
+
+/// How long a certificate lives. It is renewed after half of that; the other half is what an outage, a retry, a
+/// signature and the restart of two components have in a test that shares two cores with others.
+const LIFE: Duration = Duration::from_secs(48);
+const RENEWALS: usize = 10;
+/// For all of them.
+const LIMIT: Duration = Duration::from_secs(400);
+/// How much longer a scene lasts that nobody has seen.
+const PATIENCE: Duration = Duration::from_secs(12);
+/// Between two looks at the node.
+const LOOK: Duration = Duration::from_millis(50);
+
+const LOAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/load.py");
+const SOCKET: &str = "/run/signer.sock";
+const ISSUED: &str = "/var/lib/nodepki/issued.json";
+
+/// What the signer does when a round of renewals comes due, and for how long from then on; then it signs again.
+struct Round {
+    mode: Mode,
+    /// Whether it is like this to one certificate only.
+    only: Option<CertName>,
+    seconds: u64,
+}
+
+const fn round(mode: Mode, only: Option<CertName>, seconds: u64) -> Round {
+    Round {
+        mode,
+        only,
+        seconds,
+    }
+}
+
+const ROUNDS: [Round; RENEWALS] = [
+    round(Mode::Signs, None, 0),
+    round(Mode::Fails, None, 4),
+    round(Mode::Lies("wrong-key"), None, 3),
+    round(Mode::Lies("extra-san"), Some(CertName::Apiserver), 8),
+    round(Mode::Stalls, None, 5),
+    round(Mode::Gone, None, 5),
+    round(Mode::Fails, Some(CertName::EtcdPeer), 8),
+    round(Mode::Lies("expired"), None, 3),
+    round(Mode::Lies("other-authority"), None, 3),
+    round(Mode::Signs, None, 0),
+];
+
+/// Everything that a daemon renews on a first control-plane node.
+const RENEWED: [CertName; 11] = [
+    CertName::Apiserver,
+    CertName::ApiserverKubeletClient,
+    CertName::ApiserverEtcdClient,
+    CertName::FrontProxyClient,
+    CertName::EtcdServer,
+    CertName::EtcdPeer,
+    CertName::EtcdHealthcheckClient,
+    CertName::AdminConf,
+    CertName::SuperAdminConf,
+    CertName::ControllerManagerConf,
+    CertName::SchedulerConf,
+];
+
+/// What serves one of them, and by which port.
+const SERVED: [(CertName, &str); 3] = [
+    (CertName::Apiserver, "6443"),
+    (CertName::EtcdServer, "2379"),
+    (CertName::EtcdPeer, "2380"),
+];
+
+/// No kubelet runs here.
+fn settings(kubeadm: &str) -> String {
+    format!(
+        "\
+apiVersion: nodepki.io/v1alpha1
+kind: NodePKIConfiguration
+kubeadm: {kubeadm}
+authorities: {{ca: {{signer: remote}}, etcd-ca: {{signer: remote}}, front-proxy-ca: {{signer: remote}}}}
+signers: {{remote: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {SOCKET}], timeout: 10s}}}}}}
+rotation: {{renewAt: 50%, jitter: 0%, minRemaining: 5s}}
+wait: 5s
+reload: {{timeout: 15s, hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
+"
+    )
+}
+
+/// With everything short-lived from now on. `kubeadm` says which files kubeadm gave the node.
+fn configure(node: &ClusterNode, kubeadm: &str) {
+    let life = LIFE.as_secs();
+    let short_lived = format!(
+        "{}certificateValidityPeriod: {life}s\n",
+        kubeadm_configuration()
+    );
+    node.write("/etc/nodepki/kubeadm.yaml", &short_lived);
+    node.write("/etc/nodepki/config.yaml", &settings(kubeadm));
+}
+
+/// The configuration of the cluster. A controller that was killed is replaced within seconds.
+fn kubeadm_configuration() -> String {
+    let leases = "{name: leader-elect-lease-duration, value: 6s}, {name: leader-elect-renew-deadline, value: 4s}, \
+                  {name: leader-elect-retry-period, value: 1s}";
+    format!(
+        "{INIT}controllerManager: {{extraArgs: [{leases}]}}\nscheduler: {{extraArgs: [{leases}]}}\n"
+    )
+}
+
+#[test]
+fn a_control_plane_serves_through_ten_renewals() {
+    let init = kubeadm_configuration();
+    let cluster = &Cluster::made_of(&init, Authorities::External);
+    let node = cluster.first();
+    let pods = StaticPods::of(node);
+    let signer = RemoteSigner::start(&node.path(SOCKET), &cluster.authorities());
+    configure(node, "{files: [/etc/nodepki/kubeadm.yaml]}");
+    let load = Load::start(cluster, node);
+    node.nodepki(&["renew", "--all"]).done();
+
+    let mut watched = Watched::default();
+    let mut daemon = Daemon::start(node);
+    let begin = Instant::now();
+    let mut director = Director::new();
+    while watched.renewals() < RENEWALS {
+        assert!(
+            begin.elapsed() < LIMIT,
+            "only {} renewals:\n{}\n{}",
+            watched.renewals(),
+            watched.table(),
+            daemon.process.said()
+        );
+        watched.look(node);
+        director.direct(&signer, &watched, &pods, &mut daemon);
+        daemon.is_running();
+        thread::sleep(LOOK);
+    }
+    signer.behave(Mode::Signs);
+    let took = begin.elapsed();
+    daemon.stop();
+    let seen = load.end();
+
+    print!("{}", watched.table());
+    println!("{} kills of the daemon, in {took:.0?}", director.kills);
+    seen.print();
+    seen.nothing_failed();
+    println!("signer: {:?}", signer.met());
+    for Round { mode, .. } in ROUNDS {
+        let met = mode == Mode::Gone || signer.met().contains_key(&mode);
+        assert!(met, "nobody met {mode:?}");
+    }
+    assert!(director.kills >= 3);
+    println!("{}", watched.delays(&seen));
+    only_these_were_restarted(&pods, RENEWALS);
+    everything_verifies(node);
+    kubeadm_reads_it(node);
+    controllers_work(cluster);
+}
+
+/// Says to the signer what to do and kills the daemon, at moments that follow from what happens.
+struct Director {
+    round: usize,
+    scene: Option<Scene>,
+    kills: usize,
+    /// When the next one comes at the latest; it comes earlier where the signer is being asked, or a component restarted.
+    next_kill: Kill,
+}
+
+enum Kill {
+    /// While the signer has a request.
+    Asked(usize),
+    /// While the daemon waits for a component that it has restarted.
+    Restarted(usize),
+    /// At some moment.
+    At(Instant),
+}
+
+impl Director {
+    fn new() -> Self {
+        Director {
+            round: 0,
+            scene: None,
+            kills: 0,
+            next_kill: Kill::Asked(0),
+        }
+    }
+
+    fn direct(
+        &mut self,
+        signer: &RemoteSigner,
+        watched: &Watched,
+        pods: &StaticPods,
+        daemon: &mut Daemon,
+    ) {
+        self.scene(signer, watched);
+        let asked: usize = signer.met().values().sum();
+        let restarted = pods.starts().len();
+        let now = Instant::now();
+        let is_time = match self.next_kill {
+            Kill::Asked(before) => asked > before && watched.renewals() > 0,
+            Kill::Restarted(before) => restarted > before,
+            Kill::At(moment) => moment <= now,
+        };
+        if !is_time {
+            return;
+        }
+        daemon.kill();
+        self.kills += 1;
+        // Forty seconds is more than a round, and no multiple of one.
+        let later = now + Duration::from_secs(40);
+        self.next_kill = match self.kills % 3 {
+            0 => Kill::Asked(asked + 20),
+            1 => Kill::At(later),
+            _ => Kill::Restarted(restarted),
+        };
+    }
+
+    /// A scene begins shortly before a round comes due.
+    fn scene(&mut self, signer: &RemoteSigner, watched: &Watched) {
+        if let Some(scene) = &self.scene {
+            if scene.is_over(signer) {
+                scene.held_up_no_other(watched);
+                signer.behave(Mode::Signs);
+                self.scene = None;
+            }
+            return;
+        }
+        let due = watched.next_due() - OffsetDateTime::now_utc();
+        if watched.renewals() < self.round || due > Duration::from_secs(1) {
+            return;
+        }
+        let Round {
+            mode,
+            only,
+            seconds,
+        } = ROUNDS[self.round % ROUNDS.len()];
+        self.round += 1;
+        match only {
+            _ if mode == Mode::Signs => return,
+            None => signer.behave(mode),
+            Some(name) => signer.behave_for(name, mode),
+        }
+        self.scene = Some(Scene {
+            mode,
+            before: met(signer, mode),
+            only,
+            begin: OffsetDateTime::now_utc(),
+            end: Instant::now() + Duration::from_secs(seconds),
+        });
+    }
+}
+
+/// While the signer misbehaves.
+struct Scene {
+    mode: Mode,
+    /// How many requests had met this behaviour before.
+    before: usize,
+    only: Option<CertName>,
+    begin: OffsetDateTime,
+    end: Instant,
+}
+
+impl Scene {
+    /// A daemon that is just being started, or waits for a component, may ask a little later.
+    fn is_over(&self, signer: &RemoteSigner) -> bool {
+        let now = Instant::now();
+        let was_met = self.mode == Mode::Gone || met(signer, self.mode) > self.before;
+        self.end <= now && (was_met || self.end + PATIENCE <= now)
+    }
+
+    /// Others are renewed while one certificate cannot be had.
+    fn held_up_no_other(&self, watched: &Watched) {
+        let Some(only) = self.only else { return };
+        let is_new = |name: &CertName| watched.0[name].last().unwrap().at > self.begin;
+        let new: Vec<_> = RENEWED.into_iter().filter(is_new).collect();
+        assert!(new.len() > RENEWED.len() / 2, "{new:?}, without {only}");
+    }
+}
+
+fn met(signer: &RemoteSigner, mode: Mode) -> usize {
+    signer.met().get(&mode).copied().unwrap_or_default()
+}
+
+/// The daemon on a node.
+struct Daemon<'a> {
+    node: &'a ClusterNode,
+    process: Server,
+    /// How often it was started.
+    starts: usize,
+}
+
+impl<'a> Daemon<'a> {
+    fn start(node: &'a ClusterNode) -> Self {
+        Daemon {
+            node,
+            process: Self::run(node, 1),
+            starts: 1,
+        }
+    }
+
+    fn run(node: &ClusterNode, start: usize) -> Server {
+        let mut command = node.command(NODEPKI);
+        command.args(["--root", "/", "--verbose", "daemon"]);
+        Server::start(command, &node.dir().join(format!("nodepki-{start}.log")))
+    }
+
+    /// With SIGKILL, and starts it again.
+    fn kill(&mut self) {
+        self.process.signal(Signal::SIGKILL);
+        wait_until("the daemon is dead", || self.process.ended().is_some());
+        self.starts += 1;
+        self.process = Self::run(self.node, self.starts);
+    }
+
+    fn is_running(&mut self) {
+        if let Some(status) = self.process.ended() {
+            panic!("the daemon ended with {status}:\n{}", self.process.said());
+        }
+    }
+
+    /// With SIGTERM.
+    fn stop(&mut self) {
+        self.process.signal(Signal::SIGTERM);
+        wait_until("the daemon has ended", || self.process.ended().is_some());
+        let status = self.process.ended().unwrap();
+        assert!(status.success(), "{status}:\n{}", self.process.said());
+    }
+}
+
+/// What `issued.json` said from the start, certificate by certificate.
+#[derive(Default)]
+struct Watched(BTreeMap<CertName, Vec<Issued>>);
+
+#[derive(Deserialize)]
+struct Record {
+    certificates: BTreeMap<CertName, Issued>,
+}
+
+#[derive(Deserialize, Clone)]
+#[serde(rename_all = "snake_case")]
+struct Issued {
+    #[serde(with = "time::serde::rfc3339")]
+    at: OffsetDateTime,
+    #[serde(with = "time::serde::rfc3339")]
+    not_after: OffsetDateTime,
+    sha256: String,
+}
+
+impl Issued {
+    /// By the settings of this test.
+    fn due(&self) -> OffsetDateTime {
+        self.at + (self.not_after - self.at) / 2
+    }
+}
+
+impl Watched {
+    fn look(&mut self, node: &ClusterNode) {
+        let text = fs::read_to_string(node.path(ISSUED)).unwrap();
+        let record: Record = serde_json::from_str(&text).unwrap();
+        for (name, issued) in record.certificates {
+            let seen = self.0.entry(name).or_default();
+            if seen.last().is_none_or(|last| last.sha256 != issued.sha256) {
+                seen.push(issued);
+            }
+        }
+    }
+
+    /// How often each certificate was renewed at least.
+    fn renewals(&self) -> usize {
+        let each = self.0.iter().filter(|(name, _)| RENEWED.contains(name));
+        each.map(|(_, seen)| seen.len() - 1).min().unwrap_or(0)
+    }
+
+    /// When half of the certificates are due: one that could not be had for a while is out of step.
+    fn next_due(&self) -> OffsetDateTime {
+        let last = RENEWED.iter().filter_map(|name| self.0.get(name)?.last());
+        let mut due: Vec<_> = last.map(Issued::due).collect();
+        due.sort();
+        due[due.len() / 2]
+    }
+
+    fn table(&self) -> String {
+        let mut table = String::new();
+        for (name, seen) in &self.0 {
+            let left = seen.windows(2).map(|pair| pair[0].not_after - pair[1].at);
+            let least = left.min().unwrap_or_default().as_seconds_f64();
+            table += &format!(
+                "{name}: {} renewals, the latest {least:.1} s before the end\n",
+                seen.len() - 1
+            );
+        }
+        table
+    }
+
+    /// From due to installed, and from due to served.
+    fn delays(&self, seen: &Seen) -> String {
+        let mut installed = Vec::new();
+        for renewals in self.0.values() {
+            let pairs = renewals.windows(2);
+            installed.extend(pairs.map(|pair| (pair[1].at - pair[0].due()).as_seconds_f64()));
+        }
+        let mut text = format!("from due to installed: {}\n", spread(installed));
+        for (name, port) in SERVED {
+            let mut delays = Vec::new();
+            for pair in self.0[&name].windows(2) {
+                let first = seen.served[port]
+                    .iter()
+                    .find(|(_, of)| *of == pair[1].sha256);
+                let (at, _) =
+                    first.unwrap_or_else(|| panic!("a {name} was never served on :{port}"));
+                delays.push(at - unix(pair[0].due()));
+            }
+            text += &format!("from due to served on :{port}: {}\n", spread(delays));
+        }
+        text
+    }
+}
+
+fn unix(time: OffsetDateTime) -> f64 {
+    time.unix_timestamp_nanos() as f64 / 1e9
+}
+
+fn spread(mut seconds: Vec<f64>) -> String {
+    seconds.sort_by(f64::total_cmp);
+    format!(
+        "{} times, median {:.1} s, longest {:.1} s",
+        seconds.len(),
+        seconds[seconds.len() / 2],
+        seconds.last().unwrap()
+    )
+}
+
+/// The clients on a node.
+struct Load {
+    process: Server,
+    result: PathBuf,
+}
+
+/// What they saw; see `load.py`.
+#[derive(Deserialize)]
+struct Seen {
+    seconds: f64,
+    clients: BTreeMap<String, Client>,
+    /// Moments of renewal by component.
+    leases: BTreeMap<String, Vec<f64>>,
+    /// From when on which certificate by port.
+    served: BTreeMap<String, Vec<(f64, String)>>,
+    written: u64,
+    watched: u64,
+    torn: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Client {
+    requests: u64,
+    failures: Vec<(f64, String)>,
+    median: f64,
+    slowest: f64,
+}
+
+impl Load {
+    fn start(cluster: &Cluster, node: &ClusterNode) -> Self {
+        let admin = cluster.admin();
+        let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+        let request = json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1",
+            "spec": {"expirationSeconds": 3600}});
+        let mut token = Value::Null;
+        wait_until("there is a service account", || {
+            let (status, made) = admin.post(path, &request);
+            token = made["status"]["token"].clone();
+            status == 201
+        });
+        // The token's owner may watch, and no more.
+        let watcher = json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
+            "metadata": {"name": "load"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+            "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": "default"}]});
+        // kubeadm's last step, with which admin.conf gets its rights.
+        let administrators = json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
+            "metadata": {"name": "kubeadm:cluster-admins"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"kind": "Group", "name": "kubeadm:cluster-admins",
+                "apiGroup": "rbac.authorization.k8s.io"}]});
+        let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        let counter = json!({"kind": "ConfigMap", "apiVersion": "v1",
+            "metadata": {"name": format!("counter-{}", node.name())}, "data": {"count": "0"}});
+        for (path, object) in [
+            (bindings, watcher),
+            (bindings, administrators),
+            ("/api/v1/namespaces/default/configmaps", counter),
+        ] {
+            let (status, made) = admin.post(path, &object);
+            assert!(status == 201 || status == 409, "{made}");
+        }
+        node.write("/run/load/token", token.as_str().unwrap());
+        let mut python = node.command("python3");
+        python.args([LOAD, "/run/load/token", "/run/load/result"]);
+        Load {
+            process: Server::start(python, &node.dir().join("load.log")),
+            result: node.path("/run/load/result"),
+        }
+    }
+
+    fn end(mut self) -> Seen {
+        self.process.signal(Signal::SIGTERM);
+        wait_until("the clients have ended", || self.process.ended().is_some());
+        let result = fs::read(&self.result).unwrap_or_else(|_| panic!("{}", self.process.said()));
+        serde_json::from_slice(&result).unwrap()
+    }
+}
+
+impl Seen {
+    fn print(&self) {
+        let mut requests = 0;
+        for (name, client) in &self.clients {
+            println!(
+                "{name}: {} requests, {} failures, median {:.0} ms, slowest {:.0} ms",
+                client.requests,
+                client.failures.len(),
+                client.median * 1e3,
+                client.slowest * 1e3
+            );
+            requests += client.requests;
+        }
+        println!(
+            "{requests} requests in {:.0} s, {:.0} a second; {} of {} writes seen by the watch; {} moments between two files of a pair",
+            self.seconds,
+            requests as f64 / self.seconds,
+            self.watched,
+            self.written,
+            self.torn.len()
+        );
+        for (component, renewals) in &self.leases {
+            println!(
+                "{component}: its lease was renewed {} times, the longest pause is {:.1} s",
+                renewals.len(),
+                longest_pause(renewals)
+            );
+        }
+    }
+
+    fn nothing_failed(&self) {
+        for (name, client) in &self.clients {
+            assert!(
+                client.failures.is_empty(),
+                "{name}: {} failures: {:?}",
+                client.failures.len(),
+                &client.failures[..client.failures.len().min(10)]
+            );
+        }
+        assert!(self.torn.len() <= 3, "{:?}", self.torn);
+        assert_eq!(self.watched, self.written);
+        assert!(self.written > 100);
+        for (component, renewals) in &self.leases {
+            let pause = longest_pause(renewals);
+            assert!(pause < 30.0, "nobody was {component} for {pause:.0} s");
+        }
+    }
+}
+
+fn longest_pause(moments: &[f64]) -> f64 {
+    let pauses = moments.windows(2).map(|pair| pair[1] - pair[0]);
+    pauses.fold(0.0, f64::max)
+}
+
+/// The restarts, as many as there were renewals at least; what reads its certificates anew by itself had none.
+fn only_these_were_restarted(pods: &StaticPods, renewals: usize) -> Vec<Start> {
+    let starts = pods.starts();
+    for component in ["kube-controller-manager", "kube-scheduler"] {
+        let of = |start: &&Start| start.component == component && start.why == Why::Changed;
+        let restarts = starts.iter().filter(of);
+        let took: Vec<_> = restarts
+            .filter_map(|start| Some((start.ready? - start.at).as_secs_f64()))
+            .collect();
+        assert!(
+            took.len() >= renewals,
+            "{component}: {} restarts",
+            took.len()
+        );
+        println!("{component}: restarted and ready {}", spread(took));
+    }
+    for start in &starts {
+        let may = ["kube-controller-manager", "kube-scheduler"];
+        assert!(may.contains(&&*start.component), "{start:?}");
+        if start.why != Why::Changed {
+            println!("{}: started anew: {:?}", start.component, start.why);
+        }
+    }
+    starts
+}
+
+/// By OpenSSL, on the node.
+fn everything_verifies(node: &ClusterNode) {
+    let under = |authority: &str, files: &[String]| {
+        let authority = node.pki(authority);
+        let mut openssl = std::process::Command::new("openssl");
+        openssl
+            .args(["verify", "-CAfile"])
+            .arg(authority)
+            .args(files);
+        crate::node::Ran::of(&mut openssl).done();
+    };
+    let scratch = tempfile::tempdir().unwrap();
+    for name in RENEWED {
+        let authority = format!("{}.crt", name.authority().base_name());
+        let file = if name.is_kubeconfig() {
+            let text = fs::read_to_string(node.path(&format!("/etc/kubernetes/{name}"))).unwrap();
+            let current = nodepki::kubeconfig::Kubeconfig::parse(&text).unwrap();
+            let current = current.current().unwrap();
+            let file = scratch.path().join(name.as_str());
+            fs::write(&file, current.certificate.unwrap()).unwrap();
+            file
+        } else {
+            node.pki(name.base_name()).with_extension("crt")
+        };
+        under(&authority, &[file.display().to_string()]);
+    }
+}
+
+/// The real kubeadm's report.
+fn kubeadm_reads_it(node: &ClusterNode) {
+    let config = &kubeadm_configuration();
+    let table = node.kubeadm(&["certs", "check-expiration"], Some(config));
+    table.done().says_not("MISSING");
+    print!("{}", table.stdout);
+    let json = ["certs", "check-expiration", "--output", "json"];
+    let document = node.kubeadm(&json, Some(config));
+    let document: Value = serde_json::from_str(&document.done().stdout).unwrap();
+    assert_eq!(document["kind"], "CertificateExpirationInfo");
+    let rows = document["certificates"].as_array().unwrap();
+    assert_eq!(rows.len(), RENEWED.len());
+    for row in rows {
+        let name = row["name"].as_str().unwrap();
+        assert_eq!(row["externallyManaged"], json!(true), "{name}");
+        let left = row["residualTime"].as_i64().unwrap();
+        let life = LIFE.as_secs().try_into().unwrap();
+        assert!((1..=life).contains(&left), "{name}: {left} s");
+        assert!(table.stdout.contains(name), "{name}");
+    }
+}
+
+/// A namespace gets what kube-controller-manager gives it, a Pod is looked at by kube-scheduler.
+fn controllers_work(cluster: &Cluster) {
+    let admin = cluster.first().caller("/etc/kubernetes/admin.conf");
+    let namespace = json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "later"}});
+    assert_eq!(admin.post("/api/v1/namespaces", &namespace).0, 201);
+    wait_until(
+        "kube-controller-manager has furnished the namespace",
+        || {
+            admin
+                .get("/api/v1/namespaces/later/serviceaccounts/default")
+                .0
+                == 200
+        },
+    );
+    let pod = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "nowhere"},
+        "spec": {"containers": [{"name": "one", "image": "none"}]}});
+    assert_eq!(admin.post("/api/v1/namespaces/later/pods", &pod).0, 201);
+    wait_until("kube-scheduler has looked at the Pod", || {
+        let (_, pod) = admin.get("/api/v1/namespaces/later/pods/nowhere");
+        pod["status"]["conditions"][0]["type"] == "PodScheduled"
+    });
+}

@@ -1,0 +1,234 @@
+//! A signer outside of a node, which signs, fails, stalls, lies or is gone, as the test says from moment to moment.
+//!
+//! Owns: the socket, and what was answered when. Whoever asks does it by `tests/fixtures/remote-signer.sh`; certificates
+//! and lies are those of `tests/fixtures/bad-signer.sh`, made by OpenSSL in this process's namespaces, where the
+//! authorities' keys are.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use nodepki::names::CertName;
+use nodepki::signer::wire::SignRequest;
+
+use crate::signing::BAD_SIGNER;
+
+/// What is run on the node, with the path of the socket there as its first argument.
+pub(crate) const PLUGIN: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/fixtures/remote-signer.sh"
+);
+
+/// How often it looks at what it is told.
+const LOOK: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mode {
+    Signs,
+    /// Takes every request for HTTP 500.
+    Fails,
+    /// Takes connections and answers none of them.
+    Stalls,
+    /// Answers with a certificate that is wrong in one of the ways of `bad-signer.sh`.
+    Lies(&'static str),
+    /// Nobody listens.
+    Gone,
+}
+
+/// Signs from its start until it is dropped.
+pub(crate) struct RemoteSigner {
+    shared: Arc<Shared>,
+    stop: Arc<AtomicBool>,
+    server: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    socket: PathBuf,
+    authorities: PathBuf,
+    behaviour: Mutex<Behaviour>,
+    log: Mutex<Log>,
+}
+
+struct Behaviour {
+    all: Mode,
+    /// Where it behaves in another way for one certificate.
+    one: Option<(CertName, Mode)>,
+}
+
+#[derive(Default)]
+struct Log {
+    /// By request, since one that comes again gets what it got.
+    answers: BTreeMap<String, Vec<u8>>,
+    met: BTreeMap<Mode, usize>,
+}
+
+impl RemoteSigner {
+    /// Listens at `socket`, with `authorities` in kubeadm's layout.
+    pub(crate) fn start(socket: &Path, authorities: &Path) -> Self {
+        let shared = Arc::new(Shared {
+            socket: socket.to_owned(),
+            authorities: authorities.to_owned(),
+            behaviour: Mutex::new(Behaviour {
+                all: Mode::Signs,
+                one: None,
+            }),
+            log: Mutex::default(),
+        });
+        let stop = Arc::new(AtomicBool::new(false));
+        let (serving, stopped) = (Arc::clone(&shared), Arc::clone(&stop));
+        let server = thread::spawn(move || serve(&serving, &stopped));
+        RemoteSigner {
+            shared,
+            stop,
+            server: Some(server),
+        }
+    }
+
+    /// Behaves like this from now on, whatever the certificate.
+    pub(crate) fn behave(&self, mode: Mode) {
+        *self.shared.behaviour.lock().unwrap() = Behaviour {
+            all: mode,
+            one: None,
+        };
+    }
+
+    /// Signs all certificates but one.
+    pub(crate) fn behave_for(&self, name: CertName, mode: Mode) {
+        *self.shared.behaviour.lock().unwrap() = Behaviour {
+            all: Mode::Signs,
+            one: Some((name, mode)),
+        };
+    }
+
+    /// How many requests met each behaviour; who finds nobody is not seen.
+    pub(crate) fn met(&self) -> BTreeMap<Mode, usize> {
+        self.shared.log.lock().unwrap().met.clone()
+    }
+}
+
+impl Drop for RemoteSigner {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let server = self.server.take().unwrap();
+        if server.join().is_err() && !thread::panicking() {
+            panic!("the signer has panicked");
+        }
+    }
+}
+
+fn serve(shared: &Arc<Shared>, stop: &AtomicBool) {
+    let mut listener = None;
+    while !stop.load(Ordering::SeqCst) {
+        if shared.behaviour.lock().unwrap().all == Mode::Gone {
+            listener = None;
+            thread::sleep(LOOK);
+            continue;
+        }
+        let listening = listener.get_or_insert_with(|| {
+            let _ = std::fs::remove_file(&shared.socket);
+            let listener = UnixListener::bind(&shared.socket).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            listener
+        });
+        match listening.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false).unwrap();
+                let shared = Arc::clone(shared);
+                // Whoever asked may be dead before the answer.
+                thread::spawn(move || drop(exchange(&shared, stream)));
+            }
+            Err(_) => thread::sleep(LOOK),
+        }
+    }
+}
+
+/// One request, and the answer that is due to it.
+fn exchange(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
+    let (verb, body) = read(&stream)?;
+    let request = serde_json::from_slice::<SignRequest>(&body).ok();
+    let mode = shared.mode_for(request.as_ref());
+    *shared.log.lock().unwrap().met.entry(mode).or_default() += 1;
+    let (status, answer) = match mode {
+        Mode::Signs => match &request {
+            Some(request) => (200, shared.sign(request, &body)),
+            None => (200, shared.answer("good", &verb, &body)),
+        },
+        Mode::Fails | Mode::Gone => (500, Vec::new()),
+        Mode::Stalls => {
+            while shared.mode_for(request.as_ref()) == Mode::Stalls {
+                thread::sleep(LOOK);
+            }
+            return Ok(());
+        }
+        Mode::Lies(how) => (200, shared.answer(how, &verb, &body)),
+    };
+    let head = format!(
+        "HTTP/1.1 {status} Said\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        answer.len()
+    );
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(&answer)
+}
+
+/// The verb in the path, and the body.
+fn read(stream: &UnixStream) -> std::io::Result<(String, Vec<u8>)> {
+    let mut reader = BufReader::new(stream);
+    let (mut verb, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let line = line.trim_end().to_ascii_lowercase();
+        if let Some(path) = line.strip_prefix("post /") {
+            path.split(' ').next().unwrap().clone_into(&mut verb);
+        } else if let Some(value) = line.strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        } else if line.is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    Ok((verb, body))
+}
+
+impl Shared {
+    fn mode_for(&self, request: Option<&SignRequest>) -> Mode {
+        let behaviour = self.behaviour.lock().unwrap();
+        match (behaviour.one, request) {
+            (Some((name, mode)), Some(request)) if request.slot == name => mode,
+            _ => behaviour.all,
+        }
+    }
+
+    fn sign(&self, request: &SignRequest, body: &[u8]) -> Vec<u8> {
+        let id = &request.request_id;
+        if let Some(answer) = self.log.lock().unwrap().answers.get(id) {
+            return answer.clone();
+        }
+        let answer = self.answer("good", "sign", body);
+        let mut log = self.log.lock().unwrap();
+        log.answers.insert(id.clone(), answer.clone());
+        answer
+    }
+
+    fn answer(&self, how: &str, verb: &str, body: &[u8]) -> Vec<u8> {
+        let mut child = Command::new("/bin/bash")
+            .args([BAD_SIGNER, how])
+            .arg(&self.authorities)
+            .arg(verb)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(body).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "bad-signer.sh {how} {verb}");
+        output.stdout
+    }
+}
