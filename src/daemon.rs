@@ -1,7 +1,7 @@
 //! One loop around [`rotation::step`]: it sleeps until something is due, or happens.
 //!
 //! `wake` decides what is next and when, and is pure. The loop here does it. What happens around it (signals, files that
-//! others change, a clock that is set, a service manager that listens) is behind [`Surroundings`], so that the tests have
+//! others change, a clock that is set, a service manager that listens) is behind `Surroundings`, so that the tests have
 //! weeks pass in no time. Nothing is polled: while nothing is due the process is not woken, but for the watchdog's sake.
 //!
 //! A step may be dropped at any await: what must survive is on disk before it is acted on, so the next start goes on with

@@ -5,7 +5,7 @@
 //! 1. *What reloads by itself*: the certificate that is served must become the one on disk. Then hooks and units that
 //!    wait for that certificate are run.
 //! 2. *What must be restarted* (`components`): only while the API server and etcd are well, only in this node's turn
-//!    ([`lease`]), one component after the other. A static pod gets an annotation in its manifest, anything else a unit
+//!    (`lease`), one component after the other. A static pod gets an annotation in its manifest, anything else a unit
 //!    or a hook. The record goes once the component has proven itself: another process serves, it is healthy, and it
 //!    works with the new credential.
 //! 3. A component that does not come back gets its old files and one more restart. Then nothing is tried again until
@@ -15,7 +15,7 @@
 //! Below a root other than `/` nothing runs that could be restarted.
 //!
 //! This module restarts and asks; it makes and judges no certificate. A new way to restart something is one more case
-//! of `Means` in [`restart`].
+//! of `Means` in `restart`.
 
 mod lease;
 mod pod;

@@ -24,10 +24,14 @@ const LARGEST_MARGIN: f64 = 0.25;
 const EARLIEST: f64 = 0.5;
 /// The part of a window over which the nodes that wait for it are spread; the rest is for those that fail at first.
 const SPREAD: f64 = 0.5;
-/// The longest time between two tries, and between two renewals of one certificate.
+/// The longest time between two renewals of one certificate.
 const HOUR: Span = Span::hours(1);
-/// The shortest time between two tries.
+/// Between two tries: this part of what is left.
+const RETRY: f64 = 0.25;
+/// The shortest and the longest time between two tries. Tries that are much less than an outage apart meet each other
+/// after it: `tests/bench/fleet.rs` tells what ten thousand nodes make of these numbers.
 const SHORTEST_RETRY: Span = Span::seconds(5);
+const LONGEST_RETRY: Span = Span::hours(2);
 
 /// A share, from 0 to 100 in a hundred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -172,7 +176,7 @@ pub enum Due {
 pub fn due_at(life: &Life, rotation: &Rotation, node: &str) -> (OffsetDateTime, String) {
     let length = life.length();
     let words = length_in_words(length);
-    let jitter = part(length, rotation.jitter.share() * share_of_node(node));
+    let jitter = part(length, rotation.jitter.share() * share_of(node, ""));
     let by_rule = match rotation.renew_at {
         RenewAt::Share(percent) => life.issued_at + part(length, percent.share()),
         RenewAt::Before(before) => back(life.not_after, before),
@@ -243,7 +247,7 @@ pub fn in_window(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTi
     match next {
         Some((opens, length)) if opens < margin => Wait::Until {
             opens,
-            turn: (opens + part(length, SPREAD * share_of_node(node))).min(margin),
+            turn: (opens + part(length, SPREAD * share_of(node, ""))).min(margin),
         },
         Some((opens, _)) => Wait::No(Some(format!(
             "the next window opens at {}, too late for a certificate that ends at {}: it is renewed outside of any window",
@@ -259,14 +263,15 @@ pub fn in_window(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTi
 /// When to try again after a failure: the nearer the end, the sooner, and each node at its own time.
 pub fn retry_at(life: Option<&Life>, node: &str, now: OffsetDateTime) -> OffsetDateTime {
     let left = life.map_or(Span::ZERO, |life| life.not_after - now);
-    let wait = part(left, MARGIN).clamp(SHORTEST_RETRY, HOUR);
-    now + part(wait, 0.75 + share_of_node(node) / 2.0)
+    let wait = part(left, RETRY).clamp(SHORTEST_RETRY, LONGEST_RETRY);
+    // Not the share that it is due by: who is due late would be tried again early, and meet those who are due then.
+    now + part(wait, 0.5 + share_of(node, "retry") / 2.0)
 }
 
-/// From 0 to 1, the same for the same name and spread evenly over all names.
-fn share_of_node(node: &str) -> f64 {
-    let digest: [u8; 32] = Sha256::digest(node.as_bytes()).into();
-    let [a, b, c, d, ..] = digest;
+/// From 0 to 1, the same for the same name and spread evenly over all names; another one for each purpose.
+fn share_of(node: &str, purpose: &str) -> f64 {
+    let digest = Sha256::new().chain_update(node).chain_update(purpose);
+    let [a, b, c, d, ..] = <[u8; 32]>::from(digest.finalize());
     f64::from(u32::from_be_bytes([a, b, c, d])) / f64::from(u32::MAX)
 }
 

@@ -428,13 +428,13 @@ fn two_weeks_with_a_signer_that_fails_stalls_lies_and_comes_back() {
         How::Away,
     ];
     // A certificate is due with some eight and a half hours left, so every fault meets some renewals, and each of them
-    // has less than an hour to come about.
+    // has less than two hours to come about: the longest time between two tries.
     let script: Vec<_> = (1..42)
         .zip(faults.into_iter().cycle())
         .flat_map(|(shift, fault)| {
             [
                 (shift * 9 * HOUR, fault),
-                (shift * 9 * HOUR + 8 * HOUR, How::Signs),
+                (shift * 9 * HOUR + 7 * HOUR, How::Signs),
             ]
         })
         .collect();

@@ -91,6 +91,14 @@ impl Run<'_> {
                             names(&restart.causes)
                         );
                         self.tell(component, State::Waits, detail);
+                    } else if let (Means::Pod, Some(pod)) = (&means, &pod)
+                        && let Err(why) = pod.annotated("")
+                    {
+                        let detail = format!(
+                            "has to be restarted for {}, and its manifest cannot be annotated: {why}; restart it, or name a unit or hook on {component} under reload",
+                            names(&restart.causes)
+                        );
+                        self.tell(component, State::Waits, detail);
                     } else {
                         due.push((restart, pod, means));
                     }

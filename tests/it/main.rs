@@ -25,6 +25,7 @@ mod failures_crash;
 mod failures_found;
 mod failures_host;
 mod failures_signer;
+mod fleet;
 mod gateway;
 mod golden;
 mod http;

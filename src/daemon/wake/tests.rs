@@ -69,12 +69,12 @@ fn a_step_that_wants_itself_again_at_once_gets_a_breath() {
 
 #[test]
 fn the_remaining_life_sets_the_pace_of_what_serves() {
-    // What a step says goes; what says nothing is tried after a part of what is left, an hour at most.
+    // What a step says goes; what says nothing is tried after a part of what is left, two hours at most.
     for (left, least, most) in [
-        (60, 5, 8),
-        (600, 45, 75),
-        (10 * 3600, 45 * 60, 75 * 60),
-        (300 * 86_400, 45 * 60, 75 * 60),
+        (60, 7, 15),
+        (600, 75, 150),
+        (10 * 3600, 60 * 60, 120 * 60),
+        (300 * 86_400, 60 * 60, 120 * 60),
     ] {
         for failures in [1, 2, 9] {
             let mut agenda = agenda();

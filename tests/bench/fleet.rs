@@ -1,0 +1,265 @@
+//! A fleet of control-plane nodes in virtual time, by what decides on a real one: `schedule` and the daemon's agenda.
+//!
+//! Owns the fleet, its signer and the counting; has no rule of its own about when a node does anything. A request is a
+//! run of one node, which asks for all its certificates at once. The test `fleet` holds every [`Case`] against its goal,
+//! the benchmark `standing_by` prints them.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+
+use nodepki::daemon::wake::{Agenda, Ended, Next, Open};
+use nodepki::schedule::{self, Due, Life, Percent, Rotation, Window};
+use time::macros::datetime;
+use time::{Duration, OffsetDateTime};
+
+const NODES: u32 = 10_000;
+/// All of them boot within this time, one after the other. A Friday.
+const BOOT: Duration = Duration::HOUR;
+const START: OffsetDateTime = datetime!(2027-01-01 00:00 UTC);
+const DAY: Duration = Duration::DAY;
+const YEAR: Duration = Duration::days(365);
+
+/// A number of requests, how many of them were made in the busiest piece of time, and how many in an average one.
+#[derive(Clone, Copy)]
+pub(super) struct Load {
+    pub(super) requests: usize,
+    pub(super) peak: usize,
+    pub(super) mean: f64,
+}
+
+impl Load {
+    pub(super) fn ratio(&self) -> f64 {
+        self.peak as f64 / self.mean
+    }
+}
+
+/// What happens to a fleet, and what its signer sees of it.
+pub(super) struct Case {
+    pub(super) what: &'static str,
+    /// What a piece of time is.
+    pub(super) per: &'static str,
+    pub(super) load: Load,
+    /// The largest wanted peak, in means.
+    pub(super) goal: Option<f64>,
+}
+
+/// Everything that is simulated.
+pub(super) fn cases() -> Vec<Case> {
+    let goal = Some(3.0);
+    let minute = |what, load| Case {
+        what,
+        per: "minute",
+        load,
+        goal,
+    };
+    let mut cases = Vec::new();
+
+    let daily = Fleet::of(DAY);
+    let all = daily.run(10 * DAY);
+    // The slowest node renews for the first time before the fastest does for the second.
+    let first: Vec<_> = all.iter().copied().filter(|it| it.at < DAY).collect();
+    let wave = first[0].at..first[first.len() - 1].at;
+    let calm = load(&first, &wave, Duration::MINUTE);
+    let mean = calm.mean;
+    // What the same requests would be if they came evenly from one renewal to the next.
+    let interval = (wave.start + wave.end) / 2;
+    let spread = Load {
+        mean: calm.requests as f64 / (interval / Duration::MINUTE),
+        ..calm
+    };
+    cases.push(minute("24 h, first renewals", calm));
+    cases.push(Case {
+        goal: None,
+        ..minute("24 h, first renewals, mean from one to the next", spread)
+    });
+    cases.push(minute(
+        "24 h, a week later",
+        load(&all, &(7 * DAY..10 * DAY), Duration::MINUTE),
+    ));
+
+    let first = Fleet::of(YEAR).run(YEAR * 0.7);
+    let wave = first[0].at..first[first.len() - 1].at;
+    cases.push(Case {
+        per: "hour",
+        ..minute("1 y, first renewals", load(&first, &wave, Duration::HOUR))
+    });
+
+    // An hour without a signer, begun at several times of the wave; the worst counts.
+    let (mut during, mut after) = (Vec::new(), Vec::new());
+    for half_hours in 0..6 {
+        let begin = daily.first_due() + Duration::minutes(30) * half_hours;
+        let outage = begin..begin + Duration::HOUR;
+        let fleet = Fleet {
+            outage: Some(outage.clone()),
+            ..daily.clone()
+        };
+        let requests = fleet.run(DAY);
+        let of = |range: Range<Duration>| Load {
+            mean,
+            ..load(&requests, &range, Duration::MINUTE)
+        };
+        during.push(of(outage.clone()));
+        after.push(of(outage.end..DAY));
+    }
+    cases.push(minute("24 h, an hour's outage, during it", worst(during)));
+    cases.push(minute("24 h, an hour's outage, after it", worst(after)));
+
+    let window = "Sun 02:00-05:00";
+    let fleet = Fleet {
+        rotation: Rotation {
+            jitter: Percent::ZERO,
+            windows: vec![Window::weekly(window).unwrap()],
+            ..Rotation::default()
+        },
+        ..Fleet::of(YEAR)
+    };
+    let requests = fleet.run(YEAR * 0.7);
+    let opened = requests[0].at;
+    let half = opened..opened + Duration::minutes(90);
+    cases.push(minute(
+        "1 y, all due before one window of 3 h, mean of its first half",
+        load(&requests, &half, Duration::MINUTE),
+    ));
+    cases
+}
+
+fn worst(loads: Vec<Load>) -> Load {
+    loads
+        .into_iter()
+        .max_by(|one, other| one.ratio().total_cmp(&other.ratio()))
+        .unwrap()
+}
+
+fn load(requests: &[Request], range: &Range<Duration>, piece: Duration) -> Load {
+    let mut pieces = vec![0; ((range.end - range.start) / piece) as usize + 1];
+    for request in requests {
+        if range.contains(&request.at) || request.at == range.end {
+            pieces[((request.at - range.start) / piece) as usize] += 1;
+        }
+    }
+    let count = pieces.iter().sum::<usize>();
+    Load {
+        requests: count,
+        peak: pieces.into_iter().max().unwrap(),
+        mean: count as f64 / ((range.end - range.start) / piece),
+    }
+}
+
+/// What the signer sees.
+#[derive(Clone, Copy)]
+struct Request {
+    /// Since the first boot.
+    at: Duration,
+}
+
+#[derive(Clone)]
+struct Fleet {
+    lifetime: Duration,
+    rotation: Rotation,
+    /// Nobody signs then.
+    outage: Option<Range<Duration>>,
+}
+
+struct Node {
+    name: String,
+    life: Life,
+    agenda: Agenda,
+}
+
+impl Fleet {
+    fn of(lifetime: Duration) -> Self {
+        Fleet {
+            lifetime,
+            rotation: Rotation::default(),
+            outage: None,
+        }
+    }
+
+    fn boot(&self, number: u32) -> Node {
+        let name = format!("cp-{number}.example.com");
+        let now = START + BOOT * number / NODES;
+        Node {
+            life: self.life(now),
+            agenda: Agenda::new(&name, false, now, ran(now)),
+            name,
+        }
+    }
+
+    fn life(&self, issued_at: OffsetDateTime) -> Life {
+        Life {
+            issued_at,
+            not_after: issued_at + self.lifetime,
+        }
+    }
+
+    fn first_due(&self) -> Duration {
+        let nodes = (0..NODES).map(|number| self.boot(number));
+        let due = nodes.map(|node| schedule::due_at(&node.life, &self.rotation, &node.name).0);
+        due.min().unwrap() - START
+    }
+
+    /// All requests in order, until so long after the first boot.
+    fn run(&self, until: Duration) -> Vec<Request> {
+        let mut nodes: Vec<Node> = (0..NODES).map(|number| self.boot(number)).collect();
+        let mut alarms: BinaryHeap<_> = nodes
+            .iter()
+            .enumerate()
+            .map(|(index, node)| Reverse((node.life.issued_at, index)))
+            .collect();
+        let mut requests = Vec::new();
+        while let Some(Reverse((now, index))) = alarms.pop() {
+            if now > START + until {
+                break;
+            }
+            let node = &mut nodes[index];
+            loop {
+                match node.agenda.next(now, ran(now)) {
+                    Next::Step(_) => {
+                        let ended = self.step(node, now, &mut requests);
+                        node.agenda.stepped(ended, now);
+                    }
+                    Next::Sleep(alarm) => {
+                        alarms.push(Reverse((alarm.unwrap(), index)));
+                        break;
+                    }
+                    Next::Lists => panic!("there are none"),
+                }
+            }
+        }
+        requests
+    }
+
+    fn step(&self, node: &mut Node, now: OffsetDateTime, requests: &mut Vec<Request>) -> Ended {
+        let (mut next, mut open) = (None, None);
+        if let Due::Now { .. } = schedule::due(&node.life, &self.rotation, &node.name, now) {
+            assert!(now < node.life.not_after, "{} is late", node.name);
+            let at = now - START;
+            requests.push(Request { at });
+            if self.outage.as_ref().is_some_and(|it| it.contains(&at)) {
+                next = Some(schedule::retry_at(Some(&node.life), &node.name, now));
+                open = Some(Open::Trouble {
+                    what: "nobody answers".to_owned(),
+                    person: false,
+                });
+            } else {
+                node.life = self.life(now);
+            }
+        }
+        let next = next.unwrap_or_else(|| {
+            match schedule::due(&node.life, &self.rotation, &node.name, now) {
+                Due::Later { at } | Due::Waits { at, .. } => at,
+                Due::Now { .. } => panic!("what was just renewed is due"),
+            }
+        });
+        Ended {
+            next: Some(next),
+            ends: Some(node.life.not_after),
+            open,
+        }
+    }
+}
+
+fn ran(now: OffsetDateTime) -> std::time::Duration {
+    (now - START).unsigned_abs()
+}
