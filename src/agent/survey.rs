@@ -4,7 +4,6 @@ mod rotation;
 
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
@@ -16,7 +15,7 @@ use crate::assess::{
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
 use crate::signer::Current;
-use crate::store::{self, Root};
+use crate::store::{self, Obstacle, Root};
 use crate::x509::{
     Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, is_for_names,
     rfc3339,
@@ -397,11 +396,13 @@ impl Survey {
                         let (certificate, key) = (beside(&certificate), beside(&key));
                         let found = FoundCert {
                             chain: Found::read(
-                                read(root, &certificate)?.as_deref().map(Vec::as_slice),
+                                read_linked(root, &certificate)?
+                                    .as_deref()
+                                    .map(Vec::as_slice),
                                 Chain::from_pem,
                             ),
                             key: Found::read(
-                                read(root, &key)?.as_deref().map(Vec::as_slice),
+                                read_linked(root, &key)?.as_deref().map(Vec::as_slice),
                                 PrivateKey::from_pem,
                             ),
                             key_form_is_ours: true,
@@ -705,19 +706,30 @@ fn read(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::E
     Ok(root.read(path)?.map(|content| content.bytes))
 }
 
+/// A file that a kubeconfig names. A link in a circle leads nowhere, as one does whose target is gone.
+fn read_linked(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::Error> {
+    match read(root, path) {
+        Err(store::Error::Unsafe {
+            why: Obstacle::Loop,
+            ..
+        }) => Ok(None),
+        other => other,
+    }
+}
+
 /// The kubelet's client certificate in its own directory.
 fn read_store(root: &Root, dir: &Path) -> Result<OnDisk, store::Error> {
     let path = dir.join(KUBELET_CURRENT);
-    let current = match (root.link(&path)?, root.metadata(&path)?) {
-        (Some(target), _) => KubeletCurrent::Link(target),
-        (None, Some(_)) => KubeletCurrent::File,
-        (None, None) => KubeletCurrent::Nothing,
+    let current = match root.link(&path)? {
+        Some(target) => KubeletCurrent::Link(target),
+        None if root.metadata(&path)?.is_some() => KubeletCurrent::File,
+        None => KubeletCurrent::Nothing,
     };
     let Private { text, exposed } = match (read_private(root, &path), &current) {
         // A link in a circle leads nowhere, and another one may take its place.
         (
-            Err(store::Error::Io {
-                source: Errno::ELOOP,
+            Err(store::Error::Unsafe {
+                why: Obstacle::Loop,
                 ..
             }),
             KubeletCurrent::Link(_),

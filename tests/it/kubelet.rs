@@ -238,8 +238,8 @@ fn a_link_in_a_circle_is_mended() {
     symlink("kubelet-client-current.pem", node.path(LINK)).unwrap();
     node.plan()
         .done()
-        .row_says("kubelet.conf", "leads nowhere")
-        .row_says("apiserver", "kept");
+        .row_says("kubelet.conf", "issue")
+        .row_says("apiserver", "keep");
     node.ask().done();
     assert_layout(&node);
     others.unchanged(&node.etc());
