@@ -50,18 +50,27 @@ fn entry(mut datagram: &[u8]) -> Entry {
     let mut entry = Entry::new();
     while !datagram.is_empty() {
         let end = datagram.iter().position(|byte| *byte == b'\n').unwrap();
-        let name = std::str::from_utf8(&datagram[..end]).unwrap();
-        assert!(!name.contains('='), "{name}");
+        let line = std::str::from_utf8(&datagram[..end]).unwrap();
+        // Either `NAME=value`, or the name alone, the length of the value, and the value.
+        let (name, value) = match line.split_once('=') {
+            Some((name, value)) => {
+                datagram = &datagram[end + 1..];
+                (name, value)
+            }
+            None => {
+                let (length, rest) = datagram[end + 1..].split_at(8);
+                let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+                let value = std::str::from_utf8(&rest[..length]).unwrap();
+                assert_eq!(rest[length], b'\n');
+                datagram = &rest[length + 1..];
+                (line, value)
+            }
+        };
         assert!(
             name.bytes()
                 .all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == b'_'),
             "{name}"
         );
-        let (length, rest) = datagram[end + 1..].split_at(8);
-        let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
-        let value = std::str::from_utf8(&rest[..length]).unwrap();
-        assert_eq!(rest[length], b'\n');
-        datagram = &rest[length + 1..];
         let twice = entry.insert(name.to_owned(), value.to_owned());
         assert_eq!(twice, None, "{name} is there twice");
     }
@@ -116,7 +125,15 @@ fn certificates_are_told_with_id_and_fields() {
     // Nothing but the catalogue has an id, and every field of ours has our prefix.
     for entry in &entries {
         for name in entry.keys() {
-            let known = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "SYSLOG_IDENTIFIER"];
+            let known = [
+                "MESSAGE",
+                "MESSAGE_ID",
+                "PRIORITY",
+                "SYSLOG_IDENTIFIER",
+                "TARGET",
+                "CODE_FILE",
+                "CODE_LINE",
+            ];
             assert!(
                 name.starts_with("NODEPKI_") || known.contains(&name.as_str()),
                 "{name}"

@@ -1083,12 +1083,12 @@ fn a_directory_of_a_file_drop_writes_and_reads_without_following_links() {
         );
     }
     // A crash leaves an unfinished file; the next write replaces it, and no listing shows it.
-    fixture.write("/drop/out/.nodepki-new.apiserver.csr", "half", 0o600);
+    fixture.write("/drop/out/.nodepki-new.apiserver.csr~", "half", 0o600);
     assert_eq!(dir.list().unwrap(), ["apiserver.csr", "large", "link"]);
     dir.write_atomic("apiserver.csr", b"y", 0o640).unwrap();
     assert!(
         !fixture
-            .path("/drop/out/.nodepki-new.apiserver.csr")
+            .path("/drop/out/.nodepki-new.apiserver.csr~")
             .exists()
     );
     assert!(dir.remove("apiserver.csr").unwrap());
