@@ -98,18 +98,10 @@ impl From<Outcome> for Row {
     fn from(outcome: Outcome) -> Row {
         Row {
             name: outcome.what,
-            authority: None,
             action: outcome.state.as_str(),
             reasons: vec![outcome.detail],
-            subject: None,
-            sans: None,
-            key: None,
-            due: None,
-            not_after: None,
-            paths: Vec::new(),
-            signer: None,
-            carries: None,
             code: Some(outcome.state.code()).filter(|code| *code != ExitCode::Done),
+            ..Row::default()
         }
     }
 }

@@ -94,18 +94,10 @@ impl Row {
     pub fn failed(name: &str, failure: Failure) -> Row {
         Row {
             name: name.to_owned(),
-            authority: None,
             action: "failed",
             reasons: failure.messages,
-            subject: None,
-            sans: None,
-            key: None,
-            due: None,
-            not_after: None,
-            paths: Vec::new(),
-            signer: None,
-            carries: None,
             code: Some(failure.code),
+            ..Row::default()
         }
     }
 

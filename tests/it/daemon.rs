@@ -273,6 +273,17 @@ fn waiting(node: &Node) -> Vec<String> {
     keys
 }
 
+fn the_next_one_finishes_with_the_same_keys(node: &Node) {
+    node.signer_behaves();
+    let mut daemon = Daemon::start(node, None);
+    daemon.tells("STATUS=everything is in place");
+    daemon.stop();
+    node.assert_sound(&EVERYTHING);
+    for (slot, keys) in node.keys_seen() {
+        assert_eq!(keys.len(), 1, "{slot} was asked for with several keys");
+    }
+}
+
 #[test]
 fn a_stop_while_a_request_is_pending_loses_nothing() {
     let node = Node::new();
@@ -283,14 +294,7 @@ fn a_stop_while_a_request_is_pending_loses_nothing() {
     daemon.stop();
     let before = waiting(&node);
     assert_eq!(before.len(), EVERYTHING.len());
-    node.signer_behaves();
-    let mut daemon = Daemon::start(&node, None);
-    daemon.tells("STATUS=everything is in place");
-    daemon.stop();
-    node.assert_sound(&EVERYTHING);
-    for (slot, keys) in node.keys_seen() {
-        assert_eq!(keys.len(), 1, "{slot} was asked for with several keys");
-    }
+    the_next_one_finishes_with_the_same_keys(&node);
 }
 
 #[test]
@@ -303,14 +307,7 @@ fn kill_9_is_harmless() {
     daemon.signal(Signal::SIGKILL);
     daemon.child.wait().unwrap();
     drop(daemon);
-    node.signer_behaves();
-    let mut daemon = Daemon::start(&node, None);
-    daemon.tells("STATUS=everything is in place");
-    daemon.stop();
-    node.assert_sound(&EVERYTHING);
-    for (slot, keys) in node.keys_seen() {
-        assert_eq!(keys.len(), 1, "{slot} was asked for with several keys");
-    }
+    the_next_one_finishes_with_the_same_keys(&node);
 }
 
 #[test]

@@ -4,7 +4,6 @@
 use std::fs;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -415,49 +414,17 @@ fn shows_its_own_certificates(node: &ClusterNode) {
     assert_eq!(seen, json!("CN=front-proxy-client"));
 }
 
-/// Answers every request with the name in the certificate that it was shown. The API server keeps connections to it
-/// that it does not use, so one thread would not do.
-const TELLS_WHO_CAME: &str = r#"
-import http.server, ssl, sys
-
-port, authority = sys.argv[1:]
-pki = "/etc/kubernetes/pki/"
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        subject = dict(pair for name in self.connection.getpeercert()["subject"] for pair in name)
-        body = f"CN={subject['commonName']}".encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(pki + "apiserver.crt", pki + "apiserver.key")
-context.load_verify_locations(pki + authority)
-context.verify_mode = ssl.CERT_REQUIRED
-server = http.server.ThreadingHTTPServer(("", int(port)), Handler)
-server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-server.serve_forever()
-"#;
-
-/// A TLS server that demands a certificate of an authority and tells who came.
+/// A TLS server in the API server's own name that demands a certificate of an authority and tells who came.
 fn asks_for_certificates(node: &ClusterNode, port: &str, authority: &str) -> Server {
-    let mut python = node.command("python3");
-    python.args(["-c", TELLS_WHO_CAME, port, authority]);
-    let mut server = Server::start(python, &node.dir().join(format!("{port}.log")));
-    server.wait_until(Duration::from_secs(30), || server_accepts(node, port));
-    server
-}
-
-fn server_accepts(node: &ClusterNode, port: &str) -> bool {
-    let probe = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
-    node.command("bash")
-        .args(["-c", &probe])
-        .output()
-        .unwrap()
-        .status
-        .success()
+    let pki = |file: &str| format!("/etc/kubernetes/pki/{file}");
+    node.tells_who_came(
+        port,
+        [
+            &pki("apiserver.crt"),
+            &pki("apiserver.key"),
+            &pki(authority),
+        ],
+    )
 }
 
 /// The first node's controllers end, and those of the second do their work.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -472,40 +473,9 @@ fn the_serving_certificate_is_the_kubelets_default_pair() {
     assert_eq!(node.read(&certificate), before);
 }
 
-/// Answers every request with the name in the certificate that it was shown.
-const SERVES: &str = r#"
-import http.server, ssl, sys
-
-certificate, key = sys.argv[1:]
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        subject = dict(pair for name in self.connection.getpeercert()["subject"] for pair in name)
-        body = f"CN={subject['commonName']}".encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(certificate, key)
-context.load_verify_locations("/etc/kubernetes/pki/ca.crt")
-context.verify_mode = ssl.CERT_REQUIRED
-server = http.server.ThreadingHTTPServer(("", 10250), Handler)
-server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-server.serve_forever()
-"#;
-
 /// A server in the kubelet's place, with a pair of the node's.
 fn stands_for_kubelet(node: &ClusterNode, certificate: &str, key: &str) -> Server {
-    let mut python = node.command("python3");
-    python.args(["-c", SERVES, certificate, key]);
-    let mut server = Server::start(python, &node.dir().join("10250.log"));
-    server.wait_until(Duration::from_secs(60), || {
-        let probe = "exec 3<>/dev/tcp/127.0.0.1/10250";
-        node.run("bash", &["-c", probe]).code == Some(0)
-    });
-    server
+    node.tells_who_came("10250", [certificate, key, "/etc/kubernetes/pki/ca.crt"])
 }
 
 /// A worker that was prepared with these settings of the kubelet's; people sign.
@@ -542,33 +512,40 @@ fn worker(cluster: &Cluster, name: &str, address: &str, kubelet: &str) -> Cluste
     node
 }
 
-/// What the real kubelet says until it finds that there is no container runtime: its certificates come before that.
-fn kubelet_says(node: &ClusterNode) -> String {
+/// What the real kubelet says until it has said `last`. Its container runtime takes a connection and never answers, so
+/// that it waits there while another of its threads looks at its certificate.
+fn kubelet_says(node: &ClusterNode, last: &str) -> String {
+    const RUNTIME: &str = "/run/cri.sock";
     node.write(
         "/var/lib/kubelet/config.yaml",
-        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nrotateCertificates: true\n\
-         authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}}\n\
-         authorization: {mode: AlwaysAllow}\ncontainerRuntimeEndpoint: unix:///run/none.sock\nfailSwapOn: false\n\
-         failCgroupV1: false\n",
+        &format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nrotateCertificates: true\n\
+             authentication: {{anonymous: {{enabled: false}}, webhook: {{enabled: false}}, x509: {{clientCAFile: /etc/kubernetes/pki/ca.crt}}}}\n\
+             authorization: {{mode: AlwaysAllow}}\ncontainerRuntimeEndpoint: unix://{RUNTIME}\nfailSwapOn: false\n\
+             failCgroupV1: false\n"
+        ),
     );
-    let kubelet = bin("kubelet");
-    let name = format!("--hostname-override={}", node.name());
-    let arguments = [
-        "--kubeconfig",
-        CONF,
-        "--config",
-        "/var/lib/kubelet/config.yaml",
-        "--v=3",
-        &name,
-    ];
-    let said = node.run(kubelet.to_str().unwrap(), &arguments).said();
-    assert!(said.contains("validate CRI v1 runtime API"), "{said}");
+    let socket = node.path(RUNTIME);
+    let _ = fs::remove_file(&socket);
+    let _runtime = UnixListener::bind(&socket).unwrap();
+    let mut kubelet = node.command(bin("kubelet").to_str().unwrap());
+    kubelet.args(["--kubeconfig", CONF, "--v=3"]);
+    kubelet.args(["--config", "/var/lib/kubelet/config.yaml"]);
+    kubelet.arg(format!("--hostname-override={}", node.name()));
+    let log = node.dir().join("kubelet.log");
+    let mut kubelet = Server::start(kubelet, &log);
+    let mut said = String::new();
+    kubelet.wait_until(Duration::from_secs(60), || {
+        said = fs::read_to_string(&log).unwrap();
+        said.contains(last)
+    });
     said
 }
 
 #[test]
 fn the_real_kubelet_goes_on_from_there() {
     const LOADED: &str = "\"Loading cert/key pair from a file\" filePath=\"/var/lib/kubelet/pki/kubelet-client-current.pem\"";
+    const CONTENT: &str = "Waiting for next certificate rotation";
     let cluster = cluster();
     let node = worker(
         cluster,
@@ -577,10 +554,9 @@ fn the_real_kubelet_goes_on_from_there() {
         "{clientCertificate: file, serving: true}",
     );
     let serving = fs::read(node.path(PKI).join("kubelet.crt")).unwrap();
-    let said = kubelet_says(&node);
+    let said = kubelet_says(&node, CONTENT);
     for (words, expected) in [
         (LOADED, true),
-        ("Waiting for next certificate rotation", true),
         ("Rotating certificates", false),
         ("Using self-signed cert", false),
     ] {
@@ -597,8 +573,7 @@ fn the_real_kubelet_goes_on_from_there() {
 
     // From kubelet.conf it copies the certificate and wants another one at once; then it is by file here, too.
     let node = worker(cluster, "k2", "192.0.2.62", "{}");
-    let said = kubelet_says(&node);
-    assert!(said.contains("Rotating certificates"), "{said}");
+    kubelet_says(&node, "Rotating certificates");
     let target = fs::read_link(node.path(LINK)).unwrap();
     assert!(target.starts_with(PKI), "{target:?}");
     node.nodepki(&["bootstrap", "--wait", "0s"])
@@ -610,7 +585,7 @@ fn the_real_kubelet_goes_on_from_there() {
         "{text}"
     );
     assert_eq!(fs::read_link(node.path(LINK)).unwrap(), target);
-    let said = kubelet_says(&node);
+    let said = kubelet_says(&node, CONTENT);
     assert!(said.contains(LOADED), "{said}");
     assert!(!said.contains("Rotating certificates"), "{said}");
 }

@@ -370,6 +370,18 @@ impl ClusterNode {
         std::mem::take(&mut *self.components.lock().unwrap())
     }
 
+    /// A TLS server with this certificate and key, which demands one of this authority and tells who came.
+    pub(crate) fn tells_who_came(&self, port: &str, files: [&str; 3]) -> Server {
+        let mut python = self.command("python3");
+        python.args(["-c", TELLS_WHO_CAME, port]).args(files);
+        let mut server = Server::start(python, &self.dir.join(format!("{port}.log")));
+        let probe = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
+        server.wait_until(Duration::from_secs(60), || {
+            self.run("bash", &["-c", &probe]).code == Some(0)
+        });
+        server
+    }
+
     /// Tells the API what the node's kubelet would: the Node, and the Pod of etcd, by which kubeadm finds its members.
     fn register(&self, admin: &Caller<'_>) {
         let name = &self.name;
@@ -464,6 +476,31 @@ impl ClusterNode {
         }
     }
 }
+
+/// Answers every request with the name in the certificate that it was shown. The API server keeps connections that it
+/// does not use, so one thread would not do.
+const TELLS_WHO_CAME: &str = r#"
+import http.server, ssl, sys
+
+port, certificate, key, authority = sys.argv[1:]
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        subject = dict(pair for name in self.connection.getpeercert()["subject"] for pair in name)
+        body = f"CN={subject['commonName']}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(certificate, key)
+context.load_verify_locations(authority)
+context.verify_mode = ssl.CERT_REQUIRED
+server = http.server.ThreadingHTTPServer(("", int(port)), Handler)
+server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+server.serve_forever()
+"#;
 
 /// Somebody at the API: curl, on a node.
 pub(crate) struct Caller<'a> {
