@@ -50,6 +50,7 @@ mod packaging;
 mod readme;
 #[cfg(feature = "failpoints")]
 mod reload;
+mod reload_turns;
 mod renew;
 mod rig;
 mod rotation_cluster;
