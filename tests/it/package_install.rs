@@ -14,6 +14,8 @@ use crate::packages::{directory, file, one_in, program, said};
 
 const CONFIG: &str = "etc/nodepki/config.yaml";
 const OWN: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nwait: 5m\n";
+/// Settings that change nothing.
+const BY_HAND: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n# By hand.\n";
 /// What the default configuration of the next revision says more.
 const NEWS: &str = "# More of the next revision.\n";
 const UNITS: [&str; 4] = [
@@ -121,9 +123,9 @@ impl Root {
         );
         assert!(self.has("etc/systemd/system/multi-user.target.wants/nodepki-bootstrap.service"));
         for file in KEPT {
-            self.write(file, "by hand");
+            self.write(file, BY_HAND);
         }
-        self.write(STATE, "by hand");
+        self.write(STATE, BY_HAND);
     }
 
     #[track_caller]
@@ -171,7 +173,7 @@ impl Root {
         let left = self.run("find \"$root/usr\" -name '*nodepki*'");
         assert_eq!(left, "");
         for file in KEPT {
-            assert_eq!(self.read(file), "by hand", "{file}");
+            assert_eq!(self.read(file), BY_HAND, "{file}");
         }
     }
 }
@@ -246,7 +248,7 @@ fn a_deb_comes_and_goes_and_leaves_what_is_not_its_own() {
     root.dpkg("--remove nodepki");
     root.assert_removed();
     assert_eq!(root.read(CONFIG), OWN);
-    assert_eq!(root.read(STATE), "by hand");
+    assert_eq!(root.read(STATE), BY_HAND);
 
     root.dpkg("--purge nodepki");
     root.assert_removed();
@@ -297,7 +299,7 @@ fn an_rpm_comes_and_goes_and_leaves_what_is_not_its_own() {
     root.assert_nothing_enabled();
     assert!(!root.has(CONFIG));
     assert_eq!(root.read("etc/nodepki/config.yaml.rpmsave"), OWN);
-    assert_eq!(root.read(STATE), "by hand");
+    assert_eq!(root.read(STATE), BY_HAND);
 }
 
 /// For everything else: unpacked into a root, it is all there.
