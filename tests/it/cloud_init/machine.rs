@@ -24,6 +24,9 @@ network: {config: disabled}
 system_info: {distro: debian, paths: {cloud_dir: /var/lib/cloud/, templates_dir: /etc/cloud/templates/}}
 ";
 
+/// The one that Debian's cloud-init runs with, and has its modules in.
+const PYTHON: &str = "/usr/bin/python3";
+
 /// What systemd makes of the unit, and `nodepki bootstrap` of its exit status.
 const SYSTEMCTL: &str = r#"
 case "$*" in
@@ -57,7 +60,7 @@ fn packages() -> PathBuf {
 /// `cloud-init` on this machine, for what changes nothing: once for each of the argument lists.
 pub(super) fn cloud_init(runs: &[String]) -> Ran {
     Ran::of(
-        Command::new("python3")
+        Command::new(PYTHON)
             .arg(format!("{FIXTURES}/cloud_init.py"))
             .args(runs)
             .env("PYTHONPATH", packages()),
@@ -200,7 +203,7 @@ impl Machine {
         ];
         let _ = fs::remove_file(self.path("calls"));
         let program = format!("{FIXTURES}/cloud_init.py");
-        let ran = self.run(["python3", &program].iter().chain(&stages));
+        let ran = self.run([PYTHON, &program].iter().chain(&stages));
         let status = ran
             .stdout
             .lines()
