@@ -152,12 +152,15 @@ fn a_release_keeps_to_its_budget() {
         .filter(|(key, value)| **value > budget[**key] * TOLERATED)
         .collect();
     assert!(over.is_empty(), "over packaging/budget.toml: {over:?}");
+    // A size that has shrunk is worth keeping. What is resident or takes time also depends on the machine.
     let loose: Vec<_> = seen
         .iter()
-        .filter(|(key, value)| !key.ends_with("_cpu") && **value < budget[**key] * 0.75)
+        .filter(|(key, value)| {
+            ["program", "deb", "rpm"].contains(*key) && **value < budget[**key] * 0.8
+        })
         .collect();
     assert!(
         loose.is_empty(),
-        "far below packaging/budget.toml, which should be mended: {loose:?}"
+        "far below packaging/budget.toml, which is to be mended: {loose:?}"
     );
 }
