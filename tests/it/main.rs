@@ -70,3 +70,4 @@ mod store;
 #[cfg(feature = "failpoints")]
 mod store_crash;
 mod store_system;
+mod systemd_units;
