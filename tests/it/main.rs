@@ -14,6 +14,7 @@ mod bootstrap_kubeadm;
 mod capi;
 mod certs;
 mod cloud_init;
+mod confine;
 mod crl;
 mod daemon;
 mod discovery;
