@@ -314,7 +314,7 @@ impl Loaded {
                 yaml::to_json(document),
             ));
         }
-        let init = self.init.as_ref()?;
+        let init = self.init.as_ref().filter(|_| self.join.is_none())?;
         let defaults = serde_json::json!({
             "apiVersion": "kubeadm.k8s.io/v1beta4",
             "kind": "ClusterConfiguration",

@@ -25,14 +25,23 @@ pub fn resolve(
     let cluster = loaded.cluster();
     let running = host.running.as_ref();
     let settled = running.filter(|running| running.settled);
+    if let (Some(init), Some(join)) = (&loaded.init, &loaded.join) {
+        let message = format!(
+            "a JoinConfiguration and an InitConfiguration (at {}) are both given",
+            init.document.place
+        );
+        let keep =
+            "keep the InitConfiguration on the first node and the JoinConfiguration on every other";
+        // `kubeadm join` reads the one file and none of the other, which Cluster API may give a joining node for the
+        // ClusterConfiguration in it.
+        faults.push(if init.document.place.file == join.document.place.file {
+            join.document.error(message, keep)
+        } else {
+            let message = format!("{message}; the node joins, and the other is not used");
+            join.document.warning(message, keep)
+        });
+    }
     let (role, input) = match (&loaded.init, &loaded.join) {
-        (Some(init), Some(join)) => {
-            faults.push(join.document.error(
-                format!("a JoinConfiguration and an InitConfiguration (at {}) are both given", init.document.place),
-                "keep the InitConfiguration on the first node and the JoinConfiguration on every other",
-            ));
-            (Role::Join, Some(join))
-        }
         (_, Some(join)) if join.control_plane.is_some() => (Role::Join, Some(join)),
         (_, Some(join)) => (Role::Worker, Some(join)),
         (Some(init), None) => (Role::Init, Some(init)),
