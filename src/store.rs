@@ -45,9 +45,11 @@ mod issued;
 mod journal;
 mod lock;
 mod pending;
+mod recover;
 mod restarts;
 mod root;
 mod sync;
+mod target;
 
 use std::path::Path;
 
@@ -55,12 +57,13 @@ use time::OffsetDateTime;
 use time::macros::format_description;
 
 pub use changes::AuthorityChange;
-pub use commit::{Commit, Committed, Mode, Recovery};
+pub use commit::{Commit, Committed, Mode};
 pub use dir::{Content, Dir, FileKind, Metadata};
 pub use error::{Class, Error, Note, Obstacle};
 pub use issued::Issued;
 pub use lock::Locked;
 pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket};
+pub use recover::Recovery;
 pub use restarts::{Changed, Previous, Restart, RestartState, Unsettled};
 pub use root::Root;
 

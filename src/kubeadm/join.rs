@@ -9,7 +9,8 @@ use std::str::FromStr;
 
 use zeroize::Zeroizing;
 
-use super::{Api, Endpoint, absolute, endpoint, filled, section};
+use super::documents::{absolute, endpoint, filled, section};
+use super::{Api, Endpoint};
 use crate::yaml::{Field, Map};
 
 const TOKEN_FIX: &str = "write the token as `kubeadm token create` prints it, 6 characters, a dot and 16 characters of a-z and 0-9";

@@ -270,6 +270,31 @@ fn a_worker_needs_a_name_and_an_endpoint() {
     );
 }
 
+/// Cluster API's proposal gives a joining node the files of both, since the ClusterConfiguration is in the first.
+#[test]
+fn a_joining_node_has_the_first_nodes_file_beside_its_own() {
+    let first = format!("{INIT}---\n{CLUSTER}controlPlaneEndpoint: x\n");
+    let resolve =
+        |sources: &[(&str, &str)]| resolve(&load(sources), &host(), &Overrides::default());
+    let sources = [("init.yaml", first.as_str()), ("join.yaml", JOIN)];
+    for sources in [sources, [sources[1], sources[0]]] {
+        let resolved = resolve(&sources).unwrap();
+        assert_eq!(resolved.node.role, Role::Join);
+        assert_eq!(resolved.node.name.as_str(), "cp2");
+        assert!(resolved.cluster.is_some());
+        assert_eq!(
+            texts(&resolved.warnings),
+            [
+                "join.yaml:1:1: a JoinConfiguration and an InitConfiguration (at init.yaml:1:1) are both given; the node joins, \
+                 and the other is not used (keep the InitConfiguration on the first node and the JoinConfiguration on every other)"
+            ]
+        );
+    }
+    // An InitConfiguration alone stands for kubeadm's defaults, but not on a node that joins.
+    let loaded = load(&[("init.yaml", INIT), ("join.yaml", JOIN)]);
+    assert_eq!(loaded.cluster_document(), None);
+}
+
 #[test]
 fn documents_that_do_not_fit_together() {
     let cases = [

@@ -1,7 +1,7 @@
-//! Commit and recover. The protocol is told in the header of `store.rs`.
+//! Commit. The protocol is told in the header of `store.rs`.
 
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -11,21 +11,18 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode as Bits, fchmod};
 use nix::unistd::{Gid, Uid, fchown};
 use rustix::fs::{XattrFlags, fgetxattr, flistxattr, fsetxattr};
-use serde::{Deserialize, Serialize};
-use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::dir::{Dir, Metadata, READ, errno_from, is_unfinished, single, unfinished};
+use super::dir::{Dir, Metadata, READ, errno_from, unfinished};
 use super::error::{Error, Note, Obstacle};
 use super::issued::{self, ISSUED, Issued};
 use super::journal::{Entry, JOURNAL, Journal, Kept, Secret, identity_of_link};
 use super::pending::{self, Slot};
+use super::recover::{STAGING, Staging};
 use super::restarts::{self, Amendment, RESTARTS, Unsettled};
-use super::{Locked, READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sha256, sync};
+use super::target::{Change, New, Place, Plan, Step, Target};
+use super::{STATE_DIR, Store, failpoint, sha256, sync};
 use crate::names::CertName;
-
-/// Which directories hold unfinished files, in the state directory.
-const STAGING: &str = "staging.json";
 
 /// Permission bits of a file that is written.
 ///
@@ -203,36 +200,6 @@ pub struct Committed {
     pub unchanged: Vec<PathBuf>,
     /// What is worth telling.
     pub notes: Vec<Note>,
-}
-
-/// What was found and done at the start. Paths are those on the node.
-#[derive(Debug, Default)]
-pub struct Recovery {
-    /// Files of an interrupted commit that were put in place now.
-    pub finished: Vec<PathBuf>,
-    /// Files that an interrupted commit had decided to remove, and that were removed now.
-    pub removed: Vec<PathBuf>,
-    /// Files of an interrupted commit that somebody else has changed since; left as they are.
-    pub superseded: Vec<PathBuf>,
-    /// Unfinished files that were removed. Nothing had been decided about them.
-    pub swept: Vec<PathBuf>,
-    /// What else is worth telling.
-    pub notes: Vec<Note>,
-}
-
-impl Root {
-    /// True when an interrupted commit waits for [`Locked::recover`]. Reads only.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn has_unfinished(&self) -> Result<bool, Error> {
-        for name in [JOURNAL, STAGING] {
-            if self.metadata(format!("{STATE_DIR}/{name}"))?.is_some() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
 }
 
 impl Store {
@@ -467,7 +434,12 @@ impl Store {
     }
 
     /// From the point of commit on: the renames and removals, and the end of the slots and of the journal.
-    fn finish(&self, dirs: &[Place], steps: &[Step], journal: &Journal) -> Result<(), Error> {
+    pub(super) fn finish(
+        &self,
+        dirs: &[Place],
+        steps: &[Step],
+        journal: &Journal,
+    ) -> Result<(), Error> {
         if !journal.entries.is_empty() {
             failpoint("commit:journalled", self.state.path())?;
             self.state.sync()?;
@@ -524,7 +496,7 @@ impl Store {
     }
 
     /// The last step: nothing unfinished is left anywhere.
-    fn close(&self) -> Result<(), Error> {
+    pub(super) fn close(&self) -> Result<(), Error> {
         if self.state.unlink(OsStr::new(STAGING))? {
             failpoint("finish:record-removed", self.state.path())?;
         }
@@ -639,506 +611,11 @@ impl Store {
     }
 }
 
-impl Locked {
-    /// Finishes what an interrupted run had decided, removes what it had not, and gives the right to write.
-    ///
-    /// # Errors
-    /// [`Error::Unfinished`] when something is in the way again, [`Error::JournalDamaged`] when the interrupted run
-    /// cannot be finished; the next call then goes on without its journal.
-    pub fn recover(self, now: OffsetDateTime) -> Result<(Store, Recovery), Error> {
-        let Locked {
-            root,
-            state,
-            lock,
-            notes,
-        } = self;
-        let store = Store {
-            root,
-            state,
-            unfinished: false,
-            _lock: lock,
-        };
-        let mut recovery = Recovery {
-            notes,
-            ..Recovery::default()
-        };
-        if let Some(journal) = Journal::load(&store.state, || store.aside(), now)? {
-            failpoint("recover:journal-read", store.state.path())?;
-            store
-                .roll_forward(journal, now, &mut recovery)
-                .map_err(|error| Error::Unfinished(Box::new(error)))?;
-        }
-        store.sweep(&mut recovery)?;
-        Ok((store, recovery))
-    }
-}
-
-impl Store {
-    fn roll_forward(
-        &self,
-        journal: Journal,
-        now: OffsetDateTime,
-        recovery: &mut Recovery,
-    ) -> Result<(), Error> {
-        let mut plan = Plan::default();
-        let mut found = Vec::with_capacity(journal.entries.len());
-        for entry in &journal.entries {
-            let place = plan.place(&self.root, &entry.path)?;
-            let target = match entry.link() {
-                Some(_) => Target::look_at_link(plan.dirs.get(place.dir), &place.name)?,
-                None => Target::look(plan.dirs.get(place.dir), &place.name)?,
-            };
-            found.push((place, State::of(entry, target.as_ref()), target));
-        }
-        let mut given_up = Vec::new();
-        for kept in &journal.kept {
-            let place = plan.place(&self.root, &kept.path)?;
-            let target = match kept.is_link() {
-                true => Target::look_at_link(plan.dirs.get(place.dir), &place.name)?,
-                false => Target::look(plan.dirs.get(place.dir), &place.name)?,
-            };
-            if target.is_none_or(|target| target.identity() != kept.sha256) {
-                given_up.push(kept.group);
-            }
-        }
-        let group_has = |group: usize, state: State| {
-            journal
-                .entries
-                .iter()
-                .zip(&found)
-                .any(|(entry, (_, is, _))| entry.group == group && *is == state)
-        };
-        for entry in &journal.entries {
-            // Nothing of ours is there yet: whoever changed the group since has the last word.
-            if group_has(entry.group, State::Foreign) && !group_has(entry.group, State::New) {
-                given_up.push(entry.group);
-            }
-        }
-
-        let mut made = Vec::new();
-        let mut staged = Vec::new();
-        for (entry, (place, state, target)) in journal.entries.iter().zip(found) {
-            if given_up.contains(&entry.group) {
-                recovery.superseded.push(entry.path.clone());
-                continue;
-            }
-            if state == State::New {
-                continue;
-            }
-            if let Some(to) = entry.link() {
-                // Somebody's link is as whole as ours: whoever was last has the last word.
-                if state == State::Foreign {
-                    recovery.superseded.push(entry.path.clone());
-                    continue;
-                }
-                if let Some(target) = &target {
-                    target.may_go(&mut recovery.notes)?;
-                }
-                let dir = plan.make(&self.root, place.dir, &mut made)?;
-                failpoint("recover:staged-one", dir.path().join(&place.name))?;
-                dir.create_link(&unfinished(&place.name), to)?;
-                recovery.finished.push(entry.path.clone());
-                plan.steps.push(Step {
-                    place,
-                    group: entry.group,
-                    removes: false,
-                });
-                continue;
-            }
-            let Some(content) = &entry.content else {
-                if state == State::Foreign {
-                    recovery.superseded.push(entry.path.clone());
-                    continue;
-                }
-                if let Some(target) = &target {
-                    target.may_go(&mut recovery.notes)?;
-                }
-                recovery.removed.push(entry.path.clone());
-                plan.steps.push(Step {
-                    place,
-                    group: entry.group,
-                    removes: true,
-                });
-                continue;
-            };
-            let dir = plan.make(&self.root, place.dir, &mut made)?;
-            if let Some(target) = &target {
-                if target.metadata.immutable {
-                    return Err(Error::obstacle(&target.path, Obstacle::Immutable));
-                }
-                if state == State::Foreign {
-                    recovery
-                        .notes
-                        .push(keep_copy(dir, &place.name, &target.path, now)?);
-                }
-            }
-            failpoint("recover:staged-one", dir.path().join(&place.name))?;
-            let file = stage_again(dir, &place.name, &content.0)?;
-            inherit(
-                dir,
-                &place.name,
-                &file,
-                target.as_ref().map(|target| &target.metadata),
-                entry.mode,
-            )?;
-            staged.push((dir.path().join(&place.name), file));
-            recovery.finished.push(entry.path.clone());
-            plan.steps.push(Step {
-                place,
-                group: entry.group,
-                removes: false,
-            });
-        }
-        let files: Vec<BorrowedFd<'_>> = staged.iter().map(|(_, file)| file.as_fd()).collect();
-        sync::all(&files).map_err(|(index, errno)| {
-            let path = staged
-                .get(index)
-                .map_or(self.state.path(), |(path, _)| path);
-            Error::io("write", path, errno)
-        })?;
-        for path in &made {
-            self.root.sync_parent(path)?;
-        }
-        failpoint("recover:staged", self.state.path())?;
-        self.finish(&plan.dirs, &plan.steps, &journal)
-    }
-
-    /// Removes unfinished files where the record says that there may be some.
-    fn sweep(&self, recovery: &mut Recovery) -> Result<(), Error> {
-        let mut sweep = |dir: &Dir, path: &Path| -> Result<(), Error> {
-            for name in dir.names()?.iter().filter(|name| is_unfinished(name)) {
-                failpoint("recover:swept-one", dir.path().join(name))?;
-                if pending::is_slot_dir(dir, name)? {
-                    dir.remove_dir(name)?;
-                } else {
-                    dir.unlink(name)?;
-                }
-                recovery.swept.push(path.join(name));
-            }
-            Ok(())
-        };
-        sweep(&self.state, Path::new(STATE_DIR))?;
-        if let Some(pending) = self.state.open_dir(OsStr::new(pending::PENDING))? {
-            sweep(&pending, &Path::new(STATE_DIR).join(pending::PENDING))?;
-        }
-        let Some(record) = self.state.read(STAGING, READ_LIMIT)? else {
-            return Ok(());
-        };
-        // A record that a power cut tore only means that some unfinished files stay until their targets change next.
-        let record: Staging = serde_json::from_slice(&record.bytes).unwrap_or_default();
-        for path in record.directories {
-            if let Some(dir) = self.root.dir(&path)? {
-                sweep(&dir, &path)?;
-            }
-        }
-        failpoint("recover:swept", self.state.path())?;
-        self.close()
-    }
-
-    pub(super) fn aside(&self) -> Result<Dir, Error> {
-        let (dir, made) = self.state.make_dir(OsStr::new("aside"), 0o700)?;
-        if made {
-            self.state.sync()?;
-        }
-        Ok(dir)
-    }
-}
-
-#[derive(Default, Serialize, Deserialize)]
-struct Staging {
-    directories: Vec<PathBuf>,
-}
-
-/// What a commit will do, and what was done of it.
-#[derive(Default)]
-struct Plan {
-    dirs: Vec<Place>,
-    seen: Vec<Named>,
-    groups: Vec<PathBuf>,
-    changes: Vec<Change>,
-    kept: Vec<Kept>,
-    slots: Vec<Slot>,
-    staging: bool,
-    steps: Vec<Step>,
-    outcome: Committed,
-}
-
-/// A directory in which something is to be written; `None` while it is missing.
-struct Place {
-    path: PathBuf,
-    dir: Option<Dir>,
-    /// Device and inode: two paths may lead to one directory.
-    id: Option<(u64, u64)>,
-    immutable: bool,
-}
-
-/// A name in one of the plan's directories.
-#[derive(Clone, PartialEq, Eq)]
-struct Named {
-    dir: usize,
-    name: OsString,
-}
-
-struct Change {
-    path: PathBuf,
-    place: Named,
-    group: usize,
-    private: bool,
-    new: New,
-    found: Option<Target>,
-}
-
-/// What shall stand at a path.
-enum New {
-    /// Contents and mode.
-    File(Zeroizing<Vec<u8>>, u32),
-    /// Where it leads.
-    Link(String),
-    Nothing,
-}
-
-impl New {
-    fn is_nothing(&self) -> bool {
-        matches!(self, New::Nothing)
-    }
-}
-
-/// A rename or removal that is left to be done.
-struct Step {
-    place: Named,
-    group: usize,
-    removes: bool,
-}
-
-/// What stands where something is to be written.
-struct Target {
-    path: PathBuf,
-    metadata: Metadata,
-    /// Nothing for a link.
-    bytes: Zeroizing<Vec<u8>>,
-    /// Where a link leads.
-    link: Option<String>,
-}
-
-/// What a target holds, compared with the journal.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Old,
-    New,
-    Foreign,
-}
-
-impl Plan {
-    fn place(&mut self, root: &Root, path: &Path) -> Result<Named, Error> {
-        let bad = || Error::BadPath {
-            path: path.to_owned(),
-            what: "the absolute path of a file",
-        };
-        let parent = path.parent().ok_or_else(bad)?;
-        let name = path.file_name().ok_or_else(bad)?.to_owned();
-        if let Some(dir) = self.dirs.iter().position(|place| place.path == parent) {
-            return Ok(Named { dir, name });
-        }
-        let (dir, name) = root.parent(path)?;
-        let metadata = dir.as_ref().map(Dir::own_metadata).transpose()?;
-        let id = metadata.as_ref().map(|found| (found.device, found.inode));
-        if let Some(dir) = self
-            .dirs
-            .iter()
-            .position(|place| place.id.is_some() && place.id == id)
-        {
-            return Ok(Named { dir, name });
-        }
-        self.dirs.push(Place {
-            path: parent.to_owned(),
-            dir,
-            id,
-            immutable: metadata.is_some_and(|found| found.immutable),
-        });
-        Ok(Named {
-            dir: self.dirs.len() - 1,
-            name,
-        })
-    }
-
-    /// The directory, made if it is missing.
-    fn make(&mut self, root: &Root, index: usize, made: &mut Vec<PathBuf>) -> Result<&Dir, Error> {
-        let place = self.dirs.get_mut(index).ok_or_else(|| Error::BadPath {
-            path: PathBuf::new(),
-            what: "a directory",
-        })?;
-        if place.dir.is_none() {
-            place.dir = Some(root.make_dirs(&place.path, 0o755, made)?);
-        }
-        place.dir.as_ref().ok_or_else(|| Error::BadPath {
-            path: place.path.clone(),
-            what: "a directory",
-        })
-    }
-
-    fn examine_removal(
-        &mut self,
-        path: PathBuf,
-        place: Named,
-        group: usize,
-        wanted: &str,
-        target: Option<Target>,
-    ) -> Result<(), Error> {
-        let Some(target) = target else {
-            return Ok(());
-        };
-        if sha256(&target.bytes) != wanted {
-            return Err(Error::obstacle(target.path, Obstacle::Changed));
-        }
-        target.may_go(&mut self.outcome.notes)?;
-        self.changes.push(Change {
-            path,
-            place,
-            group,
-            private: true,
-            new: New::Nothing,
-            found: Some(target),
-        });
-        Ok(())
-    }
-
-    fn examine_link(
-        &mut self,
-        path: PathBuf,
-        place: Named,
-        to: String,
-        over: Option<&str>,
-    ) -> Result<(), Error> {
-        let beside = path.with_file_name(single(OsStr::new(&to))?);
-        let group = self.group(&beside);
-        let found = Target::look_at_link(self.dirs.get(place.dir), &place.name)?;
-        if let Some(found) = &found {
-            let is = found.identity();
-            if is == identity_of_link(&to) {
-                self.kept.push(Kept {
-                    path,
-                    group,
-                    sha256: is,
-                });
-                return Ok(());
-            }
-            if found.link.is_none() && over != Some(is.as_str()) {
-                let why = over.map_or(Obstacle::Differs, |_| Obstacle::Changed);
-                return Err(Error::obstacle(&found.path, why));
-            }
-            found.may_go(&mut self.outcome.notes)?;
-        }
-        self.changes.push(Change {
-            path,
-            place,
-            group,
-            private: false,
-            new: New::Link(to),
-            found,
-        });
-        Ok(())
-    }
-
-    fn group(&mut self, path: &Path) -> usize {
-        let stem = path.with_extension("");
-        if let Some(known) = self.groups.iter().position(|group| *group == stem) {
-            return known;
-        }
-        self.groups.push(stem);
-        self.groups.len() - 1
-    }
-}
-
-impl Target {
-    /// Reads what stands at a name, and refuses what no file may replace.
-    fn look(place: Option<&Place>, name: &OsStr) -> Result<Option<Target>, Error> {
-        let Some(dir) = place.and_then(|place| place.dir.as_ref()) else {
-            return Ok(None);
-        };
-        Ok(dir.read(name, READ_LIMIT)?.map(|content| Target {
-            path: dir.path().join(name),
-            metadata: content.metadata,
-            bytes: content.bytes,
-            link: None,
-        }))
-    }
-
-    /// Reads what stands where a link goes: a link, or a file as [`Target::look`] does.
-    fn look_at_link(place: Option<&Place>, name: &OsStr) -> Result<Option<Target>, Error> {
-        let Some(dir) = place.and_then(|place| place.dir.as_ref()) else {
-            return Ok(None);
-        };
-        let Some((metadata, link)) = dir.read_link(name)? else {
-            return Target::look(place, name);
-        };
-        Ok(Some(Target {
-            path: dir.path().join(name),
-            metadata,
-            bytes: Zeroizing::default(),
-            link: Some(link),
-        }))
-    }
-
-    /// What the journal knows it by.
-    fn identity(&self) -> String {
-        match &self.link {
-            Some(target) => identity_of_link(target),
-            None => sha256(&self.bytes),
-        }
-    }
-
-    /// Refuses to let it be replaced or removed, or tells what is left of it then.
-    fn may_go(&self, notes: &mut Vec<Note>) -> Result<(), Error> {
-        if self.metadata.immutable {
-            return Err(Error::obstacle(&self.path, Obstacle::Immutable));
-        }
-        if self.metadata.links > 1 {
-            notes.push(Note::HardLinked {
-                path: self.path.clone(),
-                links: self.metadata.links,
-            });
-        }
-        Ok(())
-    }
-}
-
-impl State {
-    fn of(entry: &Entry, target: Option<&Target>) -> State {
-        let is = target.map(Target::identity);
-        if is == entry.new {
-            State::New
-        } else if is == entry.old {
-            State::Old
-        } else {
-            State::Foreign
-        }
-    }
-}
-
-/// The unfinished file of an interrupted run if it is whole, else a new one: a disk that is full now has room for it.
-fn stage_again(dir: &Dir, name: &OsStr, bytes: &[u8]) -> Result<File, Error> {
-    let temp = unfinished(name);
-    if dir
-        .read(&temp, READ_LIMIT)
-        .is_ok_and(|found| found.is_some_and(|found| found.bytes.as_slice() == bytes))
-    {
-        return openat(
-            dir,
-            temp.as_os_str(),
-            OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
-            Bits::empty(),
-        )
-        .map(File::from)
-        .map_err(|errno| dir.error("open", &temp, errno));
-    }
-    dir.create(&temp, bytes)
-}
-
 /// Gives a staged file the owner, group, extended attributes and mode that its target shall have.
 ///
 /// The mode comes last and explicitly: chown(2) clears bits, an ACL among the attributes sets some, and the umask has
 /// no say.
-fn inherit(
+pub(super) fn inherit(
     dir: &Dir,
     name: &OsStr,
     file: &File,
@@ -1216,17 +693,4 @@ fn read_sized(
         }
     }
     Err(Errno::ERANGE)
-}
-
-/// Gives a file that is about to be replaced a second name beside its first.
-fn keep_copy(dir: &Dir, name: &OsStr, path: &Path, now: OffsetDateTime) -> Result<Note, Error> {
-    let mut stem = name.to_owned();
-    stem.push(".nodepki-");
-    let to = free_name(dir, &stem, now)?;
-    dir.link(name, &to)?;
-    Ok(Note::SetAside {
-        path: path.to_owned(),
-        to: dir.path().join(to),
-        why: "it was changed while half of its pair had been replaced already".to_owned(),
-    })
 }

@@ -1,290 +1,257 @@
-//! The examples below `cloud-init/`: the real cloud-init judges them, nodepki and kubeadm read what they write, and a real
-//! API server and Cluster API's own code take the KubeadmControlPlane.
+//! The texts below `cloud-init/`: the real cloud-init judges, merges and runs them, nodepki and kubeadm read what they
+//! write, a real OpenBao unwraps what is wrapped in them, and a real API server and Cluster API's own code take the
+//! KubeadmControlPlanes.
+
+mod cluster_api;
+mod machine;
+mod running;
+mod secrets;
+mod wrapped;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
-use nodepki::http::Call;
+use nodepki::signer::Kind;
 use nodepki::yaml;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::capi::Management;
 use crate::kubeadm;
-use crate::node::{NODEPKI, Ran};
-use crate::servers::bin;
-use crate::servers::kubernetes::{Person, kubernetes};
+use machine::{Machine, cloud_init};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cloud-init");
+
+/// What README.md has people do.
+const COMPOSE: &str =
+    "{ cat user-data-first.yaml; sed '1,/^bootcmd:/d' signers/vault.yaml; } >user-data";
 
 fn example(name: &str) -> String {
     fs::read_to_string(format!("{EXAMPLES}/{name}")).unwrap()
 }
 
+/// Every signer's part, by its name.
+fn signers() -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(format!("{EXAMPLES}/signers"))
+        .unwrap()
+        .map(|entry| {
+            entry
+                .unwrap()
+                .path()
+                .file_stem()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .to_owned()
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+/// Flow and signer in one text, as README.md says.
+fn composed(flow: &str, signer: &str) -> String {
+    let command = COMPOSE
+        .replace("user-data-first.yaml", flow)
+        .replace("vault", signer)
+        .replace(" >user-data", "");
+    let output = Command::new("sh")
+        .args(["-euc", &command])
+        .current_dir(EXAMPLES)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
 fn parsed(text: &str) -> Vec<Value> {
-    let documents = yaml::parse("example", text).unwrap_or_else(|faults| panic!("{faults}"));
+    let documents =
+        yaml::parse("example", text).unwrap_or_else(|faults| panic!("{faults}\n{text}"));
     documents.iter().map(yaml::to_json).collect()
 }
 
-fn cloud_init(text: &str) -> Output {
+/// What cloud-init makes of templates on an instance with these data.
+fn rendered(texts: &[String], instance: &Value) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("user-data");
-    fs::write(&file, text).unwrap();
-    Command::new(bin("cloud-init"))
-        .args(["schema", "--config-file"])
-        .arg(file)
-        .output()
-        .unwrap()
-}
-
-/// What user data makes of a machine, in a directory.
-struct Machine {
-    root: tempfile::TempDir,
-    commands: Vec<String>,
-}
-
-impl Machine {
-    /// # Panics
-    /// When cloud-init does not take it, or a file with a secret is open to others.
-    fn of(user_data: &str) -> Self {
-        let judged = cloud_init(user_data);
-        assert!(judged.status.success(), "{judged:?}\n{user_data}");
-        let data = parsed(user_data).remove(0);
-        let root = tempfile::tempdir().unwrap();
-        for file in data["write_files"].as_array().unwrap() {
-            let path = root
-                .path()
-                .join(file["path"].as_str().unwrap().trim_start_matches('/'));
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(&path, file["content"].as_str().unwrap()).unwrap();
-            let mode = u32::from_str_radix(file["permissions"].as_str().unwrap(), 8).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        }
-        let commands = data["runcmd"].as_array().unwrap().iter();
-        Machine {
-            root,
-            commands: commands
-                .map(|line| line.as_str().unwrap().to_owned())
-                .collect(),
-        }
-    }
-
-    fn read(&self, path: &str) -> String {
-        fs::read_to_string(self.root.path().join(path)).unwrap()
-    }
-
-    fn config_check(&self) -> Ran {
-        Ran::of(
-            Command::new(NODEPKI)
-                .arg("--root")
-                .arg(self.root.path())
-                .args(["config", "check"]),
-        )
-    }
-
-    /// kubeadm takes a file for what it is.
-    fn kubeadm_takes(&self, path: &str) {
-        let output = Command::new(kubeadm::binary())
-            .args(["config", "validate", "--config"])
-            .arg(self.root.path().join(path))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{output:?}");
-    }
-
-    /// Runs the commands as cloud-init does, one script, with programs in the place of nodepki and kubeadm. Gives the
-    /// status and what they were called with.
-    fn run(&self, nodepki: &str) -> (Option<i32>, Vec<String>) {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("log");
-        for (name, does) in [
-            ("nodepki", nodepki),
-            ("kubeadm", "exit 0"),
-            ("sleep", "exit 0"),
-            ("rm", "exit 0"),
-        ] {
-            let text = format!(
-                "#!/bin/sh\necho {name} \"$@\" >>{0}\ncalls=$(grep -c ^{name} {0})\n{does}\n",
-                log.display()
-            );
-            let program = dir.path().join(name);
-            fs::write(&program, text).unwrap();
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        let path = std::env::var("PATH").unwrap();
-        let status = Command::new("sh")
-            .arg("-c")
-            .arg(
-                self.commands
-                    .join("\n")
-                    .replace("/run/cluster-api/", &format!("{}/", dir.path().display())),
-            )
-            .env("PATH", format!("{}:{path}", dir.path().display()))
-            .status()
-            .unwrap();
-        let log = fs::read_to_string(log).unwrap();
-        (status.code(), log.lines().map(str::to_owned).collect())
-    }
-
-    /// kubeadm is run after nodepki has done its work, after what passes, and not at all after anything else.
-    fn kubeadm_waits_for_nodepki(&self) {
-        let (status, patient) =
-            self.run("[ \"$1\" != bootstrap ] || [ $calls -gt 2 ] || exit $((63 + calls * 6))");
-        assert_eq!(status, Some(0), "{patient:?}");
-        let boots = patient
-            .iter()
-            .filter(|line| line.starts_with("nodepki bootstrap"))
-            .count();
-        assert_eq!(boots, 3, "{patient:?}");
+    let data = dir.path().join("instance-data.json");
+    fs::write(&data, instance.to_string()).unwrap();
+    let runs: Vec<String> = texts
+        .iter()
+        .enumerate()
+        .map(|(at, text)| {
+            let file = dir.path().join(at.to_string());
+            fs::write(&file, text).unwrap();
+            format!("devel render -i {} {}", data.display(), file.display())
+        })
+        .collect();
+    let ran = cloud_init(&runs);
+    let texts: Vec<String> = runs
+        .iter()
+        .scan(ran.stdout.as_str(), |rest, run| {
+            let (text, more) = rest.split_once(&format!("== {run}: 0\n"))?;
+            *rest = more;
+            Some(format!("{}\n", text.trim_end()))
+        })
+        .collect();
+    assert_eq!(texts.len(), runs.len(), "{}", ran.said());
+    for text in &texts {
         assert!(
-            patient.iter().any(|line| line.starts_with("kubeadm ")),
-            "{patient:?}"
+            !text.contains("CI_MISSING_JINJA_VAR") && !text.contains("{%"),
+            "{text}"
         );
-        let (status, refused) = self.run("exit 65");
-        assert_eq!(status, Some(1));
-        let called = refused
-            .iter()
-            .filter(|line| !line.starts_with("rm "))
-            .count();
-        assert_eq!(called, 1, "{refused:?}");
     }
+    texts
 }
 
-#[test]
-fn cloud_init_refuses_what_is_wrong() {
-    assert!(!cloud_init("#cloud-config\nruncmd: 5\n").status.success());
+/// What `cloud-init schema` says of each text that it finds a fault in.
+fn faults(texts: &[String]) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let runs: Vec<String> = texts
+        .iter()
+        .enumerate()
+        .map(|(at, text)| {
+            let file = dir.path().join(at.to_string());
+            fs::write(&file, text).unwrap();
+            format!("schema --config-file {}", file.display())
+        })
+        .collect();
+    let ran = cloud_init(&runs);
+    let passed = |run: &&String| !ran.stdout.contains(&format!("== {run}: 0\n"));
+    runs.iter()
+        .filter(passed)
+        .map(|run| format!("{run}:\n{}", ran.said()))
+        .collect()
 }
 
-#[test]
-fn the_first_node() {
-    let machine = Machine::of(&example("user-data-first.yaml"));
-    machine
-        .config_check()
-        .done()
-        .says("node cp1, cluster prod, 12 certificates");
-    machine.kubeadm_takes("etc/nodepki/kubeadm.yaml");
-    machine.kubeadm_waits_for_nodepki();
-    let modes = fs::read_dir(machine.root.path().join("etc/nodepki")).unwrap();
-    for entry in modes {
-        let mode = entry.unwrap().metadata().unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
+/// An instance as it looks to a template.
+fn instance(more: &[(&str, &str)]) -> Value {
+    let mut meta_data = json!({"local_hostname": "cp2", "local_ipv4": "192.0.2.12"});
+    for (key, value) in more {
+        meta_data[key] = json!(value);
     }
+    json!({"v1": {"local_hostname": "cp2"}, "ds": {"meta_data": meta_data}})
+}
+
+/// The vendor data as a first and as a joining node get them.
+fn vendor_data() -> Vec<String> {
+    let text = [example("vendor-data.yaml")];
+    let joins = [
+        ("nodepki_role", "join"),
+        ("join_token", "abcdef.0123456789abcdef"),
+        ("certificate_key", "00"),
+    ];
+    [&[("nodepki_role", "first")][..], &joins]
+        .iter()
+        .flat_map(|more| rendered(&text, &instance(more)))
+        .collect()
+}
+
+/// Every text that somebody may give to a machine, with its name.
+fn all() -> Vec<(String, String)> {
+    let mut named = Vec::new();
+    let mut joining = Vec::new();
+    for signer in signers() {
+        named.push((
+            format!("first, {signer}"),
+            composed("user-data-first.yaml", &signer),
+        ));
+        joining.push((
+            format!("join, {signer}"),
+            composed("user-data-join.yaml", &signer),
+        ));
+    }
+    let (names, texts): (Vec<_>, Vec<_>) = joining.into_iter().unzip();
+    named.extend(names.into_iter().zip(rendered(&texts, &instance(&[]))));
+    let roles = ["vendor data, first", "vendor data, join"].map(str::to_owned);
+    named.extend(roles.into_iter().zip(vendor_data()));
+    named
 }
 
 #[test]
-fn a_joining_node() {
-    let machine = Machine::of(&example("user-data-join.yaml"));
-    machine.config_check().done().says("node cp2");
-    machine.kubeadm_takes("etc/nodepki/kubeadm.yaml");
-    machine.kubeadm_waits_for_nodepki();
-    // The two are of one cluster.
-    let first = Machine::of(&example("user-data-first.yaml"));
-    let signers = |machine: &Machine| {
-        let settings = parsed(&machine.read("etc/nodepki/config.yaml")).remove(0);
-        (settings["signers"].clone(), settings["authorities"].clone())
-    };
-    assert_eq!(signers(&first), signers(&machine));
-}
-
-/// Sends objects with every unknown or doubled field an error.
-fn create_strictly(admin: &Person, path: &str, object: &Value) {
-    let call = Call::post(format!("{path}?fieldValidation=Strict"));
-    let (status, answer) = admin.send(call.json(object));
-    assert_eq!(status, 201, "{answer}");
-}
-
-#[test]
-fn a_kubeadm_control_plane() {
-    let management = Management::new();
-    management.apply(&["--placeholder-keys"]).done();
-    let admin = kubernetes().admin();
-    let crd = fs::read(bin("kubeadmcontrolplanes.yaml")).unwrap();
-    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-    let (status, answer) = admin.send(Call::post(crds).body("application/yaml", crd));
-    assert_eq!(status, 201, "{answer}");
-    let api = "/apis/controlplane.cluster.x-k8s.io/v1beta2";
-    let planes = format!(
-        "{api}/namespaces/{}/kubeadmcontrolplanes",
-        management.namespace
-    );
-    let begin = std::time::Instant::now();
-    while admin.get(&planes).0 != 200 {
+fn every_kind_of_signer_has_its_part() {
+    let names = signers();
+    for kind in Kind::ALL {
         assert!(
-            begin.elapsed().as_secs() < 30,
-            "the API server does not serve {planes}"
+            names.contains(&kind.to_string()),
+            "cloud-init/signers/{kind}.yaml is missing"
         );
-        std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    for mut object in parsed(&example("cluster-api.yaml")) {
-        object["metadata"]["namespace"] = management.namespace.clone().into();
-        let path = match object["kind"].as_str() {
-            Some("Secret") => format!("/api/v1/namespaces/{}/secrets", management.namespace),
-            _ => planes.clone(),
+    let readme = example("README.md");
+    assert!(readme.contains(&format!("\n{COMPOSE}\n")));
+    for name in names {
+        assert!(
+            readme.contains(&format!("| `{name}` |")),
+            "README.md says nothing of signers/{name}.yaml"
+        );
+    }
+}
+
+#[test]
+fn cloud_init_takes_every_flow_with_every_signer() {
+    let (_, texts): (Vec<_>, Vec<_>) = all().into_iter().unzip();
+    assert_eq!(faults(&texts), [""; 0]);
+    let parts: Vec<String> = signers()
+        .iter()
+        .map(|name| example(&format!("signers/{name}.yaml")))
+        .collect();
+    assert_eq!(faults(&parts), [""; 0]);
+    assert_eq!(faults(&["#cloud-config\nbootcmd: 5\n".to_owned()]).len(), 1);
+}
+
+/// Each `bootcmd` is run as it is, twice, and nodepki and kubeadm judge what it has written.
+#[test]
+fn nodepki_and_kubeadm_take_what_is_written() {
+    for (name, text) in all() {
+        let machine = Machine::new();
+        let script = bootcmd(&text);
+        machine.run(["sh", "-c", &script]).done();
+        let before = machine.content("etc");
+        machine.run(["sh", "-c", &script]).done();
+        assert!(
+            before == machine.content("etc"),
+            "{name}: a second boot changes something"
+        );
+        machine.keeps_its_secrets();
+        let says = if name.contains("first") {
+            "cluster prod, 12 certificates"
+        } else {
+            "node cp2"
         };
-        create_strictly(&admin, &path, &object);
-    }
-    let user_data = |role: &str| {
-        let output = Command::new(bin("cluster-api"))
-            .arg("userdata")
-            .arg(management.kubeconfig())
-            .args([
-                &management.namespace,
-                "prod",
-                role,
-                "api.prod.example.com:6443",
-            ])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{output:?}");
-        // What cloud-init makes of it, and of an address that a machine in a directory has no route to know.
-        String::from_utf8(output.stdout)
-            .unwrap()
-            .replace("## template: jinja\n", "")
-            .replace("{{ ds.meta_data.local_hostname }}", "cp1")
-            .replace(
-                "localAPIEndpoint: {}",
-                "localAPIEndpoint: {advertiseAddress: 192.0.2.11}",
-            )
-    };
-    let first = Machine::of(&user_data("init"));
-    first
-        .config_check()
-        .done()
-        .says("node cp1, cluster prod, 12 certificates");
-    first.kubeadm_takes("run/kubeadm/kubeadm.yaml");
-    first.kubeadm_waits_for_nodepki();
-    let joining = Machine::of(&user_data("join"));
-    joining.config_check().done().says("node cp1");
-    joining.kubeadm_takes("run/kubeadm/kubeadm-join-config.yaml");
-    joining.kubeadm_waits_for_nodepki();
-    for machine in [first, joining] {
-        let pki = machine.root.path().join("etc/kubernetes/pki");
-        let is_there = |name: &str| pki.join(name).exists();
-        assert!(is_there("ca.crt") && is_there("etcd/ca.crt") && !is_there("etcd/ca.key"));
-        assert!(is_there("ca.key") && is_there("front-proxy-ca.key"));
+        let ran = machine.nodepki(&["config", "check"]);
         assert!(
-            !machine
-                .read("etc/kubernetes/pki/ca.key")
-                .contains("PRIVATE KEY")
+            ran.code == Some(0) && ran.said().contains(says),
+            "{name}: {}",
+            ran.said()
         );
-        // The placeholders go, a key would stay.
-        fs::write(
-            pki.join("front-proxy-ca.key"),
-            "-----BEGIN EC PRIVATE KEY-----\n",
-        )
-        .unwrap();
-        shell(&machine.commands[0], machine.root.path());
-        assert!(!is_there("ca.key") && is_there("front-proxy-ca.key"));
+        kubeadm_takes(&machine, "etc/nodepki/kubeadm.yaml");
+        let calls = machine.read("calls");
+        let enabled = "systemctl enable --now --no-block nodepki-bootstrap.service\n";
+        assert_eq!(calls.matches(enabled).count(), 2, "{name}: {calls}");
+        // What systemd reads has to be read anew.
+        let units = machine.path("etc/systemd/system").exists();
+        assert_eq!(
+            units,
+            calls.contains("systemctl daemon-reload\n"),
+            "{name}: {calls}"
+        );
     }
 }
 
-/// Runs a command with the machine's directory for `/etc`.
-fn shell(command: &str, root: &Path) {
-    let command = command.replace("/etc/", &format!("{}/etc/", root.display()));
-    let status = Command::new("sh")
-        .args(["-euc", &command])
-        .status()
+/// What cloud-init hands to the shell.
+fn bootcmd(text: &str) -> String {
+    let data = parsed(text).remove(0);
+    let commands = data["bootcmd"].as_array().unwrap().iter();
+    commands
+        .map(|command| format!("{}\n", command.as_str().unwrap()))
+        .collect()
+}
+
+fn kubeadm_takes(machine: &Machine, file: &str) {
+    let output = Command::new(kubeadm::binary())
+        .args(["config", "validate", "--config"])
+        .arg(machine.path(file))
+        .output()
         .unwrap();
-    assert!(status.success());
+    assert!(output.status.success(), "{output:?}");
 }

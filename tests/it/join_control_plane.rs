@@ -110,7 +110,7 @@ fn a_second_control_plane_serves_without_an_authority_key() {
 }
 
 /// Everything that nodepki is told, and its run: the rest it has from the cluster.
-fn prepare(cluster: &Cluster, node: &ClusterNode) {
+pub(crate) fn prepare(cluster: &Cluster, node: &ClusterNode) {
     let key_file = "/etc/nodepki/certificate-key";
     cluster.first().write("/etc/nodepki/config.yaml", SETTINGS);
     let upload = ["certs", "upload", "--certificate-key-out", key_file];
@@ -247,7 +247,7 @@ fn init_configuration(cluster: &Cluster, node: &ClusterNode) -> String {
 }
 
 /// As `kubeadm join` and a kubelet do it.
-fn starts(node: &ClusterNode) {
+pub(crate) fn starts(node: &ClusterNode) {
     let config = left_for_kubeadm(node);
     let manifests = ["join", "phase", "control-plane-prepare", "control-plane"];
     node.kubeadm(&manifests, Some(&config)).done();

@@ -45,6 +45,7 @@ mod openssl;
 mod readme;
 #[cfg(feature = "failpoints")]
 mod reload;
+mod reload_turns;
 mod renew;
 mod rig;
 mod rotation_cluster;

@@ -448,7 +448,7 @@ fn what_is_printed_is_enough_for_a_whole_node_and_for_nothing_else() {
 }
 
 /// The command in the comments that has this part.
-fn commented(script: &str, part: &str) -> String {
+pub(crate) fn commented(script: &str, part: &str) -> String {
     script
         .lines()
         .filter_map(|line| line.strip_prefix("#   \"$VAULT\""))

@@ -37,6 +37,7 @@ pub(crate) struct StaticPods {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Start {
     pub(crate) component: String,
+    /// When it was started, or the one before it was asked to end.
     pub(crate) at: Instant,
     pub(crate) why: Why,
     /// Since when it says that it is ready.
@@ -182,7 +183,7 @@ impl Kubelet {
             }
         }
         for (component, manifest) in manifests {
-            let pod = self.start(&component, manifest, Duration::ZERO, Why::New);
+            let pod = self.start(&component, manifest, Duration::ZERO, Why::New, now);
             self.pods.insert(component, pod);
         }
     }
@@ -216,28 +217,37 @@ impl Kubelet {
             State::Ends(mut process, kill_at) => {
                 if process.ended().is_some() || kill_at <= now {
                     drop(process);
-                    return Some(self.start(component, wanted?, Duration::ZERO, Why::Changed));
+                    let asked = kill_at - GRACE;
+                    let pause = Duration::ZERO;
+                    return Some(self.start(component, wanted?, pause, Why::Changed, asked));
                 }
                 pod.state = State::Ends(process, kill_at);
             }
             State::Waits(..) if changed => {
-                return Some(self.start(component, wanted?, Duration::ZERO, Why::Changed));
+                return Some(self.start(component, wanted?, Duration::ZERO, Why::Changed, now));
             }
             State::Waits(until, why) if until <= now => {
                 let longer = (pod.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-                return Some(self.start(component, wanted?, longer, why));
+                return Some(self.start(component, wanted?, longer, why, now));
             }
             waits @ State::Waits(..) => pod.state = waits,
         }
         Some(pod)
     }
 
-    fn start(&self, component: &str, manifest: String, pause: Duration, why: Why) -> Pod {
+    fn start(
+        &self,
+        component: &str,
+        manifest: String,
+        pause: Duration,
+        why: Why,
+        at: Instant,
+    ) -> Pod {
         let process = self.node.launch(component, &manifest, &[]);
         let mut history = self.history.lock().unwrap();
         history.push(Start {
             component: component.to_owned(),
-            at: Instant::now(),
+            at,
             why,
             ready: None,
         });

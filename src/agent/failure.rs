@@ -1,0 +1,197 @@
+//! How a run ends: an exit status, and sentences.
+//!
+//! Owns the numbers of the exit statuses, and which fault of a layer below means which of them.
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use crate::names::Authority;
+use crate::signer::{Class, SignerError};
+use crate::{discovery, http, kubeapi, store};
+
+use super::Report;
+
+/// How a run ended, as an exit status that unit files can act on.
+///
+/// Ordered by gravity, as declared: of everything that went wrong in a run, the gravest is its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitCode {
+    /// Everything is as wanted.
+    Done = 0,
+    /// Pending, or a passing fault: run again.
+    Pending = 75,
+    /// Signer or cluster unreachable.
+    Unreachable = 69,
+    /// Not permitted.
+    NotPermitted = 77,
+    /// The configuration is wrong.
+    Configuration = 78,
+    /// The command line is wrong.
+    Usage = 64,
+    /// What is on disk, or came back, is not safe to use.
+    Refused = 65,
+}
+
+impl ExitCode {
+    /// The numbers, set by sysexits(3), say nothing about gravity.
+    const fn gravity(self) -> u8 {
+        match self {
+            ExitCode::Done => 0,
+            ExitCode::Pending => 1,
+            ExitCode::Unreachable => 2,
+            ExitCode::NotPermitted => 3,
+            ExitCode::Configuration => 4,
+            ExitCode::Usage => 5,
+            ExitCode::Refused => 6,
+        }
+    }
+}
+
+impl ExitCode {
+    /// How a run ended.
+    pub fn of(run: Result<&Report, &Failure>) -> ExitCode {
+        match run {
+            Ok(report) => report.code(),
+            Err(failure) => failure.code,
+        }
+    }
+}
+
+impl PartialOrd for ExitCode {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ExitCode {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.gravity().cmp(&other.gravity())
+    }
+}
+
+/// A run that could not do its work; nothing was changed unless a message says so.
+#[derive(Debug)]
+pub struct Failure {
+    /// Exit status.
+    pub code: ExitCode,
+    /// Each a whole sentence: what, where, why, what to do now.
+    pub messages: Vec<String>,
+}
+
+impl Failure {
+    /// A failure with one message.
+    pub fn new(code: ExitCode, message: impl Into<String>) -> Self {
+        Failure {
+            code,
+            messages: vec![message.into()],
+        }
+    }
+}
+
+impl Failure {
+    /// A failed call of a cluster's API, made in order to be `doing` something: `reading the Secret …`.
+    pub fn of_cluster(doing: impl fmt::Display, error: &kubeapi::Error) -> Self {
+        let (code, advice) = match error {
+            kubeapi::Error::Http(error) => {
+                let code = match error.kind() {
+                    http::Kind::Unreachable | http::Kind::Lost => ExitCode::Unreachable,
+                    http::Kind::Untrusted | http::Kind::TooLarge => ExitCode::Refused,
+                    http::Kind::Refused => ExitCode::NotPermitted,
+                    http::Kind::Redirected { .. } | http::Kind::Local => ExitCode::Configuration,
+                };
+                (code, error.advice())
+            }
+            kubeapi::Error::Refused(status) => match status.code {
+                401 => (
+                    ExitCode::NotPermitted,
+                    "the credential is unknown or has expired: use one that is valid",
+                ),
+                403 => (
+                    ExitCode::NotPermitted,
+                    "use a credential that may do this, or have it permitted",
+                ),
+                429 | 500.. => (
+                    ExitCode::Unreachable,
+                    "run again once the API server is well",
+                ),
+                _ => (ExitCode::Refused, "see what the API server says"),
+            },
+            kubeapi::Error::Unusable { .. } => (
+                ExitCode::Refused,
+                "make sure that the address is that of a Kubernetes API server",
+            ),
+            kubeapi::Error::Local { advice, .. } => (ExitCode::Configuration, *advice),
+        };
+        Failure::new(code, format!("{doing}: {}; {advice}", sentence(error)))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.messages.join("\n"))
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<store::Error> for Failure {
+    fn from(error: store::Error) -> Self {
+        let code = match error.class() {
+            store::Class::NoSpace | store::Class::Busy | store::Class::Io => ExitCode::Pending,
+            store::Class::ReadOnly | store::Class::Denied => ExitCode::NotPermitted,
+            store::Class::Unsafe => ExitCode::Refused,
+            store::Class::Path => ExitCode::Configuration,
+        };
+        Failure::new(code, sentence(&error))
+    }
+}
+
+impl From<discovery::Error> for Failure {
+    fn from(error: discovery::Error) -> Self {
+        use discovery::Error as E;
+        let code = match &error {
+            E::Call { doing, source } => return Failure::of_cluster(doing, source),
+            E::Nothing | E::File { .. } | E::NoCredential { .. } => ExitCode::Configuration,
+            E::Anonymous { .. } | E::NoSignature { .. } | E::WrongSecret { .. } => {
+                ExitCode::NotPermitted
+            }
+            E::NoClusterInfo { .. } => ExitCode::Unreachable,
+            E::Refused { .. } | E::Tampered { .. } | E::Impostor { .. } | E::Changed { .. } => {
+                ExitCode::Refused
+            }
+        };
+        Failure::new(code, sentence(&error))
+    }
+}
+
+/// An error with its causes, in one line.
+pub(super) fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+pub(super) fn signer_failure(error: &SignerError, authority: Authority) -> Failure {
+    Failure::new(
+        class_code(error.class),
+        format!("signer of {authority}: {}", sentence(error)),
+    )
+}
+
+/// The exit status for a failed exchange.
+pub(crate) fn class_code(class: Class) -> ExitCode {
+    match class {
+        Class::Transient | Class::Ambiguous => ExitCode::Unreachable,
+        Class::Auth => ExitCode::NotPermitted,
+        Class::Config => ExitCode::Configuration,
+        Class::Permanent => ExitCode::Refused,
+    }
+}

@@ -1,0 +1,510 @@
+//! One run at work: keys are made, authorities learned, requests sent and answers awaited, all at the same time.
+//!
+//! Owns what is on its way. What is wanted was decided by the survey; what comes of it is written by `install`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use time::OffsetDateTime;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+
+use super::clock::{self, Settled, floor};
+use super::failure::signer_failure;
+use super::request::{self, Desk, Enquiry, Fresh, Job, Outcome, Resumed};
+use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
+use super::{Clock, Event, ExitCode, Failure, Operation, Progress, Setup, keys, preflight};
+use crate::names::{Authority, CertName};
+use crate::signer::{Kind, Signer, SignerError};
+use crate::store::{Slot, Store};
+use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
+
+/// One run at work.
+pub(super) struct Run<'a> {
+    setup: &'a Setup,
+    store: &'a Store,
+    clock: Clock,
+    progress: &'a dyn Progress,
+    /// Keys that earlier runs left for the same wish.
+    pub(super) resumed: BTreeMap<CertName, Resumed>,
+    /// Keys on their way.
+    pub(super) keys: UnboundedReceiver<keys::Made>,
+    /// For whom keys are on their way.
+    awaited: Vec<Slot>,
+    /// Trusted for each authority, from disk or from the signer.
+    pub(super) trust: BTreeMap<Authority, TrustBundle>,
+    /// Authorities whose signer cannot be reached, and why.
+    unreachable: BTreeMap<Authority, Rc<SignerError>>,
+    /// What rotation leaves out, and why; a bootstrap ends there.
+    unasked: BTreeMap<CertName, Rc<Failure>>,
+    /// The clock is behind this moment, and the run was told to go on.
+    floor: Option<OffsetDateTime>,
+    /// When this run stops waiting for signers.
+    deadline: Instant,
+}
+
+/// What the requests of a run came to.
+pub(super) struct Outcomes {
+    pub(super) certs: BTreeMap<CertName, Outcome>,
+    pub(super) service_account: Option<PrivateKey>,
+}
+
+impl<'a> Run<'a> {
+    /// Starts the key generation right away: primes do not depend on networks and clocks.
+    pub(super) fn new(
+        setup: &'a Setup,
+        store: &'a Store,
+        clock: Clock,
+        progress: &'a dyn Progress,
+        survey: &mut Survey,
+    ) -> Result<Self, Failure> {
+        let resumable = store.pending(clock())?;
+        survey
+            .notes
+            .extend(resumable.notes.iter().map(ToString::to_string));
+        let mut resumed = BTreeMap::new();
+        for pending in resumable.slots {
+            let Slot::Certificate(name) = pending.slot else {
+                continue;
+            };
+            let Some(cert) = survey.cert(name) else {
+                continue;
+            };
+            let own = cert.found.key.present().filter(|_| cert.keep_key);
+            let resumable = Resumed::from_pending(&pending, &cert.spec);
+            let resumable = resumable.filter(|earlier| {
+                own.is_none_or(|own| own.public_key() == earlier.key.public_key())
+            });
+            match resumable {
+                Some(earlier) => {
+                    resumed.insert(name, earlier);
+                }
+                None => {
+                    let why = "it was for another wish, or its answer was refused";
+                    let note = store.set_slot_aside(pending.slot, why, clock())?;
+                    tracing::info!("{note}");
+                }
+            }
+        }
+        let mut jobs: Vec<(Slot, KeyAlgorithm)> = survey
+            .to_issue()
+            .filter(|cert| !resumed.contains_key(&cert.spec.name) && !cert.keep_key)
+            .map(|cert| (Slot::Certificate(cert.spec.name), cert.spec.profile.key))
+            .collect();
+        let wanted = jobs.len();
+        if survey.rotating.is_some() {
+            // It is tried again and again while a signer is away: they are made once there is one.
+            jobs.clear();
+        }
+        if let (Some(ServiceAccountAction::Make), Some(spec)) =
+            (&survey.service_account, &setup.plan.service_account)
+        {
+            jobs.push((Slot::ServiceAccount, spec.key));
+        }
+        let awaited = jobs.iter().map(|(slot, _)| *slot).collect();
+        progress.event(Event::Started {
+            keys: jobs.len().max(wanted),
+            certificates: survey.to_issue().count(),
+        });
+        let trust = survey
+            .bundles
+            .iter()
+            .filter_map(|bundle| Some((bundle.spec.authority, bundle.found.present()?.clone())))
+            .collect();
+        Ok(Run {
+            setup,
+            store,
+            clock,
+            progress,
+            resumed,
+            keys: keys::start(jobs),
+            awaited,
+            trust,
+            unreachable: BTreeMap::new(),
+            unasked: BTreeMap::new(),
+            floor: None,
+            deadline: Instant::now() + setup.wait,
+        })
+    }
+
+    /// Waits for a clock that cannot be right, then judges again what was judged by it.
+    pub(super) async fn settle_clock(&mut self, survey: &mut Survey) -> Result<(), Failure> {
+        let floor = floor(self.trust.values());
+        match clock::wait_for(&floor, &self.setup.clock, self.clock, self.progress).await? {
+            Settled::AtOnce => return Ok(()),
+            Settled::Caught => {}
+            Settled::Behind(floor, note) => {
+                self.floor = Some(floor);
+                survey.notes.push(note);
+            }
+        }
+        let trust = &self.trust;
+        survey.reassess(|authority| trust.get(&authority).cloned(), self.now());
+        Ok(())
+    }
+
+    /// The time by which certificates are judged.
+    pub(super) fn now(&self) -> OffsetDateTime {
+        let shown = (self.clock)();
+        self.floor.map_or(shown, |floor| shown.max(floor))
+    }
+
+    /// Learns the authorities that are not on disk, and makes sure that the signers sign for those that are.
+    pub(super) async fn establish_trust(&mut self, survey: &mut Survey) -> Result<(), Failure> {
+        let mut needed: Vec<Authority> =
+            survey.to_issue().map(|cert| cert.spec.authority).collect();
+        let absent = survey
+            .bundles
+            .iter()
+            .filter(|bundle| bundle.found.present().is_none() && bundle.refused.is_none());
+        needed.extend(absent.map(|bundle| bundle.spec.authority));
+        needed.sort_unstable();
+        needed.dedup();
+        // By name: two signers on one server may still differ in what they have to learn of it.
+        let mut probed: BTreeMap<String, Option<Rc<SignerError>>> = BTreeMap::new();
+        for authority in &needed {
+            let established = self.establish(*authority, &mut probed).await;
+            match established {
+                Err(failure) if survey.rotating.is_some() => self.leave_out(
+                    survey
+                        .to_issue()
+                        .filter(|cert| cert.spec.authority == *authority),
+                    failure,
+                ),
+                other => other?,
+            }
+        }
+        // Capabilities that were learned by probing.
+        match survey.rotating {
+            None => preflight(self.setup, survey)?,
+            Some(_) => {
+                for cert in survey.to_issue() {
+                    if let Err(failure) = self.setup.preflight(&cert.spec) {
+                        self.leave_out([cert], failure);
+                    }
+                }
+            }
+        }
+        let trust = &self.trust;
+        let now = self.now();
+        survey.reassess(|authority| trust.get(&authority).cloned(), now);
+        // With nobody to ask and something missing the run has come to its end; otherwise it does what it can: a node
+        // whose certificates still serve is not held up by a signer, and what the cluster hands over it may not have
+        // for long.
+        let missing = survey
+            .to_issue()
+            .any(|cert| !cert.still_serves(trust.get(&cert.spec.authority), now));
+        if missing
+            && survey.rotating.is_none()
+            && !survey.has_to_take(&self.setup.provided)
+            && needed
+                .iter()
+                .all(|authority| self.unreachable.contains_key(authority))
+            && let Some((authority, error)) = self.unreachable.first_key_value()
+        {
+            return Err(signer_failure(error, *authority));
+        }
+        Ok(())
+    }
+
+    pub(super) fn leave_out<'s>(
+        &mut self,
+        certs: impl IntoIterator<Item = &'s SurveyedCert>,
+        failure: Failure,
+    ) {
+        let failure = Rc::new(failure);
+        for cert in certs {
+            let why = Rc::clone(&failure);
+            self.unasked.entry(cert.spec.name).or_insert(why);
+        }
+    }
+
+    /// Learns one authority, or makes sure of it.
+    async fn establish(
+        &mut self,
+        authority: Authority,
+        probed: &mut BTreeMap<String, Option<Rc<SignerError>>>,
+    ) -> Result<(), Failure> {
+        let (name, signer) = self.setup.signer(authority)?;
+        let signer = Rc::clone(signer);
+        let before = probed.get(name).cloned();
+        let asked = match before {
+            Some(Some(error)) => Err(error),
+            Some(None) => self.offer(name, signer.as_ref(), authority).await,
+            None => match self.ask(name, Operation::Probe, || signer.probe()).await {
+                Ok(()) => self.offer(name, signer.as_ref(), authority).await,
+                Err(error) => Err(error),
+            },
+        };
+        probed.insert(name.clone(), asked.as_ref().err().cloned());
+        let offered = match asked {
+            Ok(Some(answer)) => Some(TrustBundle::from_answer(&answer).map_err(|error| {
+                Failure::new(
+                    ExitCode::Refused,
+                    format!(
+                        "the certificate of authority {authority} from {} is unusable: {error}",
+                        signer.label()
+                    ),
+                )
+            })?),
+            Ok(None) => None,
+            Err(error) if error.class.passes() && self.trust.contains_key(&authority) => {
+                self.unreachable.insert(authority, error);
+                return Ok(());
+            }
+            Err(error) => return Err(signer_failure(&error, authority)),
+        };
+        match (self.trust.get(&authority), offered) {
+            (Some(trusted), Some(offered)) => {
+                same_authority(authority, signer.as_ref(), trusted, &offered)?
+            }
+            (Some(_), None) => {}
+            (None, Some(offered)) => {
+                let bundle = self.admit(authority, signer.as_ref(), offered)?;
+                self.trust.insert(authority, bundle);
+            }
+            (None, None) => return Err(no_authority(self.setup, authority)),
+        }
+        Ok(())
+    }
+
+    async fn offer(
+        &self,
+        name: &str,
+        signer: &dyn Signer,
+        authority: Authority,
+    ) -> Result<Option<Vec<u8>>, Rc<SignerError>> {
+        let asked = self.ask(name, Operation::Trust, || signer.trust(authority));
+        match asked.await {
+            // What lies on the node is trusted already; a signer that cannot say what it has is judged by its answers.
+            Err(error) if self.trust.contains_key(&authority) && !error.class.passes() => {
+                tracing::info!(authority = authority.as_str(), "{error}");
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    /// Asks again after a passing failure, as long as there is time.
+    async fn ask<T>(
+        &self,
+        signer: &str,
+        operation: Operation,
+        ask: impl AsyncFn() -> Result<T, SignerError>,
+    ) -> Result<T, Rc<SignerError>> {
+        self.enquiry()
+            .ask(signer, operation, ask)
+            .await
+            .map_err(Rc::new)
+    }
+
+    pub(super) fn enquiry(&self) -> Enquiry<'a> {
+        Enquiry {
+            deadline: self.deadline,
+            progress: self.progress,
+        }
+    }
+
+    /// A CA certificate from a signer is believed when it is pinned, or when the signer is this process.
+    fn admit(
+        &self,
+        authority: Authority,
+        signer: &dyn Signer,
+        offered: TrustBundle,
+    ) -> Result<TrustBundle, Failure> {
+        let pins = self.setup.trust_source(authority).pins;
+        if pins.is_empty() && !matches!(signer.kind(), Kind::Embedded | Kind::Local) {
+            return Err(Failure::new(
+                ExitCode::Configuration,
+                format!(
+                    "{} offers a CA certificate for authority {authority} ({offered}), but nothing says that it is the right one; put the certificate on the node, or pin sha256:{} under authorities.{authority}.trust.sha256 after comparing it with the CA's owner",
+                    signer.label(),
+                    hex(&offered.first().public_key().sha256())
+                ),
+            ));
+        }
+        offered.require_pins(&pins).map_err(|error: TrustError| {
+            Failure::new(
+                ExitCode::Refused,
+                format!("the CA certificate that {} offers for authority {authority} is refused: {error}", signer.label()),
+            )
+        })?;
+        Ok(offered)
+    }
+
+    /// Sends every request as soon as its key is there, and waits for all of them together.
+    pub(super) async fn request_all(&mut self, survey: &Survey) -> Result<Outcomes, Failure> {
+        let desk = Desk {
+            store: self.store,
+            identity: self.setup.identity.clone(),
+            clock: self.clock,
+            floor: self.floor,
+            deadline: self.deadline,
+            progress: self.progress,
+        };
+        let (unreachable, unasked) = (&self.unreachable, &self.unasked);
+        let now = self.now();
+        let jobs: BTreeMap<CertName, Job<'_>> = survey
+            .to_issue()
+            .filter(|cert| !unreachable.contains_key(&cert.spec.authority))
+            .filter(|cert| !unasked.contains_key(&cert.spec.name))
+            .map(|cert| {
+                let authority = cert.spec.authority;
+                let trust = self
+                    .trust
+                    .get(&authority)
+                    .ok_or_else(|| no_authority(self.setup, authority))?;
+                let job = self.setup.job(cert, trust, now)?;
+                Ok((cert.spec.name, job))
+            })
+            .collect::<Result<_, Failure>>()?;
+
+        let mut requests = FuturesUnordered::new();
+        for cert in survey.to_issue().filter(|cert| cert.keep_key) {
+            let name = cert.spec.name;
+            let own = cert.found.key.present().map(PrivateKey::to_pem);
+            let own = own.and_then(|pem| PrivateKey::from_pem(pem.as_bytes()).ok());
+            if let (Some(job), Some(key), false) =
+                (jobs.get(&name), own, self.resumed.contains_key(&name))
+            {
+                requests.push(named(name, request::obtain(&desk, job, Fresh::Key(key))));
+                self.awaited.push(Slot::Certificate(name));
+            }
+        }
+        let mut late = late_keys(&jobs, &self.resumed, &self.awaited);
+        for (name, resumed) in std::mem::take(&mut self.resumed) {
+            if let Some(job) = jobs.get(&name) {
+                requests.push(named(
+                    name,
+                    request::obtain(&desk, job, Fresh::Resumed(Box::new(resumed))),
+                ));
+            }
+        }
+        let failed = survey.to_issue().filter_map(|cert| {
+            let outcome = match unasked.get(&cert.spec.name) {
+                Some(failure) => Outcome::Undone(Rc::clone(failure)),
+                None => Outcome::Failed(Rc::clone(unreachable.get(&cert.spec.authority)?)),
+            };
+            Some((cert.spec.name, outcome))
+        });
+        let mut outcomes = Outcomes {
+            certs: failed.collect(),
+            service_account: None,
+        };
+        let mut keys_left = true;
+        let mut late_left = true;
+        loop {
+            let made = tokio::select! {
+                made = self.keys.recv(), if keys_left => {
+                    keys_left = made.is_some();
+                    made
+                }
+                made = late.recv(), if late_left => {
+                    late_left = made.is_some();
+                    made
+                }
+                Some((name, outcome)) = requests.next(), if !requests.is_empty() => {
+                    outcomes.certs.insert(name, outcome?);
+                    continue;
+                }
+                else => break,
+            };
+            let Some(keys::Made {
+                slot,
+                algorithm,
+                took,
+                key,
+            }) = made
+            else {
+                continue;
+            };
+            let key = key.map_err(|error: KeyError| {
+                Failure::new(
+                    ExitCode::Pending,
+                    format!("no key for {slot}: {error}; run again"),
+                )
+            })?;
+            self.progress.event(Event::KeyMade {
+                slot,
+                algorithm,
+                took,
+            });
+            match slot {
+                Slot::ServiceAccount => outcomes.service_account = Some(key),
+                Slot::Certificate(name) => {
+                    if let Some(job) = jobs.get(&name) {
+                        requests.push(named(name, request::obtain(&desk, job, Fresh::Key(key))));
+                    }
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+/// Keys that only became necessary after the first look: the clock was behind, or an authority appeared.
+fn late_keys(
+    jobs: &BTreeMap<CertName, Job<'_>>,
+    resumed: &BTreeMap<CertName, Resumed>,
+    awaited: &[Slot],
+) -> UnboundedReceiver<keys::Made> {
+    let missing = jobs
+        .values()
+        .map(|job| {
+            (
+                Slot::Certificate(job.asked.spec.name),
+                job.asked.spec.profile.key,
+            )
+        })
+        .filter(|(slot, _)| !awaited.contains(slot))
+        .filter(|(slot, _)| !matches!(slot, Slot::Certificate(name) if resumed.contains_key(name)));
+    keys::start(missing.collect())
+}
+
+async fn named<T>(name: CertName, request: impl Future<Output = T>) -> (CertName, T) {
+    (name, request.await)
+}
+
+/// A signer whose authority is not the one on disk would only produce certificates that are refused.
+pub(super) fn same_authority(
+    authority: Authority,
+    signer: &dyn Signer,
+    trusted: &TrustBundle,
+    offered: &TrustBundle,
+) -> Result<(), Failure> {
+    if trusted.vouches_for(offered) {
+        return Ok(());
+    }
+    let advice = match signer.kind() {
+        Kind::Embedded => {
+            "the embedded signer makes new authorities in every run and cannot sign for existing ones; use another signer, or start with an empty directory"
+        }
+        _ => {
+            "point the authority at the signer that holds its key, or bring the new CA certificate to every node first"
+        }
+    };
+    Err(Failure::new(
+        ExitCode::Refused,
+        format!(
+            "{} signs with another {authority} than the one on this node: it has {offered}, the node trusts {trusted}; {advice}",
+            signer.label()
+        ),
+    ))
+}
+
+fn no_authority(setup: &Setup, authority: Authority) -> Failure {
+    let path = setup
+        .plan
+        .bundle(authority)
+        .map_or_else(PathBuf::new, |spec| spec.path.clone());
+    Failure::new(
+        ExitCode::Configuration,
+        format!(
+            "the CA certificate of authority {authority} is not on this node and its signer does not hand it out; put it into {} (mode 0644) and run again",
+            path.display()
+        ),
+    )
+}

@@ -1,0 +1,244 @@
+//! The signers of a configuration, each with what it may read and keep: files, credentials, a directory of its own.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::{CLUSTER_TIMEOUT, absolute, names_in, root_of};
+use crate::agent::{ExitCode, Failure};
+use crate::http::Files;
+use crate::kubeapi::{Access, Api};
+use crate::names::Authority;
+use crate::schema::SecretFile;
+use crate::settings::Settings;
+use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
+use crate::signer::{self, Identity, Memory, Signer, exec};
+use crate::store::{self, FileKind, Root};
+use crate::x509::KeyAlgorithm;
+
+type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
+
+pub(crate) fn open_signers(
+    root: &Root,
+    settings: &Settings,
+    identity: &Identity,
+    authority_key: KeyAlgorithm,
+    now: OffsetDateTime,
+) -> Result<Signers, Failure> {
+    let mut opened: BTreeMap<String, Rc<dyn Signer>> = BTreeMap::new();
+    let mut signers = Signers::new();
+    for authority in Authority::ALL {
+        let Some((name, config)) = settings.signer_of(authority) else {
+            continue;
+        };
+        let signer = match opened.get(name) {
+            Some(signer) => Rc::clone(signer),
+            None => {
+                let signer: Rc<dyn Signer> =
+                    open_signer(root, name, config, identity, authority_key, now)?.into();
+                opened.insert(name.to_owned(), Rc::clone(&signer));
+                signer
+            }
+        };
+        signers.insert(authority, (name.to_owned(), signer));
+    }
+    Ok(signers)
+}
+
+fn open_signer(
+    root: &Root,
+    name: &str,
+    config: &signer::Config,
+    identity: &Identity,
+    authority_key: KeyAlgorithm,
+    now: OffsetDateTime,
+) -> Result<Box<dyn Signer>, Failure> {
+    let drop_dir = |path: &Path| -> io::Result<Box<dyn DropDir>> {
+        let (root, base) = root_of(root, path).map_err(io::Error::other)?;
+        Ok(Box::new(RootedDrop { root, base }))
+    };
+    let site = signer::Site {
+        name,
+        now,
+        clock: OffsetDateTime::now_utc,
+        identity: identity.clone(),
+        authority_key,
+        files: Rc::new(RootedFiles(root.clone())),
+        credentials: credentials(),
+        memory: Rc::new(RootedMemory {
+            root: root.clone(),
+            directory: Path::new(store::STATE_DIR).join("signers").join(name),
+        }),
+        drop_dir: &drop_dir,
+        user: &user,
+    };
+    config
+        .open(&site)
+        .map_err(|error| Failure::new(ExitCode::Configuration, format!("signer {name}: {error}")))
+}
+
+/// The cluster that a kubeconfig on the node leads to.
+///
+/// # Errors
+/// A kubeconfig that cannot be used; nothing is sent yet.
+pub fn cluster(root: &Root, kubeconfig: &Path) -> Result<Api, Failure> {
+    let access = Access::Kubeconfig {
+        file: SecretFile::Path(absolute(kubeconfig)),
+        timeout: CLUSTER_TIMEOUT,
+    };
+    let files = Rc::new(RootedFiles(root.clone()));
+    Api::new(access, files, credentials(), OffsetDateTime::now_utc)
+        .map_err(|error| Failure::of_cluster(kubeconfig.display(), &error))
+}
+
+/// Where systemd put the unit's credentials.
+pub(super) fn credentials() -> Option<PathBuf> {
+    std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from)
+}
+
+/// A user by name or number, with its primary group, from `/etc/passwd` alone: a static binary has no NSS.
+fn user(user: &str) -> Option<exec::RunAs> {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    passwd
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find_map(|fields| match fields.as_slice() {
+            [name, _, uid, gid, ..] if *name == user || *uid == user => Some(exec::RunAs {
+                uid: uid.parse().ok()?,
+                gid: gid.parse().ok()?,
+            }),
+            _ => None,
+        })
+}
+
+/// The node's files, below the root first and then where this machine has them.
+pub(super) struct RootedFiles(pub(super) Root);
+
+impl Files for RootedFiles {
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        let (root, path) = root_of(&self.0, path).map_err(io::Error::other)?;
+        match root.read(&path).map_err(io::Error::other)? {
+            Some(content) => Ok(content.bytes),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
+        }
+    }
+}
+
+/// A signer's own directory in the state directory.
+struct RootedMemory {
+    root: Root,
+    directory: PathBuf,
+}
+
+impl Memory for RootedMemory {
+    fn recall(&self, name: &str) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
+        let content = self.root.read(self.directory.join(name));
+        Ok(content
+            .map_err(io::Error::other)?
+            .map(|content| content.bytes))
+    }
+
+    fn keep(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let directory = self.root.create_dir(&self.directory, 0o700);
+        let directory = directory.map_err(io::Error::other)?;
+        let kept = directory.write_atomic(name, bytes, 0o600);
+        kept.map(drop).map_err(io::Error::other)
+    }
+
+    fn forget(&self, name: &str) -> io::Result<()> {
+        match self.root.dir(&self.directory).map_err(io::Error::other)? {
+            Some(directory) => directory.remove(name).map(drop).map_err(io::Error::other),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The drop directory of a file-drop signer, inside its root.
+struct RootedDrop {
+    root: Root,
+    base: PathBuf,
+}
+
+impl RootedDrop {
+    /// The directory that holds `name`, and the last component of it.
+    fn place<'a>(&self, name: &'a str) -> (PathBuf, &'a str) {
+        match name.rsplit_once('/') {
+            Some((directory, file)) => (self.base.join(directory), file),
+            None => (self.base.clone(), name),
+        }
+    }
+}
+
+impl DropDir for RootedDrop {
+    fn make_dir(&self, name: &str, mode: u32) -> io::Result<()> {
+        self.root
+            .create_dir(self.base.join(name), mode)
+            .map(drop)
+            .map_err(io::Error::other)
+    }
+
+    fn write_atomic(&self, name: &str, bytes: &[u8], mode: u32) -> io::Result<()> {
+        let (directory, file) = self.place(name);
+        let directory = self
+            .root
+            .create_dir(directory, 0o755)
+            .map_err(io::Error::other)?;
+        directory
+            .write_atomic(file, bytes, mode)
+            .map(drop)
+            .map_err(io::Error::other)
+    }
+
+    fn read(&self, name: &str, limit: u64) -> io::Result<Option<Dropped>> {
+        let (directory, file) = self.place(name);
+        let Some(directory) = self.root.dir(directory).map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        let Some(found) = directory.metadata(file).map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        let meta = |found: &store::Metadata| Meta {
+            shape: match found.kind {
+                FileKind::File => Shape::Regular,
+                FileKind::Symlink => Shape::Symlink,
+                _ => Shape::Other,
+            },
+            uid: found.uid,
+            mode: found.mode,
+            size: found.size,
+            modified: (
+                found.modified.unix_timestamp(),
+                i64::from(found.modified.nanosecond()),
+            ),
+        };
+        if found.kind != FileKind::File || found.size > limit {
+            return Ok(Some(Dropped {
+                bytes: Vec::new(),
+                meta: meta(&found),
+            }));
+        }
+        let Some(content) = directory.read(file, limit).map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        Ok(Some(Dropped {
+            bytes: content.bytes.to_vec(),
+            meta: meta(&content.metadata),
+        }))
+    }
+
+    fn list(&self, name: &str) -> io::Result<Vec<String>> {
+        names_in(&self.root, &self.base.join(name))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let (directory, file) = self.place(name);
+        match self.root.dir(directory).map_err(io::Error::other)? {
+            Some(directory) => directory.remove(file).map(drop).map_err(io::Error::other),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! The way through a document by its schema: which keys there are, of which kind their values, and every fault met.
+
+use std::cell::RefCell;
+
+use zeroize::Zeroizing;
+
+use super::{Entry, Fault, Faults, Kind, Node, Spot, Value};
+
+/// One pass over one or several documents of a schema: collects the faults.
+pub struct Walk {
+    strict: bool,
+    faults: RefCell<Faults>,
+    asked: RefCell<Vec<String>>,
+}
+
+impl Walk {
+    /// Unknown keys are errors in a strict walk, warnings in a lenient one.
+    pub fn new(strict: bool) -> Self {
+        Walk {
+            strict,
+            faults: RefCell::default(),
+            asked: RefCell::default(),
+        }
+    }
+
+    /// Ends the pass.
+    pub fn into_faults(self) -> Faults {
+        self.faults.into_inner()
+    }
+
+    /// Adds a fault found by other means.
+    pub fn push(&self, fault: Fault) {
+        self.faults.borrow_mut().push(fault);
+    }
+
+    /// Every field that was looked for, with `*` for free names and `[]` for list items.
+    pub fn asked(&self) -> Vec<String> {
+        let mut asked = self.asked.borrow().clone();
+        asked.sort();
+        asked.dedup();
+        asked
+    }
+}
+
+/// A value on the way through a schema.
+#[derive(Clone)]
+pub struct Field<'a> {
+    walk: &'a Walk,
+    node: &'a Node,
+    path: String,
+    pattern: String,
+}
+
+impl<'a> Field<'a> {
+    /// The document itself.
+    pub fn root(walk: &'a Walk, node: &'a Node) -> Self {
+        Field {
+            walk,
+            node,
+            path: String::new(),
+            pattern: String::new(),
+        }
+    }
+
+    /// Where it stands, for a fault that may come later.
+    pub fn spot(&self) -> Spot {
+        Spot {
+            place: self.node.place.clone(),
+            field: self.path.clone(),
+        }
+    }
+
+    /// The pass it belongs to.
+    pub fn walk(&self) -> &'a Walk {
+        self.walk
+    }
+
+    /// The tree below.
+    pub fn node(&self) -> &'a Node {
+        self.node
+    }
+
+    /// Reports an error here.
+    pub fn error(&self, message: impl Into<String>, fix: impl Into<String>) {
+        self.walk.push(self.spot().error(message, fix));
+    }
+
+    /// Reports a warning here.
+    pub fn warning(&self, message: impl Into<String>, fix: impl Into<String>) {
+        self.walk.push(self.spot().warning(message, fix));
+    }
+
+    fn wrong_kind(&self, wanted: &str, fix: &str) {
+        self.error(
+            format!("is {}, must be {wanted}", self.node.kind_name()),
+            fix,
+        );
+    }
+
+    /// The value as a map, or a fault.
+    pub fn map(&self) -> Option<Map<'a>> {
+        match &self.node.kind {
+            Kind::Map(entries) => Some(Map {
+                field: self.clone(),
+                entries,
+                known: RefCell::default(),
+            }),
+            _ => {
+                self.wrong_kind("a map", "write `key: value` lines below it");
+                None
+            }
+        }
+    }
+
+    /// The value as a list, or a fault.
+    pub fn list(&self) -> Option<Vec<Field<'a>>> {
+        match &self.node.kind {
+            Kind::Seq(items) => Some(
+                items
+                    .iter()
+                    .enumerate()
+                    .map(|(index, node)| Field {
+                        walk: self.walk,
+                        node,
+                        path: format!("{}[{index}]", self.path),
+                        pattern: format!("{}[]", self.pattern),
+                    })
+                    .collect(),
+            ),
+            _ => {
+                self.wrong_kind("a list", "write `- item` lines below it");
+                None
+            }
+        }
+    }
+
+    /// The value as text, or a fault. Unquoted numbers and booleans are not text, for kubeadm neither.
+    pub fn string(&self) -> Option<String> {
+        let Kind::Scalar(scalar) = &self.node.kind else {
+            self.wrong_kind("text", "write the text after the colon");
+            return None;
+        };
+        match scalar.resolve() {
+            Value::Str(text) => Some(text.to_owned()),
+            // In a list: `- ` with nothing behind it.
+            Value::Null => Some(String::new()),
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
+                let written: &str = &scalar.text;
+                self.error(
+                    format!(
+                        "unquoted {written} is {}, must be text",
+                        self.node.kind_name()
+                    ),
+                    format!("write \"{written}\" in quotes"),
+                );
+                None
+            }
+        }
+    }
+
+    /// The value as text that no message may repeat, or a fault.
+    pub fn secret(&self) -> Option<Zeroizing<String>> {
+        let Kind::Scalar(scalar) = &self.node.kind else {
+            self.wrong_kind("text", "write the text after the colon");
+            return None;
+        };
+        match scalar.resolve() {
+            Value::Str(_) => Some(scalar.text.clone()),
+            Value::Null => Some(Zeroizing::default()),
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
+                self.wrong_kind("text", "write it in quotes");
+                None
+            }
+        }
+    }
+
+    /// The scalar as written, whatever it looks like, for values with a grammar of their own; or a fault.
+    pub fn written(&self) -> Option<String> {
+        match &self.node.kind {
+            Kind::Scalar(scalar) => Some(scalar.text.to_string()),
+            _ => self.string(),
+        }
+    }
+
+    /// The value as a whole number, or a fault.
+    pub fn integer(&self) -> Option<i64> {
+        if let Kind::Scalar(scalar) = &self.node.kind
+            && let Value::Int(number) = scalar.resolve()
+        {
+            return Some(number);
+        }
+        self.wrong_kind("a whole number", "write digits without quotes");
+        None
+    }
+
+    /// The value as a boolean, or a fault.
+    pub fn boolean(&self) -> Option<bool> {
+        if let Kind::Scalar(scalar) = &self.node.kind
+            && let Value::Bool(flag) = scalar.resolve()
+        {
+            return Some(flag);
+        }
+        self.wrong_kind("a boolean", "write true or false without quotes");
+        None
+    }
+}
+
+/// A map on the way through a schema: remembers which keys the schema knows.
+pub struct Map<'a> {
+    field: Field<'a>,
+    entries: &'a [Entry],
+    known: RefCell<Vec<String>>,
+}
+
+impl<'a> Map<'a> {
+    /// The value of a key. `None` when it is absent or null.
+    pub fn get(&self, key: &str) -> Option<Field<'a>> {
+        self.known.borrow_mut().push(key.to_owned());
+        let pattern = join(&self.field.pattern, key);
+        self.field.walk.asked.borrow_mut().push(pattern.clone());
+        let entry = self.entries.iter().rev().find(|entry| entry.key == key)?;
+        self.child(entry, pattern)
+    }
+
+    /// Every entry of a map with free names, in order; null values are left out.
+    pub fn named(&self) -> Vec<(String, Field<'a>)> {
+        let pattern = join(&self.field.pattern, "*");
+        self.field.walk.asked.borrow_mut().push(pattern.clone());
+        let mut named: Vec<(String, Field<'a>)> = Vec::new();
+        for entry in self.entries {
+            self.known.borrow_mut().push(entry.key.clone());
+            if let Some(field) = self.child(entry, pattern.clone()) {
+                named.retain(|(name, _)| *name != entry.key);
+                named.push((entry.key.clone(), field));
+            }
+        }
+        named
+    }
+
+    fn child(&self, entry: &'a Entry, pattern: String) -> Option<Field<'a>> {
+        (!entry.value.is_null()).then(|| Field {
+            walk: self.field.walk,
+            node: &entry.value,
+            path: join(&self.field.path, &entry.key),
+            pattern,
+        })
+    }
+
+    /// Keys that the schema has and that are of no use here.
+    pub fn ignore(&self, keys: &[&str]) {
+        let mut known = self.known.borrow_mut();
+        known.extend(keys.iter().map(|key| (*key).to_owned()));
+    }
+
+    /// The map as a field, for faults.
+    pub fn field(&self) -> &Field<'a> {
+        &self.field
+    }
+
+    /// Reports every key that was neither asked for nor ignored, with the nearest known one.
+    pub fn finish(&self) {
+        let known = self.known.borrow();
+        for entry in self.entries {
+            if known.contains(&entry.key) {
+                continue;
+            }
+            let near = did_you_mean(&entry.key, known.iter().map(String::as_str));
+            let fix = match (&near, self.field.walk.strict) {
+                (Some(near), _) => format!("did you mean {near}?"),
+                (None, true) if known.is_empty() => "remove it".to_owned(),
+                (None, true) => {
+                    let mut names: Vec<&str> = known.iter().map(String::as_str).collect();
+                    names.sort_unstable();
+                    names.dedup();
+                    format!("known here: {}", names.join(", "))
+                }
+                (None, false) => "it has no effect; remove it".to_owned(),
+            };
+            let spot = Spot {
+                place: entry.place.clone(),
+                field: join(&self.field.path, &entry.key),
+            };
+            self.field.walk.push(if self.field.walk.strict {
+                spot.error("unknown key", fix)
+            } else {
+                spot.warning("unknown field", fix)
+            });
+        }
+    }
+}
+
+pub(super) fn join(path: &str, key: &str) -> String {
+    if path.is_empty() {
+        key.to_owned()
+    } else {
+        format!("{path}.{key}")
+    }
+}
+
+/// The known name that a mistyped one most likely meant.
+pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+    let lower = name.to_lowercase();
+    known
+        .filter_map(|candidate| {
+            let other = candidate.to_lowercase();
+            let distance = edits(&lower, &other);
+            // `clusterConfig` for `clusterConfiguration` is many edits away and yet obvious.
+            let beginning = lower.len() >= 4 && other.starts_with(&lower);
+            let near = distance <= 2 && distance < candidate.chars().count();
+            (near || beginning).then_some((distance, candidate))
+        })
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate.to_owned())
+}
+
+/// Levenshtein distance, with the longest names cut: nobody mistypes 64 characters.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().take(64).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().take(64).enumerate() {
+        let mut next = vec![i + 1];
+        let mut left = i + 1;
+        for (y, above) in b.iter().zip(row.windows(2)) {
+            let &[diagonal, up] = above else { continue };
+            left = (diagonal + usize::from(x != *y)).min(up + 1).min(left + 1);
+            next.push(left);
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or(0)
+}

@@ -1,0 +1,135 @@
+//! Credentials that are good for one use, by a real OpenBao and the whole way: what its administrator runs, the user data,
+//! cloud-init, the node.
+
+use std::fs;
+use std::process::Command;
+
+use nodepki::names::{Authority, CertName};
+use serde_json::json;
+
+use super::machine::Machine;
+use super::{bootcmd, composed};
+use crate::node::{NODEPKI, Ran};
+use crate::servers::vault::{Bao, text};
+use crate::signer_vault::commented;
+
+/// As the comment in the signer's part has people make a pin.
+const PIN: &str =
+    "openssl x509 -in \"$1\" -pubkey -noout | openssl pkey -pubin -outform DER | sha256sum";
+
+fn shell(script: &str, argument: &str) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-euc", script, "sh", argument]);
+    shell
+}
+
+/// A machine whose nodepki is the real one; there is no cluster for it to upload anything to.
+fn machine(bao: &Bao, user_data: &str) -> Machine {
+    let machine = Machine::new().with_nodepki();
+    machine.stands_in(
+        "nodepki",
+        &format!(
+            "[ \"$1\" != certs ] || {{ umask 077; echo key >\"$4\"; exit; }}\nexec {NODEPKI} \"$@\""
+        ),
+    );
+    machine.write(
+        "etc/ssl/certs/corp-root.pem",
+        &fs::read_to_string(bao.ca_file()).unwrap(),
+    );
+    machine.user_data(user_data);
+    machine
+}
+
+#[test]
+fn a_wrapped_secret_id_is_enough_for_the_life_of_a_node_and_for_nobody_else() {
+    let bao = Bao::start();
+    let mut user_data = composed("user-data-first.yaml", "vault")
+        .replace("https://vault.example.com:8200", &bao.url());
+
+    // The server's administrator.
+    let bench = machine(&bao, "");
+    bench.run(["sh", "-c", &bootcmd(&user_data)]).done();
+    let setup = bench.nodepki(&["config", "signer-setup", "vault"]);
+    let authorized = |script: &str| {
+        let mut shell = shell(script, "");
+        bao.authorize(&mut shell);
+        Ran::of(&mut shell).done().stdout.trim().to_owned()
+    };
+    authorized(&setup.done().stdout);
+    for authority in Authority::ALL {
+        authorized(&commented(
+            &setup.stdout,
+            &format!("pki/{authority}/root/generate/internal"),
+        ));
+        let answer = bao.root().read(&format!("pki/{authority}/cert/ca"));
+        bench.write("ca.crt", &text(&answer["data"]["certificate"]));
+        let pin = Ran::of(&mut shell(PIN, bench.path("ca.crt").to_str().unwrap()));
+        let pin = pin
+            .done()
+            .stdout
+            .split_whitespace()
+            .next()
+            .unwrap()
+            .to_owned();
+        user_data = with_pin(&user_data, authority, &pin);
+    }
+    let role_id = authorized(&commented(&setup.stdout, "/role-id"));
+    let wrapping = authorized(&commented(&setup.stdout, "/secret-id"));
+    let user_data = user_data
+        .replace("5b7a2f0e-7f7b-4ab9-9a43-9b5a4f3d5a11", &role_id)
+        .replace("hvs.CAESIJexamplewrappingtoken", &wrapping);
+
+    // The node.
+    let node = machine(&bao, &user_data);
+    let boot = node.boot();
+    boot.is("done").ran.says_not(&role_id).says_not(&wrapping);
+    for name in CertName::KUBEADM {
+        let file = if name.is_kubeconfig() {
+            name.to_string()
+        } else {
+            format!("pki/{}.crt", name.base_name())
+        };
+        assert!(
+            node.path(&format!("etc/kubernetes/{file}")).exists(),
+            "{name}"
+        );
+    }
+    node.keeps_its_secrets();
+
+    // Whoever reads the user data now has nothing, and a machine that is given them says so.
+    let (status, answer) = bao
+        .root()
+        .as_token(&wrapping, "sys/wrapping/unwrap", json!({}));
+    assert_ne!(status, 200, "{answer}");
+    let second = machine(&bao, &user_data);
+    let boot = second.boot();
+    boot.is("error").ran.says("SECURITY");
+    assert_eq!(boot.count("kubeadm"), 0);
+
+    // The token that is used up is written at every boot, and stands in the way of nothing: neither of what is issued
+    // later …
+    let leaf = "etc/kubernetes/pki/apiserver-etcd-client.crt";
+    let before = node.read(leaf);
+    fs::remove_file(node.path(leaf)).unwrap();
+    node.boot().is("done");
+    assert_ne!(before, node.read(leaf));
+    // … nor of a boot while the server is away.
+    drop(bao);
+    let before = node.content("etc/kubernetes");
+    let boot = node.boot();
+    boot.is("done");
+    assert!(before == node.content("etc/kubernetes"));
+}
+
+fn with_pin(text: &str, authority: Authority, pin: &str) -> String {
+    let begin = format!("{authority}:");
+    text.lines()
+        .map(|line| match line.split_once("sha256: [\"") {
+            Some((head, tail)) if head.trim_start().starts_with(&begin) => {
+                let (_, tail) = tail.split_once('"').unwrap();
+                format!("{head}sha256: [\"{pin}\"{tail}\n")
+            }
+            _ => format!("{line}\n"),
+        })
+        .collect()
+}

@@ -1,0 +1,100 @@
+//! Two control planes, on each of which a daemon runs: whatever comes due at the same moment, they restart their
+//! components one after the other.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::join_control_plane::{prepare, starts};
+use crate::rotation_cluster::Daemon;
+use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
+use crate::servers::remote_signer::{PLUGIN, RemoteSigner};
+use crate::servers::static_pods::{StaticPods, Why};
+
+const SOCKET: &str = "/run/signer.sock";
+const ISSUED: &str = "/var/lib/nodepki/issued.json";
+const RESTARTS: &str = "/var/lib/nodepki/restarts.json";
+/// What a renewal restarts.
+const RESTARTED: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// No kubelet runs here.
+fn configure(node: &ClusterNode, curve: &str) {
+    let settings = format!(
+        "\
+apiVersion: nodepki.io/v1alpha1
+kind: NodePKIConfiguration
+authorities: {{ca: {{signer: remote}}, etcd-ca: {{signer: remote}}, front-proxy-ca: {{signer: remote}}}}
+signers: {{remote: {{exec: {{command: /bin/bash, args: ['{PLUGIN}', {SOCKET}], timeout: 30s}}}}}}
+pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}}}}}
+reload: {{hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
+"
+    );
+    node.write("/etc/nodepki/config.yaml", &settings);
+    // What is young by the record is not renewed again, whatever the reason.
+    let _ = std::fs::remove_file(node.path(ISSUED));
+}
+
+#[test]
+fn two_daemons_take_turns() {
+    let cluster = &Cluster::start(Authorities::External);
+    let second = cluster.add_node("cp2", "192.0.2.12");
+    prepare(cluster, &second);
+    starts(&second);
+    let nodes = [cluster.first(), &second];
+    cluster.first().write("/run/kubeadm/kubeadm.yaml", INIT);
+    let pods = nodes.map(StaticPods::of);
+    let _signers =
+        nodes.map(|node| RemoteSigner::start(&node.path(SOCKET), &cluster.authorities()));
+
+    // Every certificate has to be another one, on both at once.
+    nodes.iter().for_each(|node| configure(node, "P384"));
+    let mut daemons = nodes.map(Daemon::start);
+    settled(&mut daemons, &nodes, &pods, 1);
+    nodes.iter().for_each(|node| configure(node, "P256"));
+    daemons.iter_mut().for_each(Daemon::reload);
+    settled(&mut daemons, &nodes, &pods, 2);
+    daemons.iter_mut().for_each(Daemon::stop);
+
+    let [first, second] = pods.map(|pods| pods.starts());
+    for one in &first {
+        for other in &second {
+            let apart = one.ready.unwrap() < other.at || other.ready.unwrap() < one.at;
+            assert!(apart, "at the same time: {one:?}, {other:?}");
+        }
+    }
+}
+
+/// Each of them was restarted so often on both nodes, and nothing is left to do.
+fn settled(
+    daemons: &mut [Daemon; 2],
+    nodes: &[&ClusterNode; 2],
+    pods: &[StaticPods; 2],
+    times: usize,
+) {
+    let begin = Instant::now();
+    loop {
+        let all_were = pods
+            .iter()
+            .all(|pods| RESTARTED.iter().all(|name| pods.restarts(name) >= times));
+        if all_were && nodes.iter().all(|node| !node.path(RESTARTS).exists()) {
+            break;
+        }
+        assert!(
+            begin.elapsed() < LIMIT,
+            "{}",
+            daemons.each_ref().map(Daemon::said).join("\n")
+        );
+        daemons.iter_mut().for_each(Daemon::is_running);
+        thread::sleep(Duration::from_millis(100));
+    }
+    for pods in pods {
+        let starts = pods.starts();
+        assert!(
+            starts
+                .iter()
+                .all(|start| start.why == Why::Changed && RESTARTED.contains(&&*start.component)),
+            "{starts:?}"
+        );
+        assert_eq!(RESTARTED.map(|name| pods.restarts(name)), [times; 2]);
+    }
+}
