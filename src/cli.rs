@@ -23,6 +23,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use crate::agent::{self, ExitCode, Failure, Report};
+use crate::confine::confine;
 use crate::demo;
 use crate::join;
 use crate::kubeadm::{NodeName, Role, parse_duration};
@@ -353,6 +354,7 @@ impl Global {
     fn bootstrap(&self, loaded: Loaded) -> Result<ExitCode, Failure> {
         let terminal = Terminal::new(self.verbose);
         let root = self.open_root()?;
+        confine(&loaded.reach(&root)?);
         let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "bootstrap");
         let recorder = metrics.recorder(&loaded.setup, &terminal, now());
         let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &recorder));
@@ -398,6 +400,7 @@ impl Global {
 
     fn crl(&self, loaded: &Loaded) -> Result<ExitCode, Failure> {
         let root = self.open_root()?;
+        confine(&loaded.reach(&root)?);
         let terminal = Terminal::new(self.verbose);
         let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "crl");
         let recorder = metrics.recorder(&loaded.setup, &terminal, now());

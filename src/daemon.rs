@@ -19,6 +19,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Scope};
+use crate::confine::Reach;
 use crate::load::{self, Inputs, Loaded};
 use crate::metrics::{self, Metrics};
 use crate::plan::Output;
@@ -71,6 +72,9 @@ trait Surroundings {
     fn ran(&self) -> Duration;
 
     fn tell(&self, what: Tell<'_>);
+
+    /// Takes everything else from this process, for good.
+    fn confine(&self, reach: &Reach);
 }
 
 /// Rotates until it is told to stop.
@@ -118,6 +122,8 @@ impl<S: Surroundings> Daemon<'_, S> {
             Some(address) => Some(metrics::bind(address).await?),
             None => None,
         };
+        let reach = loaded.reach(self.root)?;
+        self.surroundings.confine(&reach);
         let clock = self.clock;
         let serve = async {
             match listener {
@@ -126,7 +132,7 @@ impl<S: Surroundings> Daemon<'_, S> {
             }
         };
         tokio::select! {
-            ended = self.rotate(loaded, read, &metrics) => ended,
+            ended = self.rotate(loaded, &reach, read, &metrics) => ended,
             never = serve => match never {},
         }
     }
@@ -134,6 +140,7 @@ impl<S: Surroundings> Daemon<'_, S> {
     async fn rotate(
         &mut self,
         mut loaded: Loaded,
+        reach: &Reach,
         read: impl AsyncFn() -> Result<Loaded, Failure>,
         metrics: &Metrics,
     ) -> Result<(), Failure> {
@@ -176,7 +183,7 @@ impl<S: Surroundings> Daemon<'_, S> {
                             agenda.files_changed(self.now(), self.surroundings.ran());
                         }
                         Wake::Files(Matter::Configuration) | Wake::Reload => {
-                            let goes_on = self.reload(&mut loaded, &mut agenda, &read).await;
+                            let goes_on = self.reload(&mut loaded, reach, &mut agenda, &read).await;
                             if goes_on.is_none() {
                                 break;
                             }
@@ -259,6 +266,7 @@ impl<S: Surroundings> Daemon<'_, S> {
     async fn reload(
         &mut self,
         loaded: &mut Loaded,
+        reach: &Reach,
         agenda: &mut Agenda,
         read: &impl AsyncFn() -> Result<Loaded, Failure>,
     ) -> Option<()> {
@@ -268,7 +276,17 @@ impl<S: Surroundings> Daemon<'_, S> {
             () = self.surroundings.stopped() => return None,
             fresh = read() => fresh,
         };
-        let fresh = fresh.and_then(|fresh| Ok((self.watched(&fresh)?, fresh)));
+        let fresh = fresh.and_then(|fresh| {
+            if let Some(what) = reach.lacks(&fresh.reach(self.root)?) {
+                return Err(Failure::new(
+                    ExitCode::Configuration,
+                    format!(
+                        "the new configuration needs to {what}, which this process has given up the right to: systemctl restart nodepki puts it in force"
+                    ),
+                ));
+            }
+            Ok((self.watched(&fresh)?, fresh))
+        });
         match fresh {
             Ok((watched, fresh)) => {
                 if fresh.settings.metrics != loaded.settings.metrics {

@@ -30,7 +30,7 @@
 //! | the step of rotation | [`rotation`] |
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`reload`], [`status`], [`offline`], [`metrics`] |
-//! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`failpoint`] |
+//! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`confine`], [`failpoint`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
@@ -62,6 +62,7 @@ pub mod certs;
 pub mod cli;
 pub mod clusterinfo;
 pub mod components;
+pub mod confine;
 pub mod daemon;
 pub mod demo;
 pub mod discovery;

@@ -5,6 +5,7 @@
 //! a file beside them.
 
 pub mod certs;
+mod reach;
 mod running;
 mod signers;
 

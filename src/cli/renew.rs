@@ -8,6 +8,7 @@ use clap::Args;
 use super::terminal::Terminal;
 use super::{Global, Output, Run, now, print, runtime, tell, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
+use crate::confine::confine;
 use crate::load::{AddressChange, Loaded};
 use crate::metrics::Metrics;
 use crate::names::CertName;
@@ -112,6 +113,7 @@ impl Arguments {
             global.print_report(&report)?;
             return Ok(report.code());
         }
+        confine(&loaded.reach(&root)?);
         let terminal = Terminal::new(global.verbose);
         let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "renew");
         let recorder = metrics.recorder(&loaded.setup, &terminal, now());

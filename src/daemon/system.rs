@@ -12,6 +12,7 @@ use super::alarm::{self, Alarm};
 use super::notify;
 use super::watch::{Watch, Watched};
 use super::{Surroundings, Tell, Wake};
+use crate::confine::{Reach, confine};
 use crate::store::Root;
 
 /// No step takes so long; one that does is stuck, and the service manager shall see it.
@@ -83,6 +84,10 @@ impl Surroundings for System {
 
     fn tell(&self, what: Tell<'_>) {
         notify::tell(&what);
+    }
+
+    fn confine(&self, reach: &Reach) {
+        confine(reach);
     }
 }
 

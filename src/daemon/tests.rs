@@ -243,6 +243,8 @@ impl Surroundings for World {
         passed()
     }
 
+    fn confine(&self, _reach: &Reach) {}
+
     fn tell(&self, what: Tell<'_>) {
         let text = match what {
             Tell::Ready => "READY".to_owned(),

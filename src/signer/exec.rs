@@ -61,6 +61,7 @@ use super::{
     About, Answer, Caps, Carry, Class, Configured, Kind, Lookup, Rejection, Request, RequestId,
     Resubmit, Signer, SignerError, Site, Ticket, Wanted, printable,
 };
+use crate::confine;
 use crate::kubeadm::format_duration;
 use crate::names::Authority;
 use crate::schema::{Form, Key, absolute, duration, free_map, key, required, texts};
@@ -339,7 +340,7 @@ impl Exec {
         if let Some(run_as) = self.run_as {
             command.gid(run_as.gid).uid(run_as.uid);
         }
-        command.spawn().map_err(|error| {
+        confine::spawn(command).map_err(|error| {
             let busy = error.kind() == io::ErrorKind::ExecutableFileBusy;
             let class = if busy {
                 Class::Transient
@@ -923,8 +924,7 @@ pub(crate) async fn run(
     let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
     prepared.args(args).env("HOME", home);
     prepared.envs(env.iter().map(|(key, value)| (key, value)));
-    let child = prepared
-        .spawn()
+    let child = confine::spawn(prepared)
         .map_err(|error| format!("{name} could not be started: {error}"))?;
     let finished = drive(child, &[], limit)
         .await

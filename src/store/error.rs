@@ -36,7 +36,7 @@ pub enum Error {
         files: u64,
     },
     /// A file system mounted read-only.
-    #[error("cannot {action} {path}: the file system is read-only; mount it read-write (`mount -o remount,rw ...`) and run again", path = path.display())]
+    #[error("cannot {action} {path}: the file system is read-only; mount it read-write (`mount -o remount,rw ...`), or name the directory in ReadWritePaths= of the systemd unit that this is run by, and run again", path = path.display())]
     ReadOnly {
         /// What was being done.
         action: &'static str,

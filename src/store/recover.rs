@@ -257,6 +257,18 @@ impl Store {
     }
 }
 
+impl Root {
+    /// The directories in which an interrupted run may have left something to be finished or removed.
+    ///
+    /// # Errors
+    /// When its record cannot be read.
+    pub fn unfinished_in(&self) -> Result<Vec<PathBuf>, Error> {
+        let record = self.read(Path::new(STATE_DIR).join(STAGING))?;
+        let staging = record.and_then(|record| serde_json::from_slice(&record.bytes).ok());
+        Ok(staging.unwrap_or_else(Staging::default).directories)
+    }
+}
+
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Staging {
     pub(super) directories: Vec<PathBuf>,

@@ -311,7 +311,7 @@ fn faults_of_the_disk_lose_nothing_and_are_told() {
         (
             "EROFS",
             77,
-            "the file system is read-only; mount it read-write (`mount -o remount,rw ...`) and run again",
+            "the file system is read-only; mount it read-write (`mount -o remount,rw ...`), or name the directory in ReadWritePaths= of the systemd unit that this is run by, and run again",
         ),
         ("EIO", 75, "EIO: I/O error"),
         (

@@ -18,6 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["kubeapi"],
     &["http"],
     &["store"],
+    &["confine"],
     &["failpoint"],
     &["assess"],
     &["plan"],

@@ -14,6 +14,7 @@ mod bootstrap_kubeadm;
 mod capi;
 mod certs;
 mod cloud_init;
+mod confine;
 mod crl;
 mod daemon;
 mod discovery;
@@ -71,3 +72,4 @@ mod store;
 #[cfg(feature = "failpoints")]
 mod store_crash;
 mod store_system;
+mod systemd_units;

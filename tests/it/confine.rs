@@ -1,0 +1,271 @@
+//! The second wall, on a kernel that has Landlock: what a thread and the real program can no longer do, and that what
+//! they are asked to do still works.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nodepki::confine::{Reach, confine, spawn};
+use tempfile::TempDir;
+
+use crate::log::logged;
+use crate::node::{INIT, NODEPKI, Node, Ran};
+use crate::signing::write_authorities;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn no_new_privs(status: &str) -> bool {
+    let status = fs::read_to_string(status).unwrap();
+    let line = status.lines().find(|line| line.starts_with("NoNewPrivs"));
+    line.unwrap().ends_with('1')
+}
+
+/// Acts in a thread that is confined to these directories; the log of confining it.
+fn confined<T: Send>(
+    writes: &[&Path],
+    programs: bool,
+    act: impl FnOnce() -> T + Send,
+) -> (T, String) {
+    let reach = Reach {
+        writes: writes.iter().map(|path| path.to_path_buf()).collect(),
+        programs,
+        ..Reach::default()
+    };
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let ((), log) = logged(|| confine(&reach));
+            (act(), log)
+        });
+        thread.join().unwrap()
+    })
+}
+
+fn denied<T: std::fmt::Debug>(result: std::io::Result<T>) {
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::PermissionDenied);
+}
+
+#[test]
+fn a_confined_thread_writes_where_it_must_and_nowhere_else() {
+    let (inside, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (inside, outside) = (inside.path(), outside.path());
+    fs::write(outside.join("there"), "as it was").unwrap();
+    fs::write(inside.join("program"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(inside.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
+    let ((), log) = confined(&[inside], false, || {
+        fs::create_dir(inside.join("a")).unwrap();
+        fs::write(inside.join("a/file"), "new").unwrap();
+        // From one directory to another, as when something is set aside.
+        fs::rename(inside.join("a/file"), inside.join("file")).unwrap();
+        std::os::unix::fs::symlink("file", inside.join("link")).unwrap();
+        fs::remove_file(inside.join("link")).unwrap();
+
+        denied(fs::write(outside.join("new"), ""));
+        denied(fs::write(outside.join("there"), "otherwise"));
+        denied(fs::remove_file(outside.join("there")));
+        denied(fs::create_dir(outside.join("dir")));
+        denied(std::os::unix::fs::symlink("there", outside.join("link")));
+        fs::rename(inside.join("file"), outside.join("file")).unwrap_err();
+        // Reading is nobody's wall.
+        assert_eq!(
+            fs::read_to_string(outside.join("there")).unwrap(),
+            "as it was"
+        );
+
+        // A program of the system runs, one that it could have written does not.
+        let systemctl = Command::new("/usr/bin/systemctl").arg("--version").output();
+        assert!(systemctl.unwrap().status.success());
+        denied(Command::new(inside.join("program")).status());
+        denied(TcpListener::bind("127.0.0.1:0"));
+        assert!(no_new_privs("/proc/thread-self/status"));
+        // What it starts is no freer.
+        let there = outside.join("there");
+        let child = Command::new("/bin/sh")
+            .args(["-c", "echo otherwise >\"$0\""])
+            .arg(&there)
+            .status();
+        assert!(!child.unwrap().success());
+        thread::scope(|scope| {
+            scope
+                .spawn(|| denied(fs::write(&there, "")))
+                .join()
+                .unwrap()
+        });
+    });
+    assert!(log.contains("confined in full"), "{log}");
+    assert_eq!(fs::read_dir(outside).unwrap().count(), 1);
+}
+
+#[test]
+fn a_directory_that_is_missing_can_be_made() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("etc/kubernetes/pki");
+    confined(&[&path], false, || {
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("ca.crt"), "").unwrap();
+    });
+}
+
+#[test]
+fn programs_of_others_are_started_outside() {
+    let (inside, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let file = outside.path().join("status");
+    confined(&[inside.path()], true, || {
+        denied(fs::write(&file, ""));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let status = runtime.block_on(async {
+            let mut command = tokio::process::Command::new("/bin/sh");
+            command
+                .args(["-c", "cat /proc/self/status >\"$0\""])
+                .arg(&file);
+            spawn(command).unwrap().wait().await
+        });
+        assert!(status.unwrap().success());
+    });
+    assert!(!no_new_privs(file.to_str().unwrap()));
+}
+
+/// What a plug-in writes, and how it is run, is its own affair.
+#[test]
+fn a_plug_in_is_not_confined() {
+    let node = Node::new();
+    let script = node.outside("plugin.sh");
+    let marker = TempDir::new().unwrap();
+    let marker = marker.path().join("status");
+    let text = format!(
+        "#!/bin/bash\ncat /proc/self/status >{}\nexec bash {} \"$@\"\n",
+        marker.display(),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh"),
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
+    let signer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
+    assert!(settings.contains(signer), "{settings}");
+    let settings = settings.replace(signer, script.to_str().unwrap());
+    fs::write(node.outside("config.yaml"), settings).unwrap();
+    Ran::of(&mut node.ask_command("60s")).done();
+    assert!(!no_new_privs(marker.to_str().unwrap()));
+}
+
+/// The program as `/` has it: in a directory that is the root to it, since it writes nowhere else there.
+struct Machine(TempDir);
+
+impl Machine {
+    fn new() -> Self {
+        let machine = Machine(TempDir::new().unwrap());
+        write_authorities(&machine.path("srv/ca"));
+        for file in ["ca.crt", "front-proxy-ca.crt", "etcd/ca.crt"] {
+            let pem = fs::read(machine.path("srv/ca").join(file)).unwrap();
+            machine.write(&format!("etc/kubernetes/pki/{file}"), &pem);
+        }
+        machine.write("run/kubeadm/kubeadm.yaml", INIT.as_bytes());
+        machine.write(
+            "etc/nodepki/config.yaml",
+            b"apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {here: {local: {directory: /srv/ca}}}\nmetrics: {textfile: /srv/late/nodepki.prom}\n",
+        );
+        fs::copy(NODEPKI, machine.path("nodepki")).unwrap();
+        machine
+    }
+
+    fn path(&self, path: &str) -> std::path::PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn write(&self, path: &str, bytes: &[u8]) {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    fn nodepki(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("unshare");
+        command.arg("--mount");
+        if !nix::unistd::geteuid().is_root() {
+            command.arg("--map-root-user");
+        }
+        command
+            .arg(format!("--root={}", self.0.path().display()))
+            .arg("/nodepki")
+            .args(arguments);
+        command.env_remove("JOURNAL_STREAM");
+        command
+    }
+
+    fn daemon(&self) -> Daemon<'_> {
+        let log = fs::File::create(self.path("log")).unwrap();
+        let mut command = self.nodepki(&["daemon", "-v", "--log", "text"]);
+        let child = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        Daemon {
+            machine: self,
+            child,
+        }
+    }
+}
+
+struct Daemon<'a> {
+    machine: &'a Machine,
+    child: Child,
+}
+
+impl Daemon<'_> {
+    /// Waits until it has logged these words.
+    #[track_caller]
+    fn logs(&self, words: &str) -> String {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let log = fs::read_to_string(self.machine.path("log")).unwrap();
+            if log.contains(words) {
+                return log;
+            }
+            assert!(Instant::now() < give_up, "{words:?} is missing in:\n{log}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_daemon_does_its_work_confined() {
+    let machine = Machine::new();
+    Ran::of(&mut machine.nodepki(&["bootstrap"])).done();
+    let daemon = machine.daemon();
+    daemon.logs("everything is in place");
+    let tasks = format!("/proc/{}/task", daemon.child.id());
+    for task in fs::read_dir(tasks).unwrap() {
+        let status = task.unwrap().path().join("status");
+        assert!(no_new_privs(status.to_str().unwrap()));
+    }
+
+    // What was not there when it started is not in its reach; the certificate is.
+    fs::create_dir(machine.path("srv/late")).unwrap();
+    let certificate = machine.path("etc/kubernetes/pki/apiserver.crt");
+    fs::remove_file(&certificate).unwrap();
+    daemon.logs("Permission denied");
+    assert!(certificate.exists());
+    assert_eq!(fs::read_dir(machine.path("srv/late")).unwrap().count(), 0);
+
+    // A new configuration that needs more waits for a new process.
+    machine.write(
+        "etc/nodepki/config.d/hooks.yaml",
+        b"apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nreload: {hooks: [{on: [apiserver], command: [/bin/true]}]}\n",
+    );
+    daemon.logs("needs to run programs, which this process has given up the right to: systemctl restart nodepki");
+    drop(daemon);
+    let daemon = machine.daemon();
+    daemon.logs("everything is in place");
+    drop(daemon);
+}

@@ -1,0 +1,248 @@
+//! The units below `systemd/`, judged by a current systemd without one running; what they say twice is the same, and
+//! what they say of nodepki is true.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use nodepki::agent::ExitCode;
+use serde_json::Value;
+
+use crate::node::{NODEPKI, Ran};
+use crate::servers::bin;
+
+const UNITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/systemd");
+const SERVICES: [&str; 3] = [
+    "nodepki-bootstrap.service",
+    "nodepki-renew.service",
+    "nodepki.service",
+];
+const TIMER: &str = "nodepki-renew.timer";
+/// Ten times the exposure that systemd-analyze prints.
+const EXPOSURE: &str = "--threshold=25";
+
+fn unit(name: &str) -> String {
+    fs::read_to_string(format!("{UNITS}/{name}")).unwrap()
+}
+
+/// Every value of a key, in order.
+fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
+    let lines = unit
+        .lines()
+        .filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    lines.collect()
+}
+
+/// The project's units as a machine has them, under `/run/systemd/system` of the Debian that tests/servers/debian made.
+struct Machine(tempfile::TempDir);
+
+impl Machine {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        // chroot'ed processes are root as well, but systemd-analyze reads what all may read.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        for name in SERVICES.into_iter().chain([TIMER]) {
+            fs::write(dir.path().join(name), unit(name)).unwrap();
+        }
+        Machine(dir)
+    }
+
+    fn file(&self, name: &str, text: &str) {
+        let path = self.0.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn analyze(&self, arguments: &[&str]) -> Output {
+        Command::new(bin("in-trixie"))
+            .arg("--bind")
+            .args([self.0.path(), Path::new("/run/systemd/system")])
+            .args(["--", "systemd-analyze", "--no-pager"])
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+
+    /// Unknown keys and sections, cycles, units and programs that are missing: all are errors.
+    fn verify(&self, unit: &str) -> Output {
+        self.analyze(&["verify", "--man=no", "--recursive-errors=yes", unit])
+    }
+
+    fn security(&self, unit: &str) -> Output {
+        self.analyze(&["security", "--offline=true", EXPOSURE, unit])
+    }
+}
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout, &output.stderr];
+    both.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+        .join("\n")
+}
+
+fn passes(output: &Output) {
+    assert!(output.status.success(), "{}", text(output));
+}
+
+#[test]
+fn systemd_has_nothing_to_say_about_the_units() {
+    let machine = Machine::new();
+    for name in SERVICES.into_iter().chain([TIMER]) {
+        let output = machine.verify(name);
+        passes(&output);
+        assert_eq!(text(&output).trim(), "", "{name}");
+    }
+    machine.file("nodepki-wrong.service", "[Service]\nExecStrat=/bin/true\n");
+    let wrong = machine.verify("nodepki-wrong.service");
+    assert!(!wrong.status.success(), "{}", text(&wrong));
+}
+
+#[test]
+fn systemd_has_nothing_to_say_about_the_drop_ins() {
+    let machine = Machine::new();
+    let mut count = 0;
+    for entry in fs::read_dir(format!("{UNITS}/drop-ins")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        // Both places that the files name.
+        for folder in ["nodepki-.service.d", "nodepki.service.d"] {
+            assert!(text.contains(&format!("/etc/systemd/system/{folder}/")));
+            let name = path.file_name().unwrap().to_str().unwrap();
+            machine.file(&format!("{folder}/{name}"), &text);
+        }
+        count += 1;
+    }
+    assert!(count >= 3);
+    for name in SERVICES {
+        let output = machine.verify(name);
+        passes(&output);
+        assert_eq!(text(&output).trim(), "", "{name}");
+    }
+}
+
+#[test]
+fn the_units_are_hardened() {
+    let machine = Machine::new();
+    for name in SERVICES {
+        let output = machine.security(name);
+        passes(&output);
+        let told = text(&output);
+        let overall = told.lines().find(|line| line.contains("Overall exposure"));
+        println!("{}", overall.unwrap());
+    }
+    machine.file(
+        "nodepki-open.service",
+        "[Service]\nExecStart=/usr/bin/nodepki daemon\n",
+    );
+    let open = machine.security("nodepki-open.service");
+    assert!(!open.status.success(), "{}", text(&open));
+}
+
+/// From the first comment about what may be written to the end of the section.
+fn restrictions(name: &str) -> String {
+    let unit = unit(name);
+    let begin = unit.find("# What a run may write").unwrap();
+    let rest = &unit[begin..];
+    rest.split("\n[Install]").next().unwrap().trim().to_owned()
+}
+
+#[test]
+fn all_services_are_restricted_in_the_same_words() {
+    let first = restrictions(SERVICES[0]);
+    assert!(first.lines().count() > 40);
+    for name in SERVICES {
+        assert_eq!(restrictions(name), first, "{name}");
+    }
+}
+
+#[test]
+fn what_does_not_pass_is_not_tried_again() {
+    let lasting = [
+        ExitCode::Usage,
+        ExitCode::Refused,
+        ExitCode::NotPermitted,
+        ExitCode::Configuration,
+    ];
+    let lasting = lasting.map(|code| (code as u8).to_string()).join(" ");
+    for name in ["nodepki-bootstrap.service", "nodepki.service"] {
+        let unit = unit(name);
+        assert_eq!(values(&unit, "RestartPreventExitStatus"), [&lasting]);
+        assert_eq!(values(&unit, "Restart"), ["on-failure"]);
+        assert_eq!(values(&unit, "StartLimitIntervalSec"), ["0"]);
+    }
+    // The timer does it.
+    assert!(values(&unit("nodepki-renew.service"), "Restart").is_empty());
+}
+
+/// A node that cloud-init or Cluster API has described is bootstrapped, by the places that the settings look in.
+#[test]
+fn bootstrap_waits_for_the_files_that_the_settings_name() {
+    let root = tempfile::tempdir().unwrap();
+    let shown = Ran::of(
+        Command::new(NODEPKI)
+            .arg("--root")
+            .arg(root.path())
+            .args(["config", "show", "-o", "json"]),
+    );
+    shown.done();
+    let settings: Value = serde_json::from_str(&shown.stdout).unwrap();
+    let unit = unit("nodepki-bootstrap.service");
+    let conditions = values(&unit, "ConditionPathExists");
+    let files = settings["kubeadm"]["files"].as_array().unwrap();
+    assert!(!files.is_empty());
+    for file in files {
+        let condition = format!("|{}", file.as_str().unwrap());
+        assert!(conditions.contains(&condition.as_str()), "{condition}");
+    }
+    let kept = format!("|{}", nodepki::join::KEPT);
+    assert!(conditions.contains(&kept.as_str()), "{kept}");
+}
+
+#[test]
+fn commands_of_the_units_exist() {
+    for name in SERVICES {
+        let unit = unit(name);
+        for key in ["ExecStart", "ExecCondition"] {
+            for command in values(&unit, key) {
+                let mut words = command.split(' ');
+                assert_eq!(words.next(), Some("/usr/bin/nodepki"), "{command}");
+                Ran::of(Command::new(NODEPKI).args(words).arg("--help")).done();
+            }
+        }
+    }
+}
+
+/// What was there before keeps its mode.
+#[test]
+fn directories_that_the_units_write_to_are_made() {
+    let root = tempfile::tempdir().unwrap();
+    let create = || {
+        let output = Command::new("systemd-tmpfiles")
+            .arg("--create")
+            .arg(format!("--root={}", root.path().display()))
+            .arg(format!("{UNITS}/tmpfiles.conf"))
+            .output()
+            .unwrap();
+        passes(&output);
+        assert_eq!(text(&output).trim(), "");
+    };
+    let mode = |path: &str| {
+        let metadata = fs::metadata(root.path().join(path)).unwrap();
+        metadata.permissions().mode() & 0o7777
+    };
+    create();
+    assert_eq!(mode("etc/kubernetes"), 0o755);
+    assert_eq!(mode("var/lib/kubelet"), 0o750);
+    assert_eq!(mode("var/lib/kubelet/pki"), 0o755);
+    assert_eq!(mode("var/lib/nodepki"), 0o700);
+    let kubernetes = root.path().join("etc/kubernetes");
+    fs::set_permissions(kubernetes, fs::Permissions::from_mode(0o700)).unwrap();
+    create();
+    assert_eq!(mode("etc/kubernetes"), 0o700);
+
+    let unit = unit(SERVICES[0]);
+    let written = values(&unit, "ReadWritePaths").join(" ");
+    for path in ["/etc/kubernetes", "/var/lib/kubelet/pki"] {
+        assert!(written.split(' ').any(|word| word == format!("-{path}")));
+    }
+}
