@@ -57,14 +57,6 @@ impl<'a> Container<'a> {
         self
     }
 
-    /// With a file or folder of the machine outside in it.
-    pub(crate) fn with(mut self, outside: &Path, inside: &str, writable: bool) -> Self {
-        let bind = if writable { "bind" } else { "bind-ro" };
-        self.options
-            .push(format!("--{bind}={}:{inside}", outside.display()));
-        self
-    }
-
     fn dir(&self) -> &Path {
         self.dir.as_ref().unwrap().path()
     }
@@ -117,7 +109,17 @@ impl Machine for Container<'_> {
             .open(dir.join("log"));
         let log = log.unwrap();
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "bash"]);
+        // With a process namespace: whatever ends this program ends all that is in there.
+        command.args([
+            "--pdeathsig",
+            "KILL",
+            "--",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+        ]);
+        command.args(["--kill-child", "--mount-proc", "bash"]);
         command.arg(concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/vm-tests/container.sh"
@@ -139,14 +141,11 @@ impl Machine for Container<'_> {
     fn cut(&mut self) {
         self.bench.count_cut();
         let running = self.running.as_ref().expect("it does not run");
-        // The container's init: with it the kernel ends everything in there, and systemd-nspawn sees it.
+        // The first process of the namespace: the kernel ends all others before it is gone.
         let id = running.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-        for child in children.split_whitespace() {
-            let _ = kill(Pid::from_raw(child.parse().unwrap()), Signal::SIGKILL);
-        }
-        if children.is_empty() {
-            let _ = kill(Pid::from_raw(id.try_into().unwrap()), Signal::SIGKILL);
+        let first = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+        for process in first.split_whitespace() {
+            kill(Pid::from_raw(process.parse().unwrap()), Signal::SIGKILL).unwrap();
         }
         self.wait();
     }

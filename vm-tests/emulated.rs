@@ -106,11 +106,6 @@ impl<'a> Emulated<'a> {
         self.disks.push(other.dir().join("disk.qcow2"));
     }
 
-    pub(crate) fn give_disk_back(&mut self) {
-        assert!(self.running.is_none(), "a disk has one machine at a time");
-        self.disks.clear();
-    }
-
     fn dir(&self) -> &Path {
         self.dir.as_ref().unwrap().path()
     }

@@ -12,6 +12,8 @@ mod first_boot;
 mod full_disk;
 #[path = "scenarios/lost-writes/scenario.rs"]
 mod lost_writes;
+#[path = "scenarios/package/scenario.rs"]
+mod package;
 #[path = "scenarios/pending/scenario.rs"]
 mod pending;
 #[path = "scenarios/power-cuts/scenario.rs"]
@@ -39,6 +41,7 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario { name: "refused", tier: Tier::Container, shows: "a wrong pin: nothing installed, cloud-init says error", run: refused::run },
     Scenario { name: "full-disk", tier: Tier::Container, shows: "no room for a renewal: what serves stays, then it succeeds", run: full_disk::run },
     Scenario { name: "read-only-etc", tier: Tier::Container, shows: "/etc read-only: 77, and what serves stays", run: read_only_etc::run },
+    Scenario { name: "package", tier: Tier::Container, shows: "upgraded, removed, purged on a node that runs: the PKI stays", run: package::run },
     Scenario { name: "lost-writes", tier: Tier::Disk, shows: "a cut at each flush of a bootstrap and a renewal, half of the rest lost", run: lost_writes::run },
     Scenario { name: "first-boot", tier: Tier::Emulated, shows: "the PKI is whole before the kubelet starts; cloud-init, journal, timer", run: first_boot::emulated },
     Scenario { name: "power-cuts", tier: Tier::Emulated, shows: "a killed machine comes up whole", run: power_cuts::run },

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use tempfile::TempDir;
@@ -10,7 +10,6 @@ use tempfile::TempDir;
 /// Read-only to the machines: each has an overlay, or a disk backed by this one's.
 pub(crate) struct System {
     image: PathBuf,
-    package: PathBuf,
     installed: TempDir,
 }
 
@@ -26,11 +25,7 @@ impl System {
         let mut command = Command::new(install);
         command.args([&image, &package, &multirootca]);
         run(command.arg(installed.path()));
-        System {
-            image,
-            package,
-            installed,
-        }
+        System { image, installed }
     }
 
     /// The lower directories of a machine's overlay, as mount(8) takes them.
@@ -48,11 +43,6 @@ impl System {
 
     pub(crate) fn kernel(&self) -> PathBuf {
         self.image.join("vmlinuz")
-    }
-
-    /// The .deb that is installed.
-    pub(crate) fn package(&self) -> &Path {
-        &self.package
     }
 
     /// A file that was installed, seen outside of any machine.

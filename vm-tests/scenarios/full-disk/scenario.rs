@@ -17,9 +17,10 @@ pub(crate) fn run(bench: &Bench) {
     let free = machine.done("df --output=avail / | tail -n 1");
     assert_eq!(free.trim(), "0");
 
-    machine.run("systemctl start nodepki-renew.service");
-    let result = machine.done("systemctl show -P Result nodepki-renew.service");
-    assert_eq!(result.trim(), "exit-code");
+    // No failure of the unit: the certificates have months yet. The journal has no room either for the reason.
+    machine.done("systemctl start nodepki-renew.service");
+    let said = machine.run("nodepki renew").said;
+    assert!(said.contains("has room for 0 bytes"), "{said}");
     let after = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
     assert_eq!(before, after, "a full disk has changed something");
 

@@ -30,13 +30,16 @@ pub(crate) fn renew_and_cut(
     for cut in 0..cuts {
         let curve = ["P384", "P256"][cut as usize % 2];
         let before = serials(machine);
+        let settings = format!(
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+             pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}}}}}"
+        );
         machine.done(&format!(
-            "cat >/etc/nodepki/config.d/90-keys.yaml <<'END'\n\
-             apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
-             pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}}}}}\nEND\n\
-             # What was issued within the hour is left alone, as far as nodepki remembers.\n\
-             rm /var/lib/nodepki/issued.json; sync"
+            "echo '{settings}' >/etc/nodepki/config.d/90-keys.yaml"
         ));
+        // What was issued within the hour is left alone, as far as nodepki remembers.
+        machine.done("rm /var/lib/nodepki/issued.json");
+        machine.done("sync");
         machine.done("systemctl start --no-block nodepki-renew.service");
         dice.wait(within);
         machine.cut();
