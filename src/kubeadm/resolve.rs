@@ -15,7 +15,7 @@ const FETCH_CLUSTER: &str = "bootstrap asks the cluster for it, unless kubeadm.f
 /// Joins the documents with what the host knows.
 ///
 /// # Errors
-/// All faults of [`load`] and of the rules that join several documents, warnings included, in reading order.
+/// All faults of [`load`](super::load) and of the rules that join several documents, warnings included, in reading order.
 pub fn resolve(
     loaded: &Loaded,
     host: &HostFacts,

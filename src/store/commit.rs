@@ -207,7 +207,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::NotCommitted`]: everything is as it was. [`Error::Unfinished`]: the next start finishes; this store
-    /// commits nothing more, drop it and call [`Locked::recover`] again.
+    /// commits nothing more, drop it and call [`Locked::recover`](super::Locked::recover) again.
     pub fn commit(&mut self, commit: Commit) -> Result<Committed, Error> {
         if self.unfinished {
             return Err(Error::RecoverFirst {

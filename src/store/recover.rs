@@ -50,6 +50,16 @@ impl Root {
         }
         Ok(false)
     }
+
+    /// The directories in which an interrupted run may have left something to be finished or removed.
+    ///
+    /// # Errors
+    /// When its record cannot be read.
+    pub fn unfinished_in(&self) -> Result<Vec<PathBuf>, Error> {
+        let record = self.read(Path::new(STATE_DIR).join(STAGING))?;
+        let staging = record.and_then(|record| serde_json::from_slice(&record.bytes).ok());
+        Ok(staging.unwrap_or_else(Staging::default).directories)
+    }
 }
 
 impl Locked {
@@ -254,18 +264,6 @@ impl Store {
             self.state.sync()?;
         }
         Ok(dir)
-    }
-}
-
-impl Root {
-    /// The directories in which an interrupted run may have left something to be finished or removed.
-    ///
-    /// # Errors
-    /// When its record cannot be read.
-    pub fn unfinished_in(&self) -> Result<Vec<PathBuf>, Error> {
-        let record = self.read(Path::new(STATE_DIR).join(STAGING))?;
-        let staging = record.and_then(|record| serde_json::from_slice(&record.bytes).ok());
-        Ok(staging.unwrap_or_else(Staging::default).directories)
     }
 }
 
