@@ -107,7 +107,7 @@ pub(crate) fn run(chosen: &[&Scenario]) -> ExitCode {
     );
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let of = |emulated: bool| -> Vec<&Scenario> {
-        let mut some: Vec<_> = chosen.iter().copied().collect();
+        let mut some = chosen.to_vec();
         some.retain(|scenario| (scenario.tier == Tier::Emulated) == emulated);
         some
     };

@@ -7,6 +7,11 @@ use crate::seed::Signer;
 
 pub(crate) fn run(bench: &Bench) {
     let mut machine = bench.container(Signer::Directory, "");
+    // What the administrator mounts there.
+    machine.put(
+        "/srv/nodepki/README",
+        "requests go out, certificates come in\n",
+    );
     machine.boot();
     pending(&mut machine);
     let before = requests(&mut machine);

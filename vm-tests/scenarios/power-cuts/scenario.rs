@@ -12,13 +12,10 @@ use super::renewal_cuts::renew_and_cut;
 
 pub(crate) fn run(bench: &Bench) {
     let mut dice = Dice::new(bench);
-    let mut machine = bench.emulated(
-        Signer::Cfssl,
-        include_str!("../bootstrap-cuts/user-data.yaml"),
-    );
+    let mut machine = bench.emulated(Signer::Cfssl, "");
     machine.boot();
     machine.until("test -e /var/lib/nodepki", 60);
-    dice.wait(Duration::from_secs(6));
+    dice.wait(Duration::from_secs(4));
     machine.cut();
     machine.boot();
     machine.node_up();
