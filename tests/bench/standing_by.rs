@@ -14,42 +14,28 @@
     reason = "a benchmark that cannot run stops"
 )]
 
+mod daemon;
 mod fleet;
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use nodepki::names::Authority;
-use nodepki::schedule::{self, Life, Rotation};
-use nodepki::store::{Issued, Root};
-use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
-use tempfile::TempDir;
-use time::OffsetDateTime;
+use daemon::Daemon;
 
-const NODE: &str = "cp1";
 /// Renewals of everything that are waited for.
 const ROUNDS: usize = 5;
 /// Due after half of it, and long enough for the second between two steps not to matter.
 const SHORT_LIFE: &str = "24s";
-const PATIENCE: Duration = Duration::from_secs(60);
-/// For a daemon that has just done something to come to rest.
-const REST: Duration = Duration::from_secs(3);
 /// A sign of life each second, to see what one costs; and one that a unit might ask for.
 const WATCHDOG: Duration = Duration::from_secs(2);
 const USUAL_WATCHDOG: Duration = Duration::from_secs(600);
 
 fn main() {
+    let program = Path::new(env!("CARGO_BIN_EXE_nodepki"));
     let seconds = std::env::args().find_map(|argument| argument.parse().ok());
     let seconds = Duration::from_secs(seconds.unwrap_or(60));
     println!("| the daemon while nothing is due | | goal |\n| --- | --- | --- |");
-    let idle = Daemon::start("24h", None).seen_for(seconds);
+    let idle = Daemon::start(program, "24h", None).seen_for(seconds);
     println!("| resident memory | {:.1} MiB | 15 MiB |", idle.rss);
     let of_files = format!("of which pages of its file {:.1} MiB", idle.rss_of_files);
     println!(
@@ -58,7 +44,8 @@ fn main() {
     );
     println!("| wake-ups an hour | {:.0} | 0 |", idle.wake_ups_an_hour());
     println!("| CPU a day | {:.3} s | |", idle.cpu_a_day());
-    let watched = Daemon::start("24h", Some(WATCHDOG)).seen_for(seconds.min(WATCHDOG * 10));
+    let watched =
+        Daemon::start(program, "24h", Some(WATCHDOG)).seen_for(seconds.min(WATCHDOG * 10));
     let a_sign = watched.wake_ups_an_hour() / (3600.0 / (WATCHDOG / 2).as_secs_f64());
     println!(
         "| with WatchdogSec=10min, wake-ups an hour | {:.0} | |",
@@ -68,7 +55,7 @@ fn main() {
     println!(
         "\n| each certificate, local signer | median | min..max | n |\n| --- | --- | --- | --- |"
     );
-    let mut daemon = Daemon::start(SHORT_LIFE, None);
+    let mut daemon = Daemon::start(program, SHORT_LIFE, None);
     let mut late: Vec<f64> = (0..ROUNDS).flat_map(|_| daemon.renewal()).collect();
     late.sort_by(f64::total_cmp);
     println!(
@@ -94,212 +81,5 @@ fn main() {
             load.ratio(),
             case.goal.map_or(String::new(), |goal| goal.to_string())
         );
-    }
-}
-
-/// A daemon on a node that it has just given its certificates.
-struct Daemon {
-    dir: TempDir,
-    child: Child,
-    told: UnixDatagram,
-    issued: BTreeMap<String, Issued>,
-}
-
-impl Daemon {
-    fn start(lifetime: &str, watchdog: Option<Duration>) -> Self {
-        let dir = TempDir::new().unwrap();
-        let path = |below: &str| dir.path().join(below);
-        fs::create_dir(path("root")).unwrap();
-        make_authorities(&path("authorities"));
-        let config = format!(
-            "apiVersion: kubeadm.k8s.io/v1beta4
-kind: InitConfiguration
-localAPIEndpoint: {{advertiseAddress: 192.0.2.11}}
-nodeRegistration: {{name: {NODE}}}
----
-apiVersion: kubeadm.k8s.io/v1beta4
-kind: ClusterConfiguration
-kubernetesVersion: v1.36.2
-encryptionAlgorithm: ECDSA-P256
-certificateValidityPeriod: {lifetime}
-"
-        );
-        fs::write(path("kubeadm.yaml"), config).unwrap();
-        let told = UnixDatagram::bind(path("notify")).unwrap();
-        told.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_nodepki"));
-        command
-            .arg("--root")
-            .arg(path("root"))
-            .args(["daemon", "--signer"])
-            .arg(format!("local:{}", path("authorities").display()))
-            .arg("--kubeadm-config")
-            .arg(path("kubeadm.yaml"))
-            .env("NOTIFY_SOCKET", path("notify"))
-            .env_remove("WATCHDOG_PID")
-            .env_remove("WATCHDOG_USEC")
-            .stdin(Stdio::null())
-            .stderr(fs::File::create(path("log")).unwrap());
-        if let Some(watchdog) = watchdog {
-            command.env("WATCHDOG_USEC", watchdog.as_micros().to_string());
-        }
-        let child = command.spawn().unwrap();
-        let mut daemon = Daemon {
-            dir,
-            child,
-            told,
-            issued: BTreeMap::new(),
-        };
-        daemon.settle();
-        daemon
-    }
-
-    /// Waits until the daemon says that everything is in place.
-    fn settle(&mut self) {
-        let mut buffer = [0; 4096];
-        loop {
-            let length = self.told.recv(&mut buffer).unwrap_or_else(|error| {
-                let log = fs::read_to_string(self.dir.path().join("log"));
-                panic!("{error}\n{}", log.unwrap())
-            });
-            if buffer[..length].starts_with(b"STATUS=everything is in place") {
-                break;
-            }
-        }
-        let root = Root::open(self.dir.path().join("root")).unwrap();
-        let issued = root.issued().unwrap().into_iter();
-        self.issued = issued
-            .map(|(name, issued)| (name.to_string(), issued))
-            .collect();
-    }
-
-    /// How many milliseconds after it was due each certificate was in place, for the next one of each.
-    fn renewal(&mut self) -> Vec<f64> {
-        let due: BTreeMap<_, _> = self.issued.clone();
-        let begun = Instant::now();
-        while due.keys().any(|name| due[name] == self.issued[name]) {
-            assert!(begun.elapsed() < PATIENCE, "nothing is renewed");
-            self.settle();
-        }
-        due.into_iter()
-            .map(|(name, issued)| {
-                let life = Life {
-                    issued_at: issued.at,
-                    not_after: issued.not_after,
-                };
-                let (due, _) = schedule::due_at(&life, &Rotation::default(), NODE);
-                let file = self
-                    .dir
-                    .path()
-                    .join("root/etc/kubernetes")
-                    .join(file(&name));
-                let installed = fs::metadata(file).unwrap().modified().unwrap();
-                (OffsetDateTime::from(installed) - due).as_seconds_f64() * 1e3
-            })
-            .collect()
-    }
-
-    fn seen_for(&self, length: Duration) -> Seen {
-        sleep(REST);
-        let process = PathBuf::from(format!("/proc/{}", self.child.id()));
-        let before = (switches(&process), cpu(&process));
-        sleep(length);
-        let status = fs::read_to_string(process.join("status")).unwrap();
-        Seen {
-            length,
-            rss: field(&status, "VmRSS:") / 1024.0,
-            rss_of_files: field(&status, "RssFile:") / 1024.0,
-            switches: switches(&process) - before.0,
-            cpu: cpu(&process) - before.1,
-        }
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM);
-        let _ = self.child.wait();
-    }
-}
-
-/// What a daemon took in a piece of time.
-struct Seen {
-    length: Duration,
-    rss: f64,
-    rss_of_files: f64,
-    switches: f64,
-    cpu: f64,
-}
-
-impl Seen {
-    fn wake_ups_an_hour(&self) -> f64 {
-        self.switches / self.length.as_secs_f64() * 3600.0
-    }
-
-    fn cpu_a_day(&self) -> f64 {
-        self.cpu / self.length.as_secs_f64() * 86_400.0
-    }
-}
-
-fn file(name: &str) -> String {
-    match name.strip_prefix("etcd-") {
-        _ if name.ends_with(".conf") => name.to_owned(),
-        Some(of_etcd) => format!("pki/etcd/{of_etcd}.crt"),
-        None => format!("pki/{name}.crt"),
-    }
-}
-
-fn field(status: &str, name: &str) -> f64 {
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    line.unwrap()
-        .split_whitespace()
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap()
-}
-
-fn tasks(process: &Path) -> impl Iterator<Item = PathBuf> {
-    let tasks = fs::read_dir(process.join("task")).unwrap();
-    tasks.map(|task| task.unwrap().path())
-}
-
-/// Each voluntary one is a sleep, and its end a wake-up.
-fn switches(process: &Path) -> f64 {
-    tasks(process)
-        .map(|task| fs::read_to_string(task.join("status")).unwrap())
-        .map(|status| field(&status, "voluntary_ctxt_switches:"))
-        .sum()
-}
-
-/// Seconds, by the scheduler's count: that of utime and stime is too coarse for a process that sleeps.
-fn cpu(process: &Path) -> f64 {
-    tasks(process)
-        .map(|task| fs::read_to_string(task.join("schedstat")).unwrap())
-        .map(|counts| {
-            counts
-                .split_whitespace()
-                .next()
-                .unwrap()
-                .parse::<f64>()
-                .unwrap()
-                / 1e9
-        })
-        .sum()
-}
-
-fn make_authorities(dir: &Path) {
-    fs::create_dir_all(dir.join("etcd")).unwrap();
-    for authority in Authority::ALL {
-        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-        let base = dir.join(authority.base_name());
-        fs::write(base.with_extension("key"), key.to_pem().as_bytes()).unwrap();
-        let made = CertificateAuthority::self_signed(
-            authority.common_name(),
-            key,
-            OffsetDateTime::now_utc(),
-            Duration::from_secs(10 * 365 * 24 * 60 * 60),
-        );
-        fs::write(base.with_extension("crt"), made.unwrap().bundle().to_pem()).unwrap();
     }
 }

@@ -43,6 +43,11 @@ mod migrate;
 mod node;
 mod offline;
 mod openssl;
+mod package_budget;
+mod package_install;
+mod package_program;
+mod packages;
+mod packaging;
 mod readme;
 #[cfg(feature = "failpoints")]
 mod reload;

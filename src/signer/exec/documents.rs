@@ -1,0 +1,263 @@
+//! What a plug-in is told and what it answers: the JSON of the contract, and what breaks its rules.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ASSUMED, CallError, TEXT_LIMIT, Verb};
+use crate::names::Authority;
+use crate::signer::wire::API_VERSION;
+use crate::signer::{Answer, Caps, Carry, Lookup, Request, Resubmit, Ticket, printable};
+use crate::x509::UsageExtensions;
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Inquiry {
+    pub(super) api_version: &'static str,
+    pub(super) kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ca: Option<Authority>,
+}
+
+impl Inquiry {
+    pub(super) fn new(kind: &'static str, ca: Option<Authority>) -> Self {
+        Inquiry {
+            api_version: API_VERSION,
+            kind,
+            ca,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct InfoResponse {
+    kind: String,
+    #[serde(default)]
+    api_versions: Vec<String>,
+    #[serde(default)]
+    capabilities: Capabilities,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Capabilities {
+    organization: bool,
+    colon_common_name: bool,
+    ip_sans: bool,
+    usage_extensions_in_csr: bool,
+    crl: bool,
+    resubmit: String,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Capabilities {
+            organization: true,
+            colon_common_name: true,
+            ip_sans: true,
+            usage_extensions_in_csr: true,
+            crl: false,
+            resubmit: "idempotent".to_owned(),
+        }
+    }
+}
+
+impl InfoResponse {
+    pub(super) fn caps(&self) -> Result<Caps, String> {
+        if self.kind != "InfoResponse" {
+            return Err(format!(
+                "it answered `info` with kind {:?}",
+                printable(&self.kind, TEXT_LIMIT)
+            ));
+        }
+        if !self.api_versions.iter().any(|known| known == API_VERSION) {
+            return Err(format!(
+                "it speaks [{}] and not {API_VERSION}",
+                printable(&self.api_versions.join(", "), TEXT_LIMIT)
+            ));
+        }
+        let declared = &self.capabilities;
+        let carry = |yes| if yes { Carry::Yes } else { Carry::No };
+        Ok(Caps {
+            renewal: ASSUMED.renewal,
+            crl: carry(declared.crl),
+            own_name_san: ASSUMED.own_name_san,
+            organization: carry(declared.organization),
+            colon_common_name: carry(declared.colon_common_name),
+            ip_sans: carry(declared.ip_sans),
+            usage_extensions: if declared.usage_extensions_in_csr {
+                UsageExtensions::Requested
+            } else {
+                UsageExtensions::Omitted
+            },
+            pends: true,
+            lookup: Lookup::ByTicket,
+            resubmit: match declared.resubmit.as_str() {
+                "idempotent" => Resubmit::Adopts,
+                "duplicates" => Resubmit::Duplicates,
+                "once" => Resubmit::Forbidden,
+                other => {
+                    return Err(format!(
+                        "its capability `resubmit` is {:?}, not idempotent, duplicates or once",
+                        printable(other, TEXT_LIMIT)
+                    ));
+                }
+            },
+        })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct TrustResponse {
+    pub(super) api_version: String,
+    pub(super) kind: String,
+    pub(super) ca_pem: Option<String>,
+    pub(super) crl_pem: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SignResponse {
+    api_version: String,
+    kind: String,
+    request_id: String,
+    result: String,
+    certificate_pem: Option<String>,
+    chain_pem: Option<String>,
+    handle: Option<String>,
+    retry_after_seconds: Option<u64>,
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+pub(super) enum Response {
+    Answer(Answer),
+    Failed(String),
+    Retry {
+        after: Option<Duration>,
+        why: String,
+    },
+}
+
+/// Exactly one JSON object, nothing but white space around it.
+pub(super) fn parse<T: for<'de> Deserialize<'de>>(output: &[u8]) -> Result<T, String> {
+    let text = output.trim_ascii();
+    match text.first() {
+        Some(b'{') => {}
+        Some(_) => return Err("its stdout is not one JSON object".to_owned()),
+        None => return Err("its stdout is empty".to_owned()),
+    }
+    // The parser's message carries a position and field names, never what was written there.
+    serde_json::from_slice(text).map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => format!(
+            "its JSON lacks a field or has one of another type, at line {} column {}",
+            error.line(),
+            error.column()
+        ),
+        _ => format!("its stdout is not one JSON object: {error}"),
+    })
+}
+
+pub(super) fn understand(
+    output: &[u8],
+    verb: Verb,
+    request: &Request,
+    ticket: Option<&Ticket>,
+) -> Result<Response, CallError> {
+    let response: SignResponse = parse(output).map_err(CallError::Unclean)?;
+    read_response(response, verb, request, ticket).map_err(CallError::Unclean)
+}
+
+fn read_response(
+    response: SignResponse,
+    verb: Verb,
+    request: &Request,
+    ticket: Option<&Ticket>,
+) -> Result<Response, String> {
+    let expect = |what: &str, found: &str, wanted: &str| {
+        if found == wanted {
+            return Ok(());
+        }
+        Err(format!(
+            "its {what} is {:?}, not {wanted:?}",
+            printable(found, 100)
+        ))
+    };
+    expect("apiVersion", &response.api_version, API_VERSION)?;
+    expect("kind", &response.kind, "SignResponse")?;
+    expect("requestId", &response.request_id, request.id.as_str())?;
+    let after = response.retry_after_seconds.map(Duration::from_secs);
+    let why = words(response.reason.as_deref(), response.message.as_deref());
+    let fresh = match response.handle {
+        Some(handle) => Some(Ticket::try_from(handle).map_err(|error| error.to_string())?),
+        None => None,
+    };
+    let pending = |ticket: Ticket| {
+        Response::Answer(Answer::Pending {
+            ticket,
+            after,
+            note: why.clone(),
+        })
+    };
+    Ok(match response.result.as_str() {
+        "issued" => {
+            let mut answer = response
+                .certificate_pem
+                .filter(|pem| !pem.trim().is_empty())
+                .ok_or("it says issued without a certificatePem")?;
+            if let Some(chain) = response.chain_pem {
+                if !answer.ends_with('\n') {
+                    answer.push('\n');
+                }
+                answer.push_str(&chain);
+            }
+            Response::Answer(Answer::Issued(answer.into_bytes()))
+        }
+        "pending" => pending(
+            fresh
+                .or_else(|| ticket.cloned())
+                .ok_or("it says pending without a handle")?,
+        ),
+        "denied" => Response::Answer(Answer::Denied { reason: why }),
+        "failed" => Response::Failed(why),
+        "retry" => match fresh {
+            // It has begun something: the handle must not get lost.
+            Some(ticket) => pending(ticket),
+            None => Response::Retry { after, why },
+        },
+        "gone" if verb == Verb::Poll => Response::Answer(Answer::Gone),
+        other => return Err(format!("its result {:?} is unknown", printable(other, 100))),
+    })
+}
+
+pub(super) fn words(reason: Option<&str>, message: Option<&str>) -> String {
+    let parts: Vec<_> = [reason, message]
+        .into_iter()
+        .flatten()
+        .map(|text| printable(text, TEXT_LIMIT))
+        .filter(|text| !text.is_empty())
+        .collect();
+    if parts.is_empty() {
+        "no reason given".to_owned()
+    } else {
+        parts.join(": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn stdout_is_exactly_one_object() {
+        let value = |text: &str| parse::<BTreeMap<String, String>>(text.as_bytes());
+        assert!(value(" {\"a\":\"b\"} \n").is_ok());
+        for broken in ["", "[]", "{\"a\":\"b\"}{}", "{\"a\":", "null", "x{}"] {
+            assert!(value(broken).is_err(), "{broken}");
+        }
+    }
+}

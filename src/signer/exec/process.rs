@@ -1,0 +1,350 @@
+//! Running a program of others: from a trusted path, with little environment, in a group of its own, for so long and
+//! with so much output. What it says is for the log, without its secrets.
+
+use std::future::pending;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::{Pid, geteuid};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::{CallError, GRACE, LINGER, SAFE_PATH, STDERR_TAIL, STDOUT_LIMIT};
+use crate::confine;
+use crate::signer::{SignerError, printable};
+
+/// The program's real path, once it is sure that nobody but root and this user could have put it there: the path
+/// as given (symbolic links and their directories) and the path that it resolves to are both looked at.
+pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
+    let shown = command.display();
+    let refuse = |why: String| {
+        SignerError::config(
+            format!("the command {shown} is not run: {why}"),
+            format!(
+                "let it belong to root with mode 0755, in directories that do too: chown root: {shown}; chmod 0755 {shown}"
+            ),
+        )
+    };
+    if command
+        .components()
+        .any(|part| matches!(part, Component::ParentDir))
+    {
+        return Err(refuse("there is a `..` in its path".to_owned()));
+    }
+    let real = command
+        .canonicalize()
+        .map_err(|error| refuse(error.to_string()))?;
+    let ours = geteuid().as_raw();
+    for path in [command, &real] {
+        for ancestor in path.ancestors() {
+            let meta = ancestor
+                .symlink_metadata()
+                .map_err(|error| refuse(format!("{}: {error}", ancestor.display())))?;
+            if meta.uid() != 0 && meta.uid() != ours {
+                return Err(refuse(format!(
+                    "{} belongs to user {}",
+                    ancestor.display(),
+                    meta.uid()
+                )));
+            }
+            // A link's own mode means nothing. In a sticky directory only a file's owner can replace it.
+            let sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
+            if !meta.is_symlink() && !sticky && meta.mode() & 0o022 != 0 {
+                return Err(refuse(format!(
+                    "{} is writable by others (mode {:04o})",
+                    ancestor.display(),
+                    meta.mode() & 0o7777
+                )));
+            }
+        }
+    }
+    let meta = real.metadata().map_err(|error| refuse(error.to_string()))?;
+    if !meta.is_file() {
+        return Err(refuse("it is not a regular file".to_owned()));
+    }
+    if meta.permissions().mode() & 0o111 == 0 {
+        return Err(refuse("it is not executable".to_owned()));
+    }
+    Ok(real)
+}
+
+/// Runs a program that is no signer as carefully as one: no shell, trusted path, little environment, its group killed
+/// at `limit`. `Err` says what went wrong, with the end of what it wrote to stderr.
+pub(crate) async fn run(
+    command: &[String],
+    env: &[(&str, String)],
+    limit: Duration,
+) -> Result<(), String> {
+    let (name, args) = command.split_first().ok_or("there is no command")?;
+    let program = trusted_program(Path::new(name)).map_err(|error| error.to_string())?;
+    let mut prepared = prepared(&program, Path::new(name));
+    let home = std::env::var_os("HOME").unwrap_or_else(|| "/".into());
+    prepared.args(args).env("HOME", home);
+    prepared.envs(env.iter().map(|(key, value)| (key, value)));
+    let child = confine::spawn(prepared)
+        .map_err(|error| format!("{name} could not be started: {error}"))?;
+    let finished = drive(child, &[], limit)
+        .await
+        .map_err(|error| match error {
+            CallError::Unclean(why) => why,
+            CallError::NotStarted(error) => error.to_string(),
+            CallError::TryAgain => format!("{name} asks to be tried again"),
+        })?;
+    let said = log_text(&finished.stderr);
+    let said = match said.is_empty() {
+        true => said,
+        false => format!(", and said: {said}"),
+    };
+    match finished.end {
+        End::Exited(status) if status.success() => Ok(()),
+        End::Exited(status) => Err(format!("{name} ended with {status}{said}")),
+        End::TimedOut => Err(format!(
+            "{name} did not finish within {} s{said}",
+            limit.as_secs_f32()
+        )),
+        End::TooMuch => Err(format!(
+            "{name} wrote more than {STDOUT_LIMIT} bytes to stdout"
+        )),
+    }
+}
+
+pub(super) fn prepared(program: &Path, called: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .arg0(called)
+        .env_clear()
+        .env("PATH", SAFE_PATH)
+        .env("LANG", "C")
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true);
+    command
+}
+
+pub(super) struct Finished {
+    pub(super) end: End,
+    pub(super) stdout: Vec<u8>,
+    pub(super) stderr: Vec<u8>,
+}
+
+pub(super) enum End {
+    Exited(ExitStatus),
+    TimedOut,
+    TooMuch,
+}
+
+/// The program's process group; killed with whatever is left in it unless the run ended well.
+struct Group(Option<Pid>);
+
+impl Group {
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.0 {
+            // ESRCH: nobody is left, which is what was wanted.
+            let _ = killpg(group, signal);
+        }
+    }
+
+    fn leave(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+    }
+}
+
+pub(super) async fn drive(
+    mut child: Child,
+    input: &[u8],
+    limit: Duration,
+) -> Result<Finished, CallError> {
+    let started = Instant::now();
+    let group = Group(
+        child
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .map(Pid::from_raw),
+    );
+    let (Some(mut stdin), Some(mut stdout), Some(mut stderr)) =
+        (child.stdin.take(), child.stdout.take(), child.stderr.take())
+    else {
+        return Err(CallError::Unclean("its pipes are missing".to_owned()));
+    };
+    // A program that does not read its input closes the pipe early; that is its right.
+    let feed = async move {
+        let _ = stdin.write_all(input).await;
+        drop(stdin);
+    };
+    tokio::pin!(feed);
+
+    let mut finished = Finished {
+        end: End::TimedOut,
+        stdout: Vec::new(),
+        stderr: Vec::new(),
+    };
+    let (mut feeding, mut out_open, mut err_open) = (true, true, true);
+    let mut exit: Option<(ExitStatus, Instant)> = None;
+    let mut out = vec![0; 16 << 10];
+    let mut err = vec![0; 4 << 10];
+    loop {
+        if let Some((status, _)) = exit
+            && !out_open
+            && !err_open
+        {
+            finished.end = End::Exited(status);
+            group.leave();
+            return Ok(finished);
+        }
+        tokio::select! {
+            read = stdout.read(&mut out), if out_open => match read {
+                Ok(0) | Err(_) => out_open = false,
+                Ok(count) => {
+                    finished.stdout.extend(out.iter().take(count));
+                    if finished.stdout.len() > STDOUT_LIMIT {
+                        finished.end = End::TooMuch;
+                        break;
+                    }
+                }
+            },
+            read = stderr.read(&mut err), if err_open => match read {
+                Ok(0) | Err(_) => err_open = false,
+                Ok(count) => keep_tail(&mut finished.stderr, err.get(..count).unwrap_or_default()),
+            },
+            () = &mut feed, if feeding => feeding = false,
+            status = child.wait(), if exit.is_none() => match status {
+                Ok(status) => exit = Some((status, Instant::now())),
+                Err(error) => return Err(CallError::Unclean(error.to_string())),
+            },
+            () = sleep_until(started + limit), if exit.is_none() => break,
+            () = linger(exit.map(|(_, since)| since)) => {
+                // It has ended, but a descendant holds its output. The answer, if there is one, counts.
+                if let Some((status, _)) = exit {
+                    finished.end = End::Exited(status);
+                }
+                return Ok(finished);
+            }
+        }
+    }
+    group.signal(Signal::SIGTERM);
+    if timeout(GRACE, child.wait()).await.is_err() {
+        group.signal(Signal::SIGKILL);
+        let _ = timeout(GRACE, child.wait()).await;
+    }
+    Ok(finished)
+}
+
+async fn linger(since: Option<Instant>) {
+    match since {
+        Some(since) => sleep_until(since + LINGER).await,
+        None => pending().await,
+    }
+}
+
+fn keep_tail(tail: &mut Vec<u8>, more: &[u8]) {
+    tail.extend_from_slice(more);
+    let excess = tail.len().saturating_sub(STDERR_TAIL);
+    tail.drain(..excess);
+}
+
+/// A plug-in's stderr as it may stand in a log: printable, and without what looks like a secret.
+pub(super) fn log_text(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let mut lines: Vec<String> = Vec::new();
+    let mut inside_key = false;
+    for line in text.lines() {
+        if line.contains("PRIVATE KEY-----") {
+            if line.contains("-----END") && !inside_key {
+                // The tail begins within the key.
+                lines.clear();
+            }
+            inside_key = line.contains("-----BEGIN");
+            lines.push("[private key]".to_owned());
+        } else if !inside_key {
+            lines.push(without_secret(line));
+        }
+    }
+    printable(&lines.join("\n"), 2 * STDERR_TAIL)
+}
+
+/// The line up to the value of something that is called like a secret.
+fn without_secret(line: &str) -> String {
+    const NAMES: [&str; 9] = [
+        "authorization",
+        "token",
+        "password",
+        "passwd",
+        "passphrase",
+        "secret",
+        "api_key",
+        "apikey",
+        "bearer",
+    ];
+    // ASCII lower-casing keeps byte offsets.
+    let lower = line.to_ascii_lowercase();
+    let value = NAMES
+        .iter()
+        .filter_map(|name| {
+            lower.match_indices(name).find_map(|(at, _)| {
+                let after = at + name.len();
+                let rest = lower.get(after..)?;
+                let gap = rest.len() - rest.trim_start_matches(['"', '\'', ' ']).len();
+                let marked = rest
+                    .trim_start_matches(['"', '\'', ' '])
+                    .starts_with(['=', ':']);
+                let value = if marked { after + gap + 1 } else { after + gap };
+                (marked || *name == "bearer" && gap > 0).then_some(value)
+            })
+        })
+        .min();
+    match value.and_then(|value| line.get(..value)) {
+        Some(kept) => format!("{kept}[redacted]"),
+        None => line.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_on_stderr_do_not_reach_the_log() {
+        for (line, shown) in [
+            ("connecting to https://ca", "connecting to https://ca"),
+            ("Authorization: Bearer abc", "Authorization:[redacted]"),
+            ("using bearer abc", "using bearer [redacted]"),
+            ("{\"token\": \"hvs.abc\"}", "{\"token\":[redacted]"),
+            ("PASSWORD=hunter2 rest", "PASSWORD=[redacted]"),
+            ("the token expired", "the token expired"),
+            ("Grüße, secret='x'", "Grüße, secret=[redacted]"),
+        ] {
+            assert_eq!(log_text(line.as_bytes()), shown);
+        }
+        let key = "a\n-----BEGIN EC PRIVATE KEY-----\nMHcC\n-----END EC PRIVATE KEY-----\nb";
+        assert_eq!(
+            log_text(key.as_bytes()),
+            "a | [private key] | [private key] | b"
+        );
+        let cut = "MHcC\nMHcD\n-----END EC PRIVATE KEY-----\nb";
+        assert_eq!(log_text(cut.as_bytes()), "[private key] | b");
+    }
+
+    #[test]
+    fn only_the_end_of_stderr_is_kept() {
+        let mut tail = Vec::new();
+        for _ in 0..100 {
+            keep_tail(&mut tail, &[b'a'; 1000]);
+        }
+        keep_tail(&mut tail, b"end");
+        assert_eq!(tail.len(), STDERR_TAIL);
+        assert!(tail.ends_with(b"aend"));
+    }
+}

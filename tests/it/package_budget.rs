@@ -1,0 +1,166 @@
+//! What the program of a release takes, held against `packaging/budget.toml`. `tests/run package` runs this.
+
+#[path = "../bench/daemon.rs"]
+#[allow(dead_code, reason = "the benchmark asks for more")]
+mod daemon;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::node::INIT;
+use crate::packages::{file, program, said};
+use daemon::{Daemon, make_authorities};
+
+/// Of the budget.
+const TOLERATED: f64 = 1.1;
+/// Runs that a time is the mean of, since one is too short for the clock of a process.
+const RUNS: u32 = 50;
+
+fn budget() -> BTreeMap<String, f64> {
+    let text = include_str!("../../packaging/budget.toml");
+    let lines = text
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines
+        .map(|line| {
+            let (key, value) = line.split_once(" = ").unwrap();
+            (key.to_owned(), value.replace('_', "").parse().unwrap())
+        })
+        .collect()
+}
+
+fn seen() -> BTreeMap<&'static str, f64> {
+    let size = |path: &Path| fs::metadata(path).unwrap().len() as f64;
+    let empty = TempDir::new().unwrap();
+    let root = empty.path().display().to_string();
+    let version = ["--version"];
+    let status = ["--root", &root, "status"];
+    let (version_cpu, _) = cpu_and_resident(&version);
+    let (status_cpu, status_resident) = cpu_and_resident(&status);
+    let idle = Daemon::start(program(), "24h", None).seen_for(Duration::from_secs(5));
+    BTreeMap::from([
+        ("program", size(program())),
+        ("deb", size(&file(".deb"))),
+        ("rpm", size(&file(".rpm"))),
+        ("version_calls", calls(&version)),
+        ("status_calls", calls(&status)),
+        ("version_cpu", version_cpu),
+        ("status_cpu", status_cpu),
+        ("status_resident", status_resident),
+        ("bootstrap_resident", bootstrap_resident()),
+        ("daemon_resident", idle.rss * 1024.0),
+        ("daemon_anonymous", (idle.rss - idle.rss_of_files) * 1024.0),
+    ])
+}
+
+fn calls(arguments: &[&str]) -> f64 {
+    let dir = TempDir::new().unwrap();
+    let log = dir.path().join("calls");
+    said(
+        Command::new("strace")
+            .args(["-f", "-o"])
+            .arg(&log)
+            .arg(program())
+            .args(arguments),
+    );
+    let log = fs::read_to_string(log).unwrap();
+    log.lines().filter(|line| line.contains('(')).count() as f64
+}
+
+/// Milliseconds of one of many runs, and the largest resident KiB.
+fn cpu_and_resident(arguments: &[&str]) -> (f64, f64) {
+    let many = format!("i=0; while [ $i -lt {RUNS} ]; do \"$@\" >/dev/null; i=$((i+1)); done");
+    let script = [
+        &["sh", "-euc", &many, "sh"],
+        &[program().to_str().unwrap()][..],
+        arguments,
+    ]
+    .concat();
+    let (cpu, resident) = taken(&script);
+    (cpu / f64::from(RUNS), resident)
+}
+
+fn bootstrap_resident() -> f64 {
+    let dir = TempDir::new().unwrap();
+    let path = |below: &str| dir.path().join(below).display().to_string();
+    make_authorities(&dir.path().join("authorities"));
+    fs::create_dir(path("root")).unwrap();
+    fs::write(path("kubeadm.yaml"), INIT.replace("ECDSA-P256", "RSA-2048")).unwrap();
+    let (root, config, signer) = (
+        path("root"),
+        path("kubeadm.yaml"),
+        format!("local:{}", path("authorities")),
+    );
+    let program = program().to_str().unwrap();
+    let command = [
+        program,
+        "--root",
+        &root,
+        "bootstrap",
+        "--kubeadm-config",
+        &config,
+        "--signer",
+        &signer,
+    ];
+    taken(&command).1
+}
+
+/// Milliseconds of CPU and the largest resident KiB of a command and its children, by GNU time: it is small itself, and
+/// a process begins with the resident memory of the one that it was forked from.
+fn taken(command: &[&str]) -> (f64, f64) {
+    let dir = TempDir::new().unwrap();
+    let log = dir.path().join("time");
+    said(
+        Command::new("/usr/bin/time")
+            .args(["--format=%U %S %M", "--output"])
+            .arg(&log)
+            .args(command),
+    );
+    let log = fs::read_to_string(log).unwrap();
+    let numbers: Vec<f64> = log
+        .split_whitespace()
+        .map(|word| word.parse().unwrap())
+        .collect();
+    ((numbers[0] + numbers[1]) * 1e3, numbers[2])
+}
+
+#[test]
+fn a_release_keeps_to_its_budget() {
+    let budget = budget();
+    let seen = seen();
+    println!("\n| | seen | budget | |\n| --- | --- | --- | --- |");
+    for (key, value) in &seen {
+        let allowed = budget[*key];
+        println!(
+            "| {key} | {value:.1} | {allowed} | {:.0} % |",
+            value / allowed * 100.0
+        );
+    }
+    let keys: Vec<_> = seen.keys().copied().collect();
+    assert_eq!(
+        keys,
+        budget.keys().collect::<Vec<_>>(),
+        "packaging/budget.toml has other keys"
+    );
+    let over: Vec<_> = seen
+        .iter()
+        .filter(|(key, value)| **value > budget[**key] * TOLERATED)
+        .collect();
+    assert!(over.is_empty(), "over packaging/budget.toml: {over:?}");
+    // A size that has shrunk is worth keeping. What is resident or takes time also depends on the machine.
+    let loose: Vec<_> = seen
+        .iter()
+        .filter(|(key, value)| {
+            ["program", "deb", "rpm"].contains(*key) && **value < budget[**key] * 0.8
+        })
+        .collect();
+    assert!(
+        loose.is_empty(),
+        "far below packaging/budget.toml, which is to be mended: {loose:?}"
+    );
+}
