@@ -28,9 +28,9 @@ pub(crate) fn run(bench: &Bench) {
     // No signer can be reached from here: section 4.
     let unreachable = rescue.run("nodepki --root /mnt bootstrap");
     assert!([69, 78].contains(&unreachable.status), "{unreachable:?}");
-    rescue.done("nodepki --root /mnt csr export /root/usb");
-    rescue.done("cd /root/usb && CA=/media/ca sh README");
-    rescue.done("nodepki --root /mnt csr import /root/usb");
+    rescue.done("nodepki --root /mnt csr export /media/usb/cp1");
+    rescue.done("cd /media/usb/cp1 && CA=/media/ca sh README");
+    rescue.done("nodepki --root /mnt csr import /media/usb/cp1");
     rescue.done("nodepki --root /mnt doctor");
     rescue.done("umount /mnt");
     rescue.power_off();
