@@ -1,0 +1,199 @@
+//! Runs scenarios side by side and prints the table of them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::container::Container;
+use crate::emulated::{self, Emulated};
+use crate::seed::{Seed, Signer};
+use crate::system::System;
+
+/// What a scenario runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tier {
+    /// Recorded writes, no machine.
+    Disk,
+    Container,
+    /// A machine with a kernel, a disk and a clock of its own.
+    Emulated,
+}
+
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) tier: Tier,
+    /// What the table says of it.
+    pub(crate) shows: &'static str,
+    pub(crate) run: fn(&Bench),
+}
+
+/// What a scenario takes its machines from, and what is counted of them.
+pub(crate) struct Bench {
+    name: &'static str,
+    boots: AtomicU32,
+    cuts: AtomicU32,
+}
+
+/// Made once, by whoever needs it first.
+static SYSTEM: LazyLock<System> = LazyLock::new(System::install);
+
+impl Bench {
+    fn of(scenario: &Scenario) -> Self {
+        Bench {
+            name: scenario.name,
+            boots: AtomicU32::new(0),
+            cuts: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn system(&self) -> &'static System {
+        &SYSTEM
+    }
+
+    /// A new container that was not started.
+    pub(crate) fn container(&self, signer: Signer, user_data: &str) -> Container<'_> {
+        let seed = Seed::of(self.system(), signer, user_data);
+        Container::new(self, &seed)
+    }
+
+    /// A new emulated machine that was not started.
+    pub(crate) fn emulated(&self, signer: Signer, user_data: &str) -> Emulated<'_> {
+        let seed = Seed::of(self.system(), signer, user_data);
+        Emulated::new(self, &seed)
+    }
+
+    /// The same of a machine that is no node.
+    pub(crate) fn emulated_other(&self, user_data: &str) -> Emulated<'_> {
+        Emulated::new(self, &Seed::bare(user_data))
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(crate) fn count_boot(&self) {
+        self.boots.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_cut(&self) {
+        self.cuts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A line beside what failed: progress of what takes long.
+    pub(crate) fn say(&self, what: &str) {
+        println!("    {}: {what}", self.name);
+    }
+}
+
+struct Row<'a> {
+    scenario: &'a Scenario,
+    boots: u32,
+    cuts: u32,
+    took: Duration,
+    good: bool,
+}
+
+/// Runs them; the status says whether all were good.
+pub(crate) fn run(chosen: &[&Scenario]) -> ExitCode {
+    let begin = Instant::now();
+    // Before the clocks of the scenarios begin.
+    LazyLock::force(&SYSTEM);
+    println!(
+        "the system lies ready after {:.1} s",
+        begin.elapsed().as_secs_f32()
+    );
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let of = |emulated: bool| -> Vec<&Scenario> {
+        let mut some = chosen.to_vec();
+        some.retain(|scenario| (scenario.tier == Tier::Emulated) == emulated);
+        some
+    };
+    let mut rows = side_by_side(&of(false), cores);
+    let machines = of(true);
+    if !machines.is_empty() {
+        println!("emulated machines: {}", emulated::acceleration().describe());
+        rows.extend(side_by_side(&machines, emulated::at_once(cores)));
+    }
+    print(&rows, begin.elapsed());
+    if rows.iter().all(|row| row.good) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn side_by_side<'a>(scenarios: &[&'a Scenario], at_once: usize) -> Vec<Row<'a>> {
+    let (waiting, done) = (Mutex::new(scenarios.iter()), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..at_once.clamp(1, scenarios.len().max(1)) {
+            scope.spawn(|| {
+                loop {
+                    let Some(next) = waiting.lock().unwrap().next() else {
+                        break;
+                    };
+                    let row = one(next);
+                    done.lock().unwrap().push(row);
+                }
+            });
+        }
+    });
+    done.into_inner().unwrap()
+}
+
+fn one(scenario: &Scenario) -> Row<'_> {
+    let bench = Bench::of(scenario);
+    let begin = Instant::now();
+    // A thread of its own: what panics says its name, and what a scenario started ends with it.
+    let good = thread::scope(|scope| {
+        let run = || catch_unwind(AssertUnwindSafe(|| (scenario.run)(&bench))).is_ok();
+        let named = thread::Builder::new().name(scenario.name.to_owned());
+        named.spawn_scoped(scope, run).unwrap().join().unwrap()
+    });
+    let row = Row {
+        scenario,
+        boots: bench.boots.into_inner(),
+        cuts: bench.cuts.into_inner(),
+        took: begin.elapsed(),
+        good,
+    };
+    println!("{}", row.line());
+    row
+}
+
+impl Row<'_> {
+    fn line(&self) -> String {
+        format!(
+            "{:4}  {:22} {:9} {:5} {:4} {:6.1} s  {}",
+            if self.good { "ok" } else { "FAIL" },
+            self.scenario.name,
+            match self.scenario.tier {
+                Tier::Disk => "disk",
+                Tier::Container => "container",
+                Tier::Emulated => "emulated",
+            },
+            self.boots,
+            self.cuts,
+            self.took.as_secs_f32(),
+            self.scenario.shows,
+        )
+    }
+}
+
+fn print(rows: &[Row<'_>], took: Duration) {
+    println!("\n      scenario               on        boots cuts     time  shows");
+    for row in rows {
+        println!("{}", row.line());
+    }
+    let sum = |count: fn(&Row<'_>) -> u32| rows.iter().map(count).sum::<u32>();
+    println!(
+        "      {:22} {:9} {:5} {:4} {:6.1} s",
+        format!("{} scenarios", rows.len()),
+        "",
+        sum(|row| row.boots),
+        sum(|row| row.cuts),
+        took.as_secs_f32()
+    );
+}

@@ -1,0 +1,215 @@
+//! A container: the tests' system under its own systemd, an overlay in the place of a disk. It shares kernel, clock and
+//! page cache with the machine outside; its network is its own loopback.
+//!
+//! `container.sh` makes its mounts and its cgroup.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::bench::Bench;
+use crate::machine::{Machine, Shell};
+use crate::seed::Seed;
+use crate::system::run;
+
+/// Killed, and its mounts gone, when dropped.
+pub(crate) struct Container<'a> {
+    bench: &'a Bench,
+    /// `upper`, what is on its disk besides the system; `seed`; `shared`, its /run/tests; `log`, its console.
+    dir: Option<TempDir>,
+    options: Vec<String>,
+    running: Option<Child>,
+    shell: Option<Shell>,
+}
+
+impl<'a> Container<'a> {
+    pub(crate) fn new(bench: &'a Bench, seed: &Seed) -> Self {
+        // Not below the project: the path of a socket is short.
+        let dir = TempDir::with_prefix("nodepki-vm-").unwrap();
+        for name in ["disk/upper", "disk/work", "root", "shared"] {
+            fs::create_dir_all(dir.path().join(name)).unwrap();
+        }
+        seed.write(&dir.path().join("seed"));
+        let key = bench.system().credential();
+        Container {
+            bench,
+            dir: Some(dir),
+            options: vec![format!("--load-credential=cfssl-key:{}", key.display())],
+            running: None,
+            shell: None,
+        }
+    }
+
+    /// With all that it writes on a file system of so many MiB.
+    pub(crate) fn with_disk_of(self, mebibytes: u64) -> Self {
+        let disk = self.dir().join("disk.ext4");
+        let file = fs::File::create(&disk).unwrap();
+        file.set_len(mebibytes << 20).unwrap();
+        run(Command::new("mke2fs")
+            .args(["-q", "-t", "ext4", "-m", "0"])
+            .arg(&disk));
+        self
+    }
+
+    fn dir(&self) -> &Path {
+        self.dir.as_ref().unwrap().path()
+    }
+
+    /// What it wrote at a path, seen from outside, also when it is off. Not with a disk of its own.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.dir()
+            .join("disk/upper")
+            .join(path.trim_start_matches('/'))
+    }
+
+    /// Writes a file of its disk before it is started.
+    pub(crate) fn put(&self, path: &str, text: &str) {
+        assert!(self.running.is_none(), "its disk is in use");
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// The folder that is its /run/tests.
+    pub(crate) fn shared(&self) -> PathBuf {
+        self.dir().join("shared")
+    }
+
+    fn cgroup(&self) -> String {
+        let dir = self.dir().file_name().unwrap().to_string_lossy();
+        format!("{dir}-{}", std::process::id())
+    }
+
+    fn wait(&mut self) {
+        if let Some(mut running) = self.running.take() {
+            running.wait().unwrap();
+        }
+        self.shell = None;
+        for mount in cgroup_hierarchies() {
+            remove_cgroup(&mount.join(self.cgroup()));
+        }
+    }
+}
+
+impl Machine for Container<'_> {
+    fn start(&mut self) {
+        assert!(self.running.is_none(), "it runs already");
+        self.bench.count_boot();
+        let dir = self.dir().to_owned();
+        let _ = fs::remove_file(dir.join("shared/shell"));
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(dir.join("log"));
+        let log = log.unwrap();
+        let mut command = Command::new("setpriv");
+        // With a process namespace: whatever ends this program ends all that is in there.
+        command.args([
+            "--pdeathsig",
+            "KILL",
+            "--",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+        ]);
+        command.args(["--kill-child", "--mount-proc", "bash"]);
+        command.arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/vm-tests/container.sh"
+        ));
+        command.arg(&dir).arg(self.bench.system().lower());
+        for mount in cgroup_hierarchies() {
+            let own = mount.join(self.cgroup());
+            fs::create_dir_all(&own).unwrap();
+            command.arg(own);
+        }
+        command.arg("--").args(&self.options);
+        command.env_remove("PYTHONDONTWRITEBYTECODE");
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap());
+        self.running = Some(command.stderr(log).spawn().unwrap());
+    }
+
+    fn cut(&mut self) {
+        self.bench.count_cut();
+        let running = self.running.as_ref().expect("it does not run");
+        // The first process of the namespace: the kernel ends all others before it is gone.
+        let id = running.id();
+        let first = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+        for process in first.split_whitespace() {
+            kill(Pid::from_raw(process.parse().unwrap()), Signal::SIGKILL).unwrap();
+        }
+        self.wait();
+    }
+
+    fn wait_off(&mut self) {
+        let end = Instant::now() + Duration::from_secs(100);
+        let running = self.running.as_mut().expect("it does not run");
+        while running.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "it does not switch itself off");
+            sleep(Duration::from_millis(20));
+        }
+        self.wait();
+    }
+
+    fn shell(&mut self) -> &mut Shell {
+        if self.shell.is_none() {
+            let socket = self.shared().join("shell");
+            let running = self.running.as_mut().expect("it does not run");
+            let alive = || running.try_wait().unwrap().is_none();
+            let shell = Shell::connect(&socket, Duration::from_secs(120), alive);
+            self.shell = Some(shell.unwrap_or_else(|error| panic!("no shell: {error}")));
+        }
+        self.shell.as_mut().unwrap()
+    }
+
+    fn patience(&self) -> u32 {
+        1
+    }
+}
+
+impl Drop for Container<'_> {
+    fn drop(&mut self) {
+        if let Some(running) = &mut self.running {
+            let _ = running.kill();
+            self.wait();
+        }
+        crate::machine::leave(self.dir.take(), self.bench.name());
+    }
+}
+
+/// Mount points of those hierarchies in which systemd works.
+fn cgroup_hierarchies() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let fields = mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>());
+    fields
+        .filter(|mount| mount[1].starts_with("/sys/fs/cgroup"))
+        .filter(|mount| mount[2] == "cgroup2" || mount[3].contains("name=systemd"))
+        .map(|mount| PathBuf::from(mount[1]))
+        .collect()
+}
+
+/// With those below it. What still ends in there has a moment for it.
+fn remove_cgroup(group: &Path) {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroup(&entry.path());
+        }
+    }
+    for _ in 0..100 {
+        if fs::remove_dir(group).is_ok() || !group.exists() {
+            return;
+        }
+        sleep(Duration::from_millis(10));
+    }
+}

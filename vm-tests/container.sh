@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Becomes a container; `container.rs` calls it in a mount namespace of its own:
+#
+#   container.sh DIR LOWER CGROUP... -- OPTION...
+#
+# DIR is the container's: see there. LOWER is the system, the lower directories of an overlay. Each CGROUP is a new one of
+# its own: containers that shared one would end each other's services. Options are for systemd-nspawn.
+set -euo pipefail
+dir=$1 lower=$2
+shift 2
+while [[ $1 != -- ]]; do
+    echo $$ >"$1/cgroup.procs"
+    shift
+done
+shift
+if [[ -e $dir/disk.ext4 ]]; then
+    mount -o loop "$dir/disk.ext4" "$dir/disk"
+    mkdir -p "$dir/disk/upper" "$dir/disk/work"
+fi
+# A container that has just been killed may hold the directories for a moment longer.
+for _ in {1..100}; do
+    if mount -t overlay -o "lowerdir=$lower,upperdir=$dir/disk/upper,workdir=$dir/disk/work" overlay "$dir/root"; then
+        mounted=yes
+        break
+    fi
+    sleep 0.05
+done
+[[ -n ${mounted:-} ]]
+export SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1
+# Nothing here has a network, and systemd-networkd would wait for one.
+exec systemd-nspawn --quiet --register=no --keep-unit --boot --private-network --console=read-only --link-journal=no \
+    --machine="${dir##*/}" --directory="$dir/root" \
+    --bind-ro="$dir/seed:/var/lib/cloud/seed/nocloud" --bind="$dir/shared:/run/tests" "$@" \
+    systemd.mask=systemd-networkd-wait-online.service

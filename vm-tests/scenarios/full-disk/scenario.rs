@@ -1,0 +1,37 @@
+//! There is no room for what a renewal writes. What serves is not touched, the reason is told, and once there is room the
+//! same renewal succeeds.
+
+use crate::bench::Bench;
+use crate::machine::Machine;
+use crate::seed::Signer;
+
+pub(crate) fn run(bench: &Bench) {
+    let mut machine = bench.container(Signer::Cfssl, "").with_disk_of(64);
+    machine.boot();
+    machine.node_up();
+    machine.well();
+    machine.done(include_str!("../drift.sh"));
+    let before = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
+    // To the last block, however small what is written.
+    machine.run("for size in 1M 4k 1; do dd if=/dev/zero of=/filler-$size bs=$size; done; sync");
+    let free = machine.done("df --output=avail / | tail -n 1");
+    assert_eq!(free.trim(), "0");
+
+    // No failure of the unit: the certificates have months yet. The journal has no room either for the reason.
+    machine.done("systemctl start nodepki-renew.service");
+    let said = machine.run("nodepki renew").said;
+    assert!(said.contains("has room for 0 bytes"), "{said}");
+    let after = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
+    assert_eq!(before, after, "a full disk has changed something");
+
+    // The node boots and serves as it is, full as it is.
+    machine.cut();
+    machine.boot();
+    machine.node_up();
+    machine.done("rm /filler-*");
+    machine.done("systemctl start nodepki-renew.service");
+    let key = machine.done("openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -text");
+    assert!(key.contains("P-384"), "{key}");
+    machine.done("/usr/bin/kubelet /etc/kubernetes");
+    machine.done("nodepki doctor");
+}

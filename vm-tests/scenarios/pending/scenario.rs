@@ -1,0 +1,48 @@
+//! The signer is a person who takes longer than the machine stays on. The power is cut while requests wait; after the next
+//! boot the same requests wait, with the same keys, and what is then signed is installed.
+
+use crate::bench::Bench;
+use crate::machine::Machine;
+use crate::seed::Signer;
+
+pub(crate) fn run(bench: &Bench) {
+    let mut machine = bench.container(Signer::Directory, "");
+    // What the administrator mounts there.
+    machine.put(
+        "/srv/nodepki/README",
+        "requests go out, certificates come in\n",
+    );
+    machine.boot();
+    pending(&mut machine);
+    let before = requests(&mut machine);
+    assert!(before.lines().count() >= 10, "{before}");
+    machine.cut();
+
+    machine.boot();
+    pending(&mut machine);
+    assert_eq!(
+        before,
+        requests(&mut machine),
+        "other requests than before the cut"
+    );
+
+    machine.done(include_str!("sign.sh"));
+    machine.node_up();
+    machine.well();
+    // The request of the API server was made before the cut, and its key is the one that serves now.
+    let key = |file: &str| format!("openssl {file} -noout -pubkey");
+    let served = machine.done(&key("x509 -in /etc/kubernetes/pki/apiserver.crt"));
+    let requested = machine.done(&key("req -in /root/apiserver.csr"));
+    assert_eq!(served, requested);
+}
+
+fn pending(machine: &mut impl Machine) {
+    machine.until(
+        "test $(systemctl show -P ExecMainStatus nodepki-bootstrap.service) = 75",
+        60,
+    );
+}
+
+fn requests(machine: &mut impl Machine) -> String {
+    machine.done("cd /srv/nodepki/outbox; sha256sum *.csr")
+}

@@ -1,0 +1,30 @@
+//! /etc is mounted read-only when a renewal is due. Nothing is changed, the unit says so by its exit status, and what it
+//! says names the way out; once /etc can be written the renewal succeeds.
+
+use crate::bench::Bench;
+use crate::machine::Machine;
+use crate::seed::Signer;
+
+pub(crate) fn run(bench: &Bench) {
+    let mut machine = bench.container(Signer::Cfssl, "");
+    machine.boot();
+    machine.node_up();
+    machine.well();
+    machine.done(include_str!("../drift.sh"));
+    let before = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
+    machine.done("mount --bind /etc /etc && mount -o remount,bind,ro /etc && ! touch /etc/written");
+
+    machine.run("systemctl start nodepki-renew.service");
+    let status = machine.done("systemctl show -P ExecMainStatus nodepki-renew.service");
+    assert_eq!(status.trim(), "77");
+    let said = machine.done("journalctl -q -b -o cat -u nodepki-renew.service");
+    assert!(said.contains("read-only"), "{said}");
+    let after = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
+    assert_eq!(before, after);
+
+    machine.done("umount /etc && touch /etc/written");
+    machine.done("systemctl start nodepki-renew.service");
+    let key = machine.done("openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -text");
+    assert!(key.contains("P-384"), "{key}");
+    machine.done("/usr/bin/kubelet /etc/kubernetes");
+}

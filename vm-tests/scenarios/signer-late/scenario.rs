@@ -1,0 +1,34 @@
+//! Nobody answers while the node boots. The boot goes on, the kubelet finds nothing half, and once the signer is there the
+//! node gets its PKI without anybody's help.
+
+use crate::bench::Bench;
+use crate::machine::Machine;
+use crate::seed::Signer;
+
+pub(crate) fn run(bench: &Bench) {
+    let mut machine = bench.container(Signer::Cfssl, "");
+    machine.put("/etc/corp-ca-is-away", "");
+    machine.boot();
+    machine.until(
+        "test $(systemctl show -P ExecMainStatus nodepki-bootstrap.service) = 69",
+        30,
+    );
+    machine.until("systemctl is-active multi-user.target", 30);
+    // systemd waits before it tries again, instead of giving up.
+    let state = machine.done("systemctl show -P ActiveState nodepki-bootstrap.service");
+    assert_eq!(state.trim(), "activating");
+    assert_ne!(
+        machine.run("systemctl is-active kubelet").said.trim(),
+        "failed"
+    );
+    let leaves = machine.done("find /etc/kubernetes -name '*.crt' -o -name '*.conf'");
+    assert_eq!(leaves, "", "half a PKI");
+    let status = machine.run("cloud-init status").said;
+    assert!(status.contains("status: running"), "{status}");
+
+    machine.done("rm /etc/corp-ca-is-away; systemctl start corp-ca.service");
+    machine.node_up();
+    machine.well();
+    let status = machine.done("cloud-init status");
+    assert!(status.contains("status: done"), "{status}");
+}

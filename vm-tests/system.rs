@@ -1,0 +1,95 @@
+//! The system that all machines share: Debian from the cache, with nodepki's package and the company's CA on it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// Read-only to the machines: each has an overlay, or a disk backed by this one's.
+pub(crate) struct System {
+    image: PathBuf,
+    installed: TempDir,
+}
+
+impl System {
+    /// # Panics
+    /// When something is missing, with the command that makes it.
+    pub(crate) fn install() -> Self {
+        let image = named("NODEPKI_VM_IMAGE");
+        let package = named("NODEPKI_VM_PACKAGE");
+        let multirootca = named("NODEPKI_TEST_SERVERS").join("multirootca");
+        let installed = TempDir::with_prefix_in("vm-", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let install = concat!(env!("CARGO_MANIFEST_DIR"), "/vm-tests/install");
+        let mut command = Command::new(install);
+        command.args([&image, &package, &multirootca]);
+        run(command.arg(installed.path()));
+        System { image, installed }
+    }
+
+    /// The lower directories of a machine's overlay, as mount(8) takes them.
+    pub(crate) fn lower(&self) -> OsString {
+        let mut lower = self.installed.path().join("changes").into_os_string();
+        lower.push(":");
+        lower.push(self.image.join("rootfs"));
+        lower
+    }
+
+    /// The same as one ext4 file system.
+    pub(crate) fn disk(&self) -> PathBuf {
+        self.installed.path().join("disk")
+    }
+
+    pub(crate) fn kernel(&self) -> PathBuf {
+        self.image.join("vmlinuz")
+    }
+
+    /// A file that was installed, seen outside of any machine.
+    pub(crate) fn installed(&self, path: &str) -> PathBuf {
+        self.installed.path().join("changes").join(path)
+    }
+
+    /// What the company's CA has under a name: `crt`, `key` and `pin` of `ca`, `etcd_ca` and `front_proxy_ca`.
+    pub(crate) fn corp(&self, label: &str, extension: &str) -> String {
+        fs::read_to_string(self.corp_file(&format!("{label}.{extension}"))).unwrap()
+    }
+
+    /// The credential without which it signs nothing.
+    pub(crate) fn credential(&self) -> PathBuf {
+        self.corp_file("cfssl-key")
+    }
+
+    fn corp_file(&self, name: &str) -> PathBuf {
+        self.installed("opt/corp-ca").join(name)
+    }
+}
+
+fn named(variable: &str) -> PathBuf {
+    let value = std::env::var_os(variable);
+    let path = PathBuf::from(value.unwrap_or_else(|| {
+        panic!("{variable} is not set: run `tests/run vm`, which builds what it names")
+    }));
+    assert!(
+        path.exists(),
+        "{variable} names {}, which is missing: run `tests/run vm`, which builds it",
+        path.display()
+    );
+    path
+}
+
+/// Runs a command that must succeed, and gives what it printed.
+pub(crate) fn run(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}; `tests/run vm` installs it"));
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        said(&output.stdout),
+        said(&output.stderr)
+    );
+    said(&output.stdout)
+}
