@@ -58,10 +58,10 @@ const ROUNDS: [Round; RENEWALS] = [
     round(Mode::Signs, None, 0),
     round(Mode::Fails, None, 4),
     round(Mode::Lies("wrong-key"), None, 3),
-    round(Mode::Lies("extra-san"), Some(CertName::Apiserver), 8),
+    round(Mode::Lies("extra-san"), Some(CertName::Apiserver), 5),
     round(Mode::Stalls, None, 5),
     round(Mode::Gone, None, 5),
-    round(Mode::Fails, Some(CertName::EtcdPeer), 8),
+    round(Mode::Fails, Some(CertName::EtcdPeer), 5),
     round(Mode::Lies("expired"), None, 3),
     round(Mode::Lies("other-authority"), None, 3),
     round(Mode::Signs, None, 0),
@@ -140,7 +140,7 @@ fn a_control_plane_serves_through_ten_renewals() {
     let mut daemon = Daemon::start(node);
     let begin = Instant::now();
     let mut director = Director::new();
-    while watched.renewals() < RENEWALS {
+    while watched.renewals() < RENEWALS || director.round < ROUNDS.len() {
         assert!(
             begin.elapsed() < LIMIT,
             "only {} renewals:\n{}\n{}",
@@ -255,7 +255,7 @@ impl Director {
             return;
         }
         let due = watched.next_due() - OffsetDateTime::now_utc();
-        if watched.renewals() < self.round || due > Duration::from_secs(1) {
+        if watched.rounds() < self.round || due > Duration::from_secs(1) {
             return;
         }
         let Round {
@@ -418,7 +418,17 @@ impl Watched {
         each.map(|(_, seen)| seen.len() - 1).min().unwrap_or(0)
     }
 
-    /// When half of the certificates are due: one that could not be had for a while is out of step.
+    /// How often half of them were: one that could not be had for a while is out of step.
+    fn rounds(&self) -> usize {
+        let mut each: Vec<_> = RENEWED
+            .iter()
+            .map(|name| self.0.get(name).map_or(0, |seen| seen.len() - 1))
+            .collect();
+        each.sort_unstable();
+        each[each.len() / 2]
+    }
+
+    /// When half of the certificates are due.
     fn next_due(&self) -> OffsetDateTime {
         let last = RENEWED.iter().filter_map(|name| self.0.get(name)?.last());
         let mut due: Vec<_> = last.map(Issued::due).collect();
