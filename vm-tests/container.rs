@@ -165,14 +165,14 @@ impl Machine for Container<'_> {
             let socket = self.shared().join("shell");
             let running = self.running.as_mut().expect("it does not run");
             let alive = || running.try_wait().unwrap().is_none();
-            let shell = Shell::connect(&socket, Duration::from_secs(120), alive);
+            let shell = Shell::connect(&socket, Duration::from_secs(300), alive);
             self.shell = Some(shell.unwrap_or_else(|error| panic!("no shell: {error}")));
         }
         self.shell.as_mut().unwrap()
     }
 
     fn patience(&self) -> u32 {
-        1
+        4
     }
 }
 

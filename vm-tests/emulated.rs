@@ -204,7 +204,7 @@ impl Machine for Emulated<'_> {
     }
 
     fn wait_off(&mut self) {
-        let end = Instant::now() + Duration::from_secs(180);
+        let end = Instant::now() + Duration::from_secs(600);
         let mut running = self.running.take().expect("it does not run");
         while running.try_wait().unwrap().is_none() {
             assert!(Instant::now() < end, "it does not switch itself off");
@@ -218,14 +218,14 @@ impl Machine for Emulated<'_> {
             let socket = self.dir().join("shell");
             let running = self.running.as_mut().expect("it does not run");
             let alive = || running.try_wait().unwrap().is_none();
-            let shell = Shell::connect(&socket, Duration::from_secs(300), alive);
+            let shell = Shell::connect(&socket, Duration::from_secs(600), alive);
             self.shell = Some(shell.unwrap_or_else(|error| panic!("no shell: {error}")));
         }
         self.shell.as_mut().unwrap()
     }
 
     fn patience(&self) -> u32 {
-        5
+        20
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) trait Machine {
     /// The running machine's, connected when it is first asked for.
     fn shell(&mut self) -> &mut Shell;
 
-    /// How much longer than a container this takes for everything.
+    /// How much longer this is waited for than a container.
     fn patience(&self) -> u32;
 
     /// Power on, until commands can be given; the boot goes on meanwhile.
@@ -73,7 +73,8 @@ pub(crate) trait Machine {
                 self.run("journalctl --no-pager -b -n 60 -t nodepki -t systemd -t kubelet")
                     .said
             );
-            sleep(Duration::from_millis(100));
+            // Looking takes its share of an emulated processor.
+            sleep(Duration::from_millis(50) * self.patience());
         }
     }
 

@@ -30,6 +30,10 @@ pub(crate) fn emulated(bench: &Bench) {
     let mut machine = bench.emulated(Signer::Cfssl, "");
     machine.boot();
     first_boot(&mut machine);
+    // What containers may not have, the kernel of this machine does: Landlock. Where it is whole nothing is said of it.
+    let unconfined =
+        machine.run("journalctl -q -b -o cat -u nodepki-bootstrap.service -g confined");
+    assert_eq!(unconfined.said, "");
 }
 
 fn first_boot(machine: &mut impl Machine) {
