@@ -6,7 +6,6 @@ use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -125,11 +124,24 @@ certificateValidityPeriod: {lifetime}
             .collect()
     }
 
+    /// As systemd does: nobody can tell anything to a socket whose queue is full.
+    fn listen_for(&self, length: Duration) {
+        let end = Instant::now() + length;
+        let left = || end.saturating_duration_since(Instant::now());
+        while !left().is_zero() {
+            self.told
+                .set_read_timeout(Some(left().max(Duration::from_millis(1))))
+                .unwrap();
+            let _ = self.told.recv(&mut [0; 4096]);
+        }
+        self.told.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+
     pub(crate) fn seen_for(&self, length: Duration) -> Seen {
-        sleep(REST);
+        self.listen_for(REST);
         let process = PathBuf::from(format!("/proc/{}", self.child.id()));
         let before = (switches(&process), cpu(&process));
-        sleep(length);
+        self.listen_for(length);
         let status = fs::read_to_string(process.join("status")).unwrap();
         Seen {
             length,
