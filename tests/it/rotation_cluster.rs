@@ -254,15 +254,16 @@ impl Director {
             }
             return;
         }
-        let due = watched.next_due() - OffsetDateTime::now_utc();
-        if watched.rounds() < self.round || due > Duration::from_secs(1) {
-            return;
-        }
         let Round {
             mode,
             only,
             seconds,
         } = ROUNDS[self.round % ROUNDS.len()];
+        let due = only.map_or_else(|| watched.next_due(), |name| watched.due(name));
+        let is_near = due - OffsetDateTime::now_utc() <= Duration::from_secs(1);
+        if watched.rounds() < self.round || !is_near {
+            return;
+        }
         self.round += 1;
         match only {
             _ if mode == Mode::Signs => return,
@@ -305,13 +306,13 @@ impl Scene {
         is_seen && self.end <= now
     }
 
-    /// Others are renewed while one certificate cannot be had.
+    /// Others are renewed while one certificate cannot be had: those that were due when it was.
     fn holds_up_no_other(&self, watched: &Watched) -> bool {
         if self.only.is_none() {
             return true;
         }
-        let is_new = |name: &&CertName| watched.0[*name].last().unwrap().at > self.begin;
-        RENEWED.iter().filter(is_new).count() > RENEWED.len() / 2
+        let is_overdue = |name: &&CertName| watched.due(**name) < self.begin;
+        RENEWED.iter().filter(is_overdue).count() <= 1
     }
 }
 
@@ -426,6 +427,10 @@ impl Watched {
             .collect();
         each.sort_unstable();
         each[each.len() / 2]
+    }
+
+    fn due(&self, name: CertName) -> OffsetDateTime {
+        self.0[&name].last().unwrap().due()
     }
 
     /// When half of the certificates are due.
