@@ -27,7 +27,9 @@ use crate::servers::static_pods::{Start, StaticPods, Why};
 const LIFE: Duration = Duration::from_secs(60);
 const RENEWALS: usize = 10;
 /// For all of them.
-const LIMIT: Duration = Duration::from_secs(500);
+const LIMIT: Duration = Duration::from_secs(600);
+/// How long before something is due a scene begins.
+const NEAR: Duration = Duration::from_secs(1);
 /// How much longer a scene lasts that nobody has seen.
 const PATIENCE: Duration = Duration::from_secs(12);
 /// Between two looks at the node.
@@ -259,9 +261,9 @@ impl Director {
             only,
             seconds,
         } = ROUNDS[self.round % ROUNDS.len()];
-        let due = only.map_or_else(|| watched.next_due(), |name| watched.due(name));
-        let is_near = due - OffsetDateTime::now_utc() <= Duration::from_secs(1);
-        if watched.rounds() < self.round || !is_near {
+        let due = only.map_or_else(|| watched.most_due(), |name| watched.due(name));
+        let begin = OffsetDateTime::now_utc();
+        if watched.rounds() < self.round || !(begin..=begin + NEAR).contains(&due) {
             return;
         }
         self.round += 1;
@@ -274,7 +276,7 @@ impl Director {
             mode,
             before: met(signer, mode),
             only,
-            begin: OffsetDateTime::now_utc(),
+            begin,
             end: Instant::now() + Duration::from_secs(seconds),
         });
     }
@@ -311,7 +313,7 @@ impl Scene {
         if self.only.is_none() {
             return true;
         }
-        let is_overdue = |name: &&CertName| watched.due(**name) < self.begin;
+        let is_overdue = |name: &&CertName| watched.due(**name) < self.begin + NEAR;
         RENEWED.iter().filter(is_overdue).count() <= 1
     }
 }
@@ -433,12 +435,18 @@ impl Watched {
         self.0[&name].last().unwrap().due()
     }
 
-    /// When half of the certificates are due.
-    fn next_due(&self) -> OffsetDateTime {
-        let last = RENEWED.iter().filter_map(|name| self.0.get(name)?.last());
-        let mut due: Vec<_> = last.map(Issued::due).collect();
-        due.sort();
-        due[due.len() / 2]
+    /// When the most certificates are due together: outages and kills make them fall out of step.
+    fn most_due(&self) -> OffsetDateTime {
+        let mut due = RENEWED.map(|name| self.due(name));
+        due.sort_unstable();
+        let together = |first: &OffsetDateTime| {
+            let group = due
+                .iter()
+                .filter(|due| (*first..=*first + NEAR).contains(*due));
+            group.count()
+        };
+        // The last one found of equal groups is the result: the earliest.
+        due.into_iter().rev().max_by_key(together).unwrap()
     }
 
     fn table(&self) -> String {
