@@ -13,7 +13,8 @@
 //!
 //! `tests/run vm` builds the system, the package and the signer, and names them: NODEPKI_VM_IMAGE (what `image/build`
 //! made), NODEPKI_VM_PACKAGE (the .deb), NODEPKI_TEST_SERVERS (a folder with `multirootca`). Everything that is missing
-//! is a failure. NODEPKI_VM_KEEP=1 leaves the folders of machines behind.
+//! is a failure. NODEPKI_VM_CUTS is how often an emulated machine loses its power (20). NODEPKI_VM_KEEP=1 leaves the folders
+//! of machines behind.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

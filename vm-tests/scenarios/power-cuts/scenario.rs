@@ -1,5 +1,5 @@
-//! The same as in containers, with a kernel and a disk that lose power: QEMU is killed in the middle of a bootstrap and of
-//! a renewal.
+//! The same as in containers, with a kernel and a disk that lose power: QEMU is killed, NODEPKI_VM_CUTS times in all, and
+//! what comes up after that is whole.
 
 use std::time::Duration;
 
@@ -10,15 +10,53 @@ use crate::seed::Signer;
 
 use super::renewal_cuts::renew_and_cut;
 
-pub(crate) fn run(bench: &Bench) {
+/// Less than a bootstrap with RSA keys takes, emulated.
+const WITHIN: Duration = Duration::from_secs(6);
+
+/// Of a bootstrap, and of a renewal.
+fn cuts() -> [u32; 2] {
+    let all = std::env::var("NODEPKI_VM_CUTS").map_or(20, |cuts| cuts.parse().unwrap());
+    [all * 2 / 5, all - all * 2 / 5]
+}
+
+/// One machine after the other, until there were enough cuts; each loses its power again and again until it is whole.
+pub(crate) fn bootstrap(bench: &Bench) {
     let mut dice = Dice::new(bench);
+    let [wanted, _] = cuts();
+    let (mut cuts, mut at_work) = (0, 0);
+    while cuts < wanted {
+        let user_data = include_str!("../bootstrap-cuts/user-data.yaml");
+        let mut machine = bench.emulated(Signer::Cfssl, user_data);
+        machine.boot();
+        while cuts < wanted && !is_whole(&mut machine) {
+            machine.until(
+                "systemctl show -P ActiveState nodepki-bootstrap | grep -qE '^activ'",
+                60,
+            );
+            dice.wait(WITHIN);
+            machine.cut();
+            cuts += 1;
+            machine.boot();
+            at_work += u32::from(!is_whole(&mut machine));
+        }
+        machine.node_up();
+        machine.well();
+    }
+    bench.say(&format!("{at_work} of {cuts} cuts met nodepki at work"));
+    assert!(at_work >= wanted / 4, "the cuts come too late");
+}
+
+/// What a bootstrap writes in the end. The shell is there before cloud-init is.
+fn is_whole(machine: &mut impl Machine) -> bool {
+    machine.run("test -e /etc/kubernetes/pki/sa.pub").status == 0
+}
+
+pub(crate) fn renewal(bench: &Bench) {
     let mut machine = bench.emulated(Signer::Cfssl, "");
-    machine.boot();
-    machine.until("test -e /var/lib/nodepki", 60);
-    dice.wait(Duration::from_secs(4));
-    machine.cut();
     machine.boot();
     machine.node_up();
     machine.well();
-    renew_and_cut(bench, &mut machine, 1, Duration::from_secs(5));
+    let [_, wanted] = cuts();
+    let unfinished = renew_and_cut(bench, &mut machine, wanted);
+    assert!(unfinished >= wanted / 4, "the cuts come too late");
 }
