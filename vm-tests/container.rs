@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::bench::Bench;
-use crate::machine::{Machine, Shell};
+use crate::machine::{Machine, Shell, connected};
 use crate::seed::Seed;
 use crate::system::run;
 
@@ -161,14 +161,9 @@ impl Machine for Container<'_> {
     }
 
     fn shell(&mut self) -> &mut Shell {
-        if self.shell.is_none() {
-            let socket = self.shared().join("shell");
-            let running = self.running.as_mut().expect("it does not run");
-            let alive = || running.try_wait().unwrap().is_none();
-            let shell = Shell::connect(&socket, Duration::from_secs(300), alive);
-            self.shell = Some(shell.unwrap_or_else(|error| panic!("no shell: {error}")));
-        }
-        self.shell.as_mut().unwrap()
+        let socket = self.shared().join("shell");
+        let limit = Duration::from_secs(300);
+        connected(&mut self.shell, self.running.as_mut(), &socket, limit)
     }
 
     fn patience(&self) -> u32 {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Child;
 use std::thread::{panicking, sleep};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ pub(crate) trait Machine {
     /// Until it has switched itself off.
     fn wait_off(&mut self);
 
-    /// The running machine's, connected when it is first asked for.
+    /// The running machine's, connected when it is first asked for: see [`connected`].
     fn shell(&mut self) -> &mut Shell;
 
     /// How much longer this is waited for than a container.
@@ -122,7 +123,7 @@ pub(crate) struct Shell {
 
 impl Shell {
     /// Waits for the machine to open it. `alive` says whether there is still something to wait for.
-    pub(crate) fn connect(
+    fn connect(
         socket: &Path,
         limit: Duration,
         mut alive: impl FnMut() -> bool,
@@ -187,6 +188,21 @@ impl Shell {
             }
         }
     }
+}
+
+/// The shell of a running machine, by way of a socket that it opens within `limit`.
+pub(crate) fn connected<'a>(
+    shell: &'a mut Option<Shell>,
+    running: Option<&mut Child>,
+    socket: &Path,
+    limit: Duration,
+) -> &'a mut Shell {
+    shell.get_or_insert_with(|| {
+        let running = running.expect("it does not run");
+        let alive = || running.try_wait().unwrap().is_none();
+        let shell = Shell::connect(socket, limit, alive);
+        shell.unwrap_or_else(|error| panic!("no shell: {error}"))
+    })
 }
 
 /// Removes a machine's folder, unless somebody will want to look into it.
