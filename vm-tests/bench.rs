@@ -111,17 +111,13 @@ pub(crate) fn run(chosen: &[&Scenario]) -> ExitCode {
         some.retain(|scenario| (scenario.tier == Tier::Emulated) == emulated);
         some
     };
-    let (small, machines) = (of(false), of(true));
+    let mut rows = side_by_side(&of(false), cores);
+    // Not at the same time: who waits for a moment in one would be late for the other.
+    let machines = of(true);
     if !machines.is_empty() {
         println!("emulated machines: {}", emulated::acceleration().describe());
+        rows.extend(side_by_side(&machines, emulated::at_once(cores)));
     }
-    // Containers wait for much of their time, machines compute.
-    let mut rows = thread::scope(|scope| {
-        let machines = scope.spawn(|| side_by_side(&machines, emulated::at_once(cores)));
-        let mut rows = side_by_side(&small, cores);
-        rows.extend(machines.join().unwrap());
-        rows
-    });
     rows.sort_by_key(|row| chosen.iter().position(|one| one.name == row.scenario.name));
     print(&rows, begin.elapsed());
     if rows.iter().all(|row| row.good) {
