@@ -16,7 +16,7 @@ const EARLY: u32 = 2;
 const AT_WORK: u32 = 6;
 const STATE: &str = "/var/lib/nodepki";
 /// What a bootstrap writes in the end.
-const LAST: &str = "/etc/kubernetes/pki/sa.pub";
+pub(crate) const LAST: &str = "/etc/kubernetes/pki/sa.pub";
 
 pub(crate) fn run(bench: &Bench) {
     let mut dice = Dice::new(bench);

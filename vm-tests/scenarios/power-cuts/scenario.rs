@@ -8,6 +8,7 @@ use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::seed::Signer;
 
+use super::bootstrap_cuts::LAST;
 use super::renewal_cuts::renew_and_cut;
 
 /// Less than a bootstrap with RSA keys takes, emulated.
@@ -15,7 +16,10 @@ const WITHIN: Duration = Duration::from_secs(6);
 
 /// Of a bootstrap, and of a renewal.
 fn cuts() -> [u32; 2] {
-    let all = std::env::var("NODEPKI_VM_CUTS").map_or(20, |cuts| cuts.parse().unwrap());
+    let all: u32 = std::env::var("NODEPKI_VM_CUTS").map_or(20, |cuts| {
+        let number = cuts.parse();
+        number.unwrap_or_else(|error| panic!("NODEPKI_VM_CUTS={cuts}: {error}; it is a number"))
+    });
     [all * 2 / 5, all - all * 2 / 5]
 }
 
@@ -46,9 +50,9 @@ pub(crate) fn bootstrap(bench: &Bench) {
     assert!(at_work >= wanted / 4, "the cuts come too late");
 }
 
-/// What a bootstrap writes in the end. The shell is there before cloud-init is.
+/// The shell is there before cloud-init is.
 fn is_whole(machine: &mut impl Machine) -> bool {
-    machine.run("test -e /etc/kubernetes/pki/sa.pub").status == 0
+    machine.run(&format!("test -e {LAST}")).status == 0
 }
 
 pub(crate) fn renewal(bench: &Bench) {
