@@ -1,0 +1,263 @@
+use super::read::OPENSHIFT_NAMES;
+use super::*;
+use crate::yaml;
+
+fn rules(spec: &str) -> Result<(Rules, Faults), Faults> {
+    let indented: String = spec.lines().map(|line| format!("  {line}\n")).collect();
+    let text = format!(
+        "apiVersion: config.openshift.io/v1\nkind: PKI\nmetadata: {{name: cluster}}\nspec:\n{indented}"
+    );
+    Rules::from_document(&yaml::parse("pki.yaml", &text).unwrap()[0])
+}
+
+fn policy(spec: &str) -> Policy {
+    Policy::new(rules(spec).unwrap().0, KeyAlgorithm::Rsa2048)
+}
+
+fn faults(spec: &str) -> String {
+    rules(spec).unwrap_err().to_string()
+}
+
+#[test]
+fn override_wins_over_category_over_default_over_kubeadm() {
+    let policy = policy(
+        "categories:\n\
+         - {category: ServingCertificate, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}\n\
+         - {category: SignerCertificate, certificate: {key: {algorithm: RSA, rsa: {keySize: 4096}}}}\n\
+         overrides:\n\
+         - {certificateName: etcd-peer, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}\n\
+         - {certificateName: etcd-ca, certificate: {key: {algorithm: RSA, rsa: {keySize: 3072}}}}\n\
+         - {certificateName: sa, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}\n\
+         - {certificateName: admin.conf, certificate: {key: {algorithm: RSA, rsa: {keySize: 4096}}}}",
+    );
+    assert_eq!(policy.key_for(CertName::EtcdPeer), KeyAlgorithm::EcdsaP256);
+    assert_eq!(
+        policy.key_for(CertName::EtcdServer),
+        KeyAlgorithm::EcdsaP384
+    );
+    assert_eq!(policy.key_for(CertName::Apiserver), KeyAlgorithm::EcdsaP384);
+    assert_eq!(policy.key_for(CertName::AdminConf), KeyAlgorithm::Rsa4096);
+    assert_eq!(
+        policy.key_for(CertName::SchedulerConf),
+        KeyAlgorithm::Rsa2048
+    );
+    assert_eq!(
+        policy.key_for_authority(Authority::EtcdCa),
+        KeyAlgorithm::Rsa3072
+    );
+    assert_eq!(
+        policy.key_for_authority(Authority::Ca),
+        KeyAlgorithm::Rsa4096
+    );
+    assert_eq!(policy.key_for_service_account(), KeyAlgorithm::EcdsaP256);
+}
+
+#[test]
+fn defaults_reach_the_service_account_key_and_categories_do_not() {
+    let policy = policy(
+        "defaults: {key: {algorithm: RSA, rsa: {keySize: 3072}}}\n\
+         categories: [{category: Signer, certificate: {key: {algorithm: RSA, rsa: {keySize: 4096}}}}]",
+    );
+    assert_eq!(policy.key_for_service_account(), KeyAlgorithm::Rsa3072);
+    assert_eq!(
+        policy.key_for(CertName::FrontProxyClient),
+        KeyAlgorithm::Rsa3072
+    );
+}
+
+#[test]
+fn both_shapes_of_the_api_are_read() {
+    let named = policy(
+        "certificateManagement:\n  mode: Custom\n  custom:\n    \
+         defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}\n    \
+         signerCertificates: {key: {algorithm: RSA, rsa: {keySize: 4096}}}\n    \
+         servingCertificates: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}\n    \
+         clientCertificates: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}",
+    );
+    let listed = policy(
+        "certificateManagement:\n  mode: Custom\n  custom:\n    \
+         defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}\n    overrides:\n    \
+         - {type: Category, category: {name: Signer}, certificate: {key: {algorithm: RSA, rsa: {keySize: 4096}}}}\n    \
+         - {type: Category, category: {name: Serving}, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}\n    \
+         - {type: Category, category: {name: Client}, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}",
+    );
+    for owner in KeyOwner::all() {
+        assert_eq!(named.key_of(owner), listed.key_of(owner), "{owner}");
+    }
+    assert_eq!(named.key_for(CertName::EtcdServer), KeyAlgorithm::EcdsaP384);
+    assert_eq!(
+        named.key_for(CertName::KubeletConf),
+        KeyAlgorithm::EcdsaP256
+    );
+    for mode in ["Unmanaged", "Default"] {
+        let (rules, _) = rules(&format!("certificateManagement: {{mode: {mode}}}")).unwrap();
+        assert!(rules.is_empty());
+    }
+    let empty = yaml::parse(
+        "p",
+        "apiVersion: config.openshift.io/v1alpha1\nkind: PKI\nspec: {}",
+    )
+    .unwrap();
+    assert!(Rules::from_document(&empty[0]).unwrap().0.is_empty());
+}
+
+#[test]
+fn every_fault_is_reported_at_once() {
+    assert_eq!(
+        faults(
+            "defaults: {key: {algorithm: RSA, ecdsa: {curve: P256}}}\n\
+             categories:\n\
+             - {category: Server, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P-256}}}}\n\
+             - {category: Client, certificate: {key: {algorithm: RSA, rsa: {keySize: 8192}}}}\n\
+             - {category: Signer, certificate: {key: {algorithm: RSA, rsa: {keySize: 1024}}}}\n\
+             - {certificate: {}}\n\
+             overrides:\n\
+             - {certificateName: etcd-srver, certificate: {key: {algorithm: DSA}}}\n\
+             - {certificateName: sa, certifcate: {}}"
+        ),
+        "pki.yaml:5:19: spec.defaults.key: rsa is required when algorithm is RSA (add rsa: {keySize: 2048})\n\
+         pki.yaml:5:43: spec.defaults.key.ecdsa: ecdsa is forbidden when algorithm is RSA (remove it, or change algorithm to ECDSA)\n\
+         pki.yaml:7:16: spec.categories[0].category: \"Server\" is not a category of certificates (use SignerCertificate, ServingCertificate or ClientCertificate)\n\
+         pki.yaml:7:77: spec.categories[0].certificate.key.ecdsa.curve: \"P-256\" is not a curve (use P256, P384 or P521)\n\
+         pki.yaml:8:75: spec.categories[1].certificate.key.rsa.keySize: RSA keys of 8192 bits are not made: each handshake would cost many times that of 4096 bits, and kubeadm has no name for them (use 2048, 3072 or 4096)\n\
+         pki.yaml:9:75: spec.categories[2].certificate.key.rsa.keySize: 1024 is not an RSA key size (use 2048, 3072 or 4096)\n\
+         pki.yaml:10:5: spec.categories[3]: has no category (use SignerCertificate, ServingCertificate or ClientCertificate)\n\
+         pki.yaml:10:19: spec.categories[3].certificate: has no key (add key: {algorithm: RSA, rsa: {keySize: 2048}})\n\
+         pki.yaml:12:23: spec.overrides[0].certificateName: \"etcd-srver\" is not a name of a certificate, an authority or sa (did you mean etcd-server?)\n\
+         pki.yaml:12:66: spec.overrides[0].certificate.key.algorithm: \"DSA\" is not a key algorithm (use RSA or ECDSA)\n\
+         pki.yaml:13:5: spec.overrides[1]: has no certificate (add certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}})\n\
+         pki.yaml:13:27: spec.overrides[1].certifcate: unknown key (did you mean certificate?)"
+    );
+}
+
+#[test]
+fn the_api_shape_is_validated_as_the_api_does() {
+    for (spec, want) in [
+        (
+            "certificateManagement: {mode: Custom}",
+            "mode Custom needs custom (add custom with its defaults beside it)",
+        ),
+        (
+            "certificateManagement: {mode: Default, custom: {defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}}}",
+            "custom is forbidden unless mode is Custom (set mode: Custom, or remove custom)",
+        ),
+        (
+            "certificateManagement: {mode: custom}",
+            "\"custom\" is not a mode (use Unmanaged, Default or Custom)",
+        ),
+        (
+            "certificateManagement: {}",
+            "has no mode (use Unmanaged, Default or Custom)",
+        ),
+        (
+            "certificateManagement: {mode: Custom, custom: {}}",
+            "has no defaults, which mode Custom requires (add defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}})",
+        ),
+        (
+            "{certificateManagement: {mode: Default}, defaults: {}}",
+            "stands beside certificateManagement, which is another shape of the same policy (move it below certificateManagement.custom)",
+        ),
+        (
+            "defaults: {}",
+            "has no key (add key: {algorithm: RSA, rsa: {keySize: 2048}})",
+        ),
+        (
+            "categories:\n- {category: Signer, certificate: {key: {algorithm: RSA, rsa: {keySize: 2048}}}}\n- {category: SignerCertificate, certificate: {key: {algorithm: RSA, rsa: {keySize: 2048}}}}",
+            "category SignerCertificate is given twice, first in line 6 (keep one of them)",
+        ),
+    ] {
+        let text = faults(spec);
+        assert!(text.ends_with(want), "{text}");
+    }
+}
+
+#[test]
+fn openshift_names_are_mapped_reported_or_in_conflict() {
+    let entry = |name: &str, size: u32| {
+        format!(
+            "- {{certificateName: {name}, certificate: {{key: {{algorithm: RSA, rsa: {{keySize: {size}}}}}}}}}\n"
+        )
+    };
+    let spec = format!(
+        "overrides:\n{}{}{}{}",
+        entry("kube-apiserver-lb-server", 4096),
+        entry("kube-apiserver-localhost-server", 4096),
+        entry("admin-kubeconfig-client", 3072),
+        entry("service-ca", 4096)
+    );
+    let (read, warnings) = rules(&spec).unwrap();
+    let policy = Policy::new(read, KeyAlgorithm::Rsa2048);
+    assert_eq!(policy.key_for(CertName::Apiserver), KeyAlgorithm::Rsa4096);
+    assert_eq!(policy.key_for(CertName::AdminConf), KeyAlgorithm::Rsa3072);
+    assert_eq!(
+        policy.key_for(CertName::SuperAdminConf),
+        KeyAlgorithm::Rsa3072
+    );
+    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "pki.yaml:9:23: spec.overrides[3].certificateName: service-ca has no counterpart in a kubeadm cluster and is ignored (remove the entry if the file is for kubeadm clusters only)"
+        ]
+    );
+    let spec = format!(
+        "overrides:\n{}{}",
+        entry("etcd-signer", 4096),
+        entry("etcd-ca", 3072)
+    );
+    assert_eq!(
+        faults(&spec),
+        "pki.yaml:7:23: spec.overrides[1].certificateName: etcd-ca asks for RSA-3072 for etcd-ca, line 6 asks for RSA-4096 (a kubeadm cluster has one key for both: make them agree)"
+    );
+    for (name, _) in OPENSHIFT_NAMES {
+        assert!(
+            rules(&format!("overrides:\n{}", entry(name, 2048))).is_ok(),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn choices_that_need_care_are_warned_about() {
+    let policy = policy(
+        "overrides:\n\
+         - {certificateName: etcd-peer, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P521}}}}\n\
+         - {certificateName: sa, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P521}}}}\n\
+         - {certificateName: ca, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}",
+    );
+    let warnings = |version: &str| -> Vec<String> {
+        let version = version.parse().unwrap();
+        policy
+            .warnings(Some(&version))
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    };
+    let old = warnings("v1.33.0");
+    assert_eq!(
+        old,
+        [
+            "pki.yaml:8:46: spec.overrides[2].certificate.key: kubeadm offers ECDSA-P384 from 1.34 on, this cluster is v1.33.0; its components load such keys (kubeadm certs renew would make other keys; renew with nodepki only)",
+            "pki.yaml:6:53: spec.overrides[0].certificate.key: kubeadm does not offer ECDSA-P521 (for etcd-peer); Kubernetes components load such keys, some clients and signers do not (kubeadm certs renew would make other keys; renew with nodepki only)",
+            "pki.yaml:7:46: spec.overrides[1].certificate.key: an ECDSA-P521 sa key signs tokens with ES512: kube-apiserver can, but kubeadm cannot make such a key and readers of tokens outside the cluster may not know it (add an override for sa with ECDSA P256 or RSA)",
+        ]
+    );
+    assert_eq!(warnings("v1.34.0").len(), 2);
+}
+
+#[test]
+fn one_policy_only() {
+    let document = yaml::parse(
+        "p.yaml",
+        "apiVersion: config.openshift.io/v1\nkind: PKI\nspec: {}",
+    )
+    .unwrap();
+    let error =
+        Policy::assemble(Some(&Rules::default()), &document, KeyAlgorithm::Rsa2048).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "p.yaml:1:1: a second PKI policy, the first is the pki block of the settings (keep one of the two)"
+    );
+    let (policy, _) = Policy::assemble(None, &document, KeyAlgorithm::EcdsaP256).unwrap();
+    assert_eq!(policy.key_for(CertName::Apiserver), KeyAlgorithm::EcdsaP256);
+}
