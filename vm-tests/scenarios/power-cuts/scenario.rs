@@ -14,13 +14,18 @@ use super::renewal_cuts::renew_and_cut;
 /// Less than a bootstrap with RSA keys takes, emulated.
 const WITHIN: Duration = Duration::from_secs(6);
 
-/// Of a bootstrap, and of a renewal.
+/// Of a bootstrap, and of a renewal; at least one of each.
 fn cuts() -> [u32; 2] {
     let all: u32 = std::env::var("NODEPKI_VM_CUTS").map_or(20, |cuts| {
         let number = cuts.parse();
         number.unwrap_or_else(|error| panic!("NODEPKI_VM_CUTS={cuts}: {error}; it is a number"))
     });
-    [all * 2 / 5, all - all * 2 / 5]
+    assert!(
+        all >= 2,
+        "NODEPKI_VM_CUTS={all}: at least 2, one of a bootstrap and one of a renewal"
+    );
+    let bootstraps = (all * 2 / 5).max(1);
+    [bootstraps, all - bootstraps]
 }
 
 /// One machine after the other, until there were enough cuts; each loses its power again and again until it is whole.
