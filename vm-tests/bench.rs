@@ -59,6 +59,11 @@ impl Bench {
         Container::new(self, &seed)
     }
 
+    /// The same of a machine that is no node.
+    pub(crate) fn container_other(&self, user_data: &str) -> Container<'_> {
+        Container::new(self, &Seed::bare(user_data))
+    }
+
     /// A new emulated machine that was not started.
     pub(crate) fn emulated(&self, signer: Signer, user_data: &str) -> Emulated<'_> {
         let seed = Seed::of(self.system(), signer, user_data);

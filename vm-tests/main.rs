@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A scenario is a folder below `scenarios/`: `scenario.rs` says what is done and what must hold, `user-data.yaml` what
-//! the machine is told besides `node.yaml`. It runs on one of
+//! the machine is told besides the user data of `cloud-init/`. It runs on one of
 //! - a container ([`container`]): the same system under systemd, in two or three seconds, without a clock or a disk of
 //!   its own;
 //! - an emulated machine ([`emulated`]): a kernel, a disk, a clock; half a minute a boot;

@@ -18,6 +18,8 @@ mod package;
 mod pending;
 #[path = "scenarios/power-cuts/scenario.rs"]
 mod power_cuts;
+#[path = "scenarios/quick-start/scenario.rs"]
+mod quick_start;
 #[path = "scenarios/read-only-etc/scenario.rs"]
 mod read_only_etc;
 #[path = "scenarios/refused/scenario.rs"]
@@ -33,6 +35,7 @@ mod wrong_clock;
 
 #[rustfmt::skip]
 pub(crate) const ALL: &[Scenario] = &[
+    Scenario { name: "quick-start", tier: Tier::Container, shows: "the README's commands as they stand there, with a signer and without", run: quick_start::run },
     Scenario { name: "first-boot-container", tier: Tier::Container, shows: "first-boot below, twice, without a kernel of its own", run: first_boot::in_a_container },
     Scenario { name: "bootstrap-cuts", tier: Tier::Container, shows: "the power is cut at any moment of a first boot", run: bootstrap_cuts::run },
     Scenario { name: "renewal-cuts", tier: Tier::Container, shows: "the power is cut in the middle of renewals", run: renewal_cuts::run },
