@@ -22,6 +22,16 @@ pub(crate) enum Tier {
     Emulated,
 }
 
+impl Tier {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Tier::Disk => "disk",
+            Tier::Container => "container",
+            Tier::Emulated => "emulated",
+        }
+    }
+}
+
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) tier: Tier,
@@ -176,11 +186,7 @@ impl Row<'_> {
             "{:4}  {:22} {:9} {:5} {:4} {:6.1} s  {}",
             if self.good { "ok" } else { "FAIL" },
             self.scenario.name,
-            match self.scenario.tier {
-                Tier::Disk => "disk",
-                Tier::Container => "container",
-                Tier::Emulated => "emulated",
-            },
+            self.scenario.tier.as_str(),
             self.boots,
             self.cuts,
             self.took.as_secs_f32(),

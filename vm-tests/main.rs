@@ -1,7 +1,7 @@
 //! Machines that boot with nodepki's package on them, and what must be true of them.
 //!
 //! ```text
-//! cargo test --locked --test vm [-- NAME...]     those scenarios whose names have one of these words in them
+//! cargo test --locked --test vm [-- WORD...]     those scenarios of which a word is part of the name, or the tier
 //! ```
 //!
 //! A scenario is a folder below `scenarios/`: `scenario.rs` says what is done and what must hold, `user-data.yaml` what
@@ -37,21 +37,29 @@ mod writes;
 
 use std::process::ExitCode;
 
+use bench::Scenario;
+
 fn main() -> ExitCode {
     // What cargo hands to every test program, such as --nocapture, has no meaning here.
     let words: Vec<String> = std::env::args()
         .skip(1)
         .filter(|word| !word.starts_with('-'))
         .collect();
-    let chosen: Vec<_> = scenarios::ALL
+    let is_meant = |scenario: &Scenario, word: &String| {
+        scenario.name.contains(word) || scenario.tier.as_str() == word
+    };
+    for word in &words {
+        if !scenarios::ALL.iter().any(|one| is_meant(one, word)) {
+            eprintln!("{word} is no tier and in no scenario's name");
+            return ExitCode::FAILURE;
+        }
+    }
+    let (chosen, left_out): (Vec<_>, Vec<_>) = scenarios::ALL
         .iter()
-        .filter(|scenario| {
-            words.is_empty() || words.iter().any(|word| scenario.name.contains(word))
-        })
-        .collect();
-    if chosen.is_empty() {
-        eprintln!("no scenario has {} in its name", words.join(" or "));
-        return ExitCode::FAILURE;
+        .partition(|one| words.is_empty() || words.iter().any(|word| is_meant(one, word)));
+    if !left_out.is_empty() {
+        let names: Vec<_> = left_out.iter().map(|scenario| scenario.name).collect();
+        println!("LEFT OUT, tests/run vm has them: {}", names.join(", "));
     }
     bench::run(&chosen)
 }
