@@ -28,9 +28,6 @@ pub use backup::{BadPassphrase, Passphrase};
 pub use to_external::{ToExternal, to_external};
 pub use to_internal::{ToInternal, to_internal};
 
-/// Where the kubelet finds its static pods on a node of kubeadm's.
-const MANIFESTS: &str = "/etc/kubernetes/manifests";
-
 /// What was found, and what was done or would be.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]

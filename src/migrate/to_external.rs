@@ -5,13 +5,14 @@ use std::path::Path;
 
 use time::OffsetDateTime;
 
-use super::{Backup, CaKey, Direction, MANIFESTS, Report, Row};
+use super::{Backup, CaKey, Direction, Report, Row};
 use crate::agent::{
     self, Answered, Clock, ExitCode, Failure, Progress, ServiceAccountAction, Setup, Survey,
     SurveyedBundle, SurveyedCert,
 };
 use crate::assess::{Action, Found};
 use crate::failpoint;
+use crate::manifest::MANIFESTS;
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, KUBECONFIG_DIR};
 use crate::store::{self, Commit, FileKind, Metadata, Root, Store};

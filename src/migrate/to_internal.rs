@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::{Backup, Direction, MANIFESTS, Report, Row};
+use super::{Backup, Direction, Report, Row};
 use crate::agent::{self, Clock, Failure, Setup, SurveyedBundle};
 use crate::assess::Found;
+use crate::manifest::MANIFESTS;
 use crate::names::Authority;
 use crate::store::{Commit, Mode, Root};
 use crate::x509::{PrivateKey, hex};

@@ -16,15 +16,13 @@ use super::{
 };
 use crate::assess::{self, Found, FoundKubeconfig, ReadKubeconfig};
 use crate::kubeconfig::KubeconfigError;
+use crate::manifest::MANIFESTS;
 use crate::names::{Authority, CertName};
 use crate::plan::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI};
 use crate::store::{self, FileKind, Issued, Metadata, Root, Slot, Ticket};
 use crate::x509::{
     Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, path_differences,
 };
-
-/// Static pods: they tell whether etcd runs on this node.
-const MANIFESTS: &str = "/etc/kubernetes/manifests";
 
 /// Reads everything below `root` that kubeadm's PKI consists of. Never fails.
 pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Status {
