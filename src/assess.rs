@@ -4,6 +4,7 @@
 
 mod kubelet;
 mod renewal;
+mod replaced;
 
 use std::fmt;
 
@@ -18,6 +19,7 @@ pub use kubelet::{
     store_dir, weigh,
 };
 pub use renewal::{Age, Demand, Rotated, Rules, rotate};
+pub use replaced::{OldAuthority, Replaced, Witness, replaced, trusted_by, valid_copy};
 
 /// One file as it was found.
 #[derive(Debug)]

@@ -217,7 +217,7 @@ pub fn named<'a>(certificates: impl IntoIterator<Item = &'a Certificate>) -> Str
         .into_iter()
         .map(|certificate| {
             let pin = hex(&certificate.public_key().sha256());
-            format!("{} (sha256:{pin})", certificate.subject())
+            format!("{} (public key sha256:{pin})", certificate.subject())
         })
         .collect();
     names.join(", ")

@@ -243,6 +243,8 @@ checks! {
         "a file somewhere else holds the private key of an authority of this node";
     "missing-authority", E, authorities::missing,
         "the certificate of an authority is not there, so that nothing can be verified under it";
+    "ca-replaced", E, authorities::replaced,
+        "the certificates and kubeconfigs on this node belong to another CA than the one in place";
     "authority-not-pinned", E, authorities::not_pinned,
         "the file of an authority holds a certificate that no configured pin speaks for";
     "external-etcd", E, leaves::external_etcd,

@@ -162,7 +162,10 @@ impl fmt::Display for Held {
         let words: Vec<_> = match self {
             Held::Certificates(certificates) => certificates
                 .iter()
-                .map(|one| format!("sha256:{} ({})", hex(&one.fingerprint()), one.subject()))
+                .map(|one| {
+                    let print = hex(&one.fingerprint());
+                    format!("certificate sha256:{print} ({})", one.subject())
+                })
                 .collect(),
             Held::Keys(keys) => keys
                 .iter()

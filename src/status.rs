@@ -35,6 +35,7 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 
+use crate::assess::Replaced;
 use crate::names::{Authority, CertName};
 use crate::store::{LastError, Phase};
 use crate::yaml;
@@ -181,6 +182,8 @@ pub enum Trouble {
     Absent,
     /// The CA data of a kubeconfig has nothing in common with `ca.crt`.
     OtherAuthority,
+    /// `ca.crt` was replaced: the certificates in place belong to another CA.
+    Replaced,
     /// There is nothing to verify it under.
     NoAuthority,
     /// It does not verify under the authority on this node.
@@ -204,9 +207,10 @@ impl Trouble {
             | Trouble::NoContext
             | Trouble::Damaged => State::Unreadable,
             Trouble::Absent => State::Missing,
-            Trouble::OtherAuthority | Trouble::NoAuthority | Trouble::Unverified => {
-                State::Untrusted
-            }
+            Trouble::OtherAuthority
+            | Trouble::Replaced
+            | Trouble::NoAuthority
+            | Trouble::Unverified => State::Untrusted,
             Trouble::NotYetValid => State::NotYetValid,
             Trouble::Torn => State::Torn,
             Trouble::Expired => State::Expired,
@@ -288,6 +292,12 @@ pub struct AuthorityStatus {
     pub remarks: Vec<String>,
     /// All certificates of its bundle; the first is the one that kubeadm uses.
     pub certificates: Vec<Facts>,
+    /// The CA that its certificates in place belong to, if that is another one.
+    #[serde(skip)]
+    pub replaced: Option<Replaced>,
+    /// Where a valid certificate of the same CA key is, if the one in place has expired.
+    #[serde(skip)]
+    pub valid_copy: Option<String>,
     /// The private key of the authority lies on this node.
     pub has_key: bool,
     /// Its files.

@@ -12,6 +12,7 @@ mod chain;
 mod crl;
 mod csr;
 mod key;
+mod lineage;
 mod verify;
 
 use std::fmt;
@@ -29,6 +30,7 @@ pub use csr::{Csr, CsrError, UsageExtensions};
 pub use key::{
     JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm, hex,
 };
+pub use lineage::{descends_from, is_same_authority};
 pub use verify::{Difference, is_for_names, path_differences, rfc3339, satisfies, verifies};
 
 /// The wanted subject. In DER the organization comes first, as Go writes it.

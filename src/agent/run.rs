@@ -166,7 +166,11 @@ impl<'a> Run<'a> {
         // By name: two signers on one server may still differ in what they have to learn of it.
         let mut probed: BTreeMap<String, Option<Rc<SignerError>>> = BTreeMap::new();
         for authority in &needed {
-            let established = self.establish(*authority, &mut probed).await;
+            let is_known = self.trust.contains_key(authority);
+            let mut established = self.establish(*authority, &mut probed).await;
+            if established.is_ok() && !is_known {
+                established = self.belongs(survey, *authority);
+            }
             match established {
                 Err(failure) if survey.rotating.is_some() => self.leave_out(
                     survey
@@ -269,6 +273,32 @@ impl<'a> Run<'a> {
             (None, None) => return Err(no_authority(self.setup, authority)),
         }
         Ok(())
+    }
+
+    /// An unpinned CA that was just learned must be the one to which the certificates in place belong.
+    fn belongs(&self, survey: &Survey, authority: Authority) -> Result<(), Failure> {
+        let (Some(learned), Some(spec)) = (
+            self.trust.get(&authority),
+            self.setup.plan.bundle(authority),
+        ) else {
+            return Ok(());
+        };
+        if !self.setup.trust_source(authority).pins.is_empty() {
+            return Ok(());
+        }
+        let root = self.store.root();
+        let Some(replaced) = survey.replaced_by(root, authority, learned) else {
+            return Ok(());
+        };
+        let path = root.on_this_machine(&spec.path).display().to_string();
+        Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "{path} is absent, and the signer has another CA, {learned}: {}; nothing is issued under it: {}",
+                replaced.sentence(&path),
+                replaced.fix(authority, &path, learned)
+            ),
+        ))
     }
 
     async fn offer(

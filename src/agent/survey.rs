@@ -1,5 +1,6 @@
 //! What is on disk, read once and judged against the plan. Reads only, takes no lock, needs no state directory.
 
+mod replaced;
 mod rotation;
 
 use std::path::{Path, PathBuf};
@@ -63,6 +64,8 @@ pub struct SurveyedCert {
     pub(super) for_age: bool,
     /// The new one is for the same key.
     pub(super) keep_key: bool,
+    /// Whether nodepki installed this certificate; `None` if it never installed one in this place.
+    pub(super) installed: Option<bool>,
 }
 
 impl SurveyedCert {
@@ -84,6 +87,7 @@ impl SurveyedCert {
             urgent: true,
             for_age: false,
             keep_key: false,
+            installed: None,
         }
     }
 
@@ -145,7 +149,7 @@ pub struct SurveyedBundle {
     pub has_key: bool,
     /// Its revocation lists on disk, verified.
     pub revocations: Option<Revocations>,
-    /// Why nothing is issued under it; among the survey's refusals too.
+    /// Why nothing is issued under it; in more words among the survey's refusals too.
     pub(super) refused: Option<String>,
 }
 
@@ -201,6 +205,7 @@ pub fn survey(
     for spec in &plan.certs {
         survey.read_cert(root, spec, now)?;
     }
+    survey.judge_authorities(root, trust, provided, now);
     survey.read_revocations(root);
     if let Some(spec) = &plan.service_account {
         survey.read_service_account(root, spec, provided)?;

@@ -137,7 +137,7 @@ pub fn fingerprint(certificate: &Certificate) -> String {
 pub fn named(certificate: &Certificate) -> String {
     let print = fingerprint(certificate);
     format!(
-        "{} (sha256:{}…)",
+        "{} (certificate sha256:{}…)",
         certificate.subject(),
         print.get(..16).unwrap_or(&print)
     )

@@ -256,7 +256,7 @@ fn row_text(row: &AuthorityReport) -> String {
     let mut text = format!("{:<15} {}{since}\n", row.authority, row.phase.as_str());
     for trusted in &row.bundle {
         text.push_str(&format!(
-            "    {:<4} {}, sha256:{}, until {}\n",
+            "    {:<4} {}, certificate sha256:{}, until {}\n",
             trusted.role.as_deref().unwrap_or("ca"),
             trusted.subject,
             trusted.sha256,

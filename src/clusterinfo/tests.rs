@@ -230,12 +230,12 @@ fn every_certificate_is_pinned_or_a_ca_below_a_pinned_one() {
             &[pin_one],
             Some("CN=system:node:n1"),
         ),
-        (both, &[pin_one], Some("CN=two (sha256:")),
-        (both, &[pin_two], Some("CN=one (sha256:")),
+        (both, &[pin_one], Some("CN=two (public key sha256:")),
+        (both, &[pin_two], Some("CN=one (public key sha256:")),
         (
             both,
             &[[7; 32]],
-            Some("none of its CA certificates is pinned: found CN=one (sha256:"),
+            Some("none of its CA certificates is pinned: found CN=one (public key sha256:"),
         ),
     ] {
         let said = require_pins(&bundle(pems), pins, &token)

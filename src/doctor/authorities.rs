@@ -2,9 +2,11 @@
 
 use super::Note;
 use super::picture::{AuthorityKey, Of, Picture};
+use crate::assess::Replaced;
 use crate::kubeadm;
 use crate::names::Authority;
 use crate::status::{FileStatus, Trouble};
+use crate::x509::hex;
 
 pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
     let present = picture.authorities.iter().filter(|(_, authority)| {
@@ -66,8 +68,49 @@ pub(super) fn missing(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
+pub(super) fn replaced(picture: &Picture) -> Vec<Note> {
+    let mut notes = Vec::new();
+    for (name, found) in &picture.authorities {
+        let (Some(replaced), Some(present)) =
+            (replaced_authority(picture, *name), found.bundle.present())
+        else {
+            continue;
+        };
+        let path = picture.here(&found.path);
+        let names: Vec<&str> = replaced.names.iter().map(|name| name.as_str()).collect();
+        let fix = replaced.fix(*name, &path, present);
+        let says = |words: String| Note::error(words, fix.clone());
+        notes.push(says(replaced.sentence(&path)));
+        notes.push(says(format!(
+            "under the old CA: {}; {path} holds {present}",
+            names.join(", ")
+        )));
+        if let AuthorityKey::Usable(key) = &found.key
+            && present.first().public_key() != key
+        {
+            let key_path = picture.here(&found.key_path);
+            notes.push(says(format!(
+                "{key_path} is not the key of the CA certificate in place"
+            )));
+        }
+    }
+    notes
+}
+
+/// The CA that the certificates of this node belong to, if the one in place replaced it. One that the settings pin is
+/// wanted, whatever it replaced.
+pub(super) fn replaced_authority(picture: &Picture, name: Authority) -> Option<&Replaced> {
+    let replaced = picture.status.authority(name)?.replaced.as_ref()?;
+    let bundle = picture.bundle(name)?;
+    let pins = picture.configuration.pins.get(&name);
+    let is_pinned = pins.is_some_and(|pins| !pins.is_empty() && bundle.require_pins(pins).is_ok());
+    let is_activated = picture.activated.get(&name) == Some(&hex(&bundle.first().fingerprint()));
+    (!is_pinned && !is_activated).then_some(replaced)
+}
+
 pub(super) fn not_pinned(picture: &Picture) -> Vec<Note> {
     let pins = picture.configuration.pins.iter();
+    let pins = pins.filter(|(name, _)| replaced_authority(picture, **name).is_none());
     pins.filter_map(|(name, pins)| {
         let authority = picture.authority(*name)?;
         let refusal = authority.bundle.present()?.require_pins(pins).err()?;
@@ -130,9 +173,11 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
 /// Whether an authority's certificate itself is not usable now, so that nothing needs to be said of what it signed.
 pub(super) fn is_out(picture: &Picture, name: Authority) -> bool {
     picture.status.authority(name).is_some_and(|row| {
-        row.troubles
-            .iter()
-            .any(|trouble| !matches!(trouble, Trouble::Expiring))
+        row.troubles.iter().any(|trouble| match trouble {
+            Trouble::Expiring => false,
+            Trouble::Replaced => replaced_authority(picture, name).is_some(),
+            _ => true,
+        })
     })
 }
 

@@ -2,6 +2,7 @@
 //! (`UsingExternalCA`, `UsingExternalFrontProxyCA`, `UsingExternalEtcdCA`, `ValidateKubeconfigsForExternalCA`,
 //! `runCertPhase`). What kubeadm does not look at has findings of its own.
 
+use super::authorities::replaced_authority;
 use super::cluster::MASTERS;
 use super::leaves::organizations;
 use super::picture::{AuthorityKey, FoundAuthority, FoundLeaf, Picture};
@@ -25,6 +26,9 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
     }
     let mut notes = Vec::new();
     for (name, authority) in authorities(picture) {
+        if replaced_authority(picture, name).is_some() {
+            continue;
+        }
         let refusals = CertName::KUBEADM
             .into_iter()
             .filter(|leaf| !leaf.is_kubeconfig() && leaf.authority() == name)
@@ -36,6 +40,7 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
     let Some(authority) = picture
         .authority(Authority::Ca)
         .filter(|found| is_external(found))
+        .filter(|_| replaced_authority(picture, Authority::Ca).is_none())
     else {
         return notes;
     };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Note;
-use super::authorities::is_external;
+use super::authorities::{is_external, replaced_authority};
 use super::picture::{FoundKubeconfig, Picture};
 use super::static_pods;
 use crate::names::{Authority, CertName};
@@ -102,7 +102,11 @@ pub(super) fn dangling(picture: &Picture) -> Vec<Note> {
 
 pub(super) fn authority(picture: &Picture) -> Vec<Note> {
     const FIX: &str = "run `nodepki bootstrap`, which writes the first certificate of ca.crt into it; restart what reads the file";
+    // The CA is the wrong one then, and has a finding of its own.
+    let replaced = replaced_authority(picture, Authority::Ca);
+    let folded = |name| replaced.is_some_and(|replaced| replaced.names.contains(&name));
     let mut notes: Vec<Note> = rows(picture, Trouble::OtherAuthority)
+        .filter(|(row, _)| !folded(row.name))
         .map(|(row, words)| Note::error(format!("{}: {words}", row.name), FIX))
         .collect();
     for row in &picture.status.certificates {

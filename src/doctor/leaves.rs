@@ -1,7 +1,7 @@
 //! What is wrong with certificates and keys, wherever they lie: mostly in the words of `status`.
 
 use super::Note;
-use super::authorities::is_out;
+use super::authorities::{is_out, replaced_authority};
 use super::picture::{AuthorityKey, Of, Picture, Problem};
 use crate::agent::SurveyedCert;
 use crate::assess::Action;
@@ -124,6 +124,7 @@ pub(super) fn torn(picture: &Picture) -> Vec<Note> {
         if let (Some(bundle), AuthorityKey::Usable(key)) =
             (authority.bundle.present(), &authority.key)
             && bundle.first().public_key() != key
+            && replaced_authority(picture, *name).is_none()
         {
             notes.push(Note::error(
                 format!(
@@ -147,13 +148,19 @@ pub(super) fn expired(picture: &Picture) -> Vec<Note> {
         .map(|problem| {
             match problem.of {
                 Of::Authority(name) => Note::error(
-                    format!("{}; {}", problem.sentence(), beneath(name)),
+                    format!("{}; {}{}", problem.sentence(), beneath(name), valid_copy(picture, name)),
                     "every certificate under it is refused, however new, so that new leaves do not help: have its owner sign a new CA certificate for the same key and subject, which leaves everything under it valid, and put it in place on every node; with another key a person must replace the authority first, then every leaf, kubeconfig and kubelet",
                 ),
                 _ => Note::error(problem.sentence(), ISSUE),
             }
         })
         .collect()
+}
+
+fn valid_copy(picture: &Picture, name: Authority) -> String {
+    let row = picture.status.authority(name);
+    let copy = row.and_then(|row| row.valid_copy.as_deref());
+    copy.map_or_else(String::new, |copy| format!("; {copy}"))
 }
 
 /// All that fails with an authority.

@@ -40,6 +40,8 @@ pub(super) struct Picture {
     pub(super) configuration: Configuration,
     pub(super) authorities: BTreeMap<Authority, FoundAuthority>,
     pub(super) leaves: BTreeMap<CertName, FoundLeaf>,
+    /// SHA-256 of the CA certificates that `authority activate` has put in place.
+    pub(super) activated: BTreeMap<Authority, String>,
     /// The public half of `sa.key`.
     pub(super) service_account: Found<PublicKey>,
     pub(super) trees: Trees,
@@ -202,6 +204,8 @@ impl Picture {
             .collect();
         let status = status::collect(root, &certificates_dir, now);
         let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
+        let changes = root.authority_changes().unwrap_or_default().into_iter();
+        let activated = changes.filter(|(_, change)| change.activated.is_some());
         Picture {
             at: now,
             root: root.path().to_owned(),
@@ -217,6 +221,7 @@ impl Picture {
             service_account: reader.key(&certificates_dir.join("sa.key")),
             trees: reader.trees(&authorities),
             copies: reader.copies(Path::new(KUBECONFIG_DIR), DEPTH),
+            activated: activated.map(|(name, change)| (name, change.new)).collect(),
             authorities,
             unfinished: root.has_unfinished().unwrap_or(false),
             apiserver,

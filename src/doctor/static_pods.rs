@@ -3,9 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::Note;
-use super::picture::{AuthorityKey, Picture};
+use super::authorities::replaced_authority;
+use super::picture::{AuthorityKey, Picture, SignerFiles};
 use crate::assess::Found;
-use crate::names::CertName;
+use crate::names::{Authority, CertName};
 
 /// With these, kube-controller-manager signs for kubelets though its general signer is off.
 const KUBELET_SIGNER: &str = "cluster-signing-kubelet-client-cert-file";
@@ -72,7 +73,7 @@ pub(super) fn signer_files(picture: &Picture) -> Vec<Note> {
             FIX,
         )),
         (AuthorityKey::Usable(found), Found::Present(chain))
-            if chain.leaf().public_key() != found =>
+            if chain.leaf().public_key() != found && !is_replaced(picture, signer) =>
         {
             notes.push(Note::error(
                 format!(
@@ -86,6 +87,15 @@ pub(super) fn signer_files(picture: &Picture) -> Vec<Note> {
         _ => {}
     }
     notes
+}
+
+/// It signs with a CA certificate that was replaced, which is a finding itself.
+fn is_replaced(picture: &Picture, signer: &SignerFiles) -> bool {
+    Authority::ALL.into_iter().any(|name| {
+        let found = picture.authority(name);
+        found.is_some_and(|found| found.path == signer.certificate)
+            && replaced_authority(picture, name).is_some()
+    })
 }
 
 pub(super) fn signer_bundle(picture: &Picture) -> Vec<Note> {

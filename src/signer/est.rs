@@ -316,7 +316,13 @@ impl Est {
         let Some(root) = root else {
             let offered: Vec<String> = offered
                 .iter()
-                .map(|one| format!("{} (sha256:{})", one.subject(), hex(&one.fingerprint())))
+                .map(|one| {
+                    format!(
+                        "{} (certificate sha256:{})",
+                        one.subject(),
+                        hex(&one.fingerprint())
+                    )
+                })
                 .collect();
             return Err(SignerError::config(
                 format!(

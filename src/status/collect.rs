@@ -14,14 +14,15 @@ use super::{
     Access, AuthorityStatus, CertStatus, Facts, FileStatus, KubeconfigStatus, PendingStatus, Role,
     ServiceAccountStatus, State, Status, Trouble, human_duration,
 };
-use crate::assess::{self, Found, FoundKubeconfig, ReadKubeconfig};
+use crate::assess::{self, Found, FoundKubeconfig, ReadKubeconfig, Replaced, Witness, trusted_by};
 use crate::kubeconfig::KubeconfigError;
 use crate::manifest::MANIFESTS;
 use crate::names::{Authority, CertName};
 use crate::plan::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI};
 use crate::store::{self, FileKind, Issued, Metadata, Root, Slot, Ticket};
 use crate::x509::{
-    Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, path_differences,
+    Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, is_same_authority,
+    path_differences,
 };
 
 /// Reads everything below `root` that kubeadm's PKI consists of. Never fails.
@@ -48,7 +49,7 @@ pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Sta
         ));
     }
 
-    let authorities: Vec<Bundle> = Authority::ALL
+    let mut authorities: Vec<Bundle> = Authority::ALL
         .into_iter()
         .filter(|name| match (role, name) {
             (Role::Empty, _) => false,
@@ -61,7 +62,7 @@ pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Sta
         })
         .map(|name| node.authority(name))
         .collect();
-    let certificates = CertName::ALL
+    let leaves: Vec<(CertName, Leaf)> = CertName::ALL
         .into_iter()
         .filter(|name| match (role, name) {
             (Role::Empty, _) => false,
@@ -73,11 +74,27 @@ pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Sta
                 name.authority() != Authority::EtcdCa || local_etcd || node.has_files_of(*name)
             }
         })
-        .map(|name| {
+        .map(|name| (name, node.leaf(name)))
+        .collect();
+    let found: Vec<(Option<Replaced>, Option<String>)> = authorities
+        .iter()
+        .map(|bundle| {
+            let replaced = node.replaced(bundle, &authorities, &leaves);
+            (replaced, node.valid_copy(bundle, &leaves))
+        })
+        .collect();
+    for (bundle, (replaced, valid_copy)) in authorities.iter_mut().zip(found) {
+        bundle.is_replaced(replaced, &node);
+        bundle.status.remarks.extend(valid_copy.clone());
+        bundle.status.valid_copy = valid_copy;
+    }
+    let certificates = leaves
+        .into_iter()
+        .map(|(name, leaf)| {
             let bundle = authorities
                 .iter()
                 .find(|bundle| bundle.status.name == name.authority());
-            node.certificate(name, bundle)
+            node.judge(name, leaf, bundle)
         })
         .collect();
 
@@ -141,6 +158,18 @@ struct Bundle {
     status: AuthorityStatus,
     trust: Result<TrustBundle, Fault>,
     path: PathBuf,
+}
+
+impl Bundle {
+    fn is_replaced(&mut self, replaced: Option<Replaced>, node: &Node<'_>) {
+        if let Some(replaced) = &replaced {
+            let words = replaced.sentence(&node.here(&self.path));
+            self.status.problems.push(words);
+            self.status.troubles.push(Trouble::Replaced);
+            self.status.state = self.status.state.max(Trouble::Replaced.state());
+        }
+        self.status.replaced = replaced;
+    }
 }
 
 /// A leaf as found, wherever it lives.
@@ -338,12 +367,60 @@ fn access(metadata: &Metadata) -> Access {
 // ---- leaves ----
 
 impl Node<'_> {
-    fn certificate(&self, name: CertName, bundle: Option<&Bundle>) -> CertStatus {
-        let leaf = match name.is_kubeconfig() {
+    fn leaf(&self, name: CertName) -> Leaf {
+        match name.is_kubeconfig() {
             true => self.read_kubeconfig(name),
             false => self.read_pair(name),
-        };
-        self.judge(name, leaf, bundle)
+        }
+    }
+
+    /// The CA that the certificates in place belong to, if it is not the one in `bundle`.
+    fn replaced(
+        &self,
+        bundle: &Bundle,
+        authorities: &[Bundle],
+        leaves: &[(CertName, Leaf)],
+    ) -> Option<Replaced> {
+        let trust = bundle.trust.as_ref().ok()?;
+        let witnesses = self.witnesses(bundle, leaves);
+        let others = authorities
+            .iter()
+            .filter(|other| other.status.name != bundle.status.name);
+        let elsewhere: Vec<(String, Certificate)> = others
+            .filter_map(|other| Some((self.here(&other.path), other.trust.as_ref().ok()?)))
+            .flat_map(|(file, trust)| {
+                let certificates = trust.certificates().iter().cloned();
+                certificates.map(move |certificate| (file.clone(), certificate))
+            })
+            .collect();
+        assess::replaced(trust, &witnesses, &elsewhere)
+    }
+
+    fn valid_copy(&self, bundle: &Bundle, leaves: &[(CertName, Leaf)]) -> Option<String> {
+        let trust = bundle.trust.as_ref().ok()?;
+        let witnesses = self.witnesses(bundle, leaves);
+        assess::valid_copy(trust, &witnesses, &self.here(&bundle.path), self.now)
+    }
+
+    fn witnesses<'l>(&self, bundle: &Bundle, leaves: &'l [(CertName, Leaf)]) -> Vec<Witness<'l>> {
+        leaves
+            .iter()
+            .filter(|(name, _)| name.authority() == bundle.status.name)
+            .map(|(name, leaf)| {
+                let chain = leaf.chain.as_ref().ok();
+                let kubeconfig = leaf.kubeconfig.as_ref();
+                let file = leaf.files.first();
+                Witness {
+                    name: *name,
+                    file: file.map_or_else(String::new, |file| self.here(file.path.as_ref())),
+                    chain,
+                    trusts: trusted_by(kubeconfig.and_then(|found| found.authority.as_deref())),
+                    installed: self.issued.get(name).and_then(|record| {
+                        Some(record.sha256 == hex(&chain?.leaf().fingerprint()))
+                    }),
+                }
+            })
+            .collect()
     }
 
     fn read_pair(&self, name: CertName) -> Leaf {
@@ -693,7 +770,11 @@ fn kubeconfig_status(
     let mut certificates = own.certificates().iter();
     // While a CA is being changed every client knows both.
     let is_first = own.first() == trust.first() && certificates.clone().all(is_trusted);
-    let common = certificates.any(is_trusted);
+    // A CA certificate that was renewed with its key verifies what the other one verifies.
+    let common = certificates.any(|certificate| {
+        let mut trusted = trust.certificates().iter();
+        trusted.any(|trusted| is_same_authority(trusted, certificate))
+    });
     if !common {
         faults.push(Fault::new(
             Trouble::OtherAuthority,
@@ -779,6 +860,8 @@ impl Node<'_> {
                 troubles,
                 remarks,
                 certificates,
+                replaced: None,
+                valid_copy: None,
                 has_key,
                 files,
             },

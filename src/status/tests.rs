@@ -308,7 +308,7 @@ fn another_ca_of_the_same_name() {
     node.expect(
         CertName::Apiserver,
         State::Untrusted,
-        "its issuer is CN=kubernetes, the anchor there is CN=kubernetes (sha256:",
+        "its issuer is CN=kubernetes, the anchor there is CN=kubernetes (certificate sha256:",
     );
     let words = node.problems(CertName::Apiserver);
     assert!(
@@ -334,7 +334,7 @@ fn another_ca_of_the_same_name_and_another_kind_of_key() {
     let node = golden_node();
     // There the CA is RSA, here it is ECDSA.
     node.pair(&node.ca, "pki/apiserver", 365);
-    let words = "ca.crt: its issuer is CN=kubernetes, the anchor there is CN=kubernetes (sha256:";
+    let words = "ca.crt: its issuer is CN=kubernetes, the anchor there is CN=kubernetes (certificate sha256:";
     node.expect(CertName::Apiserver, State::Untrusted, words);
     let words = node.problems(CertName::Apiserver);
     assert!(!words.contains('{') && !words.contains('['), "{words}");

@@ -167,7 +167,7 @@ impl TrustBundle {
             .iter()
             .map(|certificate| {
                 format!(
-                    "sha256:{} ({})",
+                    "public key sha256:{} ({})",
                     hex(&certificate.public_key().sha256()),
                     certificate.subject()
                 )
@@ -241,16 +241,20 @@ impl TrustBundle {
     }
 }
 
+/// Certificate by certificate: the subject, and the beginnings of two SHA-256 sums. Two certificates of one key differ in
+/// the first sum, and a pin is the second one.
 impl fmt::Display for TrustBundle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self
             .certificates
             .iter()
             .map(|certificate| {
+                let print = hex(&certificate.fingerprint());
                 let pin = hex(&certificate.public_key().sha256());
                 format!(
-                    "{} (sha256:{})",
+                    "{} (certificate sha256:{}, key sha256:{})",
                     certificate.subject(),
+                    print.get(..16).unwrap_or(&print),
                     pin.get(..16).unwrap_or(&pin)
                 )
             })

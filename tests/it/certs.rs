@@ -511,8 +511,8 @@ fn files_of_another_cluster_are_not_overwritten() {
     let before = Snapshot::of(node.dir());
     let ran = download(&node, &[]);
     ran.ended(65)
-        .says("/etc/kubernetes/pki/front-proxy-ca.crt is not the front-proxy-ca.crt that the cluster shares: it holds sha256:")
-        .says("(CN=etcd-ca), the Secret kube-system/kubeadm-certs has sha256:")
+        .says("/etc/kubernetes/pki/front-proxy-ca.crt is not the front-proxy-ca.crt that the cluster shares: it holds certificate sha256:")
+        .says("(CN=etcd-ca), the Secret kube-system/kubeadm-certs has certificate sha256:")
         .says("/etc/kubernetes/pki/sa.key is not the sa.key that the cluster shares: it holds public key sha256:")
         .says("/etc/kubernetes/pki/sa.pub is not the sa.pub that the cluster shares: it holds nothing of the kind")
         .says("run again with --replace")

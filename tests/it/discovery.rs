@@ -268,20 +268,20 @@ fn whatever_is_wrong_with_the_content_has_its_own_words() {
         (
             signed(&other),
             &[
-                "none of its CA certificates is pinned: found CN=kubernetes (sha256:",
+                "none of its CA certificates is pinned: found CN=kubernetes (public key sha256:",
                 &hex(&pin),
             ],
         ),
         (
             signed(&extra),
             &[
-                "neither pinned nor a CA below a pinned one: CN=mallory (sha256:",
+                "neither pinned nor a CA below a pinned one: CN=mallory (public key sha256:",
                 "kubeadm token delete abcdef",
             ],
         ),
         (
             signed(&user),
-            &["neither pinned nor a CA below a pinned one: CN=system:node:n1 (sha256:"],
+            &["neither pinned nor a CA below a pinned one: CN=system:node:n1 (public key sha256:"],
         ),
         (
             json!({"kind": "ConfigMap"}),

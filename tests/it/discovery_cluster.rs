@@ -244,7 +244,7 @@ fn what_kubeadm_would_believe_besides_the_pinned_ca_is_refused() {
     let mallory = Issuer::new("mallory");
     let both = STANDARD.encode([&*ca, &mallory.pem()].concat());
     shared.publish_signed(&genuine.replace(&STANDARD.encode(&ca), &both));
-    let words = "neither pinned nor a CA below a pinned one: CN=mallory (sha256:";
+    let words = "neither pinned nor a CA below a pinned one: CN=mallory (public key sha256:";
     let discovery = shared.at(ENDPOINT, TOKEN, &[&pin]);
     shared.refused(&node, &discovery, 65, words, false);
     // A change of the CA looks the same, until both are pinned.

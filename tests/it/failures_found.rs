@@ -199,8 +199,8 @@ fn d4_a_kubeconfig_with_the_old_ca_gets_the_new_one() {
         CertName::SchedulerConf,
         &[
             "rewritten",
-            "its CA is CN=kubernetes (sha256:",
-            "), wanted CN=kubernetes (sha256:",
+            "its CA is CN=kubernetes (certificate sha256:",
+            "), wanted CN=kubernetes (certificate sha256:",
         ],
     );
     assert_eq!(

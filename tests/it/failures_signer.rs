@@ -286,8 +286,8 @@ fn s5_a_signer_with_another_ca_is_not_asked() {
     };
     node.ask()
         .ended(65)
-        .says("nodepki: exec:/bin/bash signs with another ca than the one on this node: it has CN=kubernetes (sha256:")
-        .says("), the node trusts CN=kubernetes (sha256:")
+        .says("nodepki: exec:/bin/bash signs with another ca than the one on this node: it has CN=kubernetes (certificate sha256:")
+        .says("), the node trusts CN=kubernetes (certificate sha256:")
         .says("; point the authority at the signer that holds its key, or bring the new CA certificate to every node first");
     before.unchanged(&node.etc());
     assert!(node.submissions().is_empty());
@@ -313,7 +313,7 @@ fn a_ca_certificate_from_a_signer_is_believed_only_under_a_pin() {
         fs::write(node.outside("config.yaml"), text).unwrap();
     };
     pinned(&"0".repeat(64));
-    node.ask().ended(65).says("the CA certificate that exec:/bin/bash offers for authority ca is refused: it holds a certificate that is neither pinned nor issued by a pinned one; found sha256:");
+    node.ask().ended(65).says("the CA certificate that exec:/bin/bash offers for authority ca is refused: it holds a certificate that is neither pinned nor issued by a pinned one; found public key sha256:");
     pinned(&pin);
     node.ask().done().row_says("ca", "written");
     node.assert_sound(&EVERYTHING);

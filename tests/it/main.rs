@@ -53,6 +53,7 @@ mod readme;
 mod reload;
 mod reload_turns;
 mod renew;
+mod replaced_authority;
 mod rig;
 mod rotation_cluster;
 mod runbook;

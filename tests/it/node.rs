@@ -150,6 +150,20 @@ impl Node {
         );
     }
 
+    /// Pins the authority that the signer has now in the settings.
+    pub(crate) fn pin_authority(&self, authority: Authority) {
+        let pin = hex(&self.authority(authority).public_key().sha256());
+        let text = fs::read_to_string(self.outside("config.yaml")).unwrap();
+        let unpinned = format!("{authority}: {{signer: s}}");
+        assert!(text.contains(&unpinned), "{text}");
+        let pinned = format!("{authority}: {{signer: s, trust: {{sha256: [\"{pin}\"]}}}}");
+        fs::write(
+            self.outside("config.yaml"),
+            text.replacen(&unpinned, &pinned, 1),
+        )
+        .unwrap();
+    }
+
     pub(crate) fn authority(&self, authority: Authority) -> CertificateAuthority {
         let base = self.ca().join(authority.base_name());
         let read = |extension| fs::read(base.with_extension(extension)).unwrap();

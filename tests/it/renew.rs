@@ -499,6 +499,7 @@ fn r3_kubeconfigs_that_are_valid_since_the_ca_is_are_not_renewed_for_that() {
     let long_ago = OffsetDateTime::now_utc() - Span::days(3650);
     let decades = Duration::from_secs(30 * 365 * 86400);
     node.replace_authority(Authority::Ca, long_ago, decades);
+    node.pin_authority(Authority::Ca);
     node.remove(RECORD);
     let spec_life = Duration::from_secs(4015 * 86400);
     let (_, key) = node.leaf(CertName::AdminConf).unwrap();
