@@ -15,6 +15,7 @@
 //! `client-key-data`): those that have a certificate in the tree come out with it, and it is the caller's policy
 //! whether a key that was not made here may be installed.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -26,9 +27,9 @@ use serde::Serialize;
 use zeroize::Zeroizing;
 
 use crate::names::{Authority, CertName};
+use crate::signer::Request;
 use crate::signer::wire::{API_VERSION, SignRequest, csr_sha256, profile_line};
-use crate::signer::{Request, certifies};
-use crate::x509::{Chain, ChainError, Csr, PrivateKey, Profile, PublicKey};
+use crate::x509::{Certificate, Csr, PrivateKey, Profile, PublicKey, certificates_of};
 
 /// One file to be written below the bundle's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,6 +179,8 @@ pub struct Outstanding {
 pub struct Collection {
     /// At most one a slot, in kubeadm's order.
     pub candidates: Vec<Candidate>,
+    /// Slots whose installed certificate has the key of a certificate in the tree.
+    pub installed: Vec<CertName>,
     /// CA certificates that came along: candidates for trust, which files and pins decide.
     pub authorities: Vec<(Authority, PathBuf, Vec<u8>)>,
     /// What a person should know, in the order of the files.
@@ -227,21 +230,41 @@ pub enum Remark {
     },
 }
 
+/// Whether a file may be part of an import, by its name.
+pub fn is_imported(path: &Path) -> bool {
+    matches!(
+        path.extension().and_then(|extension| extension.to_str()),
+        Some("crt" | "cer" | "pem" | "der" | "p7b" | "p7c" | "key" | "csr" | "conf")
+    )
+}
+
 /// Sorts out a tree of files, paths relative to its top: an exported bundle after signing, the tree of `kubeadm
 /// certs generate-csr` after signing (certificates beside the keys, or pasted into the kubeconfigs), or an inbox.
-pub fn collect(files: &[(PathBuf, Zeroizing<Vec<u8>>)], outstanding: &[Outstanding]) -> Collection {
+/// `installed` are the keys of certificates that need no replacement: an import that is repeated finds those.
+pub fn collect(
+    files: &[(PathBuf, Zeroizing<Vec<u8>>)],
+    outstanding: &[Outstanding],
+    installed: &[Outstanding],
+) -> Collection {
     let mut tree = Tree::default();
     let mut found = Collection::default();
     for (path, bytes) in files {
         tree.take(path, bytes, &mut found);
     }
-    for (path, bytes) in std::mem::take(&mut tree.certificates) {
+    let certificates = std::mem::take(&mut tree.certificates);
+    let owners = Owners::new(&tree, outstanding, installed);
+    for (path, bytes) in certificates {
         if let Some(Place::Authority(authority)) = place(&path) {
             found.authorities.push((authority, path, bytes));
             continue;
         }
-        match tree.owner(&bytes, outstanding) {
-            Ok((name, key)) => {
+        match owners.of(&bytes) {
+            Ok(Owner::Installed(name)) => {
+                if !found.installed.contains(&name) {
+                    found.installed.push(name);
+                }
+            }
+            Ok(Owner::Wanted(name, key)) => {
                 if let Some(Place::Slot(by_path)) = place(&path)
                     && by_path != name
                 {
@@ -364,54 +387,75 @@ impl Tree {
             }
         }
     }
+}
 
-    /// Whose certificate these bytes are: the slot, and the key if it came with the tree.
-    fn owner(
-        &self,
-        bytes: &[u8],
-        outstanding: &[Outstanding],
-    ) -> Result<(CertName, Option<PrivateKey>), Stray> {
-        if let Some(request) = outstanding
-            .iter()
-            .find(|request| certifies(bytes, &request.key))
-        {
-            return Ok((request.name, None));
+/// The slot that a certificate belongs to.
+enum Owner {
+    /// The slot, with the private key if that came with the tree.
+    Wanted(CertName, Option<PrivateKey>),
+    Installed(CertName),
+}
+
+/// Who has the private key of a certificate, by the SHA-256 of the public key.
+struct Owners<'a> {
+    outstanding: HashMap<[u8; 32], CertName>,
+    installed: HashMap<[u8; 32], CertName>,
+    keys: HashMap<[u8; 32], &'a (PathBuf, PrivateKey)>,
+    csrs: HashMap<[u8; 32], &'a Path>,
+}
+
+impl<'a> Owners<'a> {
+    fn new(tree: &'a Tree, outstanding: &[Outstanding], installed: &[Outstanding]) -> Self {
+        let by_key = |slots: &[Outstanding]| {
+            let slots = slots.iter().rev();
+            slots.map(|slot| (slot.key.sha256(), slot.name)).collect()
+        };
+        // Of two files with one key the first one counts.
+        let keys = tree.keys.iter().rev();
+        let csrs = tree.csrs.iter().rev();
+        Owners {
+            outstanding: by_key(outstanding),
+            installed: by_key(installed),
+            keys: keys
+                .map(|held| (held.1.public_key().sha256(), held))
+                .collect(),
+            csrs: csrs
+                .map(|(path, csr)| (csr.public_key().sha256(), path.as_path()))
+                .collect(),
         }
-        if let Some((path, key)) = self
-            .keys
+    }
+
+    /// Whose certificate these bytes are.
+    fn of(&self, bytes: &[u8]) -> Result<Owner, Stray> {
+        let certificates =
+            certificates_of(bytes).map_err(|error| Stray::Damaged(error.to_string()))?;
+        let keys: Vec<[u8; 32]> = certificates
             .iter()
-            .find(|(_, key)| certifies(bytes, key.public_key()))
-        {
+            .map(|certificate| certificate.public_key().sha256())
+            .collect();
+        if let Some(name) = keys.iter().find_map(|key| self.outstanding.get(key)) {
+            return Ok(Owner::Wanted(*name, None));
+        }
+        if let Some(name) = keys.iter().find_map(|key| self.installed.get(key)) {
+            return Ok(Owner::Installed(*name));
+        }
+        if let Some((path, key)) = keys.iter().find_map(|key| self.keys.get(key)) {
             return match place(path) {
                 Some(Place::Slot(name)) => PrivateKey::from_pem(key.to_pem().as_bytes())
-                    .map(|key| (name, Some(key)))
+                    .map(|key| Owner::Wanted(name, Some(key)))
                     .map_err(|error| Stray::Damaged(error.to_string())),
                 _ => Err(Stray::Damaged(format!(
-                    "its key is in {}, which is no certificate's name",
+                    "its key is in {}, which is not the name of a certificate",
                     path.display()
                 ))),
             };
         }
-        if let Some((path, _)) = self
-            .csrs
-            .iter()
-            .find(|(_, csr)| certifies(bytes, csr.public_key()))
-        {
-            return Err(Stray::KeyElsewhere(path.clone()));
+        if let Some(path) = keys.iter().find_map(|key| self.csrs.get(key)) {
+            return Err(Stray::KeyElsewhere((*path).to_owned()));
         }
-        // Any key will do to learn what is in it.
-        let Some(any) = outstanding
-            .iter()
-            .map(|request| &request.key)
-            .chain(self.keys.iter().map(|(_, key)| key.public_key()))
-            .next()
-        else {
-            return Err(Stray::UnknownKey("no request is outstanding".to_owned()));
-        };
-        Err(match Chain::from_answer(bytes, any) {
-            Err(ChainError::OtherKey { subject, .. }) => Stray::UnknownKey(subject),
-            Err(error) => Stray::Damaged(error.to_string()),
-            Ok(chain) => Stray::UnknownKey(chain.leaf().subject().to_string()),
+        Err(match certificates.first() {
+            Some(certificate) => Stray::UnknownKey(Certificate::subject(certificate).to_string()),
+            None => Stray::Damaged("it does not contain a certificate".to_owned()),
         })
     }
 }

@@ -45,7 +45,7 @@ pub mod wire;
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -339,8 +339,8 @@ pub struct Site<'a> {
     pub credentials: Option<PathBuf>,
     /// What this signer may remember between runs.
     pub memory: Rc<dyn Memory>,
-    /// Opens a directory for file drop.
-    pub drop_dir: &'a dyn Fn(&Path) -> io::Result<Box<dyn directory::DropDir>>,
+    /// Gives access to a directory for file drop, whose inbox and outbox the users with these ids may own.
+    pub drop_dir: &'a directory::OpenDrop<'a>,
     /// User and group of a user name or number.
     pub user: &'a dyn Fn(&str) -> Option<exec::RunAs>,
 }
@@ -797,6 +797,8 @@ pub(crate) fn certifies(answer: &[u8], key: &PublicKey) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

@@ -50,6 +50,7 @@ mod restarts;
 mod root;
 mod sync;
 mod target;
+mod trust;
 
 use std::path::Path;
 
@@ -66,6 +67,7 @@ pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket
 pub use recover::Recovery;
 pub use restarts::{Changed, Previous, Restart, RestartState, Unsettled};
 pub use root::Root;
+pub use trust::{Exposed, Exposure, Trust};
 
 /// Where nodepki keeps its state, on the node.
 pub const STATE_DIR: &str = "/var/lib/nodepki";

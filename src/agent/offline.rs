@@ -13,7 +13,7 @@ use super::request::{Asked, Desk, Fresh, Prepared, prepare};
 use super::{
     Clock, ExitCode, Failure, Progress, Report, Run, Setup, bootstrap_in, open_store, room,
 };
-use crate::names::Authority;
+use crate::names::{Authority, CertName};
 use crate::offline::{self, Candidate, Outstanding};
 use crate::signer::{
     Answer, Caps, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
@@ -23,6 +23,9 @@ use crate::x509::{Csr, PrivateKey, PublicKey, UsageExtensions};
 
 /// The name under which tickets remember offline signing.
 const NAME: &str = "offline";
+
+/// Number of files that an import lists as unused.
+const MAX_REMARKS: usize = 50;
 
 /// Makes and keeps a key and a CSR for everything that is to be issued, and returns the requests. Asking twice
 /// gives the same requests.
@@ -125,9 +128,31 @@ pub async fn import_answers(
             Slot::ServiceAccount => None,
         })
         .collect();
-    let collection = offline::collect(files, &outstanding);
-    notes.extend(collection.remarks.iter().map(ToString::to_string));
-    if collection.candidates.is_empty() {
+    let survey = setup.survey(store.root(), clock())?;
+    let is_settled = survey.refusals.is_empty() && survey.is_settled();
+    let wanted: Vec<CertName> = survey.to_issue().map(|cert| cert.spec.name).collect();
+    let kept = survey.certs.iter();
+    let kept = kept.filter(|cert| !wanted.contains(&cert.spec.name));
+    let installed: Vec<Outstanding> = kept
+        .filter_map(|cert| {
+            let chain = cert.found.chain.present()?;
+            Some(Outstanding {
+                name: cert.spec.name,
+                key: chain.leaf().public_key().clone(),
+            })
+        })
+        .collect();
+    let collection = offline::collect(files, &outstanding, &installed);
+    let remarks = collection.remarks.iter().take(MAX_REMARKS);
+    notes.extend(remarks.map(ToString::to_string));
+    if collection.remarks.len() > MAX_REMARKS {
+        notes.push(format!(
+            "… and {} more files are not used; at most {MAX_REMARKS} are listed",
+            collection.remarks.len() - MAX_REMARKS
+        ));
+    }
+    // An import that is repeated finds the certificates in place, or only those of requests that still wait.
+    if collection.candidates.is_empty() && collection.installed.is_empty() && !is_settled {
         let mut messages =
             vec![
                 "there is no certificate in it for any request of this node; put each signed certificate beside its CSR as .crt and run again, or export the requests (nodepki csr export DIR)".to_owned(),
@@ -147,6 +172,14 @@ pub async fn import_answers(
         ..Offline::default()
     };
     for candidate in collection.candidates {
+        if candidate.key.is_some() && !wanted.contains(&candidate.name) {
+            notes.push(format!(
+                "{} is not used: the certificate of {} on this node needs no replacement",
+                candidate.path.display(),
+                candidate.name
+            ));
+            continue;
+        }
         let key = adopt(&store, &setup, &candidate, &outstanding, clock)?;
         if let Some(key) = key {
             offline.answers.push((key, candidate.answer));

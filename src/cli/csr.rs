@@ -1,4 +1,9 @@
-//! `csr export` and `csr import`: the requests out on a stick, the certificates back in.
+//! `csr export` and `csr import`: writes the requests to a directory, and reads the certificates from one.
+//!
+//! Both run as root on a directory that an administrator names, and another user who controls it could have other keys
+//! certified, have other keys installed, or redirect what is written. The directory, everything above it and everything
+//! read from it must therefore belong to root or the running user, and must not be writable by group or others; sticky
+//! directories such as `/tmp` are accepted above it. See [`crate::store::Root::trusted_dir`].
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +15,16 @@ use super::{Global, Run, now, print, runtime};
 use crate::agent::{self, ExitCode, Failure};
 use crate::load;
 use crate::offline;
-use crate::store::{FileKind, Root};
+use crate::store::{Dir, FileKind, Trust};
 
-/// Deeper trees are no PKI.
-const MAX_DEPTH: usize = 6;
-/// More files are no PKI either.
-const MAX_FILES: usize = 2000;
+/// Depth of directories that an import reads; deeper ones are ignored.
+const MAX_IMPORT_DEPTH: usize = 6;
+/// Number of names in one directory of an import.
+const MAX_IMPORT_NAMES: usize = 10_000;
+/// Number of files that an import reads: bundles of some fifty nodes.
+const MAX_IMPORT_FILES: usize = 2000;
+/// Size of all files that an import reads together, in bytes.
+const MAX_IMPORT_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -60,13 +69,13 @@ impl Command {
                 }
                 let (place, base) = load::root_of(&root, dir)?;
                 for file in offline::export(&requests) {
-                    let path = base.join(&file.path);
-                    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-                        continue;
-                    };
-                    place
-                        .create_dir(parent, 0o755)?
-                        .write_atomic(name, &file.bytes, file.mode)?;
+                    let mut directory = place.create_trusted_dir(&base, 0o755)?;
+                    for component in file.path.parent().into_iter().flat_map(Path::components) {
+                        directory = directory.make_trusted_dir(component, 0o755, Trust::SYSTEM)?;
+                    }
+                    if let Some(name) = file.path.file_name() {
+                        directory.write_atomic(name, &file.bytes, file.mode)?;
+                    }
                 }
                 let there = place.on_this_machine(&base);
                 print(&format!(
@@ -82,8 +91,11 @@ impl Command {
             }
             Command::Import { .. } => {
                 let (place, base) = load::root_of(&root, dir)?;
-                let mut files = Vec::new();
-                read_tree(&place, &base, Path::new(""), 0, &mut files)?;
+                let mut import = Import::default();
+                if let Some(directory) = place.trusted_dir(&base)? {
+                    import.read(&directory, Path::new(""), 0)?;
+                }
+                let files = import.files;
                 if files.is_empty() {
                     return Err(Failure::new(
                         ExitCode::Configuration,
@@ -108,38 +120,61 @@ impl Command {
     }
 }
 
-/// All regular files below `base`, paths relative to it; links are not followed out of it.
-fn read_tree(
-    root: &Root,
-    base: &Path,
-    below: &Path,
-    depth: usize,
-    files: &mut Vec<(PathBuf, Zeroizing<Vec<u8>>)>,
-) -> Result<(), Failure> {
-    let directory = base.join(below);
-    for name in root.list(&directory)?.unwrap_or_default() {
-        let relative = below.join(&name);
-        let path = base.join(&relative);
-        match root.metadata(&path)?.map(|found| found.kind) {
-            Some(FileKind::Directory) if depth < MAX_DEPTH => {
-                read_tree(root, base, &relative, depth + 1, files)?
-            }
-            Some(FileKind::File) if files.len() < MAX_FILES => {
-                if let Some(content) = root.read(&path)? {
-                    files.push((relative, content.bytes));
-                }
-            }
-            Some(FileKind::File) => {
-                return Err(Failure::new(
-                    ExitCode::Configuration,
-                    format!(
-                        "{} holds more than {MAX_FILES} files; name the directory with the signed certificates alone",
-                        base.display()
-                    ),
-                ));
-            }
-            _ => {}
+/// The files of a tree that may hold certificates, keys or CSRs, with paths relative to its top.
+#[derive(Default)]
+struct Import {
+    files: Vec<(PathBuf, Zeroizing<Vec<u8>>)>,
+    bytes: usize,
+}
+
+impl Import {
+    /// Reads what is below `directory`. Symbolic links and special files are ignored.
+    fn read(&mut self, directory: &Dir, below: &Path, depth: usize) -> Result<(), Failure> {
+        let mut names = directory.list_at_most(MAX_IMPORT_NAMES)?;
+        if names.len() > MAX_IMPORT_NAMES {
+            return Err(too_much(
+                directory,
+                &format!("contains more than {MAX_IMPORT_NAMES} names"),
+            ));
         }
+        names.sort();
+        for name in names {
+            let path = below.join(&name);
+            match directory.metadata(&name)?.map(|found| found.kind) {
+                Some(FileKind::Directory) if depth < MAX_IMPORT_DEPTH => {
+                    if let Some(next) = directory.trusted_dir(&name, Trust::SYSTEM)? {
+                        self.read(&next, &path, depth + 1)?;
+                    }
+                }
+                Some(FileKind::File) if offline::is_imported(&path) => {
+                    let Some(content) = directory.read_trusted(&name)? else {
+                        continue;
+                    };
+                    self.bytes += content.bytes.len();
+                    if self.bytes > MAX_IMPORT_BYTES {
+                        let limit = MAX_IMPORT_BYTES >> 20;
+                        let problem = format!("is reached with more than {limit} MiB of files");
+                        return Err(too_much(directory, &problem));
+                    }
+                    if self.files.len() == MAX_IMPORT_FILES {
+                        let problem = format!("is reached with more than {MAX_IMPORT_FILES} files");
+                        return Err(too_much(directory, &problem));
+                    }
+                    self.files.push((path, content.bytes));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+fn too_much(directory: &Dir, problem: &str) -> Failure {
+    Failure::new(
+        ExitCode::Configuration,
+        format!(
+            "{}: {problem} (name a directory that contains only the signed certificates)",
+            directory.path().display()
+        ),
+    )
 }

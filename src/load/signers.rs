@@ -8,7 +8,7 @@ use std::rc::Rc;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::{CLUSTER_TIMEOUT, absolute, names_in, root_of};
+use super::{CLUSTER_TIMEOUT, absolute, root_of};
 use crate::agent::{ExitCode, Failure};
 use crate::http::Files;
 use crate::kubeapi::{Access, Api};
@@ -17,7 +17,7 @@ use crate::schema::SecretFile;
 use crate::settings::Settings;
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
-use crate::store::{self, FileKind, Root};
+use crate::store::{self, Dir, FileKind, Root, Trust};
 use crate::x509::KeyAlgorithm;
 
 type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
@@ -57,9 +57,10 @@ fn open_signer(
     authority_key: KeyAlgorithm,
     now: OffsetDateTime,
 ) -> Result<Box<dyn Signer>, Failure> {
-    let drop_dir = |path: &Path| -> io::Result<Box<dyn DropDir>> {
+    let drop_dir = |path: &Path, owners: &[u32]| -> io::Result<Box<dyn DropDir>> {
         let (root, base) = root_of(root, path).map_err(io::Error::other)?;
-        Ok(Box::new(RootedDrop { root, base }))
+        let owners = owners.to_vec();
+        Ok(Box::new(RootedDrop { root, base, owners }))
     };
     let site = signer::Site {
         name,
@@ -157,36 +158,59 @@ impl Memory for RootedMemory {
     }
 }
 
-/// The drop directory of a file-drop signer, inside its root.
+/// The drop directory of a file-drop signer, inside its root. Every operation opens the directories anew and verifies
+/// the access rules of [`signer::directory`].
 struct RootedDrop {
     root: Root,
     base: PathBuf,
+    /// Users besides root and the running one that may own inbox and outbox.
+    owners: Vec<u32>,
 }
 
 impl RootedDrop {
-    /// The directory that holds `name`, and the last component of it.
-    fn place<'a>(&self, name: &'a str) -> (PathBuf, &'a str) {
-        match name.rsplit_once('/') {
-            Some((directory, file)) => (self.base.join(directory), file),
-            None => (self.base.clone(), name),
+    /// Which of the two directories pass: another user's request in the outbox would be signed, whoever owns it.
+    fn trust(&self, name: &str) -> Trust<'_> {
+        Trust {
+            owners: &self.owners,
+            sticky: name == signer::directory::INBOX,
         }
+    }
+
+    /// Opens a directory of the base; `None` when it does not exist.
+    fn open(&self, name: &str) -> Result<Option<Dir>, store::Error> {
+        match self.root.trusted_dir(&self.base)? {
+            Some(base) => base.trusted_dir(name, self.trust(name)),
+            None => Ok(None),
+        }
+    }
+
+    fn create(&self, name: &str, mode: u32) -> Result<Dir, store::Error> {
+        let base = self.root.create_trusted_dir(&self.base, 0o755)?;
+        base.make_trusted_dir(name, mode, self.trust(name))
     }
 }
 
+/// The directory and the file of a name in a drop directory.
+fn dropped_file(name: &str) -> io::Result<(&str, &str)> {
+    name.split_once('/')
+        .ok_or_else(|| io::Error::other(format!("{name} is not the name of a file in a directory")))
+}
+
 impl DropDir for RootedDrop {
+    fn verify(&self) -> io::Result<()> {
+        for name in [signer::directory::INBOX, signer::directory::OUTBOX] {
+            self.open(name).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
     fn make_dir(&self, name: &str, mode: u32) -> io::Result<()> {
-        self.root
-            .create_dir(self.base.join(name), mode)
-            .map(drop)
-            .map_err(io::Error::other)
+        self.create(name, mode).map(drop).map_err(io::Error::other)
     }
 
     fn write_atomic(&self, name: &str, bytes: &[u8], mode: u32) -> io::Result<()> {
-        let (directory, file) = self.place(name);
-        let directory = self
-            .root
-            .create_dir(directory, 0o755)
-            .map_err(io::Error::other)?;
+        let (directory, file) = dropped_file(name)?;
+        let directory = self.create(directory, 0o755).map_err(io::Error::other)?;
         directory
             .write_atomic(file, bytes, mode)
             .map(drop)
@@ -194,8 +218,8 @@ impl DropDir for RootedDrop {
     }
 
     fn read(&self, name: &str, limit: u64) -> io::Result<Option<Dropped>> {
-        let (directory, file) = self.place(name);
-        let Some(directory) = self.root.dir(directory).map_err(io::Error::other)? else {
+        let (directory, file) = dropped_file(name)?;
+        let Some(directory) = self.open(directory).map_err(io::Error::other)? else {
             return Ok(None);
         };
         let Some(found) = directory.metadata(file).map_err(io::Error::other)? else {
@@ -210,6 +234,7 @@ impl DropDir for RootedDrop {
             uid: found.uid,
             mode: found.mode,
             size: found.size,
+            links: found.links,
             modified: (
                 found.modified.unix_timestamp(),
                 i64::from(found.modified.nanosecond()),
@@ -230,13 +255,23 @@ impl DropDir for RootedDrop {
         }))
     }
 
-    fn list(&self, name: &str) -> io::Result<Vec<String>> {
-        names_in(&self.root, &self.base.join(name))
+    fn list(&self, name: &str, limit: usize) -> io::Result<Vec<String>> {
+        let Some(directory) = self.open(name).map_err(io::Error::other)? else {
+            return Ok(Vec::new());
+        };
+        let mut names: Vec<String> = directory
+            .list_at_most(limit)
+            .map_err(io::Error::other)?
+            .into_iter()
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        Ok(names)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        let (directory, file) = self.place(name);
-        match self.root.dir(directory).map_err(io::Error::other)? {
+        let (directory, file) = dropped_file(name)?;
+        match self.open(directory).map_err(io::Error::other)? {
             Some(directory) => directory.remove(file).map(drop).map_err(io::Error::other),
             None => Ok(()),
         }

@@ -8,11 +8,29 @@
 //! | `inbox/SLOT.denied` | the signer | instead: why not, text |
 //!
 //! SLOT is the certificate's name (`etcd-server`, `admin.conf`). An answer is taken when it is a regular file of
-//! root, of the running user or of a configured user, not writable by everybody, at most 256 KiB, complete, and
-//! for this request's key. Anything else is left alone and reported once a version of the file: a copy that is
+//! root, of the running user or of a configured user, not writable by everybody, with no other hard link, at most
+//! 256 KiB, complete, and for this request's key. Anything else is left alone and reported once a version of the file: a copy that is
 //! still under way looks just like a damaged one. Writing the same request again changes no byte. A new request
 //! removes the answers to the slot's earlier one, which could only be mistaken for its own; a request whose outbox
 //! file or ticket is there is not new. The slot's files go away when the certificate is installed.
+//!
+//! # Access rules
+//!
+//! nodepki runs as root and creates and removes files here, so no other user may be able to lead it elsewhere:
+//!
+//! | directory | owner | writable by group or others |
+//! | --- | --- | --- |
+//! | the base and every directory above it | root or the running user | only if it is sticky, as `/tmp` is |
+//! | `inbox` | these, or one of `trustedUsers` | only if it is sticky |
+//! | `outbox` | these, or one of `trustedUsers` | never: a CSR put there by another user would be signed |
+//!
+//! A program that answers as another user therefore has its user id in `trustedUsers`, and the inbox belongs to it
+//! (`chown UID inbox`) or is sticky (`chmod 1777 inbox`). Anything else ends the run with exit status 65 before a key is
+//! made. Every operation opens the directories anew, one component at a time, and works on the open directories;
+//! `inbox` and `outbox` are never symbolic links.
+//!
+//! The inbox is not read as a whole: a request needs two names in it. To find an answer under a wrong name, the names of
+//! the other certificates are read as well, and any other name as long as there are at most [`MAX_INBOX_NAMES`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,14 +48,27 @@ use super::{
 };
 use crate::names::{Authority, CertName};
 use crate::schema::{Form, Key, absolute, key, required};
+use crate::store;
 use crate::x509::{Chain, ChainError, Csr};
 use crate::yaml::Map;
 
 /// Largest answer, bytes.
 pub const ANSWER_LIMIT: u64 = 256 << 10;
+/// Number of files in the inbox up to which files with unexpected names are read.
+pub const MAX_INBOX_NAMES: usize = 64;
+
+/// Directory of the answers, below the base.
+pub const INBOX: &str = "inbox";
+/// Directory of the requests, below the base.
+pub const OUTBOX: &str = "outbox";
 
 /// File access below one directory. Names are relative, `outbox/apiserver.csr`.
 pub trait DropDir {
+    /// Verifies the access rules in the module's header for the directories that exist.
+    fn verify(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Makes a directory where there is none.
     fn make_dir(&self, name: &str, mode: u32) -> io::Result<()>;
 
@@ -48,12 +79,15 @@ pub trait DropDir {
     /// the last component nor block on a FIFO (`O_NOFOLLOW | O_NONBLOCK`): those come back as [`Shape`], unread.
     fn read(&self, name: &str, limit: u64) -> io::Result<Option<Dropped>>;
 
-    /// The names in a directory, without it; empty when it does not exist.
-    fn list(&self, name: &str) -> io::Result<Vec<String>>;
+    /// The names in a directory, without it: all of them, or any `limit` + 1 of more; empty when it does not exist.
+    fn list(&self, name: &str, limit: usize) -> io::Result<Vec<String>>;
 
     /// Removes a file and fsyncs the directory; nothing to remove is no error.
     fn remove(&self, name: &str) -> io::Result<()>;
 }
+
+/// Gives access to a drop directory whose inbox and outbox the users with these ids may own.
+pub type OpenDrop<'a> = dyn Fn(&Path, &[u32]) -> io::Result<Box<dyn DropDir>> + 'a;
 
 /// A file as it was found.
 #[derive(Clone, Debug)]
@@ -75,6 +109,8 @@ pub struct Meta {
     pub mode: u32,
     /// Bytes.
     pub size: u64,
+    /// Number of hard links.
+    pub links: u64,
     /// Last modification, seconds and nanoseconds.
     pub modified: (i64, i64),
 }
@@ -119,7 +155,7 @@ const CAPS: Caps = Caps {
 #[rustfmt::skip]
 const KEYS: &[Key] = &[
     key("path", Form::Path, "Directory for requests (outbox) and answers (inbox)."),
-    key("trustedUsers[]", Form::User, "User id besides root whose answers are taken."),
+    key("trustedUsers[]", Form::User, "User id besides root whose answers are taken, and that may own inbox and outbox."),
 ];
 
 impl Configured for Config {
@@ -158,7 +194,7 @@ impl Configured for Config {
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
-        let files = (site.drop_dir)(&self.path).map_err(|error| {
+        let files = (site.drop_dir)(&self.path, &self.trusted_uids).map_err(|error| {
             SignerError::config(
                 format!(
                     "the drop directory {} cannot be opened",
@@ -204,6 +240,16 @@ impl Directory {
 
     fn failed(&self, doing: &str, name: &str, error: io::Error) -> SignerError {
         let path = self.path(name);
+        let inner = error.get_ref();
+        let inner = inner.and_then(|inner| inner.downcast_ref::<store::Error>());
+        if let Some(refused) = inner
+            && refused.class() == store::Class::Unsafe
+        {
+            return SignerError::permanent(
+                format!("{} is not safe to use: {refused}", self.label()),
+                "then run again",
+            );
+        }
         // Full and read-only file systems get mended while the node waits.
         SignerError::new(
             Class::Config,
@@ -304,6 +350,7 @@ impl Directory {
             uid,
             mode,
             size,
+            links,
             ..
         } = file.meta;
         match shape {
@@ -319,6 +366,12 @@ impl Directory {
         if mode & 0o002 != 0 {
             return Err(format!(
                 "everybody may write it (mode {mode:04o}); chmod it to 0644"
+            ));
+        }
+        // Another user can link a file that only root may read, and a denial is logged.
+        if links > 1 {
+            return Err(format!(
+                "it has {links} hard links; drop a copy of the file"
             ));
         }
         if size > ANSWER_LIMIT || file.bytes.len() as u64 > ANSWER_LIMIT {
@@ -358,17 +411,27 @@ impl Directory {
     /// Our certificate under a name that is not ours.
     fn under_another_name(&self, request: &Request) -> Result<Option<String>, SignerError> {
         let own = inbox(request.name(), "crt");
-        let names = self
+        let listed = self
             .files
-            .list("inbox")
-            .map_err(|error| self.failed("listed", "inbox", error))?;
-        for name in names {
-            let path = format!("inbox/{name}");
-            if path == own {
-                continue;
-            }
+            .list(INBOX, MAX_INBOX_NAMES)
+            .map_err(|error| self.failed("listed", INBOX, error))?;
+        let paths: Vec<String> = if listed.len() > MAX_INBOX_NAMES {
+            tracing::debug!(
+                signer = %self.label(),
+                "{} has more than {MAX_INBOX_NAMES} files: only the names of certificates are read",
+                self.path(INBOX)
+            );
+            let expected = CertName::ALL.into_iter();
+            expected.map(|name| inbox(name, "crt")).collect()
+        } else {
+            listed
+                .iter()
+                .map(|name| format!("{INBOX}/{name}"))
+                .collect()
+        };
+        for path in paths.into_iter().filter(|path| *path != own) {
             if let Some(file) = self.read(&path)?
-                && file.meta.shape == Shape::Regular
+                && self.acceptable(&file).is_ok()
                 && certifies(&file.bytes, request.csr.public_key())
             {
                 let why = format!("it is {}'s certificate; rename it to {own}", request.name());
@@ -406,6 +469,12 @@ impl Signer for Directory {
         &self.caps
     }
 
+    async fn probe(&self) -> Result<(), SignerError> {
+        self.files
+            .verify()
+            .map_err(|error| self.failed("verified", "", error))
+    }
+
     fn preflight(&self, _wanted: &Wanted) -> Result<(), Rejection> {
         Ok(())
     }
@@ -433,7 +502,7 @@ impl Signer for Directory {
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
         let name = request.name();
-        for dir in ["outbox", "inbox"] {
+        for dir in [OUTBOX, INBOX] {
             self.files
                 .make_dir(dir, 0o755)
                 .map_err(|error| self.failed("made", dir, error))?;
@@ -474,11 +543,11 @@ impl Signer for Directory {
 }
 
 fn outbox(name: CertName, extension: &str) -> String {
-    format!("outbox/{name}.{extension}")
+    format!("{OUTBOX}/{name}.{extension}")
 }
 
 fn inbox(name: CertName, extension: &str) -> String {
-    format!("inbox/{name}.{extension}")
+    format!("{INBOX}/{name}.{extension}")
 }
 
 fn ticket(request: &Request) -> Result<Ticket, SignerError> {

@@ -146,6 +146,15 @@ impl Dir {
             .collect())
     }
 
+    /// The first names that the file system returns, in no order, unfinished files of ours left out: one more than
+    /// `limit` when there are more.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn list_at_most(&self, limit: usize) -> Result<Vec<OsString>, Error> {
+        self.scan(|name| !is_unfinished(name), limit.saturating_add(1))
+    }
+
     /// The names of unfinished files of ours, sorted: a running commit has some, and a crash leaves some behind.
     ///
     /// # Errors
@@ -246,6 +255,13 @@ impl Dir {
 
     /// Every name but `.` and `..`, sorted.
     pub(super) fn names(&self) -> Result<Vec<OsString>, Error> {
+        let mut names = self.scan(|_| true, usize::MAX)?;
+        names.sort();
+        Ok(names)
+    }
+
+    /// The first `limit` names that `wanted` accepts, `.` and `..` left out.
+    fn scan(&self, wanted: impl Fn(&OsStr) -> bool, limit: usize) -> Result<Vec<OsString>, Error> {
         let scan = || -> Result<Vec<OsString>, Errno> {
             let mut dir = nix::dir::Dir::openat(
                 &self.fd,
@@ -257,12 +273,15 @@ impl Dir {
             for entry in dir.iter() {
                 use std::os::unix::ffi::OsStrExt;
                 let entry = entry?;
-                let name = entry.file_name().to_bytes();
-                if name != b"." && name != b".." {
-                    names.push(OsStr::from_bytes(name).to_owned());
+                let name = OsStr::from_bytes(entry.file_name().to_bytes());
+                if name == "." || name == ".." || !wanted(name) {
+                    continue;
                 }
+                if names.len() == limit {
+                    break;
+                }
+                names.push(name.to_owned());
             }
-            names.sort();
             Ok(names)
         };
         scan().map_err(|errno| Error::io("list", &self.path, errno))

@@ -61,6 +61,20 @@ pub enum Error {
         /// What is wrong with it.
         why: Obstacle,
     },
+    /// A file or directory that another user can replace or write to.
+    #[error("{path}: owned by user {owner} and group {group} with mode {mode:04o}, so that another user can change it ({fix})", path = path.display())]
+    Untrusted {
+        /// The path.
+        path: PathBuf,
+        /// User id of its owner.
+        owner: u32,
+        /// Group id.
+        group: u32,
+        /// Permission bits.
+        mode: u32,
+        /// The commands that correct owner and mode.
+        fix: String,
+    },
     /// Another run holds the lock.
     #[error("another run of nodepki is at work ({holder}, lock {path}); wait for it to end and run again", path = path.display())]
     Busy {
@@ -149,6 +163,7 @@ impl Error {
             Error::Denied { .. } => Class::Denied,
             Error::Busy { .. } => Class::Busy,
             Error::Unsafe { .. }
+            | Error::Untrusted { .. }
             | Error::SlotTaken { .. }
             | Error::JournalDamaged { .. }
             | Error::NewerFormat { .. }

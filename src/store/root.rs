@@ -234,6 +234,13 @@ impl Root {
 
     // ---- for the store only ----
 
+    /// Opens the root directory itself.
+    pub(super) fn top(&self, flags: OFlag) -> Result<Dir, Error> {
+        openat(&self.0.fd, ".", flags, Mode::empty())
+            .map(|fd| Dir::new(fd, self.path().to_owned()))
+            .map_err(|errno| Error::io("open", self.path(), errno))
+    }
+
     /// The directory and the name of a file that is to be written.
     pub(super) fn parent(&self, path: &Path) -> Result<(Option<Dir>, OsString), Error> {
         let (parent, name) = split(path)?;

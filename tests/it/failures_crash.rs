@@ -409,3 +409,128 @@ fn a_local_signer_forgets_with_the_process() {
         assert!(node.authority(Authority::Ca).bundle().certificates().len() == 1);
     }
 }
+
+// ---- csr import ----
+
+/// `csr import` of `dir`, killed at `place` unless that is empty.
+fn import(node: &Node, dir: &std::path::Path, place: &str) -> Ran {
+    let mut command = node.command(["csr", "import"]);
+    command
+        .arg(dir)
+        .arg("--kubeadm-config")
+        .arg(node.outside("kubeadm.yaml"))
+        .arg("--config")
+        .arg(node.outside("config.yaml"));
+    if !place.is_empty() {
+        command.env("NODEPKI_FAILPOINT", place);
+    }
+    Ran::of(&mut command)
+}
+
+/// A node with a signed bundle of its own requests beside it.
+fn with_signed_bundle() -> Node {
+    let node = fresh();
+    let bundle = node.outside("bundle");
+    let mut command = node.command(["csr", "export"]);
+    command
+        .arg(&bundle)
+        .arg("--kubeadm-config")
+        .arg(node.outside("kubeadm.yaml"))
+        .arg("--config")
+        .arg(node.outside("config.yaml"));
+    Ran::of(&mut command).done();
+    let script = format!(
+        "set -e; cd {}; CA={}; . ./README",
+        bundle.display(),
+        node.ca().display()
+    );
+    crate::signing::run_program("/bin/bash", &["-c", &script], b"");
+    node
+}
+
+/// The bundle with the private keys beside the certificates, as kubeadm lays them out, and nothing pending on the node.
+fn with_keys(node: &Node) {
+    for (name, _) in node.pending_keys() {
+        let slot = node.path(format!("/var/lib/nodepki/pending/{name}/key.pem"));
+        let key = fs::read_to_string(slot).unwrap();
+        if name.is_kubeconfig() {
+            use base64::Engine as _;
+            let text = format!(
+                "users: [{{user: {{client-key-data: {}}}}}]\n",
+                base64::engine::general_purpose::STANDARD.encode(key)
+            );
+            fs::write(node.outside("bundle").join(name.as_str()), text).unwrap();
+        } else {
+            let path = format!("bundle/pki/{}.key", name.base_name());
+            fs::write(node.outside(&path), key).unwrap();
+        }
+    }
+    fs::remove_dir_all(node.path("/var/lib/nodepki/pending")).unwrap();
+}
+
+#[test]
+fn finishes_import_that_was_killed_at_any_place_and_accepts_repetition() {
+    let exported = with_signed_bundle();
+    let with_tree_keys = exported.copied();
+    with_keys(&with_tree_keys);
+    for (kind, source) in [("bundle", &exported), ("tree with keys", &with_tree_keys)] {
+        let bundle = source.outside("bundle");
+        let mut reached = 0;
+        for place in failpoint::STORE.iter().chain(failpoint::AGENT) {
+            for hit in [1, 2, 5] {
+                let place = format!("{place}:{hit}");
+                let node = source.copied();
+                let ran = import(&node, &bundle, &place);
+                match ran.signal {
+                    Some(9) => reached += 1,
+                    _ => {
+                        ran.done();
+                        break;
+                    }
+                }
+                let ran = import(&node, &bundle, "");
+                assert_eq!(ran.code, Some(0), "{kind}, {place}: {}", ran.said());
+                node.assert_sound(&names(&node));
+                assert_eq!(
+                    leftovers(&node.root()),
+                    [] as [std::path::PathBuf; 0],
+                    "{kind}, {place}"
+                );
+                let settled = node.etc();
+                import(&node, &bundle, "").done();
+                settled.unchanged(&node.etc());
+                assert!(node.pending_keys().is_empty(), "{kind}, {place}");
+            }
+        }
+        assert!(reached > 20, "{kind}: {reached} places were reached");
+    }
+}
+
+#[test]
+fn repeats_import_of_an_incomplete_bundle_as_pending() {
+    let node = with_signed_bundle();
+    let missing = node.outside("bundle/pki/apiserver.crt");
+    let kept = node.outside("apiserver.crt");
+    fs::rename(&missing, &kept).unwrap();
+    for _ in 0..3 {
+        import(&node, &node.outside("bundle"), "")
+            .ended(75)
+            .row_says("apiserver", "no certificate for its key was imported");
+    }
+    fs::rename(&kept, &missing).unwrap();
+    import(&node, &node.outside("bundle"), "").done();
+    node.assert_sound(&names(&node));
+}
+
+#[test]
+fn refuses_import_without_any_certificate_of_the_node() {
+    let (node, other) = (with_signed_bundle(), with_signed_bundle());
+    import(&node, &other.outside("bundle"), "")
+        .ended(65)
+        .says("there is no certificate in it for any request of this node");
+    import(&node, &node.outside("bundle"), "").done();
+    // Another node's bundle changes nothing on a node that needs nothing.
+    let settled = node.etc();
+    import(&node, &other.outside("bundle"), "").done();
+    settled.unchanged(&node.etc());
+}

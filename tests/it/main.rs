@@ -8,6 +8,7 @@
     reason = "a failing unwrap is a failing test, in the functions around the tests too"
 )]
 
+mod access;
 mod authority;
 mod bootstrap_golden;
 mod bootstrap_kubeadm;

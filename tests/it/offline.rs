@@ -91,7 +91,7 @@ fn the_readme_of_a_bundle_signs_it_as_wanted() {
     ] {
         assert!(bundle.join(path).is_file(), "{path}");
     }
-    let collection = collect(&read_tree(&bundle), &outstanding(&requests));
+    let collection = collect(&read_tree(&bundle), &outstanding(&requests), &[]);
     assert_eq!(collection.remarks, []);
     assert_eq!(names(&collection), SLOTS);
     for candidate in &collection.candidates {
@@ -159,7 +159,7 @@ fn mis_named_certificates_are_taken_for_the_slot_of_their_key() {
     fs::rename(&server, &other).unwrap();
     fs::rename(&peer, &server).unwrap();
     fs::rename(&other, &peer).unwrap();
-    let collection = collect(&read_tree(&bundle), &outstanding(&requests));
+    let collection = collect(&read_tree(&bundle), &outstanding(&requests), &[]);
     assert_eq!(names(&collection), SLOTS);
     assert_eq!(
         collection.remarks,
@@ -188,7 +188,7 @@ fn strays_are_explained() {
     let bundle = signed_bundle(dir.path(), &all);
     // Made on another node: its CSR is here, its key is not.
     let known = outstanding(&all[1..]);
-    let collection = collect(&read_tree(&bundle), &known);
+    let collection = collect(&read_tree(&bundle), &known, &[]);
     assert_eq!(
         collection.remarks,
         [Remark::KeyElsewhere {
@@ -203,7 +203,7 @@ fn strays_are_explained() {
         bundle.join("again.crt"),
     )
     .unwrap();
-    let collection = collect(&read_tree(&bundle), &known);
+    let collection = collect(&read_tree(&bundle), &known, &[]);
     let remarks: Vec<_> = collection.remarks.iter().map(ToString::to_string).collect();
     assert_eq!(remarks.len(), 2, "{remarks:?}");
     assert!(
@@ -224,7 +224,7 @@ fn strays_are_explained() {
         bundle.join("again.crt"),
     )
     .unwrap();
-    let collection = collect(&read_tree(&bundle), &known);
+    let collection = collect(&read_tree(&bundle), &known, &[]);
     assert!(
         collection.remarks.iter().any(|remark| matches!(
             remark,
@@ -305,7 +305,7 @@ fn the_tree_of_kubeadm_brings_certificates_and_keys() {
     for pasted in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let requests = kubeadm_tree(dir.path(), pasted);
-        let collection = collect(&read_tree(&dir.path().join("tree")), &[]);
+        let collection = collect(&read_tree(&dir.path().join("tree")), &[], &[]);
         assert_eq!(collection.remarks, [], "{pasted}");
         assert_eq!(names(&collection), SLOTS);
         for candidate in &collection.candidates {
@@ -327,7 +327,7 @@ fn the_tree_of_kubeadm_brings_certificates_and_keys() {
         assert_eq!(authorities, [Authority::Ca, Authority::EtcdCa]);
         // A key that is pending here goes before the same slot's that came along.
         let pending = outstanding(&requests);
-        let collection = collect(&read_tree(&dir.path().join("tree")), &pending);
+        let collection = collect(&read_tree(&dir.path().join("tree")), &pending, &[]);
         assert!(
             collection
                 .candidates
@@ -350,7 +350,7 @@ fn bad_kubeconfigs_are_named() {
         ("user: {client-certificate-data: '!!'}", "base64 -w0"),
         ("user: {client-key-data: aGFsbG8=}", "not used"),
     ] {
-        let collection = collect(&files(text), &[]);
+        let collection = collect(&files(text), &[], &[]);
         assert_eq!(collection.candidates.len(), 0);
         let message = collection.remarks[0].to_string();
         assert!(
@@ -359,7 +359,7 @@ fn bad_kubeconfigs_are_named() {
         );
     }
     // As kubeadm leaves it before anybody signed: no certificate, nothing to say.
-    let collection = collect(&files("user: {client-certificate-data: \"\"}"), &[]);
+    let collection = collect(&files("user: {client-certificate-data: \"\"}"), &[], &[]);
     assert_eq!(collection.remarks, []);
 }
 
@@ -378,7 +378,7 @@ fn the_tree_of_the_real_kubeadm_is_understood_whole() {
         String::from_utf8_lossy(&output.stderr)
     );
     // Before anybody signed there is nothing to take and nothing to complain of.
-    let collection = collect(&read_tree(&etc), &[]);
+    let collection = collect(&read_tree(&etc), &[], &[]);
     assert_eq!(collection.remarks, []);
     assert_eq!(names(&collection), []);
     for slot in CertName::KUBEADM {
@@ -417,7 +417,7 @@ fn the_tree_of_the_real_kubeadm_is_understood_whole() {
             fs::write(beside("crt"), crt).unwrap();
         }
     }
-    let collection = collect(&read_tree(&etc), &[]);
+    let collection = collect(&read_tree(&etc), &[], &[]);
     assert_eq!(collection.remarks, []);
     assert_eq!(names(&collection), CertName::KUBEADM);
     for candidate in &collection.candidates {

@@ -467,8 +467,8 @@ fn a_read_only_drop_directory_is_named() {
         ) -> std::io::Result<Option<nodepki::signer::directory::Dropped>> {
             self.0.read(name, limit)
         }
-        fn list(&self, name: &str) -> std::io::Result<Vec<String>> {
-            self.0.list(name)
+        fn list(&self, name: &str, limit: usize) -> std::io::Result<Vec<String>> {
+            self.0.list(name, limit)
         }
         fn remove(&self, name: &str) -> std::io::Result<()> {
             self.0.remove(name)

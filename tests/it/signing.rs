@@ -222,14 +222,16 @@ impl DropDir for PlainDir {
                 uid: found.uid(),
                 mode: found.mode() & 0o7777,
                 size: found.len(),
+                links: found.nlink(),
                 modified: (found.mtime(), found.mtime_nsec()),
             },
         }))
     }
 
-    fn list(&self, name: &str) -> io::Result<Vec<String>> {
+    fn list(&self, name: &str, limit: usize) -> io::Result<Vec<String>> {
         match fs::read_dir(self.0.join(name)) {
             Ok(entries) => entries
+                .take(limit + 1)
                 .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
                 .collect(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -265,7 +267,7 @@ pub(crate) fn opened_with_memory(config: &Config, memory: &Path) -> Box<dyn Sign
         files: Rc::new(PlainFiles),
         credentials: None,
         memory: Rc::new(PlainMemory(memory.to_owned())),
-        drop_dir: &|path| Ok(Box::new(PlainDir(path.to_owned()))),
+        drop_dir: &|path, _owners| Ok(Box::new(PlainDir(path.to_owned()))),
         user: &|_| None,
     };
     config.open(&site).unwrap()

@@ -1,0 +1,383 @@
+//! Verifies that no other user can redirect a path, or replace what it leads to.
+//!
+//! [`Root::dir`] and [`Root::read`] follow a path wherever it leads inside the root. The functions here open it one
+//! component at a time, from the root down, and verify every directory that they pass:
+//!
+//! - It belongs to root or to the running user.
+//! - Group and others cannot write to it, or it is sticky: in a sticky directory such as `/tmp` only the owner of an
+//!   entry, the owner of the directory and root can rename or remove the entry (unlink(2), EPERM).
+//! - A symbolic link on the way belongs to root or to the running user. Links are resolved here and not by the kernel,
+//!   so that the directories that they lead through are verified too.
+//!
+//! A run without root privileges accepts directories that its own group can write to: where each user has a group of
+//! their own, new directories have such a mode. Below `--root` the numbers in the image decide.
+//!
+//! A path that fails is [`Error::Untrusted`], which names owner, mode and the commands that correct them.
+//!
+//! Private keys have a second, weaker rule, [`Exposure`], since a node that runs must be able to renew: accounts of
+//! services own directories of Kubernetes on some distributions.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+use nix::unistd::{getegid, geteuid};
+
+use super::dir::{Content, DIRECTORY, Dir, FileKind, Metadata, single};
+use super::error::{Error, Obstacle};
+use super::{READ_LIMIT, Root};
+
+/// Number of symbolic links after which a path counts as a loop, as in path_resolution(7).
+const MAX_LINKS: usize = 40;
+/// Smallest user id of a person; services have smaller ones (`SYS_UID_MAX` in login.defs(5)).
+const FIRST_PERSONAL_UID: u32 = 1000;
+/// Write permission of the group and of others.
+const SHARED_WRITE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+/// For directories that are only passed: needs no read permission.
+const PASS: OFlag = OFlag::O_PATH
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
+
+/// How far users other than root and the running one can interfere with the files of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Exposure {
+    /// Service accounts, or the members of a group, can replace files.
+    Group,
+    /// A person who is not an administrator, or every user, can replace files.
+    Anyone,
+}
+
+/// A directory on a path that other users can change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exposed {
+    /// How far.
+    pub exposure: Exposure,
+    /// Names owner and mode, and the commands that correct them.
+    pub message: String,
+}
+
+/// Which directories pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Trust<'a> {
+    /// Users besides root and the running one that may own the directory.
+    pub owners: &'a [u32],
+    /// Whether other users may create entries in it if it is sticky.
+    pub sticky: bool,
+}
+
+impl Trust<'_> {
+    /// Root and the running user; sticky directories pass.
+    pub const SYSTEM: Trust<'static> = Trust {
+        owners: &[],
+        sticky: true,
+    };
+
+    fn accepts(&self, found: &Metadata) -> bool {
+        let owner = is_ours(found.uid) || self.owners.contains(&found.uid);
+        owner && (!is_shared(found) || (self.sticky && found.mode & STICKY != 0))
+    }
+}
+
+/// The end of a path that was followed.
+struct Reached {
+    /// The last directory that exists; opened with `O_PATH`.
+    dir: Dir,
+    /// The rest of the path: empty for a directory, one name for a file, more for what does not exist.
+    rest: Vec<OsString>,
+    /// What the first name of the rest is; `None` when it does not exist.
+    found: Option<Metadata>,
+}
+
+impl Root {
+    /// Opens a directory that no other user can replace, nor change entries in; `None` when it does not exist.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] for the first directory or link that another user controls, [`Error::Unsafe`] for anything
+    /// but a directory, and what the system says.
+    pub fn trusted_dir(&self, path: impl AsRef<Path>) -> Result<Option<Dir>, Error> {
+        let reached = self.follow(path.as_ref(), &mut require_trust)?;
+        match reached.found {
+            None if reached.rest.is_empty() => reached.dir.reopened().map(Some),
+            None => Ok(None),
+            Some(_) => Err(not_a_directory(&reached)),
+        }
+    }
+
+    /// As [`Root::trusted_dir`]; missing directories are created with exactly `mode`, their parents with 0755.
+    ///
+    /// # Errors
+    /// As [`Root::trusted_dir`].
+    pub fn create_trusted_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<Dir, Error> {
+        let reached = self.follow(path.as_ref(), &mut require_trust)?;
+        if reached.found.is_some() {
+            return Err(not_a_directory(&reached));
+        }
+        let mut dir = reached.dir.reopened()?;
+        let last = reached.rest.len().saturating_sub(1);
+        for (index, name) in reached.rest.iter().enumerate() {
+            let mode = if index == last { mode } else { 0o755 };
+            dir = dir.make_trusted_dir(name, mode, Trust::SYSTEM)?;
+        }
+        Ok(dir)
+    }
+
+    /// Reads a regular file of at most 1 MiB that no other user can replace or write to; `None` when it does not exist.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] for the first directory, link or file that another user controls, [`Error::Unsafe`] for
+    /// anything but a regular file, and what the system says.
+    pub fn read_trusted(&self, path: impl AsRef<Path>) -> Result<Option<Content>, Error> {
+        let path = path.as_ref();
+        let reached = self.follow(path, &mut require_trust)?;
+        let name = match (reached.rest.as_slice(), &reached.found) {
+            ([], _) => {
+                return Err(Error::obstacle(
+                    self.on_this_machine(path),
+                    Obstacle::Directory,
+                ));
+            }
+            ([name], Some(_)) => name,
+            (_, None) => return Ok(None),
+            (_, Some(_)) => return Err(not_a_directory(&reached)),
+        };
+        reached.dir.read_trusted(name)
+    }
+
+    /// The directories and links on the way to a path, and the directory itself, that other users can change. Nothing is
+    /// reported of what does not exist.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn exposed(&self, path: impl AsRef<Path>) -> Result<Vec<Exposed>, Error> {
+        let mut exposed = Vec::new();
+        self.follow(path.as_ref(), &mut |path, found| {
+            exposed.extend(exposure(found).map(|exposure| Exposed {
+                exposure,
+                message: untrusted(path, found, &[]).to_string(),
+            }));
+            Ok(())
+        })?;
+        Ok(exposed)
+    }
+
+    /// Follows a path as far as it exists and shows every directory and link that it passes to `visit`.
+    fn follow(
+        &self,
+        path: &Path,
+        visit: &mut dyn FnMut(&Path, &Metadata) -> Result<(), Error>,
+    ) -> Result<Reached, Error> {
+        let mut passed = vec![self.top(PASS)?];
+        let mut ahead = names_reversed(path);
+        let mut links = 0;
+        for dir in &passed {
+            visit(dir.path(), &dir.own_metadata()?)?;
+        }
+        while let Some(name) = ahead.pop() {
+            let Some(dir) = passed.last() else { break };
+            match name.as_encoded_bytes() {
+                b"/" => passed.truncate(1),
+                b".." if passed.len() > 1 => drop(passed.pop()),
+                b"." | b".." => {}
+                _ => {
+                    let found = dir.metadata(&name)?;
+                    match found.as_ref().map(|found| found.kind) {
+                        Some(FileKind::Directory) => {
+                            let next = dir.pass(&name)?;
+                            visit(next.path(), &next.own_metadata()?)?;
+                            passed.push(next);
+                        }
+                        Some(FileKind::Symlink) => {
+                            let here = dir.path().join(&name);
+                            links += 1;
+                            if links > MAX_LINKS {
+                                return Err(Error::obstacle(here, Obstacle::Loop));
+                            }
+                            let Some((link, target)) = dir.read_link(&name)? else {
+                                return Err(dir.error("follow", &name, Errno::EAGAIN));
+                            };
+                            visit(&here, &link)?;
+                            ahead.extend(names_reversed(Path::new(&target)));
+                        }
+                        _ => {
+                            ahead.push(name);
+                            ahead.reverse();
+                            return Ok(Reached {
+                                dir: last(passed, path)?,
+                                rest: ahead,
+                                found,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+        Ok(Reached {
+            dir: last(passed, path)?,
+            rest: Vec::new(),
+            found: None,
+        })
+    }
+}
+
+impl Dir {
+    /// Opens a directory in this one; `None` when it does not exist. Symbolic links are not followed.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] when `trust` does not accept it, [`Error::Unsafe`] for anything but a directory, and what
+    /// the system says.
+    pub fn trusted_dir(
+        &self,
+        name: impl AsRef<OsStr>,
+        trust: Trust<'_>,
+    ) -> Result<Option<Dir>, Error> {
+        let Some(dir) = self.open_dir(single(name.as_ref())?)? else {
+            return Ok(None);
+        };
+        dir.verify(trust)?;
+        Ok(Some(dir))
+    }
+
+    /// As [`Dir::trusted_dir`]; a missing directory is created with exactly `mode`.
+    ///
+    /// # Errors
+    /// As [`Dir::trusted_dir`].
+    pub fn make_trusted_dir(
+        &self,
+        name: impl AsRef<OsStr>,
+        mode: u32,
+        trust: Trust<'_>,
+    ) -> Result<Dir, Error> {
+        let (dir, made) = self.make_dir(single(name.as_ref())?, mode)?;
+        dir.verify(trust)?;
+        if made {
+            self.sync()?;
+        }
+        Ok(dir)
+    }
+
+    /// Reads a regular file of at most 1 MiB that only root or the running user can write to; `None` when it does not
+    /// exist. Symbolic links are not followed.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] for a file that another user controls, [`Error::Unsafe`] for anything but a regular file,
+    /// and what the system says.
+    pub fn read_trusted(&self, name: impl AsRef<OsStr>) -> Result<Option<Content>, Error> {
+        let name = name.as_ref();
+        let content = self.read(name, READ_LIMIT)?;
+        match content.as_ref().map(|content| &content.metadata) {
+            Some(found) if !is_ours(found.uid) || is_shared(found) => {
+                Err(untrusted(&self.path().join(name), found, &[]))
+            }
+            _ => Ok(content),
+        }
+    }
+
+    fn verify(&self, trust: Trust<'_>) -> Result<(), Error> {
+        let found = self.own_metadata()?;
+        match trust.accepts(&found) {
+            true => Ok(()),
+            false => Err(untrusted(self.path(), &found, trust.owners)),
+        }
+    }
+
+    /// Opens a directory in this one, in order to go on from there.
+    fn pass(&self, name: &OsStr) -> Result<Dir, Error> {
+        openat(self.as_fd(), name, PASS, Mode::empty())
+            .map(|fd| Dir::new(fd, self.path().join(name)))
+            .map_err(|errno| self.error("open", name, errno))
+    }
+
+    /// Opens a directory that was only passed for reading.
+    fn reopened(&self) -> Result<Dir, Error> {
+        openat(self.as_fd(), ".", DIRECTORY, Mode::empty())
+            .map(|fd| Dir::new(fd, self.path().to_owned()))
+            .map_err(|errno| Error::io("open", self.path(), errno))
+    }
+}
+
+fn untrusted(path: &Path, found: &Metadata, owners: &[u32]) -> Error {
+    let expected = match geteuid().as_raw() {
+        0 => "root:root".to_owned(),
+        uid => uid.to_string(),
+    };
+    let (shown, no_follow) = (path.display(), found.kind == FileKind::Symlink);
+    let mut commands = Vec::new();
+    if !is_ours(found.uid) && !owners.contains(&found.uid) {
+        let option = if no_follow { "-h " } else { "" };
+        commands.push(format!("chown {option}{expected} {shown}"));
+    }
+    if is_shared(found) && !no_follow {
+        commands.push(format!("chmod go-w {shown}"));
+    }
+    Error::Untrusted {
+        path: path.to_owned(),
+        owner: found.uid,
+        group: found.gid,
+        mode: found.mode,
+        fix: commands.join("; "),
+    }
+}
+
+fn require_trust(path: &Path, found: &Metadata) -> Result<(), Error> {
+    let accepted = match found.kind {
+        // A link has no mode of its own, and cannot be changed but by replacing it.
+        FileKind::Symlink => is_ours(found.uid),
+        _ => Trust::SYSTEM.accepts(found),
+    };
+    match accepted {
+        true => Ok(()),
+        false => Err(untrusted(path, found, &[])),
+    }
+}
+
+fn exposure(found: &Metadata) -> Option<Exposure> {
+    let owned = match found.uid {
+        uid if is_ours(uid) => None,
+        uid if uid < FIRST_PERSONAL_UID => Some(Exposure::Group),
+        _ => Some(Exposure::Anyone),
+    };
+    let unlocked = found.kind != FileKind::Symlink && found.mode & STICKY == 0;
+    let written = match found.mode & SHARED_WRITE {
+        _ if !unlocked || !is_shared(found) => None,
+        mode if mode & 0o002 != 0 => Some(Exposure::Anyone),
+        _ => Some(Exposure::Group),
+    };
+    owned.max(written)
+}
+
+fn is_ours(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
+}
+
+/// Whether users other than the owner may write to it.
+fn is_shared(found: &Metadata) -> bool {
+    let own_group = !geteuid().is_root() && found.gid == getegid().as_raw();
+    let ignored = if own_group { 0o020 } else { 0 };
+    found.mode & SHARED_WRITE & !ignored != 0
+}
+
+fn not_a_directory(reached: &Reached) -> Error {
+    let name = reached.rest.first().map(OsString::as_os_str);
+    let path = reached.dir.path().join(name.unwrap_or_default());
+    Error::obstacle(path, Obstacle::NotADirectory)
+}
+
+fn last(mut passed: Vec<Dir>, path: &Path) -> Result<Dir, Error> {
+    passed.pop().ok_or_else(|| Error::BadPath {
+        path: path.to_owned(),
+        what: "an absolute path",
+    })
+}
+
+/// The components of a path, the first one last.
+fn names_reversed(path: &Path) -> Vec<OsString> {
+    let components = path.components().rev();
+    components
+        .map(|component| component.as_os_str().to_owned())
+        .collect()
+}

@@ -1,0 +1,379 @@
+//! Paths that another user controls: file drop, offline signing, keys and settings. These tests run as root and give
+//! files to other users.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+
+use nodepki::names::CertName;
+
+use crate::node::{Node, Ran};
+use crate::signer_directory::sign_by_hand;
+use crate::signing::run_program;
+
+/// A user that is neither root nor a service account.
+const MALLORY: u32 = 4242;
+
+fn give(path: &Path, uid: u32) {
+    chown(path, Some(uid), Some(uid)).unwrap();
+}
+
+fn mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+// ---- file drop ----
+
+fn drop_command(node: &Node, drop: &Path) -> Ran {
+    let mut command = node.command(["bootstrap", "--wait", "0s", "--clock-wait", "0s"]);
+    command
+        .arg("--kubeadm-config")
+        .arg(node.outside("kubeadm.yaml"))
+        .arg("--signer")
+        .arg(format!("directory:{}", drop.display()));
+    Ran::of(&mut command)
+}
+
+/// A node beside an empty drop directory `srv/drop`.
+fn node_with_drop() -> (Node, PathBuf) {
+    let node = Node::new();
+    let drop = node.outside("srv/drop");
+    fs::create_dir_all(drop.join("inbox")).unwrap();
+    fs::create_dir_all(drop.join("outbox")).unwrap();
+    (node, drop)
+}
+
+type Arrange = fn(&Path);
+
+#[test]
+fn refuses_drop_directory_that_another_user_can_replace() {
+    let cases: &[(&str, Arrange, &str, &[&str])] = &[
+        (
+            "base of another user",
+            |drop| give(drop, MALLORY),
+            "srv/drop",
+            &["user 4242", "mode 0755", "chown root:root "],
+        ),
+        (
+            "base that everybody can write to",
+            |drop| mode(drop, 0o777),
+            "srv/drop",
+            &["user 0", "mode 0777", "chmod go-w "],
+        ),
+        (
+            "base that a group can write to",
+            |drop| mode(drop, 0o775),
+            "srv/drop",
+            &["mode 0775", "chmod go-w "],
+        ),
+        (
+            "parent of another user",
+            |drop| give(drop.parent().unwrap(), MALLORY),
+            "srv",
+            &["user 4242", "chown root:root "],
+        ),
+        (
+            "parent that everybody can write to",
+            |drop| mode(drop.parent().unwrap(), 0o777),
+            "srv",
+            &["mode 0777", "chmod go-w "],
+        ),
+        (
+            "inbox of another user",
+            |drop| give(&drop.join("inbox"), MALLORY),
+            "srv/drop/inbox",
+            &["user 4242", "chown root:root "],
+        ),
+        (
+            "inbox that everybody can write to",
+            |drop| mode(&drop.join("inbox"), 0o777),
+            "srv/drop/inbox",
+            &["mode 0777", "chmod go-w "],
+        ),
+        (
+            "outbox of another user",
+            |drop| give(&drop.join("outbox"), MALLORY),
+            "srv/drop/outbox",
+            &["user 4242"],
+        ),
+        (
+            "outbox to which others can add requests",
+            |drop| mode(&drop.join("outbox"), 0o1777),
+            "srv/drop/outbox",
+            &["mode 1777", "chmod go-w "],
+        ),
+        (
+            "inbox that is a link",
+            |drop| {
+                fs::remove_dir(drop.join("inbox")).unwrap();
+                symlink("/etc/kubernetes/pki", drop.join("inbox")).unwrap();
+            },
+            "srv/drop/inbox",
+            &["is not a directory"],
+        ),
+        (
+            "link of another user on the way",
+            |drop| {
+                let elsewhere = drop.with_file_name("elsewhere");
+                fs::rename(drop, &elsewhere).unwrap();
+                symlink("elsewhere", drop).unwrap();
+                std::os::unix::fs::lchown(drop, Some(MALLORY), Some(MALLORY)).unwrap();
+            },
+            "srv/drop",
+            &["user 4242", "chown -h root:root "],
+        ),
+    ];
+    for (case, arrange, culprit, words) in cases {
+        let (node, drop) = node_with_drop();
+        arrange(&drop);
+        let before = node.etc();
+        let ran = drop_command(&node, &drop);
+        assert_eq!(ran.code, Some(65), "{case}: {}", ran.said());
+        ran.says(&format!(
+            "{}/{culprit}",
+            drop.ancestors().nth(2).unwrap().display()
+        ));
+        for word in *words {
+            assert!(ran.said().contains(word), "{case}: {word}: {}", ran.said());
+        }
+        before.unchanged(&node.etc());
+        assert!(
+            !drop.join("outbox/apiserver.csr").exists(),
+            "{case}: nothing was sent"
+        );
+    }
+}
+
+#[test]
+fn keeps_live_certificate_when_inbox_becomes_a_link() {
+    let node = Node::bootstrapped();
+    let drop = node.outside("drop");
+    let pki = node.path("/etc/kubernetes/pki");
+    // The certificate is due, and its answer is ready.
+    fs::remove_file(pki.join("apiserver.crt")).unwrap();
+    drop_command(&node, &drop).ended(75);
+    sign_by_hand(&drop, &node.ca(), CertName::Apiserver);
+    let signed = fs::read(drop.join("inbox/apiserver.crt")).unwrap();
+    fs::remove_dir_all(drop.join("inbox")).unwrap();
+    fs::write(pki.join("apiserver.crt"), &signed).unwrap();
+    symlink(&pki, drop.join("inbox")).unwrap();
+    for owner in [MALLORY, 0] {
+        give(&drop, owner);
+        drop_command(&node, &drop).ended(65);
+        assert_eq!(fs::read(pki.join("apiserver.crt")).unwrap(), signed);
+        assert!(pki.join("etcd/server.crt").exists());
+    }
+}
+
+#[test]
+fn takes_answers_of_a_configured_user_from_its_own_inbox() {
+    const ROBOT: u32 = 4343;
+    for (owner, permissions) in [(ROBOT, 0o755), (0, 0o1777)] {
+        let (node, drop) = node_with_drop();
+        give(&drop.join("inbox"), owner);
+        mode(&drop.join("inbox"), permissions);
+        let settings = format!(
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
+             authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: s}}, front-proxy-ca: {{signer: s}}}}\n\
+             signers: {{s: {{directory: {{path: {}, trustedUsers: [{ROBOT}]}}}}}}\n",
+            drop.display()
+        );
+        fs::write(node.outside("config.yaml"), settings).unwrap();
+        node.ask().ended(75);
+        for name in CertName::KUBEADM {
+            sign_by_hand(&drop, &node.ca(), name);
+            give(&drop.join(format!("inbox/{name}.crt")), ROBOT);
+        }
+        node.ask().done();
+        assert_eq!(fs::read_dir(drop.join("inbox")).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn follows_links_of_root_to_the_drop_directory() {
+    let (node, drop) = node_with_drop();
+    let link = node.outside("link");
+    symlink("srv/./../srv", &link).unwrap();
+    drop_command(&node, &link.join("drop")).ended(75);
+    assert!(drop.join("outbox/apiserver.csr").exists());
+}
+
+#[test]
+fn refuses_denial_that_is_a_hard_link() {
+    let (node, drop) = node_with_drop();
+    let secret = node.outside("shadow");
+    fs::write(&secret, "root:secret-hash").unwrap();
+    drop_command(&node, &drop).ended(75);
+    fs::hard_link(&secret, drop.join("inbox/apiserver.denied")).unwrap();
+    drop_command(&node, &drop)
+        .ended(75)
+        .says("it has 2 hard links")
+        .says_not("secret-hash");
+}
+
+#[test]
+fn reads_only_expected_names_of_a_crowded_inbox() {
+    let (node, drop) = node_with_drop();
+    drop_command(&node, &drop).ended(75);
+    sign_by_hand(&drop, &node.ca(), CertName::EtcdServer);
+    let answer = fs::read(drop.join("inbox/etcd-server.crt")).unwrap();
+    fs::remove_file(drop.join("inbox/etcd-server.crt")).unwrap();
+    for number in 0..3000 {
+        fs::write(drop.join(format!("inbox/{number}.crt")), &answer).unwrap();
+    }
+    let began = std::time::Instant::now();
+    drop_command(&node, &drop).ended(75);
+    assert!(
+        began.elapsed() < std::time::Duration::from_secs(10),
+        "{:?}",
+        began.elapsed()
+    );
+    // Under the name of another certificate it is still found.
+    fs::write(drop.join("inbox/etcd-peer.crt"), &answer).unwrap();
+    drop_command(&node, &drop)
+        .ended(75)
+        .row_says("etcd-server", "rename it to inbox/etcd-server.crt");
+}
+
+// ---- offline signing ----
+
+fn csr(node: &Node, verb: &str, dir: &Path) -> Ran {
+    Ran::of(
+        node.command(["csr", verb])
+            .arg(dir)
+            .arg("--kubeadm-config")
+            .arg(node.outside("kubeadm.yaml")),
+    )
+}
+
+fn sign(node: &Node, bundle: &Path) {
+    let script = format!(
+        "set -e; cd {}; CA={}; . ./README",
+        bundle.display(),
+        node.ca().display()
+    );
+    run_program("/bin/bash", &["-c", &script], b"");
+}
+
+#[test]
+fn refuses_export_to_directory_that_another_user_can_replace() {
+    let cases: &[(&str, Arrange, &str)] = &[
+        (
+            "directory of another user",
+            |dir| give(dir, MALLORY),
+            "user 4242",
+        ),
+        (
+            "directory that everybody can write to",
+            |dir| mode(dir, 0o777),
+            "mode 0777",
+        ),
+        (
+            "parent of another user",
+            |dir| give(dir.parent().unwrap(), MALLORY),
+            "user 4242",
+        ),
+        (
+            "a directory of another user in it",
+            |dir| {
+                fs::create_dir(dir.join("pki")).unwrap();
+                give(&dir.join("pki"), MALLORY);
+            },
+            "user 4242",
+        ),
+        (
+            "a link in it",
+            |dir| symlink("/etc", dir.join("pki")).unwrap(),
+            "is not a directory",
+        ),
+        (
+            "a link of another user to it",
+            |dir| {
+                fs::remove_dir(dir).unwrap();
+                symlink("/tmp", dir).unwrap();
+                std::os::unix::fs::lchown(dir, Some(MALLORY), Some(MALLORY)).unwrap();
+            },
+            "chown -h root:root",
+        ),
+    ];
+    for (case, arrange, words) in cases {
+        let node = Node::new();
+        let dir = node.outside("media/stick");
+        fs::create_dir_all(&dir).unwrap();
+        arrange(&dir);
+        let ran = csr(&node, "export", &dir);
+        assert_eq!(ran.code, Some(65), "{case}: {}", ran.said());
+        assert!(ran.said().contains(words), "{case}: {}", ran.said());
+        assert!(!dir.join("README").exists(), "{case}");
+    }
+}
+
+#[test]
+fn refuses_import_from_directory_that_another_user_can_replace() {
+    let node = Node::new();
+    let dir = node.outside("media/stick");
+    fs::create_dir(dir.parent().unwrap()).unwrap();
+    csr(&node, "export", &dir).done();
+    sign(&node, &dir);
+    let before = node.etc();
+    for path in ["", "pki", "pki/apiserver.crt", ".."] {
+        let path = dir.join(path);
+        give(&path, MALLORY);
+        csr(&node, "import", &dir)
+            .ended(65)
+            .says("owned by user 4242 and group 4242")
+            .says("chown root:root ");
+        give(&path, 0);
+        let kept = fs::metadata(&path).unwrap().permissions();
+        mode(&path, 0o777);
+        csr(&node, "import", &dir).ended(65).says("chmod go-w ");
+        fs::set_permissions(&path, kept).unwrap();
+    }
+    before.unchanged(&node.etc());
+    csr(&node, "import", &dir).done();
+}
+
+#[test]
+fn exports_to_directories_of_root_below_sticky_ones() {
+    let node = Node::new();
+    let top = node.outside("tmp");
+    fs::create_dir(&top).unwrap();
+    mode(&top, 0o1777);
+    csr(&node, "export", &top.join("new")).done();
+    symlink("new", top.join("link")).unwrap();
+    csr(&node, "export", &top.join("link")).done();
+    sign(&node, &top.join("new"));
+    csr(&node, "import", &top.join("link")).done();
+}
+
+#[test]
+fn import_reads_only_files_of_an_import_and_limits_them() {
+    let node = Node::new();
+    let dir = node.outside("stick");
+    csr(&node, "export", &dir).done();
+    sign(&node, &dir);
+    // Neither is opened: it could block, or be larger than the memory.
+    nix::unistd::mkfifo(&dir.join("pipe.crt"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    symlink("/dev/zero", dir.join("zero.crt")).unwrap();
+    let sparse = fs::File::create(dir.join("image.iso")).unwrap();
+    sparse.set_len(2 << 30).unwrap();
+    let filler = vec![b'\n'; 1 << 20];
+    for number in 0..17 {
+        fs::write(dir.join(format!("{number}.pem")), &filler).unwrap();
+    }
+    csr(&node, "import", &dir).ended(78).says(
+        "more than 16 MiB of files (name a directory that contains only the signed certificates)",
+    );
+    for number in 0..17 {
+        fs::remove_file(dir.join(format!("{number}.pem"))).unwrap();
+    }
+    fs::create_dir(dir.join("many")).unwrap();
+    for number in 0..2001 {
+        fs::write(dir.join(format!("many/{number}.pem")), "").unwrap();
+    }
+    csr(&node, "import", &dir)
+        .ended(78)
+        .says("more than 2000 files");
+    fs::remove_dir_all(dir.join("many")).unwrap();
+    csr(&node, "import", &dir).done();
+}
