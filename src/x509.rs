@@ -7,12 +7,18 @@
 //! [`Profile`] is the wish, [`satisfies`] compares a [`Chain`] with it and returns every difference in words.
 
 mod authority;
+mod blocks;
 mod certificate;
 mod chain;
+mod constraints;
 mod crl;
 mod csr;
+mod der;
 mod key;
 mod lineage;
+mod path;
+mod policies;
+mod strict;
 mod verify;
 
 use std::fmt;
@@ -23,15 +29,20 @@ use serde::{Deserialize, Serialize};
 
 pub use authority::{AuthorityError, CertificateAuthority};
 pub(crate) use certificate::is_hidden;
-pub use certificate::{Certificate, CertificateError, Name};
-pub use chain::{Chain, ChainError, TrustBundle, TrustError, certificates_of};
+pub use certificate::{Certificate, CertificateError, Name, shown_certificate};
+pub use chain::{
+    Chain, ChainError, MAX_ANSWER_BYTES, MAX_ANSWER_CERTIFICATES, MAX_BUNDLE_CERTIFICATES,
+    MAX_CHAIN_BYTES, TrustBundle, TrustError, certificates_of,
+};
 pub use crl::{CrlError, RevocationList, Revocations};
 pub use csr::{Csr, CsrError, UsageExtensions};
 pub use key::{
     JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm, hex,
 };
 pub use lineage::{descends_from, is_same_authority};
-pub use verify::{Difference, is_for_names, path_differences, rfc3339, satisfies, verifies};
+pub use verify::{
+    Difference, along_path, is_for_names, path_differences, rfc3339, satisfies, verifies,
+};
 
 /// The wanted subject. In DER the organization comes first, as Go writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

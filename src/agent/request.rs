@@ -17,7 +17,9 @@ use crate::signer::{
     retry,
 };
 use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
-use crate::x509::{Chain, Csr, PrivateKey, TrustBundle, UsageExtensions, rfc3339, satisfies};
+use crate::x509::{
+    Chain, Csr, PrivateKey, TrustBundle, UsageExtensions, along_path, rfc3339, satisfies,
+};
 
 /// How a request ended, for this run.
 #[derive(Debug)]
@@ -504,6 +506,11 @@ fn verified(
         Some(_) => desk.now().max(chain.leaf().not_before()),
         None => desk.now(),
     };
+    // What is written is exactly the verified path, whatever else the signer sent.
+    let chain = along_path(chain, job.trust, now);
+    chain
+        .check_size()
+        .map_err(|error| vec![format!("the chain is too large to be installed: {error}")])?;
     let differences = satisfies(
         &chain,
         &job.asked.spec.profile,

@@ -32,7 +32,7 @@ use tower_service::Service;
 use zeroize::Zeroizing;
 
 use super::{Error, Files, Kind, Tls};
-use crate::x509::{Certificate, hex, rfc3339};
+use crate::x509::{Certificate, hex, rfc3339, shown_certificate};
 
 /// Debian and its children, Fedora and its children, SUSE.
 const SYSTEM_STORES: [&str; 3] = [
@@ -304,8 +304,7 @@ impl Given {
 
     fn is_pinned(&self, der: &CertificateDer<'_>) -> bool {
         self.pins.contains(&Sha256::digest(der).into())
-            || Certificate::from_der(der)
-                .is_ok_and(|certificate| self.pins.contains(&certificate.public_key().sha256()))
+            || shown_certificate(der).is_some_and(|(key, _)| self.pins.contains(&key.sha256()))
     }
 }
 
@@ -322,11 +321,11 @@ impl From<rustls::Error> for Fault {
 }
 
 fn within_validity(der: &CertificateDer<'_>, now: UnixTime) -> Result<(), rustls::Error> {
-    let certificate = Certificate::from_der(der).map_err(|_| CertificateError::BadEncoding)?;
+    let (_, validity) = shown_certificate(der).ok_or(CertificateError::BadEncoding)?;
     let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-    if seconds > certificate.not_after().unix_timestamp() {
+    if seconds > *validity.end() {
         Err(CertificateError::Expired.into())
-    } else if seconds < certificate.not_before().unix_timestamp() {
+    } else if seconds < *validity.start() {
         Err(CertificateError::NotValidYet.into())
     } else {
         Ok(())

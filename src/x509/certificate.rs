@@ -2,40 +2,54 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::ops::{Range, RangeInclusive};
 
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
-use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::der_parser::oid::Oid;
 use x509_parser::objects::{oid_registry, oid2abbrev};
 use x509_parser::prelude::FromDer;
 
+use super::der::{Reader, oid_text};
 use super::key::{KeyError, PublicKey, encode_pem, hex};
+use super::strict::{self, AlternativeNames, Extensions, KeyUsages};
 
 /// A distinguished name: attributes in order, and the DER by which issuers are matched.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Name {
     der: Vec<u8>,
     attributes: Vec<(String, String)>,
 }
 
+impl PartialEq for Name {
+    fn eq(&self, other: &Self) -> bool {
+        self.der == other.der
+    }
+}
+
+impl Eq for Name {}
+
+/// Abbreviation of an attribute type, such as `CN`; types without one in dotted form.
+pub(super) fn attribute_kind(oid: &[u8]) -> String {
+    let known = Oid::new(oid.into());
+    oid2abbrev(&known, oid_registry()).map_or_else(|_| oid_text(oid), str::to_owned)
+}
+
 impl Name {
-    pub(super) fn from_parsed(name: &x509_parser::x509::X509Name<'_>) -> Self {
-        let attributes = name
-            .iter_attributes()
-            .map(|attribute| {
-                let kind = oid2abbrev(attribute.attr_type(), oid_registry())
-                    .map_or_else(|_| attribute.attr_type().to_id_string(), str::to_owned);
-                let value = attribute
-                    .as_str()
-                    .map_or_else(|_| format!("#{}", hex(attribute.as_slice())), str::to_owned);
-                (kind, value)
-            })
+    /// Reads a DER `Name`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn from_der(der: &[u8]) -> Result<Self, String> {
+        let attributes = strict::attributes(der)?
+            .into_iter()
+            .map(|attribute| (attribute_kind(attribute.oid), attribute.value))
             .collect();
-        Name {
-            der: name.as_raw().to_vec(),
+        Ok(Name {
+            der: der.to_vec(),
             attributes,
-        }
+        })
     }
 
     /// Attributes as (type, value): `("CN", "kubernetes")`. Unknown types are object identifiers.
@@ -96,134 +110,101 @@ pub(super) fn pem_blocks(text: &[u8]) -> Result<Vec<pem::Pem>, String> {
     pem::parse_many(text).map_err(|error| printable(&error.to_string()))
 }
 
-/// A parsed X.509 certificate.
-#[derive(Clone, PartialEq, Eq)]
+/// A parsed X.509 certificate, which Go's `crypto/x509` can parse as well.
+#[derive(Clone)]
 pub struct Certificate {
     der: Vec<u8>,
+    /// The signed part of `der`.
+    tbs: Range<usize>,
+    /// Content of the AlgorithmIdentifier of the signature.
+    signature_algorithm: Vec<u8>,
+    signature: Vec<u8>,
+    version: u8,
     subject: Name,
     issuer: Name,
     serial: String,
     not_before: OffsetDateTime,
     not_after: OffsetDateTime,
     public_key: PublicKey,
-    signature_oid: String,
-    dns_names: Vec<String>,
-    ip_addresses: Vec<IpAddr>,
-    other_names: Vec<String>,
-    key_usage: Option<KeyUsages>,
+    unusable_key: Option<&'static str>,
     extended_usages: Option<Vec<String>>,
-    basic_constraints: Option<(bool, Option<u32>)>,
+    other_names: Vec<String>,
+    extensions: Extensions,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct KeyUsages {
-    pub(super) digital_signature: bool,
-    pub(super) key_encipherment: bool,
-    pub(super) cert_sign: bool,
+impl PartialEq for Certificate {
+    fn eq(&self, other: &Self) -> bool {
+        self.der == other.der
+    }
 }
 
-/// Why bytes are not a certificate.
+impl Eq for Certificate {}
+
+/// Why bytes are not a certificate that Go's `crypto/x509` can parse.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum CertificateError {
     #[error("not a DER certificate: {0}")]
     Damaged(String),
+    #[error("the certificate's {field} is not valid: {problem}")]
+    Field {
+        field: &'static str,
+        problem: String,
+    },
+    #[error("the certificate's extension {name} is not valid: {problem}")]
+    Extension {
+        name: &'static str,
+        problem: &'static str,
+    },
     #[error("the certificate's public key is unreadable")]
     Key(#[source] KeyError),
-    #[error("the certificate's {0} extension is damaged")]
-    Extension(&'static str),
-    #[error("the certificate's validity is outside the representable years")]
-    Validity,
 }
 
-impl Certificate {
-    /// Parses one DER certificate; bytes after it are an error.
-    pub fn from_der(der: &[u8]) -> Result<Self, CertificateError> {
-        let (rest, parsed) = X509Certificate::from_der(der)
-            .map_err(|error| CertificateError::Damaged(error.to_string()))?;
-        if !rest.is_empty() {
-            return Err(CertificateError::Damaged(
-                "bytes follow the certificate".to_owned(),
-            ));
-        }
-        let mut certificate = Certificate {
-            der: der.to_vec(),
-            subject: Name::from_parsed(parsed.subject()),
-            issuer: Name::from_parsed(parsed.issuer()),
-            serial: hex(parsed.raw_serial()),
-            not_before: instant(parsed.validity().not_before)?,
-            not_after: instant(parsed.validity().not_after)?,
-            public_key: PublicKey::from_spki_der(parsed.public_key().raw)
-                .map_err(CertificateError::Key)?,
-            signature_oid: parsed.signature_algorithm.algorithm.to_id_string(),
-            dns_names: Vec::new(),
-            ip_addresses: Vec::new(),
-            other_names: Vec::new(),
-            key_usage: None,
-            extended_usages: None,
-            basic_constraints: None,
-        };
-        for extension in parsed.extensions() {
-            certificate.read_extension(extension.parsed_extension())?;
-        }
-        Ok(certificate)
-    }
+/// Names of the extended key usages, in the order in which they are listed. Go: `extKeyUsageOIDs`.
+const KNOWN_USAGES: [(&[u8], &str); 7] = [
+    (strict::usage::ANY, "any"),
+    (strict::usage::SERVER_AUTH, "server auth"),
+    (strict::usage::CLIENT_AUTH, "client auth"),
+    (strict::usage::CODE_SIGNING, "code signing"),
+    (strict::usage::EMAIL_PROTECTION, "email protection"),
+    (strict::usage::TIME_STAMPING, "time stamping"),
+    (strict::usage::OCSP_SIGNING, "OCSP signing"),
+];
 
-    fn read_extension(&mut self, extension: &ParsedExtension<'_>) -> Result<(), CertificateError> {
-        match extension {
-            ParsedExtension::SubjectAlternativeName(names) => {
-                for name in &names.general_names {
-                    match name {
-                        GeneralName::DNSName(name) => self.dns_names.push((*name).to_owned()),
-                        GeneralName::IPAddress(bytes) => {
-                            self.ip_addresses.push(
-                                address(bytes)
-                                    .ok_or(CertificateError::Extension("subjectAltName"))?,
-                            );
-                        }
-                        GeneralName::URI(uri) => {
-                            self.other_names.push(format!("URI:{}", printable(uri)))
-                        }
-                        GeneralName::RFC822Name(mail) => {
-                            self.other_names.push(format!("email:{}", printable(mail)))
-                        }
-                        other => self.other_names.push(printable(&other.to_string())),
-                    }
-                }
-            }
-            ParsedExtension::KeyUsage(usage) => {
-                self.key_usage = Some(KeyUsages {
-                    digital_signature: usage.digital_signature(),
-                    key_encipherment: usage.key_encipherment(),
-                    cert_sign: usage.key_cert_sign(),
-                });
-            }
-            ParsedExtension::ExtendedKeyUsage(usage) => {
-                let known = [
-                    (usage.any, "any"),
-                    (usage.server_auth, "server auth"),
-                    (usage.client_auth, "client auth"),
-                    (usage.code_signing, "code signing"),
-                    (usage.email_protection, "email protection"),
-                    (usage.time_stamping, "time stamping"),
-                    (usage.ocsp_signing, "OCSP signing"),
-                ];
-                let known = known
-                    .into_iter()
-                    .filter(|(set, _)| *set)
-                    .map(|(_, name)| name.to_owned());
-                self.extended_usages = Some(
-                    known
-                        .chain(usage.other.iter().map(|oid| oid.to_id_string()))
-                        .collect(),
-                );
-            }
-            ParsedExtension::BasicConstraints(constraints) => {
-                self.basic_constraints = Some((constraints.ca, constraints.path_len_constraint));
-            }
-            _ => {}
-        }
-        Ok(())
+impl Certificate {
+    /// Parses one DER certificate with the rules of Go's `crypto/x509`; bytes after it are an error.
+    ///
+    /// # Errors
+    /// When Go does not parse it, or its extensions can be read in two ways.
+    pub fn from_der(der: &[u8]) -> Result<Self, CertificateError> {
+        let parsed = strict::parse(der)?;
+        let name = |field, der| {
+            Name::from_der(der).map_err(|problem| CertificateError::Field { field, problem })
+        };
+        let usages = parsed.extensions.extended_usages.as_ref();
+        let names = parsed.extensions.names.as_ref();
+        // The signed part follows the header of the certificate.
+        let start = match der.get(1) {
+            Some(length) if *length >= 0x80 => 2 + usize::from(length & 0x7f),
+            _ => 2,
+        };
+        Ok(Certificate {
+            der: der.to_vec(),
+            tbs: start..start + parsed.tbs.len(),
+            signature_algorithm: parsed.signature_algorithm.to_vec(),
+            signature: parsed.signature.to_vec(),
+            version: parsed.version,
+            subject: name("subject", parsed.subject)?,
+            issuer: name("issuer", parsed.issuer)?,
+            serial: hex(parsed.serial),
+            not_before: parsed.not_before,
+            not_after: parsed.not_after,
+            public_key: PublicKey::from_spki_der(parsed.spki).map_err(CertificateError::Key)?,
+            unusable_key: parsed.unusable_key,
+            extended_usages: usages.map(|usages| usage_names(usages)),
+            other_names: names.map(other_names).unwrap_or_default(),
+            extensions: parsed.extensions,
+        })
     }
 
     /// The DER bytes.
@@ -268,12 +249,16 @@ impl Certificate {
 
     /// DNS names, in order.
     pub fn dns_names(&self) -> &[String] {
-        &self.dns_names
+        self.names().map_or(&[], |names| &names.dns)
     }
 
     /// IP addresses, in order.
     pub fn ip_addresses(&self) -> &[IpAddr] {
-        &self.ip_addresses
+        self.names().map_or(&[], |names| &names.ips)
+    }
+
+    pub(super) fn names(&self) -> Option<&AlternativeNames> {
+        self.extensions.names.as_ref()
     }
 
     /// Other subject alternative names, in words.
@@ -287,22 +272,53 @@ impl Certificate {
     }
 
     pub(super) fn key_usage(&self) -> Option<KeyUsages> {
-        self.key_usage
+        self.extensions.key_usage
+    }
+
+    pub(super) fn extensions(&self) -> &Extensions {
+        &self.extensions
+    }
+
+    /// Version, 1 to 3.
+    pub(super) fn version(&self) -> u8 {
+        self.version
+    }
+
+    /// The signed part, DER.
+    pub(super) fn tbs(&self) -> &[u8] {
+        self.der.get(self.tbs.clone()).unwrap_or_default()
+    }
+
+    /// Content of the AlgorithmIdentifier of the signature, DER.
+    pub(super) fn signature_algorithm(&self) -> &[u8] {
+        &self.signature_algorithm
+    }
+
+    /// The signature over [`Self::tbs`].
+    pub(super) fn signature(&self) -> &[u8] {
+        &self.signature
+    }
+
+    /// Why Go refuses every signature of this key.
+    pub(super) fn unusable_key(&self) -> Option<&'static str> {
+        self.unusable_key
     }
 
     /// basicConstraints says CA:TRUE.
     pub fn is_ca(&self) -> bool {
-        matches!(self.basic_constraints, Some((true, _)))
+        let constraints = self.extensions.basic_constraints;
+        constraints.is_some_and(|constraints| constraints.ca)
     }
 
     /// keyUsage allows it to sign certificates, or says nothing.
     pub fn may_sign(&self) -> bool {
-        self.key_usage.is_none_or(|usage| usage.cert_sign)
+        self.key_usage().is_none_or(|usage| usage.cert_sign)
     }
 
     /// pathLenConstraint, where there is one.
     pub fn path_len(&self) -> Option<u32> {
-        self.basic_constraints.and_then(|(_, path_len)| path_len)
+        let path_len = self.extensions.basic_constraints?.path_len?;
+        Some(u32::try_from(path_len).unwrap_or(u32::MAX))
     }
 
     /// Issuer and subject are the same name.
@@ -322,12 +338,21 @@ impl Certificate {
 
     /// Signed with MD5 or SHA-1, which Go refuses since 1.18.
     pub fn weak_signature(&self) -> Option<&'static str> {
-        match self.signature_oid.as_str() {
-            "1.2.840.113549.1.1.4" => Some("md5WithRSAEncryption"),
-            "1.2.840.113549.1.1.5" => Some("sha1WithRSAEncryption"),
-            "1.2.840.10045.4.1" => Some("ecdsa-with-SHA1"),
-            _ => None,
-        }
+        const WEAK: [(&[u8], &str); 4] = [
+            (
+                &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 4],
+                "md5WithRSAEncryption",
+            ),
+            (
+                &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 5],
+                "sha1WithRSAEncryption",
+            ),
+            (&[0x2b, 0x0e, 3, 2, 29], "sha1WithRSASignature"),
+            (&[0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 1], "ecdsa-with-SHA1"),
+        ];
+        let oid = Reader::new(&self.signature_algorithm).oid()?;
+        let found = WEAK.iter().find(|(weak, _)| *weak == oid);
+        found.map(|(_, name)| *name)
     }
 
     /// SHA-256 over the DER certificate.
@@ -342,8 +367,42 @@ impl fmt::Debug for Certificate {
     }
 }
 
-fn instant(time: x509_parser::time::ASN1Time) -> Result<OffsetDateTime, CertificateError> {
-    OffsetDateTime::from_unix_timestamp(time.timestamp()).map_err(|_| CertificateError::Validity)
+fn usage_names(usages: &[Vec<u8>]) -> Vec<String> {
+    let known = KNOWN_USAGES
+        .iter()
+        .filter(|(oid, _)| usages.iter().any(|usage| usage == oid))
+        .map(|(_, name)| (*name).to_owned());
+    let others = usages
+        .iter()
+        .filter(|usage| !KNOWN_USAGES.iter().any(|(oid, _)| oid == usage))
+        .map(|usage| oid_text(usage));
+    known.chain(others).collect()
+}
+
+fn other_names(names: &AlternativeNames) -> Vec<String> {
+    let uris = names
+        .uris
+        .iter()
+        .map(|(uri, _)| format!("URI:{}", printable(uri)));
+    let emails = names
+        .emails
+        .iter()
+        .map(|email| format!("email:{}", printable(email)));
+    uris.chain(emails)
+        .chain(names.others.iter().cloned())
+        .collect()
+}
+
+/// The public key, and the validity in seconds since 1970, of a certificate that a server shows: Go need not be able to
+/// parse it.
+pub fn shown_certificate(der: &[u8]) -> Option<(PublicKey, RangeInclusive<i64>)> {
+    let (_, parsed) = X509Certificate::from_der(der).ok()?;
+    let key = PublicKey::from_spki_der(parsed.public_key().raw).ok()?;
+    let validity = parsed.validity();
+    Some((
+        key,
+        validity.not_before.timestamp()..=validity.not_after.timestamp(),
+    ))
 }
 
 pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {

@@ -2,14 +2,27 @@
 
 use std::fmt;
 
-use cms::cert::CertificateChoices;
-use cms::content_info::ContentInfo;
-use cms::signed_data::SignedData;
-
+use super::blocks;
 use super::certificate::{Certificate, CertificateError, pem_blocks};
+use super::der::{Reader, tag};
 use super::key::{PublicKey, hex};
+use super::path::MAX_SIGNATURE_CHECKS;
 
-/// A leaf and the intermediates that lead from it towards its authority, in order, without the root.
+/// Largest signer's answer, in bytes.
+pub const MAX_ANSWER_BYTES: usize = 512 * 1024;
+
+/// Largest number of certificates in a signer's answer or a certificate file.
+pub const MAX_ANSWER_CERTIFICATES: usize = 128;
+
+/// Largest number of certificates in a trust bundle. A `ca.crt` has one, and a few while a CA is being replaced.
+pub const MAX_BUNDLE_CERTIFICATES: usize = 64;
+
+/// Largest chain that is installed, in bytes of DER: a quarter of what Go accepts in a handshake, and as PEM in a kubeconfig
+/// far below what nodepki reads back.
+pub const MAX_CHAIN_BYTES: usize = 64 * 1024;
+
+/// A leaf and certificates that may lead from it to its authority, without the root. Only
+/// [`super::along_path`] leaves exactly the verified path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     leaf: Certificate,
@@ -23,6 +36,14 @@ pub struct Chain {
 pub enum ChainError {
     #[error("there is no certificate in it (neither PEM, DER nor PKCS#7)")]
     NoCertificate,
+    #[error("it takes {bytes} bytes, more than the {limit} that are accepted")]
+    TooLarge { bytes: usize, limit: usize },
+    #[error("it holds {count} certificates, more than the {limit} that are accepted")]
+    TooMany { count: usize, limit: usize },
+    #[error(
+        "Kubernetes components read only {read} of its {count} certificates: each must be called CERTIFICATE, start at the beginning of a line and have no headers (write the file anew: openssl x509 -in FILE)"
+    )]
+    NotReadByGo { read: usize, count: usize },
     #[error("a certificate in it is damaged: {0}")]
     Damaged(#[from] CertificateError),
     #[error("the PEM text is damaged: {0}")]
@@ -42,7 +63,8 @@ pub enum ChainError {
 }
 
 impl Chain {
-    /// Reads a certificate file: PEM with the leaf first.
+    /// Reads a certificate file: PEM with the leaf first. Every certificate must be one that Go can parse, for a client
+    /// parses all that a server shows.
     pub fn from_pem(text: &[u8]) -> Result<Self, ChainError> {
         let mut certificates = pem_certificates(text)?.into_iter();
         let leaf = certificates.next().ok_or(ChainError::NoCertificate)?;
@@ -54,42 +76,83 @@ impl Chain {
 
     /// Makes the chain for `key` from a signer's answer: PEM, DER, or PKCS#7 in either; with or without a byte
     /// order mark, roots, or certificates that have nothing to do with it. PEM must have the leaf first; a
-    /// PKCS#7 certificate set has no order.
+    /// PKCS#7 certificate set has no order. All other certificates that Go can parse become intermediates: which of them
+    /// lead to the authority is for the path builder to find out.
     pub fn from_answer(answer: &[u8], key: &PublicKey) -> Result<Self, ChainError> {
         let (certificates, ordered) = certificates_in(answer)?;
-        let mut rest = certificates;
+        let mut damaged = None;
+        let mut first_is_damaged = false;
+        let mut rest = Vec::new();
+        for (at, certificate) in certificates.into_iter().enumerate() {
+            match certificate {
+                Ok(certificate) if rest.contains(&certificate) => {}
+                Ok(certificate) => rest.push(certificate),
+                Err(error) => {
+                    first_is_damaged |= at == 0;
+                    damaged = damaged.or(Some(error));
+                }
+            }
+        }
+        let position = position_of_leaf(&rest, key);
+        if let Some(error) = damaged
+            && (position.is_none() || (ordered && first_is_damaged))
+        {
+            return Err(error.into());
+        }
         let first = rest.first().ok_or(ChainError::NoCertificate)?;
-        let Some(position) = rest
-            .iter()
-            .position(|certificate| certificate.public_key() == key)
-        else {
+        let Some(position) = position else {
             return Err(ChainError::OtherKey {
                 wanted: hex(&key.sha256()),
                 found: hex(&first.public_key().sha256()),
                 subject: first.subject().to_string(),
             });
         };
-        if ordered && position != 0 {
+        if ordered && first.public_key() != key {
             return Err(ChainError::LeafNotFirst {
                 first: first.subject().to_string(),
             });
         }
-        let leaf = rest.remove(position);
-        let mut intermediates: Vec<Certificate> = Vec::new();
-        loop {
-            let last = intermediates.last().unwrap_or(&leaf);
-            let next = rest
-                .iter()
-                .position(|candidate| last.names_issuer(candidate) && !candidate.is_self_issued());
-            match next {
-                Some(position) => intermediates.push(rest.remove(position)),
-                None => break,
-            }
-        }
+        let leaf = rest.remove(if ordered { 0 } else { position });
         Ok(Chain {
             leaf,
-            intermediates,
+            intermediates: rest,
         })
+    }
+
+    /// The same leaf with other intermediates.
+    pub(super) fn with_intermediates(self, intermediates: Vec<Certificate>) -> Self {
+        Chain {
+            leaf: self.leaf,
+            intermediates,
+        }
+    }
+
+    /// Succeeds when the chain is small enough to be installed.
+    ///
+    /// # Errors
+    /// [`ChainError::TooLarge`].
+    pub fn check_size(&self) -> Result<(), ChainError> {
+        let bytes = self.certificates().map(|one| one.der().len()).sum();
+        match bytes > MAX_CHAIN_BYTES {
+            true => Err(ChainError::TooLarge {
+                bytes,
+                limit: MAX_CHAIN_BYTES,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// Size of the certificate message of TLS 1.3 (RFC 8446, 4.4.2) with all certificates, in bytes.
+    pub(super) fn handshake_size(&self) -> usize {
+        // A length of one byte for the context and of three for the list; of three and of two for each certificate.
+        self.certificates()
+            .map(|one| one.der().len() + 5)
+            .sum::<usize>()
+            + 4
+    }
+
+    fn certificates(&self) -> impl Iterator<Item = &Certificate> {
+        std::iter::once(&self.leaf).chain(&self.intermediates)
     }
 
     /// The leaf.
@@ -104,10 +167,7 @@ impl Chain {
 
     /// PEM, leaf first: the content of a `.crt` file.
     pub fn to_pem(&self) -> String {
-        std::iter::once(&self.leaf)
-            .chain(&self.intermediates)
-            .map(Certificate::to_pem)
-            .collect()
+        self.certificates().map(Certificate::to_pem).collect()
     }
 }
 
@@ -124,6 +184,8 @@ pub struct TrustBundle {
 pub enum TrustError {
     #[error("there is no certificate in it")]
     Empty,
+    #[error("it holds {count} certificates, more than the {limit} that a trust bundle may have")]
+    TooMany { count: usize, limit: usize },
     #[error(transparent)]
     Unreadable(#[from] ChainError),
     #[error(
@@ -144,12 +206,18 @@ impl TrustBundle {
 
     /// Reads a signer's answer in any form that a chain may have.
     pub fn from_answer(answer: &[u8]) -> Result<Self, TrustError> {
-        Self::from_certificates(certificates_in(answer)?.0)
+        Self::from_certificates(certificates_of(answer)?)
     }
 
     /// A bundle of these, in this order.
     pub fn from_certificates(certificates: Vec<Certificate>) -> Result<Self, TrustError> {
         let first = certificates.first().ok_or(TrustError::Empty)?;
+        if certificates.len() > MAX_BUNDLE_CERTIFICATES {
+            return Err(TrustError::TooMany {
+                count: certificates.len(),
+                limit: MAX_BUNDLE_CERTIFICATES,
+            });
+        }
         if !first.is_ca() {
             return Err(TrustError::NotACa(first.subject().to_string()));
         }
@@ -179,29 +247,38 @@ impl TrustBundle {
     }
 
     /// The certificates that no pin speaks for: neither pinned nor CA certificates below a pinned one. (A leaf below
-    /// it is somebody's identity; as an anchor it would make that somebody the server.)
+    /// it is the identity of one component; as an anchor it would make that component the server.)
+    ///
+    /// At most [`MAX_SIGNATURE_CHECKS`] signatures are checked; certificates that are left then count as strangers.
     pub fn strangers(&self, pins: &[[u8; 32]]) -> Vec<&Certificate> {
         let (mut known, mut strangers): (Vec<_>, Vec<_>) = self
             .certificates
             .iter()
             .partition(|certificate| pins.contains(&certificate.public_key().sha256()));
-        while let Some(position) = strangers.iter().position(|stranger| {
-            let issued = |issuer: &&Certificate| super::verify::signed_by(stranger, issuer);
-            stranger.is_ca() && known.iter().any(issued)
-        }) {
-            known.push(strangers.remove(position));
+        let mut budget = MAX_SIGNATURE_CHECKS;
+        let mut next = 0;
+        // Each known certificate is compared once with each stranger.
+        while let Some(issuer) = known.get(next).copied() {
+            next += 1;
+            let (issued, left): (Vec<_>, Vec<_>) = strangers
+                .into_iter()
+                .partition(|stranger| stranger.is_ca() && issued(stranger, issuer, &mut budget));
+            known.extend(issued);
+            strangers = left;
         }
         strangers
     }
 
-    /// Whether one of the `offered` certificates has the key of one of these, or was issued by one of these.
+    /// Whether one of the `offered` certificates has the key of one of these, or was issued by one of these. At most
+    /// [`MAX_SIGNATURE_CHECKS`] signatures are checked.
     pub fn vouches_for(&self, offered: &TrustBundle) -> bool {
-        offered.certificates.iter().any(|certificate| {
-            self.certificates.iter().any(|one| {
-                one.public_key() == certificate.public_key()
-                    || super::verify::signed_by(certificate, one)
-            })
-        })
+        let pairs = || {
+            let offered = offered.certificates.iter();
+            offered.flat_map(|one| self.certificates.iter().map(move |own| (one, own)))
+        };
+        let mut budget = MAX_SIGNATURE_CHECKS;
+        pairs().any(|(one, own)| one.public_key() == own.public_key())
+            || pairs().any(|(one, own)| issued(one, own, &mut budget))
     }
 
     /// The first certificate by itself, as kubeadm reads the file.
@@ -263,34 +340,95 @@ impl fmt::Display for TrustBundle {
     }
 }
 
-fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
-    let blocks = pem_blocks(text).map_err(ChainError::Pem)?;
-    blocks
+/// Whether `issuer` signed `certificate`, as long as the budget for signatures lasts.
+fn issued(certificate: &Certificate, issuer: &Certificate, budget: &mut usize) -> bool {
+    if *budget == 0 || !certificate.names_issuer(issuer) {
+        return false;
+    }
+    *budget -= 1;
+    super::verify::signed_by(certificate, issuer)
+}
+
+/// Finds the certificate of `key`: of several the one that was issued last.
+fn position_of_leaf(certificates: &[Certificate], key: &PublicKey) -> Option<usize> {
+    let for_key = certificates
         .iter()
-        .filter(|block| {
-            matches!(
-                block.tag(),
-                "CERTIFICATE" | "X509 CERTIFICATE" | "TRUSTED CERTIFICATE"
-            )
-        })
-        .map(|block| Ok(Certificate::from_der(block.contents())?))
+        .enumerate()
+        .filter(|(_, certificate)| certificate.public_key() == key);
+    let last = for_key.rev().max_by_key(|(_, one)| one.not_before());
+    last.map(|(position, _)| position)
+}
+
+fn is_certificate(label: &str) -> bool {
+    matches!(
+        label,
+        "CERTIFICATE" | "X509 CERTIFICATE" | "TRUSTED CERTIFICATE"
+    )
+}
+
+fn check_count(count: usize) -> Result<(), ChainError> {
+    match count > MAX_ANSWER_CERTIFICATES {
+        true => Err(ChainError::TooMany {
+            count,
+            limit: MAX_ANSWER_CERTIFICATES,
+        }),
+        false => Ok(()),
+    }
+}
+
+/// Reads the certificates of a file. All of them must be certificates to Go too (`ParseCertsPEM` in
+/// `k8s.io/client-go/util/cert`, which passes over blocks with headers or other labels).
+fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
+    let found = pem_blocks(text).map_err(ChainError::Pem)?;
+    let all: Vec<_> = found
+        .iter()
+        .filter(|block| is_certificate(block.tag()))
+        .map(pem::Pem::contents)
+        .collect();
+    check_count(all.len())?;
+    let go = blocks::decode_all(text);
+    let go: Vec<_> = go
+        .iter()
+        .filter(|block| block.label == "CERTIFICATE" && !block.has_headers)
+        .map(|block| block.content.as_slice())
+        .collect();
+    if all != go {
+        return Err(ChainError::NotReadByGo {
+            read: go.len(),
+            count: all.len(),
+        });
+    }
+    all.into_iter()
+        .map(|der| Ok(Certificate::from_der(der)?))
         .collect()
 }
 
 /// All certificates of a signer's answer, in any form that [`Chain::from_answer`] takes, in the order that they have
 /// there.
+///
+/// # Errors
+/// When one of them is damaged, or there is none.
 pub fn certificates_of(answer: &[u8]) -> Result<Vec<Certificate>, ChainError> {
-    certificates_in(answer).map(|(certificates, _)| certificates)
+    let (certificates, _) = certificates_in(answer)?;
+    Ok(certificates.into_iter().collect::<Result<_, _>>()?)
 }
 
+type Parsed = Result<Certificate, CertificateError>;
+
 /// All certificates of an answer, and whether their order means something.
-fn certificates_in(answer: &[u8]) -> Result<(Vec<Certificate>, bool), ChainError> {
+fn certificates_in(answer: &[u8]) -> Result<(Vec<Parsed>, bool), ChainError> {
+    if answer.len() > MAX_ANSWER_BYTES {
+        return Err(ChainError::TooLarge {
+            bytes: answer.len(),
+            limit: MAX_ANSWER_BYTES,
+        });
+    }
     let answer = answer.strip_prefix(b"\xef\xbb\xbf").unwrap_or(answer);
     // A DER certificate and a DER ContentInfo both open with SEQUENCE; no text does.
     if answer.first() == Some(&0x30) {
         return match pkcs7_certificates(answer) {
-            Some(certificates) => Ok((certificates?, false)),
-            None => Ok((vec![Certificate::from_der(answer)?], true)),
+            Some(ders) => Ok((parse_all(&ders)?, false)),
+            None => Ok((parse_all(&[answer])?, true)),
         };
     }
     let blocks = pem_blocks(answer).map_err(ChainError::Pem)?;
@@ -298,26 +436,45 @@ fn certificates_in(answer: &[u8]) -> Result<(Vec<Certificate>, bool), ChainError
         .iter()
         .find(|block| matches!(block.tag(), "PKCS7" | "CMS"))
     {
-        let certificates =
-            pkcs7_certificates(block.contents()).ok_or(ChainError::NoCertificate)??;
-        return Ok((certificates, false));
+        let ders = pkcs7_certificates(block.contents()).ok_or(ChainError::NoCertificate)?;
+        return Ok((parse_all(&ders)?, false));
     }
-    let certificates = pem_certificates(answer)?;
-    if certificates.is_empty() {
+    let ders: Vec<_> = blocks
+        .iter()
+        .filter(|block| is_certificate(block.tag()))
+        .map(pem::Pem::contents)
+        .collect();
+    if ders.is_empty() {
         return Err(ChainError::NoCertificate);
     }
-    Ok((certificates, true))
+    Ok((parse_all(&ders)?, true))
 }
 
-/// The certificates of a degenerate SignedData (RFC 5652, 5.1); `None` when it is no such thing.
-fn pkcs7_certificates(der: &[u8]) -> Option<Result<Vec<Certificate>, ChainError>> {
-    use cms::cert::x509::der::{Decode, Encode};
-    let info = ContentInfo::from_der(der).ok()?;
-    let signed: SignedData = info.content.decode_as().ok()?;
-    let choices = signed.certificates?.0;
-    let ders = choices.iter().filter_map(|choice| match choice {
-        CertificateChoices::Certificate(certificate) => certificate.to_der().ok(),
-        CertificateChoices::Other(_) => None,
-    });
-    Some(ders.map(|der| Ok(Certificate::from_der(&der)?)).collect())
+fn parse_all(ders: &[&[u8]]) -> Result<Vec<Parsed>, ChainError> {
+    check_count(ders.len())?;
+    Ok(ders.iter().map(|der| Certificate::from_der(der)).collect())
+}
+
+/// The certificates of a SignedData (RFC 5652, 5.1), in any order and with duplicates; `None` for anything else.
+fn pkcs7_certificates(der: &[u8]) -> Option<Vec<&[u8]>> {
+    /// id-signedData, 1.2.840.113549.1.7.2.
+    const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 7, 2];
+    let mut info = Reader::new(der).read(tag::SEQUENCE)?;
+    if info.oid()? != SIGNED_DATA {
+        return None;
+    }
+    let mut signed = info.read(tag::constructed(0))?.read(tag::SEQUENCE)?;
+    signed.integer()?;
+    signed.read(tag::SET)?;
+    signed.read(tag::SEQUENCE)?;
+    let mut set = signed.read(tag::constructed(0))?;
+    let mut found = Vec::new();
+    while !set.is_empty() {
+        let choice = set.any()?;
+        // The other choices are attribute certificates and formats of the last century.
+        if choice.tag == tag::SEQUENCE {
+            found.push(choice.whole);
+        }
+    }
+    Some(found)
 }

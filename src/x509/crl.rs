@@ -107,7 +107,7 @@ impl RevocationList {
         if !rest.is_empty() {
             return Err(damaged(&"bytes follow it"));
         }
-        let issuer = Name::from_parsed(parsed.issuer());
+        let issuer = Name::from_der(parsed.issuer().as_raw()).map_err(|error| damaged(&error))?;
         let narrows = |extension: &&X509Extension<'_>| match extension.parsed_extension() {
             // Names the place that the list was published at (RFC 5280, 5.2.5), as step-ca does.
             ParsedExtension::IssuingDistributionPoint(point) => {

@@ -1,23 +1,19 @@
 //! The check that stands between a signer's answer and the disk.
 //!
-//! [`satisfies`] compares a chain with the wish and returns every difference. Paths are built by webpki
-//! (RFC 5280, 6.1, with name constraints and path lengths); added are the rules by which Go and kubeadm are
-//! stricter or simpler: an anchor's own validity and path length count, and kubeadm only ever looks at the first
-//! certificate of `ca.crt`.
+//! [`satisfies`] compares a chain with the wish and returns every difference. Paths are built as Go builds them and
+//! confirmed by webpki ([`super::path`]); added is kubeadm's rule that only the first certificate of `ca.crt` counts.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
-use rustls_pki_types::{
-    AlgorithmIdentifier, CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime,
-};
+use rustls_pki_types::{AlgorithmIdentifier, SignatureVerificationAlgorithm};
 use time::OffsetDateTime;
-use webpki::{EndEntityCert, KeyUsage};
 use x509_parser::x509::AlgorithmIdentifier as ParsedAlgorithm;
 
 use super::certificate::Certificate;
 use super::chain::{Chain, TrustBundle};
+use super::der::{Reader, tag};
 use super::key::{KeyAlgorithm, KeyType, PublicKey, hex};
+use super::path::{self, Path, Refusal};
 use super::{ExtendedUsage, Profile, Tolerance};
 
 /// One way in which a certificate is not what was wanted.
@@ -80,6 +76,10 @@ pub enum Difference {
     },
     #[error("no path from it to the trusted {anchors}: its issuer is {issuer}")]
     UntrustedIssuer { issuer: String, anchors: String },
+    #[error(
+        "its chain takes {bytes} bytes in a TLS handshake, more than the {limit} that Go accepts: remove certificates that do not lead to the authority"
+    )]
+    HandshakeSize { bytes: usize, limit: usize },
     #[error("a name constraint of its authority forbids its names")]
     NameConstraint,
     #[error("a path length constraint of its authority forbids the chain")]
@@ -274,19 +274,21 @@ fn compare_path(
     now: OffsetDateTime,
     found: &mut Vec<Difference>,
 ) {
-    let certificates = || std::iter::once(chain.leaf()).chain(chain.intermediates());
-    let weak: Vec<_> = certificates()
-        .filter_map(|certificate| {
-            let algorithm = certificate.weak_signature()?;
-            Some(Difference::WeakSignature {
-                subject: certificate.subject().to_string(),
-                algorithm,
-            })
-        })
-        .collect();
-    let refused = !weak.is_empty() || chain.leaf().is_ca();
-    found.extend(weak);
-    if refused {
+    let bytes = chain.handshake_size();
+    if bytes > GO_CERTIFICATE_MESSAGE_LIMIT {
+        found.push(Difference::HandshakeSize {
+            bytes,
+            limit: GO_CERTIFICATE_MESSAGE_LIMIT,
+        });
+    }
+    let weak = chain.leaf().weak_signature();
+    if let Some(algorithm) = weak {
+        found.push(Difference::WeakSignature {
+            subject: chain.leaf().subject().to_string(),
+            algorithm,
+        });
+    }
+    if weak.is_some() || chain.leaf().is_ca() {
         // The path builder would only repeat it in other words.
         return;
     }
@@ -296,12 +298,9 @@ fn compare_path(
             found.extend(issuer_differences(&used, now));
             let first = trust.first();
             // A path that ends there already needs no second look.
-            if let Some(anchor) = used.anchor
-                && anchor.der() != first.der()
-                && path(chain, std::slice::from_ref(first), now).is_err()
-            {
+            if used.anchor != first && path(chain, std::slice::from_ref(first), now).is_err() {
                 found.push(Difference::NotUnderFirst {
-                    anchor: anchor.subject().to_string(),
+                    anchor: used.anchor.subject().to_string(),
                     first: first.subject().to_string(),
                 });
             }
@@ -309,152 +308,138 @@ fn compare_path(
     }
 }
 
-/// A verified path, by our own certificates.
-struct Path<'a> {
-    intermediates: Vec<&'a Certificate>,
-    anchor: Option<&'a Certificate>,
-}
+/// Go's `maxHandshakeCertificateMsg` (`crypto/tls/common.go`): the largest certificate message that it reads, in bytes.
+pub(super) const GO_CERTIFICATE_MESSAGE_LIMIT: usize = 262_144;
 
 fn path<'a>(
     chain: &'a Chain,
     anchors: &'a [Certificate],
     now: OffsetDateTime,
 ) -> Result<Path<'a>, Difference> {
-    let leaf = chain.leaf();
-    let untrusted = || Difference::UntrustedIssuer {
-        issuer: leaf.issuer().to_string(),
-        anchors: anchors
-            .iter()
-            .map(|anchor| anchor.subject().to_string())
-            .collect::<Vec<_>>()
-            .join(" or "),
-    };
-    let anchor_ders: Vec<CertificateDer<'_>> =
-        anchors.iter().map(|anchor| anchor.der().into()).collect();
-    let trust_anchors: Vec<TrustAnchor<'_>> = anchor_ders
-        .iter()
-        .filter_map(|der| webpki::anchor_from_trusted_cert(der).ok())
-        .collect();
-    let intermediates: Vec<CertificateDer<'_>> = chain
-        .intermediates()
-        .iter()
-        .map(|certificate| certificate.der().into())
-        .collect();
-    let leaf_der: CertificateDer<'_> = leaf.der().into();
-    let end_entity = EndEntityCert::try_from(&leaf_der).map_err(|error| match error {
-        webpki::Error::UnsupportedCertVersion => Difference::NoExtensions,
-        other => Difference::Path(other.to_string()),
-    })?;
-    // The leaf's own validity is reported on its own; the path is built at the nearest moment it is valid.
-    let moment = now.clamp(leaf.not_before(), leaf.not_after().max(leaf.not_before()));
-    let moment = UnixTime::since_unix_epoch(Duration::from_secs(
-        moment.unix_timestamp().try_into().unwrap_or(0),
-    ));
-
-    let mut verified = None;
-    for usage in usages_to_check(leaf) {
-        let result = end_entity.verify_for_usage(
-            webpki::ALL_VERIFICATION_ALGS,
-            &trust_anchors,
-            &intermediates,
-            moment,
-            usage,
-            None,
-            None,
-        );
-        match result {
-            Ok(path) => verified = Some(path),
-            Err(error) => {
-                return Err(refusal(error).unwrap_or_else(untrusted));
-            }
-        }
-    }
-    let verified = verified.ok_or_else(untrusted)?;
-    let used: Vec<&Certificate> = verified
-        .intermediate_certificates()
-        .filter_map(|used| {
-            chain
-                .intermediates()
-                .iter()
-                .find(|certificate| certificate.der() == used.der().as_ref())
-        })
-        .collect();
-    let last = used.last().copied().unwrap_or(leaf);
-    let anchor = anchors.iter().find(|anchor| {
-        verified.anchor().subject_public_key_info.as_ref() == spki_content(anchor)
-            && last.names_issuer(anchor)
-    });
-    // webpki takes an anchor as name and key only; Go also honours its path length.
-    if let Some(limit) = anchor.and_then(Certificate::path_len) {
-        let below = used
-            .iter()
-            .filter(|certificate| !certificate.is_self_issued())
-            .count();
-        if below > limit as usize {
-            return Err(Difference::PathLength);
-        }
-    }
-    Ok(Path {
-        intermediates: used,
-        anchor,
-    })
+    let moment = moment(chain.leaf(), now);
+    let limit = path::GO_CANDIDATE_LIMIT;
+    path::build(chain.leaf(), chain.intermediates(), anchors, moment, limit)
+        .map_err(|refusal| difference(refusal, chain.leaf(), anchors, now))
 }
 
-/// A failed path in words; `None` when no authority's key fits, which the caller names better.
-fn refusal(error: webpki::Error) -> Option<Difference> {
+/// The leaf's own validity is reported separately; the path is built at the nearest moment at which the leaf is valid.
+fn moment(leaf: &Certificate, now: OffsetDateTime) -> OffsetDateTime {
+    now.clamp(leaf.not_before(), leaf.not_after().max(leaf.not_before()))
+}
+
+/// Reduces `chain` to the certificates of its path to `trust`, as they are written to disk; a chain that has no path
+/// stays as it is, for [`satisfies`] to say why.
+pub fn along_path(chain: Chain, trust: &TrustBundle, now: OffsetDateTime) -> Chain {
+    let (leaf, limit) = (chain.leaf(), path::ANSWER_CANDIDATE_LIMIT);
+    let found = |anchors| {
+        let path = path::build(
+            leaf,
+            chain.intermediates(),
+            anchors,
+            moment(leaf, now),
+            limit,
+        );
+        let path = path.ok()?;
+        Some(path.intermediates.into_iter().cloned().collect::<Vec<_>>())
+    };
+    // The path to the first certificate serves kubeadm as well.
+    match found(std::slice::from_ref(trust.first())).or_else(|| found(trust.certificates())) {
+        Some(intermediates) => chain.with_intermediates(intermediates),
+        None => chain,
+    }
+}
+
+/// A failed path in words.
+fn difference(
+    refusal: Refusal<'_>,
+    leaf: &Certificate,
+    anchors: &[Certificate],
+    now: OffsetDateTime,
+) -> Difference {
+    let path = |why: String| Difference::Path(why);
+    match refusal {
+        Refusal::NoIssuer => Difference::UntrustedIssuer {
+            issuer: leaf.issuer().to_string(),
+            anchors: anchors
+                .iter()
+                .map(|anchor| anchor.subject().to_string())
+                .collect::<Vec<_>>()
+                .join(" or "),
+        },
+        Refusal::Weak(certificate, algorithm) => Difference::WeakSignature {
+            subject: certificate.subject().to_string(),
+            algorithm,
+        },
+        Refusal::NotACa(issuer) => path(format!(
+            "an issuer in it is not a CA certificate: {}",
+            issuer.subject()
+        )),
+        Refusal::MayNotSign(issuer) => path(format!(
+            "the key usage of {} does not allow it to sign certificates",
+            issuer.subject()
+        )),
+        Refusal::UnusableKey(issuer, why) => path(format!(
+            "the key of {} cannot verify signatures: {why}",
+            issuer.subject()
+        )),
+        Refusal::CriticalExtension(certificate) => {
+            let extensions = certificate.extensions();
+            let oid = extensions.unhandled_critical.as_deref().unwrap_or_default();
+            path(format!(
+                "{} has the critical extension {oid}, which Kubernetes components do not know",
+                certificate.subject()
+            ))
+        }
+        Refusal::Time(issuer, is_anchor) => {
+            let whose = if is_anchor {
+                "authority's"
+            } else {
+                "intermediate"
+            };
+            issuer_validity(whose, issuer, now).unwrap_or_else(|| {
+                path(format!(
+                    "{} is not valid while the certificate is",
+                    issuer.subject()
+                ))
+            })
+        }
+        Refusal::PathLength => Difference::PathLength,
+        Refusal::TooLong => path(format!(
+            "it has more than {} intermediate certificates",
+            path::MAX_INTERMEDIATES
+        )),
+        Refusal::Usage(certificate) => path(format!(
+            "{} does not allow the extended key usage",
+            certificate.subject()
+        )),
+        Refusal::Policies => path("its certificate policies are not valid".to_owned()),
+        Refusal::NameConstraint => Difference::NameConstraint,
+        Refusal::TooManyCandidates => path(
+            "too many certificates have the name of an issuer: remove those that do not lead to the authority".to_owned(),
+        ),
+        Refusal::Webpki(error) => webpki_difference(error),
+    }
+}
+
+fn webpki_difference(error: webpki::Error) -> Difference {
     use webpki::Error;
-    let path = |why: &str| Some(Difference::Path(why.to_owned()));
+    let path = |why: &str| Difference::Path(why.to_owned());
     match error {
-        Error::UnknownIssuer
-        | Error::InvalidSignatureForPublicKey
-        | Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => None,
-        Error::NameConstraintViolation => Some(Difference::NameConstraint),
-        Error::PathLenConstraintViolated => Some(Difference::PathLength),
-        Error::CertExpired { .. } => path("an intermediate certificate has expired"),
-        Error::CertNotValidYet { .. } => path("an intermediate certificate is not valid yet"),
+        Error::UnsupportedCertVersion => Difference::NoExtensions,
+        Error::NameConstraintViolation => Difference::NameConstraint,
+        Error::PathLenConstraintViolated => Difference::PathLength,
         Error::RequiredEkuNotFoundContext(_) => {
-            path("an intermediate certificate does not allow the extended key usage")
+            path("a certificate in it does not allow the extended key usage")
         }
-        Error::EndEntityUsedAsCa => path("an issuer in it is not a CA certificate"),
         Error::UnsupportedCriticalExtension => {
-            path("it has a critical extension that nobody here understands")
+            path("a certificate in it has a critical extension that is not supported")
         }
-        Error::UnsupportedSignatureAlgorithmContext(_) => {
+        Error::UnsupportedSignatureAlgorithmContext(_)
+        | Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => {
             path("a signature algorithm in it is not supported")
         }
         other => path(&format!("{other:?}")),
     }
-}
-
-/// webpki hands out the content of the SubjectPublicKeyInfo SEQUENCE, without tag and length.
-fn spki_content(certificate: &Certificate) -> &[u8] {
-    let der = certificate.public_key().spki_der();
-    let header = match der.get(1) {
-        Some(length) if *length < 0x80 => 2,
-        Some(length) => 2 + usize::from(length & 0x7f),
-        None => 0,
-    };
-    der.get(header..).unwrap_or_default()
-}
-
-/// Intermediates may restrict extended usages, so the path is checked for each that the leaf has.
-fn usages_to_check(leaf: &Certificate) -> Vec<KeyUsage> {
-    let has = |usage: ExtendedUsage| {
-        leaf.extended_usages()
-            .is_none_or(|usages| usages.contains(&usage.to_string()))
-    };
-    let mut usages = Vec::new();
-    if has(ExtendedUsage::ServerAuth) {
-        usages.push(KeyUsage::server_auth());
-    }
-    if has(ExtendedUsage::ClientAuth) {
-        usages.push(KeyUsage::client_auth());
-    }
-    if usages.is_empty() {
-        // Neither: the missing usages are reported already, this only fails the path in the same words.
-        usages.push(KeyUsage::client_auth());
-    }
-    usages
 }
 
 fn issuer_differences(path: &Path<'_>, now: OffsetDateTime) -> Vec<Difference> {
@@ -462,41 +447,62 @@ fn issuer_differences(path: &Path<'_>, now: OffsetDateTime) -> Vec<Difference> {
         .intermediates
         .iter()
         .map(|certificate| ("intermediate", *certificate));
-    let anchor = path.anchor.map(|certificate| ("authority's", certificate));
-    let mut found = Vec::new();
-    for (whose, certificate) in intermediates.chain(anchor) {
-        let subject = certificate.subject().to_string();
-        if now > certificate.not_after() {
-            found.push(Difference::IssuerExpired {
-                whose,
-                subject,
-                at: rfc3339(certificate.not_after()),
-            });
-        } else if now < certificate.not_before() {
-            found.push(Difference::IssuerNotYetValid {
-                whose,
-                subject,
-                at: rfc3339(certificate.not_before()),
-            });
-        }
+    intermediates
+        .chain([("authority's", path.anchor)])
+        .filter_map(|(whose, certificate)| issuer_validity(whose, certificate, now))
+        .collect()
+}
+
+/// What is wrong with an issuer's validity at this time.
+fn issuer_validity(
+    whose: &'static str,
+    issuer: &Certificate,
+    now: OffsetDateTime,
+) -> Option<Difference> {
+    let subject = issuer.subject().to_string();
+    if now > issuer.not_after() {
+        Some(Difference::IssuerExpired {
+            whose,
+            subject,
+            at: rfc3339(issuer.not_after()),
+        })
+    } else if now < issuer.not_before() {
+        Some(Difference::IssuerNotYetValid {
+            whose,
+            subject,
+            at: rfc3339(issuer.not_before()),
+        })
+    } else {
+        None
     }
-    found
 }
 
 /// True when `issuer`'s key made the signature of `certificate`, whatever the extensions say.
 pub(super) fn signed_by(certificate: &Certificate, issuer: &Certificate) -> bool {
-    use x509_parser::prelude::FromDer;
-    let Ok((_, parsed)) = x509_parser::certificate::X509Certificate::from_der(certificate.der())
-    else {
-        return false;
-    };
     certificate.names_issuer(issuer)
-        && signature_is_valid(
+        && has_signature_of(
             issuer.public_key(),
-            &parsed.signature_algorithm,
-            parsed.tbs_certificate.as_ref(),
-            &parsed.signature_value.data,
+            certificate.signature_algorithm(),
+            certificate.tbs(),
+            certificate.signature(),
         )
+}
+
+/// Returns true when `key` made `signature`, with the algorithm of this AlgorithmIdentifier's content.
+fn has_signature_of(key: &PublicKey, algorithm: &[u8], message: &[u8], signature: &[u8]) -> bool {
+    use rcgen::PublicKeyData;
+    let spki = spki_algorithm(key);
+    webpki::ALL_VERIFICATION_ALGS
+        .iter()
+        .filter(|candidate| {
+            candidate.signature_alg_id().as_ref() == algorithm
+                && Some(candidate.public_key_alg_id().as_ref()) == spki
+        })
+        .any(|candidate| {
+            candidate
+                .verify_signature(key.der_bytes(), message, signature)
+                .is_ok()
+        })
 }
 
 pub(super) fn signature_is_valid(
@@ -515,7 +521,7 @@ pub(super) fn signature_is_valid(
     webpki::ALL_VERIFICATION_ALGS.iter().copied().any(
         |candidate: &dyn SignatureVerificationAlgorithm| {
             names_oid(&candidate.signature_alg_id())
-                && candidate.public_key_alg_id().as_ref() == spki
+                && Some(candidate.public_key_alg_id().as_ref()) == spki
                 && candidate
                     .verify_signature(key.der_bytes(), message, signature)
                     .is_ok()
@@ -523,15 +529,10 @@ pub(super) fn signature_is_valid(
     )
 }
 
-/// The content of the AlgorithmIdentifier inside a SubjectPublicKeyInfo, as pki-types spells it.
-fn spki_algorithm(key: &PublicKey) -> &'static [u8] {
-    use rustls_pki_types::alg_id;
-    match key.key_type() {
-        KeyType::Known(KeyAlgorithm::EcdsaP256) => alg_id::ECDSA_P256.as_ref(),
-        KeyType::Known(KeyAlgorithm::EcdsaP384) => alg_id::ECDSA_P384.as_ref(),
-        KeyType::Known(KeyAlgorithm::EcdsaP521) => alg_id::ECDSA_P521.as_ref(),
-        _ => alg_id::RSA_ENCRYPTION.as_ref(),
-    }
+/// Content of the AlgorithmIdentifier inside a SubjectPublicKeyInfo, as pki-types spells it.
+fn spki_algorithm(key: &PublicKey) -> Option<&[u8]> {
+    let mut info = Reader::new(key.spki_der()).read(tag::SEQUENCE)?;
+    Some(info.read(tag::SEQUENCE)?.rest())
 }
 
 /// A moment as messages show it: RFC 3339, whole seconds.

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use time::macros::datetime;
 
 use super::*;

@@ -1,0 +1,147 @@
+//! Name constraints over a whole path, as Go checks them (`constraints.go`, Go 1.26).
+//!
+//! Unlike RFC 5280, Go applies them to the names of every certificate below, including those of CAs, and refuses names
+//! that it cannot compare as soon as there is any constraint.
+
+use std::net::IpAddr;
+
+use super::certificate::Certificate;
+use super::strict::{AlternativeNames, NameConstraints, is_domain, mailbox};
+
+/// Returns true when a certificate of `chain`, leaf first, has a name that one above it does not allow. Go:
+/// `checkChainConstraints`.
+pub(super) fn violates_constraints(chain: &[&Certificate]) -> bool {
+    chain.iter().enumerate().any(|(at, certificate)| {
+        let Some(names) = certificate.names() else {
+            return false;
+        };
+        let above = chain.get(at + 1..).unwrap_or_default();
+        above
+            .iter()
+            .filter_map(|authority| authority.extensions().name_constraints.as_ref())
+            .any(|constraints| !allows(constraints, names))
+    })
+}
+
+fn allows(constraints: &NameConstraints, names: &AlternativeNames) -> bool {
+    let (permitted, excluded) = (&constraints.permitted, &constraints.excluded);
+    let domain = |domain: &str, permitted: &[String], excluded: &[String]| {
+        is_domain(domain, false)
+            && (permitted.is_empty() || permitted.iter().any(|tree| is_below(domain, tree)))
+            && !excluded
+                .iter()
+                .any(|tree| is_below(domain, tree) || wildcard_covers(domain, tree))
+    };
+    let dns = |name: &String| domain(name, &permitted.dns, &excluded.dns);
+    let ip = |address: &IpAddr| {
+        let bytes = octets(*address);
+        // Go finds permitted networks by their first address, so one with other bits set is found by chance.
+        let permits = |(base, mask): &(Vec<u8>, Vec<u8>)| {
+            is_masked(base, mask) && contains(base, mask, &bytes)
+        };
+        let excludes = |(base, mask): &(Vec<u8>, Vec<u8>)| contains(base, mask, &bytes);
+        (permitted.ips.is_empty() || permitted.ips.iter().any(permits))
+            && !excluded.ips.iter().any(excludes)
+    };
+    // Go cannot compare a URI without a host, or with an address as its host.
+    let uri = |(_, host): &(String, Option<String>)| match host {
+        Some(host) if host.starts_with('[') || host.parse::<IpAddr>().is_ok() => false,
+        Some(host) => domain(host, &permitted.uris, &excluded.uris),
+        None => false,
+    };
+    let email = |text: &String| {
+        let Some((local, host)) = mailbox(text) else {
+            return false;
+        };
+        let is = |tree: &String| match mailbox(tree) {
+            Some((name, domain)) => name == local && domain.eq_ignore_ascii_case(host),
+            None => is_below(host, tree),
+        };
+        (permitted.emails.is_empty() || permitted.emails.iter().any(is))
+            && !excluded.emails.iter().any(is)
+    };
+    names.dns.iter().all(dns)
+        && names.ips.iter().all(ip)
+        && names.uris.iter().all(uri)
+        && names.emails.iter().all(email)
+}
+
+/// Go: `dnsHasSuffix`. A constraint with a leading dot covers what is below the domain only; an empty one covers all.
+fn is_below(name: &str, constraint: &str) -> bool {
+    if constraint.is_empty() {
+        return true;
+    }
+    let (name, constraint) = (name.to_ascii_lowercase(), constraint.to_ascii_lowercase());
+    match name.strip_suffix(&constraint) {
+        Some("") => true,
+        Some(before) => constraint.starts_with('.') || before.ends_with('.'),
+        None => false,
+    }
+}
+
+/// Returns true for a wildcard that also stands for the excluded domain: `*.b.c` and `a.b.c`.
+fn wildcard_covers(name: &str, excluded: &str) -> bool {
+    let parent = |name: &str| Some(name.split_once('.')?.1.to_ascii_lowercase());
+    name.starts_with('*') && parent(name).is_some() && parent(name) == parent(excluded)
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+fn is_masked(base: &[u8], mask: &[u8]) -> bool {
+    base.iter().zip(mask).all(|(byte, mask)| byte & !mask == 0)
+}
+
+fn contains(base: &[u8], mask: &[u8], address: &[u8]) -> bool {
+    base.len() == address.len()
+        && base
+            .iter()
+            .zip(mask)
+            .zip(address)
+            .all(|((base, mask), byte)| base & mask == byte & mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compares_domains_by_label() {
+        for (name, constraint) in [
+            ("a.example", "example"),
+            ("example", "Example"),
+            ("a.example", ".example"),
+            ("anything", ""),
+        ] {
+            assert!(is_below(name, constraint), "{name} {constraint}");
+        }
+        for (name, constraint) in [
+            ("example", ".example"),
+            ("anexample", "example"),
+            ("b", "a.b"),
+        ] {
+            assert!(!is_below(name, constraint), "{name} {constraint}");
+        }
+        assert!(wildcard_covers("*.b.c", "a.b.c"));
+        assert!(!wildcard_covers("*.b.c", "a.x.c"));
+    }
+
+    #[test]
+    fn permits_no_address_by_network_with_host_bits() {
+        let names = AlternativeNames {
+            ips: vec!["10.1.2.3".parse().unwrap()],
+            ..AlternativeNames::default()
+        };
+        let mut constraints = NameConstraints::default();
+        constraints.permitted.ips = vec![(vec![10, 200, 0, 0], vec![255, 0, 0, 0])];
+        assert!(!allows(&constraints, &names));
+        constraints.permitted.ips = vec![(vec![10, 0, 0, 0], vec![255, 0, 0, 0])];
+        assert!(allows(&constraints, &names));
+        constraints.excluded.ips = vec![(vec![10, 1, 9, 9], vec![255, 255, 0, 0])];
+        assert!(!allows(&constraints, &names));
+    }
+}

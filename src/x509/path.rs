@@ -1,0 +1,344 @@
+//! Builds the path from a certificate to a trust anchor with the rules of Go's `Certificate.Verify` (`verify.go`, Go 1.26).
+//!
+//! All candidates are tried, in Go's order, so that a decoy with the name of the right issuer does no harm. A path
+//! counts when Go accepts it with the anchor included, and webpki (RFC 5280, 6.1) accepts exactly this path as well.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rustls_pki_types::{CertificateDer, UnixTime};
+use time::OffsetDateTime;
+use webpki::{EndEntityCert, KeyUsage};
+
+use super::ExtendedUsage;
+use super::certificate::Certificate;
+use super::constraints::violates_constraints;
+use super::policies::policies_are_valid;
+use super::strict::usage;
+
+/// Largest number of intermediates in a path: that of webpki.
+pub(super) const MAX_INTERMEDIATES: usize = 6;
+
+/// Go's `maxChainSignatureChecks`: the largest number of candidates that a Go program considers.
+pub(super) const GO_CANDIDATE_LIMIT: usize = 100;
+
+/// Largest number of candidates that are considered in a signer's answer, in which decoys may be.
+pub(super) const ANSWER_CANDIDATE_LIMIT: usize = 1000;
+
+/// Largest number of signatures that are checked for one path.
+pub(super) const MAX_SIGNATURE_CHECKS: usize = 256;
+
+/// A verified path.
+#[derive(Debug)]
+pub(super) struct Path<'a> {
+    /// Nearest to the leaf first.
+    pub(super) intermediates: Vec<&'a Certificate>,
+    pub(super) anchor: &'a Certificate,
+}
+
+/// Why there is no path; of several reasons that of the longest one.
+#[derive(Debug)]
+pub(super) enum Refusal<'a> {
+    /// No candidate's key made the signature.
+    NoIssuer,
+    /// Certificate signed with MD5 or SHA-1, and the algorithm.
+    Weak(&'a Certificate, &'static str),
+    NotACa(&'a Certificate),
+    MayNotSign(&'a Certificate),
+    UnusableKey(&'a Certificate, &'static str),
+    CriticalExtension(&'a Certificate),
+    /// Outside its validity; whether it is an anchor.
+    Time(&'a Certificate, bool),
+    PathLength,
+    TooLong,
+    Usage(&'a Certificate),
+    Policies,
+    NameConstraint,
+    Webpki(webpki::Error),
+    /// The budget for candidates or signatures is used up.
+    TooManyCandidates,
+}
+
+/// Finds a path from `leaf` through `candidates` to one of `anchors` that is valid at `moment` for all usages that the
+/// leaf has of TLS.
+///
+/// # Errors
+/// When there is none, or none was found among the first `limit` candidates that were considered.
+pub(super) fn build<'a>(
+    leaf: &'a Certificate,
+    candidates: &'a [Certificate],
+    anchors: &'a [Certificate],
+    moment: OffsetDateTime,
+    limit: usize,
+) -> Result<Path<'a>, Refusal<'a>> {
+    if leaf.extensions().unhandled_critical.is_some() {
+        return Err(Refusal::CriticalExtension(leaf));
+    }
+    let mut builder = Builder {
+        candidates,
+        anchors,
+        moment,
+        usages: usages_to_check(leaf),
+        considered: 0,
+        limit,
+        signatures: BTreeMap::new(),
+        refusal: (0, Refusal::NoIssuer),
+    };
+    let mut chain = vec![leaf];
+    match builder.extend(&mut chain) {
+        Some(anchor) => Ok(Path {
+            intermediates: chain.split_off(1),
+            anchor,
+        }),
+        None => Err(builder.refusal.1),
+    }
+}
+
+struct Builder<'a> {
+    candidates: &'a [Certificate],
+    anchors: &'a [Certificate],
+    moment: OffsetDateTime,
+    usages: Vec<ExtendedUsage>,
+    considered: usize,
+    limit: usize,
+    /// Whether the second certificate signed the first, by the addresses of their bytes.
+    signatures: BTreeMap<(usize, usize), bool>,
+    /// With the length of the path that it ended.
+    refusal: (usize, Refusal<'a>),
+}
+
+impl<'a> Builder<'a> {
+    /// Leads `chain` to an anchor. Go: `buildChains`.
+    fn extend(&mut self, chain: &mut Vec<&'a Certificate>) -> Option<&'a Certificate> {
+        let child = *chain.last()?;
+        for anchor in parents(child, self.anchors) {
+            if self.may_follow(chain, anchor, true) {
+                match self.verify(chain, anchor) {
+                    Ok(()) => return Some(anchor),
+                    Err(refusal) => self.refuse(chain.len() + 1, refusal),
+                }
+            }
+        }
+        for parent in parents(child, self.candidates) {
+            if !self.may_follow(chain, parent, false) {
+                continue;
+            }
+            if chain.len() > MAX_INTERMEDIATES {
+                self.refuse(chain.len(), Refusal::TooLong);
+                continue;
+            }
+            chain.push(parent);
+            if let Some(anchor) = self.extend(chain) {
+                return Some(anchor);
+            }
+            chain.pop();
+        }
+        None
+    }
+
+    fn refuse(&mut self, length: usize, refusal: Refusal<'a>) {
+        if length > self.refusal.0 {
+            self.refusal = (length, refusal);
+        }
+    }
+
+    /// Go: `considerCandidate` with `CheckSignatureFrom` and `isValid`.
+    fn may_follow(
+        &mut self,
+        chain: &[&'a Certificate],
+        parent: &'a Certificate,
+        is_anchor: bool,
+    ) -> bool {
+        let Some(child) = chain.last().copied() else {
+            return false;
+        };
+        if self.considered >= self.limit {
+            self.refuse(usize::MAX, Refusal::TooManyCandidates);
+            return false;
+        }
+        self.considered += 1;
+        if chain.iter().any(|one| is_same_authority(one, parent)) {
+            return false;
+        }
+        match self.refusal_of(chain, child, parent, is_anchor) {
+            Ok(()) => true,
+            Err(None) => false,
+            Err(Some(refusal)) => {
+                self.refuse(chain.len(), refusal);
+                false
+            }
+        }
+    }
+
+    fn refusal_of(
+        &mut self,
+        chain: &[&'a Certificate],
+        child: &'a Certificate,
+        parent: &'a Certificate,
+        is_anchor: bool,
+    ) -> Result<(), Option<Refusal<'a>>> {
+        if let Some(algorithm) = child.weak_signature() {
+            return Err(Some(Refusal::Weak(child, algorithm)));
+        }
+        if let Some(why) = parent.unusable_key() {
+            return Err(Some(Refusal::UnusableKey(parent, why)));
+        }
+        if !self.is_signed_by(child, parent)? {
+            return Err(None);
+        }
+        let extensions = parent.extensions();
+        let is_ca = match extensions.basic_constraints {
+            Some(constraints) => constraints.ca,
+            // Roots of old have no extensions.
+            None => is_anchor && parent.version() < 3,
+        };
+        if !is_ca {
+            return Err(Some(Refusal::NotACa(parent)));
+        }
+        if !parent.may_sign() {
+            return Err(Some(Refusal::MayNotSign(parent)));
+        }
+        if extensions.unhandled_critical.is_some() {
+            return Err(Some(Refusal::CriticalExtension(parent)));
+        }
+        if self.moment < parent.not_before() || self.moment > parent.not_after() {
+            return Err(Some(Refusal::Time(parent, is_anchor)));
+        }
+        // Go counts certificates that are self-issued as well, which RFC 5280 does not.
+        let below = u64::try_from(chain.len() - 1).unwrap_or(u64::MAX);
+        let limit = extensions
+            .basic_constraints
+            .and_then(|found| found.path_len);
+        match limit {
+            Some(limit) if below > limit => Err(Some(Refusal::PathLength)),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_signed_by(
+        &mut self,
+        child: &'a Certificate,
+        parent: &'a Certificate,
+    ) -> Result<bool, Option<Refusal<'a>>> {
+        let pair = (child.der().as_ptr().addr(), parent.der().as_ptr().addr());
+        if let Some(known) = self.signatures.get(&pair) {
+            return Ok(*known);
+        }
+        if self.signatures.len() >= MAX_SIGNATURE_CHECKS {
+            self.refuse(usize::MAX, Refusal::TooManyCandidates);
+            return Err(None);
+        }
+        let signed = super::verify::signed_by(child, parent);
+        self.signatures.insert(pair, signed);
+        Ok(signed)
+    }
+
+    /// Checks what concerns the whole path. Go: the end of `Verify`.
+    fn verify(
+        &self,
+        chain: &[&'a Certificate],
+        anchor: &'a Certificate,
+    ) -> Result<(), Refusal<'a>> {
+        let whole: Vec<&Certificate> = chain.iter().copied().chain([anchor]).collect();
+        if !policies_are_valid(&whole) {
+            return Err(Refusal::Policies);
+        }
+        for usage in &self.usages {
+            if let Some(one) = whole.iter().rev().find(|one| !allows(one, *usage)) {
+                return Err(Refusal::Usage(one));
+            }
+        }
+        if violates_constraints(&whole) {
+            return Err(Refusal::NameConstraint);
+        }
+        self.verify_with_webpki(chain, anchor)
+            .map_err(Refusal::Webpki)
+    }
+
+    fn verify_with_webpki(
+        &self,
+        chain: &[&Certificate],
+        anchor: &Certificate,
+    ) -> Result<(), webpki::Error> {
+        let (leaf, intermediates) = chain.split_first().ok_or(webpki::Error::UnknownIssuer)?;
+        let anchor: CertificateDer<'_> = anchor.der().into();
+        let anchors = [webpki::anchor_from_trusted_cert(&anchor)?];
+        let intermediates: Vec<CertificateDer<'_>> =
+            intermediates.iter().map(|one| one.der().into()).collect();
+        let leaf: CertificateDer<'_> = leaf.der().into();
+        let leaf = EndEntityCert::try_from(&leaf)?;
+        let seconds = self.moment.unix_timestamp().try_into().unwrap_or(0);
+        let moment = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        for usage in &self.usages {
+            let usage = match usage {
+                ExtendedUsage::ServerAuth => KeyUsage::server_auth(),
+                ExtendedUsage::ClientAuth => KeyUsage::client_auth(),
+            };
+            leaf.verify_for_usage(
+                webpki::ALL_VERIFICATION_ALGS,
+                &anchors,
+                &intermediates,
+                moment,
+                usage,
+                None,
+                None,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The certificates that have the name of `child`'s issuer, the most plausible first. Go: `findPotentialParents`.
+fn parents<'a>(child: &Certificate, pool: &'a [Certificate]) -> Vec<&'a Certificate> {
+    let wanted = &child.extensions().authority_key_id;
+    let mut found: Vec<&Certificate> = Vec::new();
+    for candidate in pool {
+        if child.names_issuer(candidate) && !found.contains(&candidate) {
+            found.push(candidate);
+        }
+    }
+    found.sort_by_key(|candidate| {
+        let has = &candidate.extensions().subject_key_id;
+        match has == wanted {
+            true => 0,
+            false if has.is_empty() != wanted.is_empty() => 1,
+            false => 2,
+        }
+    });
+    found
+}
+
+/// Go: `alreadyInChain`.
+fn is_same_authority(one: &Certificate, other: &Certificate) -> bool {
+    let names = |certificate: &Certificate| certificate.names().map(|names| names.der.clone());
+    one.subject() == other.subject()
+        && one.public_key().spki_der() == other.public_key().spki_der()
+        && names(one) == names(other)
+}
+
+/// Go: `checkChainForKeyUsage`.
+fn allows(certificate: &Certificate, wanted: ExtendedUsage) -> bool {
+    let wanted = match wanted {
+        ExtendedUsage::ServerAuth => usage::SERVER_AUTH,
+        ExtendedUsage::ClientAuth => usage::CLIENT_AUTH,
+    };
+    let usages = &certificate.extensions().extended_usages;
+    usages
+        .as_ref()
+        .is_none_or(|usages| usages.iter().any(|one| one == wanted || one == usage::ANY))
+}
+
+/// Issuers may restrict extended usages, so the path is checked for each that the leaf has.
+fn usages_to_check(leaf: &Certificate) -> Vec<ExtendedUsage> {
+    let has = |usage: &ExtendedUsage| {
+        leaf.extended_usages()
+            .is_none_or(|usages| usages.contains(&usage.to_string()))
+    };
+    let mut usages = vec![ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth];
+    usages.retain(has);
+    if usages.is_empty() {
+        // The missing usages are reported already; this only fails the path in the same words.
+        usages.push(ExtendedUsage::ClientAuth);
+    }
+    usages
+}
