@@ -37,7 +37,6 @@ use crate::x509::TrustBundle;
 
 pub use clock::{ClockPolicy, Floor, floor};
 pub use event::{Event, Operation, Progress};
-pub(crate) use failure::class_code;
 pub use failure::{ExitCode, Failure};
 pub use offline::{export_requests, import_answers};
 pub use proof::{Answered, ask, believable_now, offered, rehearse, unverified};
@@ -47,7 +46,7 @@ pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
 
-use failure::{sentence, signer_failure};
+use failure::{sentence, signer_code, signer_failure};
 use request::{Asked, Job};
 use run::{Outcomes, Run, same_authority};
 
@@ -155,7 +154,7 @@ impl Setup {
             &self.provided,
             now,
         )?;
-        survey.tell_age(root, &self.rotation, &self.identity.node);
+        survey.tell_age(root, &self.rotation, &self.identity.node)?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
             // A CA key is the point of the local signer, and none of anybody else's business.
             let external = self

@@ -85,12 +85,15 @@ pub struct Outcome {
     pub notes: Vec<String>,
     /// The authority on this node afterwards.
     pub report: AuthorityReport,
+    /// Certificates are left that the step should have replaced.
+    #[serde(skip)]
+    pub is_incomplete: bool,
 }
 
 impl Outcome {
-    /// Pending as long as restarts are due; what became of certificates otherwise.
+    /// The gravest of all rows; pending at least while restarts are due or certificates are left under the old CA.
     pub fn code(&self) -> ExitCode {
-        let restarts = match self.report.restarts.is_empty() {
+        let restarts = match self.report.restarts.is_empty() && !self.is_incomplete {
             true => ExitCode::Done,
             false => ExitCode::Pending,
         };
@@ -298,14 +301,29 @@ pub async fn activate(
         return step.end(clock());
     }
     let names: Vec<&str> = left.iter().map(|name| name.as_str()).collect();
-    step.done(format!("issued by the new CA: {}", names.join(", ")));
-    if !wish.dry_run {
-        let scope = agent::Scope::Anew(left);
-        let renewed = agent::renew(root, setup, &scope, clock, progress).await?;
-        step.issued = Some(renewed.report);
+    if wish.dry_run {
+        step.done(format!("issued by the new CA: {}", names.join(", ")));
+        return step.end(clock());
+    }
+    let scope = agent::Scope::Anew(left.clone());
+    let renewed = agent::renew(root, setup, &scope, clock, progress).await?;
+    let rows = &renewed.report.rows;
+    let is_issued = |name: &&str| rows.iter().any(|row| row.name == **name && row.is_new());
+    let (issued, failed): (Vec<&str>, Vec<&str>) = names.into_iter().partition(is_issued);
+    if !issued.is_empty() {
+        step.done(format!("issued by the new CA: {}", issued.join(", ")));
         step.applied = true;
     }
-    step.end(clock())
+    if !failed.is_empty() {
+        step.done(format!(
+            "not issued by the new CA yet: {}; run the same command again once the cause below is removed",
+            failed.join(", ")
+        ));
+    }
+    step.issued = Some(renewed.report);
+    let mut outcome = step.end(clock())?;
+    outcome.is_incomplete = !failed.is_empty();
+    Ok(outcome)
 }
 
 /// Stops trusting the old CA.

@@ -362,7 +362,7 @@ impl Global {
         warn(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
         let report = report?;
         rotation::log(&report);
-        self.print_report(&report)?;
+        let code = self.end_with(&report)?;
         if report.code() == ExitCode::Pending {
             let _ = writeln!(
                 stderr(),
@@ -373,7 +373,7 @@ impl Global {
             // Now there is somebody who may ask.
             self.compare_service_account(&loaded)?;
         }
-        Ok(report.code())
+        Ok(code)
     }
 
     fn compare_service_account(&self, loaded: &Loaded) -> Result<(), Failure> {
@@ -388,9 +388,9 @@ impl Global {
 
     fn plan(&self, loaded: &Loaded) -> Result<ExitCode, Failure> {
         let survey = loaded.setup.survey(&self.open_root()?, now())?;
-        self.print_report(&agent::report::planned(&loaded.setup, &survey))?;
+        let code = self.end_with(&agent::report::planned(&loaded.setup, &survey))?;
         if survey.refusals.is_empty() {
-            return Ok(ExitCode::Done);
+            return Ok(code);
         }
         Err(Failure {
             code: ExitCode::Refused,
@@ -407,9 +407,7 @@ impl Global {
         let update = agent::update_revocations(&root, &loaded.setup, now, &recorder);
         let report = runtime()?.block_on(update);
         warn(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
-        let report = report?;
-        self.print_report(&report)?;
-        Ok(report.code())
+        self.end_with(&report?)
     }
 
     fn status(&self, arguments: &StatusArgs) -> Result<ExitCode, Failure> {
@@ -494,6 +492,19 @@ impl Global {
             dir = dir.display()
         ))?;
         Ok(report.code())
+    }
+
+    /// Prints a report and returns the gravest code of its rows. A report that cannot be printed never hides a graver one.
+    fn end_with(&self, report: &Report) -> Result<ExitCode, Failure> {
+        let code = report.code();
+        match self.print_report(report) {
+            Err(failure) if failure.code > code => Err(failure),
+            Err(failure) => {
+                tell(&failure);
+                Ok(code)
+            }
+            Ok(_) => Ok(code),
+        }
     }
 
     fn print_report(&self, report: &Report) -> Result<ExitCode, Failure> {

@@ -8,6 +8,7 @@
 mod file;
 mod token;
 
+use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -122,6 +123,15 @@ pub enum Error {
         file: String,
         why: String,
         advice: &'static str,
+    },
+    #[error(
+        "the discovery file {file} cannot be used, as {} cannot be read: {source}; put it there, or correct discovery.file.kubeConfigPath",
+        path.display()
+    )]
+    Unread {
+        file: String,
+        path: PathBuf,
+        source: io::Error,
     },
     #[error(
         "the discovery file {file} has no credentials and discovery.tlsBootstrapToken is not set, so the node could not \

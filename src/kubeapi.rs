@@ -11,6 +11,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -132,6 +133,9 @@ impl fmt::Display for Access {
     }
 }
 
+/// What to do about an [`Error::Unread`].
+pub(crate) const UNREAD_ADVICE: &str = "put it there, readable for the user that nodepki runs as";
+
 /// Why a call came to nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -151,6 +155,14 @@ pub enum Error {
         bytes: usize,
         /// What is wrong with it.
         why: String,
+    },
+    /// Nothing was sent: kubeconfig, token or certificate cannot be read.
+    #[error("{file} cannot be read: {source}")]
+    Unread {
+        /// The file.
+        file: String,
+        /// Why.
+        source: io::Error,
     },
     /// Nothing was sent: kubeconfig or token cannot be used.
     #[error("{file} {why}")]
@@ -514,10 +526,9 @@ impl Api {
     }
 
     fn read_file(&self, file: &SecretFile, path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
-        self.files.read(path).map_err(|error| Error::Local {
+        self.files.read(path).map_err(|source| Error::Unread {
             file: file.to_string(),
-            why: format!("cannot be read: {error}"),
-            advice: "put it there, readable for the user that nodepki runs as",
+            source,
         })
     }
 

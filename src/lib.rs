@@ -30,7 +30,7 @@
 //! | the step of rotation | [`rotation`] |
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`reload`], [`status`], [`offline`], [`metrics`] |
-//! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`confine`], [`failpoint`] |
+//! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`confine`], [`failpoint`], [`machine`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
@@ -75,6 +75,7 @@ pub mod kubeadm;
 pub mod kubeapi;
 pub mod kubeconfig;
 pub mod load;
+pub mod machine;
 pub mod manifest;
 pub mod metrics;
 pub mod migrate;

@@ -21,6 +21,7 @@ use time::OffsetDateTime;
 use crate::agent::{Clock, ClockPolicy, ExitCode, Failure, Provided, Setup, TrustSource};
 use crate::join::{self, JoinedCluster};
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved, Role};
+use crate::machine;
 use crate::names::Authority;
 use crate::plan::{self, Choices};
 use crate::policy::Policy;
@@ -390,7 +391,10 @@ impl Known {
         let mut plan = plan::plan(&cluster, &resolved.node, &policy, &choices(&settings));
         plan.notes.extend(notes);
         // A damaged record is told by `authority`; rotation goes on without it.
-        let changes = root.authority_changes().unwrap_or_default();
+        let changes = match root.authority_changes() {
+            Err(error) if machine::is_fault(&error) => return Err(error.into()),
+            changes => changes.unwrap_or_default(),
+        };
         let activated = |authority| {
             let change = changes.get(&authority);
             change.is_some_and(|change| change.activated.is_some())

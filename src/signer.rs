@@ -57,6 +57,7 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use crate::http::Files;
+use crate::machine;
 use crate::names::{Authority, CertName};
 use crate::schema::Key;
 use crate::x509::{
@@ -741,6 +742,8 @@ pub struct SignerError {
     pub detail: String,
     /// What to do now.
     pub advice: String,
+    /// This machine is at fault (see [`machine`]), whatever the class says.
+    pub machine_fault: bool,
     /// The cause below.
     #[source]
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
@@ -754,6 +757,7 @@ impl SignerError {
             retry_after: None,
             detail: detail.into(),
             advice: advice.into(),
+            machine_fault: false,
             source: None,
         }
     }
@@ -774,7 +778,16 @@ impl SignerError {
         mut self,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        self.source = Some(source.into());
+        let source = source.into();
+        self.machine_fault |= machine::is_fault(source.as_ref());
+        self.source = Some(source);
+        self
+    }
+
+    /// With the mark of a machine fault if `cause`, which the detail tells already, is one.
+    #[must_use]
+    pub fn marked_by(mut self, cause: &(dyn std::error::Error + 'static)) -> Self {
+        self.machine_fault |= machine::is_fault(cause);
         self
     }
 

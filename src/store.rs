@@ -7,8 +7,8 @@
 //!
 //! # How a commit stays whole
 //!
-//! 1. Every target is looked at. A link where none is wanted, a directory, an immutable file: refused, nothing was
-//!    written.
+//! 1. Every target is looked at. A link where none is wanted, a directory, an immutable file, a mount point: refused,
+//!    nothing was written.
 //! 2. Every new file is written beside its target under an unfinished name, with the owner, mode and extended
 //!    attributes of the file that it replaces. This proves room and permission.
 //! 3. The journal is written: the digest of each old file and *the whole of each new one*. All of this is fsynced in
@@ -88,6 +88,11 @@ impl Store {
     /// The root below which this store writes.
     pub fn root(&self) -> &Root {
         &self.root
+    }
+
+    /// Returns true after a commit that ended with [`Error::Unfinished`].
+    pub fn is_unfinished(&self) -> bool {
+        self.unfinished
     }
 }
 

@@ -5,6 +5,7 @@
 use std::cmp::Ordering;
 use std::fmt;
 
+use crate::machine;
 use crate::names::Authority;
 use crate::signer::{Class, SignerError};
 use crate::{discovery, http, kubeapi, store};
@@ -89,6 +90,18 @@ impl Failure {
 }
 
 impl Failure {
+    /// A failure caused by `cause`: of `code`, unless this machine is at fault, and then another run may do better.
+    pub fn caused(
+        code: ExitCode,
+        message: impl Into<String>,
+        cause: &(dyn std::error::Error + 'static),
+    ) -> Self {
+        match machine::is_fault(cause) {
+            true => Failure::new(ExitCode::Pending, message),
+            false => Failure::new(code, message),
+        }
+    }
+
     /// A failed call of a cluster's API, made in order to be `doing` something: `reading the Secret …`.
     pub fn of_cluster(doing: impl fmt::Display, error: &kubeapi::Error) -> Self {
         let (code, advice) = match error {
@@ -120,9 +133,14 @@ impl Failure {
                 ExitCode::Refused,
                 "make sure that the address is that of a Kubernetes API server",
             ),
+            kubeapi::Error::Unread { .. } => (ExitCode::Configuration, kubeapi::UNREAD_ADVICE),
             kubeapi::Error::Local { advice, .. } => (ExitCode::Configuration, *advice),
         };
-        Failure::new(code, format!("{doing}: {}; {advice}", sentence(error)))
+        Failure::caused(
+            code,
+            format!("{doing}: {}; {advice}", sentence(error)),
+            error,
+        )
     }
 }
 
@@ -137,6 +155,13 @@ impl std::error::Error for Failure {}
 impl From<store::Error> for Failure {
     fn from(error: store::Error) -> Self {
         let code = match error.class() {
+            // After the point of commit the next run finishes, unless an obstacle has to be removed by hand first.
+            class
+                if matches!(error, store::Error::Unfinished(_))
+                    && class != store::Class::Unsafe =>
+            {
+                ExitCode::Pending
+            }
             store::Class::NoSpace | store::Class::Busy | store::Class::Io => ExitCode::Pending,
             store::Class::ReadOnly | store::Class::Denied => ExitCode::NotPermitted,
             store::Class::Unsafe => ExitCode::Refused,
@@ -151,7 +176,9 @@ impl From<discovery::Error> for Failure {
         use discovery::Error as E;
         let code = match &error {
             E::Call { doing, source } => return Failure::of_cluster(doing, source),
-            E::Nothing | E::File { .. } | E::NoCredential { .. } => ExitCode::Configuration,
+            E::Nothing | E::File { .. } | E::Unread { .. } | E::NoCredential { .. } => {
+                ExitCode::Configuration
+            }
             E::Anonymous { .. } | E::NoSignature { .. } | E::WrongSecret { .. } => {
                 ExitCode::NotPermitted
             }
@@ -160,7 +187,7 @@ impl From<discovery::Error> for Failure {
                 ExitCode::Refused
             }
         };
-        Failure::new(code, sentence(&error))
+        Failure::caused(code, sentence(&error), &error)
     }
 }
 
@@ -181,14 +208,17 @@ pub(super) fn sentence(error: &dyn std::error::Error) -> String {
 
 pub(super) fn signer_failure(error: &SignerError, authority: Authority) -> Failure {
     Failure::new(
-        class_code(error.class),
+        signer_code(error),
         format!("signer of {authority}: {}", sentence(error)),
     )
 }
 
-/// The exit status for a failed exchange.
-pub(crate) fn class_code(class: Class) -> ExitCode {
-    match class {
+/// Returns the exit status for a failed exchange: that of its class, unless this machine is at fault.
+pub(crate) fn signer_code(error: &SignerError) -> ExitCode {
+    if error.machine_fault {
+        return ExitCode::Pending;
+    }
+    match error.class {
         Class::Transient | Class::Ambiguous => ExitCode::Unreachable,
         Class::Auth => ExitCode::NotPermitted,
         Class::Config => ExitCode::Configuration,

@@ -74,6 +74,7 @@ pub(super) async fn install(
         installed: Vec::new(),
         committed: Committed::default(),
         expiring: Vec::new(),
+        alone: BTreeSet::new(),
     };
     for bundle in &survey.bundles {
         let provided = setup.provided.bundles.contains_key(&bundle.spec.authority);
@@ -104,8 +105,15 @@ pub(super) async fn install(
             work.provided(file);
         }
     }
-    if rotating.is_none() || !work.commit.is_empty() {
-        work.commit(store)?;
+    match rotating {
+        None => work.commit(store)?,
+        // What was installed before is reported all the same.
+        Some(_) if !work.commit.is_empty() => {
+            if let Err(failure) = work.commit(store) {
+                work.fail_together(&failure);
+            }
+        }
+        Some(_) => {}
     }
     let mut notes = survey.notes;
     notes.extend(work.committed.notes.iter().map(ToString::to_string));
@@ -184,6 +192,8 @@ struct Work<'a> {
     expiring: Vec<Event>,
     /// What is on disk already.
     committed: Committed,
+    /// Certificates that had a commit of their own.
+    alone: BTreeSet<CertName>,
 }
 
 /// A new certificate of this commit.
@@ -210,7 +220,9 @@ impl Work<'_> {
         let (spec, urgent) = (cert.spec.clone(), cert.urgent);
         let chain = cert.found.chain.present().cloned();
         let (rows, installed) = (self.rows.len(), self.installed.len());
+        self.alone.insert(spec.name);
         let rest = std::mem::take(&mut self.commit);
+        let was_unfinished = store.is_unfinished();
         let tried = self
             .cert(cert, outcome)
             .and_then(|()| match self.commit.is_empty() {
@@ -220,17 +232,37 @@ impl Work<'_> {
         if let Err(failure) = tried {
             self.rows.truncate(rows);
             self.installed.truncate(installed);
-            if let Some(chain) = &chain {
+            // After the point of commit the files may be old, new or a pair of both: nothing is known to serve.
+            let torn = store.is_unfinished() && !was_unfinished;
+            let chain = chain.as_ref().filter(|_| !torn);
+            if let Some(chain) = chain {
                 self.expiring.push(Event::Expiring {
                     name: spec.name,
                     not_after: chain.leaf().not_after(),
                 });
             }
             let outcome = Outcome::Undone(Rc::new(failure));
-            let row = report::failed_row(&spec, outcome, serves, urgent, chain.as_ref());
+            let row = report::failed_row(&spec, outcome, serves && !torn, urgent, chain);
             self.rows.push(row);
         }
         self.commit = rest;
+    }
+
+    /// Marks everything as failed that the last commit would have put in place.
+    fn fail_together(&mut self, failure: &Failure) {
+        let alone = |name: &str| self.alone.iter().any(|one| one.as_str() == name);
+        for row in &mut self.rows {
+            if row.code.is_none()
+                && !matches!(row.action, "kept" | "held back")
+                && !alone(&row.name)
+            {
+                row.action = "failed";
+                row.reasons.clone_from(&failure.messages);
+                row.code = Some(failure.code);
+            }
+        }
+        self.installed
+            .retain(|installed| self.alone.contains(&installed.request.wanted.name));
     }
 
     /// What the cluster has handed over is put in place while signatures are pending: it may not have it for long.

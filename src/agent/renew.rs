@@ -16,6 +16,7 @@ use super::{
 };
 use crate::assess::{Action, Demand, Found};
 use crate::components::Change;
+use crate::machine;
 use crate::names::{Authority, CertName};
 use crate::schedule;
 use crate::signer::Renewal;
@@ -26,6 +27,9 @@ use crate::x509::{TrustBundle, rfc3339};
 const LARGEST_JUMP: Duration = Duration::minutes(5);
 /// When to look again at what a person has to mend.
 const REFUSED_AGAIN: Duration = Duration::hours(1);
+
+/// When to finish a commit that stopped after its point of commit.
+const FINISH_AGAIN: Duration = Duration::minutes(1);
 
 /// What a run is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,9 +114,13 @@ pub async fn renew(
     revocation::strike_out(setup, &store, &survey, &trust, &mut outcomes, &enquiry, now).await?;
     let report =
         install::install(setup, &mut store, &trust, survey, outcomes, now, progress).await?;
+    let is_unfinished = store.is_unfinished();
     drop(store);
     let after = look(root, setup, &Scope::Due, now)?;
-    let next = next(root, &after, setup, now)?;
+    let next = match is_unfinished {
+        true => Some(now + FINISH_AGAIN),
+        false => next(root, &after, setup, now)?,
+    };
     Ok(Renewed { report, next })
 }
 
@@ -242,7 +250,10 @@ fn steady(root: &Root, setup: &Setup, now: OffsetDateTime) -> Result<(), Failure
         return Ok(());
     }
     // A damaged record is told by the survey.
-    let issued = root.issued().unwrap_or_default();
+    let issued = match root.issued() {
+        Err(error) if machine::is_fault(&error) => return Err(error.into()),
+        issued => issued.unwrap_or_default(),
+    };
     let newest = issued.iter().max_by_key(|(_, issued)| issued.at);
     match newest {
         Some((name, issued)) if issued.at - now > LARGEST_JUMP => Err(Failure::new(

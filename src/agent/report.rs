@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 
 use super::request::Outcome;
 use super::{
-    ExitCode, Failure, ProvidedFile, ServiceAccountAction, Setup, Survey, class_code, sentence,
+    ExitCode, Failure, ProvidedFile, ServiceAccountAction, Setup, Survey, sentence, signer_code,
 };
 use crate::assess::{Action, Found};
 use crate::names::Authority;
@@ -99,6 +99,11 @@ impl Row {
             code: Some(failure.code),
             ..Row::default()
         }
+    }
+
+    /// A certificate that this run has issued and put in place.
+    pub fn is_new(&self) -> bool {
+        matches!(self.action, "issued" | "renewed" | "rekeyed")
     }
 
     /// Something should have been done about it and could not be, though nothing is the worse for it yet.
@@ -283,8 +288,11 @@ pub(super) fn waiting_row(
     }
 }
 
-/// A request that did not end with a certificate. One that is only overdue, not missing, never fails the run for
-/// want of a signer: the node works, and a boot must not wait for a renewal.
+/// Returns the row of a request that did not end with an installed certificate.
+///
+/// A certificate that is overdue and still valid never fails the run while its signer is unreachable or has not answered:
+/// the node works, and a boot must not wait for a renewal. A fault of this machine (disk, memory, descriptors) always
+/// fails the run.
 pub(super) fn failed_row(
     spec: &CertSpec,
     outcome: Outcome,
@@ -292,6 +300,12 @@ pub(super) fn failed_row(
     urgent: bool,
     chain: Option<&Chain>,
 ) -> Row {
+    let waits_for_signer = match &outcome {
+        Outcome::Pending(_) => true,
+        Outcome::Failed(error) => signer_code(error) == ExitCode::Unreachable,
+        Outcome::Undone(failure) => failure.code == ExitCode::Unreachable,
+        Outcome::Denied(_) | Outcome::Refused(_) | Outcome::Signed { .. } => false,
+    };
     let (action, reasons, code) = match outcome {
         Outcome::Pending(note) => ("pending", vec![note], ExitCode::Pending),
         Outcome::Denied(reason) => (
@@ -312,7 +326,7 @@ pub(super) fn failed_row(
         Outcome::Failed(error) => (
             "failed",
             vec![sentence(error.as_ref())],
-            class_code(error.class),
+            signer_code(error.as_ref()),
         ),
         Outcome::Undone(failure) => ("failed", failure.messages.clone(), failure.code),
         // Not reached: a signed certificate is installed or held back.
@@ -320,7 +334,7 @@ pub(super) fn failed_row(
     };
     let mut row = cert_row(spec, action, reasons, chain);
     let passes = matches!(code, ExitCode::Unreachable | ExitCode::Pending);
-    let harmless = still_serves && passes && !urgent;
+    let harmless = still_serves && waits_for_signer && !urgent;
     if still_serves && passes {
         row.reasons
             .push("the certificate in place is kept and still valid".to_owned());

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::request::{Enquiry, Outcome};
 use super::{
     Clock, ExitCode, Failure, Operation, Outcomes, Progress, Report, Row, Setup, Survey,
-    class_code, open_store, sentence,
+    open_store, sentence, signer_code,
 };
 use crate::names::Authority;
 use crate::plan::{BundleSpec, crl_name};
@@ -86,7 +86,7 @@ pub async fn update_revocations(
             Ok(Some(lists)) => lists,
             Ok(None) => continue,
             Err(error) => {
-                let code = class_code(error.class);
+                let code = signer_code(&error);
                 report
                     .rows
                     .push(row(bundle, "failed", sentence(error.as_ref()), Some(code)));

@@ -13,6 +13,7 @@ use crate::assess::{
     self, Action, Age, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk, ReadKubeconfig,
     assess, assess_bundle,
 };
+use crate::machine;
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
 use crate::signer::Current;
@@ -206,7 +207,7 @@ pub fn survey(
         survey.read_cert(root, spec, now)?;
     }
     survey.judge_authorities(root, trust, provided, now);
-    survey.read_revocations(root);
+    survey.read_revocations(root)?;
     if let Some(spec) = &plan.service_account {
         survey.read_service_account(root, spec, provided)?;
     }
@@ -455,7 +456,7 @@ impl Survey {
     }
 
     /// Comes after bundles and certificates: lists are signed by the first or by the intermediates of the second.
-    fn read_revocations(&mut self, root: &Root) {
+    fn read_revocations(&mut self, root: &Root) -> Result<(), store::Error> {
         for bundle in &mut self.bundles {
             let path = &bundle.spec.crl_path;
             let Some(trust) = bundle.found.present() else {
@@ -464,6 +465,7 @@ impl Survey {
             let bytes = match read(root, path) {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) => continue,
+                Err(error) if machine::is_fault(&error) => return Err(error),
                 // As a damaged one: a list is no reason to leave the node without certificates.
                 Err(error) => {
                     self.notes
@@ -494,6 +496,7 @@ impl Survey {
                 )),
             }
         }
+        Ok(())
     }
 
     fn read_service_account(

@@ -392,6 +392,7 @@ impl<'a> Step<'a> {
             reloads: Vec::new(),
             notes: self.notes,
             report: AuthorityReport::of(&self.evidence, now),
+            is_incomplete: false,
         })
     }
 }

@@ -297,7 +297,7 @@ fn text(outcome: &Outcome, verbose: bool) -> String {
         .done
         .iter()
         .all(|words| words.starts_with("nothing to do"));
-    if changes && !outcome.applied {
+    if changes && !outcome.applied && outcome.issued.is_none() {
         text.push_str("nothing was changed; without --dry-run it is done\n");
     }
     text

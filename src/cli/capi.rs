@@ -185,13 +185,14 @@ impl SecretsArgs {
             let applied =
                 capi::apply::apply(&api, &made, &material.authorities, self.replace, now());
             report.rows.extend(runtime.block_on(applied)?);
-            return global.print_report(&report);
+            return global.end_with(&report);
         }
         warn(&report.notes);
         match &self.out {
-            Some(file) => write(&root, file, &made),
-            None => print(&secrets::manifest(&made)),
-        }
+            Some(file) => write(&root, file, &made)?,
+            None => print(&secrets::manifest(&made))?,
+        };
+        Ok(report.code())
     }
 }
 

@@ -12,7 +12,7 @@ use crate::certs::{self, Download};
 use crate::load::{self, Inputs, certs::KeySource};
 use crate::settings::StandIns;
 use crate::sharedcerts::{CertificateKey, SealError};
-use crate::store::{Dir, Root};
+use crate::store::{self, Dir, Root};
 
 /// How long to wait for another run to end, unless `--wait` says less.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
@@ -107,7 +107,8 @@ impl Command {
                 match out {
                     None => print(&text(&key)),
                     Some(out) => {
-                        let file = KeyFile::write(&global.open_root()?, &out, &key)?;
+                        let file = KeyFile::prepare(&global.open_root()?, &out)?;
+                        file.write(&key)?;
                         print(&format!("certificate key written to {}\n", file.shown()))
                     }
                 }
@@ -148,7 +149,7 @@ fn download(global: &Global, arguments: DownloadArgs) -> Result<ExitCode, Failur
         };
         certs::download(&root, &sharing.api, &key, what, now).await
     })?;
-    global.print_report(&report)
+    global.end_with(&report)
 }
 
 fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
@@ -167,12 +168,12 @@ fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
         None => new_key()?,
     };
     let inputs = inputs(global, arguments.kubeadm_config, None);
-    // First of all: a key that is lost makes the upload useless.
+    // A file that could not be written after the upload would make the upload useless.
     let file = arguments
         .certificate_key_out
-        .map(|out| KeyFile::write(&root, &out, &key))
+        .map(|out| KeyFile::prepare(&root, &out))
         .transpose()?;
-    let uploaded = runtime()?.block_on(async {
+    let report = runtime()?.block_on(async {
         let sharing = load::certs::sharing(&root, &inputs, Some(&arguments.kubeconfig)).await?;
         warn(&sharing.warnings);
         let with_ca_keys = !arguments.without_ca_keys;
@@ -185,24 +186,22 @@ fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
             now,
         )
         .await
-    });
-    let report = match (uploaded, &file) {
-        (Ok(report), _) => report,
-        (Err(failure), None) => return Err(failure),
-        (Err(failure), Some(file)) => {
-            file.remove()?;
-            return Err(failure);
-        }
-    };
-    global.print_report(&report)?;
-    match file {
-        _ if !is_new => Ok(ExitCode::Done),
+    })?;
+    // Only now: a file that exists says that the Secret was uploaded. A run that is killed in between leaves no file, and
+    // the next one uploads with another key.
+    if let Some(file) = &file {
+        file.write(&key)?;
+    }
+    let code = global.end_with(&report)?;
+    let printed = match file {
+        _ if !is_new => return Ok(code),
         Some(file) if for_people => {
             print(&format!("certificate key written to {}\n", file.shown()))
         }
-        Some(_) => Ok(ExitCode::Done),
+        Some(_) => return Ok(code),
         None => print(&format!("certificate key:\n{}", *text(&key))),
-    }
+    };
+    printed.map(|_| code)
 }
 
 fn inputs(global: &Global, kubeadm_configs: Vec<PathBuf>, wait: Option<Duration>) -> Inputs {
@@ -237,7 +236,8 @@ struct KeyFile {
 }
 
 impl KeyFile {
-    fn write(root: &Root, out: &Path, key: &CertificateKey) -> Result<Self, Failure> {
+    /// Makes the directory, and refuses a file that exists.
+    fn prepare(root: &Root, out: &Path) -> Result<Self, Failure> {
         let (place, path) = load::root_of(root, out)?;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Failure::new(
@@ -249,22 +249,28 @@ impl KeyFile {
             dir: place.create_dir(parent, 0o755)?,
             name: name.to_owned(),
         };
-        if file.dir.metadata(name)?.is_some() {
-            return Err(Failure::new(
-                ExitCode::Refused,
-                format!(
-                    "{} exists, and what is in it may be in use; name another file, or remove it first",
-                    file.shown()
-                ),
-            ));
+        match file.dir.metadata(name)? {
+            Some(_) => Err(file.exists()),
+            None => Ok(file),
         }
-        file.dir.write_atomic(name, text(key).as_bytes(), 0o600)?;
-        Ok(file)
     }
 
-    /// Nothing was encrypted with it.
-    fn remove(&self) -> Result<bool, Failure> {
-        Ok(self.dir.remove(&self.name)?)
+    /// Writes the key, unless the file was made by another process in the meantime.
+    fn write(&self, key: &CertificateKey) -> Result<(), Failure> {
+        match self.dir.write_new(&self.name, text(key).as_bytes()) {
+            Err(store::Error::Unsafe { .. }) => Err(self.exists()),
+            other => Ok(other?),
+        }
+    }
+
+    fn exists(&self) -> Failure {
+        Failure::new(
+            ExitCode::Refused,
+            format!(
+                "{} exists, and what is in it may be in use; name another file, or remove it first",
+                self.shown()
+            ),
+        )
     }
 
     fn shown(&self) -> String {

@@ -113,8 +113,7 @@ impl Command {
                     &terminal,
                 ))?;
                 drop(terminal);
-                global.print_report(&report)?;
-                Ok(report.code())
+                global.end_with(&report)
             }
         }
     }

@@ -110,8 +110,7 @@ impl Arguments {
         if self.dry_run {
             let survey = agent::look(&root, &loaded.setup, &scope, now())?;
             let report = agent::report::planned(&loaded.setup, &survey);
-            global.print_report(&report)?;
-            return Ok(report.code());
+            return global.end_with(&report);
         }
         confine(&loaded.reach(&root)?);
         let terminal = Terminal::new(global.verbose);
@@ -125,8 +124,7 @@ impl Arguments {
         warn(&metrics.ended(&loaded.setup, code, next, now()));
         let report = renewed?.report;
         rotation::log(&report);
-        global.print_report(&report)?;
-        Ok(report.code())
+        global.end_with(&report)
     }
 }
 

@@ -60,15 +60,14 @@ impl File<'_> {
     }
 
     fn local(&self, path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
-        self.network.files.read(path).map_err(|error| {
-            self.wrong(
-                format!(
-                    "cannot be used, as {} cannot be read: {error}",
-                    path.display()
-                ),
-                "put it there, or correct discovery.file.kubeConfigPath",
-            )
-        })
+        self.network
+            .files
+            .read(path)
+            .map_err(|source| Error::Unread {
+                file: self.source.to_string(),
+                path: path.to_owned(),
+                source,
+            })
     }
 
     /// By the CAs of the operating system, as kubeadm does.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::http::Method;
 use crate::kubeadm::format_duration;
-use crate::kubeapi::{Access, Api, Error, Resource, Status, Token};
+use crate::kubeapi::{Access, Api, Error, Resource, Status, Token, UNREAD_ADVICE};
 use crate::names::CertName;
 use crate::schema::{Form, Key, SecretFile, key};
 use crate::x509::hex;
@@ -731,10 +731,11 @@ impl Cluster {
                 format!("{}: {doing} failed: {error}", self.label),
                 "check that the address is an API server's and not another program's",
             ),
-            Error::Local { .. } => SignerError::config(
+            Error::Local { .. } | Error::Unread { .. } => SignerError::config(
                 format!("{}: {doing} failed: {error}", self.label),
                 advice(&error),
-            ),
+            )
+            .marked_by(&error),
         }
     }
 
@@ -815,6 +816,7 @@ fn advice(error: &Error) -> String {
     match error {
         Error::Http(error) => error.advice().to_owned(),
         Error::Local { advice, .. } => (*advice).to_owned(),
+        Error::Unread { .. } => UNREAD_ADVICE.to_owned(),
         _ => "check the address of the API server".to_owned(),
     }
 }

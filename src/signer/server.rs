@@ -143,7 +143,7 @@ impl Server {
         let bytes = self
             .files
             .read(&path)
-            .map_err(|error| unreadable(error.to_string()))?;
+            .map_err(|error| unreadable(error.to_string()).marked_by(&error))?;
         let text =
             std::str::from_utf8(&bytes).map_err(|_| unreadable("it is not UTF-8 text".into()))?;
         match text.trim() {

@@ -490,6 +490,7 @@ impl StepCa {
             ),
             "make the state directory writable",
         )
+        .marked_by(error)
     }
 
     fn wants_token(&self, file: &SecretFile, wanted: &Wanted) -> String {

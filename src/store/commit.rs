@@ -22,6 +22,7 @@ use super::recover::{STAGING, Staging};
 use super::restarts::{self, Amendment, RESTARTS, Unsettled};
 use super::target::{Change, New, Place, Plan, Step, Target};
 use super::{STATE_DIR, Store, failpoint, sha256, sync};
+use crate::machine;
 use crate::names::CertName;
 
 /// Permission bits of a file that is written.
@@ -221,6 +222,11 @@ impl Store {
             .and_then(|()| self.decide(&mut plan, &mut made))
         {
             Ok(journal) => journal,
+            // A rename that reports an error may have taken place all the same (NFS): then the commit is decided.
+            Err(error) if !matches!(self.state.metadata(JOURNAL), Ok(None)) => {
+                self.unfinished = true;
+                return Err(Error::Unfinished(Box::new(error)));
+            }
             Err(error) => {
                 self.withdraw(&plan, &made);
                 return Err(Error::NotCommitted(Box::new(error)));
@@ -244,7 +250,7 @@ impl Store {
             amendment,
         } = commit;
         if !issued.is_empty() {
-            files.push(self.issue_times(issued, plan));
+            files.push(self.issue_times(issued, plan)?);
         }
         if let Some(record) = self.amended(amendment, &files, plan)? {
             files.push(record);
@@ -505,39 +511,49 @@ impl Store {
 
     /// Undoes [`Store::decide`] as far as it came.
     fn withdraw(&self, plan: &Plan, made: &[PathBuf]) {
+        let mut swept = true;
         for step in &plan.steps {
             if let Some(dir) = plan
                 .dirs
                 .get(step.place.dir)
                 .and_then(|place| place.dir.as_ref())
             {
-                let _ = dir.unlink(&unfinished(&step.place.name));
+                swept &= is_gone(dir, &unfinished(&step.place.name));
             }
         }
         self.root.unmake_dirs(made);
-        let _ = self.state.unlink(&unfinished(OsStr::new(JOURNAL)));
-        if plan.staging {
+        swept &= is_gone(&self.state, &unfinished(OsStr::new(JOURNAL)));
+        // The record stays with a file that could not be removed: recovery removes both.
+        if plan.staging && swept {
             let _ = self.state.unlink(OsStr::new(STAGING));
         }
     }
 
-    fn issue_times(&self, new: BTreeMap<CertName, Issued>, plan: &mut Plan) -> Wanted {
-        let mut all = self.root.issued().unwrap_or_else(|error| {
-            plan.outcome.notes.push(Note::Rebuilt {
-                path: self.state.path().join(ISSUED),
-                why: error.to_string(),
-            });
-            BTreeMap::new()
-        });
+    fn issue_times(
+        &self,
+        new: BTreeMap<CertName, Issued>,
+        plan: &mut Plan,
+    ) -> Result<Wanted, Error> {
+        let mut all = match self.root.issued() {
+            Err(error) if machine::is_fault(&error) => return Err(error),
+            Err(error) => {
+                plan.outcome.notes.push(Note::Rebuilt {
+                    path: self.state.path().join(ISSUED),
+                    why: error.to_string(),
+                });
+                BTreeMap::new()
+            }
+            Ok(all) => all,
+        };
         all.extend(new);
-        Wanted {
+        Ok(Wanted {
             path: Path::new(STATE_DIR).join(ISSUED),
             end: End::Written {
                 bytes: issued::to_json(all).into(),
                 mode: Mode::Other(0o600),
                 overwrite: true,
             },
-        }
+        })
     }
 
     /// The record of what has not taken effect, with what this commit adds to it or takes away.
@@ -570,13 +586,17 @@ impl Store {
             return Ok(None);
         }
         let path = Path::new(STATE_DIR).join(RESTARTS);
-        let record = self.root.unsettled().unwrap_or_else(|error| {
-            plan.outcome.notes.push(Note::Rebuilt {
-                path: self.state.path().join(RESTARTS),
-                why: error.to_string(),
-            });
-            Unsettled::default()
-        });
+        let record = match self.root.unsettled() {
+            Err(error) if machine::is_fault(&error) => return Err(error),
+            Err(error) => {
+                plan.outcome.notes.push(Note::Rebuilt {
+                    path: self.state.path().join(RESTARTS),
+                    why: error.to_string(),
+                });
+                Unsettled::default()
+            }
+            Ok(record) => record,
+        };
         let end = match restarts::to_json(amendment.apply(record, new)) {
             Some(bytes) => End::Written {
                 bytes,
@@ -609,6 +629,11 @@ impl Store {
         self.state
             .create(OsStr::new(STAGING), record.to_string().as_bytes())
     }
+}
+
+/// Removes a file and returns true if none is left. On a read-only file system unlink(2) fails for a missing file too.
+fn is_gone(dir: &Dir, name: &OsStr) -> bool {
+    matches!(dir.metadata(name), Ok(None)) || dir.unlink(name).is_ok()
 }
 
 /// Gives a staged file the owner, group, extended attributes and mode that its target shall have.

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat, readlinkat, renameat};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat, renameat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
 use nix::unistd::{UnlinkatFlags, fsync, symlinkat, unlinkat};
 use rustix::fs::{AtFlags, RenameFlags, StatxAttributes, StatxFlags, renameat_with, statx};
@@ -233,6 +233,21 @@ impl Dir {
     }
 
     // ---- for the store only ----
+
+    /// Returns true if something is mounted over `name`: a bind mount of a single file, even from the same file system.
+    ///
+    /// rename(2) and unlink(2) fail there with EBUSY. The device number does not show such a mount; openat2(2) with
+    /// RESOLVE_NO_XDEV does.
+    pub(super) fn is_mount_point(&self, name: &OsStr) -> Result<bool, Error> {
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_NO_XDEV);
+        match openat2(&self.fd, single(name)?, how) {
+            Ok(_) | Err(Errno::ENOENT) => Ok(false),
+            Err(Errno::EXDEV) => Ok(true),
+            Err(errno) => Err(self.error("look at", name, errno)),
+        }
+    }
 
     /// Where a symbolic link leads; `None` for anything else.
     pub(super) fn read_link(&self, name: &OsStr) -> Result<Option<(Metadata, String)>, Error> {

@@ -268,6 +268,11 @@ pub enum Obstacle {
         /// Bytes that would be read.
         limit: u64,
     },
+    /// A mount on a single file, which rename(2) and unlink(2) refuse with EBUSY.
+    #[error(
+        "is a mount point, which no file can replace; unmount it (umount {}), or let nodepki write to the file that is mounted there, and run again", .0.display()
+    )]
+    MountPoint(PathBuf),
     /// A file that was to be made only if it was missing.
     #[error(
         "exists and holds something else; it is not overwritten: compare it with the other nodes, then move it away or keep it"

@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 
 use super::commit::inherit;
 use super::dir::{Dir, is_unfinished, unfinished};
-use super::error::{Error, Note, Obstacle};
+use super::error::{Error, Note};
 use super::journal::{Entry, JOURNAL, Journal};
 use super::pending;
 use super::target::{Plan, Step, Target};
@@ -186,9 +186,7 @@ impl Store {
             };
             let dir = plan.make(&self.root, place.dir, &mut made)?;
             if let Some(target) = &target {
-                if target.metadata.immutable {
-                    return Err(Error::obstacle(&target.path, Obstacle::Immutable));
-                }
+                target.require_replaceable()?;
                 if state == State::Foreign {
                     recovery
                         .notes

@@ -339,6 +339,10 @@ impl Root {
             None if metadata.immutable => {
                 Err(Error::obstacle(dir.path().join(name), Obstacle::Immutable))
             }
+            None if dir.is_mount_point(name)? => {
+                let path = dir.path().join(name);
+                Err(Error::obstacle(&path, Obstacle::MountPoint(path.clone())))
+            }
             None => Ok(()),
         }
     }

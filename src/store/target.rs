@@ -77,6 +77,8 @@ pub(super) struct Step {
 pub(super) struct Target {
     pub(super) path: PathBuf,
     pub(super) metadata: Metadata,
+    /// Something is mounted over the name.
+    pub(super) mounted: bool,
     /// Nothing for a link.
     pub(super) bytes: Zeroizing<Vec<u8>>,
     /// Where a link leads.
@@ -215,9 +217,13 @@ impl Target {
         let Some(dir) = place.and_then(|place| place.dir.as_ref()) else {
             return Ok(None);
         };
-        Ok(dir.read(name, READ_LIMIT)?.map(|content| Target {
+        let Some(content) = dir.read(name, READ_LIMIT)? else {
+            return Ok(None);
+        };
+        Ok(Some(Target {
             path: dir.path().join(name),
             metadata: content.metadata,
+            mounted: dir.is_mount_point(name)?,
             bytes: content.bytes,
             link: None,
         }))
@@ -237,6 +243,7 @@ impl Target {
         Ok(Some(Target {
             path: dir.path().join(name),
             metadata,
+            mounted: dir.is_mount_point(name)?,
             bytes: Zeroizing::default(),
             link: Some(link),
         }))
@@ -250,11 +257,21 @@ impl Target {
         }
     }
 
-    /// Refuses to let it be replaced or removed, or tells what is left of it then.
-    pub(super) fn may_go(&self, notes: &mut Vec<Note>) -> Result<(), Error> {
+    /// Returns an error if it cannot be renamed over or removed.
+    pub(super) fn require_replaceable(&self) -> Result<(), Error> {
         if self.metadata.immutable {
             return Err(Error::obstacle(&self.path, Obstacle::Immutable));
         }
+        if self.mounted {
+            let why = Obstacle::MountPoint(self.path.clone());
+            return Err(Error::obstacle(&self.path, why));
+        }
+        Ok(())
+    }
+
+    /// Refuses to let it be replaced or removed, or tells what is left of it then.
+    pub(super) fn may_go(&self, notes: &mut Vec<Note>) -> Result<(), Error> {
+        self.require_replaceable()?;
         if self.metadata.links > 1 {
             notes.push(Note::HardLinked {
                 path: self.path.clone(),

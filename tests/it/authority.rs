@@ -394,6 +394,63 @@ fn a_renewed_ca_certificate_needs_no_new_leaf() {
 }
 
 #[test]
+#[cfg(feature = "failpoints")]
+fn reports_activation_as_pending_while_certificates_are_under_old_ca() {
+    let node = Node::bootstrapped();
+    let authority = Authority::FrontProxyCa;
+    let old = certificates(&node.path(bundle_path(authority)));
+    let new = new_authority(&node, authority, None);
+    stage(&node, authority, &new);
+    restarted(&node);
+    signer_changes(&node, authority);
+    // The signer passes the rehearsal, whose request has another slot, and is away afterwards.
+    let activate = || {
+        let mut command = node.command([
+            "authority",
+            "activate",
+            authority.as_str(),
+            "--all-nodes-staged",
+            "--wait",
+            "0s",
+        ]);
+        command
+            .arg("--config")
+            .arg(node.outside("config.yaml"))
+            .arg("--kubeadm-config")
+            .arg(node.outside("kubeadm.yaml"));
+        command
+    };
+    let before = node.leaf(CertName::FrontProxyClient).unwrap().0.to_pem();
+    // Everything that is proven before the certificates are asked for is behind it in a second run.
+    let killed = Ran::of(activate().env("NODEPKI_FAILPOINT", "authority:ordered"));
+    assert_eq!(killed.signal, Some(9), "{}", killed.said());
+    for how in ["retry", "pending", "unreachable"] {
+        node.signer_does("front-proxy-client", how);
+        if how == "unreachable" {
+            node.signer_does("all", how);
+        }
+        let ran = Ran::of(&mut activate());
+        assert!(matches!(ran.code, Some(69 | 75)), "{how}: {}", ran.said());
+        ran.says("not issued by the new CA yet: front-proxy-client")
+            .says_not("\nissued by the new CA")
+            .says_not("without --dry-run it is done");
+        assert!(!ran.stdout.starts_with("issued by"), "{}", ran.said());
+        assert_eq!(
+            node.leaf(CertName::FrontProxyClient).unwrap().0.to_pem(),
+            before
+        );
+    }
+    // The step after it refuses, too.
+    step(&node, "retire", authority, &["--all-nodes-activated"]).ended(65);
+    node.signer_behaves();
+    let ran = Ran::of(&mut activate());
+    ran.says("issued by the new CA: front-proxy-client");
+    assert!(matches!(ran.code, Some(0 | 75)), "{}", ran.said());
+    assert_ne!(certificates(&node.path(bundle_path(authority))), old);
+    leads_to(&node, authority, &new);
+}
+
+#[test]
 fn what_cannot_be_staged_is_said_and_nothing_is_changed() {
     let node = Node::bootstrapped();
     let ca = Authority::Ca;

@@ -19,7 +19,7 @@ const LAYERS: &[&[&str]] = &[
     &["http"],
     &["store"],
     &["confine"],
-    &["failpoint"],
+    &["failpoint", "machine"],
     &["assess"],
     &["plan"],
     &["policy"],

@@ -24,6 +24,7 @@ mod doctor;
 mod failures_configuration;
 #[cfg(feature = "failpoints")]
 mod failures_crash;
+mod failures_exits;
 mod failures_found;
 mod failures_host;
 mod failures_signer;

@@ -53,7 +53,7 @@ fn node() -> Node {
 }
 
 /// As if these had been issued so long ago.
-fn made_before(node: &Node, names: &[CertName], ago: Span) {
+pub(crate) fn made_before(node: &Node, names: &[CertName], ago: Span) {
     let mut record: Value = serde_json::from_str(&node.read(RECORD)).unwrap();
     let at = (OffsetDateTime::now_utc() - ago).format(&Rfc3339).unwrap();
     for name in names {

@@ -4,9 +4,10 @@ use time::OffsetDateTime;
 
 use super::{Survey, SurveyedCert};
 use crate::assess::{self, Action, Age, Demand, after_the_kubelet, rotate};
+use crate::machine;
 use crate::names::Authority;
 use crate::schedule::{Rotation, due_at};
-use crate::store::Root;
+use crate::store::{self, Root};
 use crate::x509::{TrustBundle, hex};
 
 /// See [`Survey::rotating`].
@@ -32,13 +33,25 @@ impl SurveyedCert {
 
 impl Survey {
     /// Says how old everything is, by what was recorded when it was installed.
-    pub(in crate::agent) fn tell_age(&mut self, root: &Root, rotation: &Rotation, node: &str) {
-        let issued = root.issued().unwrap_or_else(|error| {
-            self.notes.push(format!(
-                "the record of issue times is ignored, and ages are concluded from the certificates: {error}"
-            ));
-            Default::default()
-        });
+    ///
+    /// # Errors
+    /// A record that this machine fails to read. One that is damaged is a note.
+    pub(in crate::agent) fn tell_age(
+        &mut self,
+        root: &Root,
+        rotation: &Rotation,
+        node: &str,
+    ) -> Result<(), store::Error> {
+        let issued = match root.issued() {
+            Err(error) if machine::is_fault(&error) => return Err(error),
+            Err(error) => {
+                self.notes.push(format!(
+                    "the record of issue times is ignored, and ages are concluded from the certificates: {error}"
+                ));
+                Default::default()
+            }
+            Ok(issued) => issued,
+        };
         for cert in &mut self.certs {
             let Some(chain) = cert.found.chain.present() else {
                 continue;
@@ -59,6 +72,7 @@ impl Survey {
             let rotation = late.as_ref().unwrap_or(rotation);
             cert.due = Some(due_at(&age.life, rotation, node).0);
         }
+        Ok(())
     }
 
     /// Lets rotation have its say, if it has one.
@@ -87,7 +101,8 @@ impl Survey {
             let rotated = rotate(action, serving.as_ref(), rules, now);
             cert.action = rotated.action;
             cert.next = rotated.next;
-            cert.urgent = rotated.urgent;
+            // A change of the CA waits for this certificate, however long the old one is valid.
+            cert.urgent = rotated.urgent || rotating.demand == Demand::Anew;
             cert.for_age = rotated.for_age;
         }
     }

@@ -491,6 +491,7 @@ impl Session {
             ),
             "make /var/lib/nodepki writable for the user that nodepki runs as",
         )
+        .marked_by(error)
     }
 }
 

@@ -1,0 +1,89 @@
+//! Faults of this machine: shortage of disk, memory, descriptors or processes, and failed input or output.
+//!
+//! They say nothing about what was asked for. A run that meets one ends with exit code 75, so that a unit tries it again,
+//! whatever code the same step has for a missing or a malformed file.
+
+use std::error::Error;
+use std::io;
+
+use nix::errno::Errno;
+
+/// Returns true if `error`, or a cause below it, is a fault of this machine.
+pub fn is_fault(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(errno) = error.downcast_ref::<Errno>()
+            && is_fault_errno(*errno)
+        {
+            return true;
+        }
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            if let Some(code) = error.raw_os_error()
+                && is_fault_errno(Errno::from_raw(code))
+            {
+                return true;
+            }
+            // The source of an I/O error is the source of what is in it.
+            if error.get_ref().is_some_and(|inner| is_fault(inner)) {
+                return true;
+            }
+            if error.kind() == io::ErrorKind::OutOfMemory {
+                return true;
+            }
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// Returns true for an errno that no file name, no content and no peer explains.
+fn is_fault_errno(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::EIO
+            | Errno::EREMOTEIO
+            | Errno::EUCLEAN
+            | Errno::EBADMSG
+            | Errno::ESTALE
+            | Errno::EMFILE
+            | Errno::ENFILE
+            | Errno::ENOMEM
+            | Errno::ENOBUFS
+            | Errno::ENOLCK
+            | Errno::EAGAIN
+            | Errno::EINTR
+            | Errno::EBUSY
+            | Errno::ENOSPC
+            | Errno::EDQUOT
+            | Errno::EFBIG
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_machine_fault_below_other_errors() {
+        let raw = || io::Error::from_raw_os_error(Errno::EMFILE as i32);
+        assert!(is_fault(&raw()));
+        assert!(is_fault(&Errno::EIO));
+        assert!(is_fault(&io::Error::other(raw())));
+        assert!(is_fault(&io::Error::other(Errno::ENOSPC)));
+    }
+
+    #[test]
+    fn leaves_faults_of_files_and_peers_alone() {
+        for errno in [
+            Errno::ENOENT,
+            Errno::EACCES,
+            Errno::EISDIR,
+            Errno::ECONNREFUSED,
+            Errno::EROFS,
+        ] {
+            let raw = io::Error::from_raw_os_error(errno as i32);
+            assert!(!is_fault(&raw) && !is_fault(&errno), "{errno}");
+        }
+        assert!(!is_fault(&io::Error::other("does not exist")));
+    }
+}
