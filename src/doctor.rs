@@ -9,6 +9,7 @@
 //! To add a check: one entry of [`CHECKS`] and a function from the picture to notes, in the file of its area. A fact
 //! that no check needed so far is a field of the picture.
 
+mod access;
 mod authorities;
 mod cluster;
 mod configuration;
@@ -273,6 +274,10 @@ checks! {
         "a certificate serves, but subject, names, usages or key are not those of the configuration";
     "mode-too-open", EW, leaves::modes,
         "others can read a private key, or change a file that is trusted";
+    "directory-exposed", EW, access::directories,
+        "other users can replace files in a directory that nodepki writes to, or the directory itself";
+    "foreign-owner", W, access::owners,
+        "a private key, certificate or kubeconfig belongs to the account of a person";
     "sa-missing", E, authorities::service_account_missing,
         "sa.key or sa.pub is not there: kube-apiserver does not start";
     "sa-pair", E, authorities::service_account_torn,

@@ -67,7 +67,7 @@ pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket
 pub use recover::Recovery;
 pub use restarts::{Changed, Previous, Restart, RestartState, Unsettled};
 pub use root::Root;
-pub use trust::{Exposed, Exposure, Trust};
+pub use trust::{Exposed, Exposure, Trust, is_personal};
 
 /// Where nodepki keeps its state, on the node.
 pub const STATE_DIR: &str = "/var/lib/nodepki";

@@ -20,7 +20,7 @@ use crate::plan::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI, Plan};
 use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::signer::Kind;
 use crate::status::{self, Role, Status, Trouble};
-use crate::store::{self, FileKind, Root, STATE_DIR};
+use crate::store::{self, Exposed, FileKind, Root, STATE_DIR};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
@@ -46,6 +46,8 @@ pub(super) struct Picture {
     pub(super) service_account: Found<PublicKey>,
     pub(super) trees: Trees,
     pub(super) unfinished: bool,
+    /// Directories that other users can change, of those that nodepki writes to and those above them.
+    pub(super) exposed: Vec<Exposed>,
     pub(super) apiserver: Option<Manifest>,
     pub(super) controller_manager: Option<Manifest>,
     /// Manifests that cannot be understood, and why.
@@ -224,6 +226,7 @@ impl Picture {
             activated: activated.map(|(name, change)| (name, change.new)).collect(),
             authorities,
             unfinished: root.has_unfinished().unwrap_or(false),
+            exposed: exposed(root, &certificates_dir),
             apiserver,
             signer: controller_manager
                 .as_ref()
@@ -314,6 +317,21 @@ impl Picture {
     pub(super) fn files(&self, name: CertName) -> Vec<PathBuf> {
         leaf_files(&self.certificates_dir, name)
     }
+}
+
+/// Every exposed directory once. A directory that cannot be looked at is left to the other checks.
+fn exposed(root: &Root, certificates_dir: &Path) -> Vec<Exposed> {
+    let mut found: Vec<Exposed> = Vec::new();
+    let etcd = certificates_dir.join("etcd");
+    let written = [KUBECONFIG_DIR, KUBELET_PKI, STATE_DIR].map(Path::new);
+    for path in written.into_iter().chain([certificates_dir, &etcd]) {
+        for exposed in root.exposed(path).unwrap_or_default() {
+            if !found.contains(&exposed) {
+                found.push(exposed);
+            }
+        }
+    }
+    found
 }
 
 /// The first document of a YAML file.

@@ -347,6 +347,39 @@ impl Store {
                 ));
             }
         }
+        self.verify_directories(plan)
+    }
+
+    /// Refuses to write where anyone could have put the file, or could replace it later.
+    fn verify_directories(&self, plan: &mut Plan) -> Result<(), Error> {
+        let changes = plan.changes.iter();
+        let mut written: Vec<usize> = changes
+            .filter(|change| !change.new.is_nothing())
+            .map(|change| change.place.dir)
+            .collect();
+        written.sort_unstable();
+        written.dedup();
+        for place in written.into_iter().filter_map(|dir| plan.dirs.get(dir)) {
+            for message in self.root.require_guarded(&place.path)? {
+                let note = Note::Exposed { message };
+                if !plan.outcome.notes.contains(&note) {
+                    plan.outcome.notes.push(note);
+                }
+            }
+        }
+        for change in &plan.changes {
+            let Some(found) = change.found.as_ref().filter(|_| !change.new.is_nothing()) else {
+                continue;
+            };
+            let place = plan.dirs.get(change.place.dir);
+            let others_create = place.is_some_and(|place| place.others_create);
+            if found.metadata.size > 0 && found.heritage(others_create).is_none() {
+                plan.outcome.notes.push(Note::OwnerReset {
+                    path: found.path.clone(),
+                    owner: found.metadata.uid,
+                });
+            }
+        }
         Ok(())
     }
 
@@ -400,6 +433,8 @@ impl Store {
                     continue;
                 }
             };
+            let known = plan.dirs.get(place.dir);
+            let others_create = known.is_some_and(|known| known.others_create);
             let dir = plan.make(&self.root, place.dir, made)?;
             let temp = unfinished(&place.name);
             failpoint("commit:staged-one", dir.path().join(&place.name))?;
@@ -408,7 +443,9 @@ impl Store {
                 dir,
                 &place.name,
                 &file,
-                found.as_ref().map(|found| &found.metadata),
+                found
+                    .as_ref()
+                    .and_then(|found| found.heritage(others_create)),
                 mode,
             )?;
             staged.push((dir.path().join(&place.name), file));

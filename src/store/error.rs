@@ -317,6 +317,20 @@ pub enum Note {
         /// Number of names, this one included.
         links: u64,
     },
+    /// Service accounts or the members of a group can change a directory that a file is written to.
+    #[error("{message}")]
+    Exposed {
+        /// Names the directory, its owner and mode, and the commands that correct them.
+        message: String,
+    },
+    /// A file of another user in a directory that others can write to was replaced by one of the running user.
+    #[error("{path} belonged to user {owner}; the new file does not, since other users can create files in its directory", path = path.display())]
+    OwnerReset {
+        /// The file.
+        path: PathBuf,
+        /// User id of the previous owner.
+        owner: u32,
+    },
     /// Something was moved out of the way, not deleted.
     #[error("{path} was set aside as {to}: {why}", path = path.display(), to = to.display())]
     SetAside {

@@ -6,6 +6,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -96,6 +97,10 @@ impl Root {
     }
 
     fn state_dir(&self, notes: &mut Vec<Note>) -> Result<Dir, Error> {
+        // Its own owner and mode are judged below.
+        if let Some(parent) = Path::new(STATE_DIR).parent() {
+            self.require_guarded(parent)?;
+        }
         let mut made = Vec::new();
         let state = self.make_dirs(STATE_DIR.as_ref(), 0o700, &mut made)?;
         // A journal is only as durable as the directory that it is in.

@@ -184,6 +184,8 @@ impl Store {
                 });
                 continue;
             };
+            let known = plan.dirs.get(place.dir);
+            let others_create = known.is_some_and(|known| known.others_create);
             let dir = plan.make(&self.root, place.dir, &mut made)?;
             if let Some(target) = &target {
                 target.require_replaceable()?;
@@ -199,7 +201,9 @@ impl Store {
                 dir,
                 &place.name,
                 &file,
-                target.as_ref().map(|target| &target.metadata),
+                target
+                    .as_ref()
+                    .and_then(|target| target.heritage(others_create)),
                 entry.mode,
             )?;
             staged.push((dir.path().join(&place.name), file));

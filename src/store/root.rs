@@ -198,6 +198,7 @@ impl Root {
                         None
                     });
                     places.insert(parent.to_owned(), found);
+                    errors.extend(self.require_guarded(parent).err());
                     found
                 }
             };

@@ -10,6 +10,7 @@ use super::dir::{Dir, Metadata, single};
 use super::error::{Error, Note, Obstacle};
 use super::journal::{Kept, identity_of_link};
 use super::pending::Slot;
+use super::trust::{keeps_owner, lets_others_create};
 use super::{READ_LIMIT, Root, sha256};
 
 /// What a commit will do, and what was done of it.
@@ -33,6 +34,8 @@ pub(super) struct Place {
     /// Device and inode: two paths may lead to one directory.
     pub(super) id: Option<(u64, u64)>,
     pub(super) immutable: bool,
+    /// Whether users other than root and the running one can create files in it.
+    pub(super) others_create: bool,
 }
 
 /// A name in one of the plan's directories.
@@ -110,7 +113,8 @@ impl Plan {
             path: parent.to_owned(),
             dir,
             id,
-            immutable: metadata.is_some_and(|found| found.immutable),
+            immutable: metadata.as_ref().is_some_and(|found| found.immutable),
+            others_create: metadata.as_ref().is_some_and(lets_others_create),
         });
         Ok(Named {
             dir: self.dirs.len() - 1,
@@ -255,6 +259,12 @@ impl Target {
             Some(target) => identity_of_link(target),
             None => sha256(&self.bytes),
         }
+    }
+
+    /// The metadata that a file inherits that replaces this one, in a directory with the given property; `None` when
+    /// the new file is like one in an empty place.
+    pub(super) fn heritage(&self, others_create: bool) -> Option<&Metadata> {
+        keeps_owner(others_create, &self.metadata).then_some(&self.metadata)
     }
 
     /// Returns an error if it cannot be renamed over or removed.

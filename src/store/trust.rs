@@ -154,15 +154,38 @@ impl Root {
     /// # Errors
     /// What the system says.
     pub fn exposed(&self, path: impl AsRef<Path>) -> Result<Vec<Exposed>, Error> {
-        let mut exposed = Vec::new();
-        self.follow(path.as_ref(), &mut |path, found| {
-            exposed.extend(exposure(found).map(|exposure| Exposed {
-                exposure,
-                message: untrusted(path, found, &[]).to_string(),
-            }));
+        let exposed = self.exposures(path.as_ref())?.into_iter();
+        let exposed = exposed.map(|(exposure, error)| Exposed {
+            exposure,
+            message: error.to_string(),
+        });
+        Ok(exposed.collect())
+    }
+
+    /// Refuses a directory in which anyone could have placed a file or will be able to replace one; the messages about
+    /// service accounts and groups that can are returned.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`], and what the system says.
+    pub(super) fn require_guarded(&self, path: &Path) -> Result<Vec<String>, Error> {
+        let mut notes = Vec::new();
+        for (exposure, error) in self.exposures(path)? {
+            match exposure {
+                Exposure::Anyone => return Err(error),
+                Exposure::Group => notes.push(error.to_string()),
+            }
+        }
+        Ok(notes)
+    }
+
+    fn exposures(&self, path: &Path) -> Result<Vec<(Exposure, Error)>, Error> {
+        let mut exposures = Vec::new();
+        self.follow(path, &mut |path, found| {
+            let exposure = exposure(found);
+            exposures.extend(exposure.map(|exposure| (exposure, untrusted(path, found, &[]))));
             Ok(())
         })?;
-        Ok(exposed)
+        Ok(exposures)
     }
 
     /// Follows a path as far as it exists and shows every directory and link that it passes to `visit`.
@@ -300,6 +323,20 @@ impl Dir {
     }
 }
 
+/// Whether users other than root and the running one can create entries in a directory.
+pub(super) fn lets_others_create(directory: &Metadata) -> bool {
+    !is_ours(directory.uid) || is_shared(directory)
+}
+
+/// Whether a file that is replaced hands its owner, group and extended attributes on to the new one.
+///
+/// The owner of a file in a directory that only administrators write to was chosen by one of them: kubeadm's
+/// RootlessControlPlane gives keys to the account of a component. In another directory any user may have created the
+/// file, and would own the new key. An empty file counts as absent: the kubelet creates such files for hostPath volumes.
+pub(super) fn keeps_owner(others_create: bool, found: &Metadata) -> bool {
+    found.size > 0 && (!others_create || !is_personal(found.uid))
+}
+
 fn untrusted(path: &Path, found: &Metadata, owners: &[u32]) -> Error {
     let expected = match geteuid().as_raw() {
         0 => "root:root".to_owned(),
@@ -338,8 +375,8 @@ fn require_trust(path: &Path, found: &Metadata) -> Result<(), Error> {
 fn exposure(found: &Metadata) -> Option<Exposure> {
     let owned = match found.uid {
         uid if is_ours(uid) => None,
-        uid if uid < FIRST_PERSONAL_UID => Some(Exposure::Group),
-        _ => Some(Exposure::Anyone),
+        uid if is_personal(uid) => Some(Exposure::Anyone),
+        _ => Some(Exposure::Group),
     };
     let unlocked = found.kind != FileKind::Symlink && found.mode & STICKY == 0;
     let written = match found.mode & SHARED_WRITE {
@@ -348,6 +385,11 @@ fn exposure(found: &Metadata) -> Option<Exposure> {
         _ => Some(Exposure::Group),
     };
     owned.max(written)
+}
+
+/// Whether a user id is that of a person other than the running user, as opposed to root and accounts of services.
+pub fn is_personal(uid: u32) -> bool {
+    !is_ours(uid) && uid >= FIRST_PERSONAL_UID
 }
 
 fn is_ours(uid: u32) -> bool {

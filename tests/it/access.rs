@@ -2,7 +2,7 @@
 //! files to other users.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
 use nodepki::names::CertName;
@@ -376,4 +376,128 @@ fn import_reads_only_files_of_an_import_and_limits_them() {
         .says("more than 2000 files");
     fs::remove_dir_all(dir.join("many")).unwrap();
     csr(&node, "import", &dir).done();
+}
+
+// ---- keys ----
+
+#[test]
+fn creates_key_of_root_in_place_of_an_empty_file_of_another_user() {
+    let node = Node::new();
+    for name in ["admin.conf", "pki/apiserver.key", "pki/apiserver.crt"] {
+        let path = node.path("/etc/kubernetes").join(name);
+        fs::write(&path, "").unwrap();
+        give(&path, MALLORY);
+        mode(&path, 0o666);
+        let _ = rustix::fs::setxattr(
+            &path,
+            "user.note",
+            b"planted",
+            rustix::fs::XattrFlags::empty(),
+        );
+        // An access list that lets the user read what its owner may read.
+        let _ = std::process::Command::new("setfacl")
+            .args(["-m", "u:4242:rw"])
+            .arg(&path)
+            .output();
+    }
+    node.bootstrap().done();
+    for (name, expected) in [
+        ("admin.conf", 0o600),
+        ("pki/apiserver.key", 0o600),
+        ("pki/apiserver.crt", 0o644),
+    ] {
+        let path = node.path("/etc/kubernetes").join(name);
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!(
+            (found.uid(), found.gid(), found.mode() & 0o7777),
+            (0, 0, expected),
+            "{name}"
+        );
+        let mut names = [0; 256];
+        let length = rustix::fs::listxattr(&path, &mut names[..]).unwrap_or(0);
+        let names = String::from_utf8_lossy(&names[..length]).into_owned();
+        assert!(!names.contains("note") && !names.contains("acl"), "{names}");
+    }
+}
+
+#[test]
+fn refuses_key_in_directory_that_anyone_can_write_to() {
+    let cases: &[(&str, Arrange, &str)] = &[
+        ("pki", |pki| mode(pki, 0o777), "mode 0777"),
+        ("pki", |pki| give(pki, MALLORY), "user 4242"),
+        ("", |pki| mode(pki.parent().unwrap(), 0o773), "mode 0773"),
+        ("", |pki| give(pki.parent().unwrap(), MALLORY), "user 4242"),
+        (
+            "..",
+            |pki| mode(pki.ancestors().nth(2).unwrap(), 0o757),
+            "mode 0757",
+        ),
+    ];
+    for (culprit, arrange, words) in cases {
+        let node = Node::new();
+        let pki = node.path("/etc/kubernetes/pki");
+        arrange(&pki);
+        let before = node.etc();
+        let ran = node.bootstrap();
+        assert_eq!(ran.code, Some(65), "{culprit}: {}", ran.said());
+        ran.says(words)
+            .says("so that another user can change it (ch");
+        before.unchanged(&node.etc());
+        let fix = ran.said();
+        let fix = fix
+            .split_once("change it (")
+            .unwrap()
+            .1
+            .split_once(')')
+            .unwrap()
+            .0;
+        run_program("/bin/sh", &["-ec", fix], b"");
+        node.bootstrap().done();
+    }
+}
+
+#[test]
+fn refuses_state_below_directory_that_anyone_can_write_to() {
+    let node = Node::new();
+    let lib = node.path("/var/lib");
+    fs::create_dir_all(&lib).unwrap();
+    mode(&lib, 0o777);
+    node.bootstrap()
+        .ended(65)
+        .says("mode 0777, so that another user can change it (chmod go-w ");
+    mode(&lib, 0o1777);
+    node.bootstrap().done();
+}
+
+#[test]
+fn warns_of_directories_of_services_and_groups_and_renews_in_them() {
+    let cases: &[(Arrange, &str)] = &[
+        (|pki| chown(pki, Some(999), Some(0)).unwrap(), "user 999"),
+        (
+            |pki| {
+                chown(pki, Some(0), Some(4)).unwrap();
+                mode(pki, 0o775);
+            },
+            "user 0 and group 4 with mode 0775",
+        ),
+    ];
+    for (arrange, words) in cases {
+        let node = Node::bootstrapped();
+        let pki = node.path("/etc/kubernetes/pki");
+        arrange(&pki);
+        // Placed by a member of the group, in order to own the next key.
+        let key = pki.join("apiserver.key");
+        fs::write(&key, "not a key").unwrap();
+        give(&key, MALLORY);
+        // As kubeadm's RootlessControlPlane leaves it.
+        let service = pki.join("front-proxy-client.key");
+        fs::remove_file(service.with_extension("crt")).unwrap();
+        give(&service, 998);
+        let ran = node.bootstrap();
+        ran.done()
+            .says(words)
+            .says("apiserver.key belonged to user 4242; the new file does not");
+        assert_eq!(fs::metadata(&key).unwrap().uid(), 0);
+        assert_eq!(fs::metadata(&service).unwrap().uid(), 998);
+    }
 }

@@ -456,6 +456,13 @@ fn each_damage_is_found_and_nothing_else() {
         ),
         ("chmod 0644 pki/apiserver.key", &["error mode-too-open"]),
         ("chmod 0666 pki/ca.crt", &["error mode-too-open"]),
+        ("chmod 0777 pki", &["error directory-exposed"]),
+        ("chmod 1777 pki", &[]),
+        ("chmod 0775 .", &["warning directory-exposed"]),
+        ("chown 4242 .", &["error directory-exposed"]),
+        ("chown 999 pki/etcd", &["warning directory-exposed"]),
+        ("chown 4242 admin.conf", &["warning foreign-owner"]),
+        ("chown 999 pki/apiserver.key", &[]),
         (
             "chmod 0640 pki/sa.key; chgrp 1234 pki/sa.key",
             &["warning mode-too-open"],
