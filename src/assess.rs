@@ -3,6 +3,7 @@
 //! Pure. The edge hands in what it read as [`Found`]; nothing here opens a file or looks at a clock.
 
 mod kubelet;
+mod place;
 mod renewal;
 mod replaced;
 
@@ -18,6 +19,7 @@ pub use kubelet::{
     Current as KubeletCurrent, Form as KubeletForm, FoundStore, OnDisk, after_the_kubelet,
     store_dir, weigh,
 };
+pub use place::{lacks_host, may_be_in_masters, misplaced};
 pub use renewal::{Age, Demand, Rotated, Rules, rotate};
 pub use replaced::{OldAuthority, Replaced, Witness, replaced, trusted_by, valid_copy};
 
@@ -246,7 +248,8 @@ pub fn assess(
             reasons: vec!["its authority is not on this node yet".to_owned()],
         };
     };
-    let (mut reasons, mut notes) = differences(spec, chain, key.public_key(), trust, now);
+    let (differences, mut notes) = differences(spec, chain, key.public_key(), trust, now);
+    let mut reasons: Vec<String> = differences.iter().map(ToString::to_string).collect();
     reasons.extend(found.revoked.clone());
     if !reasons.is_empty() {
         return Action::Issue { reasons };
@@ -271,6 +274,21 @@ pub fn still_serves(
     chain.leaf().public_key() == key && crate::x509::verifies(chain, trust, now)
 }
 
+/// What makes [`assess`] want a new certificate in the place of one that is whole, apart from its revocation.
+pub fn faults(
+    spec: &CertSpec,
+    found: &FoundCert,
+    trust: &TrustBundle,
+    now: OffsetDateTime,
+) -> Vec<Difference> {
+    match (&found.chain, &found.key) {
+        (Found::Present(chain), Found::Present(key)) => {
+            differences(spec, chain, key.public_key(), trust, now).0
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// Splits what differs into reasons for a new certificate and notes about one that still serves.
 fn differences(
     spec: &CertSpec,
@@ -278,7 +296,7 @@ fn differences(
     key: &PublicKey,
     trust: &TrustBundle,
     now: OffsetDateTime,
-) -> (Vec<String>, Vec<String>) {
+) -> (Vec<Difference>, Vec<String>) {
     let mut found = satisfies(chain, &spec.profile, spec.tolerance, key, trust, now);
     let mut notes = Vec::new();
     for subject in &spec.other_subjects {
@@ -300,7 +318,7 @@ fn differences(
         !spec.under_first && matches!(difference, Difference::NotUnderFirst { .. })
     });
     notes.extend(kept.iter().map(ToString::to_string));
-    (reasons.iter().map(ToString::to_string).collect(), notes)
+    (reasons, notes)
 }
 
 /// Says so when a chain is valid for longer than its authority.

@@ -270,8 +270,10 @@ checks! {
         "a certificate does not verify under the authority on this node";
     "first-certificate", W, leaves::not_under_first,
         "a certificate verifies under the bundle, but not under its first certificate, which is all that kubeadm looks at";
-    "not-as-configured", W, leaves::not_as_configured,
-        "a certificate serves, but subject, names, usages or key are not those of the configuration";
+    "misplaced-certificate", E, leaves::misplaced,
+        "subject, names or usages of a certificate are not those of its place";
+    "not-as-configured", EW, leaves::not_as_configured,
+        "a certificate verifies, but subject, names, usages or key are not those of the configuration; an error where something is missing or too much is allowed";
     "mode-too-open", EW, leaves::modes,
         "others can read a private key, or change a file that is trusted";
     "directory-exposed", EW, access::directories,
@@ -330,8 +332,8 @@ checks! {
         "kube-apiserver may not reach kubelets with its certificate: logs, exec and top fail (proven only with --kubeconfig)";
     "admin-rbac", EI, cluster::admin,
         "admin.conf has no rights (proven only with --kubeconfig)";
-    "system-masters", I, cluster::masters,
-        "a certificate is in system:masters: no RBAC rule binds who has it, and nothing takes it back";
+    "system-masters", EWI, cluster::masters,
+        "a certificate is in system:masters: no RBAC rule binds its holder, and nothing takes it back; an error where no version of kubeadm puts it, a warning where the configured version does not";
     "kubeadm-external-ca", EWI, external::init,
         "kubeadm init would refuse what is on disk, as it does with a CA whose key is not here";
     "kubeadm-renewal", W, external::renewal,

@@ -654,8 +654,10 @@ impl Table<'_> {
     }
 }
 
-const CLUSTER_ADMINS: &str = "kubeadm:cluster-admins";
-const MASTERS: &str = "system:masters";
+/// The group that kubeadm makes administrators.
+pub const CLUSTER_ADMINS: &str = "kubeadm:cluster-admins";
+/// The group that no RBAC rule binds.
+pub const MASTERS: &str = "system:masters";
 
 /// From these versions on `kubeadm init` and `upgrade apply` bind the user `kube-apiserver-kubelet-client` to
 /// `system:kubelet-api-admin`. A cluster whose configuration says so has been through one of the two.
@@ -667,7 +669,8 @@ fn makes_kubelet_client_binding(version: &Version) -> bool {
     }
 }
 
-fn usages(name: CertName) -> Vec<ExtendedUsage> {
+/// The extended key usages of a certificate, by kubeadm's table.
+pub fn usages(name: CertName) -> Vec<ExtendedUsage> {
     match name {
         CertName::Apiserver | CertName::KubeletServing => vec![ExtendedUsage::ServerAuth],
         // etcd's gRPC gateway dials its own server with the server certificate (etcd#9785).

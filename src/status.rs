@@ -125,6 +125,8 @@ pub enum State {
     Unreadable,
     /// The certificate, the key or both are not there.
     Missing,
+    /// Usable, but not for its place: subject, names, usages, or the mode of a file.
+    Unsafe,
     /// It does not verify under the authority on this node.
     Untrusted,
     /// Its validity has not begun.
@@ -137,11 +139,12 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [State; 8] = [
+    pub const ALL: [State; 9] = [
         State::Ok,
         State::Expiring,
         State::Unreadable,
         State::Missing,
+        State::Unsafe,
         State::Untrusted,
         State::NotYetValid,
         State::Torn,
@@ -155,6 +158,7 @@ impl State {
             State::Expiring => "expiring",
             State::Unreadable => "unreadable",
             State::Missing => "missing",
+            State::Unsafe => "unsafe",
             State::Untrusted => "untrusted",
             State::NotYetValid => "not yet valid",
             State::Torn => "torn",
@@ -180,6 +184,10 @@ pub enum Trouble {
     Damaged,
     /// No such file, or no such part of a kubeconfig.
     Absent,
+    /// Subject, names or usages are not those of its place.
+    Misplaced,
+    /// Other users can read a private key, or change a file that is trusted.
+    Exposed,
     /// The CA data of a kubeconfig has nothing in common with `ca.crt`.
     OtherAuthority,
     /// `ca.crt` was replaced: the certificates in place belong to another CA.
@@ -207,6 +215,7 @@ impl Trouble {
             | Trouble::NoContext
             | Trouble::Damaged => State::Unreadable,
             Trouble::Absent => State::Missing,
+            Trouble::Misplaced | Trouble::Exposed => State::Unsafe,
             Trouble::OtherAuthority
             | Trouble::Replaced
             | Trouble::NoAuthority

@@ -41,7 +41,8 @@ pub use key::{
 };
 pub use lineage::{descends_from, is_same_authority};
 pub use verify::{
-    Difference, along_path, is_for_names, path_differences, rfc3339, satisfies, verifies,
+    Difference, along_path, is_for_names, path_differences, rfc3339, satisfies, usage_differences,
+    verifies,
 };
 
 /// The wanted subject. In DER the organization comes first, as Go writes it.

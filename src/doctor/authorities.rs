@@ -174,7 +174,7 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
 pub(super) fn is_out(picture: &Picture, name: Authority) -> bool {
     picture.status.authority(name).is_some_and(|row| {
         row.troubles.iter().any(|trouble| match trouble {
-            Trouble::Expiring => false,
+            Trouble::Expiring | Trouble::Exposed => false,
             Trouble::Replaced => replaced_authority(picture, name).is_some(),
             _ => true,
         })

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::Note;
 use super::leaves::organizations;
 use super::picture::Picture;
+use super::{Note, Severity};
 use crate::agent::{ExitCode, Failure};
+use crate::assess::may_be_in_masters;
 use crate::jwks;
 use crate::kubeapi::{Api, Resource};
 use crate::load;
@@ -22,7 +23,7 @@ const ACCESS_REVIEW: Resource = Resource {
     kind: "SubjectAccessReview",
 };
 
-pub(super) const MASTERS: &str = "system:masters";
+pub(super) use crate::plan::MASTERS;
 
 /// What the cluster said.
 #[derive(Default)]
@@ -198,12 +199,36 @@ pub(super) fn masters(picture: &Picture) -> Vec<Note> {
             groups.iter().any(|group| group == MASTERS)
         })
         .map(|name| {
-            Note::info(
-                format!("{name}: O={MASTERS}"),
-                "kubeadm before 1.29 made it so; issue it anew once the cluster has kubeadm's role bindings",
-            )
+            let words = format!("{name}: O={MASTERS}");
+            match masters_severity(picture, *name) {
+                Severity::Error => Note::error(
+                    words,
+                    "no version of kubeadm makes it so: find out who signed it, have it revoked where the API server checks that, and run `nodepki bootstrap`, which issues it anew; until it expires its holder is the cluster's administrator",
+                ),
+                severity => Note::new(
+                    severity,
+                    words,
+                    format!("kubeadm before 1.29 made it so; once the cluster has kubeadm's role bindings run `nodepki renew --name {name}`, which issues it with the subject of the configured version"),
+                ),
+            }
         })
         .collect()
+}
+
+fn masters_severity(picture: &Picture, name: CertName) -> Severity {
+    if !may_be_in_masters(name) {
+        return Severity::Error;
+    }
+    let plan = picture.configuration.plan.as_ref();
+    let wanted = plan.and_then(|plan| plan.cert(name));
+    let of_version = wanted.is_none_or(|spec| {
+        let mut groups = spec.profile.subject.organizations.iter();
+        groups.any(|group| group == MASTERS)
+    });
+    match of_version {
+        true => Severity::Info,
+        false => Severity::Warning,
+    }
 }
 
 fn rbac(

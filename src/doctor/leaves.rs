@@ -2,9 +2,10 @@
 
 use super::Note;
 use super::authorities::{is_out, replaced_authority};
+use super::cluster::MASTERS;
 use super::picture::{AuthorityKey, Of, Picture, Problem};
 use crate::agent::SurveyedCert;
-use crate::assess::Action;
+use crate::assess::{Action, faults};
 use crate::names::{Authority, CertName};
 use crate::status::{CertStatus, FileStatus, State, Trouble};
 use crate::x509::{Difference, path_differences};
@@ -255,21 +256,58 @@ pub(super) fn not_under_first(picture: &Picture) -> Vec<Note> {
     notes
 }
 
-pub(super) fn not_as_configured(picture: &Picture) -> Vec<Note> {
-    surveyed(picture)
-        .filter(|cert| cert.found.revoked.is_none())
-        .filter(|cert| {
-            let row = picture.status.certificate(cert.spec.name);
-            row.is_some_and(|row| matches!(row.state, State::Ok | State::Expiring))
-        })
-        .filter_map(|cert| match &cert.action {
-            Action::Issue { reasons } => Some(Note::warning(
-                format!("{}: {}", cert.spec.name, reasons.join("; ")),
-                "run `nodepki plan` to see what would change, then `nodepki bootstrap`",
-            )),
-            _ => None,
-        })
+pub(super) fn misplaced(picture: &Picture) -> Vec<Note> {
+    let problems = told(picture, Trouble::Misplaced).into_iter();
+    problems
+        // `system-masters` has more to say about these.
+        .filter(|problem| !problem.words.contains(MASTERS))
+        .map(|problem| Note::error(problem.sentence(), ISSUE))
         .collect()
+}
+
+pub(super) fn not_as_configured(picture: &Picture) -> Vec<Note> {
+    const FIX: &str = "run `nodepki plan` to see what would change, then `nodepki bootstrap`";
+    let mut notes = Vec::new();
+    for cert in surveyed(picture).filter(|cert| cert.found.revoked.is_none()) {
+        let name = cert.spec.name;
+        let Some(row) = picture
+            .status
+            .certificate(name)
+            .filter(|row| matches!(row.state, State::Ok | State::Expiring | State::Unsafe))
+        else {
+            continue;
+        };
+        let (Some(trust), Action::Issue { .. }) = (picture.bundle(name.authority()), &cert.action)
+        else {
+            continue;
+        };
+        let faults = faults(&cert.spec, &cert.found, trust, picture.at);
+        let is_new = |fault: &&Difference| !row.problems.contains(&fault.to_string());
+        let (errors, warnings): (Vec<&Difference>, Vec<&Difference>) = faults
+            .iter()
+            .filter(is_new)
+            .partition(|fault| is_grave(fault));
+        let says = |faults: Vec<&Difference>| {
+            let words: Vec<String> = faults.iter().map(ToString::to_string).collect();
+            (!words.is_empty()).then(|| format!("{name}: {}", words.join("; ")))
+        };
+        notes.extend(says(errors).map(|words| Note::error(words, FIX)));
+        notes.extend(says(warnings).map(|words| Note::warning(words, FIX)));
+    }
+    notes
+}
+
+/// Something that is needed is missing, or the certificate allows its holder more than its place does. Anything else is
+/// drift.
+fn is_grave(difference: &Difference) -> bool {
+    !matches!(
+        difference,
+        Difference::KeyAlgorithm { .. }
+            | Difference::SubjectAttribute(_)
+            | Difference::DnsExtra(_)
+            | Difference::IpExtra(_)
+            | Difference::SanExtra(_)
+    )
 }
 
 pub(super) fn external_etcd(picture: &Picture) -> Vec<Note> {

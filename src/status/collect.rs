@@ -88,13 +88,15 @@ pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Sta
         bundle.status.remarks.extend(valid_copy.clone());
         bundle.status.valid_copy = valid_copy;
     }
+    let server = local_server(&leaves);
     let certificates = leaves
         .into_iter()
         .map(|(name, leaf)| {
             let bundle = authorities
                 .iter()
                 .find(|bundle| bundle.status.name == name.authority());
-            node.judge(name, leaf, bundle)
+            let server = server.as_deref().filter(|_| name == CertName::Apiserver);
+            node.judge(name, leaf, bundle, server)
         })
         .collect();
 
@@ -113,6 +115,24 @@ pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Sta
         pending: pending.into_iter().map(pending_status).collect(),
         notes,
     }
+}
+
+/// The host where the components of this node expect its API server; none where they differ.
+fn local_server(leaves: &[(CertName, Leaf)]) -> Option<String> {
+    let server = |wanted: CertName| {
+        let (_, leaf) = leaves.iter().find(|(name, _)| *name == wanted)?;
+        leaf.kubeconfig.as_ref()?.server.as_deref()
+    };
+    let server = server(CertName::ControllerManagerConf)
+        .filter(|one| server(CertName::SchedulerConf) == Some(*one))?;
+    let authority = server.strip_prefix("https://")?.split('/').next()?;
+    let host = match authority.strip_prefix('[') {
+        Some(v6) => v6.split(']').next()?,
+        None => authority
+            .rsplit_once(':')
+            .map_or(authority, |(host, _)| host),
+    };
+    Some(host.to_owned())
 }
 
 struct Node<'a> {
@@ -325,21 +345,22 @@ impl Node<'_> {
         )
     }
 
-    /// Remarks about a file that holds a private key, and about one that others may change.
-    fn exposure(&self, file: &FileStatus) -> Option<String> {
+    /// What is wrong with the mode of a file that holds a private key, or of one that is trusted.
+    fn exposure(&self, file: &FileStatus) -> Option<Fault> {
         let Access { mode, .. } = file.access.filter(|access| access.regular)?;
         let here = self.here(Path::new(&file.path));
-        if file.secret && mode & 0o004 != 0 {
-            Some(format!(
+        let words = if file.secret && mode & 0o007 != 0 {
+            format!(
                 "{here} holds a private key and has mode {mode:04o}: every user of this machine can read it; run chmod 600 {here}"
-            ))
+            )
         } else if mode & 0o002 != 0 {
-            Some(format!(
+            format!(
                 "{here} has mode {mode:04o}: every user of this machine can change it; run chmod o-w {here}"
-            ))
+            )
         } else {
-            None
-        }
+            return None;
+        };
+        Some(Fault::new(Trouble::Exposed, words))
     }
 }
 
@@ -546,7 +567,14 @@ impl Node<'_> {
         }
     }
 
-    fn judge(&self, name: CertName, leaf: Leaf, bundle: Option<&Bundle>) -> CertStatus {
+    /// `server` is a host that the API server must have a name for.
+    fn judge(
+        &self,
+        name: CertName,
+        leaf: Leaf,
+        bundle: Option<&Bundle>,
+        server: Option<&str>,
+    ) -> CertStatus {
         let mut faults = Vec::new();
         let mut remarks = leaf.remarks;
         let mut verified = None;
@@ -563,6 +591,13 @@ impl Node<'_> {
                     "the key does not match the certificate: they do not belong together; issue it anew, or restore the file that was lost",
                 ));
             }
+            let mut misplaced = assess::misplaced(name, certificate);
+            misplaced.extend(server.and_then(|server| assess::lacks_host(certificate, server)));
+            faults.extend(
+                misplaced
+                    .iter()
+                    .map(|difference| Fault::new(Trouble::Misplaced, difference.to_string())),
+            );
             verified = self.verify(name, chain, bundle, &mut faults, &mut remarks);
         }
         let kubeconfig = leaf
@@ -575,7 +610,7 @@ impl Node<'_> {
             .map(|chain| self.facts(chain.leaf(), chain.intermediates().len()));
         faults.extend(leaf.chain.err());
         faults.extend(leaf.key.err());
-        remarks.extend(leaf.files.iter().filter_map(|file| self.exposure(file)));
+        faults.extend(leaf.files.iter().filter_map(|file| self.exposure(file)));
         let state = gravest(&faults);
         let (problems, troubles) = told(faults);
         CertStatus {
@@ -663,6 +698,10 @@ impl Node<'_> {
                 continue;
             }
             good = false;
+            // Reported whether or not there is an authority to verify it under.
+            if difference == Difference::IsCa {
+                continue;
+            }
             let anchors = || {
                 format!(
                     "in {}: its issuer is {}, the anchor there is {trust}",
@@ -849,7 +888,7 @@ impl Node<'_> {
         if let Err(fault) = &trust {
             faults.push(Fault::new(fault.trouble, fault.words.clone()));
         }
-        remarks.extend(files.iter().filter_map(|file| self.exposure(file)));
+        faults.extend(files.iter().filter_map(|file| self.exposure(file)));
         let state = gravest(&faults);
         let (problems, troubles) = told(faults);
         Bundle {
@@ -907,7 +946,7 @@ impl Node<'_> {
                 faults.extend(public.err());
             }
         }
-        remarks.extend(files.iter().filter_map(|file| self.exposure(file)));
+        faults.extend(files.iter().filter_map(|file| self.exposure(file)));
         let state = gravest(&faults);
         let (problems, troubles) = told(faults);
         ServiceAccountStatus {

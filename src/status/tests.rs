@@ -11,7 +11,8 @@ use super::*;
 use crate::kubeconfig::{Credentials, Kubeconfig};
 use crate::store::{Durability, Root, Ticket};
 use crate::x509::{
-    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+    Certificate, CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
+    Subject,
 };
 
 const NOW: OffsetDateTime = datetime!(2026-11-20 09:57:29 UTC);
@@ -188,9 +189,13 @@ fn a_healthy_node() {
     let server = status.certificate(CertName::Apiserver).unwrap();
     assert_eq!(server.verified, Some(true));
     let facts = server.certificate.as_ref().unwrap();
-    assert_eq!(facts.subject, "O=group, CN=apiserver");
-    assert_eq!(facts.sans, ["DNS:apiserver.example.com", "IP:192.0.2.11"]);
-    assert_eq!(facts.usages, ["client auth"]);
+    assert_eq!(facts.subject, "CN=apiserver");
+    assert_eq!(
+        facts.sans[..2],
+        ["DNS:kubernetes", "DNS:kubernetes.default"]
+    );
+    assert_eq!(facts.sans[3..], ["IP:192.0.2.11", "IP:127.0.0.1"]);
+    assert_eq!(facts.usages, ["server auth"]);
     assert_eq!(facts.key, "ECDSA-P256");
     assert_eq!(facts.issuer, "CN=kubernetes");
     assert_eq!(facts.residual_seconds, 365 * 24 * 60 * 60);
@@ -542,14 +547,149 @@ fn keys_that_everybody_reads() {
     let words = "mode 0644: every user of this machine can read it";
     for name in [CertName::Apiserver, CertName::AdminConf] {
         let row = node.row(name);
-        assert_eq!(row.state, State::Ok);
-        assert!(row.remarks[0].contains(words), "{:?}", row.remarks);
+        assert_eq!(row.state, State::Unsafe);
+        assert!(row.problems[0].contains(words), "{:?}", row.problems);
     }
     let status = node.status();
     let ca = status.authority(Authority::Ca).unwrap();
     assert!(ca.has_key);
-    assert!(ca.remarks[0].contains(words), "{:?}", ca.remarks);
+    assert_eq!(ca.state, State::Unsafe);
+    assert!(ca.problems[0].contains(words), "{:?}", ca.problems);
     assert!(table(&status, false).contains("ECDSA-P256   on this node\n"));
+}
+
+#[test]
+fn calls_certificate_unsafe_that_does_not_fit_its_place() {
+    type Change = fn(&mut Profile);
+    let masters: Change = |profile| profile.subject.organizations = vec!["system:masters".into()];
+    let nothing: Change = |_| {};
+    for (name, change, words) in [
+        (CertName::Apiserver, nothing, ""),
+        (
+            CertName::Apiserver,
+            masters,
+            "O \"system:masters\" is not wanted",
+        ),
+        (
+            CertName::SchedulerConf,
+            masters,
+            "O \"system:masters\" is not wanted",
+        ),
+        (
+            CertName::KubeletConf,
+            masters,
+            "O \"system:masters\" is not wanted",
+        ),
+        (
+            CertName::EtcdPeer,
+            masters,
+            "O \"system:masters\" is not wanted",
+        ),
+        // kubeadm before 1.29.
+        (CertName::AdminConf, masters, ""),
+        (CertName::ApiserverKubeletClient, masters, ""),
+        (CertName::ApiserverEtcdClient, masters, ""),
+        (
+            CertName::ControllerManagerConf,
+            |profile| profile.subject.organizations = vec!["kubeadm:cluster-admins".into()],
+            "O \"kubeadm:cluster-admins\" is not wanted",
+        ),
+        (
+            CertName::ControllerManagerConf,
+            |profile| profile.subject.common_name = "system:kube-scheduler".into(),
+            "wanted \"system:kube-controller-manager\"",
+        ),
+        (
+            CertName::KubeletConf,
+            |profile| profile.subject.organizations.clear(),
+            "O \"system:nodes\" is missing",
+        ),
+        (
+            CertName::KubeletConf,
+            |profile| profile.subject.common_name = "cp1".into(),
+            "wanted \"system:node:NAME\"",
+        ),
+        (
+            CertName::Apiserver,
+            |profile| profile.sans = Sans::default(),
+            "SAN DNS:kubernetes.default.svc is missing",
+        ),
+        (
+            CertName::Apiserver,
+            |profile| profile.sans.ips = vec!["192.0.2.99".parse().unwrap()],
+            "SAN IP:192.0.2.11 is missing",
+        ),
+        (
+            CertName::EtcdServer,
+            |profile| profile.sans.ips.clear(),
+            "SAN IP:127.0.0.1 is missing",
+        ),
+        (
+            CertName::Apiserver,
+            |profile| profile.usages = vec![ExtendedUsage::ClientAuth],
+            "extended key usage server auth is missing",
+        ),
+        (
+            CertName::FrontProxyClient,
+            |profile| profile.usages = vec![ExtendedUsage::ServerAuth],
+            "extended key usage client auth is missing",
+        ),
+    ] {
+        let node = TestNode::control_plane();
+        let made = authority(name.authority().common_name());
+        let ca = match name.authority() {
+            Authority::Ca => &node.ca,
+            other => {
+                let file = format!("pki/{}.crt", other.base_name());
+                node.write(&file, &made.bundle().to_pem());
+                &made
+            }
+        };
+        let base = name.base_name().rsplit('/').next().unwrap();
+        let mut profile = profile(base, 365);
+        change(&mut profile);
+        node.place(ca, name, &profile);
+        let row = node.row(name);
+        let problems = row.problems.join("; ");
+        match words {
+            "" => assert_eq!(row.state, State::Ok, "{name}: {problems}"),
+            words => {
+                assert_eq!(row.state, State::Unsafe, "{name}: {problems}");
+                assert!(problems.contains(words), "{name}: {problems}");
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_leaf_unsafe_that_may_sign_certificates() {
+    for (is_ca, words) in [
+        (true, "it is a CA certificate, a leaf is wanted"),
+        (false, "key usage certificate sign is not wanted on a leaf"),
+    ] {
+        let node = TestNode::control_plane();
+        let key = key();
+        let mut parameters = rcgen::CertificateParams::new(vec!["kubernetes".to_owned()]).unwrap();
+        parameters.key_usages = vec![
+            rcgen::KeyUsagePurpose::DigitalSignature,
+            rcgen::KeyUsagePurpose::KeyCertSign,
+        ];
+        parameters.is_ca = match is_ca {
+            true => rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained),
+            false => rcgen::IsCa::ExplicitNoCa,
+        };
+        let leaf = parameters.self_signed(&key).unwrap();
+        let leaf = Certificate::from_der(leaf.der()).unwrap();
+        node.write("pki/apiserver.crt", &leaf.to_pem());
+        node.write("pki/apiserver.key", &key.to_pem());
+        let row = node.row(CertName::Apiserver);
+        assert!(row.state >= State::Unsafe, "{:?}", row.problems);
+        assert!(
+            row.problems.iter().any(|problem| problem == words),
+            "{:?}",
+            row.problems
+        );
+    }
 }
 
 #[test]
@@ -812,6 +952,26 @@ impl TestNode {
         self.write(&format!("{base}.key"), &key);
     }
 
+    /// A certificate of this profile in its place.
+    fn place(&self, ca: &CertificateAuthority, name: CertName, profile: &Profile) {
+        let key = key();
+        let leaf = ca.issue(key.public_key(), profile, NOW).unwrap().to_pem();
+        let (base, pem) = (name.base_name(), key.to_pem());
+        if !name.is_kubeconfig() {
+            self.write(&format!("pki/{base}.crt"), &leaf);
+            self.write(&format!("pki/{base}.key"), &pem);
+            return;
+        }
+        let credentials = Credentials {
+            server: "https://192.0.2.11:6443",
+            authority: &ca.bundle().first().to_pem(),
+            certificate: &leaf,
+            key: &pem,
+        };
+        let document = Kubeconfig::new("kubernetes", "user", &credentials);
+        self.write(base, &document.to_yaml());
+    }
+
     fn kubeconfig(
         &self,
         issuer: &CertificateAuthority,
@@ -866,17 +1026,41 @@ fn authority(name: &str) -> CertificateAuthority {
     CertificateAuthority::self_signed(name, key(), NOW, lifetime).unwrap()
 }
 
-fn profile(name: &str, days: u64) -> Profile {
+/// What kubeadm puts into the certificate of a file.
+fn profile(file: &str, days: u64) -> Profile {
+    let (common_name, organization) = match file {
+        "admin.conf" => ("kubernetes-admin", Some("kubeadm:cluster-admins")),
+        "controller-manager.conf" => ("system:kube-controller-manager", None),
+        "scheduler.conf" => ("system:kube-scheduler", None),
+        "kubelet" | "kubelet.conf" => ("system:node:cp1", Some("system:nodes")),
+        "apiserver-kubelet-client" => ("kube-apiserver-kubelet-client", None),
+        other => (other, None),
+    };
+    let services = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"];
+    let dns: Vec<String> = match file {
+        "apiserver" => services.map(str::to_owned).to_vec(),
+        "server" | "peer" => vec!["localhost".to_owned()],
+        _ => Vec::new(),
+    };
+    let ips = ["192.0.2.11", "127.0.0.1"].map(|ip| ip.parse().unwrap());
+    let both = [ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth];
     Profile {
         subject: Subject {
-            common_name: name.to_owned(),
-            organizations: vec!["group".to_owned()],
+            common_name: common_name.to_owned(),
+            organizations: organization.map(str::to_owned).into_iter().collect(),
         },
         sans: Sans {
-            dns: vec![format!("{name}.example.com")],
-            ips: vec!["192.0.2.11".parse().unwrap()],
+            ips: match dns.is_empty() {
+                true => Vec::new(),
+                false => ips.to_vec(),
+            },
+            dns,
         },
-        usages: vec![ExtendedUsage::ClientAuth],
+        usages: match file {
+            "apiserver" => vec![ExtendedUsage::ServerAuth],
+            "server" | "peer" => both.to_vec(),
+            _ => vec![ExtendedUsage::ClientAuth],
+        },
         key: KeyAlgorithm::EcdsaP256,
         lifetime: std::time::Duration::from_secs(days * DAYS),
     }

@@ -146,6 +146,17 @@ pub fn path_differences(
     found
 }
 
+/// What keeps a leaf from these usages, and what makes it an authority; usages beyond them do not count.
+pub fn usage_differences(leaf: &Certificate, usages: &[ExtendedUsage]) -> Vec<Difference> {
+    let mut found = Vec::new();
+    if leaf.is_ca() {
+        found.push(Difference::IsCa);
+    }
+    compare_extended_usages(leaf, usages, &mut found);
+    compare_key_usage(leaf, &mut found);
+    found
+}
+
 /// True when `chain` leads to `trust` and every certificate in it is valid now; names and usages do not count.
 pub fn verifies(chain: &Chain, trust: &TrustBundle, now: OffsetDateTime) -> bool {
     let leaf = chain.leaf();
@@ -237,11 +248,7 @@ fn compare_usages(
     found: &mut Vec<Difference>,
 ) {
     let has = leaf.extended_usages().unwrap_or_default();
-    for usage in &profile.usages {
-        if !has.contains(&usage.to_string()) {
-            found.push(Difference::UsageMissing(*usage));
-        }
-    }
+    compare_extended_usages(leaf, &profile.usages, found);
     let tolerated: &[ExtendedUsage] = if tolerance.extra_usages {
         &[ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
     } else {
@@ -253,6 +260,22 @@ fn compare_usages(
             found.push(Difference::UsageExtra(usage.clone()));
         }
     }
+    compare_key_usage(leaf, found);
+}
+
+fn compare_extended_usages(
+    leaf: &Certificate,
+    wanted: &[ExtendedUsage],
+    found: &mut Vec<Difference>,
+) {
+    let has = leaf.extended_usages().unwrap_or_default();
+    let missing = wanted
+        .iter()
+        .filter(|usage| !has.contains(&usage.to_string()));
+    found.extend(missing.copied().map(Difference::UsageMissing));
+}
+
+fn compare_key_usage(leaf: &Certificate, found: &mut Vec<Difference>) {
     // Without the extension every usage is allowed (RFC 5280, 4.2.1.3).
     if let Some(usage) = leaf.key_usage() {
         if !usage.digital_signature {

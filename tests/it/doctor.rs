@@ -503,6 +503,108 @@ fn each_damage_is_found_and_nothing_else() {
     }
 }
 
+/// Signs a certificate for the key in place with the CA key of the node, as a signer that lies would.
+const SIGN: &str = "sign() { # CERTIFICATE SUBJECT EXTENSIONS…
+    base=$1; ca=ca; case $base in etcd/*|apiserver-etcd*) ca=etcd/ca;; front*) ca=front-proxy-ca;; esac
+    subject=$2; shift 2; printf '%s\\n' \"$@\" >ext
+    openssl req -new -key pki/$base.key -subj \"$subject\" -out csr
+    openssl x509 -req -in csr -CA pki/$ca.crt -CAkey pki/$ca.key -CAcreateserial -days 300 -extfile ext -out pki/$base.crt
+    rm -f csr ext pki/*.srl pki/etcd/*.srl
+    }
+    embed() { # KUBECONFIG SUBJECT
+    sed -n 's/.*client-key-data: //p' $1 | base64 -d >pki/x.key
+    sign x \"$2\" keyUsage=digitalSignature,keyEncipherment extendedKeyUsage=clientAuth
+    sed -i \"s|client-certificate-data:.*|client-certificate-data: $(base64 -w0 pki/x.crt)|\" $1; rm pki/x.*
+    }
+    SANS=DNS:cp1,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local,IP:10.96.0.1,IP:192.0.2.11
+";
+
+#[test]
+fn reports_errors_for_certificates_that_do_not_fit_their_place() {
+    const USAGE: &str = "keyUsage=digitalSignature,keyEncipherment";
+    let apiserver = |usage: &str, extended: &str, sans: &str| {
+        format!(
+            "sign apiserver /CN=kube-apiserver keyUsage={usage} extendedKeyUsage={extended} subjectAltName={sans}"
+        )
+    };
+    let sound = "digitalSignature,keyEncipherment";
+    let masters = "/O=system:masters/CN=kube-apiserver-kubelet-client";
+    let client = format!("{USAGE} extendedKeyUsage=clientAuth");
+    for (change, bare, configured) in [
+        (apiserver(sound, "serverAuth", "$SANS"), &[][..], &[][..]),
+        (
+            "embed scheduler.conf /O=system:masters/CN=system:kube-scheduler".to_owned(),
+            &["error system-masters"],
+            &["error system-masters"],
+        ),
+        (
+            "embed kubelet.conf /O=system:nodes/O=system:masters/CN=system:node:cp1".to_owned(),
+            &["error system-masters"],
+            &["error system-masters"],
+        ),
+        (
+            format!("sign front-proxy-client /O=system:masters/CN=front-proxy-client {client}"),
+            &["error system-masters"],
+            &["error system-masters"],
+        ),
+        // Of kubeadm before 1.29, which a renewal by kubeadm keeps.
+        (
+            format!("sign apiserver-kubelet-client {masters} {client}"),
+            &[],
+            &["warning system-masters"],
+        ),
+        (
+            "embed controller-manager.conf /O=kubeadm:cluster-admins/CN=system:kube-controller-manager".to_owned(),
+            &["error misplaced-certificate"],
+            &["error misplaced-certificate"],
+        ),
+        (
+            apiserver("digitalSignature,keyEncipherment,keyCertSign", "serverAuth", "$SANS"),
+            &["error misplaced-certificate"],
+            &["error misplaced-certificate"],
+        ),
+        (
+            format!("{} basicConstraints=critical,CA:TRUE", apiserver(sound, "serverAuth", "$SANS")),
+            &["error misplaced-certificate"],
+            &["error misplaced-certificate"],
+        ),
+        (
+            apiserver(sound, "clientAuth", "$SANS"),
+            &["error misplaced-certificate"],
+            &["error misplaced-certificate", "error not-as-configured"],
+        ),
+        (
+            apiserver(sound, "serverAuth,clientAuth", "$SANS"),
+            &[],
+            &["error not-as-configured"],
+        ),
+        (
+            apiserver("keyAgreement", "serverAuth", "$SANS"),
+            &["error misplaced-certificate"],
+            &["error misplaced-certificate"],
+        ),
+        (
+            apiserver(sound, "serverAuth", "DNS:cp1"),
+            &["error address-drift", "error misplaced-certificate"],
+            &["error address-drift", "error misplaced-certificate", "error not-as-configured"],
+        ),
+        (
+            apiserver(sound, "serverAuth", "${SANS/IP:10.96.0.1,/}"),
+            &[],
+            &["error not-as-configured"],
+        ),
+        (
+            apiserver(sound, "serverAuth", "$SANS,DNS:extra.example.com"),
+            &[],
+            &["warning not-as-configured"],
+        ),
+    ] {
+        let patient = Patient::after(&format!("{SIGN}{change}"));
+        patient.doctor(&[]).exactly(bare, &change);
+        patient.configured_doctor(CONFIG).exactly(configured, &change);
+    }
+}
+
 #[test]
 fn what_the_kubelet_keeps_is_looked_at() {
     const ROTATED: &str = "
@@ -593,12 +695,17 @@ fn the_configuration_is_compared() {
     let with = |from: &str, to: &str| sound.configured_doctor(&CONFIG.replace(from, to));
     let node = with("name: cp1", "name: cp2");
     node.exactly(
-        &["error kubelet-other-node", "warning not-as-configured"],
+        &[
+            "error kubelet-other-node",
+            "error not-as-configured",
+            "warning not-as-configured",
+        ],
         "another node name",
     );
     let address = with("192.0.2.11", "192.0.2.12");
     address.exactly(
         &[
+            "error not-as-configured",
             "warning address-drift",
             "warning kubeconfig-server",
             "warning not-as-configured",
