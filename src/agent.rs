@@ -29,10 +29,10 @@ use time::OffsetDateTime;
 
 use crate::assess::Action;
 use crate::names::Authority;
-use crate::plan::{CertSpec, Plan};
+use crate::plan::{CertSpec, Output, Plan};
 use crate::schedule::Rotation;
-use crate::signer::{Identity, Kind, Renewal, Signer, Wanted};
-use crate::store::{self, Root, Store};
+use crate::signer::{Identity, Kind, Rejection, Renewal, Signer, Wanted};
+use crate::store::{self, KnownDirectories, Root, Store};
 use crate::x509::TrustBundle;
 
 pub use clock::{ClockPolicy, Floor, floor};
@@ -173,6 +173,38 @@ impl Setup {
     }
 }
 
+/// The directories in which an interrupted run of a configuration can have left something to be finished.
+pub(crate) fn known_directories<'a>(
+    outputs: impl Iterator<Item = &'a Output>,
+    files: impl Iterator<Item = &'a Path>,
+) -> KnownDirectories {
+    let mut known = KnownDirectories::default().with_files(files);
+    for output in outputs {
+        known = known.with_files(output.paths());
+        if let Output::Kubeconfig {
+            store: Some(store), ..
+        } = output
+        {
+            known = known.with_directory(&store.dir);
+        }
+    }
+    known
+}
+
+impl Setup {
+    fn known_directories(&self) -> KnownDirectories {
+        let plan = &self.plan;
+        let bundles = plan.bundles.iter().map(|bundle| bundle.path.as_path());
+        let pair = plan
+            .service_account
+            .iter()
+            .map(|pair| pair.private.as_path());
+        let provided = self.provided.files.iter().map(|file| file.path.as_path());
+        let outputs = plan.certs.iter().map(|spec| &spec.output);
+        known_directories(outputs, bundles.chain(pair).chain(provided))
+    }
+}
+
 /// Gives the node everything that its plan says, as far as the signers answer in time.
 ///
 /// Idempotent: where nothing is missing nothing is written and nobody is asked.
@@ -204,7 +236,7 @@ pub(crate) fn open_store(
     clock: Clock,
 ) -> Result<(Store, Vec<String>), Failure> {
     let locked = root.lock(setup.lock_wait, command)?;
-    let (store, recovery) = locked.recover(clock())?;
+    let (store, recovery) = locked.recover_in(&setup.known_directories(), clock())?;
     Ok((store, recovery_notes(&recovery)))
 }
 
@@ -266,21 +298,48 @@ async fn bootstrap_in(
 
 /// Before a key is made: can every signer carry what it would be asked for?
 fn preflight(setup: &Setup, survey: &Survey) -> Result<(), Failure> {
-    let mut rejections: Vec<String> = Vec::new();
-    let failures = survey
-        .to_issue()
-        .filter_map(|cert| setup.preflight(&cert.spec).err());
-    for message in failures.flat_map(|failure| failure.messages) {
-        // A missing signer is missing for all its certificates.
-        if !rejections.contains(&message) {
-            rejections.push(message);
+    let mut messages: Vec<String> = Vec::new();
+    let mut rejections: Vec<(Vec<&str>, Rejection)> = Vec::new();
+    for cert in survey.to_issue() {
+        let spec = &cert.spec;
+        let rejection = match setup.signer(spec.authority) {
+            Ok((_, signer)) => match signer.preflight(&wanted(spec)) {
+                Ok(()) => continue,
+                Err(rejection) => rejection,
+            },
+            Err(failure) => {
+                // A missing signer is missing for all its certificates.
+                for message in failure.messages {
+                    if !messages.contains(&message) {
+                        messages.push(message);
+                    }
+                }
+                continue;
+            }
+        };
+        let same = rejections.iter_mut().find(|(_, known)| {
+            (&known.signer, &known.reason, &known.advice)
+                == (&rejection.signer, &rejection.reason, &rejection.advice)
+        });
+        match same {
+            Some((names, _)) => names.push(spec.name.as_str()),
+            None => rejections.push((vec![spec.name.as_str()], rejection)),
         }
     }
-    match rejections.is_empty() {
+    messages.extend(rejections.into_iter().map(|(names, rejection)| {
+        format!(
+            "{} cannot sign {}: {}; {}",
+            rejection.signer,
+            names.join(", "),
+            rejection.reason,
+            rejection.advice
+        )
+    }));
+    match messages.is_empty() {
         true => Ok(()),
         false => Err(Failure {
             code: ExitCode::Configuration,
-            messages: rejections,
+            messages,
         }),
     }
 }

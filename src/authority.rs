@@ -29,16 +29,17 @@ pub mod report;
 mod step;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 use time::OffsetDateTime;
 
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Setup};
 use crate::failpoint;
-use crate::load::{self, Loaded};
+use crate::load::{self, KubeconfigFile, Loaded};
 use crate::names::Authority;
 use crate::rotation;
+use crate::settings::Argument;
 use crate::store::Root;
 use crate::x509::{Certificate, TrustBundle, certificates_of, hex};
 
@@ -56,7 +57,7 @@ pub struct Wish {
     /// What is known of the other nodes.
     pub peers: Peers,
     /// Asks the cluster which nodes there are; `None` asks nobody.
-    pub kubeconfig: Option<PathBuf>,
+    pub kubeconfig: Option<KubeconfigFile>,
 }
 
 /// What a step did, or would do.
@@ -162,7 +163,7 @@ pub fn status(
 /// A kubeconfig that cannot be used.
 pub async fn look(
     root: &Root,
-    kubeconfig: &Path,
+    kubeconfig: &Argument,
     setup: &Setup,
     authority: Authority,
     now: OffsetDateTime,
@@ -181,7 +182,7 @@ pub async fn stage(
     root: &Root,
     setup: &Setup,
     wish: &Wish,
-    file: Option<&Path>,
+    file: Option<&Argument>,
     clock: Clock,
 ) -> Result<Outcome, Failure> {
     let now = clock();
@@ -432,9 +433,8 @@ fn others_business(authority: Authority) -> Vec<String> {
     notes.iter().map(ToString::to_string).collect()
 }
 
-fn read_certificates(root: &Root, path: &Path) -> Result<Vec<Certificate>, Failure> {
-    let (there, inside) = load::root_of(root, path)?;
-    let Some(content) = there.read(&inside)? else {
+fn read_certificates(root: &Root, path: &Argument) -> Result<Vec<Certificate>, Failure> {
+    let Some(content) = load::argument(root, path)?.read()? else {
         return Err(Failure::new(
             ExitCode::Usage,
             format!(

@@ -31,7 +31,7 @@ use crate::load::{self, Inputs};
 use crate::names::{Authority, CertName};
 use crate::plan::{self, Plan};
 use crate::policy::Policy;
-use crate::settings::Settings;
+use crate::settings::{Argument, Origin, Settings};
 use crate::signer::Identity;
 use crate::store::{Root, STATE_DIR};
 use crate::x509::TrustBundle;
@@ -58,9 +58,9 @@ pub struct Order {
     /// etcd is somebody else's, as `etcd.external` says too.
     pub external_etcd: bool,
     /// The authorities' certificates, laid out as kubeadm's.
-    pub ca_dir: Option<PathBuf>,
+    pub ca_dir: Option<Argument>,
     /// Directory for keys and certificates, instead of the one below `/var/lib/nodepki/capi`.
-    pub state: Option<PathBuf>,
+    pub state: Option<Argument>,
 }
 
 /// A run, ready.
@@ -89,7 +89,7 @@ pub fn load(
     let (settings, mut warnings) = load::read_settings(root, inputs)?;
     let mut sources = Vec::new();
     for path in &inputs.stand_ins.kubeadm_configs {
-        let text = load::read_named(root, path).map_err(|error| {
+        let text = load::read_argument(root, path).map_err(|error| {
             Failure::new(
                 ExitCode::Configuration,
                 format!("{}: {error}", path.display()),
@@ -234,14 +234,19 @@ fn given(
 ) -> Result<BTreeMap<Authority, (String, TrustBundle)>, Failure> {
     let mut bundles = BTreeMap::new();
     for authority in Authority::ALL {
-        let in_dir = |dir: &PathBuf| dir.join(format!("{}.crt", authority.base_name()));
         let of_settings = settings.authorities.get(&authority);
         let path = match &order.ca_dir {
-            Some(dir) => Some(in_dir(dir)),
-            None => of_settings.and_then(|settings| settings.trust_file.clone()),
+            Some(dir) => {
+                let name = format!("{}.crt", authority.base_name());
+                Some((Origin::CommandLine, dir.as_given().join(name)))
+            }
+            None => {
+                of_settings.and_then(|trust| Some((settings.origin, trust.trust_file.clone()?)))
+            }
         };
         // An external etcd's CA is none of ours.
-        let Some(path) = path.filter(|_| authority != Authority::EtcdCa || !order.external_etcd)
+        let Some((origin, path)) =
+            path.filter(|_| authority != Authority::EtcdCa || !order.external_etcd)
         else {
             continue;
         };
@@ -254,9 +259,10 @@ fn given(
                 ),
             )
         };
-        let text = load::read_named(root, &path).map_err(|error| wrong(error.to_string()))?;
+        let found = load::defined(root, origin, &path)?.read()?;
+        let found = found.ok_or_else(|| wrong("does not exist".to_owned()))?;
         let bundle =
-            TrustBundle::from_pem(text.as_bytes()).map_err(|error| wrong(error.to_string()))?;
+            TrustBundle::from_pem(&found.bytes).map_err(|error| wrong(error.to_string()))?;
         bundles.insert(authority, (path.display().to_string(), bundle));
     }
     Ok(bundles)
@@ -265,7 +271,10 @@ fn given(
 /// The cluster's directory, made when there is none.
 fn state(root: &Root, order: &Order) -> Result<Root, Failure> {
     let (place, path) = match &order.state {
-        Some(path) => load::root_of(root, path)?,
+        Some(path) => {
+            let found = load::argument(root, path)?;
+            (found.root, found.path)
+        }
         None => {
             // The store wants its own state directory closed, whoever makes it.
             root.create_dir(STATE_DIR, 0o700)?;

@@ -18,7 +18,7 @@ use crate::kubeadm::{Cluster, Etcd};
 use crate::kubeapi::{self, Api, Resource};
 use crate::names::Authority;
 use crate::sharedcerts::{self, CertificateKey, Entry, NAMESPACE, SECRET, SharedCerts, UPLOAD};
-use crate::store::{Commit, Mode, Root};
+use crate::store::{Commit, KnownDirectories, Mode, Root};
 use crate::x509::rfc3339;
 
 /// kubeadm's `DefaultCertTokenDuration`.
@@ -212,7 +212,12 @@ pub async fn download(
         }
     }
     let locked = root.lock(what.lock_wait, "certs download")?;
-    let (mut store, recovery) = locked.recover(clock())?;
+    let paths: Vec<PathBuf> = shared(what.cluster)
+        .into_iter()
+        .filter_map(|entry| path(what.cluster, entry))
+        .collect();
+    let known = KnownDirectories::default().with_files(paths.iter().map(PathBuf::as_path));
+    let (mut store, recovery) = locked.recover_in(&known, clock())?;
     notes.extend(recovery_notes(&recovery));
     let rows = compare(store.root(), &certs, what)?;
     let mut commit = Commit::new();

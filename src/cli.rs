@@ -32,7 +32,7 @@ use crate::metrics::{self, Metrics};
 use crate::names::{Authority, CertName};
 use crate::plan;
 use crate::rotation;
-use crate::settings::{Settings, StandIns};
+use crate::settings::{Argument, Settings, StandIns};
 use crate::signer::{self, Identity, Kind, Part};
 use crate::status;
 use crate::store::Root;
@@ -70,7 +70,7 @@ struct Cli {
 struct Global {
     /// Configuration file, instead of /etc/nodepki/config.yaml and the fragments beside it
     #[arg(help_heading = GLOBAL, long, global = true, value_name = "FILE")]
-    config: Option<PathBuf>,
+    config: Option<Argument>,
     /// Work on the system below DIR: every path, the state directory and the host name are taken there
     #[arg(help_heading = GLOBAL, long, global = true, value_name = "DIR", default_value = "/")]
     root: PathBuf,
@@ -158,7 +158,7 @@ enum Command {
         dir: PathBuf,
         /// kubeadm configuration to use instead of the built-in example
         #[arg(long, value_name = "FILE")]
-        kubeadm_config: Vec<PathBuf>,
+        kubeadm_config: Vec<Argument>,
     },
     /// Print shell completions
     Completions {
@@ -177,7 +177,7 @@ enum Command {
 struct Sources {
     /// kubeadm configuration file, instead of the configured ones; may be repeated
     #[arg(long, value_name = "FILE")]
-    kubeadm_config: Vec<PathBuf>,
+    kubeadm_config: Vec<Argument>,
     /// Signer for all authorities: embedded, local:DIR, directory:DIR or exec:PATH
     #[arg(long, value_name = "SIGNER")]
     signer: Option<signer::Config>,
@@ -382,7 +382,7 @@ impl Global {
         let Some(plan::Output::Kubeconfig { path, .. }) = spec.map(|spec| &spec.output) else {
             return Ok(());
         };
-        let api = load::cluster(&root, path)?;
+        let api = load::cluster(&root, path.as_path())?;
         runtime()?.block_on(join::compare_service_account(&root, &loaded.setup, &api))
     }
 
@@ -475,7 +475,7 @@ impl Global {
         }
     }
 
-    fn demo(&self, dir: &Path, kubeadm_configs: Vec<PathBuf>) -> Result<ExitCode, Failure> {
+    fn demo(&self, dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<ExitCode, Failure> {
         let (root, inputs) = demo::prepare(dir, kubeadm_configs)?;
         let loaded = load::load(&root, &inputs, now())?;
         warn(&loaded.warnings);

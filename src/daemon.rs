@@ -24,7 +24,7 @@ use crate::load::{self, Inputs, Loaded};
 use crate::metrics::{self, Metrics};
 use crate::plan::Output;
 use crate::rotation;
-use crate::settings::{FRAGMENT_DIRECTORIES, MAIN_FILE};
+use crate::settings::{Argument, FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::signer::Carry;
 use crate::store::{self, Root};
 
@@ -96,7 +96,7 @@ pub async fn run(
     let read = async || load::load_running(root, inputs, clock).await;
     let daemon = Daemon {
         root,
-        config: inputs.config.as_deref(),
+        config: inputs.config.as_ref(),
         clock,
         progress,
         surroundings: system,
@@ -107,7 +107,7 @@ pub async fn run(
 struct Daemon<'a, S> {
     root: &'a Root,
     /// The one file that is the configuration, if a person named one.
-    config: Option<&'a Path>,
+    config: Option<&'a Argument>,
     clock: Clock,
     progress: &'a dyn Progress,
     surroundings: S,
@@ -118,7 +118,7 @@ impl<S: Surroundings> Daemon<'_, S> {
         let loaded = read().await?;
         let settings = &loaded.settings.metrics;
         let metrics = Metrics::new(self.root, settings, &loaded.setup, "daemon");
-        let listener = match settings.listen {
+        let listener = match loaded.metrics_address(self.root) {
             Some(address) => Some(metrics::bind(address).await?),
             None => None,
         };
@@ -326,17 +326,20 @@ impl<S: Surroundings> Daemon<'_, S> {
     fn watched(&self, loaded: &Loaded) -> Result<Watched, Failure> {
         let mut watched = Watched::default();
         match self.config {
-            Some(file) => self.configuration(&mut watched, file)?,
+            Some(file) => self.argument(&mut watched, file)?,
             None => {
-                self.configuration(&mut watched, MAIN_FILE.as_ref())?;
+                watched.file(Matter::Configuration, self.root, MAIN_FILE.as_ref());
                 for directory in FRAGMENT_DIRECTORIES {
                     watched.directory(Matter::Configuration, self.root, directory.as_ref());
                 }
             }
         }
         let kubeadm = &loaded.settings.kubeadm;
+        for file in &kubeadm.arguments {
+            self.argument(&mut watched, file)?;
+        }
         for file in kubeadm.files.iter().chain(&kubeadm.cluster_configuration) {
-            self.configuration(&mut watched, file)?;
+            watched.file(Matter::Configuration, self.root, file);
         }
         let plan = &loaded.setup.plan;
         for spec in &plan.certs {
@@ -354,9 +357,9 @@ impl<S: Surroundings> Daemon<'_, S> {
         Ok(watched)
     }
 
-    fn configuration(&self, watched: &mut Watched, file: &Path) -> Result<(), Failure> {
-        let (root, file) = load::root_of(self.root, file)?;
-        watched.file(Matter::Configuration, &root, &file);
+    fn argument(&self, watched: &mut Watched, file: &Argument) -> Result<(), Failure> {
+        let found = load::argument(self.root, file)?;
+        watched.file(Matter::Configuration, &found.root, &found.path);
         Ok(())
     }
 

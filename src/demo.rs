@@ -3,11 +3,11 @@
 //! Prepares the directory and says with which inputs the ordinary way through [`load`](crate::load) and
 //! [`agent`](crate::agent) goes on; nothing about the job itself is special here.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::agent::{ExitCode, Failure};
 use crate::load::Inputs;
-use crate::settings::StandIns;
+use crate::settings::{Argument, StandIns};
 use crate::signer;
 use crate::store::Root;
 
@@ -36,7 +36,7 @@ apiServer:
 ///
 /// # Errors
 /// When the directory cannot be made or written.
-pub fn prepare(dir: &Path, kubeadm_configs: Vec<PathBuf>) -> Result<(Root, Inputs), Failure> {
+pub fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(Root, Inputs), Failure> {
     std::fs::create_dir_all(dir).map_err(|error| {
         Failure::new(
             ExitCode::NotPermitted,

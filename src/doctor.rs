@@ -27,6 +27,7 @@ use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 
 use crate::load;
+use crate::settings::Argument;
 use crate::store::Root;
 
 use picture::Picture;
@@ -98,7 +99,7 @@ pub struct Inputs {
     /// Certificates directory; `None` for that of the configuration, or kubeadm's default.
     pub certificates_dir: Option<PathBuf>,
     /// For what only the cluster can tell.
-    pub kubeconfig: Option<PathBuf>,
+    pub kubeconfig: Option<Argument>,
 }
 
 /// Looks at a node.

@@ -55,6 +55,14 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 pub trait Files {
     /// The content of the file at the absolute `path`.
     fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>>;
+
+    /// The files that the document at the absolute path `document` may name; `None` if they are the same as its own.
+    ///
+    /// # Errors
+    /// When the document cannot be looked up.
+    fn named_in(&self, _document: &Path) -> io::Result<Option<Rc<dyn Files>>> {
+        Ok(None)
+    }
 }
 
 /// Where a server is and how it is to be believed. All of it comes from configuration.

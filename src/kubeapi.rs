@@ -25,7 +25,7 @@ use crate::http::{
     self, Call, Client, Endpoint, Files, Identity, Method, Response, Url, encode, printable,
 };
 use crate::kubeconfig::Kubeconfig;
-use crate::schema::SecretFile;
+use crate::schema::{NO_CREDENTIALS, SecretFile};
 
 const JSON: &str = "application/json";
 /// What whoever answers says of a refusal, in bytes: it may be anybody.
@@ -405,22 +405,22 @@ impl Api {
         match &self.access {
             Access::Direct { endpoint, token } => {
                 let token = match token {
-                    Some(Token::File(file)) => Some(self.token(file)?),
+                    Some(Token::File(file)) => Some(self.token(&self.files, file)?),
                     Some(Token::Held(token)) => Some(token.clone()),
                     None => None,
                 };
-                Ok((self.client(Endpoint::clone(endpoint))?, token))
+                Ok((self.client(Endpoint::clone(endpoint), &self.files)?, token))
             }
             Access::Kubeconfig { file, timeout } => self.context(file, *timeout),
         }
     }
 
-    fn client(&self, endpoint: Endpoint) -> Result<Client, Error> {
+    fn client(&self, endpoint: Endpoint, files: &Rc<dyn Files>) -> Result<Client, Error> {
         let mut kept = self.client.borrow_mut();
         match kept.as_ref() {
             Some(client) if *client.endpoint() == endpoint => Ok(client.clone()),
             _ => {
-                let client = Client::new(endpoint, Rc::clone(&self.files), self.clock)?;
+                let client = Client::new(endpoint, Rc::clone(files), self.clock)?;
                 Ok(kept.insert(client).clone())
             }
         }
@@ -439,7 +439,12 @@ impl Api {
         };
         const MEND: &str = "make it as `kubectl config view --raw --minify --flatten` prints it";
         let path = self.path(file)?;
-        let bytes = self.read_file(file, &path)?;
+        let bytes = read_file(&self.files, file, &path)?;
+        let files = match self.files.named_in(&path) {
+            Ok(Some(files)) => files,
+            Ok(None) => Rc::clone(&self.files),
+            Err(error) => return Err(unread(file, error)),
+        };
         let text =
             std::str::from_utf8(&bytes).map_err(|_| wrong("is not UTF-8 text".to_owned(), MEND))?;
         let mut current = Kubeconfig::parse(text)
@@ -482,7 +487,7 @@ impl Api {
         };
         let file_of = |name: &Option<String>| {
             name.as_deref()
-                .map(|name| self.read_file(&SecretFile::Path(beside(name)), &beside(name)))
+                .map(|name| read_file(&files, &SecretFile::Path(beside(name)), &beside(name)))
                 .transpose()
         };
         let certificate = match current.certificate.take() {
@@ -494,10 +499,10 @@ impl Api {
             None => file_of(&current.key_file)?,
         };
         let token = match &current.token_file {
-            Some(name) => Some(self.token(&SecretFile::Path(beside(name)))?),
+            Some(name) => Some(self.token(&files, &SecretFile::Path(beside(name)))?),
             None => current.token.take(),
         };
-        let mut client = self.client(endpoint)?;
+        let mut client = self.client(endpoint, &files)?;
         match (certificate, key) {
             (Some(certificate), Some(key)) => {
                 client = client.with_identity(Identity {
@@ -520,20 +525,13 @@ impl Api {
         file.path(self.credentials.as_deref())
             .ok_or_else(|| Error::Local {
                 file: file.to_string(),
-                why: "cannot be read: systemd gave this run no credentials".to_owned(),
+                why: format!("cannot be read: {NO_CREDENTIALS}"),
                 advice: "add LoadCredential= to the unit, or name a path",
             })
     }
 
-    fn read_file(&self, file: &SecretFile, path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
-        self.files.read(path).map_err(|source| Error::Unread {
-            file: file.to_string(),
-            source,
-        })
-    }
-
-    fn token(&self, file: &SecretFile) -> Result<Zeroizing<String>, Error> {
-        let bytes = self.read_file(file, &self.path(file)?)?;
+    fn token(&self, files: &Rc<dyn Files>, file: &SecretFile) -> Result<Zeroizing<String>, Error> {
+        let bytes = read_file(files, file, &self.path(file)?)?;
         let text = std::str::from_utf8(&bytes).map(str::trim);
         // The text is a secret even where it is not a token.
         match text {
@@ -546,6 +544,21 @@ impl Api {
                 advice: "write the token alone into it, on one line",
             }),
         }
+    }
+}
+
+fn read_file(
+    files: &Rc<dyn Files>,
+    file: &SecretFile,
+    path: &Path,
+) -> Result<Zeroizing<Vec<u8>>, Error> {
+    files.read(path).map_err(|source| unread(file, source))
+}
+
+fn unread(file: &SecretFile, source: io::Error) -> Error {
+    Error::Unread {
+        file: file.to_string(),
+        source,
     }
 }
 

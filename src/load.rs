@@ -1,19 +1,19 @@
 //! From files and flags to a [`Setup`]: settings, kubeadm configuration, host facts, signers.
 //!
-//! The one place where the edge's inputs come together. What it reads lies below the root; files that the command line
-//! or a signer's settings name are looked for there first and then on this machine, so that a person in a lab can name
-//! a file beside them.
+//! The one place where the edge's inputs come together. Which paths lead below the root and which to this machine is
+//! decided in `places`.
 
 pub mod certs;
+mod places;
 mod reach;
 mod running;
 mod signers;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::Duration;
 
 use time::OffsetDateTime;
@@ -25,17 +25,22 @@ use crate::machine;
 use crate::names::Authority;
 use crate::plan::{self, Choices};
 use crate::policy::Policy;
-use crate::settings::{self, FromCluster, JoinSettings, KubeletIdentity, Settings, StandIns};
+use crate::settings::{
+    self, Argument, FromCluster, JoinSettings, KubeletIdentity, Origin, Settings, StandIns,
+};
 use crate::signer::Identity;
 use crate::store::Root;
 use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
+use places::DefinedFiles;
+pub use places::KubeconfigFile;
+pub(crate) use places::{Location, argument, defined};
 pub use running::AddressChange;
 use running::Running;
 pub use signers::cluster;
+use signers::credentials;
 pub(crate) use signers::open_signers;
-use signers::{RootedFiles, credentials};
 
 /// How long a run waits for another one to end, unless `--wait` says less.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(60);
@@ -55,7 +60,7 @@ const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Default)]
 pub struct Inputs {
     /// `--config`.
-    pub config: Option<PathBuf>,
+    pub config: Option<Argument>,
     /// What stands in for a configuration file.
     pub stand_ins: StandIns,
     /// `--wait`.
@@ -203,9 +208,10 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
     let Some(join) = known.documents.join().cloned() else {
         return known.assemble_to_keep(root, inputs, false, clock());
     };
-    let files = Rc::new(RootedFiles(root.clone()));
+    let files = DefinedFiles::new(root, Origin::Node);
     let wait = inputs.wait.unwrap_or(known.settings.wait);
-    let cluster = JoinedCluster::new(join, files.clone(), credentials(), clock, wait);
+    let credentials = credentials(root, Origin::Node);
+    let cluster = JoinedCluster::new(join, files, credentials, clock, wait);
     let documents = kubeadm::load(&known.sources);
     let mut fetched = false;
     if asks_cluster(&known.settings, &documents) {
@@ -223,9 +229,10 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
         Role::Worker => JoinSettings::default(),
         _ => loaded.settings.join.clone(),
     };
+    let origin = loaded.settings.origin;
     let certificate_key = || {
         let file = wanted.certificate_key.as_ref();
-        file.map(|file| certs::configured_key(root, file))
+        file.map(|file| certs::configured_key(root, origin, file))
             .transpose()
     };
     let setup = &mut loaded.setup;
@@ -291,7 +298,7 @@ async fn fetch_configuration(
                 .push(format!("{path} is not there to ask the cluster with"));
             continue;
         }
-        let asked = async { crate::certs::configuration(&cluster(root, path.as_ref())?).await };
+        let asked = async { crate::certs::configuration(&cluster(root, Path::new(path))?).await };
         let time = wait.clamp(Duration::from_secs(1), CONFIGURATION_TIMEOUT);
         match tokio::time::timeout(time, asked).await {
             Ok(Ok(given)) => return Ok(given),
@@ -319,13 +326,7 @@ async fn fetch_configuration(
 
 /// Nothing says what the cluster is, with the ways out.
 fn no_configuration(settings: &Settings, is_running: bool) -> Failure {
-    let tried: Vec<_> = settings
-        .kubeadm
-        .files
-        .iter()
-        .map(|path| path.display().to_string())
-        .collect();
-    let tried = tried.join(", ");
+    let tried = settings.kubeadm.shown().join(", ");
     let kept = join::KEPT;
     let message = match is_running {
         true => format!(
@@ -347,6 +348,21 @@ fn has_authority(root: &Root, documents: &kubeadm::Loaded) -> Result<bool, Failu
     let name = format!("{}.crt", Authority::Ca.base_name());
     let found = root.metadata(cluster.certificates_dir.join(name))?;
     Ok(found.is_some_and(|found| found.size > 0))
+}
+
+impl Loaded {
+    /// Where the daemon serves metrics. Settings below `--root` do not make this machine listen.
+    pub(crate) fn metrics_address(&self, root: &Root) -> Option<SocketAddr> {
+        let address = self.settings.metrics.listen?;
+        if places::is_trusted(root, self.settings.origin) {
+            return Some(address);
+        }
+        tracing::warn!(
+            "metrics are not served on {address}: metrics.listen is set by the settings below {}, and those do not open a port of this machine",
+            root.path().display()
+        );
+        None
+    }
 }
 
 /// Whether the ClusterConfiguration is for the cluster to give.
@@ -484,35 +500,49 @@ pub fn check(
 /// # Errors
 /// All faults of all fragments at once.
 pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults), Failure> {
-    let list = |directory: &Path| names_in(root, directory);
+    let list = |directory: &Path| match root.list(directory) {
+        // A rescue system often binds its own /run into the root.
+        Err(error) if error.is_this_machine() => Ok(Vec::new()),
+        listed => listed.map(texts).map_err(io::Error::other),
+    };
     let read = |path: &Path| match &inputs.config {
-        Some(named) if named == path => read_named(root, path).map(Some),
+        Some(named) if named.as_given() == path => read_argument(root, named).map(Some),
         _ => root
             .read(path)
             .map_err(io::Error::other)?
             .map(|content| text(path, &content.bytes))
             .transpose(),
     };
-    let fragments = settings::collect(inputs.config.as_deref(), list, read)
+    let only = inputs.config.as_ref().map(Argument::as_given);
+    let fragments = settings::collect(only, list, read)
         .map_err(|error| Failure::new(ExitCode::Configuration, error.to_string()))?;
     let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
+    let origin = match &inputs.config {
+        Some(named) => argument(root, named)?.origin(),
+        None => Origin::Node,
+    };
+    let settings = settings.found_at(origin);
     Ok((settings.with(inputs.stand_ins.clone()), warnings))
 }
 
 /// The kubeadm documents that there are: `(file, text)`.
 fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, String)>, Failure> {
     let mut sources = Vec::new();
+    for named in &settings.kubeadm.arguments {
+        let text =
+            read_argument(root, named).map_err(|error| unreadable(named.as_given(), &error))?;
+        sources.push((named.display().to_string(), text));
+    }
     for path in &settings.kubeadm.files {
-        let found = match settings.kubeadm.required {
-            true => Some(read_named(root, path).map_err(|error| unreadable(path, &error))?),
-            false => match root.read(path)? {
-                Some(content) => {
-                    Some(text(path, &content.bytes).map_err(|error| unreadable(path, &error))?)
-                }
-                None => None,
-            },
+        let found = match root.read(path) {
+            // As for the settings.
+            Err(error) if error.is_this_machine() => None,
+            found => found?,
         };
-        sources.extend(found.map(|text| (path.display().to_string(), text)));
+        if let Some(content) = found {
+            let text = text(path, &content.bytes).map_err(|error| unreadable(path, &error))?;
+            sources.push((path.display().to_string(), text));
+        }
     }
     if let Some(path) = &settings.kubeadm.cluster_configuration {
         let content = root.read(path)?.ok_or_else(|| {
@@ -571,32 +601,23 @@ fn text(path: &Path, bytes: &[u8]) -> io::Result<String> {
         .map_err(|_| io::Error::other(format!("{} is not UTF-8 text", path.display())))
 }
 
-/// A file that a person named on the command line.
-pub(crate) fn read_named(root: &Root, path: &Path) -> io::Result<String> {
-    if let Some(content) = root.read(absolute(path)).map_err(io::Error::other)? {
-        return text(path, &content.bytes);
-    }
-    match std::fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && root.path() != Path::new("/") => {
-            Err(io::Error::other(format!(
-                "does not exist, neither below {} nor here",
-                root.path().display()
-            )))
-        }
-        other => other,
+/// Reads a file that the command line names.
+pub(crate) fn read_argument(root: &Root, named: &Argument) -> io::Result<String> {
+    let found = argument(root, named).map_err(io::Error::other)?;
+    match found.read().map_err(io::Error::other)? {
+        Some(content) => text(named.as_given(), &content.bytes),
+        None if root.is_this_machine() => Err(nix::errno::Errno::ENOENT.into()),
+        None => Err(io::Error::other(format!(
+            "does not exist, neither below {} nor here",
+            root.path().display()
+        ))),
     }
 }
 
-/// The names in a directory that are text; none when there is no such directory.
-fn names_in(root: &Root, directory: &Path) -> io::Result<Vec<String>> {
-    let names = root
-        .list(directory)
-        .map_err(io::Error::other)?
-        .unwrap_or_default();
-    Ok(names
-        .into_iter()
-        .filter_map(|name| name.into_string().ok())
-        .collect())
+/// The names that are text.
+fn texts(names: Option<Vec<OsString>>) -> Vec<String> {
+    let names = names.unwrap_or_default().into_iter();
+    names.filter_map(|name| name.into_string().ok()).collect()
 }
 
 /// A path as the root wants it: relative ones mean the working directory.
@@ -604,28 +625,8 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The root in which a path named on the command line lies: the node's, or this machine's when only that has it. A
-/// path that does not exist yet lies where its directory is.
-pub(crate) fn root_of(root: &Root, path: &Path) -> Result<(Root, PathBuf), Failure> {
-    let absolute = absolute(path);
-    if let Ok(inside) = absolute.strip_prefix(root.path())
-        && root.path() != Path::new("/")
-    {
-        return Ok((root.clone(), Path::new("/").join(inside)));
-    }
-    for there in absolute.ancestors().take(2) {
-        if root.metadata(there)?.is_some() {
-            break;
-        }
-        if there.exists() {
-            return Ok((Root::open("/")?, absolute));
-        }
-    }
-    Ok((root.clone(), absolute))
-}
-
 fn host_facts(root: &Root) -> Result<HostFacts, Failure> {
-    let is_this_machine = root.path() == Path::new("/");
+    let is_this_machine = root.is_this_machine();
     let hostname = if is_this_machine {
         nix::unistd::gethostname()
             .ok()
@@ -647,7 +648,7 @@ fn host_facts(root: &Root) -> Result<HostFacts, Failure> {
 
 /// The addresses of this machine; none where it is not the node.
 fn interfaces(root: &Root) -> Vec<IpAddr> {
-    if root.path() != Path::new("/") {
+    if !root.is_this_machine() {
         return Vec::new();
     }
     let found = nix::ifaddrs::getifaddrs().into_iter().flatten();

@@ -19,8 +19,9 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use crate::agent::{ExitCode, Failure, Setup};
-use crate::load;
+use crate::load::{self, Location};
 use crate::names::Authority;
+use crate::settings::Argument;
 use crate::store::Root;
 use crate::x509::{KeyError, PrivateKey};
 
@@ -129,8 +130,8 @@ impl Backup {
     ///
     /// # Errors
     /// The directory does not exist.
-    pub fn new(root: &Root, path: &Path, passphrase: Passphrase) -> Result<Self, Failure> {
-        let (root, path) = load::root_of(root, path)?;
+    pub fn new(root: &Root, path: &Argument, passphrase: Passphrase) -> Result<Self, Failure> {
+        let Location { root, path, .. } = load::argument(root, path)?;
         let directory = path.parent().unwrap_or(Path::new("/"));
         if root.dir(directory)?.is_none() {
             return Err(Failure::new(

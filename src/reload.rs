@@ -166,7 +166,11 @@ pub async fn settle(
         return Ok(elsewhere(&unsettled));
     }
     let locked = root.lock(setup.lock_wait, "reload")?;
-    let (store, _) = locked.recover(clock())?;
+    let known = agent::known_directories(
+        setup.outputs.values(),
+        setup.bundles.values().map(PathBuf::as_path),
+    );
+    let (store, _) = locked.recover_in(&known, clock())?;
     // Another run may have settled it meanwhile.
     let unsettled = root.unsettled()?;
     let probe = Probe { root, setup, clock };

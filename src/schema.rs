@@ -154,6 +154,10 @@ fn leaf(form: Form) -> Value {
     }
 }
 
+/// Why a systemd credential cannot be read. Settings below `--root` are not given those of this machine.
+pub const NO_CREDENTIALS: &str =
+    "systemd gave this run no credentials, or the settings that name it are below --root";
+
 /// A file with a secret in it: an absolute path, or `credential:NAME` for a credential that systemd hands to the
 /// unit (`LoadCredential=`, `$CREDENTIALS_DIRECTORY/NAME`).
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ pub mod reload;
 mod rotation;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -67,6 +68,10 @@ pub struct Settings {
     pub authorities: BTreeMap<Authority, AuthoritySettings>,
     /// Signers by name.
     pub signers: BTreeMap<String, signer::Config>,
+    /// Where the signers are defined.
+    pub signer_origin: Origin,
+    /// Where everything else is defined.
+    pub origin: Origin,
     /// Key parameters; `None` leaves them to kubeadm's configuration.
     pub pki: Option<Rules>,
     /// Organization of `apiserver-kubelet-client`.
@@ -91,17 +96,78 @@ pub struct Settings {
     pki_source: Option<Value>,
 }
 
+/// A path given on the command line: the only kind of path that is also looked up on this machine when `--root` names
+/// another system.
+///
+/// Deliberately not convertible to a plain path by `Deref` or `AsRef`, so that no function for paths on the node
+/// accepts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Argument(PathBuf);
+
+impl Argument {
+    /// The path as given, possibly relative to the working directory.
+    pub fn as_given(&self) -> &Path {
+        &self.0
+    }
+
+    /// The path as given, for messages.
+    pub fn display(&self) -> std::path::Display<'_> {
+        self.0.display()
+    }
+}
+
+impl From<PathBuf> for Argument {
+    fn from(path: PathBuf) -> Self {
+        Argument(path)
+    }
+}
+
+impl From<OsString> for Argument {
+    fn from(path: OsString) -> Self {
+        Argument(path.into())
+    }
+}
+
+impl From<&str> for Argument {
+    fn from(path: &str) -> Self {
+        Argument(path.into())
+    }
+}
+
+/// The place where a definition was found. It decides where the paths in the definition are resolved and whether its
+/// programs may run when `--root` names another system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// A file below the root: its paths are resolved below the root, and its programs do not run.
+    #[default]
+    Node,
+    /// A file of this machine, named with `--config`: its paths are resolved on this machine first.
+    Machine,
+    /// The command line: its paths are resolved below the root first.
+    CommandLine,
+}
+
 /// Where the kubeadm configuration is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeadmFiles {
-    /// Files that are merged as far as they exist.
+    /// Files on the node that are merged as far as they exist.
     pub files: Vec<PathBuf>,
+    /// Files that the command line names in place of `files`; all of them must exist.
+    pub arguments: Vec<Argument>,
     /// A joiner's ClusterConfiguration; must exist when set.
     pub cluster_configuration: Option<PathBuf>,
     /// When a joining node asks the cluster for its ClusterConfiguration.
     pub from_cluster: FromCluster,
-    /// True when the files were named by a person, so that a missing one is an error.
-    pub required: bool,
+}
+
+impl KubeadmFiles {
+    /// The files in force, for people.
+    pub fn shown(&self) -> Vec<String> {
+        let arguments = self.arguments.iter().map(Argument::as_given);
+        let files = self.files.iter().map(PathBuf::as_path);
+        let paths = arguments.chain(files);
+        paths.map(|path| path.display().to_string()).collect()
+    }
 }
 
 /// When a joining node asks the cluster for its ClusterConfiguration (ConfigMap `kube-system/kubeadm-config`).
@@ -172,7 +238,7 @@ pub struct ExtraSans {
 #[derive(Clone, Debug, Default)]
 pub struct StandIns {
     /// `--kubeadm-config`, repeatable.
-    pub kubeadm_configs: Vec<PathBuf>,
+    pub kubeadm_configs: Vec<Argument>,
     /// `--signer`.
     pub signer: Option<signer::Config>,
     /// `--node-name`.
@@ -184,9 +250,9 @@ impl Default for Settings {
         Settings {
             kubeadm: KubeadmFiles {
                 files: KUBEADM_FILES.iter().map(PathBuf::from).collect(),
+                arguments: Vec::new(),
                 cluster_configuration: None,
                 from_cluster: FromCluster::default(),
-                required: false,
             },
             join: JoinSettings::default(),
             node_name: None,
@@ -195,6 +261,8 @@ impl Default for Settings {
                 .map(|authority| (authority, AuthoritySettings::default()))
                 .collect(),
             signers: BTreeMap::new(),
+            signer_origin: Origin::default(),
+            origin: Origin::default(),
             pki: None,
             kubelet_client_subject: KubeletClientSubject::default(),
             common_names: BTreeMap::new(),
@@ -256,18 +324,27 @@ impl Settings {
     #[must_use]
     pub fn with(mut self, stand_ins: StandIns) -> Self {
         if !stand_ins.kubeadm_configs.is_empty() {
-            self.kubeadm.files = stand_ins.kubeadm_configs;
-            self.kubeadm.required = true;
+            self.kubeadm.files = Vec::new();
+            self.kubeadm.arguments = stand_ins.kubeadm_configs;
         }
         if let Some(name) = stand_ins.node_name {
             self.node_name = Some(name);
         }
         if let Some(signer) = stand_ins.signer {
             self.signers = BTreeMap::from([(STAND_IN.to_owned(), signer)]);
+            self.signer_origin = Origin::CommandLine;
             for authority in self.authorities.values_mut() {
                 authority.signer = Some(STAND_IN.to_owned());
             }
         }
+        self
+    }
+
+    /// Records where all of these settings were found.
+    #[must_use]
+    pub fn found_at(mut self, origin: Origin) -> Self {
+        self.origin = origin;
+        self.signer_origin = origin;
         self
     }
 
@@ -297,7 +374,7 @@ impl Settings {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "kubeadm": {
-                "files": self.kubeadm.files,
+                "files": self.kubeadm.shown(),
                 "fromCluster": self.kubeadm.from_cluster.as_str(),
             },
             "join": {"writeCAKeys": self.join.write_ca_keys},

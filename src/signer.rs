@@ -338,12 +338,26 @@ pub struct Site<'a> {
     pub files: Rc<dyn Files>,
     /// Where systemd put the unit's credentials.
     pub credentials: Option<PathBuf>,
+    /// Whether programs that this signer names may be started.
+    pub programs: Programs,
     /// What this signer may remember between runs.
     pub memory: Rc<dyn Memory>,
     /// Gives access to a directory for file drop, whose inbox and outbox the users with these ids may own.
     pub drop_dir: &'a directory::OpenDrop<'a>,
     /// User and group of a user name or number.
     pub user: &'a dyn Fn(&str) -> Option<exec::RunAs>,
+}
+
+/// Whether the programs of a definition may be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Programs {
+    /// They may.
+    Run,
+    /// They may not, since the definition is a file of another system.
+    Refused {
+        /// The root of that system.
+        below: PathBuf,
+    },
 }
 
 /// A signer's own small files in the state directory (0600, durable when the call returns). What is in them may be

@@ -1,6 +1,7 @@
 //! The only writer below `--root`.
 //!
-//! [`Root`] reads: every path is the one on the node and is resolved inside the root. [`Root::lock`] followed by
+//! [`Root`] reads: every path is the one on the node and is resolved inside the root. A mount of this machine that is
+//! bound into the root (`/proc`, `/run`) is not part of it, for reading and for writing (`mounts`). [`Root::lock`] followed by
 //! [`Locked::recover`] gives the [`Store`], which writes; nobody can write without holding the lock and without having
 //! finished what an interrupted run began. The exception is [`Dir`], a directory of a file-drop signer: single files
 //! that other programs read, each atomic on its own.
@@ -34,6 +35,10 @@
 //! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way), `issued.json`,
 //! `authorities.json` (CA changes under way), `restarts.json` (0600: what was replaced and has not taken effect yet).
 //!
+//! What is found there is not trusted blindly, since it may be the state of another system (`--root`): a journal is
+//! finished only if it belongs to the user who runs nodepki, and names files of the PKI with plain modes (`known`).
+//! Any other one is left untouched and refused.
+//!
 //! To add a kind of change to a commit, extend the journal's entry, and its version if an older nodepki would do the
 //! wrong thing with it.
 
@@ -43,7 +48,9 @@ mod dir;
 mod error;
 mod issued;
 mod journal;
+mod known;
 mod lock;
+mod mounts;
 mod pending;
 mod recover;
 mod restarts;
@@ -62,6 +69,7 @@ pub use commit::{Commit, Committed, Mode};
 pub use dir::{Content, Dir, FileKind, Metadata};
 pub use error::{Class, Error, Note, Obstacle};
 pub use issued::Issued;
+pub use known::KnownDirectories;
 pub use lock::Locked;
 pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket};
 pub use recover::Recovery;

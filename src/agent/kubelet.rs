@@ -107,7 +107,12 @@ impl Identity<'_> {
         }
 
         let previous = self.store.target();
-        for old in before.files {
+        let directory = &self.store.dir;
+        for old in before
+            .files
+            .into_iter()
+            .filter(|old| is_dated(directory, old))
+        {
             if Some(&old) == previous.as_ref() {
                 made.files.insert(old);
             } else if let Some(content) = root.read(&old)? {
@@ -146,6 +151,21 @@ impl Identity<'_> {
         commit.change(Change::Certificate(self.spec.name), path.clone(), now);
         Ok(())
     }
+}
+
+/// Whether a path of the list is that of a dated file in the kubelet's directory. The list may be that of another
+/// system, and nothing else in it is removed.
+fn is_dated(directory: &Path, path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let is_dated = |name: &str| {
+        let date = name.strip_prefix("kubelet-client-");
+        let date = date.and_then(|name| name.strip_suffix(".pem"));
+        date.is_some_and(|date| {
+            date.bytes()
+                .all(|byte| byte.is_ascii_digit() || byte == b'-')
+        })
+    };
+    path.parent() == Some(directory) && name.is_some_and(is_dated)
 }
 
 /// As the kubelet writes it: the leaf, its intermediates, the key.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Write, stderr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::{Args, Subcommand};
 
@@ -12,8 +12,9 @@ use crate::agent::{ExitCode, Failure};
 use crate::authority::cluster::Seen;
 use crate::authority::report::{AuthorityReport, NodeReport, Nodes, Peers};
 use crate::authority::{self, Outcome, Wish};
-use crate::load::{self, Loaded};
+use crate::load::{self, KubeconfigFile, Loaded};
 use crate::names::Authority;
+use crate::settings::Argument;
 use crate::store::Root;
 
 /// The administrator's own, on a control-plane node.
@@ -31,7 +32,7 @@ pub(super) enum Command {
         step: StepArgs,
         /// The new CA's certificate; without it what the signer offers, if authorities.X.trust.sha256 pins it
         #[arg(long, value_name = "FILE", conflicts_with = "undo")]
-        certificate: Option<PathBuf>,
+        certificate: Option<Argument>,
         /// Take the new CA out again, as long as nothing is under it
         #[arg(long)]
         undo: bool,
@@ -64,7 +65,7 @@ pub(super) enum Command {
         authorities: Vec<Authority>,
         /// Also ask this kubeconfig's cluster whether the ConfigMaps that publish the CA have the new one
         #[arg(long, value_name = "FILE")]
-        kubeconfig: Option<PathBuf>,
+        kubeconfig: Option<Argument>,
         #[command(flatten)]
         sources: Sources,
     },
@@ -79,10 +80,10 @@ pub(super) struct StepArgs {
     dry_run: bool,
     /// What `nodepki authority status -o json` said on another node; may be repeated
     #[arg(long, value_name = "FILE")]
-    peer_report: Vec<PathBuf>,
+    peer_report: Vec<Argument>,
     /// Ask this kubeconfig's cluster which nodes there are, instead of that of /etc/kubernetes/admin.conf
     #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    kubeconfig: Option<Argument>,
     #[command(flatten)]
     run: Run,
 }
@@ -94,20 +95,22 @@ impl StepArgs {
             .iter()
             .map(|path| read_report(root, path))
             .collect::<Result<_, _>>()?;
-        let admin = root.metadata(ADMIN)?.is_some().then(|| ADMIN.into());
+        let admin = root.metadata(ADMIN)?.is_some();
+        let admin = admin.then(|| KubeconfigFile::from(Path::new(ADMIN)));
+        let given = self.kubeconfig.as_ref().map(KubeconfigFile::from);
         Ok(Wish {
             authority: self.authority,
             dry_run: self.dry_run,
             // Who says it of all nodes asks nobody.
-            kubeconfig: self.kubeconfig.or(admin.filter(|_| !stated)),
+            kubeconfig: given.or(admin.filter(|_| !stated)),
             peers: Peers { reports, stated },
         })
     }
 }
 
-fn read_report(root: &Root, path: &Path) -> Result<(String, NodeReport), Failure> {
+fn read_report(root: &Root, path: &Argument) -> Result<(String, NodeReport), Failure> {
     let shown = path.display().to_string();
-    let text = load::read_named(root, path).map_err(|error| {
+    let text = load::read_argument(root, path).map_err(|error| {
         Failure::new(
             ExitCode::Usage,
             format!("--peer-report {shown}: {error}; name a file with what a node reported"),
@@ -140,7 +143,7 @@ impl Command {
             } => {
                 let loaded = global.load_running(&Run::of(sources).inputs(global)?)?;
                 let authorities: BTreeSet<Authority> = authorities.into_iter().collect();
-                return status(global, &root, &loaded, &authorities, kubeconfig.as_deref());
+                return status(global, &root, &loaded, &authorities, kubeconfig.as_ref());
             }
             Command::Stage {
                 step,
@@ -150,7 +153,7 @@ impl Command {
             } => {
                 let loaded = load(&step)?;
                 let wish = step.wish(&root, no_node_activated)?;
-                let file = certificate.as_deref();
+                let file = certificate.as_ref();
                 let outcome = match undo {
                     true => runtime.block_on(authority::undo(&root, &loaded.setup, &wish, now)),
                     false => {
@@ -199,7 +202,7 @@ fn status(
     root: &Root,
     loaded: &Loaded,
     authorities: &BTreeSet<Authority>,
-    kubeconfig: Option<&Path>,
+    kubeconfig: Option<&Argument>,
 ) -> Result<ExitCode, Failure> {
     let report = authority::status(root, &loaded.setup, authorities, now())?;
     let code = match report.authorities.iter().any(AuthorityReport::is_waiting) {

@@ -1,7 +1,7 @@
 //! `capi secrets` and `capi check`: the Secrets of Cluster API's external-CA flow, and the conditions that judge them.
 
 use std::io::{IsTerminal, Write, stderr, stdin, stdout};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::{Args, Subcommand, ValueEnum};
 use zeroize::Zeroizing;
@@ -12,7 +12,8 @@ use crate::agent::{ExitCode, Failure};
 use crate::capi::conditions::Findings;
 use crate::capi::secrets::{self, Secret, Target};
 use crate::capi::{self, Order};
-use crate::load;
+use crate::load::{self, Location};
+use crate::settings::Argument;
 use crate::store::Root;
 use crate::x509::rfc3339;
 
@@ -87,22 +88,22 @@ pub(super) struct SecretsArgs {
     /// The authorities' certificates, laid out as below /etc/kubernetes/pki; default: authorities.X.trust.file, then the
     /// signer
     #[arg(long, value_name = "DIR")]
-    ca_dir: Option<PathBuf>,
+    ca_dir: Option<Argument>,
     /// Where keys and certificates stay; default: /var/lib/nodepki/capi/NS/CLUSTER
     #[arg(long, value_name = "DIR")]
-    state: Option<PathBuf>,
+    state: Option<Argument>,
     /// Give CLUSTER-ca and CLUSTER-proxy a tls.key that is no key: Cluster API up to now lets no node join without one
     #[arg(long)]
     placeholder_keys: bool,
     /// Write the manifest into FILE, mode 0600
     #[arg(long, value_name = "FILE", conflicts_with = "apply")]
-    out: Option<PathBuf>,
+    out: Option<Argument>,
     /// Create or renew the Secrets in the management cluster
     #[arg(long, requires = "kubeconfig")]
     apply: bool,
     /// The management cluster
     #[arg(long, value_name = "FILE", requires = "apply")]
-    kubeconfig: Option<PathBuf>,
+    kubeconfig: Option<Argument>,
     /// Replace Secrets of other owners, other CAs and unreadable ones as well
     #[arg(long, requires = "apply")]
     replace: bool,
@@ -127,10 +128,10 @@ pub(super) struct CheckArgs {
 struct Place {
     /// The management cluster
     #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    kubeconfig: Option<Argument>,
     /// A manifest with the Secrets, or what `kubectl get secrets -o yaml` printed; - for standard input
     #[arg(long, value_name = "MANIFEST")]
-    from_file: Option<PathBuf>,
+    from_file: Option<Argument>,
 }
 
 impl Command {
@@ -196,11 +197,11 @@ impl SecretsArgs {
     }
 }
 
-fn write(root: &Root, file: &Path, made: &[Secret]) -> Result<ExitCode, Failure> {
-    let (place, path) = load::root_of(root, file)?;
+fn write(root: &Root, file: &Argument, made: &[Secret]) -> Result<ExitCode, Failure> {
+    let Location { root, path, .. } = load::argument(root, file)?;
     let named = path.parent().zip(path.file_name());
     let directory = match named {
-        Some((parent, _)) => place.dir(parent)?,
+        Some((parent, _)) => root.dir(parent)?,
         None => None,
     };
     let (Some(directory), Some((_, name))) = (directory, named) else {
@@ -258,10 +259,10 @@ impl CheckArgs {
 }
 
 /// There are keys in it, and a pipe leaves them on no disk.
-fn manifest(root: &Root, file: &Path) -> Result<Zeroizing<String>, Failure> {
-    let read = match file == Path::new("-") {
+fn manifest(root: &Root, file: &Argument) -> Result<Zeroizing<String>, Failure> {
+    let read = match file.as_given() == Path::new("-") {
         true => std::io::read_to_string(stdin()).map_err(|error| error.to_string()),
-        false => load::read_named(root, file).map_err(|error| error.to_string()),
+        false => load::read_argument(root, file).map_err(|error| error.to_string()),
     };
     read.map(Zeroizing::new).map_err(|error| {
         Failure::new(

@@ -1,6 +1,6 @@
 //! `certs key`, `certs download` and `certs upload`: the files that control-plane nodes share.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -9,13 +9,15 @@ use zeroize::Zeroizing;
 use super::{Global, Output, duration, now, print, runtime, warn};
 use crate::agent::{ExitCode, Failure};
 use crate::certs::{self, Download};
-use crate::load::{self, Inputs, certs::KeySource};
-use crate::settings::StandIns;
+use crate::load::{self, Inputs, KubeconfigFile, Location, certs::KeySource};
+use crate::settings::{Argument, StandIns};
 use crate::sharedcerts::{CertificateKey, SealError};
 use crate::store::{self, Dir, Root};
 
 /// How long to wait for another run to end, unless `--wait` says less.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
+/// The node's kubeconfig with which files are uploaded unless `--kubeconfig` names another one.
+const ADMIN: &str = "/etc/kubernetes/admin.conf";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -23,7 +25,7 @@ pub(super) enum Command {
     Key {
         /// Write it to FILE (0600) instead; a file that exists is never overwritten
         #[arg(long, value_name = "FILE")]
-        out: Option<PathBuf>,
+        out: Option<Argument>,
     },
     /// Put the files that the cluster shares in place, from the Secret kube-system/kubeadm-certs
     ///
@@ -43,10 +45,10 @@ pub(super) struct DownloadArgs {
     key: KeyArgs,
     /// Reach the cluster with this kubeconfig, not by the discovery of the JoinConfiguration
     #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    kubeconfig: Option<Argument>,
     /// kubeadm configuration file, instead of the configured ones; may be repeated
     #[arg(long, value_name = "FILE")]
-    kubeadm_config: Vec<PathBuf>,
+    kubeadm_config: Vec<Argument>,
     /// Also write the authorities' private keys to this node
     #[arg(long)]
     with_ca_keys: bool,
@@ -64,17 +66,13 @@ pub(super) struct UploadArgs {
     key: KeyArgs,
     /// Write a new certificate key to FILE (0600) instead of printing it; a file that exists is never overwritten
     #[arg(long, value_name = "FILE", conflicts_with_all = ["certificate_key_file", "certificate_key_fd"])]
-    certificate_key_out: Option<PathBuf>,
-    /// Reach the cluster with this kubeconfig
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "/etc/kubernetes/admin.conf"
-    )]
-    kubeconfig: PathBuf,
+    certificate_key_out: Option<Argument>,
+    /// Reach the cluster with this kubeconfig, instead of the node's /etc/kubernetes/admin.conf
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<Argument>,
     /// kubeadm configuration file, instead of the configured ones; may be repeated
     #[arg(long, value_name = "FILE")]
-    kubeadm_config: Vec<PathBuf>,
+    kubeadm_config: Vec<Argument>,
     /// Leave the authorities' private keys out
     #[arg(long)]
     without_ca_keys: bool,
@@ -124,11 +122,11 @@ fn download(global: &Global, arguments: DownloadArgs) -> Result<ExitCode, Failur
     let given = arguments.key.read(&root)?;
     let inputs = inputs(global, arguments.kubeadm_config, arguments.wait);
     let report = runtime()?.block_on(async {
-        let sharing =
-            load::certs::sharing(&root, &inputs, arguments.kubeconfig.as_deref()).await?;
+        let kubeconfig = arguments.kubeconfig.as_ref().map(KubeconfigFile::from);
+        let sharing = load::certs::sharing(&root, &inputs, kubeconfig.as_ref()).await?;
         warn(&sharing.warnings);
         let configured = || match &sharing.certificate_key {
-            Some(file) => load::certs::configured_key(&root, file).map(Some),
+            Some((origin, file)) => load::certs::configured_key(&root, *origin, file).map(Some),
             None => Ok(sharing.join.as_ref().and_then(|join| {
                 let written = join.certificate_key.as_ref()?;
                 written.parse().ok()
@@ -174,7 +172,11 @@ fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
         .map(|out| KeyFile::prepare(&root, &out))
         .transpose()?;
     let report = runtime()?.block_on(async {
-        let sharing = load::certs::sharing(&root, &inputs, Some(&arguments.kubeconfig)).await?;
+        let kubeconfig = match &arguments.kubeconfig {
+            Some(given) => KubeconfigFile::from(given),
+            None => KubeconfigFile::from(Path::new(ADMIN)),
+        };
+        let sharing = load::certs::sharing(&root, &inputs, Some(&kubeconfig)).await?;
         warn(&sharing.warnings);
         let with_ca_keys = !arguments.without_ca_keys;
         certs::upload(
@@ -204,7 +206,7 @@ fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
     printed.map(|_| code)
 }
 
-fn inputs(global: &Global, kubeadm_configs: Vec<PathBuf>, wait: Option<Duration>) -> Inputs {
+fn inputs(global: &Global, kubeadm_configs: Vec<Argument>, wait: Option<Duration>) -> Inputs {
     Inputs {
         config: global.config.clone(),
         stand_ins: StandIns {
@@ -237,8 +239,8 @@ struct KeyFile {
 
 impl KeyFile {
     /// Makes the directory, and refuses a file that exists.
-    fn prepare(root: &Root, out: &Path) -> Result<Self, Failure> {
-        let (place, path) = load::root_of(root, out)?;
+    fn prepare(root: &Root, out: &Argument) -> Result<Self, Failure> {
+        let Location { root, path, .. } = load::argument(root, out)?;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Failure::new(
                 ExitCode::Usage,
@@ -246,7 +248,7 @@ impl KeyFile {
             ));
         };
         let file = KeyFile {
-            dir: place.create_dir(parent, 0o755)?,
+            dir: root.create_dir(parent, 0o755)?,
             name: name.to_owned(),
         };
         match file.dir.metadata(name)? {

@@ -15,6 +15,7 @@ use super::{Global, Run, now, print, runtime};
 use crate::agent::{self, ExitCode, Failure};
 use crate::load;
 use crate::offline;
+use crate::settings::Argument;
 use crate::store::{Dir, FileKind, Trust};
 
 /// Depth of directories that an import reads; deeper ones are ignored.
@@ -33,7 +34,7 @@ pub(super) enum Command {
     /// The keys stay on this node. Exporting again gives the same requests until they are answered.
     Export {
         /// Directory to write into
-        dir: PathBuf,
+        dir: Argument,
         #[command(flatten)]
         run: Run,
     },
@@ -43,7 +44,7 @@ pub(super) enum Command {
     /// generate-csr` after signing.
     Import {
         /// Directory to read
-        dir: PathBuf,
+        dir: Argument,
         #[command(flatten)]
         run: Run,
     },
@@ -67,7 +68,8 @@ impl Command {
                 if requests.is_empty() {
                     return print("nothing to sign: everything is in place\n");
                 }
-                let (place, base) = load::root_of(&root, dir)?;
+                let found = load::argument(&root, dir)?;
+                let (place, base) = (found.root, found.path);
                 for file in offline::export(&requests) {
                     let mut directory = place.create_trusted_dir(&base, 0o755)?;
                     for component in file.path.parent().into_iter().flat_map(Path::components) {
@@ -90,9 +92,9 @@ impl Command {
                 ))
             }
             Command::Import { .. } => {
-                let (place, base) = load::root_of(&root, dir)?;
+                let found = load::argument(&root, dir)?;
                 let mut import = Import::default();
-                if let Some(directory) = place.trusted_dir(&base)? {
+                if let Some(directory) = found.root.trusted_dir(&found.path)? {
                     import.read(&directory, Path::new(""), 0)?;
                 }
                 let files = import.files;

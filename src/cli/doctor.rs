@@ -7,12 +7,13 @@ use clap::Args;
 use super::{Global, Output, Run, Sources, print, runtime};
 use crate::agent::{ExitCode, Failure};
 use crate::doctor::{self, CHECKS, Inputs};
+use crate::settings::Argument;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Ask this kubeconfig's cluster what only it can tell: role bindings, service-account keys
     #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    kubeconfig: Option<Argument>,
     /// Certificates directory, instead of the configured one or kubeadm's default
     #[arg(long, value_name = "DIR")]
     cert_dir: Option<PathBuf>,

@@ -1,7 +1,6 @@
 //! `migrate to-external` and `migrate to-internal`: the CA keys off a node, and back.
 
 use std::io::{Write, stderr};
-use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
@@ -11,6 +10,7 @@ use crate::agent::{ExitCode, Failure};
 use crate::load::{self, certs::KeySource};
 use crate::migrate::{self, Backup, Direction, Passphrase, Report, ToExternal, ToInternal};
 use crate::names::Authority;
+use crate::settings::Argument;
 use crate::store::Root;
 
 #[derive(Debug, Subcommand)]
@@ -26,7 +26,7 @@ pub(super) enum Command {
         what: What,
         /// File for the encrypted keys; made, never overwritten
         #[arg(long, value_name = "FILE", requires = "passphrase")]
-        backup: Option<PathBuf>,
+        backup: Option<Argument>,
         #[command(flatten)]
         passphrase: PassphraseArgs,
         /// Believe the signers without having anything signed
@@ -41,7 +41,7 @@ pub(super) enum Command {
         what: What,
         /// File with encrypted keys; may be repeated
         #[arg(long, value_name = "FILE", required = true, requires = "passphrase")]
-        backup: Vec<PathBuf>,
+        backup: Vec<Argument>,
         #[command(flatten)]
         passphrase: PassphraseArgs,
     },

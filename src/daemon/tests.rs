@@ -364,7 +364,7 @@ impl Life {
             }
             let inputs = Inputs {
                 stand_ins: StandIns {
-                    kubeadm_configs: vec![self.dir.path().join("kubeadm.yaml")],
+                    kubeadm_configs: vec![self.dir.path().join("kubeadm.yaml").into()],
                     signer: Some(signer::Config::Embedded(signer::embedded::Config)),
                     node_name: None,
                 },

@@ -1,8 +1,6 @@
 //! What only the cluster can tell, and what follows from it. Asked with the kubeconfig of the command line; the
 //! questions are reads and access reviews, nothing is changed.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 
 use super::leaves::organizations;
@@ -14,6 +12,7 @@ use crate::jwks;
 use crate::kubeapi::{Api, Resource};
 use crate::load;
 use crate::names::CertName;
+use crate::settings::Argument;
 use crate::store::Root;
 
 const ACCESS_REVIEW: Resource = Resource {
@@ -40,7 +39,7 @@ pub(super) struct Answers {
     pub(super) admin: Option<bool>,
 }
 
-pub(super) async fn ask(root: &Root, kubeconfig: &Path, picture: &Picture) -> Answers {
+pub(super) async fn ask(root: &Root, kubeconfig: &Argument, picture: &Picture) -> Answers {
     let mut answers = Answers::default();
     match load::cluster(root, kubeconfig) {
         Ok(api) => {

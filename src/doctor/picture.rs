@@ -383,12 +383,8 @@ impl Configuration {
         }
         let named = settings.kubeadm.cluster_configuration.iter();
         let keeps = stands(Path::new(join::KEPT));
-        let has_kubeadm = settings
-            .kubeadm
-            .files
-            .iter()
-            .chain(named)
-            .any(|path| settings.kubeadm.required || stands(path));
+        let mut files = settings.kubeadm.files.iter().chain(named);
+        let has_kubeadm = !settings.kubeadm.arguments.is_empty() || files.any(|path| stands(path));
         if !has_kubeadm && !keeps {
             return read;
         }

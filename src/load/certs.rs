@@ -9,15 +9,17 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::{
-    Inputs, RootedFiles, absolute, cluster, credentials, existing_sources, faulty, read_settings,
+    DefinedFiles, Inputs, KubeconfigFile, absolute, cluster, credentials, existing_sources, faulty,
+    read_settings,
 };
 use crate::agent::{ExitCode, Failure};
 use crate::certs;
 use crate::discovery;
-use crate::http::Files as _;
+use crate::http::Files;
 use crate::kubeadm::{self, Cluster, Join};
 use crate::kubeapi::Api;
-use crate::schema::SecretFile;
+use crate::schema::{NO_CREDENTIALS, SecretFile};
+use crate::settings::Origin;
 use crate::sharedcerts::{CertificateKey, CertificateKeyError, UPLOAD};
 use crate::store::Root;
 
@@ -32,8 +34,8 @@ pub struct Sharing {
     pub cluster: Cluster,
     /// The JoinConfiguration of this node, where it has one.
     pub join: Option<Join>,
-    /// Where the settings have the certificate key.
-    pub certificate_key: Option<SecretFile>,
+    /// Where the settings have the certificate key, and where those were found.
+    pub certificate_key: Option<(Origin, SecretFile)>,
     /// What deserves a warning.
     pub warnings: Vec<String>,
 }
@@ -45,7 +47,7 @@ pub struct Sharing {
 pub async fn sharing(
     root: &Root,
     inputs: &Inputs,
-    kubeconfig: Option<&Path>,
+    kubeconfig: Option<&KubeconfigFile>,
 ) -> Result<Sharing, Failure> {
     let (settings, mut warnings) = read_settings(root, inputs)?;
     let documents = kubeadm::load(&existing_sources(root, &settings)?);
@@ -58,12 +60,14 @@ pub async fn sharing(
     let api = match (kubeconfig, &join) {
         (Some(kubeconfig), _) => cluster(root, kubeconfig)?,
         (None, Some(join)) => {
-            let files = Rc::new(RootedFiles(root.clone()));
+            let files: Rc<dyn Files> = DefinedFiles::new(root, Origin::Node);
+            let credentials = credentials(root, Origin::Node);
             let deadline = tokio::time::Instant::now() + inputs.wait.unwrap_or(settings.wait);
             let clock = OffsetDateTime::now_utc;
             let found =
-                discovery::discover(join, files.clone(), credentials(), clock, deadline).await?;
-            let api = found.api(files, credentials(), clock)?;
+                discovery::discover(join, files.clone(), credentials.clone(), clock, deadline)
+                    .await?;
+            let api = found.api(files, credentials, clock)?;
             warnings.extend(found.notes);
             api
         }
@@ -82,7 +86,10 @@ pub async fn sharing(
         api,
         cluster,
         join,
-        certificate_key: settings.join.certificate_key,
+        certificate_key: settings
+            .join
+            .certificate_key
+            .map(|file| (settings.origin, file)),
         warnings,
     })
 }
@@ -157,7 +164,8 @@ fn open(root: &Root, source: &KeySource) -> Result<(String, Read), Failure> {
                 })?,
                 false => SecretFile::Path(absolute(Path::new(text))),
             };
-            Ok((file.to_string(), read_file(root, &file)))
+            let read = read_file(root, Origin::CommandLine, &file);
+            Ok((file.to_string(), read))
         }
         KeySource::Descriptor(number) => Ok((
             format!("file descriptor {number}"),
@@ -170,8 +178,12 @@ fn open(root: &Root, source: &KeySource) -> Result<(String, Read), Failure> {
 ///
 /// # Errors
 /// As [`certificate_key`].
-pub fn configured_key(root: &Root, file: &SecretFile) -> Result<CertificateKey, Failure> {
-    key_in(&file.to_string(), read_file(root, file))
+pub fn configured_key(
+    root: &Root,
+    origin: Origin,
+    file: &SecretFile,
+) -> Result<CertificateKey, Failure> {
+    key_in(&file.to_string(), read_file(root, origin, file))
 }
 
 fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
@@ -187,11 +199,13 @@ fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
         .map_err(|error: CertificateKeyError| unusable(error.to_string()))
 }
 
-fn read_file(root: &Root, file: &SecretFile) -> Read {
-    let path = file.path(credentials().as_deref()).ok_or_else(|| {
-        io::Error::other("systemd gave this run no credentials, add LoadCredential= to the unit")
-    })?;
-    RootedFiles(root.clone()).read(&path)
+fn read_file(root: &Root, origin: Origin, file: &SecretFile) -> Read {
+    let path = file
+        .path(credentials(root, origin).as_deref())
+        .ok_or_else(|| {
+            io::Error::other(format!("{NO_CREDENTIALS}, add LoadCredential= to the unit"))
+        })?;
+    DefinedFiles::new(root, origin).read(&path)
 }
 
 fn read_descriptor(number: u32) -> Read {

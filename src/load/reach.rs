@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Loaded, root_of};
+use super::{Loaded, places};
 use crate::agent::Failure;
 use crate::confine::Reach;
 use crate::manifest::MANIFESTS;
@@ -17,18 +17,19 @@ impl Loaded {
     /// When a path that the settings name cannot be looked up.
     pub fn reach(&self, root: &Root) -> Result<Reach, Failure> {
         let mut reach = Reach::default();
+        let origin = self.settings.signer_origin;
         let signers = self.settings.signers.values();
         for signer in signers {
             match signer {
-                signer::Config::Exec(_) => reach.programs = true,
+                signer::Config::Exec(_) => reach.programs |= places::is_trusted(root, origin),
                 signer::Config::Directory(drop) => {
-                    let (root, path) = root_of(root, &drop.path)?;
-                    reach.writes.insert(root.on_this_machine(path));
+                    let found = places::defined(root, origin, &drop.path)?;
+                    reach.writes.insert(found.on_this_machine());
                 }
                 _ => {}
             }
         }
-        if root.path() != Path::new("/") {
+        if !root.is_this_machine() {
             // Links in there lead elsewhere for the kernel than for the root.
             reach.writes.insert(root.path().to_owned());
             return Ok(reach);

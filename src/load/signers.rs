@@ -8,13 +8,13 @@ use std::rc::Rc;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::{CLUSTER_TIMEOUT, absolute, root_of};
+use super::CLUSTER_TIMEOUT;
+use super::places::{self, DefinedFiles, KubeconfigFile};
 use crate::agent::{ExitCode, Failure};
-use crate::http::Files;
 use crate::kubeapi::{Access, Api};
 use crate::names::Authority;
 use crate::schema::SecretFile;
-use crate::settings::Settings;
+use crate::settings::{Origin, Settings};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
 use crate::signer::{self, Identity, Memory, Signer, exec};
 use crate::store::{self, Dir, FileKind, Root, Trust};
@@ -38,8 +38,9 @@ pub(crate) fn open_signers(
         let signer = match opened.get(name) {
             Some(signer) => Rc::clone(signer),
             None => {
+                let origin = settings.signer_origin;
                 let signer: Rc<dyn Signer> =
-                    open_signer(root, name, config, identity, authority_key, now)?.into();
+                    open_signer(root, origin, name, config, identity, authority_key, now)?.into();
                 opened.insert(name.to_owned(), Rc::clone(&signer));
                 signer
             }
@@ -51,6 +52,7 @@ pub(crate) fn open_signers(
 
 fn open_signer(
     root: &Root,
+    origin: Origin,
     name: &str,
     config: &signer::Config,
     identity: &Identity,
@@ -58,9 +60,12 @@ fn open_signer(
     now: OffsetDateTime,
 ) -> Result<Box<dyn Signer>, Failure> {
     let drop_dir = |path: &Path, owners: &[u32]| -> io::Result<Box<dyn DropDir>> {
-        let (root, base) = root_of(root, path).map_err(io::Error::other)?;
-        let owners = owners.to_vec();
-        Ok(Box::new(RootedDrop { root, base, owners }))
+        let found = places::defined(root, origin, path).map_err(io::Error::other)?;
+        Ok(Box::new(RootedDrop {
+            root: found.root,
+            base: found.path,
+            owners: owners.to_vec(),
+        }))
     };
     let site = signer::Site {
         name,
@@ -68,8 +73,14 @@ fn open_signer(
         clock: OffsetDateTime::now_utc,
         identity: identity.clone(),
         authority_key,
-        files: Rc::new(RootedFiles(root.clone())),
-        credentials: credentials(),
+        files: DefinedFiles::new(root, origin),
+        credentials: credentials(root, origin),
+        programs: match places::is_trusted(root, origin) {
+            true => signer::Programs::Run,
+            false => signer::Programs::Refused {
+                below: root.path().to_owned(),
+            },
+        },
         memory: Rc::new(RootedMemory {
             root: root.clone(),
             directory: Path::new(store::STATE_DIR).join("signers").join(name),
@@ -82,23 +93,29 @@ fn open_signer(
         .map_err(|error| Failure::new(ExitCode::Configuration, format!("signer {name}: {error}")))
 }
 
-/// The cluster that a kubeconfig on the node leads to.
+/// The cluster that a kubeconfig leads to.
 ///
 /// # Errors
 /// A kubeconfig that cannot be used; nothing is sent yet.
-pub fn cluster(root: &Root, kubeconfig: &Path) -> Result<Api, Failure> {
+pub fn cluster(root: &Root, kubeconfig: impl Into<KubeconfigFile>) -> Result<Api, Failure> {
+    let kubeconfig = kubeconfig.into();
+    let location = kubeconfig.location(root)?;
+    let files = DefinedFiles::of(root, &location);
+    let credentials = credentials(root, location.origin());
     let access = Access::Kubeconfig {
-        file: SecretFile::Path(absolute(kubeconfig)),
+        file: SecretFile::Path(location.path),
         timeout: CLUSTER_TIMEOUT,
     };
-    let files = Rc::new(RootedFiles(root.clone()));
-    Api::new(access, files, credentials(), OffsetDateTime::now_utc)
-        .map_err(|error| Failure::of_cluster(kubeconfig.display(), &error))
+    Api::new(access, files, credentials, OffsetDateTime::now_utc)
+        .map_err(|error| Failure::of_cluster(&kubeconfig, &error))
 }
 
-/// Where systemd put the unit's credentials.
-pub(super) fn credentials() -> Option<PathBuf> {
-    std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from)
+/// The directory in which systemd put the unit's credentials; `None` for definitions that must not use them.
+pub(super) fn credentials(root: &Root, origin: Origin) -> Option<PathBuf> {
+    match places::is_trusted(root, origin) {
+        true => std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
+        false => None,
+    }
 }
 
 /// A user by name or number, with its primary group, from `/etc/passwd` alone: a static binary has no NSS.
@@ -114,19 +131,6 @@ fn user(user: &str) -> Option<exec::RunAs> {
             }),
             _ => None,
         })
-}
-
-/// The node's files, below the root first and then where this machine has them.
-pub(super) struct RootedFiles(pub(super) Root);
-
-impl Files for RootedFiles {
-    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-        let (root, path) = root_of(&self.0, path).map_err(io::Error::other)?;
-        match root.read(&path).map_err(io::Error::other)? {
-            Some(content) => Ok(content.bytes),
-            None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
-        }
-    }
 }
 
 /// A signer's own directory in the state directory.

@@ -441,8 +441,9 @@ fn the_command_line_stands_in_for_a_file() {
         signer: Some(Config::Embedded(embedded::Config)),
         node_name: Some("n1".parse().unwrap()),
     });
-    assert_eq!(settings.kubeadm.files, [PathBuf::from("k.yaml")]);
-    assert!(settings.kubeadm.required);
+    assert!(settings.kubeadm.files.is_empty());
+    assert_eq!(settings.kubeadm.arguments, ["k.yaml".into()]);
+    assert_eq!(settings.signer_origin, Origin::CommandLine);
     assert_eq!(
         settings.node_name.as_ref().map(NodeName::as_str),
         Some("n1")

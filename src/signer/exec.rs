@@ -54,8 +54,8 @@ use tokio::process::Child;
 
 use super::wire::{self, API_VERSION};
 use super::{
-    About, Answer, Caps, Carry, Class, Configured, Kind, Lookup, Rejection, Request, RequestId,
-    Resubmit, Signer, SignerError, Site, Ticket, Wanted,
+    About, Answer, Caps, Carry, Class, Configured, Kind, Lookup, Programs, Rejection, Request,
+    RequestId, Resubmit, Signer, SignerError, Site, Ticket, Wanted,
 };
 use crate::confine;
 use crate::kubeadm::format_duration;
@@ -218,6 +218,11 @@ impl Configured for Config {
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
+        if let Programs::Refused { below } = &site.programs {
+            let mut signer = Exec::new(self.clone(), None)?;
+            signer.refused_below = Some(below.clone());
+            return Ok(Box::new(signer));
+        }
         let run_as = match &self.run_as_user {
             Some(user) => Some((site.user)(user).ok_or_else(|| {
                 SignerError::config(
@@ -262,6 +267,9 @@ pub struct RunAs {
 pub struct Exec {
     plugin: Config,
     run_as: Option<RunAs>,
+    /// The root below which the program is named and therefore never started. The signer still exists, since planning
+    /// and offline signing need none of its answers.
+    refused_below: Option<PathBuf>,
     assumed: Caps,
     declared: OnceCell<Caps>,
     /// Unclean answers in a row, for each request.
@@ -293,6 +301,7 @@ impl Exec {
         Ok(Exec {
             plugin,
             run_as,
+            refused_below: None,
             assumed: ASSUMED,
             declared: OnceCell::new(),
             unclean: RefCell::default(),
@@ -306,6 +315,10 @@ impl Exec {
         input: &impl Serialize,
         limit: Duration,
     ) -> Result<Vec<u8>, CallError> {
+        if let Some((detail, advice)) = self.refusal() {
+            let detail = format!("{}: {detail}", self.label());
+            return Err(CallError::NotStarted(SignerError::config(detail, advice)));
+        }
         let program = trusted_program(&self.plugin.command).map_err(CallError::NotStarted)?;
         let input =
             serde_json::to_vec(input).map_err(|error| CallError::Unclean(error.to_string()))?;
@@ -358,6 +371,20 @@ impl Exec {
                 .caused_by(error),
             )
         })
+    }
+
+    /// Why the program must not be started, and what to do about it.
+    fn refusal(&self) -> Option<(String, String)> {
+        let below = self.refused_below.as_ref()?.display();
+        let command = self.plugin.command.display();
+        Some((
+            format!(
+                "the settings below {below} name the program {command} (exec.command), and a program named there is not started on this machine"
+            ),
+            format!(
+                "name it on the command line with --signer exec:{command}, or name settings of this machine with --config FILE"
+            ),
+        ))
     }
 
     /// Our own home is not another user's.
@@ -537,6 +564,14 @@ impl Signer for Exec {
     }
 
     fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+        if let Some((reason, advice)) = self.refusal() {
+            return Err(Rejection {
+                signer: self.label(),
+                name: wanted.name,
+                reason,
+                advice,
+            });
+        }
         self.caps().carries(&self.label(), wanted)
     }
 

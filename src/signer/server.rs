@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use super::{Class, Request, SignerError, Site, printable};
 use crate::http::{self, Call, Client, Endpoint, Files, Identity, Kind, Method, Response};
-use crate::schema::SecretFile;
+use crate::schema::{NO_CREDENTIALS, SecretFile};
 
 /// Bytes of a server's own words in a message.
 const SAID_LIMIT: usize = 512;
@@ -137,9 +137,9 @@ impl Server {
                 "put the credential there, readable for the user that nodepki runs as",
             )
         };
-        let path = file.path(self.credentials.as_deref()).ok_or_else(|| {
-            unreadable("systemd gave this run no credentials (no $CREDENTIALS_DIRECTORY)".into())
-        })?;
+        let path = file
+            .path(self.credentials.as_deref())
+            .ok_or_else(|| unreadable(format!("{NO_CREDENTIALS} (no $CREDENTIALS_DIRECTORY)")))?;
         let bytes = self
             .files
             .read(&path)

@@ -17,6 +17,7 @@ use super::dir::{Dir, Metadata, READ, errno_from, unfinished};
 use super::error::{Error, Note, Obstacle};
 use super::issued::{self, ISSUED, Issued};
 use super::journal::{Entry, JOURNAL, Journal, Kept, Secret, identity_of_link};
+use super::known::PLAIN_BITS;
 use super::pending::{self, Slot};
 use super::recover::{STAGING, Staging};
 use super::restarts::{self, Amendment, RESTARTS, Unsettled};
@@ -47,8 +48,12 @@ impl Mode {
         }
     }
 
-    /// The bits for a file that replaces `found`.
+    /// The bits for a file that replaces `found`. No certificate or key is executable or set-user-ID.
     fn replacing(self, found: &Metadata) -> u32 {
+        self.kept_bits(found) & PLAIN_BITS
+    }
+
+    fn kept_bits(self, found: &Metadata) -> u32 {
         if found.size == 0 {
             // Made by the kubelet for a hostPath of type FileOrCreate: nobody chose its mode.
             return self.bits();
@@ -718,8 +723,11 @@ fn copy_attributes(old: impl AsFd, new: impl AsFd) -> Result<(), Errno> {
         .split(|byte| *byte == 0)
         .filter(|name| !name.is_empty())
     {
-        // Both are signatures over the old contents.
-        if name == b"security.ima" || name == b"security.evm" {
+        // The first two are signatures over the old contents; the third lets a program do more than its user may.
+        if matches!(
+            name,
+            b"security.ima" | b"security.evm" | b"security.capability"
+        ) {
             continue;
         }
         let wanted = match read_sized(|buffer| fgetxattr(&old, name, buffer)) {

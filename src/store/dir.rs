@@ -568,6 +568,14 @@ fn stat_at(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Result<Metadata
     })
 }
 
+/// Whether both describe the same file.
+pub(super) fn is_same(metadata: &Metadata, found: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let device = rustix::fs::major(found.dev()) as u64;
+    let device = device << 32 | u64::from(rustix::fs::minor(found.dev()));
+    (metadata.device, metadata.inode) == (device, found.ino())
+}
+
 fn obstacle_of_kind(kind: FileKind) -> Option<Obstacle> {
     match kind {
         FileKind::File => None,

@@ -97,12 +97,21 @@ pub enum Error {
         /// The directory of the slot.
         path: PathBuf,
     },
-    /// The journal of an interrupted run cannot be used.
-    #[error("the journal of an interrupted run was damaged ({why}) and is kept as {kept}; the files of that run may be old or new: \
-             run `nodepki plan` to see whether each key fits its certificate, then run again", kept = kept.display())]
+    /// The journal of an interrupted run cannot be read.
+    #[error("the journal of an interrupted run is damaged: {path} ({why}); nothing was changed, and the files of that run may be old or new: \
+             run `nodepki plan` to see whether each key fits its certificate, then move the journal away and run again", path = path.display())]
     JournalDamaged {
-        /// Where the damaged journal was put.
-        kept: PathBuf,
+        /// The journal.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A state file that no run of nodepki can have written for this node.
+    #[error("{path} is not a state file that nodepki wrote for this node and its configuration: {why}; nothing was changed \
+             (run with the configuration of the interrupted run, or move the file away and run again)", path = path.display())]
+    Implausible {
+        /// The file.
+        path: PathBuf,
         /// What is wrong with it.
         why: String,
     },
@@ -166,12 +175,24 @@ impl Error {
             | Error::Untrusted { .. }
             | Error::SlotTaken { .. }
             | Error::JournalDamaged { .. }
+            | Error::Implausible { .. }
             | Error::NewerFormat { .. }
             | Error::Damaged { .. } => Class::Unsafe,
             Error::BadPath { .. } => Class::Path,
             Error::NoOpenat2 { .. } | Error::RecoverFirst { .. } | Error::Io { .. } => Class::Io,
             Error::NotCommitted(inner) | Error::Unfinished(inner) => inner.class(),
         }
+    }
+
+    /// Whether the path lies on a mount of this machine that is visible below another root.
+    pub fn is_this_machine(&self) -> bool {
+        matches!(
+            self,
+            Error::Unsafe {
+                why: Obstacle::ThisMachine(_),
+                ..
+            }
+        )
     }
 
     pub(super) fn io(action: &'static str, path: impl AsRef<Path>, source: Errno) -> Error {
@@ -252,6 +273,11 @@ pub enum Obstacle {
         "is a symbolic link that leads nowhere inside the root; make its directory and run again"
     )]
     Dangling,
+    /// A mount of this machine that is visible below another root.
+    #[error(
+        "belongs to this machine and not to the system below the root ({0}); unmount it there and run again"
+    )]
+    ThisMachine(String),
     /// Links that lead in a circle.
     #[error("leads through too many symbolic links; mend the links and run again")]
     Loop,

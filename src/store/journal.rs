@@ -7,13 +7,12 @@ use std::path::PathBuf;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::dir::{Dir, single, unfinished};
 use super::error::Error;
 use super::pending::Slot;
-use super::{free_name, sha256};
+use super::{known, sha256};
 
 pub(super) const JOURNAL: &str = "journal.json";
 /// An older nodepki would take what it does not know for damage and go on without it, hence a version of its own for a
@@ -126,35 +125,24 @@ impl Journal {
         state.create(&unfinished(OsStr::new(JOURNAL)), &json)
     }
 
-    /// The journal of an interrupted run, if there is one. A damaged one is moved to `aside` and is an error once.
-    pub(super) fn load(
-        state: &Dir,
-        aside: impl FnOnce() -> Result<Dir, Error>,
-        now: OffsetDateTime,
-    ) -> Result<Option<Journal>, Error> {
+    /// Reads the journal of an interrupted run, if there is one. A journal that cannot be used is left untouched.
+    pub(super) fn load(state: &Dir) -> Result<Option<Journal>, Error> {
         let Some(found) = state.read(JOURNAL, LIMIT)? else {
             return Ok(None);
         };
-        let why = match parse(&found.bytes) {
-            Ok(journal) => return Ok(Some(journal)),
-            Err(Fault::Newer(version)) => {
-                return Err(Error::NewerFormat {
-                    path: state.path().join(JOURNAL),
-                    version,
-                    known: VERSION,
-                });
-            }
-            Err(Fault::Damaged(why)) => why,
-        };
-        let aside = aside()?;
-        let name = free_name(&aside, OsStr::new("journal.json-"), now)?;
-        state.rename_into(OsStr::new(JOURNAL), &aside, &name)?;
-        aside.sync()?;
-        state.sync()?;
-        Err(Error::JournalDamaged {
-            kept: aside.path().join(name),
-            why,
-        })
+        known::check_owner(state, JOURNAL, &found)?;
+        match parse(&found.bytes) {
+            Ok(journal) => Ok(Some(journal)),
+            Err(Fault::Newer(version)) => Err(Error::NewerFormat {
+                path: state.path().join(JOURNAL),
+                version,
+                known: VERSION,
+            }),
+            Err(Fault::Damaged(why)) => Err(Error::JournalDamaged {
+                path: state.path().join(JOURNAL),
+                why,
+            }),
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use super::dir::{Dir, errno_of};
 use super::error::{Error, Note, Obstacle};
 use super::{Root, STATE_DIR};
 
-const LOCK: &str = "lock";
+pub(super) const LOCK: &str = "lock";
 /// Between two tries. A waiting run notices the end of the other within this time.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 

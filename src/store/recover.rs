@@ -15,6 +15,7 @@ use super::commit::inherit;
 use super::dir::{Dir, is_unfinished, unfinished};
 use super::error::{Error, Note};
 use super::journal::{Entry, JOURNAL, Journal};
+use super::known::{self, KnownDirectories};
 use super::pending;
 use super::target::{Plan, Step, Target};
 use super::{Locked, READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sync};
@@ -66,9 +67,21 @@ impl Locked {
     /// Finishes what an interrupted run had decided, removes what it had not, and gives the right to write.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] when something is in the way again, [`Error::JournalDamaged`] when the interrupted run
-    /// cannot be finished; the next call then goes on without its journal.
+    /// [`Error::Unfinished`] when something is in the way again; [`Error::JournalDamaged`] and [`Error::Implausible`]
+    /// when the interrupted run cannot be finished, and then nothing was changed.
     pub fn recover(self, now: OffsetDateTime) -> Result<(Store, Recovery), Error> {
+        self.recover_in(&KnownDirectories::default(), now)
+    }
+
+    /// As [`Locked::recover`], for a configuration with directories of its own.
+    ///
+    /// # Errors
+    /// As for [`Locked::recover`].
+    pub fn recover_in(
+        self,
+        known: &KnownDirectories,
+        now: OffsetDateTime,
+    ) -> Result<(Store, Recovery), Error> {
         let Locked {
             root,
             state,
@@ -85,13 +98,21 @@ impl Locked {
             notes,
             ..Recovery::default()
         };
-        if let Some(journal) = Journal::load(&store.state, || store.aside(), now)? {
+        let journal = Journal::load(&store.state)?;
+        let staging = Staging::load(&store.state)?;
+        if let Some(journal) = &journal {
+            known.check_journal(&store.state, journal)?;
+        }
+        if let Some(staging) = &staging {
+            known.check_staging(&store.state, &staging.directories)?;
+        }
+        if let Some(journal) = journal {
             failpoint("recover:journal-read", store.state.path())?;
             store
                 .roll_forward(journal, now, &mut recovery)
                 .map_err(|error| Error::Unfinished(Box::new(error)))?;
         }
-        store.sweep(&mut recovery)?;
+        store.sweep(staging, &mut recovery)?;
         Ok((store, recovery))
     }
 }
@@ -229,7 +250,7 @@ impl Store {
     }
 
     /// Removes unfinished files where the record says that there may be some.
-    fn sweep(&self, recovery: &mut Recovery) -> Result<(), Error> {
+    fn sweep(&self, staging: Option<Staging>, recovery: &mut Recovery) -> Result<(), Error> {
         let mut sweep = |dir: &Dir, path: &Path| -> Result<(), Error> {
             for name in dir.names()?.iter().filter(|name| is_unfinished(name)) {
                 failpoint("recover:swept-one", dir.path().join(name))?;
@@ -246,12 +267,10 @@ impl Store {
         if let Some(pending) = self.state.open_dir(OsStr::new(pending::PENDING))? {
             sweep(&pending, &Path::new(STATE_DIR).join(pending::PENDING))?;
         }
-        let Some(record) = self.state.read(STAGING, READ_LIMIT)? else {
+        let Some(staging) = staging else {
             return Ok(());
         };
-        // A record that a power cut tore only means that some unfinished files stay until their targets change next.
-        let record: Staging = serde_json::from_slice(&record.bytes).unwrap_or_default();
-        for path in record.directories {
+        for path in staging.directories {
             if let Some(dir) = self.root.dir(&path)? {
                 sweep(&dir, &path)?;
             }
@@ -272,6 +291,19 @@ impl Store {
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Staging {
     pub(super) directories: Vec<PathBuf>,
+}
+
+impl Staging {
+    fn load(state: &Dir) -> Result<Option<Staging>, Error> {
+        let Some(found) = state.read(STAGING, READ_LIMIT)? else {
+            return Ok(None);
+        };
+        known::check_owner(state, STAGING, &found)?;
+        // A record that a power cut tore only means that some unfinished files stay until their targets change next.
+        Ok(Some(
+            serde_json::from_slice(&found.bytes).unwrap_or_default(),
+        ))
+    }
 }
 
 /// What a target holds, compared with the journal.

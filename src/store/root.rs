@@ -16,7 +16,13 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::dir::{self, Content, DIRECTORY, Dir, Metadata, READ, unfinished};
 use super::error::{Error, Obstacle};
+use super::mounts;
 use super::{READ_LIMIT, STATE_DIR};
+
+/// What [`Root::resolve`] gives for a path on a mount of this machine.
+const FOREIGN: Errno = Errno::EXDEV;
+/// Symbolic links that are followed in one path, as in the kernel (`MAXSYMLINKS`).
+const MAX_LINKS: u32 = 40;
 
 /// A directory that is taken for the root of a node.
 #[derive(Clone, Debug)]
@@ -77,6 +83,60 @@ impl Root {
     /// The path of the root on this machine.
     pub fn path(&self) -> &Path {
         &self.0.path
+    }
+
+    /// Whether this root is `/`, so that the node is this machine.
+    pub fn is_this_machine(&self) -> bool {
+        self.0.path == Path::new("/")
+    }
+
+    /// Returns the path inside this root of an absolute path on this machine that leads through the root directory;
+    /// `None` if it does not.
+    ///
+    /// The links on the way to the root directory are followed, those behind it are left to the root.
+    pub fn inside(&self, path: &Path) -> Option<PathBuf> {
+        let own = dir::stat_open(&self.0.fd).ok()?;
+        let is_root = |path: &Path| {
+            let found = std::fs::metadata(path);
+            found.is_ok_and(|found| dir::is_same(&own, &found))
+        };
+        let components = |path: &Path| -> Vec<OsString> {
+            let components = path.components().rev();
+            components
+                .filter(|component| {
+                    matches!(component, Component::Normal(_) | Component::ParentDir)
+                })
+                .map(|component| component.as_os_str().to_owned())
+                .collect()
+        };
+        let mut left = components(path);
+        let mut current = PathBuf::from("/");
+        let mut links = 0;
+        loop {
+            if is_root(&current) {
+                let rest = left.iter().rev();
+                return Some(rest.fold(PathBuf::from("/"), |path, part| path.join(part)));
+            }
+            let component = left.pop()?;
+            if component == ".." {
+                current.pop();
+                continue;
+            }
+            let next = current.join(component);
+            match std::fs::read_link(&next) {
+                Ok(target) => {
+                    links += 1;
+                    if links > MAX_LINKS {
+                        return None;
+                    }
+                    if target.is_absolute() {
+                        current = PathBuf::from("/");
+                    }
+                    left.extend(components(&target));
+                }
+                Err(_) => current = next,
+            }
+        }
     }
 
     /// The path on this machine of a path on the node, for messages and for the commands in them.
@@ -289,10 +349,28 @@ impl Root {
         }
     }
 
+    /// Opens a path inside the root. A path on a mount of this machine is [`FOREIGN`].
     fn resolve(&self, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
-        let how = OpenHow::new()
-            .flags(flags)
-            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let inside = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        if self.is_this_machine() {
+            return self.open_at(path, flags, inside);
+        }
+        match self.open_at(path, flags, inside | ResolveFlag::RESOLVE_NO_XDEV) {
+            Err(Errno::EXDEV) => {}
+            other => return other,
+        }
+        // Looked at before it is opened: opening a device can have effects.
+        let looked_at = OFlag::O_PATH | OFlag::O_CLOEXEC | (flags & OFlag::O_NOFOLLOW);
+        let file = self.open_at(path, looked_at, inside)?;
+        match mounts::foreign(&self.0.fd, &file) {
+            Ok(None) => self.open_at(path, flags, inside),
+            Ok(Some(_)) => Err(FOREIGN),
+            Err(error) => Err(dir::errno_of(&error)),
+        }
+    }
+
+    fn open_at(&self, path: &Path, flags: OFlag, resolve: ResolveFlag) -> Result<OwnedFd, Errno> {
+        let how = OpenHow::new().flags(flags).resolve(resolve);
         // EAGAIN: something was renamed elsewhere while `..` was being resolved (openat2(2)).
         let mut tries = 0;
         loop {
@@ -307,6 +385,7 @@ impl Root {
         let here = self.on_this_machine(path);
         match errno {
             Errno::ELOOP => Error::obstacle(here, Obstacle::Loop),
+            FOREIGN => Error::obstacle(here, Obstacle::ThisMachine(self.foreign(path))),
             Errno::ENOTDIR => {
                 // Name the component that is to blame, not the whole path.
                 let mut prefix = PathBuf::new();
@@ -325,6 +404,27 @@ impl Root {
             }
             errno => Error::io(action, here, errno),
         }
+    }
+
+    /// Refuses a directory on a mount of this machine that is visible below another root.
+    pub(super) fn verify_mount(&self, dir: &Dir) -> Result<(), Error> {
+        if self.is_this_machine() {
+            return Ok(());
+        }
+        match mounts::foreign(&self.0.fd, dir) {
+            Ok(None) => Ok(()),
+            Ok(Some(why)) => Err(Error::obstacle(dir.path(), Obstacle::ThisMachine(why))),
+            Err(error) => Err(Error::io("look at", dir.path(), dir::errno_of(&error))),
+        }
+    }
+
+    /// Why a path is not part of the root, for messages.
+    fn foreign(&self, path: &Path) -> String {
+        let inside = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        let file = self.open_at(path, OFlag::O_PATH | OFlag::O_CLOEXEC, inside);
+        let found = file.map(|file| mounts::foreign(&self.0.fd, file));
+        let reason = found.ok().and_then(Result::ok).flatten();
+        reason.unwrap_or_else(|| "it is a mount point".to_owned())
     }
 
     /// Whether the file at this name may be replaced; its directory may be missing.

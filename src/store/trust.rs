@@ -211,6 +211,7 @@ impl Root {
                     match found.as_ref().map(|found| found.kind) {
                         Some(FileKind::Directory) => {
                             let next = dir.pass(&name)?;
+                            self.verify_mount(&next)?;
                             visit(next.path(), &next.own_metadata()?)?;
                             passed.push(next);
                         }

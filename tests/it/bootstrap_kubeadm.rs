@@ -431,15 +431,25 @@ fn a_second_run_changes_nothing_and_asks_nobody() {
         log.display(),
         authorities.dir().display()
     );
-    machine.write(
-        "etc/nodepki/config.yaml",
-        &format!(
+    // The settings of this machine may name a program, those of the node below --root may not.
+    let settings = log.with_file_name("config.yaml");
+    fs::write(
+        &settings,
+        format!(
             "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners:\n  corp: {{exec: {{command: /bin/bash, args: [-c, '{script}', plugin]}}}}\nauthorities:\n  ca: {{signer: corp}}\n  etcd-ca: {{signer: corp}}\n  front-proxy-ca: {{signer: corp}}\n"
         ),
-    );
+    )
+    .unwrap();
     let config = Case::load("init/v1beta4-alg-ECDSA-P256").config;
     let config = machine.write("kubeadm.yaml", &config);
-    let arguments = ["bootstrap", "--kubeadm-config", config.to_str().unwrap()];
+    let (config, settings) = (config.to_str().unwrap(), settings.to_str().unwrap());
+    let arguments = [
+        "bootstrap",
+        "--config",
+        settings,
+        "--kubeadm-config",
+        config,
+    ];
     machine.done(&arguments);
     let asked = fs::read_to_string(&log).unwrap();
     assert_eq!(
@@ -454,7 +464,7 @@ fn a_second_run_changes_nothing_and_asks_nobody() {
     assert_eq!(fs::read_to_string(&log).unwrap(), asked);
     let text = String::from_utf8(again.stdout).unwrap();
     assert!(text.contains("kept") && !text.contains("issued"), "{text}");
-    machine.done(&["plan", "--kubeadm-config", config.to_str().unwrap()]);
+    machine.done(&["plan", "--config", settings, "--kubeadm-config", config]);
     machine.done(&["status"]);
     let after = everything_below(machine.root());
     for (path, found) in &after {

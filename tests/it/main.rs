@@ -81,3 +81,4 @@ mod store;
 mod store_crash;
 mod store_system;
 mod systemd_units;
+mod untrusted_root;

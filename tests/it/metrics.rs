@@ -283,10 +283,10 @@ impl Progress for Silent {
 fn loaded(node: &Node) -> (Root, Loaded) {
     let root = Root::open(node.root()).unwrap();
     let mut inputs = Inputs {
-        config: Some(node.outside("config.yaml")),
+        config: Some(node.outside("config.yaml").into()),
         ..Inputs::default()
     };
-    inputs.stand_ins.kubeadm_configs = vec![node.outside("kubeadm.yaml")];
+    inputs.stand_ins.kubeadm_configs = vec![node.outside("kubeadm.yaml").into()];
     let loaded = load::load(&root, &inputs, OffsetDateTime::now_utc()).unwrap();
     (root, loaded)
 }

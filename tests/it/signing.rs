@@ -14,7 +14,7 @@ use nix::fcntl::OFlag;
 use nodepki::http::Files;
 use nodepki::names::{Authority, CertName};
 use nodepki::signer::directory::{DropDir, Dropped, Meta, Shape};
-use nodepki::signer::{Config, Identity, Memory, Request, Signer, Site, Wanted};
+use nodepki::signer::{Config, Identity, Memory, Programs, Request, Signer, Site, Wanted};
 use nodepki::x509::{
     CertificateAuthority, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
     Tolerance, UsageExtensions,
@@ -267,6 +267,7 @@ pub(crate) fn opened_with_memory(config: &Config, memory: &Path) -> Box<dyn Sign
         files: Rc::new(PlainFiles),
         credentials: None,
         memory: Rc::new(PlainMemory(memory.to_owned())),
+        programs: Programs::Run,
         drop_dir: &|path, _owners| Ok(Box::new(PlainDir(path.to_owned()))),
         user: &|_| None,
     };

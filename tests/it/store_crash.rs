@@ -640,24 +640,20 @@ fn something_in_the_way_of_the_recovery_is_named_and_the_journal_kept() {
 }
 
 #[test]
-fn a_damaged_journal_is_kept_and_refused_once() {
+fn refuses_damaged_journal_and_leaves_it_untouched() {
     for damage in ["{\"version\":1,\"entries\":[", "", "{\"version\":\"x\"}"] {
         let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
             fs::write(fixture.path("/var/lib/nodepki/journal.json"), damage).unwrap();
         });
-        let error = recovery.unwrap_err();
-        assert_eq!(error.class(), Class::Unsafe);
-        assert!(
-            error
-                .to_string()
-                .contains("aside/journal.json-20260304T050607Z"),
-            "{error}"
-        );
-        assert!(error.to_string().contains("nodepki plan"), "{error}");
-        assert_eq!(
-            fixture.text("/var/lib/nodepki/aside/journal.json-20260304T050607Z"),
-            damage
-        );
+        let path = fixture.path("/var/lib/nodepki/journal.json");
+        for error in [recovery.unwrap_err(), open(&fixture.root()).unwrap_err()] {
+            assert_eq!(error.class(), Class::Unsafe);
+            let text = error.to_string();
+            assert!(text.contains(&path.display().to_string()), "{text}");
+            assert!(text.contains("nodepki plan"), "{text}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), damage);
+        }
+        fs::remove_file(path).unwrap();
         drop(fixture.recover());
         assert!(!assert_whole(&fixture, damage));
     }

@@ -1,0 +1,177 @@
+//! What a state file may say. The state directory may be that of another, untrusted system, so that nothing in it is
+//! carried out that a commit of this program cannot have decided.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path, PathBuf};
+
+use super::dir::{Content, is_unfinished};
+use super::error::Error;
+use super::journal::{Entry, JOURNAL, Journal};
+use super::lock::LOCK;
+use super::recover::STAGING;
+use super::{Dir, STATE_DIR};
+
+/// Permission bits that a file of a commit can have.
+pub(super) const PLAIN_BITS: u32 = 0o666;
+/// The directories of kubeadm, of the kubelet and of nodepki.
+const DIRECTORIES: [&str; 3] = ["/etc/kubernetes", "/var/lib/kubelet/pki", STATE_DIR];
+/// Files in the state directory that no commit writes.
+const OWN_FILES: [&str; 3] = [JOURNAL, STAGING, LOCK];
+
+/// The directories in which an interrupted run can have left something to be finished.
+#[derive(Clone, Debug)]
+pub struct KnownDirectories(BTreeSet<PathBuf>);
+
+impl Default for KnownDirectories {
+    /// Those that need no configuration: kubeadm's, the kubelet's and the state directory.
+    fn default() -> Self {
+        KnownDirectories(DIRECTORIES.iter().map(PathBuf::from).collect())
+    }
+}
+
+impl KnownDirectories {
+    /// Adds the directories of these files, which the configuration names.
+    #[must_use]
+    pub fn with_files<'a>(mut self, files: impl IntoIterator<Item = &'a Path>) -> Self {
+        let directories = files.into_iter().filter_map(Path::parent);
+        self.0.extend(directories.map(Path::to_owned));
+        self
+    }
+
+    /// Adds a directory that the configuration names.
+    #[must_use]
+    pub fn with_directory(mut self, directory: &Path) -> Self {
+        self.0.insert(directory.to_owned());
+        self
+    }
+
+    fn has_directory(&self, path: &Path) -> bool {
+        is_plain(path) && self.0.iter().any(|known| path.starts_with(known))
+    }
+
+    fn has_file(&self, path: &Path) -> bool {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return false;
+        };
+        if is_unfinished(name) || !is_plain(path) {
+            return false;
+        }
+        if parent.starts_with(STATE_DIR) {
+            return parent == Path::new(STATE_DIR) && !OWN_FILES.iter().any(|own| name == *own);
+        }
+        self.has_directory(parent)
+    }
+
+    /// Refuses a journal that no commit can have written.
+    pub(super) fn check_journal(&self, state: &Dir, journal: &Journal) -> Result<(), Error> {
+        let refuse = |why| Err(implausible(state, JOURNAL, why));
+        let entries = journal.entries.iter();
+        let kept = journal.kept.iter().map(|kept| &kept.path);
+        for path in entries.clone().map(|entry| &entry.path).chain(kept) {
+            if !self.has_file(path) {
+                return refuse(format!(
+                    "it names {}, which is not in a directory of Kubernetes' PKI by this configuration",
+                    path.display()
+                ));
+            }
+        }
+        match entries.into_iter().find(|entry| !has_plain_mode(entry)) {
+            Some(entry) => refuse(format!(
+                "it gives {} the mode {:04o}, which is not the mode of a certificate or key",
+                entry.path.display(),
+                entry.mode
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a record of unfinished files that no commit can have written.
+    pub(super) fn check_staging(&self, state: &Dir, directories: &[PathBuf]) -> Result<(), Error> {
+        match directories.iter().find(|path| !self.has_directory(path)) {
+            Some(path) => Err(implausible(
+                state,
+                STAGING,
+                format!(
+                    "it names {}, which is not a directory of Kubernetes' PKI by this configuration",
+                    path.display()
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Refuses a state file that another user owns or can write.
+pub(super) fn check_owner(state: &Dir, name: &str, found: &Content) -> Result<(), Error> {
+    let expected = nix::unistd::geteuid().as_raw();
+    let (owner, mode) = (found.metadata.uid, found.metadata.mode);
+    if owner == expected && mode & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(implausible(
+        state,
+        name,
+        format!("it belongs to user {owner} and has mode {mode:04o}"),
+    ))
+}
+
+fn has_plain_mode(entry: &Entry) -> bool {
+    entry.content.is_none() || entry.mode & !PLAIN_BITS == 0
+}
+
+/// Absolute, and without `..`.
+fn is_plain(path: &Path) -> bool {
+    let mut components = path.components();
+    components.next() == Some(Component::RootDir)
+        && components.all(|component| matches!(component, Component::Normal(_)))
+}
+
+fn implausible(state: &Dir, name: &str, why: String) -> Error {
+    Error::Implausible {
+        path: state.path().join(name),
+        why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_files_of_the_pki_and_nothing_else() {
+        let known = KnownDirectories::default().with_files([Path::new("/opt/pki/ca.crt")]);
+        for path in [
+            "/etc/kubernetes/admin.conf",
+            "/etc/kubernetes/pki/etcd/server.key",
+            "/etc/kubernetes/manifests/etcd.yaml",
+            "/var/lib/kubelet/pki/kubelet-client-current.pem",
+            "/var/lib/nodepki/issued.json",
+            "/opt/pki/apiserver.crt",
+            "/opt/pki/etcd/ca.crt",
+        ] {
+            assert!(known.has_file(Path::new(path)), "{path}");
+        }
+        for path in [
+            "/etc/passwd",
+            "/etc/kubernetes",
+            "/etc/kubernetes/../cron.d/x",
+            "/etc/kubernetes2/admin.conf",
+            "/opt/x",
+            "/opt/pki2/x",
+            "etc/kubernetes/admin.conf",
+            "/var/lib/kubelet/config.yaml",
+            "/var/lib/nodepki/journal.json",
+            "/var/lib/nodepki/staging.json",
+            "/var/lib/nodepki/lock",
+            "/var/lib/nodepki/pending/apiserver/key.pem",
+            "/etc/kubernetes/pki/.nodepki-new.ca.crt~",
+            "/",
+            "",
+        ] {
+            assert!(!known.has_file(Path::new(path)), "{path}");
+        }
+        assert!(known.has_directory(Path::new("/etc/kubernetes/pki")));
+        assert!(!known.has_directory(Path::new("/etc/kubernetes/../../root")));
+        assert!(!known.has_directory(Path::new("/etc")));
+    }
+}

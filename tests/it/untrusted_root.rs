@@ -1,0 +1,915 @@
+//! `--root` on a system that is not trusted: no file of this machine is read or written for it, and no program runs.
+//!
+//! Every test has an image whose files name paths of this machine, and a place outside of it that must neither be sent
+//! anywhere nor change.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use nodepki::store::{Commit, Mode, Root};
+use nodepki::x509::hex;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+
+use crate::node::{INIT, NODEPKI, Node, Ran, Snapshot, with_mounts};
+
+/// What must never leave this machine.
+const SECRET: &str = "the-secret-of-this-machine";
+const SETTINGS: &str = "/etc/nodepki/config.yaml";
+const KUBEADM: &str = "/run/kubeadm/kubeadm.yaml";
+const ALL: &str =
+    "authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}\n";
+
+/// A server on loopback that records all that it is sent, and answers nothing useful.
+struct Recorder {
+    address: String,
+    heard: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Recorder {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&heard);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (stream, sink) = (stream.unwrap(), Arc::clone(&sink));
+                thread::spawn(move || record(stream, &sink));
+            }
+        });
+        Recorder { address, heard }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.heard.lock().unwrap()).into_owned()
+    }
+
+    #[track_caller]
+    fn heard_no_secret(&self) {
+        let text = self.text();
+        assert!(!text.contains(SECRET), "{text}");
+    }
+}
+
+fn record(mut stream: TcpStream, sink: &Mutex<Vec<u8>>) {
+    stream
+        .set_read_timeout(Some(Duration::from_secs(2)))
+        .unwrap();
+    let mut buffer = [0; 8192];
+    while let Ok(length) = stream.read(&mut buffer) {
+        if length == 0 {
+            return;
+        }
+        sink.lock().unwrap().extend_from_slice(&buffer[..length]);
+        if buffer[..length].windows(4).any(|end| end == b"\r\n\r\n") {
+            let answer =
+                "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            let _ = stream.write_all(answer.as_bytes());
+            return;
+        }
+    }
+}
+
+/// An image, and the files of this machine that it names.
+struct Image {
+    node: Node,
+}
+
+impl Image {
+    fn new() -> Self {
+        Self::of(Node::new())
+    }
+
+    fn of(node: Node) -> Self {
+        fs::write(node.outside("token"), SECRET).unwrap();
+        fs::set_permissions(node.outside("token"), fs::Permissions::from_mode(0o600)).unwrap();
+        fs::create_dir(node.outside("theirs")).unwrap();
+        node.write(KUBEADM, INIT);
+        Image { node }
+    }
+
+    /// With everything in place.
+    fn bootstrapped() -> Self {
+        Self::of(Node::bootstrapped())
+    }
+
+    fn settings(&self, more: &str) {
+        let head = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
+        self.node.write(SETTINGS, format!("{head}{more}"));
+    }
+
+    /// A file of this machine with a secret.
+    fn token(&self) -> PathBuf {
+        self.node.outside("token")
+    }
+
+    /// What lies outside of the image.
+    fn outside(&self) -> Snapshot {
+        Snapshot::of(&self.node.outside("theirs"))
+    }
+
+    /// Everything that a run of these commands leaves outside of the image is what was there before.
+    #[track_caller]
+    fn harmless(&self, commands: &[&[&str]]) -> Vec<Ran> {
+        let before = self.outside();
+        let token = fs::metadata(self.token()).unwrap();
+        let ran: Vec<Ran> = commands
+            .iter()
+            .map(|arguments| {
+                let mut command = self.node.command(*arguments);
+                command.env("CREDENTIALS_DIRECTORY", self.node.root().parent().unwrap());
+                Ran::of(&mut command)
+            })
+            .collect();
+        for ran in &ran {
+            ran.says_not(SECRET);
+        }
+        before.unchanged(&self.outside());
+        assert_eq!(
+            token.modified().unwrap(),
+            fs::metadata(self.token()).unwrap().modified().unwrap()
+        );
+        ran
+    }
+
+    fn path(&self, on_node: &str) -> PathBuf {
+        self.node.path(on_node)
+    }
+}
+
+/// Commands that load the configuration or ask a cluster.
+const LOADS: &[&[&str]] = &[
+    &["plan"],
+    &["status"],
+    &["doctor"],
+    &["renew", "--wait", "1s", "--clock-wait", "0s"],
+    &["needs-renewal"],
+    &["crl", "--wait", "1s"],
+    &["bootstrap", "--wait", "1s", "--clock-wait", "0s"],
+    &["config", "check"],
+    &["csr", "export", "/root/requests"],
+];
+
+fn kubeconfig(server: &str, user: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+         clusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n\
+         users: [{{name: u, user: {user}}}]\n"
+    )
+}
+
+#[test]
+fn keeps_host_token_from_kubeconfig_of_the_image() {
+    let server = Recorder::start();
+    let image = Image::bootstrapped();
+    // Without a kubeadm file a running node asks its cluster, with these.
+    fs::remove_file(image.path(KUBEADM)).unwrap();
+    fs::remove_file(image.path("/var/lib/nodepki/cluster-configuration.yaml")).unwrap();
+    let token = image.token();
+    let token = token.display();
+    let user = format!("{{tokenFile: {token}}}");
+    for name in ["kubelet.conf", "admin.conf"] {
+        let text = kubeconfig(&server.url(), &user);
+        image.node.write(format!("/etc/kubernetes/{name}"), text);
+    }
+    let kubeconfig = image.path("/etc/kubernetes/kubelet.conf");
+    let kubeconfig = kubeconfig.to_str().unwrap();
+    let mut commands = LOADS.to_vec();
+    let by_path = ["doctor", "--kubeconfig", "/etc/kubernetes/kubelet.conf"];
+    let by_host_path = ["doctor", "--kubeconfig", kubeconfig];
+    let upload = ["certs", "upload", "--kubeconfig", kubeconfig];
+    commands.extend([
+        &by_path[..],
+        &by_host_path[..],
+        &upload[..],
+        &["certs", "upload"],
+    ]);
+    image.harmless(&commands);
+    server.heard_no_secret();
+
+    // The server is reached with a token of the image, so that the silence above is not that of a broken server.
+    image.node.write("/etc/token", "the-secret-of-the-image");
+    let text = kubeconfig_with_token(&server);
+    image.node.write("/etc/kubernetes/kubelet.conf", text);
+    image.harmless(&[&["doctor", "--kubeconfig", kubeconfig]]);
+    assert!(server.text().contains("the-secret-of-the-image"));
+}
+
+fn kubeconfig_with_token(server: &Recorder) -> String {
+    kubeconfig(&server.url(), "{tokenFile: /etc/token}")
+}
+
+#[test]
+fn keeps_host_files_from_kubeconfigs_that_lead_out_by_links() {
+    let server = Recorder::start();
+    let image = Image::bootstrapped();
+    let token = image.token();
+    // Relative, absolute, and through a directory: all of them stay in the image.
+    symlink(&token, image.path("/etc/absolute")).unwrap();
+    symlink(token.parent().unwrap(), image.path("/etc/directory")).unwrap();
+    let upward = format!("../../../../../../..{}", token.display());
+    symlink(&upward, image.path("/etc/upward")).unwrap();
+    for name in [
+        "/etc/absolute",
+        "/etc/directory/token",
+        "/etc/upward",
+        &upward,
+    ] {
+        let user = format!("{{tokenFile: '{name}'}}");
+        let text = kubeconfig(&server.url(), &user);
+        image.node.write("/etc/kubernetes/evil.conf", text);
+        for given in [
+            "/etc/kubernetes/evil.conf".to_owned(),
+            image
+                .path("/etc/kubernetes/evil.conf")
+                .display()
+                .to_string(),
+        ] {
+            image.harmless(&[&["doctor", "--kubeconfig", &given]]);
+        }
+    }
+    // A kubeconfig of this machine that leads into the image by a link is one of the image.
+    symlink(image.path("/etc/kubernetes"), image.node.outside("link")).unwrap();
+    let text = kubeconfig(
+        &server.url(),
+        &format!("{{tokenFile: {}}}", token.display()),
+    );
+    image.node.write("/etc/kubernetes/evil.conf", text);
+    let by_link = image.node.outside("link").join("evil.conf");
+    image.harmless(&[&["doctor", "--kubeconfig", by_link.to_str().unwrap()]]);
+    server.heard_no_secret();
+}
+
+#[test]
+fn reads_host_token_for_kubeconfig_of_this_machine() {
+    let server = Recorder::start();
+    let image = Image::bootstrapped();
+    let conf = image.node.outside("mine.conf");
+    fs::write(&conf, kubeconfig(&server.url(), "{tokenFile: token}")).unwrap();
+    // A file of the same name in the image is not taken for it.
+    let shadow = image.path(image.token().to_str().unwrap());
+    fs::create_dir_all(shadow.parent().unwrap()).unwrap();
+    fs::write(shadow, "not-this-one").unwrap();
+    image
+        .node
+        .run(&["doctor", "--kubeconfig", conf.to_str().unwrap()]);
+    assert!(server.text().contains(SECRET), "{}", server.text());
+    assert!(!server.text().contains("not-this-one"));
+}
+
+#[test]
+fn gives_kubeconfig_of_the_image_no_host_file_by_the_name_of_one_of_this_machine() {
+    let server = Recorder::start();
+    let image = Image::bootstrapped();
+    // The operator means a file of this machine, and the image has one at the same path.
+    let meant = image.node.outside("mine.conf");
+    fs::write(&meant, kubeconfig("http://127.0.0.1:1", "{}")).unwrap();
+    let shadow = image.path(meant.to_str().unwrap());
+    fs::create_dir_all(shadow.parent().unwrap()).unwrap();
+    let user = format!("{{tokenFile: {}}}", image.token().display());
+    fs::write(shadow, kubeconfig(&server.url(), &user)).unwrap();
+    image.harmless(&[&["doctor", "--kubeconfig", meant.to_str().unwrap()]]);
+    server.heard_no_secret();
+}
+
+#[test]
+fn keeps_host_files_and_credentials_from_settings_of_the_image() {
+    let server = Recorder::start();
+    let image = Image::new();
+    let token = image.token();
+    let token = token.display();
+    let url = server.url();
+    let conf = image.node.outside("mine.conf");
+    fs::write(&conf, kubeconfig(&url, &format!("{{token: {SECRET}}}"))).unwrap();
+    let conf = conf.display();
+    for signer in [
+        format!("vault: {{address: '{url}', mount: pki, role: r, auth: {{tokenFile: {token}}}}}"),
+        format!(
+            "vault: {{address: '{url}', mount: pki, role: r, auth: {{tokenFile: 'credential:token'}}}}"
+        ),
+        format!("kubernetes: {{kubeconfig: {conf}, signerName: example.com/x}}"),
+        "kubernetes: {kubeconfig: 'credential:mine.conf', signerName: example.com/x}".to_owned(),
+        format!("kubernetes: {{server: '{url}', tokenFile: {token}, signerName: example.com/x}}"),
+        format!("cfssl: {{url: '{url}', auth: {{keyFile: {token}}}}}"),
+        format!("est: {{url: '{url}', auth: {{basic: {{username: u, passwordFile: {token}}}}}}}"),
+        format!("local: {{directory: {}}}", image.node.ca().display()),
+    ] {
+        image.settings(&format!("{ALL}signers: {{s: {{{signer}}}}}\n"));
+        let ran = image.harmless(LOADS);
+        // Nothing was signed with what lies outside.
+        assert!(
+            !image.path("/etc/kubernetes/pki/apiserver.crt").exists(),
+            "{signer}\n{}",
+            ran.last().unwrap().said()
+        );
+    }
+    server.heard_no_secret();
+}
+
+#[test]
+fn runs_no_program_that_the_image_names() {
+    let image = Image::new();
+    let marker = image.node.outside("theirs").join("ran");
+    let script = format!("echo ran >>{}", marker.display());
+    let exec = format!("exec: {{command: /bin/sh, args: [-c, '{script}']}}");
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{{exec}}}}}\n\
+         reload: {{hooks: [{{on: [apiserver], command: [/bin/sh, -c, '{script}']}}], units: [{{on: [apiserver], unit: x.service}}]}}\n"
+    ));
+    for arguments in LOADS {
+        image.harmless(&[arguments]);
+    }
+    assert!(!marker.exists());
+    image
+        .node
+        .run(&["bootstrap", "--wait", "1s", "--clock-wait", "0s"])
+        .ended(78)
+        .says("name the program /bin/sh (exec.command)")
+        .says("--signer exec:/bin/sh")
+        .says("--config FILE");
+    // Found in the image, a file named with --config is one of the image, however it is named.
+    for config in [
+        SETTINGS.to_owned(),
+        image.path(SETTINGS).display().to_string(),
+    ] {
+        image
+            .node
+            .run(&[
+                "bootstrap",
+                "--wait",
+                "1s",
+                "--clock-wait",
+                "0s",
+                "--config",
+                &config,
+            ])
+            .ended(78)
+            .says("name the program /bin/sh");
+    }
+    // Offline signing needs no signer.
+    let requests = image.node.outside("requests");
+    fs::create_dir(&requests).unwrap();
+    image
+        .node
+        .run(&["csr", "export", requests.to_str().unwrap()])
+        .done();
+    assert!(!marker.exists());
+
+    // A settings file of this machine is the operator's.
+    image
+        .node
+        .run(&[
+            "bootstrap",
+            "--clock-wait",
+            "0s",
+            "--config",
+            image.node.outside("config.yaml").to_str().unwrap(),
+        ])
+        .done();
+    assert!(!image.node.exchanges().is_empty());
+}
+
+#[test]
+fn runs_no_hook_of_the_image_after_a_renewal() {
+    let image = Image::bootstrapped();
+    let marker = image.node.outside("theirs").join("ran");
+    let hook = format!("[/bin/sh, -c, 'echo ran >{}']", marker.display());
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n\
+         reload: {{hooks: [{{on: [apiserver, kube-apiserver, scheduler.conf], command: {hook}}}]}}\n"
+    ));
+    for name in ["ca", "front-proxy-ca", "etcd/ca"] {
+        for extension in ["crt", "key"] {
+            let file = format!("{name}.{extension}");
+            image.node.write(
+                format!("/ca/{file}"),
+                fs::read(image.node.ca().join(&file)).unwrap(),
+            );
+        }
+    }
+    image
+        .node
+        .write("/etc/kubernetes/manifests/kube-apiserver.yaml", "{}\n");
+    fs::remove_file(image.path("/var/lib/nodepki/issued.json")).unwrap();
+    let ran = image.harmless(&[&["renew", "--all", "--clock-wait", "0s"]]);
+    ran[0].done().row_says("apiserver", "rekeyed");
+    ran[0].says("was not restarted");
+    assert!(!marker.exists());
+}
+
+#[test]
+fn refuses_kubeconfig_of_the_image_that_runs_a_program() {
+    let server = Recorder::start();
+    let image = Image::bootstrapped();
+    let marker = image.node.outside("theirs").join("ran");
+    let user = format!(
+        "{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: /bin/sh, args: [-c, 'echo ran >{}']}}}}",
+        marker.display()
+    );
+    image.node.write(
+        "/etc/kubernetes/kubelet.conf",
+        kubeconfig(&server.url(), &user),
+    );
+    let ran = image.harmless(&[
+        &["doctor", "--kubeconfig", "/etc/kubernetes/kubelet.conf"],
+        &[
+            "certs",
+            "upload",
+            "--kubeconfig",
+            "/etc/kubernetes/kubelet.conf",
+        ],
+    ]);
+    ran[1]
+        .ended(78)
+        .says("has exec, which nodepki does not follow");
+    assert!(!marker.exists());
+}
+
+#[test]
+fn writes_directory_signer_of_the_image_inside_it() {
+    let image = Image::new();
+    let theirs = image.node.outside("theirs");
+    symlink(&theirs, image.path("/var-drop-link")).unwrap();
+    for path in [
+        theirs.to_str().unwrap(),
+        "/var-drop-link",
+        "/../../../../tmp",
+    ] {
+        image.settings(&format!(
+            "{ALL}signers: {{s: {{directory: {{path: '{path}'}}}}}}\n"
+        ));
+        image.harmless(LOADS);
+    }
+    assert_eq!(fs::read_dir(&theirs).unwrap().count(), 0);
+    // Named on the command line it is the one of this machine.
+    let mine = image.node.outside("mine");
+    fs::create_dir(&mine).unwrap();
+    let signer = format!("directory:{}", mine.display());
+    image.node.run(&[
+        "bootstrap",
+        "--wait",
+        "0s",
+        "--clock-wait",
+        "0s",
+        "--signer",
+        &signer,
+    ]);
+    assert!(fs::read_dir(&mine).unwrap().count() > 0);
+}
+
+#[test]
+fn keeps_host_files_from_kubeadm_configuration_of_the_image() {
+    let server = Recorder::start();
+    let image = Image::new();
+    let conf = image.node.outside("theirs").join("discovery.conf");
+    fs::write(
+        &conf,
+        kubeconfig(&server.url(), &format!("{{token: {SECRET}}}")),
+    )
+    .unwrap();
+    image.settings(&format!(
+        "join: {{certificateKey: {}}}\n",
+        image.token().display()
+    ));
+    image.node.write(
+        KUBEADM,
+        format!(
+            "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n\
+             discovery: {{file: {{kubeConfigPath: {}}}}}\nnodeRegistration: {{name: cp2}}\n\
+             controlPlane: {{localAPIEndpoint: {{advertiseAddress: 192.0.2.12}}}}\n",
+            conf.display()
+        ),
+    );
+    let ran = image.harmless(LOADS);
+    ran[0].says("cannot be read");
+    assert_eq!(
+        server.text(),
+        "",
+        "the discovery file of this machine was used"
+    );
+}
+
+#[test]
+fn writes_metrics_and_ports_of_the_image_nowhere_on_this_machine() {
+    let image = Image::bootstrapped();
+    let theirs = image.node.outside("theirs");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap();
+    drop(port);
+    image.settings(&format!(
+        "metrics: {{textfile: {}/x.prom, listen: '{address}'}}\n",
+        theirs.display()
+    ));
+    image.harmless(&[&["renew", "--clock-wait", "0s"]]);
+    let mut daemon = image
+        .node
+        .command(["daemon"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let told = "do not open a port of this machine";
+    let mut said = String::new();
+    let mut stderr = daemon.stderr.take().unwrap();
+    let mut byte = [0];
+    while !said.contains(told) && stderr.read(&mut byte).unwrap() == 1 {
+        said.push(char::from(byte[0]));
+    }
+    assert!(said.contains(told), "{said}");
+    thread::sleep(Duration::from_millis(300));
+    assert!(TcpStream::connect(address).is_err());
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+}
+
+// ---- state files ----
+
+fn digest(text: &str) -> String {
+    hex(&Sha256::digest(text))
+}
+
+/// A journal that a hostile image has, with one file to be written.
+fn journal(path: &str, mode: u32) -> String {
+    json!({
+        "version": 1,
+        "entries": [{
+            "path": path, "group": 0, "mode": mode, "old": null, "uid": 0, "gid": 0,
+            "new": digest("#!/bin/sh\n"), "content": BASE64_STANDARD.encode("#!/bin/sh\n"),
+        }],
+        "kept": [],
+        "slots": [],
+    })
+    .to_string()
+}
+
+const JOURNAL: &str = "/var/lib/nodepki/journal.json";
+
+impl Image {
+    fn state(&self, name: &str, text: &str) {
+        let path = format!("/var/lib/nodepki/{name}");
+        self.node.write(&path, text);
+        self.node.set_mode(&path, 0o600);
+        self.node.set_mode("/var/lib/nodepki", 0o700);
+    }
+
+    /// Every command that recovers refuses the state file, and leaves everything as it is.
+    #[track_caller]
+    fn refused(&self, words: &str) {
+        let before = Snapshot::of(&self.path("/etc"));
+        let state = self.node.path("/var/lib/nodepki");
+        let read = |name: &str| fs::read(state.join(name)).ok();
+        let kept = (read("journal.json"), read("staging.json"));
+        for arguments in [
+            &["renew", "--all", "--clock-wait", "0s"][..],
+            &["csr", "export", "/root/requests"],
+        ] {
+            self.node
+                .run(arguments)
+                .ended(65)
+                .says(words)
+                .says("nothing was changed");
+        }
+        before.unchanged(&Snapshot::of(&self.path("/etc")));
+        assert_eq!(kept, (read("journal.json"), read("staging.json")));
+        self.node.run(&["status"]).done();
+    }
+}
+
+#[test]
+fn refuses_journal_that_names_other_places() {
+    let image = Image::bootstrapped();
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+    ));
+    for path in [
+        "/usr/bin/su",
+        "/etc/cron.d/x",
+        "/etc/kubernetes/../cron.d/x",
+        "/../../../../../../etc/cron.d/x",
+        "/root/.ssh/authorized_keys",
+        "/var/lib/kubelet/config.yaml",
+        "/var/lib/nodepki/staging.json",
+        "/var/lib/nodepki/aside/x",
+        "etc/kubernetes/pki/x",
+    ] {
+        image.state("journal.json", &journal(path, 0o644));
+        image.refused("which is not in a directory of Kubernetes' PKI");
+        assert!(!image.path("/usr/bin/su").exists() && !image.path("/etc/cron.d").exists());
+    }
+}
+
+#[test]
+fn refuses_journal_with_modes_that_no_certificate_has() {
+    let image = Image::bootstrapped();
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+    ));
+    let path = "/etc/kubernetes/pki/apiserver.crt.new";
+    for mode in [0o4755, 0o2755, 0o1644, 0o755, 0o4644, 0o100_644] {
+        image.state("journal.json", &journal(path, mode));
+        image.refused("which is not the mode of a certificate or key");
+        assert!(!image.path(path).exists());
+    }
+}
+
+#[test]
+fn refuses_state_files_that_another_user_can_write() {
+    let image = Image::bootstrapped();
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+    ));
+    image.state("journal.json", &journal("/etc/kubernetes/pki/x.crt", 0o644));
+    image.node.set_mode(JOURNAL, 0o666);
+    image.refused("has mode 0666");
+    if nix::unistd::geteuid().is_root() {
+        image.node.set_mode(JOURNAL, 0o600);
+        std::os::unix::fs::chown(image.path(JOURNAL), Some(4711), None).unwrap();
+        image.refused("belongs to user 4711");
+    }
+}
+
+#[test]
+fn refuses_damaged_journal_each_time_and_says_what_to_do() {
+    let image = Image::bootstrapped();
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+    ));
+    image.state("journal.json", "{\"version\":1,");
+    let path = image.path(JOURNAL).display().to_string();
+    image.refused(&path);
+    image.refused("move the journal away and run again");
+}
+
+#[test]
+fn refuses_record_of_unfinished_files_in_other_directories() {
+    let image = Image::bootstrapped();
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+    ));
+    let left = "/home/user/.nodepki-new.notes~";
+    image.node.write(left, "mine");
+    image.state("staging.json", "{\"directories\":[\"/home/user\"]}");
+    image.refused("which is not a directory of Kubernetes' PKI");
+    assert!(image.path(left).exists());
+}
+
+#[test]
+fn finishes_journal_of_configured_directory() {
+    let image = Image::new();
+    let config = format!("{INIT}certificatesDir: /opt/pki\n");
+    image.node.write(KUBEADM, &config);
+    for (from, to) in [
+        ("ca", "ca"),
+        ("front-proxy-ca", "front-proxy-ca"),
+        ("etcd/ca", "etcd/ca"),
+    ] {
+        let pem = fs::read(image.node.ca().join(format!("{from}.crt"))).unwrap();
+        image.node.write(format!("/opt/pki/{to}.crt"), pem);
+    }
+    image.state("journal.json", &journal("/opt/pki/interrupted.crt", 0o644));
+    let signer = format!("local:{}", image.node.ca().display());
+    image
+        .node
+        .run(&["bootstrap", "--clock-wait", "0s", "--signer", &signer])
+        .done();
+    let written = fs::metadata(image.path("/opt/pki/interrupted.crt")).unwrap();
+    assert_eq!(written.mode() & 0o7777, 0o644);
+}
+
+#[test]
+fn never_gives_new_file_the_set_user_id_or_execute_bits_of_the_old_one() {
+    let node = Node::new();
+    let (certificate, key) = ("/etc/kubernetes/pki/x.crt", "/etc/kubernetes/pki/x.key");
+    for (path, mode) in [(certificate, 0o4755), (key, 0o6750)] {
+        node.write(path, "old");
+        node.set_mode(path, mode);
+    }
+    let root = Root::open(node.root()).unwrap();
+    let locked = root.lock(Duration::ZERO, "test").unwrap();
+    let mut store = locked.recover(OffsetDateTime::now_utc()).unwrap().0;
+    let mut commit = Commit::new();
+    commit.file(certificate, b"new".to_vec(), Mode::Public);
+    commit.file(key, b"new".to_vec(), Mode::Private);
+    let notes = store.commit(commit).unwrap().notes;
+    assert_eq!((node.mode(certificate), node.mode(key)), (0o644, 0o640));
+    assert!(notes[0].to_string().contains("had mode"), "{notes:?}");
+}
+
+#[test]
+fn removes_only_dated_files_from_list_of_kubelet_certificates() {
+    let image = Image::bootstrapped();
+    let precious = "/etc/kubernetes/pki/sa.key";
+    let before = image.node.read(precious);
+    image.state(
+        "kubelet-client.json",
+        &json!({"files": [precious, "/etc/passwd", "/var/lib/kubelet/pki/../../../../etc/passwd"]})
+            .to_string(),
+    );
+    image
+        .node
+        .write("/etc/passwd", "root:x:0:0::/root:/bin/sh\n");
+    image.settings("kubelet: {clientCertificate: file}\n");
+    let signer = format!("local:{}", image.node.ca().display());
+    fs::remove_file(image.path("/etc/kubernetes/kubelet.conf")).unwrap();
+    image
+        .node
+        .run(&["bootstrap", "--clock-wait", "0s", "--signer", &signer])
+        .done();
+    let made = image.node.read("/var/lib/nodepki/kubelet-client.json");
+    assert!(
+        made.contains("/var/lib/kubelet/pki/kubelet-client-"),
+        "{made}"
+    );
+    assert_eq!(image.node.read(precious), before);
+    assert!(image.path("/etc/passwd").exists());
+}
+
+// ---- mounts of this machine below the root ----
+
+#[test]
+fn reads_and_writes_nothing_on_mounts_of_this_machine() {
+    let image = Image::bootstrapped();
+    let theirs = image.node.outside("theirs");
+    let server = Recorder::start();
+    let text = kubeconfig(&server.url(), "{tokenFile: /mnt/token}");
+    image.node.write("/etc/kubernetes/evil.conf", text);
+    image.node.write("/mnt/.keep", "");
+    fs::write(theirs.join("token"), SECRET).unwrap();
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{directory: {{path: /mnt/drop}}}}}}\n"
+    ));
+    fs::remove_file(image.path("/etc/kubernetes/pki/apiserver.crt")).unwrap();
+    let script = format!("mount --bind {} \"$1/mnt\"", theirs.display());
+    let before = Snapshot::of(&theirs);
+    let mounted = |arguments: &[&str], script: &str| {
+        with_mounts(&image.node, &image.node.command(arguments), script)
+    };
+    mounted(
+        &["doctor", "--kubeconfig", "/etc/kubernetes/evil.conf"],
+        &script,
+    )
+    .says("belongs to this machine and not to the system below the root");
+    mounted(
+        &["renew", "--all", "--wait", "0s", "--clock-wait", "0s"],
+        &script,
+    )
+    .says("belongs to this machine");
+    before.unchanged(&Snapshot::of(&theirs));
+    server.heard_no_secret();
+
+    // A journal reaches no mounted directory either, a known place or not.
+    let journal = journal("/etc/kubernetes/tmp/x.crt", 0o644);
+    image.node.write("/etc/kubernetes/tmp/.keep", "");
+    image.state("journal.json", &journal);
+    let script = format!(
+        "mount --bind {} \"$1/etc/kubernetes/tmp\"",
+        theirs.display()
+    );
+    mounted(
+        &["renew", "--all", "--wait", "0s", "--clock-wait", "0s"],
+        &script,
+    )
+    .ended(65)
+    .says("belongs to this machine");
+    before.unchanged(&Snapshot::of(&theirs));
+}
+
+#[test]
+fn accepts_separate_file_systems_of_the_image() {
+    let node = Node::new();
+    // What a separate partition is, and a directory of the image that is mounted at a second place in it.
+    let script = "mkdir -p \"$1/var\" \"$1/data/kubernetes\"\n\
+                  cp -a \"$1/etc/kubernetes/.\" \"$1/data/kubernetes\"\n\
+                  mount -t tmpfs none \"$1/var\"\n\
+                  mount --bind \"$1/data/kubernetes\" \"$1/etc/kubernetes\"";
+    let signer = node.with_local(&["bootstrap", "--clock-wait", "0s"], &[]);
+    with_mounts(&node, &signer, script).done();
+    assert!(node.path("/data/kubernetes/pki/apiserver.crt").exists());
+}
+
+#[test]
+fn ignores_run_directory_of_the_rescue_system() {
+    let node = Node::bootstrapped();
+    let run = node.outside("run");
+    fs::create_dir_all(run.join("nodepki")).unwrap();
+    fs::write(
+        run.join("nodepki/host.yaml"),
+        "this is not a settings file\n",
+    )
+    .unwrap();
+    fs::create_dir_all(node.path("/run")).unwrap();
+    let script = format!("mount --bind {} \"$1/run\"", run.display());
+    let plan = node.with_local(&["plan"], &[]);
+    with_mounts(&node, &plan, &script).done();
+}
+
+/// Proves by the system calls that the commands open no file of this machine that the image names.
+#[test]
+fn opens_no_file_of_this_machine_that_the_image_names() {
+    let image = Image::bootstrapped();
+    fs::remove_file(image.path(KUBEADM)).unwrap();
+    let token = image.token();
+    let user = format!("{{tokenFile: {}}}", token.display());
+    for name in ["kubelet.conf", "admin.conf"] {
+        let text = kubeconfig("http://127.0.0.1:9", &user);
+        image.node.write(format!("/etc/kubernetes/{name}"), text);
+    }
+    symlink(
+        &token,
+        image.path("/etc/kubernetes/pki/front-proxy-client.crt.link"),
+    )
+    .unwrap();
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{vault: {{address: 'http://127.0.0.1:9', mount: p, role: r, auth: {{tokenFile: {}}}}}}}}}\n",
+        token.display()
+    ));
+    for arguments in LOADS {
+        let log = image.node.outside("strace");
+        let traced = Command::new("strace")
+            .args(["-f", "-e", "trace=open,openat,openat2", "-o"])
+            .arg(&log)
+            .arg(NODEPKI)
+            .arg("--root")
+            .arg(image.node.root())
+            .args(*arguments)
+            .output()
+            .unwrap();
+        let log = fs::read_to_string(&log).unwrap();
+        assert!(
+            !log.is_empty(),
+            "{}",
+            String::from_utf8_lossy(&traced.stderr)
+        );
+        let opened = format!("AT_FDCWD, \"{}\"", token.display());
+        assert!(!log.contains(&opened), "{arguments:?}");
+        // Every look at the file is one inside the image, where there is nothing.
+        for line in log.lines().filter(|line| line.contains("/token\"")) {
+            assert!(
+                line.contains("RESOLVE_IN_ROOT") && line.contains("= -1"),
+                "{line}"
+            );
+        }
+    }
+}
+
+#[test]
+fn resolves_arguments_that_lead_into_the_root_inside_it() {
+    let image = Image::new();
+    // /etc/nodepki of the image is a link to a directory of this machine.
+    let theirs = image.node.outside("theirs");
+    fs::write(theirs.join("config.yaml"), format!("{SECRET}: 1\n")).unwrap();
+    fs::create_dir_all(image.path("/etc")).unwrap();
+    symlink(&theirs, image.path("/etc/nodepki")).unwrap();
+    let link = image.node.outside("into");
+    symlink(image.path("/etc"), &link).unwrap();
+    for given in [
+        image.path("/etc/nodepki/config.yaml"),
+        link.join("nodepki/config.yaml"),
+        image.node.outside("root/../root/etc/nodepki/config.yaml"),
+    ] {
+        let ran = image
+            .node
+            .run(&["config", "show", "--config", given.to_str().unwrap()]);
+        ran.ended(78).says_not(SECRET).says("does not exist");
+    }
+    // Likewise with a relative --root.
+    let inside = Command::new(NODEPKI)
+        .args([
+            "--root",
+            "root",
+            "config",
+            "show",
+            "--config",
+            "root/etc/nodepki/config.yaml",
+        ])
+        .current_dir(image.node.root().parent().unwrap())
+        .output()
+        .unwrap();
+    Ran::from(inside).ended(78).says_not(SECRET);
+}
+
+#[test]
+fn never_takes_admin_kubeconfig_of_this_machine_by_default() {
+    let image = Image::bootstrapped();
+    fs::remove_file(image.path("/etc/kubernetes/admin.conf")).unwrap();
+    let ran = image.harmless(&[&["certs", "upload"]]);
+    ran[0]
+        .ended(78)
+        .says("/etc/kubernetes/admin.conf")
+        .says("does not exist");
+}
