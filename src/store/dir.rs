@@ -123,13 +123,13 @@ impl Dir {
     /// [`Error::Unsafe`] for anything but a regular file and for a larger one, and what the system says.
     pub fn read(&self, name: impl AsRef<OsStr>, limit: u64) -> Result<Option<Content>, Error> {
         let name = single(name.as_ref())?;
+        // Before it is opened: opening a device has effects (a watchdog starts, a tape rewinds).
+        if let Some(obstacle) = self.obstacle(name)? {
+            return Err(obstacle);
+        }
         match openat(&self.fd, name, READ | OFlag::O_NOFOLLOW, Mode::empty()) {
             Ok(fd) => read_open(fd, &self.path.join(name), limit).map(Some),
             Err(Errno::ENOENT) => Ok(None),
-            // What open(2) says of a link (ELOOP) and of a socket (ENXIO) explains nothing.
-            Err(errno @ (Errno::ELOOP | Errno::ENXIO)) => Err(self
-                .obstacle(name)?
-                .unwrap_or_else(|| self.error("read", name, errno))),
             Err(errno) => Err(self.error("read", name, errno)),
         }
     }
@@ -576,7 +576,7 @@ pub(super) fn is_same(metadata: &Metadata, found: &std::fs::Metadata) -> bool {
     (metadata.device, metadata.inode) == (device, found.ino())
 }
 
-fn obstacle_of_kind(kind: FileKind) -> Option<Obstacle> {
+pub(super) fn obstacle_of_kind(kind: FileKind) -> Option<Obstacle> {
     match kind {
         FileKind::File => None,
         FileKind::Directory => Some(Obstacle::Directory),

@@ -13,7 +13,7 @@ use std::{fs, io};
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
-use super::dir::{Dir, errno_of};
+use super::dir::{Dir, Metadata, errno_of};
 use super::error::{Error, Note, Obstacle};
 use super::{Root, STATE_DIR};
 
@@ -52,6 +52,9 @@ impl Root {
     pub fn lock(&self, wait: Duration, command: &str) -> Result<Locked, Error> {
         let mut notes = Vec::new();
         let state = self.state_dir(&mut notes)?;
+        if let Some(found) = state.metadata(LOCK)? {
+            verify(&state, &found)?;
+        }
         let flags = OFlag::O_RDWR
             | OFlag::O_CREAT
             | OFlag::O_NOFOLLOW
@@ -131,6 +134,24 @@ impl Root {
         }
         Ok(state)
     }
+}
+
+/// Refuses a lock file that is anything but one of the running user under one name, since it is written in place: the
+/// state directory may be that of another, untrusted system.
+fn verify(state: &Dir, found: &Metadata) -> Result<(), Error> {
+    if let Some(obstacle) = state.obstacle_of(OsStr::new(LOCK), found) {
+        return Err(obstacle);
+    }
+    let expected = nix::unistd::geteuid().as_raw();
+    let why = match found {
+        found if found.uid != expected => format!("it belongs to user {}", found.uid),
+        found if found.links > 1 => format!("it has {} hard links", found.links),
+        _ => return Ok(()),
+    };
+    Err(Error::Implausible {
+        path: state.path().join(LOCK),
+        why,
+    })
 }
 
 fn introduce(lock: &File, command: &str) -> io::Result<()> {

@@ -151,13 +151,18 @@ impl Root {
     /// [`Error::Unsafe`] for anything but a regular file, and what the system says.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Option<Content>, Error> {
         let path = path.as_ref();
-        match self.resolve(path, READ) {
-            Ok(fd) => dir::read_open(fd, &self.on_this_machine(path), READ_LIMIT).map(Some),
+        let here = self.on_this_machine(path);
+        // Before it is opened: opening a device has effects (a watchdog starts, a tape rewinds).
+        let found = self.resolve(path, OFlag::O_PATH | OFlag::O_CLOEXEC);
+        let found = found.and_then(|file| dir::stat_open(&file));
+        if let Ok(found) = &found
+            && let Some(obstacle) = dir::obstacle_of_kind(found.kind)
+        {
+            return Err(Error::obstacle(here, obstacle));
+        }
+        match found.and_then(|_| self.resolve(path, READ)) {
+            Ok(fd) => dir::read_open(fd, &here, READ_LIMIT).map(Some),
             Err(Errno::ENOENT) => Ok(None),
-            Err(Errno::ENXIO) => Err(Error::obstacle(
-                self.on_this_machine(path),
-                Obstacle::Socket,
-            )),
             Err(errno) => Err(self.error("read", path, errno)),
         }
     }

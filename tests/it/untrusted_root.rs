@@ -739,6 +739,69 @@ fn removes_only_dated_files_from_list_of_kubelet_certificates() {
     assert!(image.path("/etc/passwd").exists());
 }
 
+#[test]
+fn writes_lock_to_no_device_and_no_second_name_of_a_file() {
+    let image = Image::bootstrapped();
+    image.settings(&format!(
+        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+    ));
+    let lock = image.path("/var/lib/nodepki/lock");
+    fs::remove_file(&lock).unwrap();
+    let precious = image.node.outside("theirs").join("precious");
+    fs::write(
+        &precious,
+        "precious, and longer than what a run writes into the lock",
+    )
+    .unwrap();
+    fs::hard_link(&precious, &lock).unwrap();
+    image.refused("it has 2 hard links");
+    fs::remove_file(&lock).unwrap();
+    let made = nix::unistd::mkfifo(&lock, nix::sys::stat::Mode::S_IRWXU);
+    made.unwrap();
+    image
+        .node
+        .run(&["renew", "--all", "--clock-wait", "0s"])
+        .ended(65)
+        .says("is a named pipe");
+    assert!(
+        fs::read_to_string(&precious)
+            .unwrap()
+            .starts_with("precious")
+    );
+}
+
+#[test]
+fn opens_no_device_of_the_image() {
+    let image = Image::bootstrapped();
+    let certificate = image.path("/etc/kubernetes/pki/apiserver.crt");
+    fs::remove_file(&certificate).unwrap();
+    let mode = nix::sys::stat::Mode::S_IRUSR;
+    let zero = nix::sys::stat::makedev(1, 5);
+    // Containers without CAP_MKNOD have no way to make one, and nothing to fear from one.
+    let kind = nix::sys::stat::SFlag::S_IFCHR;
+    match nix::sys::stat::mknod(&certificate, kind, mode, zero) {
+        Ok(()) => {}
+        Err(nix::errno::Errno::EPERM) => return,
+        Err(errno) => panic!("{errno}"),
+    }
+    let log = image.node.outside("strace");
+    for arguments in LOADS {
+        Command::new("strace")
+            .args(["-f", "-e", "trace=open,openat,openat2", "-o"])
+            .arg(&log)
+            .arg(NODEPKI)
+            .arg("--root")
+            .arg(image.node.root())
+            .args(*arguments)
+            .output()
+            .unwrap();
+        let log = fs::read_to_string(&log).unwrap();
+        for line in log.lines().filter(|line| line.contains("apiserver.crt\"")) {
+            assert!(line.contains("O_PATH") || line.contains("= -1"), "{line}");
+        }
+    }
+}
+
 // ---- mounts of this machine below the root ----
 
 #[test]
