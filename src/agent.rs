@@ -28,11 +28,12 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use crate::assess::Action;
+use crate::failpoint;
 use crate::names::Authority;
 use crate::plan::{CertSpec, Output, Plan};
 use crate::schedule::Rotation;
 use crate::signer::{Identity, Kind, Rejection, Renewal, Signer, Wanted};
-use crate::store::{self, KnownDirectories, Root, Store};
+use crate::store::{self, KeptNode, KnownDirectories, Root, Store};
 use crate::x509::TrustBundle;
 
 pub use clock::{ClockPolicy, Floor, floor};
@@ -65,6 +66,8 @@ pub struct Setup {
     pub trust: BTreeMap<Authority, TrustSource>,
     /// What the cluster that this node joins has handed over.
     pub provided: Provided,
+    /// The node's identity, recorded before the first request; `None` for certificates of no node.
+    pub record: Option<Record>,
     /// When certificates are renewed.
     pub rotation: Rotation,
     /// How long to wait for signatures before the run ends pending.
@@ -75,7 +78,47 @@ pub struct Setup {
     pub clock: ClockPolicy,
 }
 
+/// The node's identity for the runs that follow, which may have no other description of the node.
+pub struct Record {
+    /// The record that this setup was compared with.
+    pub before: Option<KeptNode>,
+    /// The record of this run.
+    pub node: KeptNode,
+}
+
+impl Record {
+    /// Writes the record, and the kept files of the state directory. Called under the lock, before the first request.
+    fn keep(&self, store: &Store, setup: &Setup) -> Result<(), Failure> {
+        let found = store.root().kept_node()?;
+        if let Some(other) = &found
+            && found != self.before
+            && other.node != self.node.node
+        {
+            return Err(Failure::new(
+                ExitCode::Pending,
+                format!(
+                    "another run has begun requests for node {} while this one, for {}, waited for the lock; run again",
+                    other.node.name, self.node.node.name
+                ),
+            ));
+        }
+        let own = setup.provided.files.iter().filter(|file| file.ours);
+        let files = own.map(|file| (file.path.as_path(), file.bytes.as_slice()));
+        store.keep_node(&self.node, files)?;
+        failpoint::reached("run:node-kept");
+        Ok(())
+    }
+}
+
 impl Setup {
+    /// Records the node's identity if there is anything to request.
+    fn keep_record(&self, store: &Store, survey: &Survey) -> Result<(), Failure> {
+        match &self.record {
+            Some(record) if survey.to_issue().next().is_some() => record.keep(store, self),
+            _ => Ok(()),
+        }
+    }
+
     fn trust_source(&self, authority: Authority) -> TrustSource {
         self.trust.get(&authority).cloned().unwrap_or_default()
     }
@@ -289,6 +332,7 @@ async fn bootstrap_in(
     let mut run = Run::new(setup, store, clock, progress, &mut survey)?;
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
+    setup.keep_record(store, &survey)?;
     let mut outcomes = run.request_all(&survey).await?;
     let (now, enquiry) = (run.now(), run.enquiry());
     let trust = run.trust;

@@ -138,6 +138,7 @@ pub fn load(
             bundles: given(root, &settings, order)?,
             ..Provided::default()
         },
+        record: None,
         rotation: settings.rotation.clone(),
         wait: inputs.wait.unwrap_or(settings.wait),
         lock_wait: inputs

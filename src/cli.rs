@@ -27,7 +27,7 @@ use crate::confine::confine;
 use crate::demo;
 use crate::join;
 use crate::kubeadm::{NodeName, Role, parse_duration};
-use crate::load::{self, AddressChange, Inputs, Loaded};
+use crate::load::{self, IdentityChange, Inputs, Loaded};
 use crate::metrics::{self, Metrics};
 use crate::names::{Authority, CertName};
 use crate::plan;
@@ -35,7 +35,7 @@ use crate::rotation;
 use crate::settings::{Argument, Settings, StandIns};
 use crate::signer::{self, Identity, Kind, Part};
 use crate::status;
-use crate::store::Root;
+use crate::store::{IdentityPart, Root};
 use crate::yaml;
 
 use terminal::{LogFormat, Terminal};
@@ -199,9 +199,15 @@ struct Run {
     /// Go on although the clock cannot be right
     #[arg(long)]
     allow_unsynced: bool,
-    /// Go on although the configuration says another address than the node's API server has
+    /// Go on although the configuration says another address than the node's API server, or its pending requests, have
     #[arg(long)]
     accept_address_change: bool,
+    /// Go on although the configuration says another name than the node, or its pending requests, have
+    #[arg(long)]
+    accept_name_change: bool,
+    /// Go on although the pending requests were made for another role: first, joining or worker node
+    #[arg(long)]
+    accept_role_change: bool,
 }
 
 #[derive(Debug, Args)]
@@ -288,7 +294,7 @@ impl Cli {
             }
             Command::Plan(sources) => {
                 let inputs = Inputs {
-                    address_change: AddressChange::Show,
+                    identity_change: IdentityChange::Show,
                     ..Run::of(sources).inputs(&global)?
                 };
                 global.plan(&global.load_joining(&inputs)?)
@@ -547,6 +553,8 @@ impl Run {
             clock_wait: None,
             allow_unsynced: false,
             accept_address_change: false,
+            accept_name_change: false,
+            accept_role_change: false,
         }
     }
 
@@ -557,6 +565,13 @@ impl Run {
             .as_deref()
             .map(node_name)
             .transpose()?;
+        let accepted = [
+            (self.accept_name_change, IdentityPart::Name),
+            (self.accept_address_change, IdentityPart::Address),
+            (self.accept_role_change, IdentityPart::Role),
+        ];
+        let accepted = accepted.into_iter().filter(|(given, _)| *given);
+        let accepted = accepted.map(|(_, part)| part).collect();
         Ok(Inputs {
             config: global.config.clone(),
             stand_ins: StandIns {
@@ -567,10 +582,7 @@ impl Run {
             wait: self.wait,
             clock_wait: self.clock_wait,
             allow_unsynced: self.allow_unsynced,
-            address_change: match self.accept_address_change {
-                true => AddressChange::Accept,
-                false => AddressChange::Refuse,
-            },
+            identity_change: IdentityChange::Accept(accepted),
         })
     }
 }

@@ -46,6 +46,7 @@ pub const STORE: &[&str] = &[
 
 /// The places in the request loop.
 pub const AGENT: &[&str] = &[
+    "run:node-kept",
     "request:key-kept",
     "request:submitting",
     "request:answered",

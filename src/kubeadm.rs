@@ -251,6 +251,8 @@ pub struct HostFacts {
     pub default_route_address: Option<IpAddr>,
     /// What the node already is.
     pub running: Option<Running>,
+    /// The node as an earlier run recorded it with its requests. Used if no document describes the node.
+    pub kept: Option<Node>,
 }
 
 /// A node that was set up before, as its own files show it: kubeadm too goes by them once it has run.
@@ -325,6 +327,12 @@ impl Loaded {
     /// True when an InitConfiguration or JoinConfiguration says what the node is.
     pub fn describes_node(&self) -> bool {
         self.init.is_some() || self.join.is_some()
+    }
+
+    /// True when an InitConfiguration or JoinConfiguration sets `nodeRegistration.name`.
+    pub fn names_node(&self) -> bool {
+        let input = self.join.as_ref().or(self.init.as_ref());
+        input.is_some_and(|input| input.name.is_some())
     }
 
     /// True when a JoinConfiguration makes the node a further control-plane node.

@@ -4,6 +4,7 @@
 //! decided in `places`.
 
 pub mod certs;
+mod identity;
 mod places;
 mod reach;
 mod running;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use crate::agent::{Clock, ClockPolicy, ExitCode, Failure, Provided, Setup, TrustSource};
+use crate::agent::{Clock, ClockPolicy, ExitCode, Failure, Provided, Record, Setup, TrustSource};
 use crate::join::{self, JoinedCluster};
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved, Role};
 use crate::machine;
@@ -33,10 +34,11 @@ use crate::store::Root;
 use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
+pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
+use identity::{Recorded, Wanted};
 use places::DefinedFiles;
 pub use places::KubeconfigFile;
 pub(crate) use places::{Location, argument, defined};
-pub use running::AddressChange;
 use running::Running;
 pub use signers::cluster;
 use signers::credentials;
@@ -69,8 +71,8 @@ pub struct Inputs {
     pub clock_wait: Option<Duration>,
     /// `--allow-unsynced`.
     pub allow_unsynced: bool,
-    /// `--accept-address-change`.
-    pub address_change: AddressChange,
+    /// `--accept-name-change` and its siblings.
+    pub identity_change: IdentityChange,
 }
 
 /// Everything that was loaded, and what deserves a warning.
@@ -96,6 +98,7 @@ struct Known {
     /// A ClusterConfiguration is kept.
     kept: Option<(String, String)>,
     running: Option<Running>,
+    recorded: Recorded,
 }
 
 impl Known {
@@ -118,6 +121,7 @@ impl Known {
             documents,
             kept,
             running,
+            recorded: Recorded::read(root)?,
         };
         if (known.wants_configuration() || known.leaves_it_open())
             && let Some(kept) = &known.kept
@@ -157,8 +161,10 @@ impl Known {
     }
 
     fn is_worker(&self) -> bool {
-        let running = self.running.as_ref();
-        running.is_some_and(|running| running.facts.role == Role::Worker)
+        match &self.running {
+            Some(running) => running.facts.role == Role::Worker,
+            None => self.recorded.is_worker(),
+        }
     }
 
     /// Without a kubeadm file a node is what it was set up as; a worker's own files say all that is wanted of it.
@@ -179,7 +185,7 @@ impl Known {
         now: OffsetDateTime,
     ) -> Result<Loaded, Failure> {
         let keep = join::configuration_to_keep(&self.documents, fetched)?;
-        let mut loaded = self.assemble(root, inputs, inputs.address_change, now)?;
+        let mut loaded = self.assemble(root, inputs, &inputs.identity_change, now)?;
         loaded.setup.provided.files.extend(keep);
         Ok(loaded)
     }
@@ -192,7 +198,7 @@ impl Known {
 pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
     let known = Known::read(root, inputs)?;
     known.require_configuration()?;
-    known.assemble(root, inputs, AddressChange::Show, now)
+    known.assemble(root, inputs, &IdentityChange::Show, now)
 }
 
 /// As [`load`]; a node that joins and lacks something has it from its cluster, which is only read.
@@ -381,7 +387,7 @@ impl Known {
         self,
         root: &Root,
         inputs: &Inputs,
-        change: AddressChange,
+        change: &IdentityChange,
         now: OffsetDateTime,
     ) -> Result<Loaded, Failure> {
         let Known {
@@ -389,14 +395,30 @@ impl Known {
             mut warnings,
             documents,
             running,
+            recorded,
+            sources,
             ..
         } = self;
-        let facts = running.as_ref().map(|running| running.facts.clone());
-        let (resolved, policy) = resolve(root, &settings, &documents, facts)?;
-        let notes = match &running {
-            Some(running) => running.compare(root, &resolved, change)?,
-            None => Vec::new(),
+        let is_blank = running.is_none() && sources.is_empty();
+        if running.is_none() && !documents.describes_node() && *change != IdentityChange::Show {
+            recorded.require_record(root)?;
+        }
+        let host = HostFacts {
+            running: running.as_ref().map(|running| running.facts.clone()),
+            kept: recorded.continued(is_blank).map(|kept| kept.node.clone()),
+            ..host_facts(root)?
         };
+        let (resolved, policy) = resolve(&settings, &documents, &host)?;
+        let wanted = Wanted {
+            resolved: &resolved,
+            names_node: settings.node_name.is_some() || documents.names_node(),
+            is_described: documents.describes_node(),
+            hostname: &host.hostname,
+        };
+        let (mut notes, kept) = recorded.compare(root, running.as_ref(), &wanted, change)?;
+        if let Some(running) = &running {
+            notes.extend(running.notes(root, &resolved));
+        }
         let cluster = resolved.cluster.clone().unwrap_or_default();
         warnings.extend(resolved.warnings);
         warnings.extend(policy.warnings(cluster.kubernetes_version.as_ref()));
@@ -438,6 +460,10 @@ impl Known {
             identity,
             trust: trust_sources(&settings),
             provided: Provided::default(),
+            record: Some(Record {
+                before: recorded.kept,
+                node: kept,
+            }),
             rotation: settings.rotation.clone(),
             wait: inputs.wait.unwrap_or(settings.wait),
             lock_wait: inputs.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
@@ -476,7 +502,7 @@ pub fn check(
             if later {
                 known.documents = kubeadm::load_over(STAND_IN_CLUSTER, &known.sources);
             }
-            let loaded = known.assemble(root, inputs, AddressChange::Show, now)?;
+            let loaded = known.assemble(root, inputs, &IdentityChange::Show, now)?;
             let certificates = loaded.setup.plan.certs.len();
             return Ok((loaded, (!later).then_some(certificates)));
         }
@@ -486,7 +512,7 @@ pub fn check(
         let settings = Settings::default().with(inputs.stand_ins.clone());
         let documents = existing_sources(root, &settings).map(|sources| kubeadm::load(&sources));
         let kubeadm = documents
-            .and_then(|documents| resolve(root, &settings, &documents, None))
+            .and_then(|documents| resolve(&settings, &documents, &host_facts(root)?))
             .err();
         failure
             .messages
@@ -557,19 +583,14 @@ fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, Str
 
 /// Joins the documents with what the host knows, and with the key policy.
 fn resolve(
-    root: &Root,
     settings: &Settings,
     documents: &kubeadm::Loaded,
-    running: Option<kubeadm::Running>,
+    host: &HostFacts,
 ) -> Result<(Resolved, Policy), Failure> {
     let overrides = Overrides {
         node_name: settings.node_name.clone(),
     };
-    let host = HostFacts {
-        running,
-        ..host_facts(root)?
-    };
-    let mut resolved = kubeadm::resolve(documents, &host, &overrides).map_err(faulty)?;
+    let mut resolved = kubeadm::resolve(documents, host, &overrides).map_err(faulty)?;
     let algorithm = resolved
         .cluster
         .as_ref()
@@ -643,6 +664,7 @@ fn host_facts(root: &Root) -> Result<HostFacts, Failure> {
         hostname,
         default_route_address: is_this_machine.then(default_route_address).flatten(),
         running: None,
+        kept: None,
     })
 }
 

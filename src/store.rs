@@ -33,7 +33,9 @@
 //!
 //! `/var/lib/nodepki`, 0700: `lock`, `journal.json` (0600), `staging.json` (which directories hold unfinished files),
 //! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way), `issued.json`,
-//! `authorities.json` (CA changes under way), `restarts.json` (0600: what was replaced and has not taken effect yet).
+//! `authorities.json` (CA changes under way), `restarts.json` (0600: what was replaced and has not taken effect yet),
+//! `node.json` (0600: name, address and role of the node, recorded before the first request of a run and used while
+//! requests are pending).
 //!
 //! What is found there is not trusted blindly, since it may be the state of another system (`--root`): a journal is
 //! finished only if it belongs to the user who runs nodepki, and names files of the PKI with plain modes (`known`).
@@ -51,6 +53,7 @@ mod journal;
 mod known;
 mod lock;
 mod mounts;
+mod node;
 mod pending;
 mod recover;
 mod restarts;
@@ -71,6 +74,8 @@ pub use error::{Class, Error, Note, Obstacle};
 pub use issued::Issued;
 pub use known::KnownDirectories;
 pub use lock::Locked;
+pub(crate) use node::kept_node_path;
+pub use node::{IdentityPart, KeptNode};
 pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket};
 pub use recover::Recovery;
 pub use restarts::{Changed, Previous, Restart, RestartState, Unsettled};

@@ -489,14 +489,16 @@ impl Work<'_> {
     }
 
     fn provided(&mut self, file: &ProvidedFile) {
-        if !self.refused {
+        // A file of the state directory was written before the first request.
+        let is_held = self.refused && !file.ours;
+        if !is_held {
             let (path, bytes) = (file.path.clone(), file.bytes.clone());
             match file.ours {
                 true => self.commit.file(path, bytes, file.mode),
                 false => self.commit.file_if_absent(path, bytes, file.mode),
             };
         }
-        let action = match self.refused {
+        let action = match is_held {
             true => "held back",
             false => "written",
         };

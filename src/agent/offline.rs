@@ -74,6 +74,7 @@ pub async fn export_requests(
             fresh.insert(name, Fresh::Key(key));
         }
     }
+    setup.keep_record(&store, &survey)?;
     let mut requests = Vec::new();
     for cert in survey.to_issue() {
         let Some(fresh) = fresh.remove(&cert.spec.name) else {
@@ -171,6 +172,10 @@ pub async fn import_answers(
             .collect(),
         ..Offline::default()
     };
+    let brings_keys = collection.candidates.iter().any(|one| one.key.is_some());
+    if let Some(record) = setup.record.as_ref().filter(|_| brings_keys) {
+        record.keep(&store, &setup)?;
+    }
     for candidate in collection.candidates {
         if candidate.key.is_some() && !wanted.contains(&candidate.name) {
             notes.push(format!(

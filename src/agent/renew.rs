@@ -108,6 +108,7 @@ pub async fn renew(
     }
     run.settle_clock(&mut survey).await?;
     run.establish_trust(&mut survey).await?;
+    setup.keep_record(&store, &survey)?;
     let mut outcomes = run.request_all(&survey).await?;
     let (now, enquiry) = (run.now(), run.enquiry());
     let trust = run.trust;

@@ -9,7 +9,7 @@ use super::terminal::Terminal;
 use super::{Global, Output, Run, now, print, runtime, tell, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
 use crate::confine::confine;
-use crate::load::{AddressChange, Loaded};
+use crate::load::{IdentityChange, Loaded};
 use crate::metrics::Metrics;
 use crate::names::CertName;
 use crate::rotation;
@@ -95,7 +95,7 @@ impl Arguments {
         let names = self.names.parse()?;
         let mut inputs = self.run.inputs(global)?;
         if self.dry_run {
-            inputs.address_change = AddressChange::Show;
+            inputs.identity_change = IdentityChange::Show;
         }
         let loaded = global.load_running(&inputs)?;
         let scope = match names {

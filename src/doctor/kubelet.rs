@@ -6,6 +6,7 @@ use super::Note;
 use super::picture::Picture;
 use crate::assess::Found;
 use crate::kubeadm;
+use crate::load::NameSource;
 use crate::names::CertName;
 use crate::plan::Output;
 use crate::status::Role;
@@ -150,6 +151,24 @@ pub(super) fn other_node(picture: &Picture) -> Vec<Note> {
     let Some(found) = found.first() else {
         return Vec::new();
     };
+    let first = picture.names.first();
+    let disagree = picture
+        .names
+        .iter()
+        .any(|one| Some(&one.name) != first.map(|first| &first.name));
+    if disagree {
+        let files = picture.names.iter();
+        let files: Vec<String> = files
+            .map(|NameSource { name, file, .. }| format!("{file} says {name}"))
+            .collect();
+        return vec![Note::error(
+            format!(
+                "the sources of this node's name disagree: {}",
+                files.join(", ")
+            ),
+            "find out which name the Node object has (kubectl get nodes); then run `nodepki bootstrap --node-name NAME --accept-name-change`, which replaces the certificates with another name, or correct the file that has another name",
+        )];
+    }
     let fix = "find out which name the Node object has; then correct nodeRegistration.name, or move kubelet.conf away and run `nodepki bootstrap`";
     if let Some(node) = &picture.configuration.node {
         let expected = format!("{USER}{}", node.name.as_str());

@@ -13,7 +13,7 @@ use crate::assess::Found;
 use crate::join;
 use crate::kubeadm;
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
-use crate::load;
+use crate::load::{self, NameSource};
 use crate::manifest::{MANIFESTS, Manifest};
 use crate::names::{Authority, CertName};
 use crate::plan::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI, Plan};
@@ -53,6 +53,8 @@ pub(super) struct Picture {
     /// Manifests that cannot be understood, and why.
     pub(super) broken_manifests: Vec<String>,
     pub(super) kubelet: Kubelet,
+    /// The node's name in each file that contains it.
+    pub(super) names: Vec<NameSource>,
     /// `/root/.kube/config`.
     pub(super) own_copy: Option<Certificate>,
     /// Certificates of other files below `/etc/kubernetes`: backups, and what people put there.
@@ -234,6 +236,7 @@ impl Picture {
             controller_manager,
             broken_manifests,
             kubelet: reader.kubelet(),
+            names: load::name_sources(root, &certificates_dir),
             own_copy: own_copy.present().map(|chain| chain.leaf().clone()),
             answers: None,
             configuration,

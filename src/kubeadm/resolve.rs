@@ -25,6 +25,9 @@ pub fn resolve(
     let cluster = loaded.cluster();
     let running = host.running.as_ref();
     let settled = running.filter(|running| running.settled);
+    if let Some(kept) = host.kept.as_ref().filter(|_| !loaded.describes_node()) {
+        return as_kept(loaded, kept, overrides);
+    }
     if let (Some(init), Some(join)) = (&loaded.init, &loaded.join) {
         let message = format!(
             "a JoinConfiguration and an InitConfiguration (at {}) are both given",
@@ -154,6 +157,29 @@ pub fn resolve(
         // A node without a name has left an error above.
         None => Err(warnings),
     }
+}
+
+/// The node of an earlier run, in the cluster that the documents describe.
+fn as_kept(loaded: &Loaded, kept: &Node, overrides: &Overrides) -> Result<Resolved, Faults> {
+    let mut faults = loaded.faults.clone();
+    let name = overrides.node_name.as_ref().unwrap_or(&kept.name).clone();
+    long_name(kept.role, &name, &Spot::whole("node name"), &mut faults);
+    if kept.role != Role::Worker && loaded.cluster.is_none() && !loaded.incomplete {
+        faults.push(Spot::whole("kubeadm configuration").error(
+            "no ClusterConfiguration was found",
+            "name the file given to kubeadm under kubeadm.files or with --kubeadm-config FILE",
+        ));
+    }
+    let node = Node {
+        name,
+        ..kept.clone()
+    };
+    let (node, warnings) = faults.outcome(node)?;
+    Ok(Resolved {
+        cluster: loaded.cluster().cloned(),
+        node,
+        warnings,
+    })
 }
 
 /// A control-plane node joins only a cluster whose configuration is known and has a shared endpoint.

@@ -1,12 +1,12 @@
 //! What a node that was set up before says of itself: its name, the address of its API server, its role.
 //!
-//! Reads the node only, no cluster, and never fails: what cannot be read is said, and counts as unknown. It is held
-//! against the configuration here too; what the two are at odds over is put in words, and is for a person to settle.
+//! Reads the node only, no cluster, and never fails: what cannot be read is said, and counts as unknown. Its identity is
+//! compared with the configuration in `identity`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use crate::agent::{ExitCode, Failure};
+use super::identity::etcd_name;
 use crate::kubeadm::{self, Cluster, Endpoint, Etcd, NodeName, Resolved, Role};
 use crate::kubeconfig::{Current, Kubeconfig};
 use crate::manifest::{MANIFESTS, Manifest};
@@ -17,22 +17,12 @@ use crate::x509::Chain;
 
 /// Before the node's name in the common name of kubelet.conf's certificate.
 const NODE_USER: &str = "system:node:";
+/// kubeadm's manifest of etcd.
+pub(super) const ETCD_MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
 /// kubeadm's place for etcd's certificate.
 const ETCD_CERTIFICATE: &str = "/etc/kubernetes/pki/etcd/server.crt";
 /// Where `kubeadm init` and `join` put the kubelet's configuration.
 const KUBELET_CONFIGURATION: &str = "/var/lib/kubelet/config.yaml";
-
-/// What is done when the configuration says another address than the node has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AddressChange {
-    /// Nothing: the run is refused.
-    #[default]
-    Refuse,
-    /// What the configuration says, since a person has confirmed it.
-    Accept,
-    /// It is told, in a command that changes nothing.
-    Show,
-}
 
 /// A node that was set up before.
 pub(super) struct Running {
@@ -40,7 +30,6 @@ pub(super) struct Running {
     /// Of kube-apiserver.
     apiserver: Option<Manifest>,
     etcd: Option<Manifest>,
-    name_from: String,
     /// kubeadm has run here: what the configuration says otherwise is a change.
     is_set_up: bool,
     notes: Vec<String>,
@@ -78,23 +67,16 @@ impl Running {
             (false, Some(_)) => Role::Worker,
             (false, None) => return None,
         };
-        let named = |(name, from): (String, PathBuf)| {
-            let name: NodeName = name.parse().ok()?;
-            Some((name, root.on_this_machine(from).display().to_string()))
-        };
-        let name = kubelet_name(root, kubelet.as_ref())
-            .and_then(named)
-            .or_else(|| {
-                let manifest = etcd.as_ref()?;
-                named((manifest.flag("name")?.to_owned(), manifest.path.clone()))
-            })
-            .or_else(|| etcd_name(root).and_then(named));
+        let name = kubelet_name(root)
+            .map(|(name, _)| name)
+            .or_else(|| Some(etcd.as_ref()?.flag("name")?.to_owned()))
+            .or_else(|| etcd_name(root, Path::new(ETCD_CERTIFICATE)))
+            .and_then(|name| name.parse::<NodeName>().ok());
         // kubeadm, like this program, has kube-controller-manager talk to the node's own API server.
         let endpoint = apiserver
             .as_ref()
             .and_then(Manifest::endpoint)
             .or_else(|| controller_manager.as_ref().and_then(own_endpoint));
-        let (name, name_from) = name.unzip();
         Some(Running {
             facts: kubeadm::Running {
                 role,
@@ -106,61 +88,24 @@ impl Running {
             is_set_up: has_manifest || stands(Path::new(KUBELET_CONFIGURATION)),
             apiserver,
             etcd,
-            name_from: name_from.unwrap_or_default(),
             notes,
         })
     }
 
-    /// Holds what was resolved against the node as it runs. What comes back deserves to be known.
-    ///
-    /// # Errors
-    /// Another name or, unless that is to be accepted or only shown, another address: 65.
-    pub(super) fn compare(
-        &self,
-        root: &Root,
-        resolved: &Resolved,
-        change: AddressChange,
-    ) -> Result<Vec<String>, Failure> {
-        let mut notes = self.notes.clone();
-        let mut refusals = Vec::new();
-        for (words, may_be_accepted) in self
-            .name_change(resolved)
-            .map(|words| (words, false))
-            .into_iter()
-            .chain(
-                self.address_change(root, resolved)
-                    .map(|words| (words, true)),
-            )
-        {
-            match change {
-                AddressChange::Show => notes.push(words),
-                AddressChange::Accept if may_be_accepted => notes.push(words),
-                _ => refusals.push(words),
-            }
-        }
-        if !refusals.is_empty() {
-            return Err(Failure {
-                code: ExitCode::Refused,
-                messages: refusals,
-            });
-        }
-        if let Some(cluster) = &resolved.cluster {
-            notes.extend(self.served_elsewhere(root, cluster));
-        }
-        Ok(notes)
+    /// True once kubeadm has run: a configuration that differs from the node changes it.
+    pub(super) fn is_set_up(&self) -> bool {
+        self.is_set_up
     }
 
-    fn name_change(&self, resolved: &Resolved) -> Option<String> {
-        let (own, wanted) = (self.facts.name.as_ref()?, &resolved.node.name);
-        (self.is_set_up && own != wanted).then(|| {
-            format!(
-                "the configuration calls this node {wanted}, and it runs as {own} (so says {}): its Node object, its kubelet's permissions and its etcd member go by that name, and certificates alone do not rename it; set nodeName: {own} (or nodeRegistration.name) to keep it, or take the node out of the cluster (kubectl delete node {own}, kubeadm reset) and have it join again as {wanted}",
-                self.name_from
-            )
-        })
+    /// What could not be read, and where the node differs from its ClusterConfiguration.
+    pub(super) fn notes(&self, root: &Root, resolved: &Resolved) -> Vec<String> {
+        let cluster = resolved.cluster.as_ref();
+        let elsewhere = cluster.and_then(|cluster| self.served_elsewhere(root, cluster));
+        self.notes.iter().cloned().chain(elsewhere).collect()
     }
 
-    fn address_change(&self, root: &Root, resolved: &Resolved) -> Option<String> {
+    /// The address of the configuration, if it is not the one in the manifest of kube-apiserver, in words.
+    pub(super) fn address_change(&self, root: &Root, resolved: &Resolved) -> Option<String> {
         let manifest = self.apiserver.as_ref()?;
         let own = manifest.endpoint()?;
         let node = &resolved.node;
@@ -240,9 +185,10 @@ fn kubeconfig(root: &Root, name: CertName) -> Option<Current> {
     Kubeconfig::parse(text).ok()?.current().ok()
 }
 
-/// kubeadm's `getNodeNameFromKubeletConfig`: the common name of the client certificate, embedded or in a file.
-fn kubelet_name(root: &Root, current: Option<&Current>) -> Option<(String, PathBuf)> {
-    let current = current?;
+/// Returns the node's name in kubelet.conf, and the file. kubeadm's `getNodeNameFromKubeletConfig`: the common name of
+/// the client certificate, embedded or in a file.
+pub(super) fn kubelet_name(root: &Root) -> Option<(String, PathBuf)> {
+    let current = kubeconfig(root, CertName::KubeletConf)?;
     let path = Path::new(KUBECONFIG_DIR).join(CertName::KubeletConf.base_name());
     let pem = match (&current.certificate, &current.certificate_file) {
         (Some(pem), _) => pem.clone(),
@@ -257,12 +203,11 @@ fn kubelet_name(root: &Root, current: Option<&Current>) -> Option<(String, PathB
     Some((name.strip_prefix(NODE_USER)?.to_owned(), path))
 }
 
-fn etcd_name(root: &Root) -> Option<(String, PathBuf)> {
-    let content = root.read(ETCD_CERTIFICATE).ok().flatten()?;
-    Some((
-        common_name(&content.bytes)?,
-        PathBuf::from(ETCD_CERTIFICATE),
-    ))
+/// Returns the name of the etcd member in its manifest.
+pub(super) fn manifest_name(root: &Root) -> Option<String> {
+    let content = root.read(ETCD_MANIFEST).ok().flatten()?;
+    let manifest = Manifest::parse(ETCD_MANIFEST.into(), &content.bytes).ok()?;
+    manifest.flag("name").map(str::to_owned)
 }
 
 fn common_name(pem: &[u8]) -> Option<String> {

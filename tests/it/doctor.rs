@@ -490,10 +490,7 @@ fn each_damage_is_found_and_nothing_else() {
             "rm kubelet.conf; mkdir -p $ROOT/var/lib/kubelet; touch $ROOT/var/lib/kubelet/config.yaml",
             &["error kubelet-no-identity"],
         ),
-        (
-            "cp $FOREIGN/kubelet.conf .",
-            &["warning kubelet-other-node"],
-        ),
+        ("cp $FOREIGN/kubelet.conf .", &["error kubelet-other-node"]),
         (
             "mkdir -p $ROOT/root/.kube; cp $OTHER/admin.conf $ROOT/root/.kube/config",
             &[],

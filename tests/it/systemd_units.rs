@@ -196,6 +196,8 @@ fn bootstrap_waits_for_the_files_that_the_settings_name() {
     }
     let kept = format!("|{}", nodepki::join::KEPT);
     assert!(conditions.contains(&kept.as_str()), "{kept}");
+    // The only record of a worker whose request is pending.
+    assert!(conditions.contains(&"|/var/lib/nodepki/node.json"));
 }
 
 #[test]

@@ -1,0 +1,243 @@
+//! The identity that the pending requests of this node were made for: `node.json` in the state directory.
+//!
+//! Written before the first request of a run. Until all requests are answered, neither the kubeadm file (`/run` is
+//! empty after a boot) nor the files of the node (kubelet.conf, the manifests) describe the node reliably.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::Error;
+use super::{Root, STATE_DIR, Store};
+use crate::kubeadm::{Endpoint, Node, Role, join_host_port};
+
+const NODE: &str = "node.json";
+const VERSION: u64 = 1;
+
+/// A part of a node's identity that a run changes only with explicit consent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IdentityPart {
+    /// Name of the Node object, subject of kubelet.conf and of etcd's certificates.
+    Name,
+    /// Address and port of the API server.
+    Address,
+    /// First control-plane node, further control-plane node, or worker.
+    Role,
+}
+
+/// The identity that pending requests were made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptNode {
+    /// The node, without its JoinConfiguration.
+    pub node: Node,
+    /// The parts that differed from the running node and were accepted with an option of the command line. A later run
+    /// completes the change without that option.
+    pub accepted: BTreeSet<IdentityPart>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WrittenRole {
+    Init,
+    Join,
+    Worker,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    version: u64,
+    name: String,
+    role: WrittenRole,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    advertise_address: Option<IpAddr>,
+    bind_port: u16,
+    /// `discovery.bootstrapToken.apiServerEndpoint`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    join_endpoint: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hostname_override: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    kubelet_addresses: Vec<IpAddr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kubelet_cert_dir: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    accepted_changes: BTreeSet<IdentityPart>,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    version: u64,
+}
+
+impl Record {
+    fn of(kept: &KeptNode) -> Record {
+        let node = &kept.node;
+        Record {
+            version: VERSION,
+            name: node.name.as_str().to_owned(),
+            role: match node.role {
+                Role::Init => WrittenRole::Init,
+                Role::Join => WrittenRole::Join,
+                Role::Worker => WrittenRole::Worker,
+            },
+            advertise_address: node.advertise_address,
+            bind_port: node.bind_port,
+            join_endpoint: node.join_endpoint.as_ref().map(|endpoint| {
+                let Endpoint { host, port } = endpoint;
+                port.map_or_else(|| host.to_string(), |port| join_host_port(host, port))
+            }),
+            hostname_override: node.hostname_override.clone(),
+            kubelet_addresses: node.kubelet_addresses.clone(),
+            kubelet_cert_dir: node.kubelet_cert_dir.clone(),
+            accepted_changes: kept.accepted.clone(),
+        }
+    }
+
+    fn parsed(self) -> Result<KeptNode, String> {
+        let join_endpoint = self.join_endpoint.as_deref().map(Endpoint::parse);
+        let join_endpoint = join_endpoint.transpose().map_err(|why| why.to_string())?;
+        let node = Node {
+            role: match self.role {
+                WrittenRole::Init => Role::Init,
+                WrittenRole::Join => Role::Join,
+                WrittenRole::Worker => Role::Worker,
+            },
+            name: self.name.parse().map_err(|why| format!("name: {why}"))?,
+            advertise_address: self.advertise_address,
+            bind_port: self.bind_port,
+            hostname_override: self.hostname_override,
+            kubelet_addresses: self.kubelet_addresses,
+            kubelet_cert_dir: self.kubelet_cert_dir,
+            join_endpoint: join_endpoint.map(|(endpoint, _)| endpoint),
+            join: None,
+        };
+        if node.role != Role::Worker && node.advertise_address.is_none() {
+            return Err("advertiseAddress is missing".to_owned());
+        }
+        Ok(KeptNode {
+            node,
+            accepted: self.accepted_changes,
+        })
+    }
+}
+
+/// The path of the record, on the node.
+pub(crate) fn kept_node_path() -> PathBuf {
+    Path::new(STATE_DIR).join(NODE)
+}
+
+impl Root {
+    /// The identity that the last run with requests had; `None` if no run recorded one.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and what the system says.
+    pub fn kept_node(&self) -> Result<Option<KeptNode>, Error> {
+        let Some(found) = self.read(kept_node_path())? else {
+            return Ok(None);
+        };
+        let path = || self.on_this_machine(kept_node_path());
+        let damaged = |why: String| Error::Damaged { path: path(), why };
+        let header: Header =
+            serde_json::from_slice(&found.bytes).map_err(|error| damaged(error.to_string()))?;
+        if header.version != VERSION {
+            return Err(Error::NewerFormat {
+                path: path(),
+                version: header.version,
+                known: VERSION,
+            });
+        }
+        let record: Record =
+            serde_json::from_slice(&found.bytes).map_err(|error| damaged(error.to_string()))?;
+        record.parsed().map(Some).map_err(damaged)
+    }
+}
+
+impl Store {
+    /// Records the identity of the node and `files` of the state directory, each atomically and durably.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn keep_node<'a>(
+        &self,
+        kept: &KeptNode,
+        files: impl IntoIterator<Item = (&'a Path, &'a [u8])>,
+    ) -> Result<(), Error> {
+        for (path, bytes) in files {
+            if let Ok(name) = path.strip_prefix(STATE_DIR) {
+                self.state.write_atomic(name, bytes, 0o600)?;
+            }
+        }
+        let mut json =
+            serde_json::to_vec_pretty(&Record::of(kept)).map_err(|source| Error::Damaged {
+                path: PathBuf::from(NODE),
+                why: source.to_string(),
+            })?;
+        json.push(b'\n');
+        self.state.write_atomic(OsStr::new(NODE), &json, 0o600)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(text: &str) -> Result<KeptNode, String> {
+        let record: Record = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        record.parsed()
+    }
+
+    #[test]
+    fn reads_back_what_was_written() {
+        for kept in [
+            KeptNode {
+                node: Node {
+                    role: Role::Join,
+                    name: "cp2".parse().unwrap(),
+                    advertise_address: Some("fd00::2".parse().unwrap()),
+                    bind_port: 7443,
+                    hostname_override: Some("other".to_owned()),
+                    kubelet_addresses: vec!["fd00::2".parse().unwrap()],
+                    kubelet_cert_dir: Some("/var/lib/kubelet/certs".into()),
+                    join_endpoint: Some(Endpoint::parse("[fd00::1]:6443").unwrap().0),
+                    join: None,
+                },
+                accepted: BTreeSet::from([IdentityPart::Name, IdentityPart::Address]),
+            },
+            KeptNode {
+                node: Node {
+                    role: Role::Worker,
+                    name: "w1".parse().unwrap(),
+                    advertise_address: None,
+                    bind_port: 6443,
+                    hostname_override: None,
+                    kubelet_addresses: Vec::new(),
+                    kubelet_cert_dir: None,
+                    join_endpoint: Some(Endpoint::parse("api.example.com").unwrap().0),
+                    join: None,
+                },
+                accepted: BTreeSet::new(),
+            },
+        ] {
+            let json = serde_json::to_string(&Record::of(&kept)).unwrap();
+            assert_eq!(node(&json), Ok(kept), "{json}");
+        }
+    }
+
+    #[test]
+    fn refuses_record_without_name_or_address() {
+        for text in [
+            r#"{"version":1,"role":"init","advertiseAddress":"192.0.2.1","bindPort":6443}"#,
+            r#"{"version":1,"name":"a b","role":"init","advertiseAddress":"192.0.2.1","bindPort":6443}"#,
+            r#"{"version":1,"name":"cp1","role":"init","bindPort":6443}"#,
+            r#"{"version":1,"name":"cp1","role":"king","advertiseAddress":"192.0.2.1","bindPort":6443}"#,
+        ] {
+            assert!(node(text).is_err(), "{text}");
+        }
+    }
+}
