@@ -372,6 +372,7 @@ impl Client {
             .connector_layer(trust::Watch(Arc::clone(witness)))
             .dns_resolver(resolve::Resolver::for_host(
                 url.host_str().unwrap_or_default(),
+                witness,
             ))
             .user_agent(concat!("nodepki/", env!("CARGO_PKG_VERSION")));
         if let Some(proxy) = &proxy {
@@ -380,7 +381,7 @@ impl Client {
             })?;
             builder = builder
                 .proxy(proxy)
-                .dns_resolver(resolve::Resolver::as_asked());
+                .dns_resolver(resolve::Resolver::as_asked(witness));
         }
         builder = builder.tls_backend_preconfigured(self.tls(&url, witness)?);
         // The name goes into the handshake as the URL's host; the resolver above goes on to ask for the real one.

@@ -101,14 +101,18 @@ impl StdError for Error {
 pub(super) fn timed_out(witness: &Witness, route: &str) -> Error {
     if witness.connected() {
         lost(witness, route, "no answer within the time allowed")
+    } else if let Some(resolving) = witness.resolving() {
+        unresolved(route, &format!("{resolving} within the time allowed"))
     } else {
-        unreachable(route, "no connection within the time allowed")
+        unreachable(witness, route, "no connection within the time allowed")
     }
 }
 
 /// A failure of the HTTP library, by what the connection's witness saw.
 pub(super) fn classify(witness: &Witness, route: &str, cause: reqwest::Error) -> Error {
-    let error = if let Some(verdict) = witness.verdict() {
+    let error = if let Some(error) = resolve_error(&cause) {
+        unresolved(route, &error.to_string())
+    } else if let Some(verdict) = witness.verdict() {
         Error::new(Kind::Untrusted, &verdict.detail, verdict.advice)
     } else {
         match tls_error(&cause) {
@@ -126,20 +130,35 @@ pub(super) fn classify(witness: &Witness, route: &str, cause: reqwest::Error) ->
                 "find out what answers at this address",
             ),
             Some(rustls::Error::InvalidMessage(_)) if !witness.connected() => {
-                unreachable(route, "what answers does not speak TLS")
+                unreachable(witness, route, "what answers does not speak TLS")
             }
             _ if witness.connected() => lost(witness, route, &root(&cause)),
-            _ if cause.is_timeout() => unreachable(route, "no connection in time"),
-            _ => unreachable(route, &root(&cause)),
+            _ if cause.is_timeout() => match witness.resolving() {
+                Some(resolving) => unresolved(route, &format!("{resolving} in time")),
+                None => unreachable(witness, route, "no connection in time"),
+            },
+            _ => unreachable(witness, route, &root(&cause)),
         }
     };
     error.caused_by(cause)
 }
 
-fn unreachable(route: &str, why: &str) -> Error {
+/// Name resolution failed: neither the server nor the way to it is known to be at fault.
+fn unresolved(route: &str, why: &str) -> Error {
     Error::new(
         Kind::Unreachable,
-        format!("{route} cannot be reached: {why}"),
+        format!("{route}: {why}"),
+        "check the name, and that the name servers in /etc/resolv.conf answer for it; or write the name into /etc/hosts",
+    )
+}
+
+fn unreachable(witness: &Witness, route: &str, why: &str) -> Error {
+    // Without the addresses of one family a server may be out of reach.
+    let unresolved = witness.unresolved();
+    let unresolved = unresolved.map_or_else(String::new, |note| format!(" ({note})"));
+    Error::new(
+        Kind::Unreachable,
+        format!("{route} cannot be reached: {why}{unresolved}"),
         "check the address, the name servers, the route and the firewall, and that the server runs",
     )
 }
@@ -191,6 +210,17 @@ fn refuses(alert: Alert, witness: &Witness) -> bool {
     }
 }
 
+fn resolve_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a ResolveError> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
 fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -215,9 +245,6 @@ fn root(error: &(dyn StdError + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
-        if innermost.is::<ResolveError>() {
-            break;
-        }
     }
     match innermost.downcast_ref::<io::Error>() {
         Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {

@@ -2,14 +2,43 @@
 //!
 //! A name that stands in `/etc/hosts` is not asked for elsewhere: early in a boot the name servers are often out of
 //! reach, and asking for the other address family would hang. Both files are read for each exchange.
+//!
+//! The A and AAAA records are requested at the same time, and the addresses of one family are used if the other is not
+//! answered (RFC 8305, section 3). Name servers and search list have the order and the meaning of resolv.conf(5): the
+//! next server is asked if one fails or is slow, the next name if there is no record of either family.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{LookupIpStrategy, ResolveHosts};
+use hickory_resolver::config::{ResolveHosts, ResolverConfig, ResolverOpts};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError, NetError};
+use hickory_resolver::proto::op::ResponseCode;
+use hickory_resolver::proto::rr::{IntoName, Name as DnsName, RData, RecordType};
+use hickory_resolver::system_conf::read_system_conf;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::trust::Witness;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Limit for all questions about one name; the rest of the connect timeout is for TCP and TLS.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// A question is repeated to the same server after this time.
+const RETRANSMIT_INTERVAL: Duration = Duration::from_secs(1);
+/// The next server is asked as well if one has not answered within this time.
+const NEXT_SERVER_DELAY: Duration = Duration::from_millis(500);
+/// Minimum time that the second family has once the first has an address ("Resolution Delay" of RFC 8305).
+const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
+/// Maximum of that time, on a slow network.
+const MAX_RESOLUTION_DELAY: Duration = Duration::from_secs(1);
 
 /// Why a name has no address.
 #[derive(Debug, thiserror::Error)]
@@ -22,19 +51,24 @@ pub(super) struct ResolveError {
 /// Resolves one name, or whatever it is asked for.
 pub(super) struct Resolver {
     host: Option<String>,
+    witness: Arc<Witness>,
 }
 
 impl Resolver {
     /// Goes for `host`, whatever name the TLS layer uses for it.
-    pub(super) fn for_host(host: &str) -> Self {
+    pub(super) fn for_host(host: &str, witness: &Arc<Witness>) -> Self {
         Resolver {
             host: Some(host.to_owned()),
+            witness: Arc::clone(witness),
         }
     }
 
     /// For a proxy, whose name it is asked for.
-    pub(super) fn as_asked() -> Self {
-        Resolver { host: None }
+    pub(super) fn as_asked(witness: &Arc<Witness>) -> Self {
+        Resolver {
+            host: None,
+            witness: Arc::clone(witness),
+        }
     }
 }
 
@@ -44,8 +78,9 @@ impl Resolve for Resolver {
             .host
             .clone()
             .unwrap_or_else(|| name.as_str().to_owned());
+        let witness = Arc::clone(&self.witness);
         Box::pin(async move {
-            let found = lookup(&name)
+            let found = lookup(&name, &witness)
                 .await
                 .map_err(|why| Box::new(ResolveError { name, why }) as BoxError)?;
             // Port 0 is replaced by the one in the URL.
@@ -55,7 +90,7 @@ impl Resolve for Resolver {
     }
 }
 
-async fn lookup(name: &str) -> Result<Vec<IpAddr>, String> {
+async fn lookup(name: &str, witness: &Witness) -> Result<Vec<IpAddr>, String> {
     let bare = name.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = bare.parse() {
         return Ok(vec![address]);
@@ -68,20 +103,241 @@ async fn lookup(name: &str) -> Result<Vec<IpAddr>, String> {
     if name.eq_ignore_ascii_case("localhost") {
         return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
-    let mut builder =
-        TokioResolver::builder_tokio().map_err(|error| format!("/etc/resolv.conf: {error}"))?;
-    let options = builder.options_mut();
-    options.use_hosts_file = ResolveHosts::Never;
-    options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-    let resolver = builder.build().map_err(|error| error.to_string())?;
-    let answer = resolver.lookup_ip(name).await.map_err(|error| {
-        if error.is_no_records_found() {
-            "DNS has no address for it".to_owned()
-        } else {
-            error.to_string()
+    let (config, options) =
+        read_system_conf().map_err(|error| format!("/etc/resolv.conf: {error}"))?;
+    let servers = servers(&config, &options)?;
+    let names = candidates(name, &config, options.ndots)?;
+    let asked: Vec<&str> = servers.iter().map(|server| server.label.as_str()).collect();
+    let asked = format!("name servers asked: {}", asked.join(", "));
+    witness.resolves(Some(format!(
+        "the name {name} cannot be resolved: {asked}; no answer"
+    )));
+    let found = in_dns(names, &servers).await;
+    witness.resolves(None);
+    match found {
+        Ok((addresses, None)) => Ok(addresses),
+        Ok((addresses, Some(incomplete))) => {
+            let note = format!("{asked}; {incomplete}");
+            tracing::debug!("{name} is resolved in part: {note}");
+            witness.resolved_in_part(note);
+            Ok(addresses)
         }
-    })?;
-    Ok(answer.iter().collect())
+        Err(None) => Err("DNS has no address for it".to_owned()),
+        Err(Some(why)) => Err(format!("{asked}; {why}")),
+    }
+}
+
+/// One name server.
+struct Server {
+    label: String,
+    resolver: TokioResolver,
+}
+
+/// Each server has a resolver of its own: the order in which they are asked is decided here.
+fn servers(config: &ResolverConfig, options: &ResolverOpts) -> Result<Vec<Server>, String> {
+    let mut options = options.clone();
+    options.use_hosts_file = ResolveHosts::Never;
+    options.timeout = options.timeout.min(RETRANSMIT_INTERVAL);
+    options.attempts = options.attempts.max(2);
+    config
+        .name_servers()
+        .iter()
+        .map(|server| {
+            let label = server.ip.to_string();
+            let config = ResolverConfig::from_parts(None, Vec::new(), vec![server.clone()]);
+            let provider = TokioRuntimeProvider::default();
+            let builder = TokioResolver::builder_with_config(config, provider);
+            let resolver = builder.with_options(options.clone()).build();
+            let resolver = resolver.map_err(|error| format!("name server {label}: {error}"))?;
+            Ok(Server { label, resolver })
+        })
+        .collect()
+}
+
+/// The names to ask for, by the search list of resolv.conf(5).
+fn candidates(name: &str, config: &ResolverConfig, ndots: usize) -> Result<Vec<DnsName>, String> {
+    let parsed = name.into_name().map_err(|error| error.to_string())?;
+    let mut whole = parsed.clone();
+    whole.set_fqdn(true);
+    if parsed.is_fqdn() {
+        return Ok(vec![whole]);
+    }
+    let search = match config.search() {
+        [] => config.domain().into_iter().collect::<Vec<_>>(),
+        search => search.iter().collect(),
+    };
+    let searched = search.into_iter().filter_map(|domain| {
+        let mut name = parsed.clone().append_domain(domain).ok()?;
+        name.set_fqdn(true);
+        Some(name)
+    });
+    let mut names: Vec<DnsName> = searched.collect();
+    let dots = usize::from(parsed.num_labels()).saturating_sub(1);
+    match dots >= ndots {
+        true => names.insert(0, whole),
+        false => names.push(whole),
+    }
+    Ok(names)
+}
+
+/// The addresses of the first name that has any, and what is not known of the other family. The error is `None` if no
+/// name has an address.
+async fn in_dns(
+    names: Vec<DnsName>,
+    servers: &[Server],
+) -> Result<(Vec<IpAddr>, Option<String>), Option<String>> {
+    let deadline = Instant::now() + RESOLVE_TIMEOUT;
+    let mut failed = None;
+    for name in names {
+        let families = both_families(&name, servers, deadline).await;
+        let incomplete = families.incomplete();
+        let is_late = Instant::now() >= deadline;
+        let addresses = families.addresses();
+        match (addresses.is_empty(), incomplete) {
+            (false, incomplete) => return Ok((addresses, incomplete)),
+            (true, None) => {}
+            (true, Some(why)) if is_late => return Err(Some(why)),
+            // As in resolv.conf(5), the next name is tried; this failure is reported unless that has an address.
+            (true, Some(why)) => failed = failed.or(Some(why)),
+        }
+    }
+    Err(failed)
+}
+
+#[derive(Clone, Copy)]
+enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    fn record_type(self) -> RecordType {
+        match self {
+            Family::V4 => RecordType::A,
+            Family::V6 => RecordType::AAAA,
+        }
+    }
+}
+
+/// The answers for A and AAAA: addresses, or what each server said instead; `None` for the family that was not waited
+/// for.
+struct Families([Option<Result<Vec<IpAddr>, Vec<String>>>; 2]);
+
+impl Families {
+    fn addresses(self) -> Vec<IpAddr> {
+        self.0.into_iter().flatten().flatten().flatten().collect()
+    }
+
+    /// What is not known, in words; `None` if both questions have an answer.
+    fn incomplete(&self) -> Option<String> {
+        let [a, aaaa] = &self.0;
+        let is_known = |answer: &Option<Result<_, _>>| matches!(answer, Some(Ok(_)));
+        (!is_known(a) || !is_known(aaaa)).then(|| format!("A: {}; AAAA: {}", Said(a), Said(aaaa)))
+    }
+}
+
+struct Said<'a>(&'a Option<Result<Vec<IpAddr>, Vec<String>>>);
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("no answer"),
+            Some(Err(failures)) => f.write_str(&failures.join(", ")),
+            Some(Ok(addresses)) if addresses.is_empty() => f.write_str("no record"),
+            Some(Ok(addresses)) => {
+                let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+                f.write_str(&addresses.join(", "))
+            }
+        }
+    }
+}
+
+/// Asks for both families. Once one has an address, the other has as much time again, within limits.
+async fn both_families(name: &DnsName, servers: &[Server], deadline: Instant) -> Families {
+    let started = Instant::now();
+    let mut v4 = pin!(ask(Family::V4, name, servers, deadline));
+    let mut v6 = pin!(ask(Family::V6, name, servers, deadline));
+    let (mut a, mut aaaa) = (None, None);
+    let mut until = deadline;
+    while a.is_none() || aaaa.is_none() {
+        let answer = tokio::select! {
+            answer = &mut v4, if a.is_none() => a.insert(answer),
+            answer = &mut v6, if aaaa.is_none() => aaaa.insert(answer),
+            () = sleep_until(until), if until < deadline => break,
+        };
+        if answer.as_ref().is_ok_and(|addresses| !addresses.is_empty()) {
+            let delay = started
+                .elapsed()
+                .clamp(RESOLUTION_DELAY, MAX_RESOLUTION_DELAY);
+            until = until.min(Instant::now() + delay);
+        }
+    }
+    Families([a, aaaa])
+}
+
+/// Asks the servers in their order, the next one after a failure or a delay. No address is an answer; the error has
+/// what each server said.
+async fn ask(
+    family: Family,
+    name: &DnsName,
+    servers: &[Server],
+    deadline: Instant,
+) -> Result<Vec<IpAddr>, Vec<String>> {
+    let mut waiting = servers.iter();
+    let mut asked = FuturesUnordered::new();
+    let mut silent: Vec<&str> = servers.iter().map(|server| server.label.as_str()).collect();
+    let mut failures = Vec::new();
+    loop {
+        if let Some(server) = waiting.next() {
+            asked.push(query(family, name, server));
+        }
+        tokio::select! {
+            answer = asked.next() => match answer {
+                Some((_, Ok(addresses))) => return Ok(addresses),
+                Some((server, Err(why))) => {
+                    silent.retain(|label| *label != server);
+                    failures.push(format!("{why} from {server}"));
+                }
+                None => return Err(failures),
+            },
+            () = sleep(NEXT_SERVER_DELAY), if waiting.len() > 0 => {}
+            () = sleep_until(deadline) => {
+                failures.extend(silent.iter().map(|label| format!("no answer from {label}")));
+                return Err(failures);
+            }
+        }
+    }
+}
+
+async fn query<'a>(
+    family: Family,
+    name: &DnsName,
+    server: &'a Server,
+) -> (&'a str, Result<Vec<IpAddr>, String>) {
+    let found = server.resolver.lookup(name.clone(), family.record_type());
+    let why = match found.await {
+        Ok(found) => {
+            let addresses = found
+                .answers()
+                .iter()
+                .filter_map(|record| match &record.data {
+                    RData::A(address) => Some(IpAddr::V4(address.0)),
+                    RData::AAAA(address) => Some(IpAddr::V6(address.0)),
+                    _ => None,
+                });
+            return (&server.label, Ok(addresses.collect()));
+        }
+        Err(NetError::Dns(DnsError::NoRecordsFound(none))) => match none.response_code {
+            ResponseCode::NoError | ResponseCode::NXDomain => {
+                return (&server.label, Ok(Vec::new()));
+            }
+            code => code.to_string(),
+        },
+        Err(NetError::Dns(DnsError::ResponseCode(code))) => code.to_string(),
+        Err(NetError::Timeout) => "no answer".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    (&server.label, Err(why))
 }
 
 /// hosts(5): an address, then names, up to a `#`.

@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -50,6 +50,10 @@ pub(super) struct Witness {
     asked: AtomicBool,
     ours: OnceLock<String>,
     verdict: OnceLock<Verdict>,
+    /// The name that is being resolved, in words.
+    resolving: Mutex<Option<String>>,
+    /// What name resolution left open.
+    unresolved: OnceLock<String>,
 }
 
 /// Why a server was not believed.
@@ -66,7 +70,31 @@ impl Witness {
             asked: AtomicBool::new(false),
             ours: OnceLock::new(),
             verdict: OnceLock::new(),
+            resolving: Mutex::new(None),
+            unresolved: OnceLock::new(),
         }
+    }
+
+    /// Records the name resolution under way, in the words for its time-out, or its end.
+    pub(super) fn resolves(&self, words: Option<String>) {
+        if let Ok(mut resolving) = self.resolving.lock() {
+            *resolving = words;
+        }
+    }
+
+    /// The name resolution under way.
+    pub(super) fn resolving(&self) -> Option<String> {
+        self.resolving.lock().ok()?.clone()
+    }
+
+    /// Records that one address family is unknown.
+    pub(super) fn resolved_in_part(&self, note: String) {
+        let _ = self.unresolved.set(note);
+    }
+
+    /// What name resolution left open.
+    pub(super) fn unresolved(&self) -> Option<&str> {
+        self.unresolved.get().map(String::as_str)
     }
 
     pub(super) fn origin(&self) -> &str {

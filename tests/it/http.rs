@@ -32,7 +32,7 @@ impl Files for NodeWith {
     }
 }
 
-fn url(text: &str) -> Url {
+pub(crate) fn url(text: &str) -> Url {
     Url::parse(text).unwrap()
 }
 
@@ -57,7 +57,7 @@ fn pinned(gateway: &Gateway, pins: &[[u8; 32]]) -> Endpoint {
     }
 }
 
-fn client(endpoint: Endpoint) -> Client {
+pub(crate) fn client(endpoint: Endpoint) -> Client {
     Client::new(endpoint, Rc::new(PlainFiles), OffsetDateTime::now_utc).unwrap()
 }
 
@@ -942,7 +942,7 @@ fn a_proxy_that_refuses_is_named() {
 // What needs a process of its own: the environment, /etc/hosts, and the log, which the threads of other tests disturb.
 
 /// This test binary once more, with only [`child_process`] selected, in `command`.
-fn child(command: &mut Command, what: &str, gateway: &Gateway) -> Output {
+pub(crate) fn child(command: &mut Command, what: &str, gateway: &Gateway) -> Output {
     command
         .args(["--exact", "http::child_process", "--nocapture"])
         .env("NODEPKI_TEST_CHILD", what)
@@ -959,6 +959,11 @@ fn child_process() {
         Ok("environment") => in_that_environment(),
         Ok("hosts") => with_those_hosts(),
         Ok("dns") => with_that_name_server(),
+        Ok("dns-partial") => crate::http_dns::partial(),
+        Ok("dns-refusing") => crate::http_dns::refusing(),
+        Ok("dns-swallowing") => crate::http_dns::swallowing(),
+        Ok("dns-all-dead") => crate::http_dns::all_dead(),
+        Ok("dns-search") => crate::http_dns::search(),
         Ok(other) => panic!("{other}"),
         Err(_) => return,
     }
@@ -966,7 +971,7 @@ fn child_process() {
 }
 
 #[track_caller]
-fn assert_passed(output: &Output) {
+pub(crate) fn assert_passed(output: &Output) {
     assert!(output.status.success(), "{output:?}");
     assert!(
         String::from_utf8_lossy(&output.stdout).contains("child done"),
@@ -1021,7 +1026,7 @@ fn names_in_the_hosts_file_are_found_without_dns() {
 }
 
 /// This test binary where `/etc/hosts` and `/etc/resolv.conf` are those in `dir`; without the network, if told so.
-fn with_files(dir: &Path, own_network: bool) -> Command {
+pub(crate) fn with_files(dir: &Path, own_network: bool) -> Command {
     let mut command = Command::new("unshare");
     command.arg("--mount");
     if own_network {

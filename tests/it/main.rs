@@ -32,6 +32,7 @@ mod fleet;
 mod gateway;
 mod golden;
 mod http;
+mod http_dns;
 mod identity;
 mod join_control_plane;
 mod joining;

@@ -1,0 +1,308 @@
+//! Name servers that answer in part, late, wrongly or not at all, in a network namespace of their own. Addresses and
+//! silence depend on the first label of the name: `FAMILY4-FAMILY6`, as in `ok-drop.test`.
+
+use std::io::{Read, Write};
+use std::net::{Ipv6Addr, TcpListener, UdpSocket};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nodepki::http::{Call, Endpoint, Error, Kind};
+use time::OffsetDateTime;
+
+use crate::gateway::{Action, Gateway, Issuer, Options, Rule};
+use crate::http::{assert_passed, child, client, url, with_files};
+use crate::signing::run;
+
+const CASES: [&str; 13] = [
+    "ok-drop",
+    "drop-ok",
+    "drop-drop",
+    "ok-fail",
+    "fail-ok",
+    "fail-fail",
+    "ok-nx",
+    "nx-ok",
+    "nx-nx",
+    "none-drop",
+    "big-none",
+    "hole-ok",
+    "ok-hole",
+];
+
+/// Runs the child in a namespace with these name servers, and asserts that it passed.
+fn with_name_servers(resolv: &str, what: &str) {
+    let files = tempfile::tempdir().unwrap();
+    std::fs::write(
+        files.path().join("hosts"),
+        "127.0.0.1 localhost listed.test\n",
+    )
+    .unwrap();
+    std::fs::write(files.path().join("resolv.conf"), resolv).unwrap();
+    let mut command = with_files(files.path(), true);
+    assert_passed(&child(&mut command, what, &Gateway::to(None)));
+}
+
+fn serve(address: &'static str) {
+    let udp = UdpSocket::bind((address, 53)).unwrap();
+    let tcp = TcpListener::bind((address, 53)).unwrap();
+    thread::spawn(move || {
+        let mut packet = [0; 512];
+        while let Ok((length, client)) = udp.recv_from(&mut packet) {
+            if let Some(reply) = answer(&packet[..length], false) {
+                let _ = udp.send_to(&reply, client);
+            }
+        }
+    });
+    thread::spawn(move || {
+        for stream in tcp.incoming() {
+            let mut stream = stream.unwrap();
+            let mut length = [0; 2];
+            stream.read_exact(&mut length).unwrap();
+            let mut packet = vec![0; usize::from(u16::from_be_bytes(length))];
+            stream.read_exact(&mut packet).unwrap();
+            if let Some(reply) = answer(&packet, true) {
+                let length = u16::try_from(reply.len()).unwrap().to_be_bytes();
+                let _ = stream.write_all(&[&length[..], &reply].concat());
+            }
+        }
+    });
+}
+
+/// A server that receives and never answers.
+fn swallow(address: &'static str) {
+    let udp = UdpSocket::bind((address, 53)).unwrap();
+    thread::spawn(move || while udp.recv_from(&mut [0; 512]).is_ok() {});
+}
+
+fn answer(query: &[u8], by_tcp: bool) -> Option<Vec<u8>> {
+    let mut end = 12;
+    let mut labels = Vec::new();
+    while query[end] != 0 {
+        let next = end + 1 + usize::from(query[end]);
+        labels.push(String::from_utf8_lossy(&query[end + 1..next]).to_lowercase());
+        end = next;
+    }
+    end += 5;
+    let is_v6 = query[end - 3] == 28;
+    let (v4, v6) = labels[0].split_once('-').unwrap_or(("nx", "nx"));
+    let in_zone = labels[1..] == ["test"] || labels[1..] == ["second", "test"];
+    let how = match (in_zone, is_v6) {
+        (false, _) => "nx",
+        (true, true) => v6,
+        (true, false) => v4,
+    };
+    let (code, data): (u8, Vec<u8>) = match (how, is_v6) {
+        ("drop", _) => return None,
+        ("fail", _) => (2, Vec::new()),
+        ("nx", _) => (3, Vec::new()),
+        ("none", _) => (0, Vec::new()),
+        // No route leads there, or the packets vanish.
+        ("hole", true) => (
+            0,
+            "2001:db8::9".parse::<Ipv6Addr>().unwrap().octets().to_vec(),
+        ),
+        ("hole", false) => (0, vec![198, 51, 100, 9]),
+        (_, true) => (
+            0,
+            "::ffff:127.0.0.1"
+                .parse::<Ipv6Addr>()
+                .unwrap()
+                .octets()
+                .to_vec(),
+        ),
+        (_, false) => (0, vec![127, 0, 0, 1]),
+    };
+    let truncated = how == "big" && !by_tcp;
+    let has_data = !data.is_empty() && !truncated;
+    let mut reply = query[..2].to_vec();
+    reply.extend([0x81 | if truncated { 2 } else { 0 }, 0x80 | code]);
+    reply.extend([0, 1, 0, u8::from(has_data), 0, 0, 0, 0]);
+    reply.extend(&query[12..end]);
+    if has_data {
+        reply.extend([0xc0, 12, 0, if is_v6 { 28 } else { 1 }, 0, 1, 0, 0, 0, 60]);
+        reply.extend(u16::try_from(data.len()).unwrap().to_be_bytes());
+        reply.extend(data);
+    }
+    Some(reply)
+}
+
+fn signer() -> Gateway {
+    let mut names: Vec<String> = CASES.iter().map(|case| format!("{case}.test")).collect();
+    names.extend(["listed.test", "ok-none", "none-ok"].map(str::to_owned));
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let issuer = Issuer::new("gateway-ca");
+    let day = Duration::from_secs(24 * 60 * 60);
+    let pair = issuer.server(&names, &[], OffsetDateTime::now_utc(), day);
+    let gateway = Gateway::start(Options {
+        issuer,
+        pair: Some(pair),
+        ..Options::default()
+    });
+    gateway.rule(Rule::on("*", "/").then(Action::Status(200, Vec::new(), b"ok".to_vec())));
+    gateway
+}
+
+fn get_within(gateway: &Gateway, host: &str, timeout: Duration) -> (Result<u16, Error>, Duration) {
+    let mut endpoint = Endpoint::new(url(&gateway.url_of(host)));
+    endpoint.tls.ca_file = Some(gateway.ca_file());
+    let started = Instant::now();
+    let result = run(client(endpoint).send(Call::get("/x").timeout(timeout)));
+    (result.map(|response| response.status), started.elapsed())
+}
+
+fn get(gateway: &Gateway, host: &str) -> (Result<u16, Error>, Duration) {
+    get_within(gateway, host, Duration::from_secs(30))
+}
+
+#[track_caller]
+fn reaches(gateway: &Gateway, host: &str, limit_ms: u64) {
+    let (result, took) = get(gateway, host);
+    assert_eq!(
+        result.unwrap_or_else(|error| panic!("{host}: {error}")),
+        200
+    );
+    assert!(
+        took < Duration::from_millis(limit_ms),
+        "{host} took {took:?}"
+    );
+}
+
+#[track_caller]
+fn fails(gateway: &Gateway, host: &str, parts: &[&str]) {
+    let (result, took) = get(gateway, host);
+    let error = result.unwrap_err();
+    let text = format!("{error}; {}", error.advice());
+    assert_eq!(error.kind(), &Kind::Unreachable, "{text}");
+    assert!(took < Duration::from_secs(5), "{host} took {took:?}");
+    for part in parts
+        .iter()
+        .chain(&["cannot be resolved", "/etc/resolv.conf"])
+    {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+    assert!(text.contains(&format!("the name {host} ")), "{text}");
+    assert!(!text.contains("cannot be reached"), "{text}");
+}
+
+#[test]
+fn connects_with_family_that_name_server_answers() {
+    with_name_servers("nameserver 127.0.0.1\n", "dns-partial");
+}
+
+pub(crate) fn partial() {
+    serve("127.0.0.1");
+    // The kernel drops what is for none of its addresses.
+    let route = ["route", "add", "198.51.100.0/24", "dev", "lo"];
+    assert!(Command::new("ip").args(route).status().unwrap().success());
+    let gateway = signer();
+    reaches(&gateway, "ok-drop.test", 2000);
+    reaches(&gateway, "drop-ok.test", 2000);
+    reaches(&gateway, "ok-fail.test", 2000);
+    reaches(&gateway, "fail-ok.test", 2000);
+    reaches(&gateway, "ok-nx.test", 2000);
+    reaches(&gateway, "nx-ok.test", 2000);
+    reaches(&gateway, "big-none.test", 2000);
+    reaches(&gateway, "listed.test", 1000);
+    // One address is out of reach: the other family is tried (RFC 8305, section 5).
+    reaches(&gateway, "hole-ok.test", 4000);
+    reaches(&gateway, "ok-hole.test", 4000);
+    fails(
+        &gateway,
+        "drop-drop.test",
+        &[
+            "name servers asked: 127.0.0.1",
+            "A: no answer",
+            "AAAA: no answer",
+        ],
+    );
+    fails(
+        &gateway,
+        "fail-fail.test",
+        &["A: Server Failure from 127.0.0.1", "AAAA: Server Failure"],
+    );
+    fails(
+        &gateway,
+        "none-drop.test",
+        &["A: no record", "AAAA: no answer"],
+    );
+    fails(&gateway, "nx-nx.test", &["DNS has no address for it"]);
+    // A deadline that ends before name resolution does is not blamed on the server.
+    let (result, took) = get_within(&gateway, "drop-drop.test", Duration::from_secs(1));
+    let error = result.unwrap_err().to_string();
+    assert!(
+        error.contains("the name drop-drop.test cannot be resolved"),
+        "{error}"
+    );
+    assert!(error.contains("name servers asked: 127.0.0.1"), "{error}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
+fn asks_next_name_server_when_first_is_dead() {
+    // Nothing listens at the first, which the kernel reports at once.
+    with_name_servers(
+        "nameserver 127.0.0.9\nnameserver 127.0.0.1\n",
+        "dns-refusing",
+    );
+    with_name_servers(
+        "nameserver 127.0.0.2\nnameserver 127.0.0.1\n",
+        "dns-swallowing",
+    );
+    with_name_servers(
+        "nameserver 127.0.0.2\nnameserver 127.0.0.3\n",
+        "dns-all-dead",
+    );
+}
+
+pub(crate) fn refusing() {
+    serve("127.0.0.1");
+    let gateway = signer();
+    reaches(&gateway, "ok-nx.test", 2000);
+    fails(
+        &gateway,
+        "fail-drop.test",
+        &[
+            "name servers asked: 127.0.0.9, 127.0.0.1",
+            "Server Failure from 127.0.0.1",
+        ],
+    );
+}
+
+pub(crate) fn swallowing() {
+    swallow("127.0.0.2");
+    serve("127.0.0.1");
+    let gateway = signer();
+    reaches(&gateway, "ok-nx.test", 2500);
+    reaches(&gateway, "ok-drop.test", 3000);
+}
+
+pub(crate) fn all_dead() {
+    swallow("127.0.0.2");
+    swallow("127.0.0.3");
+    fails(
+        &signer(),
+        "ok-ok.test",
+        &[
+            "name servers asked: 127.0.0.2, 127.0.0.3",
+            "A: no answer",
+            "AAAA: no answer",
+        ],
+    );
+}
+
+#[test]
+fn searches_domains_by_name_not_by_family() {
+    let resolv = "nameserver 127.0.0.1\nsearch first.invalid test second.test\n";
+    with_name_servers(resolv, "dns-search");
+}
+
+pub(crate) fn search() {
+    serve("127.0.0.1");
+    let gateway = signer();
+    // Both are in `test`; the family without a record there is not looked for in `second.test`.
+    reaches(&gateway, "ok-none", 2000);
+    reaches(&gateway, "none-ok", 2000);
+    fails(&gateway, "nx-nx", &["DNS has no address for it"]);
+    fails(&gateway, "drop-drop", &["A: no answer", "AAAA: no answer"]);
+}
