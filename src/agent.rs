@@ -181,7 +181,10 @@ impl Setup {
         let (_, signer) = self.signer(spec.authority)?;
         let rejection = signer.preflight(&wanted(spec)).err();
         rejection.map_or(Ok(()), |rejection| {
-            Err(Failure::new(ExitCode::Configuration, rejection.to_string()))
+            let omission =
+                report::omission(spec).map_or_else(String::new, |way| format!("; {way}"));
+            let message = format!("{rejection}{omission}");
+            Err(Failure::new(ExitCode::Configuration, message))
         })
     }
 

@@ -269,6 +269,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
+fn tell_remainder(report: &Report) {
+    if let Some(remainder) = report.remainder() {
+        let _ = writeln!(stderr(), "nodepki: {remainder}");
+    }
+}
+
 fn tell(failure: &Failure) {
     for message in &failure.messages {
         let _ = writeln!(stderr(), "nodepki: {message}");
@@ -369,6 +375,7 @@ impl Global {
         let report = report?;
         rotation::log(&report);
         let code = self.end_with(&report)?;
+        tell_remainder(&report);
         if report.code() == ExitCode::Pending {
             let _ = writeln!(
                 stderr(),

@@ -23,7 +23,7 @@ use crate::agent::{Clock, ClockPolicy, ExitCode, Failure, Provided, Record, Setu
 use crate::join::{self, JoinedCluster};
 use crate::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved, Role};
 use crate::machine;
-use crate::names::Authority;
+use crate::names::{Authority, CertName};
 use crate::plan::{self, Choices};
 use crate::policy::Policy;
 use crate::settings::{
@@ -440,7 +440,13 @@ impl Known {
         for spec in &mut plan.certs {
             spec.under_first = activated(spec.authority);
         }
-        let is_settled = running.is_some_and(|running| running.facts.settled);
+        let is_settled = running
+            .as_ref()
+            .is_some_and(|running| running.facts.settled);
+        let kubeadm_follows = !running.as_ref().is_some_and(Running::is_set_up);
+        let needed = plan.omitted.iter().filter(|_| kubeadm_follows);
+        let needed = needed.filter_map(|name| needed_by_kubeadm(*name, resolved.node.role));
+        plan.notes.extend(needed);
         if is_settled && !documents.describes_node() {
             // No kubeadm follows, and a cluster that runs has its service-account keys.
             plan.ignore_preflight_errors.clear();
@@ -707,10 +713,24 @@ pub(crate) fn choices(settings: &Settings) -> Choices {
         apiserver_sans: settings.extra_sans.apiserver.clone(),
         etcd_server_sans: settings.extra_sans.etcd_server.clone(),
         etcd_peer_sans: settings.extra_sans.etcd_peer.clone(),
+        omit: settings.omit.clone(),
         kubelet_bootstraps_itself: settings.kubelet.identity == KubeletIdentity::Bootstrap,
         kubelet_layout: settings.kubelet.client_certificate,
         kubelet_serving: settings.kubelet.serving,
         kubelet_serving_sans: settings.extra_sans.kubelet_serving.clone(),
+    }
+}
+
+/// What kubeadm does with an omitted file while it sets up the node.
+fn needed_by_kubeadm(name: CertName, role: Role) -> Option<String> {
+    match (name, role) {
+        (CertName::SuperAdminConf, Role::Init) => Some(
+            "super-admin.conf is omitted (certificates.omit): kubeadm init refuses an external CA without that file (ValidateKubeconfigsForExternalCA) and creates the ClusterRoleBinding kubeadm:cluster-admins with it; put one there for kubeadm init, unless the cluster was initialized before".to_owned(),
+        ),
+        (CertName::AdminConf, Role::Join) => Some(
+            "admin.conf is omitted (certificates.omit): kubeadm join talks to the cluster with that file; put the kubeconfig of an administrator there for kubeadm join, and remove it afterwards".to_owned(),
+        ),
+        _ => None,
     }
 }
 

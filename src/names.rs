@@ -198,6 +198,9 @@ impl CertName {
         matches!(self, CertName::KubeletConf | CertName::KubeletServing)
     }
 
+    /// The certificates of administrators: no component of a node reads them, and `certificates.omit` may name them.
+    pub const OMITTABLE: [CertName; 2] = [CertName::SuperAdminConf, CertName::AdminConf];
+
     /// True for a certificate that lives inside a kubeconfig file.
     pub const fn is_kubeconfig(self) -> bool {
         matches!(

@@ -37,6 +37,8 @@ pub struct Plan {
     /// What `kubeadm join` must be told to ignore, as it refuses files of this plan that it would make itself
     /// (`JoinNodeChecks`); empty for a first node.
     pub ignore_preflight_errors: Vec<String>,
+    /// Certificates that the node would hold but for [`Choices::omit`].
+    pub omitted: Vec<CertName>,
     /// Things a person should know that are no errors.
     pub notes: Vec<String>,
 }
@@ -70,6 +72,8 @@ pub struct CertSpec {
     /// One under another certificate of the bundle than the first is issued anew, not kept with a note: the authority
     /// was changed.
     pub under_first: bool,
+    /// True if [`Choices::omit`] may leave it out on this node.
+    pub is_omittable: bool,
     /// Where it goes.
     pub output: Output,
 }
@@ -236,6 +240,8 @@ pub struct Choices {
     pub etcd_server_sans: Vec<San>,
     /// Names added to the etcd peer's certificate.
     pub etcd_peer_sans: Vec<San>,
+    /// Certificates that are not requested, where kubeadm's rules allow it.
+    pub omit: BTreeSet<CertName>,
     /// Leave kubelet.conf to the kubelet's own TLS bootstrap.
     pub kubelet_bootstraps_itself: bool,
     /// Where the kubelet's client certificate goes.
@@ -291,6 +297,7 @@ pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) 
         ignore_preflight_errors: table.ignore_preflight_errors(&certs),
         certs,
         bundles: table.bundles(),
+        omitted: table.omitted(),
         service_account: table.service_account(),
         external_etcd: table.external_etcd(),
         notes,
@@ -312,7 +319,30 @@ impl Table<'_> {
             .collect()
     }
 
+    fn omitted(&self) -> Vec<CertName> {
+        let all = CertName::ALL.into_iter();
+        all.filter(|name| self.is_of_kubeadm(*name) && self.omits(*name))
+            .collect()
+    }
+
+    fn omits(&self, name: CertName) -> bool {
+        self.choices.omit.contains(&name) && self.is_omittable(name)
+    }
+
+    /// Control-plane components use neither. `kubeadm init` cannot proceed without admin.conf (`initData.Client`).
+    fn is_omittable(&self, name: CertName) -> bool {
+        match name {
+            CertName::SuperAdminConf => true,
+            CertName::AdminConf => self.node.role == Role::Join,
+            _ => false,
+        }
+    }
+
     fn holds(&self, name: CertName) -> bool {
+        self.is_of_kubeadm(name) && !self.omits(name)
+    }
+
+    fn is_of_kubeadm(&self, name: CertName) -> bool {
         match (name, self.node.role) {
             (CertName::KubeletConf, _) => !self.choices.kubelet_bootstraps_itself,
             (CertName::KubeletServing, _) => self.choices.kubelet_serving,
@@ -381,6 +411,7 @@ impl Table<'_> {
                 .copied()
                 .unwrap_or_default(),
             under_first: false,
+            is_omittable: self.is_omittable(name),
         }
     }
 

@@ -15,7 +15,7 @@ mod metrics;
 pub mod reload;
 mod rotation;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -80,6 +80,8 @@ pub struct Settings {
     pub common_names: BTreeMap<CertName, String>,
     /// Names beyond kubeadm's rules.
     pub extra_sans: ExtraSans,
+    /// Certificates that are not requested.
+    pub omit: BTreeSet<CertName>,
     /// What the kubelet gets.
     pub kubelet: KubeletSettings,
     /// How long a run waits for pending signatures before it ends with "pending".
@@ -267,6 +269,7 @@ impl Default for Settings {
             kubelet_client_subject: KubeletClientSubject::default(),
             common_names: BTreeMap::new(),
             extra_sans: ExtraSans::default(),
+            omit: BTreeSet::new(),
             kubelet: KubeletSettings::default(),
             wait: DEFAULT_WAIT,
             clock_max_wait: DEFAULT_CLOCK_WAIT,
@@ -446,6 +449,7 @@ impl Settings {
                     "kubelet-serving": names(&self.extra_sans.kubelet_serving),
                 }),
             );
+            map.insert("certificates".to_owned(), json!({"omit": self.omit}));
             map.insert("kubelet".to_owned(), self.kubelet.redacted());
             map.insert("wait".to_owned(), json!(format_duration(self.wait)));
             map.insert(
@@ -534,6 +538,10 @@ impl Settings {
                 kubelet_serving: sans(extra.get("kubelet-serving")),
             };
             extra.finish();
+        }
+        if let Some(certificates) = section(map, "certificates") {
+            self.omit = omitted(certificates.get("omit"));
+            certificates.finish();
         }
         if let Some(kubelet) = section(map, "kubelet") {
             self.kubelet.read(&kubelet);
@@ -783,6 +791,34 @@ fn sans(field: Option<Field<'_>>) -> Vec<San> {
         }
     }
     sans
+}
+
+fn omitted(field: Option<Field<'_>>) -> BTreeSet<CertName> {
+    let mut omitted = BTreeSet::new();
+    let names = || CertName::OMITTABLE.into_iter().map(CertName::as_str);
+    for item in field.and_then(|field| field.list()).unwrap_or_default() {
+        let Some(text) = item.string() else { continue };
+        let Ok(name) = text.parse::<CertName>() else {
+            let fix = match yaml::did_you_mean(&text, names()) {
+                Some(near) => format!("did you mean {near}?"),
+                None => format!("use {}", names().collect::<Vec<_>>().join(" or ")),
+            };
+            item.error(format!("{text:?} is not the name of a certificate"), fix);
+            continue;
+        };
+        if CertName::OMITTABLE.contains(&name) {
+            omitted.insert(name);
+        } else {
+            item.error(
+                format!("{name} cannot be omitted: the node does not work without it"),
+                format!(
+                    "remove it; {} can be omitted",
+                    names().collect::<Vec<_>>().join(" and ")
+                ),
+            );
+        }
+    }
+    omitted
 }
 
 fn hex(pin: &[u8; 32]) -> String {

@@ -70,7 +70,8 @@ impl Ord for ExitCode {
     }
 }
 
-/// A run that could not do its work; nothing was changed unless a message says so.
+/// A run that ended before its report. No certificate, key or kubeconfig was changed unless a message says so. A run
+/// with a report may have installed the certificates of one authority and held back those of another.
 #[derive(Debug)]
 pub struct Failure {
     /// Exit status.

@@ -51,13 +51,13 @@ pub(super) async fn install(
             progress.event(event);
         }
     }
-    let incomplete: BTreeSet<Authority> = outcomes
-        .certs
-        .iter()
-        .filter(|(_, outcome)| !matches!(outcome, Outcome::Signed { .. }))
-        .map(|(name, _)| name.authority())
-        .filter(|authority| !on_its_own(authority))
-        .collect();
+    let mut incomplete: BTreeMap<Authority, Vec<CertName>> = BTreeMap::new();
+    for (name, outcome) in &outcomes.certs {
+        let authority = name.authority();
+        if !matches!(outcome, Outcome::Signed { .. }) && !on_its_own(&authority) {
+            incomplete.entry(authority).or_default().push(*name);
+        }
+    }
     let refused = outcomes
         .certs
         .values()
@@ -177,8 +177,8 @@ fn ending(name: CertName, signer: &str, outcome: &Outcome) -> Option<Event> {
 /// A commit in the making, and the report that goes with it.
 struct Work<'a> {
     trust: &'a BTreeMap<Authority, TrustBundle>,
-    /// Authorities that have not signed everything: nothing of theirs is installed.
-    incomplete: BTreeSet<Authority>,
+    /// Authorities that have not signed everything, and what is missing: nothing of theirs is installed.
+    incomplete: BTreeMap<Authority, Vec<CertName>>,
     /// An answer was refused, or there will be none: nothing else is put in place either.
     refused: bool,
     now: OffsetDateTime,
@@ -274,7 +274,7 @@ impl Work<'_> {
         if bundle.in_place {
             self.rows
                 .push(report::bundle_row(&bundle.spec, "kept", trusted));
-        } else if !self.incomplete.contains(&authority) || (provided && !self.refused) {
+        } else if !self.incomplete.contains_key(&authority) || (provided && !self.refused) {
             let pem = trusted.to_pem().into_bytes();
             self.commit
                 .file_if_absent(bundle.spec.path.clone(), pem, Mode::Public);
@@ -300,7 +300,7 @@ impl Work<'_> {
             });
             return Ok(());
         };
-        let whole = !self.incomplete.contains(&cert.spec.authority);
+        let whole = !self.incomplete.contains_key(&cert.spec.authority);
         let still_serves = cert.still_serves(Some(trusted), self.now);
         let urgent = cert.urgent && self.rotating.is_some();
         let SurveyedCert {
@@ -367,9 +367,12 @@ impl Work<'_> {
                 row
             }
             (Action::Issue { .. }, Some(Outcome::Signed { .. })) => {
+                let missing = self.incomplete.get(&spec.authority).into_iter().flatten();
+                let missing: Vec<&str> = missing.map(|name| name.as_str()).collect();
                 let reason = format!(
-                    "signed; it is installed together with the rest of what {} signs",
-                    spec.authority
+                    "signed; it is installed together with the rest of what {} signs (missing: {})",
+                    spec.authority,
+                    missing.join(", ")
                 );
                 report::waiting_row(&spec, reason, still_serves, chain)
             }
@@ -426,7 +429,7 @@ impl Work<'_> {
         // nothing.
         let held = match action {
             ServiceAccountAction::Install => self.refused,
-            _ => self.incomplete.contains(&Authority::Ca),
+            _ => self.incomplete.contains_key(&Authority::Ca),
         };
         let done = match (action, made) {
             (ServiceAccountAction::Keep, _)

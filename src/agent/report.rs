@@ -14,6 +14,7 @@ use crate::assess::{Action, Found};
 use crate::names::Authority;
 use crate::plan::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
 use crate::signer::Carry;
+use crate::store::STATE_DIR;
 use crate::x509::{Chain, TrustBundle};
 
 /// The result of a run or of a look.
@@ -30,6 +31,18 @@ pub struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignore_preflight_errors: Vec<String>,
 }
+
+/// Actions that wrote a file.
+const INSTALLED: [&str; 8] = [
+    "issued",
+    "renewed",
+    "rekeyed",
+    "rewritten",
+    "written",
+    "made",
+    "tightened",
+    "sa.pub derived",
+];
 
 /// One thing that the node holds.
 #[derive(Debug, Default, Serialize)]
@@ -86,6 +99,33 @@ impl Report {
             .filter_map(|row| row.code)
             .max()
             .unwrap_or(ExitCode::Done)
+    }
+
+    /// Says what was installed and what was not, for a run that failed in part; `None` if it is done or only waits.
+    pub fn remainder(&self) -> Option<String> {
+        if matches!(self.code(), ExitCode::Done | ExitCode::Pending) {
+            return None;
+        }
+        // Restarts have no files of their own; files of the state directory are not part of the PKI.
+        let is_file = |row: &&Row| row.paths.iter().any(|path| !path.starts_with(STATE_DIR));
+        let rows = || self.rows.iter().filter(is_file);
+        let installed: Vec<&str> = rows()
+            .filter(|row| INSTALLED.contains(&row.action))
+            .map(|row| row.name.as_str())
+            .collect();
+        let left: Vec<String> = rows()
+            .filter(|row| row.code.is_some() || row.is_overdue())
+            .map(|row| format!("{} ({})", row.name, row.action))
+            .collect();
+        let left = left.join(", ");
+        match (installed.is_empty(), left.is_empty()) {
+            (_, true) => None,
+            (true, false) => Some(format!("nothing was installed; not installed: {left}")),
+            (false, false) => Some(format!(
+                "installed: {}; not installed: {left}",
+                installed.join(", ")
+            )),
+        }
     }
 }
 
@@ -189,6 +229,7 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
                 Ok(()) => signer.caps().carry(&wanted),
                 Err(rejection) => {
                     row.reasons.push(rejection.to_string());
+                    row.reasons.extend(omission(&cert.spec));
                     // What is kept needs the signer later.
                     let needed = matches!(cert.action, Action::Issue { .. });
                     row.code = needed.then_some(ExitCode::Configuration);
@@ -316,7 +357,7 @@ pub(super) fn failed_row(
             ExitCode::Refused,
         ),
         Outcome::Refused(differences) => {
-            let advice = "nothing was installed; correct the signer's profile or the configuration and run again".to_owned();
+            let advice = "this certificate was not installed; correct the signer's profile or the configuration and run again".to_owned();
             (
                 "refused",
                 differences.into_iter().chain([advice]).collect(),
@@ -333,6 +374,12 @@ pub(super) fn failed_row(
         Outcome::Signed { .. } => ("held back", Vec::new(), ExitCode::Pending),
     };
     let mut row = cert_row(spec, action, reasons, chain);
+    if matches!(
+        code,
+        ExitCode::Refused | ExitCode::NotPermitted | ExitCode::Configuration
+    ) {
+        row.reasons.extend(omission(spec));
+    }
     let passes = matches!(code, ExitCode::Unreachable | ExitCode::Pending);
     let harmless = still_serves && waits_for_signer && !urgent;
     if still_serves && passes {
@@ -341,6 +388,16 @@ pub(super) fn failed_row(
     }
     row.code = (!harmless).then_some(code);
     row
+}
+
+/// The setting that leaves out a certificate which cannot be had and which no component needs.
+pub(super) fn omission(spec: &CertSpec) -> Option<String> {
+    spec.is_omittable.then(|| {
+        format!(
+            "the control plane runs without {name}: `certificates: {{omit: [{name}]}}` in the settings leaves it out",
+            name = spec.name
+        )
+    })
 }
 
 pub(super) fn bundle_row(spec: &BundleSpec, action: &'static str, bundle: &TrustBundle) -> Row {

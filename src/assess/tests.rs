@@ -36,6 +36,7 @@ fn spec() -> CertSpec {
         },
         other_subjects: vec![subject(Some("kubeadm:cluster-admins"))],
         under_first: false,
+        is_omittable: false,
         tolerance: Tolerance::default(),
         output: Output::Pair {
             certificate: "/c".into(),

@@ -11,7 +11,7 @@ use clap::Subcommand;
 use zeroize::Zeroizing;
 
 use super::terminal::Terminal;
-use super::{Global, Run, now, print, runtime};
+use super::{Global, Run, now, print, runtime, tell_remainder};
 use crate::agent::{self, ExitCode, Failure};
 use crate::load;
 use crate::offline;
@@ -115,7 +115,9 @@ impl Command {
                     &terminal,
                 ))?;
                 drop(terminal);
-                global.end_with(&report)
+                let code = global.end_with(&report)?;
+                tell_remainder(&report);
+                Ok(code)
             }
         }
     }

@@ -6,7 +6,7 @@ use std::io::{Write, stderr};
 use clap::Args;
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, now, print, runtime, tell, warn};
+use super::{Global, Output, Run, now, print, runtime, tell, tell_remainder, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
 use crate::confine::confine;
 use crate::load::{IdentityChange, Loaded};
@@ -124,7 +124,9 @@ impl Arguments {
         warn(&metrics.ended(&loaded.setup, code, next, now()));
         let report = renewed?.report;
         rotation::log(&report);
-        global.end_with(&report)
+        let code = global.end_with(&report)?;
+        tell_remainder(&report);
+        Ok(code)
     }
 }
 

@@ -78,7 +78,10 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
 /// kubeadm before 1.29 has no super-admin.conf: its admin.conf is one.
 fn knows_super_admin(picture: &Picture) -> bool {
     match &picture.configuration.plan {
-        Some(plan) => plan.cert(CertName::SuperAdminConf).is_some(),
+        Some(plan) => {
+            let name = CertName::SuperAdminConf;
+            plan.cert(name).is_some() || plan.omitted.contains(&name)
+        }
         None => !organizations(picture, CertName::AdminConf)
             .unwrap_or_default()
             .iter()

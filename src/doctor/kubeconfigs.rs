@@ -40,6 +40,10 @@ pub(super) fn missing(picture: &Picture) -> Vec<Note> {
         .filter(|(row, _)| absent(row))
         // How a kubelet without it comes to one is a question of its own.
         .filter(|(row, _)| row.name != CertName::KubeletConf)
+        .filter(|(row, _)| {
+            let plan = picture.configuration.plan.as_ref();
+            plan.is_none_or(|plan| !plan.omitted.contains(&row.name))
+        })
         .map(|(_, words)| words.clone());
     let plan = picture
         .configuration

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{
     API_VERSION, FromCluster, KIND, KubeletClientSubject, KubeletIdentity, reload, rotation,
 };
+use crate::names::CertName;
 use crate::plan::KubeletLayout;
 use crate::schema::{self, Form, Key, key};
 use crate::signer::Kind;
@@ -27,6 +28,13 @@ fn layouts() -> Vec<&'static str> {
     KubeletLayout::ALL
         .into_iter()
         .map(KubeletLayout::as_str)
+        .collect()
+}
+
+fn omittable() -> Vec<&'static str> {
+    CertName::OMITTABLE
+        .into_iter()
+        .map(CertName::as_str)
         .collect()
 }
 
@@ -72,6 +80,7 @@ pub(super) const KEYS: &[Key] = &[
     key("extraSANs.etcd-server[]", Form::Text, "Further DNS name or IP address in etcd-server."),
     key("extraSANs.etcd-peer[]", Form::Text, "Further DNS name or IP address in etcd-peer."),
     key("extraSANs.kubelet-serving[]", Form::Text, "Further DNS name or IP address in kubelet-serving."),
+    key("certificates.omit[]", Form::Choice(omittable), "Certificate that is not requested: super-admin.conf, or admin.conf on a joining node."),
     key("kubelet.identity", Form::Choice(identities), "How the kubelet gets its client certificate; default issue."),
     key("kubelet.clientCertificate", Form::Choice(layouts), "Where it goes: file, or auto (in kubelet.conf until the kubelet keeps it as a file); default auto."),
     key("kubelet.serving", Form::Flag, "Issue the kubelet's serving certificate as well; default false."),

@@ -58,6 +58,7 @@ extraSANs:
   etcd-server: [etcd.example.com]
   etcd-peer: [2001:db8::1]
   kubelet-serving: [node.example.com, 192.0.2.99]
+certificates: {omit: [super-admin.conf, admin.conf]}
 kubelet: {identity: bootstrap, clientCertificate: file, serving: true}
 wait: 10m
 clock: {maxWait: 5m}
@@ -157,6 +158,7 @@ fn every_key_is_read() {
         "{certificate}.{node}"
     );
     assert_eq!(settings.extra_sans.apiserver.len(), 2);
+    assert_eq!(settings.omit, CertName::OMITTABLE.into());
     assert_eq!(
         settings.kubelet,
         KubeletSettings {
@@ -486,6 +488,25 @@ fn shown_settings_hide_secrets_and_read_back_the_same() {
     assert_eq!(again.authorities, settings.authorities);
     assert_eq!(again.extra_sans, settings.extra_sans);
     assert_eq!(again.common_names, settings.common_names);
+    assert_eq!(again.omit, settings.omit);
+}
+
+#[test]
+fn refuses_to_omit_certificate_that_node_needs() {
+    for (name, expected) in [
+        (
+            "apiserver",
+            "certificates.omit[0]: apiserver cannot be omitted: the node does not work without it (remove it; super-admin.conf and admin.conf can be omitted)",
+        ),
+        ("kubelet.conf", "kubelet.conf cannot be omitted"),
+        (
+            "superadmin.conf",
+            "\"superadmin.conf\" is not the name of a certificate (did you mean super-admin.conf?)",
+        ),
+    ] {
+        let faults = faults(&format!("certificates: {{omit: [{name}]}}\n"));
+        assert!(faults.contains(expected), "{faults}");
+    }
 }
 
 #[test]

@@ -16,8 +16,7 @@ fn drifted() -> String {
     format!("{INIT}apiServer: {{certSANs: [drift.example.com]}}\n")
 }
 
-const ADVICE: &str =
-    "nothing was installed; correct the signer's profile or the configuration and run again";
+const ADVICE: &str = "this certificate was not installed; correct the signer's profile or the configuration and run again";
 
 /// One after the other, answers in these modes for one slot are refused with these words.
 fn refuses(node: &Node, slot: &str, modes: &[(&str, &str)]) {
@@ -467,8 +466,13 @@ fn s15_of_what_one_authority_signs_all_or_nothing_is_installed() {
             .row_says("etcd-server", "held back")
             .row_says(
                 "etcd-server",
-                "signed; it is installed together with the rest of what etcd-ca signs",
+                "signed; it is installed together with the rest of what etcd-ca signs (missing: etcd-peer, etcd-healthcheck-client)",
             );
+        let closing = "; not installed: etcd-server (held back), etcd-peer (denied), etcd-healthcheck-client (denied)";
+        match how {
+            "denied" => ran.says(closing).says("nodepki: installed: apiserver, "),
+            _ => ran.says_not("not installed:"),
+        };
         let etcd: Vec<CertName> = EVERYTHING
             .into_iter()
             .filter(|name| name.authority() == Authority::EtcdCa)
@@ -854,4 +858,98 @@ fn a_plug_in_without_trust_signs_for_the_authority_on_disk() {
     node.signer_does("all", "without-trust");
     node.remove("/etc/kubernetes/pki/ca.crt");
     node.ask().ended(78);
+}
+
+#[test]
+fn omits_kubeconfig_of_administrator_that_signer_denies() {
+    let pair = nodepki::x509::PrivateKey::generate(nodepki::x509::KeyAlgorithm::EcdsaP256).unwrap();
+    for (config, name, role) in [
+        (INIT, "super-admin.conf", "first"),
+        (crate::node::JOIN, "admin.conf", "joining"),
+    ] {
+        let node = Node::of(config);
+        node.write("/etc/kubernetes/pki/sa.key", pair.to_pem().as_bytes());
+        node.set_mode("/etc/kubernetes/pki/sa.key", 0o600);
+        node.signer_does(name, "denied");
+        let omit = format!("certificates: {{omit: [{name}]}}");
+        node.ask()
+            .ended(65)
+            .row_says(name, "denied")
+            .row_says(
+                name,
+                &format!("the control plane runs without {name}: `{omit}`"),
+            )
+            .row_says("apiserver", "held back")
+            .row_says("apiserver", &format!("(missing: {name})"));
+        node.settings(&format!("{omit}\n"));
+        let done = node.ask();
+        done.done()
+            .says(&format!("{name} is omitted (certificates.omit)"));
+        assert!(
+            !done.stdout.lines().any(|line| line.starts_with(name)),
+            "{role}: {}",
+            done.said()
+        );
+        assert!(!node.path(format!("/etc/kubernetes/{name}")).exists());
+        let rest: Vec<CertName> = EVERYTHING
+            .into_iter()
+            .filter(|held| held.as_str() != name && *held != CertName::SuperAdminConf)
+            .collect();
+        node.assert_sound(&rest);
+        node.ask().done();
+    }
+    // The first node always has the other one: kubeadm init does not proceed without it.
+    let node = Node::new();
+    node.settings("certificates: {omit: [admin.conf]}\n");
+    node.ask().done();
+    assert!(node.path("/etc/kubernetes/admin.conf").exists());
+}
+
+#[test]
+fn names_setting_for_wrong_answer_and_for_signer_that_cannot_carry_it() {
+    let node = Node::new();
+    node.signer_does("super-admin.conf", "bad wrong-key");
+    node.ask()
+        .ended(65)
+        .row_says("super-admin.conf", "refused")
+        .row_says(
+            "super-admin.conf",
+            "`certificates: {omit: [super-admin.conf]}`",
+        )
+        .says("not installed: ");
+}
+
+/// What the exit status and the closing message say is what is on the disk.
+#[test]
+fn reports_what_one_authority_installed_before_refusal() {
+    let node = Node::new();
+    node.signer_does("apiserver", "bad wrong-key");
+    let ran = node.ask();
+    ran.ended(65)
+        .says_not("nothing was changed")
+        .says_not("nothing was installed");
+    let closing = ran
+        .stderr
+        .lines()
+        .find(|line| line.contains("; not installed: "))
+        .unwrap();
+    let (installed, left) = closing.split_once("; not installed: ").unwrap();
+    for name in EVERYTHING {
+        let is_there = node.leaf(name).is_some();
+        let says = |part: &str| part.split([' ', ',']).any(|word| word == name.as_str());
+        assert_eq!(
+            (says(installed), says(left)),
+            (is_there, !is_there),
+            "{name}: {closing}"
+        );
+    }
+    assert!(left.contains("apiserver (refused)"), "{closing}");
+    // Nothing at all, and said so.
+    let node = Node::new();
+    let before = node.etc();
+    node.signer_does("all", "bad wrong-key");
+    node.ask()
+        .ended(65)
+        .says("nodepki: nothing was installed; not installed: ");
+    before.unchanged(&node.etc());
 }
