@@ -13,7 +13,7 @@
 mod fault;
 mod walk;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde::Serialize;
 use zeroize::Zeroizing;
 
-pub use fault::{Fault, Faults, Place, Severity, Spot};
+pub use fault::{Fault, Faults, MAX_LISTED_FAULTS, Place, Severity, Spot};
 pub use walk::{Field, Map, Walk, did_you_mean};
 
 use walk::join;
@@ -30,6 +30,8 @@ use walk::join;
 const DEPTH_LIMIT: usize = 64;
 /// How many values aliases may add to one text, so that a few lines cannot grow into gigabytes.
 const ALIAS_BUDGET: usize = 10_000;
+/// Length of a key in bytes, as YAML has it for keys without `?` (1.2.2, 7.4.2 and 7.4.3).
+const MAX_KEY_LENGTH: usize = 1024;
 
 /// A value with its place.
 #[derive(Clone)]
@@ -97,10 +99,18 @@ impl Node {
     pub fn overlay(&mut self, over: Node) {
         match (&mut self.kind, over.kind) {
             (Kind::Map(entries), Kind::Map(additions)) => {
+                let mut positions: HashMap<String, usize> = HashMap::new();
+                for (index, entry) in entries.iter().enumerate() {
+                    positions.entry(entry.key.clone()).or_insert(index);
+                }
                 for Entry { key, place, value } in additions {
-                    match entries.iter_mut().find(|entry| entry.key == key) {
+                    let position = positions.get(&key).copied();
+                    match position.and_then(|index| entries.get_mut(index)) {
                         Some(entry) => entry.value.overlay(value),
-                        None => entries.push(Entry { key, place, value }),
+                        None => {
+                            positions.insert(key.clone(), entries.len());
+                            entries.push(Entry { key, place, value });
+                        }
                     }
                 }
             }
@@ -152,20 +162,28 @@ impl Node {
 
     /// Every key that stands twice in the same map, at any depth, as one fault each.
     pub fn duplicates(&self, severity: Severity, faults: &mut Faults) {
-        self.duplicates_below("", severity, faults);
+        self.duplicates_below(&mut Vec::new(), severity, faults);
     }
 
-    fn duplicates_below(&self, path: &str, severity: Severity, faults: &mut Faults) {
+    fn duplicates_below<'a>(
+        &'a self,
+        path: &mut Vec<Step<'a>>,
+        severity: Severity,
+        faults: &mut Faults,
+    ) {
         match &self.kind {
             Kind::Map(entries) => {
                 let mut first: HashMap<&str, usize> = HashMap::new();
                 for entry in entries {
-                    let field = join(path, &entry.key);
+                    path.push(Step::Key(&entry.key));
                     if let Some(line) = first.get(entry.key.as_str()) {
                         faults.push(Fault {
                             severity,
                             place: entry.place.clone(),
-                            field: field.clone(),
+                            field: match faults.is_full(severity) {
+                                true => String::new(),
+                                false => written(path),
+                            },
                             message: format!("is given twice, first in line {line}"),
                             fix: match severity {
                                 Severity::Error => "keep one of them".to_owned(),
@@ -177,12 +195,15 @@ impl Node {
                     } else {
                         first.insert(&entry.key, entry.place.line);
                     }
-                    entry.value.duplicates_below(&field, severity, faults);
+                    entry.value.duplicates_below(path, severity, faults);
+                    path.pop();
                 }
             }
             Kind::Seq(items) => {
                 for (index, item) in items.iter().enumerate() {
-                    item.duplicates_below(&format!("{path}[{index}]"), severity, faults);
+                    path.push(Step::Item(index));
+                    item.duplicates_below(path, severity, faults);
+                    path.pop();
                 }
             }
             Kind::Scalar(_) => {}
@@ -204,6 +225,19 @@ impl Node {
             Kind::Scalar(_) => 0,
         }
     }
+}
+
+/// One step from a value to a value in it.
+enum Step<'a> {
+    Key(&'a str),
+    Item(usize),
+}
+
+fn written(path: &[Step<'_>]) -> String {
+    path.iter().fold(String::new(), |path, step| match step {
+        Step::Key(key) => join(&path, key),
+        Step::Item(index) => format!("{path}[{index}]"),
+    })
 }
 
 impl Scalar {
@@ -324,6 +358,8 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
                 "indent with spaces, YAML does not allow tabs"
             } else if message.contains("alias") {
                 "write the value out instead of using an alias"
+            } else if message.contains("a key has more") {
+                "shorten it"
             } else if message.contains("nested") {
                 "flatten it"
             } else {
@@ -455,6 +491,10 @@ impl Builder {
                     value: node,
                 }),
                 None => match &node.kind {
+                    Kind::Scalar(scalar) if scalar.text.len() > MAX_KEY_LENGTH => {
+                        let message = format!("a key has more than {MAX_KEY_LENGTH} bytes");
+                        return Err((node.place, message));
+                    }
                     Kind::Scalar(scalar) => {
                         open.key = Some((scalar.text.to_string(), node.place.clone()));
                     }
@@ -483,6 +523,7 @@ fn merge_keys(node: &mut Node) -> Result<(), Broken> {
     let (merges, mut own): (Vec<Entry>, Vec<Entry>) = std::mem::take(entries)
         .into_iter()
         .partition(|entry| entry.key == "<<");
+    let mut names: HashSet<String> = own.iter().map(|entry| entry.key.clone()).collect();
     for merge in merges {
         let sources = match merge.value.kind {
             Kind::Seq(items) => items,
@@ -499,7 +540,7 @@ fn merge_keys(node: &mut Node) -> Result<(), Broken> {
                 ));
             };
             for entry in inherited {
-                if !own.iter().any(|have| have.key == entry.key) {
+                if names.insert(entry.key.clone()) {
                     own.push(entry);
                 }
             }

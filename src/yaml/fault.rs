@@ -1,10 +1,15 @@
 //! What is wrong with a text, where it stands, and how that is said.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
+
+/// Number of errors, and of warnings, that are listed; of more only the number is reported.
+pub const MAX_LISTED_FAULTS: usize = 50;
 
 /// Where something stands: file, line and column, both counted from 1. Line 0 means the file as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +44,7 @@ impl fmt::Display for Place {
 }
 
 /// Whether a fault forbids going on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Accepted, but a person should know.
@@ -61,6 +66,16 @@ pub struct Fault {
     pub message: String,
     /// What to do about it.
     pub fix: String,
+}
+
+impl Fault {
+    /// The same for two reports of one fault; the advice may differ.
+    fn identity(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let Place { file, line, column } = &self.place;
+        (file, line, column, &self.field, &self.message).hash(&mut hasher);
+        hasher.finish()
+    }
 }
 
 impl fmt::Display for Fault {
@@ -93,39 +108,94 @@ impl Serialize for Fault {
 }
 
 /// All faults of one or several texts. As an error it prints one error per line and leaves the warnings out.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Faults(Vec<Fault>);
+///
+/// At most [`MAX_LISTED_FAULTS`] of each severity are kept. The last one then says how many more there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    listed: Vec<Fault>,
+    /// All faults by their hash, listed or not.
+    seen: HashSet<(Severity, u64)>,
+    /// Number of errors among them.
+    errors: u32,
+    /// For each severity of which not all are listed, the number of the others.
+    remainders: Vec<Fault>,
+}
 
 impl Faults {
     /// Adds one.
     pub fn push(&mut self, fault: Fault) {
         // A file may be walked twice (as itself and merged); saying it once is enough.
-        if !self.0.contains(&fault) {
-            self.0.push(fault);
+        if !self.record(fault.severity, fault.identity()) {
+            return;
+        }
+        if self.is_full(fault.severity) {
+            self.count_remainder(fault.severity, &fault.place);
+        } else {
+            self.listed.push(fault);
         }
     }
 
     /// Adds all of another collection.
     pub fn extend(&mut self, other: Faults) {
-        for fault in other.0 {
+        for fault in other.listed {
             self.push(fault);
+        }
+        for (severity, identity) in other.seen {
+            self.record(severity, identity);
+        }
+        for remainder in other.remainders {
+            self.count_remainder(remainder.severity, &remainder.place);
+        }
+    }
+
+    /// Whether further faults of this severity are only counted.
+    pub(super) fn is_full(&self, severity: Severity) -> bool {
+        let same = self.listed.iter().filter(|f| f.severity == severity);
+        same.count() >= MAX_LISTED_FAULTS
+    }
+
+    /// Records a fault; false when it was recorded before.
+    fn record(&mut self, severity: Severity, identity: u64) -> bool {
+        let is_new = self.seen.insert((severity, identity));
+        self.errors += u32::from(is_new && severity == Severity::Error);
+        is_new
+    }
+
+    /// Updates the number of faults that are not listed.
+    fn count_remainder(&mut self, severity: Severity, place: &Place) {
+        let same = self.listed.iter().filter(|f| f.severity == severity);
+        let errors = usize::try_from(self.errors).unwrap_or(usize::MAX);
+        let (what, all) = match severity {
+            Severity::Error => ("errors", errors),
+            Severity::Warning => ("warnings", self.seen.len().saturating_sub(errors)),
+        };
+        let more = all.saturating_sub(same.count());
+        let message = format!("… and {more} more {what}; at most {MAX_LISTED_FAULTS} are listed");
+        match self.remainders.iter_mut().find(|f| f.severity == severity) {
+            Some(remainder) => remainder.message = message,
+            None => self.remainders.push(Fault {
+                severity,
+                place: Place::whole(&place.file),
+                field: String::new(),
+                message,
+                fix: String::new(),
+            }),
         }
     }
 
     /// Every fault, in the order found.
-    pub fn iter(&self) -> std::slice::Iter<'_, Fault> {
-        self.0.iter()
+    pub fn iter(&self) -> impl Iterator<Item = &Fault> {
+        self.listed.iter().chain(&self.remainders)
     }
 
     /// The errors.
     pub fn errors(&self) -> impl Iterator<Item = &Fault> {
-        self.0.iter().filter(|f| f.severity == Severity::Error)
+        self.iter().filter(|f| f.severity == Severity::Error)
     }
 
     /// The warnings.
     pub fn warnings(&self) -> impl Iterator<Item = &Fault> {
-        self.0.iter().filter(|f| f.severity == Severity::Warning)
+        self.iter().filter(|f| f.severity == Severity::Warning)
     }
 
     /// True when at least one error is among them.
@@ -135,7 +205,7 @@ impl Faults {
 
     /// True when there is nothing to say.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.listed.is_empty()
     }
 
     /// `Ok` with the value and the warnings, or all faults when one of them is an error.
@@ -162,12 +232,12 @@ impl Faults {
     /// Puts the faults into reading order: files as given or first met, then by line and column.
     fn sort(&mut self, files: &[&str]) {
         let mut files: Vec<Arc<str>> = files.iter().map(|file| Arc::from(*file)).collect();
-        for fault in &self.0 {
+        for fault in &self.listed {
             if !files.contains(&fault.place.file) {
                 files.push(fault.place.file.clone());
             }
         }
-        self.0.sort_by_key(|fault| {
+        self.listed.sort_by_key(|fault| {
             let file = files.iter().position(|file| *file == fault.place.file);
             (file, fault.place.line, fault.place.column)
         });
@@ -188,18 +258,26 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
+impl Serialize for Faults {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
 impl From<Fault> for Faults {
     fn from(fault: Fault) -> Self {
-        Faults(vec![fault])
+        let mut faults = Faults::default();
+        faults.push(fault);
+        faults
     }
 }
 
 impl IntoIterator for Faults {
     type Item = Fault;
-    type IntoIter = std::vec::IntoIter<Fault>;
+    type IntoIter = std::iter::Chain<std::vec::IntoIter<Fault>, std::vec::IntoIter<Fault>>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
+        self.listed.into_iter().chain(self.remainders)
     }
 }
 

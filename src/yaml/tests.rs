@@ -294,3 +294,96 @@ fn text_that_looks_like_something_else_is_written_as_text() {
         assert_eq!(json, serde_json::json!({ "k": [look] }), "{written}");
     }
 }
+
+fn walked(text: &str, strict: bool) -> Faults {
+    let documents = parse("big.yaml", text).unwrap();
+    let walk = Walk::new(strict);
+    let root = Field::root(&walk, &documents[0]);
+    let map = root.map().unwrap();
+    for (_, signer) in
+        map.get("named")
+            .and_then(|named| named.map())
+            .map_or_else(Vec::new, |named| {
+                let all = named.named();
+                named.finish();
+                all
+            })
+    {
+        signer.error("is wrong", "correct it");
+    }
+    map.finish();
+    let mut faults = walk.into_faults();
+    documents[0].duplicates(Severity::Error, &mut faults);
+    faults
+}
+
+#[test]
+fn lists_first_faults_and_counts_the_others() {
+    let text: String = (0..10_000).map(|i| format!("k{i}: 1\n")).collect();
+    for strict in [true, false] {
+        let faults = walked(&text, strict);
+        assert_eq!(faults.iter().count(), MAX_LISTED_FAULTS + 1);
+        let what = if strict { "errors" } else { "warnings" };
+        let last = faults.iter().last().unwrap().to_string();
+        assert_eq!(
+            last,
+            format!("big.yaml: … and 9950 more {what}; at most 50 are listed")
+        );
+        assert_eq!(faults.has_errors(), strict);
+    }
+    // Reported twice, and put together from two collections, the number stays the same.
+    let mut both = walked(&text, true);
+    both.extend(walked(&text, true));
+    let (first, last) = (both.iter().next().unwrap(), both.iter().last().unwrap());
+    assert_eq!(first.field, "k0");
+    assert!(last.message.contains("9950 more"), "{last}");
+    // Errors are not hidden by many warnings.
+    let mut mixed = walked(&text, false);
+    mixed.push(Spot::whole("big.yaml").error("is wrong", "correct it"));
+    assert!(mixed.has_errors());
+    assert!(mixed.to_string().contains("is wrong"));
+}
+
+#[test]
+fn reads_large_documents_in_time_that_grows_with_their_size() {
+    // Comparing every pair of keys takes minutes.
+    let lines = |line: &dyn Fn(usize) -> String| (0..30_000).map(line).collect::<String>();
+    let unknown = lines(&|i| format!("k{i}: 1\n"));
+    let twice = lines(&|_| "k: 1\n".to_owned());
+    let named = format!("named:\n{}", lines(&|i| format!(" s{i}: 1\n")));
+    let merged = format!(
+        "a: &a\n{}b:\n <<: *a\n{}",
+        (0..3000).map(|i| format!(" k{i}: 1\n")).collect::<String>(),
+        lines(&|i| format!(" j{i}: 1\n"))
+    );
+    let began = std::time::Instant::now();
+    for text in [&unknown, &twice, &named, &merged] {
+        walked(text, true);
+    }
+    let mut base = parse("a", &unknown).unwrap().remove(0);
+    base.overlay(parse("b", &unknown).unwrap().remove(0));
+    let Kind::Map(entries) = &base.kind else {
+        panic!("not a map")
+    };
+    assert_eq!(entries.len(), 30_000);
+    assert!(began.elapsed().as_secs() < 30, "{:?}", began.elapsed());
+}
+
+#[test]
+fn refuses_keys_that_would_make_every_path_long() {
+    let text = format!("? {}\n: 1\n", "k".repeat(1025));
+    let error = parse("long.yaml", &text).unwrap_err().to_string();
+    assert!(
+        error.contains("a key has more than 1024 bytes (shorten it)"),
+        "{error}"
+    );
+    assert!(parse("long.yaml", &format!("? {}\n: 1\n", "k".repeat(1024))).is_ok());
+}
+
+#[test]
+fn names_nested_duplicates_by_their_path() {
+    let documents = parse("d.yaml", "a:\n- b: {c: 1, c: 2}\n").unwrap();
+    let mut faults = Faults::default();
+    documents[0].duplicates(Severity::Error, &mut faults);
+    assert_eq!(faults.iter().next().unwrap().field, "a[0].b.c");
+}

@@ -1,16 +1,17 @@
 //! The way through a document by its schema: which keys there are, of which kind their values, and every fault met.
 
 use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use zeroize::Zeroizing;
 
-use super::{Entry, Fault, Faults, Kind, Node, Spot, Value};
+use super::{Entry, Fault, Faults, Kind, Node, Severity, Spot, Value};
 
 /// One pass over one or several documents of a schema: collects the faults.
 pub struct Walk {
     strict: bool,
     faults: RefCell<Faults>,
-    asked: RefCell<Vec<String>>,
+    asked: RefCell<BTreeSet<String>>,
 }
 
 impl Walk {
@@ -35,10 +36,7 @@ impl Walk {
 
     /// Every field that was looked for, with `*` for free names and `[]` for list items.
     pub fn asked(&self) -> Vec<String> {
-        let mut asked = self.asked.borrow().clone();
-        asked.sort();
-        asked.dedup();
-        asked
+        self.asked.borrow().iter().cloned().collect()
     }
 }
 
@@ -217,7 +215,7 @@ impl<'a> Map<'a> {
     pub fn get(&self, key: &str) -> Option<Field<'a>> {
         self.known.borrow_mut().push(key.to_owned());
         let pattern = join(&self.field.pattern, key);
-        self.field.walk.asked.borrow_mut().push(pattern.clone());
+        self.field.walk.asked.borrow_mut().insert(pattern.clone());
         let entry = self.entries.iter().rev().find(|entry| entry.key == key)?;
         self.child(entry, pattern)
     }
@@ -225,12 +223,18 @@ impl<'a> Map<'a> {
     /// Every entry of a map with free names, in order; null values are left out.
     pub fn named(&self) -> Vec<(String, Field<'a>)> {
         let pattern = join(&self.field.pattern, "*");
-        self.field.walk.asked.borrow_mut().push(pattern.clone());
+        self.field.walk.asked.borrow_mut().insert(pattern.clone());
+        let entries = self.entries.iter().enumerate();
+        let given = entries.filter(|(_, entry)| !entry.value.is_null());
+        let last: HashMap<&str, usize> = given
+            .map(|(index, entry)| (entry.key.as_str(), index))
+            .collect();
         let mut named: Vec<(String, Field<'a>)> = Vec::new();
-        for entry in self.entries {
+        for (index, entry) in self.entries.iter().enumerate() {
             self.known.borrow_mut().push(entry.key.clone());
-            if let Some(field) = self.child(entry, pattern.clone()) {
-                named.retain(|(name, _)| *name != entry.key);
+            if last.get(entry.key.as_str()) == Some(&index)
+                && let Some(field) = self.child(entry, pattern.clone())
+            {
                 named.push((entry.key.clone(), field));
             }
         }
@@ -260,8 +264,25 @@ impl<'a> Map<'a> {
     /// Reports every key that was neither asked for nor ignored, with the nearest known one.
     pub fn finish(&self) {
         let known = self.known.borrow();
+        let names: HashSet<&str> = known.iter().map(String::as_str).collect();
+        let severity = match self.field.walk.strict {
+            true => Severity::Error,
+            false => Severity::Warning,
+        };
         for entry in self.entries {
-            if known.contains(&entry.key) {
+            if names.contains(entry.key.as_str()) {
+                continue;
+            }
+            if self.field.walk.faults.borrow().is_full(severity) {
+                // It is only counted, which needs no advice.
+                let spot = Spot {
+                    place: entry.place.clone(),
+                    field: String::new(),
+                };
+                self.field.walk.push(match severity {
+                    Severity::Error => spot.error("unknown key", ""),
+                    Severity::Warning => spot.warning("unknown field", ""),
+                });
                 continue;
             }
             let near = did_you_mean(&entry.key, known.iter().map(String::as_str));
