@@ -365,7 +365,7 @@ impl CertManager {
                 filed.name
             ),
         };
-        cluster.pending(filed, note)
+        cluster.pending(request, filed, note)
     }
 }
 

@@ -532,7 +532,7 @@ impl Cluster {
                 ))
             }
             Err(Error::Refused(status)) if status.is_already_exists() => {
-                match self.look(doing, &name, draft).await? {
+                match self.look(doing, &name, request, draft).await? {
                     Look::Ours(object) => Ok(Some(Filed { name, object })),
                     Look::Theirs => {
                         tracing::warn!(
@@ -565,7 +565,7 @@ impl Cluster {
             names.push(draft.name(&request.identity, request.name(), Some(&salt)));
         }
         for name in names {
-            if let Look::Ours(object) = self.look(&doing, &name, draft).await? {
+            if let Look::Ours(object) = self.look(&doing, &name, request, draft).await? {
                 return Ok(Some(Filed { name, object }));
             }
         }
@@ -590,19 +590,43 @@ impl Cluster {
                 return Ok(None);
             }
         }
-        let read = self.read(&doing, name).await?;
-        Ok(read.filter(|object| draft.is(object)).map(|object| Filed {
-            name: name.to_owned(),
-            object,
-        }))
+        match self.look(&doing, name, request, draft).await? {
+            Look::Ours(object) => Ok(Some(Filed {
+                name: name.to_owned(),
+                object,
+            })),
+            Look::None => Ok(None),
+            Look::Theirs => {
+                tracing::warn!(
+                    signer = self.label,
+                    "{} was replaced by another user, or asks for something else now; it is not used any more",
+                    self.object(name)
+                );
+                Ok(None)
+            }
+        }
     }
 
-    async fn look(&self, doing: &str, name: &str, draft: &Draft) -> Result<Look, SignerError> {
+    async fn look(
+        &self,
+        doing: &str,
+        name: &str,
+        request: &Request,
+        draft: &Draft,
+    ) -> Result<Look, SignerError> {
         let Some(object) = self.read(doing, name).await? else {
             return Ok(Look::None);
         };
         if !draft.is(&object) {
             return Ok(Look::Theirs);
+        }
+        // The API server gives each object a UID of its own: this one was examined before, whatever credential this
+        // node has now.
+        if let (Some(seen), Some(uid)) = (self.seen(doing, request)?, uid(&object))
+            && seen.name == name
+            && seen.uid == uid
+        {
+            return Ok(Look::Ours(object));
         }
         let by = object.pointer("/spec/username").and_then(Value::as_str);
         let by = by.filter(|by| !by.is_empty()).map(str::to_owned);
@@ -623,7 +647,13 @@ impl Cluster {
     }
 
     /// The answer that waits for somebody.
-    pub(super) fn pending(&self, filed: Filed, note: String) -> Result<Answer, SignerError> {
+    pub(super) fn pending(
+        &self,
+        request: &Request,
+        filed: Filed,
+        note: String,
+    ) -> Result<Answer, SignerError> {
+        self.remember(request, &filed);
         let ticket = Ticket::try_from(filed.name)
             .map_err(|error| SignerError::permanent(error.to_string(), "report this fault"))?;
         Ok(Answer::Pending {
@@ -684,9 +714,37 @@ impl Cluster {
 
     /// The request has come to a good end.
     pub(super) fn forget(&self, request: &Request) {
-        if let Err(error) = self.memory.forget(&denial(request)) {
-            tracing::debug!(signer = self.label, "nothing was forgotten: {error}");
+        for name in [denial(request), sighting(request)] {
+            if let Err(error) = self.memory.forget(&name) {
+                tracing::debug!(signer = self.label, "nothing was forgotten: {error}");
+            }
         }
+    }
+
+    /// Keeps the UID of an object that is this node's. Without it the requester's name decides.
+    fn remember(&self, request: &Request, filed: &Filed) {
+        let Some(uid) = uid(&filed.object) else {
+            return;
+        };
+        let seen = Seen {
+            name: filed.name.clone(),
+            uid,
+        };
+        let doing = server::signing(request);
+        if matches!(self.seen(&doing, request), Ok(Some(before)) if before == seen) {
+            return;
+        }
+        let kept = serde_json::to_vec(&seen)
+            .map_err(io::Error::other)
+            .and_then(|bytes| self.memory.keep(&sighting(request), &bytes));
+        if let Err(error) = kept {
+            tracing::debug!(signer = self.label, "a UID is not remembered: {error}");
+        }
+    }
+
+    fn seen(&self, doing: &str, request: &Request) -> Result<Option<Seen>, SignerError> {
+        let bytes = self.recall(doing, &sighting(request))?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
     fn salt(&self, doing: &str) -> Result<Option<String>, SignerError> {
@@ -805,6 +863,23 @@ enum Look {
 struct Verdict {
     request: String,
     reason: String,
+}
+
+/// An object that was found to be this node's.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+struct Seen {
+    name: String,
+    uid: String,
+}
+
+fn uid(object: &Value) -> Option<String> {
+    let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
+    uid.filter(|uid| !uid.is_empty()).map(str::to_owned)
+}
+
+/// One for each certificate, like a denial.
+fn sighting(request: &Request) -> String {
+    format!("seen-{}", request.name())
 }
 
 /// One for each certificate, so that they cannot heap up.

@@ -324,15 +324,7 @@ impl Kubernetes {
                 server::signing(request)
             )
         };
-        let certificate = filed.pem("certificate").map_err(|why| {
-            SignerError::permanent(
-                failed(format!("{object} is damaged: {why}")),
-                "look at it with the administrators of the cluster",
-            )
-        })?;
-        if let Some(certificate) = certificate {
-            return Ok(Answer::Issued(certificate));
-        }
+        // The API server keeps a certificate beside these two, and kubectl shows them first.
         if let Some(denied) = filed.condition("Denied") {
             return Ok(cluster.denied(request, draft, &filed, &denied.said()));
         }
@@ -349,6 +341,15 @@ impl Kubernetes {
                 ),
             ));
         }
+        let certificate = filed.pem("certificate").map_err(|why| {
+            SignerError::permanent(
+                failed(format!("{object} is damaged: {why}")),
+                "look at it with the administrators of the cluster",
+            )
+        })?;
+        if let Some(certificate) = certificate {
+            return Ok(Answer::Issued(certificate));
+        }
         let note = match filed.condition("Approved") {
             Some(approved) => format!(
                 "{object} is approved ({}) and waits since {} {}",
@@ -364,7 +365,7 @@ impl Kubernetes {
                 filed.name
             ),
         };
-        cluster.pending(filed, note)
+        cluster.pending(request, filed, note)
     }
 }
 

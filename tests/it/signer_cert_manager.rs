@@ -596,3 +596,55 @@ fn faults_name_the_field_and_the_right_form() {
         assert!(rejection.contains(part), "{rejection}");
     }
 }
+
+#[test]
+fn refuses_polled_request_that_another_user_created() {
+    let rig = CertManagerRig::new();
+    let request = request(CertName::Apiserver);
+    let (ticket, _) = pending(run(rig.signer().submit(&request)));
+    let mut theirs = rig.only();
+    let admin = rig.cluster.admin();
+    admin.delete(&rig.path_of(&theirs));
+    theirs["metadata"] = json!({"name": ticket.as_str(), "namespace": rig.namespace});
+    theirs["status"] = json!({});
+    // cert-manager's webhook writes it; the API server alone does not.
+    theirs["spec"]["username"] = json!("thief");
+    admin.create(&rig.path(), &theirs);
+    rig.issue();
+    let polled = run(rig.signer().poll(&request, &ticket)).unwrap();
+    assert_eq!(polled, Answer::Gone);
+}
+
+#[test]
+fn denied_invalid_and_failed_win_over_certificate() {
+    for (condition, words) in [
+        (
+            condition("Denied", "Policy", "not on a Friday"),
+            "not on a Friday",
+        ),
+        (
+            condition("InvalidRequest", "BadName", "no such name"),
+            "no such name",
+        ),
+        (not_ready("Failed", "quota"), "quota"),
+        (not_ready("Denied", "not today"), "not today"),
+    ] {
+        let rig = CertManagerRig::new();
+        let request = request(CertName::Apiserver);
+        let (ticket, _) = pending(run(rig.signer().submit(&request)));
+        rig.issue();
+        issued(run(rig.signer().poll(&request, &ticket)));
+        // One condition of each type: a later Ready replaces the one that came with the certificate.
+        let issuer = rig.cluster.person("issuer", &[]);
+        issuer.answer(&rig.path_of(&rig.only()), |object| {
+            let conditions = object["status"]["conditions"].as_array_mut().unwrap();
+            conditions.retain(|one| one["type"] != condition["type"]);
+            conditions.push(condition.clone());
+        });
+        match run(rig.signer().poll(&request, &ticket)) {
+            Ok(Answer::Denied { reason }) => assert!(reason.contains(words), "{reason}"),
+            Err(error) => assert!(error.to_string().contains(words), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1243,12 +1243,10 @@ fn a_name_that_somebody_sits_on_is_left_to_them() {
             ours
         );
         assert_eq!(rig.objects().len(), 2);
-        if !same {
-            assert_eq!(
-                run(rig.signer().poll(&request, &ticket)).unwrap(),
-                Answer::Gone
-            );
-        }
+        assert_eq!(
+            run(rig.signer().poll(&request, &ticket)).unwrap(),
+            Answer::Gone
+        );
         rig.approve();
         let bytes = issued(run(rig.signer().poll(&request, &ours)));
         assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
@@ -1912,5 +1910,89 @@ fn a_signer_name_that_becomes_wrong_with_this_node_is_said_before_a_key_is_made(
         .to_string();
     for part in ["etcd-peer", "no signerName", "etcd-ca"] {
         assert!(rejection.contains(part), "{rejection}");
+    }
+}
+
+#[test]
+fn refuses_polled_request_that_another_user_created() {
+    let rig = KubernetesRig::new();
+    let request = request(CertName::EtcdServer);
+    let (ticket, _) = pending(run(rig.signer().submit(&request)));
+    let mut theirs = rig.only();
+    let admin = rig.cluster.admin();
+    admin.delete(&path_of(&theirs));
+    theirs["metadata"] = json!({"name": ticket.as_str()});
+    theirs["status"] = json!({});
+    rig.cluster.person("thief", &[NODES]).create(CSRS, &theirs);
+    // Approved and signed for the thief: the node does not take it.
+    rig.approve();
+    let polled = run(rig.signer().poll(&request, &ticket)).unwrap();
+    assert_eq!(polled, Answer::Gone);
+    let found = run(rig.signer().recover(&request, None)).unwrap();
+    assert_eq!(found, None);
+}
+
+/// A bootstrap token lives for a day, and a signature may take longer.
+#[test]
+fn polls_own_request_with_new_credential() {
+    let mut rig = KubernetesRig::new();
+    let request = request(CertName::EtcdServer);
+    let (ticket, _) = pending(run(rig.signer().submit(&request)));
+    let group = "system:bootstrappers:nodepki";
+    let secret = "fedcba9876543210";
+    let token = rig.cluster.new_bootstrap_token("fedcb9", secret, group);
+    fs::write(rig.token_file(), format!("{token}\n")).unwrap();
+    assert_eq!(pending(run(rig.signer().poll(&request, &ticket))).0, ticket);
+    let recovered = run(rig.signer().recover(&request, None)).map(Option::unwrap);
+    assert_eq!(pending(recovered).0, ticket);
+    // Without what this node remembers of it, the creator decides.
+    rig.dir = {
+        let fresh = tempfile::tempdir().unwrap();
+        fs::write(fresh.path().join("token"), format!("{token}\n")).unwrap();
+        fresh
+    };
+    let token_file = rig.token_file();
+    rig.access = direct(
+        &rig.cluster.url(),
+        &rig.cluster.ca_file(),
+        &format!("tokenFile: {}", token_file.display()),
+    );
+    let polled = run(rig.signer().poll(&request, &ticket)).unwrap();
+    assert_eq!(polled, Answer::Gone);
+}
+
+#[test]
+fn denied_and_failed_win_over_certificate() {
+    let gateway = gateway();
+    let rig = KubernetesRig::new().behind(&gateway);
+    let request = request(CertName::EtcdServer);
+    let (ticket, _) = pending(run(rig.signer().submit(&request)));
+    rig.approve();
+    let object = rig.only();
+    assert!(object["status"]["certificate"].is_string(), "{object}");
+    for (kind, words) in [("Failed", "it was revoked"), ("Denied", "not on a Friday")] {
+        for status in ["True", ""] {
+            gateway.behave();
+            let condition =
+                json!({"type": kind, "status": status, "reason": "R", "message": words});
+            let changed = move |mut reply: Reply| {
+                let mut object: Value = serde_json::from_slice(&reply.body).unwrap();
+                let conditions = object["status"]["conditions"].as_array_mut().unwrap();
+                conditions.push(condition.clone());
+                reply.body = object.to_string().into_bytes();
+                reply
+            };
+            gateway.rule(Rule::on("GET", CSRS).then(Action::Replace(Box::new(changed))));
+            match (kind, run(rig.signer().poll(&request, &ticket))) {
+                ("Failed", Err(error)) => {
+                    assert_eq!(error.class, Class::Permanent, "{error}");
+                    assert!(error.to_string().contains(words), "{error}");
+                }
+                ("Denied", Ok(Answer::Denied { reason })) => {
+                    assert!(reason.contains(words), "{reason}");
+                }
+                (_, other) => panic!("{kind}: {other:?}"),
+            }
+        }
     }
 }
