@@ -32,7 +32,7 @@ pub(crate) use certificate::is_hidden;
 pub use certificate::{Certificate, CertificateError, Name, shown_certificate};
 pub use chain::{
     Chain, ChainError, MAX_ANSWER_BYTES, MAX_ANSWER_CERTIFICATES, MAX_BUNDLE_CERTIFICATES,
-    MAX_CHAIN_BYTES, TrustBundle, TrustError, certificates_of,
+    MAX_BUNDLE_SUBJECT_BYTES, MAX_CHAIN_BYTES, TrustBundle, TrustError, certificates_of,
 };
 pub use crl::{CrlError, RevocationList, Revocations};
 pub use csr::{Csr, CsrError, UsageExtensions};

@@ -52,6 +52,11 @@ impl Name {
         })
     }
 
+    /// The DER `Name`.
+    pub(super) fn der(&self) -> &[u8] {
+        &self.der
+    }
+
     /// Attributes as (type, value): `("CN", "kubernetes")`. Unknown types are object identifiers.
     pub fn attributes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.attributes

@@ -17,6 +17,10 @@ pub const MAX_ANSWER_CERTIFICATES: usize = 128;
 /// Largest number of certificates in a trust bundle. A `ca.crt` has one, and a few while a CA is being replaced.
 pub const MAX_BUNDLE_CERTIFICATES: usize = 64;
 
+/// Largest sum of the subjects of a trust bundle, in bytes: a server lists them in each request for a client certificate, in a
+/// message of which Go reads 64 KiB (`maxHandshake` in `crypto/tls/common.go`).
+pub const MAX_BUNDLE_SUBJECT_BYTES: usize = 32 * 1024;
+
 /// Largest chain that is installed, in bytes of DER: a quarter of what Go accepts in a handshake, and as PEM in a kubeconfig
 /// far below what nodepki reads back.
 pub const MAX_CHAIN_BYTES: usize = 64 * 1024;
@@ -27,6 +31,8 @@ pub const MAX_CHAIN_BYTES: usize = 64 * 1024;
 pub struct Chain {
     leaf: Certificate,
     intermediates: Vec<Certificate>,
+    /// What is wrong with the first certificate of an answer that could not be read.
+    damaged: Option<String>,
 }
 
 /// Why bytes are not a usable chain.
@@ -71,13 +77,14 @@ impl Chain {
         Ok(Chain {
             leaf,
             intermediates: certificates.collect(),
+            damaged: None,
         })
     }
 
     /// Makes the chain for `key` from a signer's answer: PEM, DER, or PKCS#7 in either; with or without a byte
     /// order mark, roots, or certificates that have nothing to do with it. PEM must have the leaf first; a
-    /// PKCS#7 certificate set has no order. All other certificates that Go can parse become intermediates: which of them
-    /// lead to the authority is for the path builder to find out.
+    /// PKCS#7 certificate set has no order. All other certificates that Go can parse become intermediates, except roots:
+    /// which of them lead to the authority is for [`super::along_path`] to find out.
     pub fn from_answer(answer: &[u8], key: &PublicKey) -> Result<Self, ChainError> {
         let (certificates, ordered) = certificates_in(answer)?;
         let mut damaged = None;
@@ -94,11 +101,11 @@ impl Chain {
             }
         }
         let position = position_of_leaf(&rest, key);
-        if let Some(error) = damaged
-            && (position.is_none() || (ordered && first_is_damaged))
-        {
-            return Err(error.into());
-        }
+        let is_essential = position.is_none() || (ordered && first_is_damaged);
+        let damaged = match damaged {
+            Some(error) if is_essential => return Err(error.into()),
+            other => other,
+        };
         let first = rest.first().ok_or(ChainError::NoCertificate)?;
         let Some(position) = position else {
             return Err(ChainError::OtherKey {
@@ -113,9 +120,12 @@ impl Chain {
             });
         }
         let leaf = rest.remove(if ordered { 0 } else { position });
+        // A path ends before its root, which is trusted by the name and key in `ca.crt`.
+        rest.retain(|other| !(other.is_self_issued() && other.is_self_signed()));
         Ok(Chain {
             leaf,
             intermediates: rest,
+            damaged: damaged.map(|error| error.to_string()),
         })
     }
 
@@ -124,6 +134,7 @@ impl Chain {
         Chain {
             leaf: self.leaf,
             intermediates,
+            damaged: None,
         }
     }
 
@@ -165,6 +176,11 @@ impl Chain {
         &self.intermediates
     }
 
+    /// What is wrong with the first certificate of an answer that could not be read, and that may be the missing issuer.
+    pub(super) fn damaged(&self) -> Option<&str> {
+        self.damaged.as_deref()
+    }
+
     /// PEM, leaf first: the content of a `.crt` file.
     pub fn to_pem(&self) -> String {
         self.certificates().map(Certificate::to_pem).collect()
@@ -186,6 +202,10 @@ pub enum TrustError {
     Empty,
     #[error("it holds {count} certificates, more than the {limit} that a trust bundle may have")]
     TooMany { count: usize, limit: usize },
+    #[error(
+        "the subjects of its certificates take {bytes} bytes, more than the {limit} that fit into a TLS handshake"
+    )]
+    LargeSubjects { bytes: usize, limit: usize },
     #[error(transparent)]
     Unreadable(#[from] ChainError),
     #[error(
@@ -216,6 +236,14 @@ impl TrustBundle {
             return Err(TrustError::TooMany {
                 count: certificates.len(),
                 limit: MAX_BUNDLE_CERTIFICATES,
+            });
+        }
+        let subjects = certificates.iter().map(|one| one.subject().der().len());
+        let bytes = subjects.sum();
+        if bytes > MAX_BUNDLE_SUBJECT_BYTES {
+            return Err(TrustError::LargeSubjects {
+                bytes,
+                limit: MAX_BUNDLE_SUBJECT_BYTES,
             });
         }
         if !first.is_ca() {

@@ -11,6 +11,7 @@ use x509_parser::revocation_list::CertificateRevocationList;
 use super::certificate::{Certificate, Name, pem_blocks};
 use super::chain::{Chain, TrustBundle};
 use super::key::{encode_pem, hex};
+use super::strict;
 use super::verify::{rfc3339, signature_is_valid, signed_by};
 
 /// Bytes that are no revocation list, or one that must not be used.
@@ -102,6 +103,7 @@ impl RevocationList {
 
     fn from_der(der: &[u8]) -> Result<Self, CrlError> {
         let damaged = |why: &dyn fmt::Display| CrlError::Damaged(why.to_string());
+        strict::check_revocation_list(der).map_err(|problem| damaged(&problem))?;
         let (rest, parsed) =
             CertificateRevocationList::from_der(der).map_err(|error| damaged(&error))?;
         if !rest.is_empty() {

@@ -10,6 +10,7 @@ pub(super) mod tag {
     pub(in crate::x509) const BIT_STRING: u8 = 0x03;
     pub(in crate::x509) const OCTET_STRING: u8 = 0x04;
     pub(in crate::x509) const OID: u8 = 0x06;
+    pub(in crate::x509) const ENUMERATED: u8 = 0x0a;
     pub(in crate::x509) const UTF8_STRING: u8 = 0x0c;
     pub(in crate::x509) const NUMERIC_STRING: u8 = 0x12;
     pub(in crate::x509) const PRINTABLE_STRING: u8 = 0x13;

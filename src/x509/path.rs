@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustls_pki_types::{CertificateDer, UnixTime};
 use time::OffsetDateTime;
-use webpki::{EndEntityCert, KeyUsage};
+use webpki::{EndEntityCert, ExtendedKeyUsageValidator, KeyPurposeIdIter};
 
 use super::ExtendedUsage;
 use super::certificate::Certificate;
@@ -43,6 +43,8 @@ pub(super) enum Refusal<'a> {
     NoIssuer,
     /// Certificate signed with MD5 or SHA-1, and the algorithm.
     Weak(&'a Certificate, &'static str),
+    /// Certificate with a signature algorithm that is not supported.
+    Algorithm(&'a Certificate),
     NotACa(&'a Certificate),
     MayNotSign(&'a Certificate),
     UnusableKey(&'a Certificate, &'static str),
@@ -180,6 +182,9 @@ impl<'a> Builder<'a> {
         if let Some(algorithm) = child.weak_signature() {
             return Err(Some(Refusal::Weak(child, algorithm)));
         }
+        if !super::verify::is_supported(child.signature_algorithm()) {
+            return Err(Some(Refusal::Algorithm(child)));
+        }
         if let Some(why) = parent.unusable_key() {
             return Err(Some(Refusal::UnusableKey(parent, why)));
         }
@@ -269,21 +274,24 @@ impl<'a> Builder<'a> {
         let leaf = EndEntityCert::try_from(&leaf)?;
         let seconds = self.moment.unix_timestamp().try_into().unwrap_or(0);
         let moment = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-        for usage in &self.usages {
-            let usage = match usage {
-                ExtendedUsage::ServerAuth => KeyUsage::server_auth(),
-                ExtendedUsage::ClientAuth => KeyUsage::client_auth(),
-            };
-            leaf.verify_for_usage(
-                webpki::ALL_VERIFICATION_ALGS,
-                &anchors,
-                &intermediates,
-                moment,
-                usage,
-                None,
-                None,
-            )?;
-        }
+        leaf.verify_for_usage(
+            webpki::ALL_VERIFICATION_ALGS,
+            &anchors,
+            &intermediates,
+            moment,
+            UsagesAreChecked,
+            None,
+            None,
+        )?;
+        Ok(())
+    }
+}
+
+/// Leaves the extended key usages to [`allows`], for webpki does not know anyExtendedKeyUsage.
+struct UsagesAreChecked;
+
+impl ExtendedKeyUsageValidator for UsagesAreChecked {
+    fn validate(&self, _usages: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
         Ok(())
     }
 }

@@ -37,6 +37,104 @@ pub(super) struct Parsed<'a> {
     pub(super) extensions: Extensions,
 }
 
+/// Succeeds when Go parses a DER certificate revocation list, which etcd does at each handshake. Go:
+/// `ParseRevocationList`.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), String> {
+    let not_der = || NOT_DER.to_owned();
+    let mut input = Reader::new(der);
+    let mut outer = input.read(tag::SEQUENCE).ok_or_else(not_der)?;
+    input.end().ok_or("bytes follow it")?;
+    let mut list = outer.read(tag::SEQUENCE).ok_or_else(not_der)?;
+    let outer_algorithm = outer.read(tag::SEQUENCE).ok_or_else(not_der)?.rest();
+    outer.bits().ok_or("its signature is not a BIT STRING")?;
+    outer.end().ok_or("bytes follow its signature")?;
+    if list.unsigned() != Some(1) {
+        return Err("its version is not 2".to_owned());
+    }
+    let inner_algorithm = list.read(tag::SEQUENCE).ok_or_else(not_der)?.rest();
+    if inner_algorithm != outer_algorithm || algorithm(inner_algorithm).is_none() {
+        return Err("its signature algorithms differ or are not DER".to_owned());
+    }
+    let issuer = list.element(tag::SEQUENCE).ok_or_else(not_der)?;
+    attributes(issuer.whole).map_err(|problem| format!("its issuer is not valid: {problem}"))?;
+    let instant = |list: &mut Reader<'_>| time(list).map(drop).map_err(|error| error.to_string());
+    instant(&mut list)?;
+    let is_time = |list: &Reader<'_>| list.peek(tag::UTC_TIME) || list.peek(tag::GENERALIZED_TIME);
+    if is_time(&list) {
+        instant(&mut list)?;
+    }
+    if let Some(mut entries) = list.optional(tag::SEQUENCE).ok_or_else(not_der)? {
+        while !entries.is_empty() {
+            let mut entry = entries.read(tag::SEQUENCE).ok_or_else(not_der)?;
+            entry
+                .integer()
+                .ok_or("a serial number is not in its shortest form")?;
+            instant(&mut entry)?;
+            if let Some(extensions) = entry.optional(tag::SEQUENCE).ok_or_else(not_der)? {
+                check_list_extensions(extensions)?;
+            }
+            entry.end().ok_or("bytes follow an entry")?;
+        }
+    }
+    if let Some(mut explicit) = list.optional(tag::constructed(0)).ok_or_else(not_der)? {
+        let extensions = explicit.read(tag::SEQUENCE).ok_or_else(not_der)?;
+        explicit.end().ok_or("bytes follow its extensions")?;
+        check_list_extensions(extensions)?;
+    }
+    list.end()
+        .ok_or_else(|| "bytes follow its extensions".to_owned())
+}
+
+/// Checks the extensions of a revocation list or of one of its entries.
+fn check_list_extensions(mut extensions: Reader<'_>) -> std::result::Result<(), String> {
+    let not_der = || NOT_DER.to_owned();
+    let mut seen: Vec<&[u8]> = Vec::new();
+    while !extensions.is_empty() {
+        let mut extension = extensions.read(tag::SEQUENCE).ok_or_else(not_der)?;
+        let oid = extension
+            .oid()
+            .ok_or("an extension has no object identifier")?;
+        let wrong =
+            |problem: &str| format!("its extension {} is not valid: {problem}", oid_text(oid));
+        let critical = match extension.peek(tag::BOOLEAN) {
+            true => extension
+                .boolean()
+                .ok_or_else(|| wrong("critical is not a BOOLEAN"))?,
+            false => false,
+        };
+        let mut value = extension.read(tag::OCTET_STRING).ok_or_else(not_der)?;
+        extension.end().ok_or_else(not_der)?;
+        if seen.contains(&oid) || seen.len() >= MAX_EXTENSIONS {
+            return Err(wrong("it occurs twice, or there are too many"));
+        }
+        seen.push(oid);
+        match oid {
+            // cRLNumber
+            [0x55, 0x1d, 20] => {
+                value
+                    .integer()
+                    .ok_or_else(|| wrong("it is not an INTEGER"))?;
+            }
+            // reasonCode
+            [0x55, 0x1d, 21] => {
+                let code = value.element(tag::ENUMERATED);
+                code.filter(|code| matches!(code.content, [0..=0x7f]))
+                    .ok_or_else(|| wrong("it is not a small ENUMERATED"))?;
+            }
+            [0x55, 0x1d, 35] => {
+                Extensions::default()
+                    .authority_key(critical, value)
+                    .map_err(wrong)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// What the extensions say.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Extensions {

@@ -76,6 +76,8 @@ pub enum Difference {
     },
     #[error("no path from it to the trusted {anchors}: its issuer is {issuer}")]
     UntrustedIssuer { issuer: String, anchors: String },
+    #[error("no path from it to the authority, and a certificate beside it is damaged: {0}")]
+    DamagedIssuer(String),
     #[error(
         "its chain takes {bytes} bytes in a TLS handshake, more than the {limit} that Go accepts: remove certificates that do not lead to the authority"
     )]
@@ -341,8 +343,12 @@ fn path<'a>(
 ) -> Result<Path<'a>, Difference> {
     let moment = moment(chain.leaf(), now);
     let limit = path::GO_CANDIDATE_LIMIT;
-    path::build(chain.leaf(), chain.intermediates(), anchors, moment, limit)
-        .map_err(|refusal| difference(refusal, chain.leaf(), anchors, now))
+    path::build(chain.leaf(), chain.intermediates(), anchors, moment, limit).map_err(|refusal| {
+        match (refusal, chain.damaged()) {
+            (Refusal::NoIssuer, Some(why)) => Difference::DamagedIssuer(why.to_owned()),
+            (refusal, _) => difference(refusal, chain.leaf(), anchors, now),
+        }
+    })
 }
 
 /// The leaf's own validity is reported separately; the path is built at the nearest moment at which the leaf is valid.
@@ -393,6 +399,10 @@ fn difference(
             subject: certificate.subject().to_string(),
             algorithm,
         },
+        Refusal::Algorithm(certificate) => path(format!(
+            "the signature algorithm of {} is not supported",
+            certificate.subject()
+        )),
         Refusal::NotACa(issuer) => path(format!(
             "an issuer in it is not a CA certificate: {}",
             issuer.subject()
@@ -451,9 +461,6 @@ fn webpki_difference(error: webpki::Error) -> Difference {
         Error::UnsupportedCertVersion => Difference::NoExtensions,
         Error::NameConstraintViolation => Difference::NameConstraint,
         Error::PathLenConstraintViolated => Difference::PathLength,
-        Error::RequiredEkuNotFoundContext(_) => {
-            path("a certificate in it does not allow the extended key usage")
-        }
         Error::UnsupportedCriticalExtension => {
             path("a certificate in it has a critical extension that is not supported")
         }
@@ -509,6 +516,13 @@ pub(super) fn signed_by(certificate: &Certificate, issuer: &Certificate) -> bool
             certificate.tbs(),
             certificate.signature(),
         )
+}
+
+/// Returns true for the content of an AlgorithmIdentifier that webpki can verify.
+pub(super) fn is_supported(algorithm: &[u8]) -> bool {
+    webpki::ALL_VERIFICATION_ALGS
+        .iter()
+        .any(|candidate| candidate.signature_alg_id().as_ref() == algorithm)
 }
 
 /// Returns true when `key` made `signature`, with the algorithm of this AlgorithmIdentifier's content.

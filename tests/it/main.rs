@@ -40,6 +40,7 @@ mod kubeadm;
 mod kubelet;
 mod layers;
 mod log;
+mod lying_signer;
 mod machine;
 mod metrics;
 mod metrics_events;

@@ -363,3 +363,46 @@ fn rejects_masks_with_gaps() {
     assert!(mask([255, 0, 0, 0]) && mask([0; 4]) && mask([255; 4]) && mask([255, 254, 0, 0]));
     assert!(!mask([255, 0, 255, 0]) && !mask([0, 255, 0, 0]) && !mask([255, 253, 0, 0]));
 }
+
+#[test]
+fn rejects_revocation_lists_that_go_rejects() {
+    let list = |version: &[u8], serial: &[u8], extension: &[u8]| {
+        let algorithm = der(0x30, &[&[6, 3, 0x2b, 0x65, 0x70]]);
+        let time = der(0x17, &[b"260101000000Z"]);
+        let entry = der(0x30, &[serial, &time]);
+        let extensions = der(0xa0, &[&der(0x30, &[extension])]);
+        let body = der(
+            0x30,
+            &[
+                version,
+                &algorithm,
+                &common_name(0x0c, b"ca"),
+                &time,
+                &time,
+                &der(0x30, &[&entry]),
+                &extensions,
+            ],
+        );
+        let encoded = der(0x30, &[&body, &algorithm, &der(3, &[&[0], &[9; 64]])]);
+        check_revocation_list(&encoded)
+    };
+    let number = extension(&[0x55, 0x1d, 20], &[2, 1, 1]);
+    assert_eq!(list(&[2, 1, 1], &[2, 1, 7], &number), Ok(()));
+    for (version, serial, extension) in [
+        (&[][..], &[2, 1, 7][..], number.clone()),
+        (&[2, 1, 0], &[2, 1, 7], number.clone()),
+        (&[2, 1, 1], &[2, 2, 0, 7], number),
+        (
+            &[2, 1, 1],
+            &[2, 1, 7],
+            extension(&[0x55, 0x1d, 20], &[5, 0]),
+        ),
+        (
+            &[2, 1, 1],
+            &[2, 1, 7],
+            critical(&[0x55, 0x1d, 35], &[0x30, 0]),
+        ),
+    ] {
+        assert!(list(version, serial, &extension).is_err());
+    }
+}
