@@ -52,7 +52,10 @@ pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), Strin
     outer.bits().ok_or("its signature is not a BIT STRING")?;
     outer.end().ok_or("bytes follow its signature")?;
     if list.unsigned() != Some(1) {
-        return Err("its version is not 2".to_owned());
+        return Err(
+            "its version is not 2, the only one that Go and etcd 3.6 read (let the CA number its lists: crlnumber in OpenSSL's configuration)"
+                .to_owned(),
+        );
     }
     let inner_algorithm = list.read(tag::SEQUENCE).ok_or_else(not_der)?.rest();
     if inner_algorithm != outer_algorithm || algorithm(inner_algorithm).is_none() {

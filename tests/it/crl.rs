@@ -52,9 +52,11 @@ impl Publisher {
             .collect();
         fs::write(dir.path().join("index.txt"), lines).unwrap();
         let mut config = format!(
-            "[ca]\ndefault_ca = d\n[d]\ndatabase = {}/index.txt\ndefault_md = sha256\n",
+            "[ca]\ndefault_ca = d\n[d]\ndatabase = {0}/index.txt\ndefault_md = sha256\ncrlnumber = {0}/number\n",
             dir.path().display()
         );
+        // A list with a number has version 2, the only one that etcd 3.6 reads.
+        fs::write(dir.path().join("number"), "01\n").unwrap();
         if !point.is_empty() {
             config
                 .push_str("crl_extensions = e\n[e]\nissuingDistributionPoint = critical,@p\n[p]\n");
@@ -117,6 +119,41 @@ fn a_list_is_put_in_place_as_pem_and_der_and_then_left_alone() {
     let before = node.snapshot();
     publisher.crl().done().row_says("etcd/crl.pem", "kept");
     before.unchanged(&node.snapshot());
+}
+
+#[test]
+fn refuses_list_of_version_1() {
+    let publisher = Publisher::new();
+    let authority = publisher.0.ca().join("etcd/ca");
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("ca.cnf");
+    let text = format!(
+        "[ca]\ndefault_ca = d\n[d]\ndatabase = {}/index.txt\ndefault_md = sha256\n",
+        dir.path().display()
+    );
+    fs::write(dir.path().join("index.txt"), "").unwrap();
+    fs::write(&config, text).unwrap();
+    let path = |path: PathBuf| path.to_str().unwrap().to_owned();
+    let list = openssl(
+        &[
+            "ca",
+            "-gencrl",
+            "-crldays",
+            "1",
+            "-config",
+            &path(config),
+            "-cert",
+            &path(authority.with_extension("crt")),
+            "-keyfile",
+            &path(authority.with_extension("key")),
+        ],
+        b"",
+    );
+    let error = RevocationList::read_all(&list).unwrap_err();
+    assert!(
+        error.to_string().contains("its version is not 2"),
+        "{error}"
+    );
 }
 
 #[test]

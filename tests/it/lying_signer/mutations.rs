@@ -292,7 +292,8 @@ fn two_names(parts: &[(u8, u8, &[u8])]) -> Vec<u8> {
 }
 
 fn times(all: &mut All) {
-    let times: [(&str, u8, &[u8], u8, &[u8]); 25] = [
+    type Times = (&'static str, u8, &'static [u8], u8, &'static [u8]);
+    let times: [Times; 25] = [
         (
             "generalized times",
             0x18,
