@@ -100,6 +100,11 @@ pub(super) async fn install(
                 .change(Change::ServiceAccount, path.clone(), now);
         }
     }
+    if rotating.is_some() {
+        let refused = survey.service_account_refused.as_deref();
+        work.rows
+            .extend(report::refused_service_account(setup, refused));
+    }
     for place in survey.missing_files {
         if let Some(file) = setup.provided.files.get(place) {
             work.provided(file);

@@ -158,6 +158,15 @@ fn look_for(
             .bundles
             .retain(|bundle| wanted.contains(&bundle.spec.authority));
     }
+    let service_account = service_account_fault(setup, root, &mut survey);
+    let on_everything = matches!(scope, Scope::Due | Scope::All);
+    survey.service_account_refused = service_account.clone().filter(|_| on_everything);
+    survey
+        .refusals
+        .retain(|refusal| service_account.as_ref() != Some(refusal));
+    survey
+        .notes
+        .extend(service_account.filter(|_| !on_everything));
     // What stops a bootstrap stops the certificates that it is about, and no other.
     survey.notes.append(&mut survey.refusals);
     let refused: BTreeMap<Authority, String> = survey
@@ -175,16 +184,6 @@ fn look_for(
                 .values()
                 .any(|reason| reason.contains(note.as_str()))
     });
-    // A new pair would be another one than the cluster's.
-    if !matches!(
-        survey.service_account.take(),
-        None | Some(ServiceAccountAction::Keep)
-    ) {
-        survey.notes.push(
-            "the service-account pair is not as it should be; nodepki bootstrap sees to it"
-                .to_owned(),
-        );
-    }
     for cert in &mut survey.certs {
         if let Some(reason) = refused.get(&cert.spec.authority) {
             cert.action = Action::Refuse {
@@ -212,6 +211,49 @@ fn look_for(
         hold(root, &mut survey, &trust, now)?;
     }
     Ok(survey)
+}
+
+/// What is wrong with the service-account pair, which a renewal never touches: a new pair would differ from the cluster's.
+fn service_account_fault(setup: &Setup, root: &Root, survey: &mut Survey) -> Option<String> {
+    let spec = setup.plan.service_account.as_ref()?;
+    let directory = spec.private.parent().unwrap_or(Path::new("/"));
+    let directory = root.on_this_machine(directory);
+    let action = survey.service_account.take();
+    if let Some(refused) = survey.service_account_refused.take() {
+        return Some(refused);
+    }
+    match action? {
+        ServiceAccountAction::Keep => None,
+        ServiceAccountAction::Tighten => {
+            survey.notes.push(format!(
+                "{} is readable by everybody; run nodepki bootstrap, which sets mode 0600",
+                root.on_this_machine(&spec.private).display()
+            ));
+            None
+        }
+        ServiceAccountAction::DerivePublic => Some(format!(
+            "{} is absent and kube-apiserver does not start without it; run nodepki bootstrap, which derives it from sa.key",
+            root.on_this_machine(&spec.public).display()
+        )),
+        ServiceAccountAction::Install => Some(format!(
+            "sa.key and sa.pub of the cluster are not in {} yet; run nodepki bootstrap, which puts them in place",
+            directory.display()
+        )),
+        ServiceAccountAction::Make if survey.certs.iter().any(is_there) => Some(format!(
+            "sa.key and sa.pub are absent from {}, and a new pair would differ from the cluster's; copy both sa.key and sa.pub from another control-plane node",
+            directory.display()
+        )),
+        ServiceAccountAction::Make => Some(format!(
+            "sa.key and sa.pub are absent from {}; run nodepki bootstrap, which makes them on a new node",
+            directory.display()
+        )),
+    }
+}
+
+/// Certificate or key exists.
+fn is_there(cert: &super::SurveyedCert) -> bool {
+    let gone = matches!(cert.found.chain, Found::Absent) && matches!(cert.found.key, Found::Absent);
+    !gone
 }
 
 /// A component that did not come back with a new certificate is not given the next one before somebody has looked,
@@ -370,12 +412,7 @@ pub fn needs_renewal(
         reason,
         next,
     };
-    let there = |cert: &super::SurveyedCert| {
-        let gone =
-            matches!(cert.found.chain, Found::Absent) && matches!(cert.found.key, Found::Absent);
-        !gone
-    };
-    if !survey.certs.iter().any(there) {
+    if !survey.certs.iter().any(is_there) {
         let reason = "there is no certificate yet; nodepki bootstrap makes them".to_owned();
         return Ok(need(Answer::Nothing, reason));
     }
@@ -404,7 +441,8 @@ pub fn needs_renewal(
         Action::Refuse { reason } => Some(format!("{}: {reason}", cert.spec.name)),
         _ => None,
     });
-    if let Some(reason) = refused {
+    let service_account = survey.service_account_refused.as_ref();
+    if let Some(reason) = refused.or(service_account.map(|reason| format!("sa: {reason}"))) {
         return Ok(need(Answer::Unknown, reason));
     }
     let reason = match next {

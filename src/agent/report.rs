@@ -141,6 +141,11 @@ impl Row {
         }
     }
 
+    /// The service-account pair, which cannot be used.
+    pub fn is_refused_pair(&self) -> bool {
+        self.authority.is_none() && self.action == "refused"
+    }
+
     /// A certificate that this run has issued and put in place.
     pub fn is_new(&self) -> bool {
         matches!(self.action, "issued" | "renewed" | "rekeyed")
@@ -180,6 +185,10 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
             .filter(|_| survey.service_account.is_some())
             .map(|spec| service_account_row(spec, "kept")),
     );
+    rows.extend(refused_service_account(
+        setup,
+        survey.service_account_refused.as_deref(),
+    ));
     Report {
         rows,
         notes: survey.notes,
@@ -251,6 +260,10 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
             ServiceAccountAction::Tighten => "tighten",
         };
         rows.push(service_account_row(spec, action));
+    }
+    if survey.rotating.is_some() {
+        let refused = survey.service_account_refused.as_deref();
+        rows.extend(refused_service_account(setup, refused));
     }
     let files = survey.missing_files.iter();
     rows.extend(
@@ -444,6 +457,16 @@ pub(super) fn provided_row(file: &ProvidedFile, action: &'static str) -> Row {
         carries: None,
         code: None,
     }
+}
+
+/// Returns the row of a service-account pair that cannot be used. For rotation only: a bootstrap ends there.
+pub(super) fn refused_service_account(setup: &Setup, reason: Option<&str>) -> Option<Row> {
+    let spec = setup.plan.service_account.as_ref()?;
+    Some(Row {
+        reasons: vec![reason?.to_owned()],
+        code: Some(ExitCode::Refused),
+        ..service_account_row(spec, "refused")
+    })
 }
 
 pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: &'static str) -> Row {

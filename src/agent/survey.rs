@@ -33,6 +33,8 @@ pub struct Survey {
     pub bundles: Vec<SurveyedBundle>,
     /// The service-account pair.
     pub service_account: Option<ServiceAccountAction>,
+    /// Why the service-account pair cannot be used and is not touched; among the refusals too.
+    pub(super) service_account_refused: Option<String>,
     /// Which of the files that the cluster handed over are missing, by their place in the list.
     pub missing_files: Vec<usize>,
     /// What is wrong with the files of an external etcd; among the notes too.
@@ -193,6 +195,7 @@ pub fn survey(
         certs: Vec::new(),
         bundles: Vec::new(),
         service_account: None,
+        service_account_refused: None,
         missing_files: Vec::new(),
         external_etcd: Vec::new(),
         notes: plan.notes.clone(),
@@ -209,7 +212,9 @@ pub fn survey(
     survey.judge_authorities(root, trust, provided, now);
     survey.read_revocations(root)?;
     if let Some(spec) = &plan.service_account {
+        let before = survey.refusals.len();
         survey.read_service_account(root, spec, provided)?;
+        survey.service_account_refused = survey.refusals.get(before).cloned();
     }
     survey.read_provided_files(root, provided)?;
     if let Some(external) = &plan.external_etcd {

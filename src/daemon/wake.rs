@@ -106,6 +106,7 @@ impl Ended {
         let leaves = || report.rows.iter().filter(|row| row.authority.is_some());
         let open: Vec<_> = leaves()
             .filter(|row| row.code.is_some() || row.is_overdue())
+            .chain(report.rows.iter().filter(|row| row.is_refused_pair()))
             .collect();
         let ends = |rows: &[&Row]| {
             let ends = rows.iter().map(|row| row.not_after);

@@ -625,10 +625,48 @@ fn the_service_account_pair_is_never_made() {
     node.remove("/etc/kubernetes/pki/sa.pub");
     made_before(&node, &[CertName::Apiserver], DUE);
     renew(&node, &[])
-        .done()
+        .ended(65)
         .row_says("apiserver", "rekeyed")
-        .says("nodepki bootstrap sees to it");
+        .row_says("sa", "refused")
+        .row_says(
+            "sa",
+            "copy both sa.key and sa.pub from another control-plane node",
+        );
     assert!(!node.path("/etc/kubernetes/pki/sa.key").exists());
+}
+
+#[test]
+fn refuses_to_end_0_over_missing_or_damaged_service_account_key() {
+    let node = node();
+    let (key, public) = (
+        "/etc/kubernetes/pki/sa.key".to_owned(),
+        "/etc/kubernetes/pki/sa.pub".to_owned(),
+    );
+    let whole = [&key, &public].map(|path| (path, node.read(path)));
+    for (broken, content) in [
+        (&key, None),
+        (&key, Some("")),
+        (&key, Some("not a key")),
+        (&public, None),
+        (&public, Some("not a key")),
+    ] {
+        match content {
+            Some(content) => node.write(broken, content),
+            None => node.remove(broken),
+        }
+        let ran = renew(&node, &[]);
+        ran.ended(65).row_says("sa", "refused");
+        renew(&node, &["--dry-run"])
+            .ended(65)
+            .row_says("sa", "refused");
+        needs(&node, &[]).ended(255).says("sa.");
+        // It is not the business of a renewal of one certificate.
+        renew(&node, &["--name", "apiserver"]).done().says("sa.");
+        for (path, content) in &whole {
+            node.write(path, content);
+        }
+        renew(&node, &[]).done();
+    }
 }
 
 #[test]
