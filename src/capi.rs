@@ -90,9 +90,10 @@ pub fn load(
     let mut sources = Vec::new();
     for path in &inputs.stand_ins.kubeadm_configs {
         let text = load::read_argument(root, path).map_err(|error| {
-            Failure::new(
+            Failure::caused(
                 ExitCode::Configuration,
                 format!("{}: {error}", path.display()),
+                &error,
             )
         })?;
         sources.push((path.display().to_string(), text));

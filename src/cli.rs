@@ -25,9 +25,11 @@ use time::OffsetDateTime;
 use crate::agent::{self, ExitCode, Failure, Report};
 use crate::confine::confine;
 use crate::demo;
+use crate::interrupt;
 use crate::join;
 use crate::kubeadm::{NodeName, Role, parse_duration};
 use crate::load::{self, IdentityChange, Inputs, Loaded};
+use crate::machine;
 use crate::metrics::{self, Metrics};
 use crate::names::{Authority, CertName};
 use crate::plan;
@@ -255,8 +257,13 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             } else {
                 ExitCode::Done
             };
-            let _ = error.print();
-            return code as u8;
+            return match error.print() {
+                // A closed pipe ends the output, as in `print`.
+                Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                    code.max(ExitCode::Pending) as u8
+                }
+                _ => code as u8,
+            };
         }
     };
     terminal::subscribe(cli.global.log, cli.global.verbose);
@@ -290,6 +297,9 @@ impl Cli {
                 ExitCode::Usage,
                 "only status prints metrics; use -o table, json or yaml",
             ));
+        }
+        if !matches!(command, Command::Daemon(_)) {
+            interrupt::end_programs_too();
         }
         let code = match command {
             // The one command whose exit status is an answer.
@@ -334,9 +344,10 @@ impl Cli {
 impl Global {
     fn open_root(&self) -> Result<Root, Failure> {
         Root::open(&self.root).map_err(|error| {
-            Failure::new(
+            Failure::caused(
                 ExitCode::Usage,
                 format!("--root: {error}; name an existing directory"),
+                &error,
             )
         })
     }
@@ -374,7 +385,7 @@ impl Global {
         warn(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
         let report = report?;
         rotation::log(&report);
-        let code = self.end_with(&report)?;
+        let code = self.end_with(&report)?.max(metrics.code());
         tell_remainder(&report);
         if report.code() == ExitCode::Pending {
             let _ = writeln!(
@@ -420,14 +431,15 @@ impl Global {
         let update = agent::update_revocations(&root, &loaded.setup, now, &recorder);
         let report = runtime()?.block_on(update);
         warn(&metrics.ended(&loaded.setup, ExitCode::of(report.as_ref()), None, now()));
-        self.end_with(&report?)
+        Ok(self.end_with(&report?)?.max(metrics.code()))
     }
 
     fn status(&self, arguments: &StatusArgs) -> Result<ExitCode, Failure> {
         let root = self.open_root()?;
         let status = status::collect(&root, &arguments.cert_dir, now());
+        let code = |_| judged_from(&root, ExitCode::Done);
         if self.output == Output::Prometheus {
-            return print(&metrics::of_status(&root, &status));
+            return print(&metrics::of_status(&root, &status)).map(code);
         }
         if arguments.kubeadm {
             for note in status::kubeadm_notes(&status) {
@@ -437,7 +449,8 @@ impl Global {
                 Output::Json => status::kubeadm_json(&status),
                 Output::Yaml => status::kubeadm_yaml(&status),
                 _ => status::kubeadm_table(&status),
-            });
+            })
+            .map(code);
         }
         print(&match self.output {
             Output::Tree => status::tree(&status, stdout().is_terminal()),
@@ -445,6 +458,7 @@ impl Global {
             Output::Yaml => status::yaml(&status),
             _ => status::table(&status, stdout().is_terminal()),
         })
+        .map(code)
     }
 
     fn config(&self, command: ConfigCommand) -> Result<ExitCode, Failure> {
@@ -650,15 +664,17 @@ fn node_name(given: &str) -> Result<NodeName, Failure> {
 
 fn manual(dir: Option<&Path>) -> Result<ExitCode, Failure> {
     let failed = |error: std::io::Error| {
-        Failure::new(
+        Failure::caused(
             ExitCode::NotPermitted,
             format!("the manual pages could not be written: {error}"),
+            &error,
         )
     };
     match dir {
         Some(dir) => clap_mangen::generate_to(Cli::command(), dir).map_err(failed)?,
         None => clap_mangen::Man::new(Cli::command())
             .render(&mut stdout())
+            .and_then(|()| stdout().flush())
             .map_err(failed)?,
     }
     Ok(ExitCode::Done)
@@ -666,13 +682,29 @@ fn manual(dir: Option<&Path>) -> Result<ExitCode, Failure> {
 
 /// A closed pipe ends the output, not the run.
 fn print(text: &str) -> Result<ExitCode, Failure> {
-    match stdout().write_all(text.as_bytes()) {
+    let mut stdout = stdout();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::new(
             ExitCode::Pending,
             format!("standard output cannot be written: {error}"),
         )),
         _ => Ok(ExitCode::Done),
     }
+}
+
+/// The exit code of a report on files: if this machine failed to read one of them, the report may be wrong.
+fn judged_from(root: &Root, code: ExitCode) -> ExitCode {
+    let Some(fault) = root.machine_fault() else {
+        return code;
+    };
+    let _ = writeln!(
+        stderr(),
+        "nodepki: {fault}; the report may be wrong: see the limits and the log of this machine (ulimit -a, dmesg) and run again"
+    );
+    ExitCode::Pending
 }
 
 fn warn(warnings: &[String]) {
@@ -686,13 +718,17 @@ fn now() -> OffsetDateTime {
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::new(
+            ExitCode::Pending,
+            format!(
+                "the event loop cannot start: {error}; see the limits of this process (ulimit -a) and run again"
+            ),
+        )
+    };
+    machine::require_descriptors().map_err(failed)?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| {
-            Failure::new(
-                ExitCode::Pending,
-                format!("the event loop cannot start: {error}"),
-            )
-        })
+        .map_err(failed)
 }

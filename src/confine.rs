@@ -30,6 +30,8 @@ use landlock::{
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 
+use crate::interrupt;
+
 /// What was tested; a newer kernel's rights are left alone.
 const KNOWN: ABI = ABI::V5;
 /// Where an operating system keeps programs, their libraries and loaders.
@@ -141,13 +143,13 @@ fn stay_outside() -> io::Result<()> {
 /// As [`Command::spawn`].
 pub fn spawn(mut command: Command) -> io::Result<Child> {
     let Some(outside) = OUTSIDE.get() else {
-        return command.spawn();
+        return interrupt::spawning(|| command.spawn());
     };
     let runtime = Handle::current();
     let (sender, receiver) = channel();
     let work = move || {
         let _runtime = runtime.enter();
-        let _ = sender.send(command.spawn());
+        let _ = sender.send(interrupt::spawning(|| command.spawn()));
     };
     let gone = || io::Error::other("the thread that starts programs has ended");
     outside.send(Box::new(work)).map_err(|_| gone())?;

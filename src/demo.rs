@@ -38,12 +38,13 @@ apiServer:
 /// When the directory cannot be made or written.
 pub fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(Root, Inputs), Failure> {
     std::fs::create_dir_all(dir).map_err(|error| {
-        Failure::new(
+        Failure::caused(
             ExitCode::NotPermitted,
             format!(
                 "{} cannot be made: {error}; name another directory",
                 dir.display()
             ),
+            &error,
         )
     })?;
     let root = Root::open(dir)?;

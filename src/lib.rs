@@ -30,7 +30,7 @@
 //! | the step of rotation | [`rotation`] |
 //! | inputs | [`load`] |
 //! | composition | [`join`], [`certs`], [`agent`], [`reload`], [`status`], [`offline`], [`metrics`] |
-//! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`confine`], [`failpoint`], [`machine`] |
+//! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`confine`], [`harden`], [`interrupt`], [`failpoint`], [`machine`] |
 //! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`], [`yaml`], [`names`] |
 //!
 //! # What must always be true, and who sees to it
@@ -68,7 +68,9 @@ pub mod demo;
 pub mod discovery;
 pub mod doctor;
 pub mod failpoint;
+pub mod harden;
 pub mod http;
+pub mod interrupt;
 pub mod join;
 pub mod jwks;
 pub mod kubeadm;

@@ -110,10 +110,12 @@ impl Known {
         root: &Root,
         (settings, warnings): (Settings, Faults),
     ) -> Result<Known, Failure> {
+        root.forget_machine_fault();
         let sources = existing_sources(root, &settings)?;
         let kept = join::kept_configuration(root)?;
         let documents = kubeadm::load(&sources);
         let running = Running::read(root, !sources.is_empty());
+        require_readable(root)?;
         let mut known = Known {
             settings,
             warnings,
@@ -478,6 +480,7 @@ impl Known {
                 allow_unsynced: inputs.allow_unsynced,
             },
         };
+        require_readable(root)?;
         let warnings = warnings.warnings().map(ToString::to_string).collect();
         Ok(Loaded {
             setup,
@@ -547,7 +550,7 @@ pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults),
     };
     let only = inputs.config.as_ref().map(Argument::as_given);
     let fragments = settings::collect(only, list, read)
-        .map_err(|error| Failure::new(ExitCode::Configuration, error.to_string()))?;
+        .map_err(|error| Failure::caused(ExitCode::Configuration, error.to_string(), &error))?;
     let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
     let origin = match &inputs.config {
         Some(named) => argument(root, named)?.origin(),
@@ -609,6 +612,18 @@ fn resolve(
     Ok((resolved, policy))
 }
 
+/// Returns an error once this machine failed to read a file below the root: what is concluded from the files that could be
+/// read may be wrong.
+fn require_readable(root: &Root) -> Result<(), Failure> {
+    match root.machine_fault() {
+        Some(fault) => Err(Failure::new(
+            ExitCode::Pending,
+            format!("{fault}; nothing is concluded from the other files: run again"),
+        )),
+        None => Ok(()),
+    }
+}
+
 pub(crate) fn faulty(faults: Faults) -> Failure {
     Failure {
         code: ExitCode::Configuration,
@@ -617,9 +632,10 @@ pub(crate) fn faulty(faults: Faults) -> Failure {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(
+    Failure::caused(
         ExitCode::Configuration,
         format!("{}: {error}", path.display()),
+        error,
     )
 }
 

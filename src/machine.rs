@@ -5,8 +5,21 @@
 
 use std::error::Error;
 use std::io;
+use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
+
+/// Pairs of sockets that [`require_descriptors`] asks for: more descriptors than an event loop with signals opens.
+const SPARE_PAIRS: usize = 5;
+
+/// Returns an error unless some descriptors are left. tokio panics where it cannot make a pair of sockets for signals.
+///
+/// # Errors
+/// What socketpair(2) says.
+pub fn require_descriptors() -> io::Result<()> {
+    let pairs: Result<Vec<_>, _> = (0..SPARE_PAIRS).map(|_| UnixStream::pair()).collect();
+    pairs.map(drop)
+}
 
 /// Returns true if `error`, or a cause below it, is a fault of this machine.
 pub fn is_fault(error: &(dyn Error + 'static)) -> bool {

@@ -22,6 +22,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use crate::agent::{Event, ExitCode, Progress, Setup};
+use crate::machine;
 use crate::names::{Authority, CertName};
 use crate::settings::MetricsSettings;
 use crate::signer::Class;
@@ -80,6 +81,8 @@ struct Counted {
     /// What the configuration says of what is in place, after the last step.
     judged: Page,
     seen: Option<Seen>,
+    /// This machine failed to write what was counted.
+    machine_fault: bool,
 }
 
 /// What was read from disk for a page.
@@ -159,6 +162,7 @@ impl Metrics {
             return Vec::new();
         }
         let mut state = self.0.state.borrow_mut();
+        state.machine_fault = false;
         let began = state.running.take().unwrap_or(now);
         state.next = next;
         state.judged = match setup.survey(&self.0.root, now) {
@@ -180,18 +184,31 @@ impl Metrics {
                 state.kept = Counts::read(&self.0.root);
                 state.fresh = Counts::default();
             }
-            Err(error) => warnings.push(format!("what was counted is not kept: {error}")),
+            Err(error) => {
+                state.machine_fault = machine::is_fault(&error);
+                warnings.push(format!("what was counted is not kept: {error}"));
+            }
         }
         drop(state);
         if let Some(textfile) = &self.0.textfile
-            && let Err(why) = self.write_textfile(textfile, &self.page(now))
+            && let Err((why, machine_fault)) = self.write_textfile(textfile, &self.page(now))
         {
+            self.0.state.borrow_mut().machine_fault |= machine_fault;
             warnings.push(why);
         }
         warnings
     }
 
-    fn write_textfile(&self, path: &Path, text: &str) -> Result<(), String> {
+    /// Returns what the metrics of the run that ended last add to its exit code: 75 if this machine failed to write them.
+    pub fn code(&self) -> ExitCode {
+        match self.0.state.borrow().machine_fault {
+            true => ExitCode::Pending,
+            false => ExitCode::Done,
+        }
+    }
+
+    /// The error says in words what failed, and whether this machine is at fault.
+    fn write_textfile(&self, path: &Path, text: &str) -> Result<(), (String, bool)> {
         let root = &self.0.root;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Ok(());
@@ -202,17 +219,17 @@ impl Metrics {
                 root.on_this_machine(path).display()
             )
         };
-        let directory = root.dir(parent).map_err(|error| failed(&error))?;
+        let of_store = |error: store::Error| (failed(&error), machine::is_fault(&error));
+        let directory = root.dir(parent).map_err(of_store)?;
         let Some(directory) = directory else {
-            return Err(failed(&format_args!(
+            let why = failed(&format_args!(
                 "there is no directory {}; make it and point node_exporter's --collector.textfile.directory at it, or correct metrics.textfile",
                 root.on_this_machine(parent).display()
-            )));
+            ));
+            return Err((why, false));
         };
         let written = directory.write_atomic(name, text.as_bytes(), 0o644);
-        written
-            .map(drop)
-            .map_err(|error: store::Error| failed(&error))
+        written.map(drop).map_err(of_store)
     }
 
     /// The page as it is at `now`.

@@ -2,7 +2,7 @@
 //!
 //! [`to_external`] proves that the node can do without them: everything in place verifies, the signers of the
 //! configuration answer for the same CAs and sign, nothing on the node reads the keys any more. Then it writes an encrypted
-//! backup, reads it back, and removes the keys in one commit. [`to_internal`] puts the keys of a backup in place. Neither
+//! backup, reads it back, removes the keys in one commit, reads the backup again, and puts the keys back if that fails. [`to_internal`] puts the keys of a backup in place. Neither
 //! touches a certificate or a manifest, and both look only, unless told to apply.
 //!
 //! A new demand is one more entry of [`Report::unproven`]; all of them are told at once.
@@ -12,6 +12,7 @@ mod to_external;
 mod to_internal;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -21,8 +22,9 @@ use zeroize::Zeroizing;
 use crate::agent::{ExitCode, Failure, Setup};
 use crate::load::{self, Location};
 use crate::names::Authority;
+use crate::plan::{BundleSpec, KUBECONFIG_DIR};
 use crate::settings::Argument;
-use crate::store::Root;
+use crate::store::{Dir, READ_LIMIT, Root, STATE_DIR};
 use crate::x509::{KeyError, PrivateKey};
 
 pub use backup::{BadPassphrase, Passphrase};
@@ -154,9 +156,69 @@ impl Backup {
         self.root.on_this_machine(&self.path)
     }
 
-    /// The keys in it; `None` when there is no such file.
+    /// Why the backup must not be here, if so: nodepki writes or removes files in this place, or the place does not outlive
+    /// the machine's next start.
+    fn misplaced(&self, root: &Root, setup: &Setup) -> Result<Option<String>, Failure> {
+        let Some((directory, name)) = self.place()? else {
+            return Ok(Some("its path does not name a file".to_owned()));
+        };
+        let mut own = vec![
+            PathBuf::from(STATE_DIR),
+            PathBuf::from(KUBECONFIG_DIR),
+            PathBuf::from("/run"),
+            PathBuf::from("/dev"),
+        ];
+        let bundles = setup.plan.bundles.iter();
+        own.extend(bundles.filter_map(|bundle| bundle.key_path.parent().map(Path::to_owned)));
+        let certs = setup.plan.certs.iter();
+        let written = certs.flat_map(|cert| cert.output.paths());
+        own.extend(written.filter_map(|path| path.parent().map(Path::to_owned)));
+        for path in own {
+            let Some(forbidden) = root.dir(&path)? else {
+                continue;
+            };
+            if directory.is_below(&[forbidden.id()?])? {
+                return Ok(Some(format!(
+                    "it lies below {}, where files are replaced or removed",
+                    root.on_this_machine(&path).display()
+                )));
+            }
+        }
+        if directory.is_mount_point(name)? {
+            return Ok(Some("it is a mount point".to_owned()));
+        }
+        // Where the keys themselves are in memory, a backup beside them lasts as long as they do.
+        let is_kept = |bundle: &BundleSpec| {
+            let directory = bundle.key_path.parent().map(|path| root.dir(path));
+            let directory = directory.transpose()?.flatten();
+            directory
+                .map(|directory| directory.is_volatile())
+                .transpose()
+        };
+        for bundle in &setup.plan.bundles {
+            if is_kept(bundle)? == Some(false) && directory.is_volatile()? {
+                return Ok(Some(
+                    "its file system is in memory and is lost when the machine stops".to_owned(),
+                ));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The directory of the backup, and its name there.
+    fn place(&self) -> Result<Option<(Dir, &OsStr)>, Failure> {
+        let (Some(parent), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+            return Ok(None);
+        };
+        Ok(self.root.dir(parent)?.map(|directory| (directory, name)))
+    }
+
+    /// The keys in it, as the disk has them; `None` when there is no such file.
     fn read(&self) -> Result<Option<Result<Vec<PrivateKey>, KeyError>>, Failure> {
-        let content = self.root.read(&self.path)?;
+        let content = match self.place()? {
+            Some((directory, name)) => directory.read_uncached(name, READ_LIMIT)?,
+            None => None,
+        };
         Ok(content.map(|content| backup::open(&content.bytes, &self.passphrase)))
     }
 
@@ -208,13 +270,9 @@ impl Backup {
         let named = keys.iter().map(|(authority, ours)| (*authority, &ours.key));
         let text = backup::seal(named, &setup.identity, now, &self.passphrase)
             .map_err(|error| failed(error.to_string()))?;
-        let (Some(parent), Some(name)) = (self.path.parent(), self.path.file_name()) else {
-            return Err(failed("its path names no file".to_owned()));
-        };
-        let directory = self
-            .root
-            .dir(parent)?
-            .ok_or_else(|| failed("its directory is gone".to_owned()))?;
+        let (directory, name) = self
+            .place()?
+            .ok_or_else(|| failed("its directory does not exist any more".to_owned()))?;
         directory.write_new(name, text.as_bytes())?;
         match self.holds(keys)? {
             true => Ok(()),

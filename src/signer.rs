@@ -345,7 +345,7 @@ pub struct Site<'a> {
     /// Gives access to a directory for file drop, whose inbox and outbox the users with these ids may own.
     pub drop_dir: &'a directory::OpenDrop<'a>,
     /// User and group of a user name or number.
-    pub user: &'a dyn Fn(&str) -> Option<exec::RunAs>,
+    pub user: &'a dyn Fn(&str) -> io::Result<Option<exec::RunAs>>,
 }
 
 /// Whether the programs of a definition may be started.

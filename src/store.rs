@@ -32,7 +32,8 @@
 //! # The state directory
 //!
 //! `/var/lib/nodepki`, 0700: `lock`, `journal.json` (0600), `staging.json` (which directories hold unfinished files),
-//! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way), `issued.json`,
+//! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way, for 30 days and
+//! at most 50 entries), `issued.json`,
 //! `authorities.json` (CA changes under way), `restarts.json` (0600: what was replaced and has not taken effect yet),
 //! `node.json` (0600: name, address and role of the node, recorded before the first request of a run and used while
 //! requests are pending).

@@ -111,9 +111,10 @@ impl StepArgs {
 fn read_report(root: &Root, path: &Argument) -> Result<(String, NodeReport), Failure> {
     let shown = path.display().to_string();
     let text = load::read_argument(root, path).map_err(|error| {
-        Failure::new(
+        Failure::caused(
             ExitCode::Usage,
             format!("--peer-report {shown}: {error}; name a file with what a node reported"),
+            &error,
         )
     })?;
     let report = serde_json::from_str(&text).map_err(|error| {

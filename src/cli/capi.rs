@@ -261,13 +261,14 @@ impl CheckArgs {
 /// There are keys in it, and a pipe leaves them on no disk.
 fn manifest(root: &Root, file: &Argument) -> Result<Zeroizing<String>, Failure> {
     let read = match file.as_given() == Path::new("-") {
-        true => std::io::read_to_string(stdin()).map_err(|error| error.to_string()),
-        false => load::read_argument(root, file).map_err(|error| error.to_string()),
+        true => std::io::read_to_string(stdin()),
+        false => load::read_argument(root, file),
     };
     read.map(Zeroizing::new).map_err(|error| {
-        Failure::new(
+        Failure::caused(
             ExitCode::Configuration,
             format!("{}: {error}", file.display()),
+            &error,
         )
     })
 }

@@ -43,9 +43,10 @@ impl Arguments {
             Output::Table | Output::Tree => print(&doctor::table(&diagnosis))?,
             _ => global.print_value(&diagnosis, global.output)?,
         };
-        Ok(match diagnosis.is_ill() {
+        let code = match diagnosis.is_ill() {
             true => ExitCode::Refused,
             false => ExitCode::Done,
-        })
+        };
+        Ok(super::judged_from(&root, code))
     }
 }

@@ -126,7 +126,7 @@ impl Arguments {
         rotation::log(&report);
         let code = global.end_with(&report)?;
         tell_remainder(&report);
-        Ok(code)
+        Ok(code.max(metrics.code()))
     }
 }
 

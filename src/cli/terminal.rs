@@ -47,10 +47,17 @@ pub(super) fn subscribe(format: LogFormat, verbose: u8) {
     let registry = tracing_subscriber::registry().with(EnvFilter::new(level));
     if format == LogFormat::Json {
         registry
-            .with(tracing_subscriber::fmt::layer().json().with_writer(stderr))
+            .with(
+                tracing_subscriber::fmt::layer()
+                    .json()
+                    .log_internal_errors(false)
+                    .with_writer(stderr),
+            )
             .init();
     } else {
+        // Told on stderr, a failure to write to stderr would be a panic.
         let layer = tracing_subscriber::fmt::layer()
+            .log_internal_errors(false)
             .with_writer(stderr)
             .with_ansi(stderr().is_terminal())
             .with_target(false)

@@ -143,11 +143,12 @@ pub fn secret(root: &Root, source: &KeySource) -> Result<(String, Zeroizing<Vec<
     let (what, read) = open(root, source)?;
     match read {
         Ok(bytes) => Ok((what, bytes)),
-        Err(error) => Err(Failure::new(
+        Err(error) => Err(Failure::caused(
             ExitCode::Configuration,
             format!(
                 "{what} cannot be read: {error}; name a file that is there, or a descriptor that is open"
             ),
+            &error,
         )),
     }
 }
@@ -193,7 +194,10 @@ fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
             format!("the certificate key in {what}: {why}; write into it what `{UPLOAD}` prints"),
         )
     };
-    let bytes = read.map_err(|error| unusable(error.to_string()))?;
+    let bytes = read.map_err(|error| {
+        let Failure { code, messages } = unusable(error.to_string());
+        Failure::caused(code, messages.join("; "), &error)
+    })?;
     let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
     text.parse()
         .map_err(|error: CertificateKeyError| unusable(error.to_string()))

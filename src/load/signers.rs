@@ -12,6 +12,7 @@ use super::CLUSTER_TIMEOUT;
 use super::places::{self, DefinedFiles, KubeconfigFile};
 use crate::agent::{ExitCode, Failure};
 use crate::kubeapi::{Access, Api};
+use crate::machine;
 use crate::names::Authority;
 use crate::schema::SecretFile;
 use crate::settings::{Origin, Settings};
@@ -88,9 +89,13 @@ fn open_signer(
         drop_dir: &drop_dir,
         user: &user,
     };
-    config
-        .open(&site)
-        .map_err(|error| Failure::new(ExitCode::Configuration, format!("signer {name}: {error}")))
+    config.open(&site).map_err(|error| {
+        let code = match error.machine_fault {
+            true => ExitCode::Pending,
+            false => ExitCode::Configuration,
+        };
+        Failure::new(code, format!("signer {name}: {error}"))
+    })
 }
 
 /// The cluster that a kubeconfig leads to.
@@ -119,9 +124,12 @@ pub(super) fn credentials(root: &Root, origin: Origin) -> Option<PathBuf> {
 }
 
 /// A user by name or number, with its primary group, from `/etc/passwd` alone: a static binary has no NSS.
-fn user(user: &str) -> Option<exec::RunAs> {
-    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    passwd
+fn user(user: &str) -> io::Result<Option<exec::RunAs>> {
+    let passwd = match std::fs::read("/etc/passwd") {
+        Err(error) if machine::is_fault(&error) => return Err(error),
+        read => read.unwrap_or_default(),
+    };
+    let found = String::from_utf8_lossy(&passwd)
         .lines()
         .map(|line| line.split(':').collect::<Vec<_>>())
         .find_map(|fields| match fields.as_slice() {
@@ -130,7 +138,8 @@ fn user(user: &str) -> Option<exec::RunAs> {
                 gid: gid.parse().ok()?,
             }),
             _ => None,
-        })
+        });
+    Ok(found)
 }
 
 /// A signer's own directory in the state directory.

@@ -15,7 +15,7 @@ use crate::failpoint;
 use crate::manifest::MANIFESTS;
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, KUBECONFIG_DIR};
-use crate::store::{self, Commit, FileKind, Metadata, Root, Store};
+use crate::store::{self, Commit, FileKind, Metadata, Mode, Root, Store};
 use crate::x509::{PrivateKey, TrustBundle};
 
 /// The way out.
@@ -96,6 +96,14 @@ pub async fn to_external(
     }
     let committed = store.commit(commit)?;
     failpoint::reached("migrate:committed");
+    let lost = match backup.holds(&keys) {
+        Ok(true) => None,
+        Ok(false) => Some("the file does not exist".to_owned()),
+        Err(failure) => Some(failure.to_string()),
+    };
+    if let Some(why) = lost {
+        return Err(put_back(&mut store, setup, &keys, backup, &why));
+    }
     report.applied = true;
     report.backup = Some(backup.shown());
     report.removed = committed.removed;
@@ -106,6 +114,41 @@ pub async fn to_external(
         row.action = "removed";
     }
     Ok(report)
+}
+
+/// Puts the keys in place again after their backup was lost, and says so.
+fn put_back(
+    store: &mut Store,
+    setup: &Setup,
+    keys: &BTreeMap<Authority, CaKey>,
+    backup: &Backup,
+    why: &str,
+) -> Failure {
+    let mut commit = Commit::new();
+    for (authority, ours) in keys {
+        if let Some(spec) = setup.plan.bundle(*authority) {
+            commit.file_if_absent(spec.key_path.clone(), ours.bytes.clone(), Mode::Private);
+        }
+    }
+    let backup = backup.shown();
+    let lost = format!(
+        "the backup {} cannot be read back after the CA keys were removed: {why}",
+        backup.display()
+    );
+    match store.commit(commit) {
+        Ok(_) => Failure::new(
+            ExitCode::Pending,
+            format!(
+                "{lost}; the keys are in place again: name another file with --backup and run again"
+            ),
+        ),
+        Err(error) => Failure::new(
+            ExitCode::Refused,
+            format!(
+                "{lost}; the keys could not be put back: {error}; restore them from another control-plane node"
+            ),
+        ),
+    }
 }
 
 /// What lies on the node.
@@ -215,6 +258,12 @@ async fn prove(
     if let Some(backup) = &wish.backup
         && !keys.is_empty()
     {
+        if let Some(why) = backup.misplaced(root, setup)? {
+            report.refuse(format!(
+                "{} cannot be the backup of the CA keys: {why}; name a file on another disk or another machine with --backup",
+                backup.shown().display()
+            ));
+        }
         match backup.holds(&keys) {
             Ok(false) => {}
             Ok(true) => report.notes.push(format!(

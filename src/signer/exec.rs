@@ -59,6 +59,7 @@ use super::{
 };
 use crate::confine;
 use crate::kubeadm::format_duration;
+use crate::machine;
 use crate::names::Authority;
 use crate::schema::{Form, Key, absolute, duration, free_map, key, required, texts};
 use crate::yaml::Map;
@@ -224,12 +225,21 @@ impl Configured for Config {
             return Ok(Box::new(signer));
         }
         let run_as = match &self.run_as_user {
-            Some(user) => Some((site.user)(user).ok_or_else(|| {
-                SignerError::config(
-                    format!("exec.runAsUser: there is no user {user} in /etc/passwd"),
-                    "create it or name another",
-                )
-            })?),
+            Some(user) => {
+                let found = (site.user)(user).map_err(|error| {
+                    SignerError::config(
+                        format!("exec.runAsUser: /etc/passwd cannot be read: {error}"),
+                        "run again",
+                    )
+                    .caused_by(error)
+                })?;
+                Some(found.ok_or_else(|| {
+                    SignerError::config(
+                        format!("exec.runAsUser: there is no user {user} in /etc/passwd"),
+                        "create it or name another",
+                    )
+                })?)
+            }
             None => None,
         };
         Ok(Box::new(Exec::new(self.clone(), run_as)?))
@@ -354,7 +364,7 @@ impl Exec {
         }
         confine::spawn(command).map_err(|error| {
             let busy = error.kind() == io::ErrorKind::ExecutableFileBusy;
-            let class = if busy {
+            let class = if busy || machine::is_fault(&error) {
                 Class::Transient
             } else {
                 Class::Config

@@ -16,6 +16,7 @@ use super::{
     Wanted,
 };
 use crate::http::Files;
+use crate::machine;
 use crate::names::Authority;
 use crate::schema::{Form, Key, absolute, key, required};
 use crate::x509::CertificateAuthority;
@@ -54,7 +55,14 @@ impl Configured for Config {
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
-        Ok(Box::new(Local::new(&self.directory, site.files.as_ref())))
+        let signer = Local::new(&self.directory, site.files.as_ref());
+        let faulty = signer.authorities.values().find(|one| one.machine_fault);
+        if let Some(Err(why)) = faulty.map(|one| &one.signing) {
+            let mut error = SignerError::config(why.clone(), "run again");
+            error.machine_fault = true;
+            return Err(error);
+        }
+        Ok(Box::new(signer))
     }
 }
 
@@ -69,6 +77,8 @@ struct Found {
     /// `ca.crt` as it is on disk, key or no key.
     certificate: Option<Vec<u8>>,
     signing: Result<CertificateAuthority, String>,
+    /// This machine failed to read one of the files (see [`machine`]).
+    machine_fault: bool,
 }
 
 impl Local {
@@ -93,6 +103,7 @@ impl Local {
         let found = |signing: CertificateAuthority| Found {
             certificate: Some(signing.bundle().to_pem().into_bytes()),
             signing: Ok(signing),
+            machine_fault: false,
         };
         Local {
             label: label.into(),
@@ -116,8 +127,13 @@ impl Local {
 fn find(dir: &Path, authority: Authority, files: &dyn Files) -> Found {
     let path = |extension: &str| dir.join(format!("{}.{extension}", authority.base_name()));
     let (certificate_path, key_path) = (path("crt"), path("key"));
-    let certificate = files.read(&certificate_path);
-    let signing = match (&certificate, files.read(&key_path)) {
+    let (certificate, key) = (files.read(&certificate_path), files.read(&key_path));
+    let errors = [certificate.as_ref().err(), key.as_ref().err()];
+    let machine_fault = errors
+        .into_iter()
+        .flatten()
+        .any(|error| machine::is_fault(error));
+    let signing = match (&certificate, key) {
         (Err(error), _) => Err(format!("{}: {error}", certificate_path.display())),
         (_, Err(error)) => Err(format!("{}: {error}", key_path.display())),
         (Ok(certificate), Ok(key)) => {
@@ -133,6 +149,7 @@ fn find(dir: &Path, authority: Authority, files: &dyn Files) -> Found {
     Found {
         certificate: certificate.ok().map(|bytes| bytes.to_vec()),
         signing,
+        machine_fault,
     }
 }
 

@@ -11,8 +11,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat, renameat};
+use nix::fcntl::{
+    OFlag, OpenHow, PosixFadviseAdvice, ResolveFlag, openat, openat2, posix_fadvise, readlinkat,
+    renameat,
+};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
+use nix::sys::statfs::{
+    CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC, PROC_SUPER_MAGIC,
+    SYSFS_MAGIC, TMPFS_MAGIC, TRACEFS_MAGIC, fstatfs, statfs,
+};
 use nix::unistd::{UnlinkatFlags, fsync, symlinkat, unlinkat};
 use rustix::fs::{AtFlags, RenameFlags, StatxAttributes, StatxFlags, renameat_with, statx};
 use time::OffsetDateTime;
@@ -134,6 +141,77 @@ impl Dir {
         }
     }
 
+    /// As [`Dir::read`], from the disk: what the page cache holds of the file is dropped first, as far as it was written.
+    ///
+    /// # Errors
+    /// As [`Dir::read`].
+    pub fn read_uncached(
+        &self,
+        name: impl AsRef<OsStr>,
+        limit: u64,
+    ) -> Result<Option<Content>, Error> {
+        let name = single(name.as_ref())?;
+        if let Ok(fd) = openat(&self.fd, name, READ | OFlag::O_NOFOLLOW, Mode::empty()) {
+            // Advice: a file system that ignores it reads from memory.
+            let _ = posix_fadvise(&fd, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        }
+        self.read(name, limit)
+    }
+
+    /// Returns true if the directory is on a file system that lives in memory or is not for files: tmpfs, ramfs, proc,
+    /// sysfs and their kin, or an overlay whose writable layer is one.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn is_volatile(&self) -> Result<bool, Error> {
+        let failed = |errno| Error::io("look at the file system of", &self.path, errno);
+        let found = fstatfs(&self.fd).map_err(failed)?;
+        if found.filesystem_type() != OVERLAYFS_SUPER_MAGIC {
+            return Ok(is_volatile(found.filesystem_type()));
+        }
+        let metadata = self.own_metadata()?;
+        let device = (metadata.device >> 32, metadata.device & 0xffff_ffff);
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo")
+            .map_err(|error| Error::io("read", "/proc/self/mountinfo", errno_of(&error)))?;
+        let Some(upper) = upper_layer(&mounts, device) else {
+            return Ok(false);
+        };
+        // The layer is often out of sight in a container, and then nothing is known of it.
+        Ok(statfs(upper.as_str()).is_ok_and(|found| is_volatile(found.filesystem_type())))
+    }
+
+    /// Returns true if this directory is one of `others`, which are pairs of device and inode, or lies below one.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn is_below(&self, others: &[(u64, u64)]) -> Result<bool, Error> {
+        let failed = |errno| Error::io("look at the directories above", &self.path, errno);
+        let mut fd = openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
+        let mut before = None;
+        loop {
+            let metadata = stat_open(&fd).map_err(failed)?;
+            let id = (metadata.device, metadata.inode);
+            if others.contains(&id) {
+                return Ok(true);
+            }
+            // Above the root is the root.
+            if before == Some(id) {
+                return Ok(false);
+            }
+            before = Some(id);
+            fd = openat(&fd, "..", DIRECTORY, Mode::empty()).map_err(failed)?;
+        }
+    }
+
+    /// Device and inode of the directory.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn id(&self) -> Result<(u64, u64), Error> {
+        let metadata = self.own_metadata()?;
+        Ok((metadata.device, metadata.inode))
+    }
+
     /// The names in this directory, sorted, unfinished files of ours left out.
     ///
     /// # Errors
@@ -238,7 +316,10 @@ impl Dir {
     ///
     /// rename(2) and unlink(2) fail there with EBUSY. The device number does not show such a mount; openat2(2) with
     /// RESOLVE_NO_XDEV does.
-    pub(super) fn is_mount_point(&self, name: &OsStr) -> Result<bool, Error> {
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn is_mount_point(&self, name: &OsStr) -> Result<bool, Error> {
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_NO_XDEV);
@@ -521,6 +602,40 @@ pub(super) fn errno_of(error: &std::io::Error) -> Errno {
 
 pub(super) fn errno_from(errno: rustix::io::Errno) -> Errno {
     Errno::from_raw(errno.raw_os_error())
+}
+
+fn is_volatile(kind: FsType) -> bool {
+    // linux/magic.h; nix has not all of them.
+    const RAMFS: u32 = 0x8584_58f6;
+    const HUGETLBFS: u32 = 0x9584_58f6;
+    const DEVPTS: u32 = 0x1cd1;
+    const DEBUGFS: u32 = 0x6462_6720;
+    const CONFIGFS: u32 = 0x6265_6570;
+    let number = kind.0 as u32;
+    [
+        TMPFS_MAGIC,
+        PROC_SUPER_MAGIC,
+        SYSFS_MAGIC,
+        CGROUP_SUPER_MAGIC,
+        CGROUP2_SUPER_MAGIC,
+        TRACEFS_MAGIC,
+    ]
+    .contains(&kind)
+        || [RAMFS, HUGETLBFS, DEVPTS, DEBUGFS, CONFIGFS].contains(&number)
+}
+
+/// The writable layer of the overlay with this device number, by proc(5), `mountinfo`.
+fn upper_layer(mounts: &str, (major, minor): (u64, u64)) -> Option<String> {
+    let device = format!("{major}:{minor}");
+    let mount = mounts
+        .lines()
+        .find(|line| line.split(' ').nth(2) == Some(&device))?;
+    let options = mount.split(" - ").nth(1)?.split(' ').nth(2)?;
+    let upper = options
+        .split(',')
+        .find_map(|option| option.strip_prefix("upperdir="))?;
+    // Spaces and the like are octal escapes, which no path of a container runtime has.
+    Some(upper.to_owned())
 }
 
 /// One component and nothing that leads elsewhere.

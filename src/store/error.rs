@@ -375,6 +375,14 @@ pub enum Note {
         /// What is wrong with it.
         why: String,
     },
+    /// An old file of ours that cannot be removed.
+    #[error("{path} is not needed any more and cannot be removed ({why}); it may hold a private key: remove it", path = path.display())]
+    Undeleted {
+        /// What was to be removed.
+        path: PathBuf,
+        /// Why it is still there.
+        why: String,
+    },
     /// Something in the state directory that is not of nodepki.
     #[error("{path} is not of nodepki and is left alone", path = path.display())]
     Stranger {

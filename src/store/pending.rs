@@ -2,8 +2,9 @@
 //!
 //! `pending/SLOT/` holds `key.pem` (0600), `request.csr`, `ticket.json` and, once there is an answer, `issued.pem`.
 //! A slot is made under an unfinished name and renamed, so it is there whole or not at all; and it is there before the
-//! request is sent. A key that was ever part of a slot is moved to `aside/`, never deleted, until a commit has put it
-//! in place.
+//! request is sent. A slot that is not resumed is moved to `aside/` with its key: its request may still be answered, and
+//! an administrator may want to look at it. No certificate for such a key was ever installed, so after
+//! [`ASIDE_MAX_AGE`], or if there are more than [`ASIDE_MAX_ENTRIES`], the oldest are removed at the start of a run.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -12,7 +13,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use time::OffsetDateTime;
+use time::macros::format_description;
+use time::{OffsetDateTime, PrimitiveDateTime};
 use zeroize::Zeroizing;
 
 use super::dir::{Dir, FileKind, unfinished};
@@ -21,6 +23,11 @@ use super::{READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sync};
 use crate::names::{CertName, UnknownName};
 
 pub(super) const PENDING: &str = "pending";
+pub(super) const ASIDE: &str = "aside";
+/// How long a slot or a damaged journal is kept in `aside/`.
+const ASIDE_MAX_AGE: time::Duration = time::Duration::days(30);
+/// Upper bound for the entries of `aside/`.
+const ASIDE_MAX_ENTRIES: usize = 50;
 const KEY: &str = "key.pem";
 const CSR: &str = "request.csr";
 const TICKET: &str = "ticket.json";
@@ -401,7 +408,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Moves a slot out of the way with all that is in it. A key is never deleted.
+    /// Moves a slot out of the way with all that is in it.
     ///
     /// # Errors
     /// What the system says.
@@ -455,6 +462,59 @@ impl Store {
         )?;
         failpoint("pending:ticket-updated", &path)
     }
+}
+
+/// Removes from `aside/` what is older than [`ASIDE_MAX_AGE`], and the oldest entries above [`ASIDE_MAX_ENTRIES`].
+///
+/// An entry that cannot be removed is a note. One that is newer than `now` was made by another clock and has no age.
+pub(super) fn limit_aside(
+    state: &Dir,
+    now: OffsetDateTime,
+    notes: &mut Vec<Note>,
+) -> Result<(), Error> {
+    let Some(aside) = state.open_dir(OsStr::new(ASIDE))? else {
+        return Ok(());
+    };
+    let mut entries: Vec<(OffsetDateTime, OsString)> = aside
+        .names()?
+        .into_iter()
+        .filter_map(|name| Some((set_aside_at(&name)?, name)))
+        .collect();
+    entries.sort();
+    let excess = entries.len().saturating_sub(ASIDE_MAX_ENTRIES);
+    let mut removed = false;
+    for (place, (at, name)) in entries.into_iter().enumerate() {
+        if place >= excess && now - at <= ASIDE_MAX_AGE {
+            continue;
+        }
+        let gone = match is_slot_dir(&aside, &name)? {
+            true => aside.remove_dir(&name),
+            false => aside.unlink(&name),
+        };
+        match gone {
+            Ok(_) => removed = true,
+            Err(error) => notes.push(Note::Undeleted {
+                path: aside.path().join(name),
+                why: error.to_string(),
+            }),
+        }
+    }
+    match removed {
+        true => aside.sync(),
+        false => Ok(()),
+    }
+}
+
+/// When an entry of `aside/` was moved there, by its name (see [`free_name`]); `None` for a file that is not ours.
+fn set_aside_at(name: &OsStr) -> Option<OffsetDateTime> {
+    const TIME: &[time::format_description::BorrowedFormatItem<'_>] =
+        format_description!("[year][month][day]T[hour][minute][second]Z");
+    let text = name.to_str()?;
+    text.match_indices('-').find_map(|(at, _)| {
+        let time = text.get(at + 1..)?.split('-').next()?;
+        let time = PrimitiveDateTime::parse(time, TIME).ok()?;
+        Some(time.assume_utc())
+    })
 }
 
 /// Removes slots whose key and certificate are in place.

@@ -113,6 +113,7 @@ impl Locked {
                 .map_err(|error| Error::Unfinished(Box::new(error)))?;
         }
         store.sweep(staging, &mut recovery)?;
+        pending::limit_aside(&store.state, now, &mut recovery.notes)?;
         Ok((store, recovery))
     }
 }
@@ -280,7 +281,7 @@ impl Store {
     }
 
     pub(super) fn aside(&self) -> Result<Dir, Error> {
-        let (dir, made) = self.state.make_dir(OsStr::new("aside"), 0o700)?;
+        let (dir, made) = self.state.make_dir(OsStr::new(pending::ASIDE), 0o700)?;
         if made {
             self.state.sync()?;
         }

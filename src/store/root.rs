@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
@@ -18,6 +18,7 @@ use super::dir::{self, Content, DIRECTORY, Dir, Metadata, READ, unfinished};
 use super::error::{Error, Obstacle};
 use super::mounts;
 use super::{READ_LIMIT, STATE_DIR};
+use crate::machine;
 
 /// What [`Root::resolve`] gives for a path on a mount of this machine.
 const FOREIGN: Errno = Errno::EXDEV;
@@ -32,6 +33,8 @@ pub struct Root(Arc<Inner>);
 struct Inner {
     fd: OwnedFd,
     path: PathBuf,
+    /// See [`Root::machine_fault`].
+    machine_fault: Mutex<Option<String>>,
 }
 
 impl Root {
@@ -53,6 +56,7 @@ impl Root {
         let root = Root(Arc::new(Inner {
             fd,
             path: path.to_owned(),
+            machine_fault: Mutex::default(),
         }));
         match root.resolve(Path::new("/"), OFlag::O_PATH | OFlag::O_CLOEXEC) {
             Ok(_) => Ok(root),
@@ -74,10 +78,36 @@ impl Root {
             Ok(fd) => Ok(Some(Root(Arc::new(Inner {
                 fd,
                 path: self.on_this_machine(path),
+                machine_fault: Mutex::default(),
             })))),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(self.error("open", path, errno)),
         }
+    }
+
+    /// The first read that failed because of a fault of this machine (see [`machine`]), in this root or in a clone of it.
+    ///
+    /// For callers that show a file as unreadable, or take it for absent, and go on: their conclusions may be wrong.
+    pub fn machine_fault(&self) -> Option<String> {
+        let fault = self.0.machine_fault.lock();
+        fault.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Forgets what [`Root::machine_fault`] returns, before everything is read again.
+    pub fn forget_machine_fault(&self) {
+        let fault = self.0.machine_fault.lock();
+        *fault.unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn noted<T>(&self, found: Result<T, Error>) -> Result<T, Error> {
+        if let Err(error) = &found
+            && machine::is_fault(error)
+        {
+            let fault = self.0.machine_fault.lock();
+            let mut fault = fault.unwrap_or_else(PoisonError::into_inner);
+            fault.get_or_insert_with(|| error.to_string());
+        }
+        found
     }
 
     /// The path of the root on this machine.
@@ -160,11 +190,11 @@ impl Root {
         {
             return Err(Error::obstacle(here, obstacle));
         }
-        match found.and_then(|_| self.resolve(path, READ)) {
+        self.noted(match found.and_then(|_| self.resolve(path, READ)) {
             Ok(fd) => dir::read_open(fd, &here, READ_LIMIT).map(Some),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(self.error("read", path, errno)),
-        }
+        })
     }
 
     /// Waits until everything on the file system of a file is on the disk, the file and its name included.
@@ -184,13 +214,14 @@ impl Root {
     /// What the system says.
     pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Option<Metadata>, Error> {
         let path = path.as_ref();
-        match self.resolve(path, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC) {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        self.noted(match self.resolve(path, flags) {
             Ok(fd) => dir::stat_open(&fd)
                 .map(Some)
                 .map_err(|errno| self.error("look at", path, errno)),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(self.error("look at", path, errno)),
-        }
+        })
     }
 
     /// Where the symbolic link at a path leads, as it stands in the link; `None` for nothing and for anything else.
@@ -208,7 +239,8 @@ impl Root {
     /// # Errors
     /// What the system says.
     pub fn list(&self, path: impl AsRef<Path>) -> Result<Option<Vec<OsString>>, Error> {
-        self.dir(path)?.map(|dir| dir.list()).transpose()
+        let names = self.dir(path)?.map(|dir| dir.list()).transpose();
+        self.noted(names)
     }
 
     /// Opens a directory; `None` when there is nothing.
@@ -217,11 +249,11 @@ impl Root {
     /// [`Error::Unsafe`] for anything but a directory, and what the system says.
     pub fn dir(&self, path: impl AsRef<Path>) -> Result<Option<Dir>, Error> {
         let path = path.as_ref();
-        match self.resolve(path, DIRECTORY) {
+        self.noted(match self.resolve(path, DIRECTORY) {
             Ok(fd) => Ok(Some(Dir::new(fd, self.on_this_machine(path)))),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(self.error("open", path, errno)),
-        }
+        })
     }
 
     /// Opens a directory, made with exactly `mode` (its missing parents with 0755) when there is none.

@@ -5,8 +5,12 @@ use std::fs;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 use nodepki::names::CertName;
 
+use crate::failures_host::wait_until;
 use crate::node::{EVERYTHING, INIT, Node, Ran, with_mounts};
 use crate::renew::made_before;
 
@@ -100,7 +104,7 @@ fn refuses_bind_mounted_target_before_renaming_anything() {
 #[test]
 #[cfg(feature = "failpoints")]
 fn never_ends_0_over_a_pair_that_is_half_renamed() {
-    for error in ["EIO", "EBUSY", "EACCES", "ENOSPC"] {
+    for error in ["EIO", "EROFS", "EACCES", "ENOSPC"] {
         // The second rename is that of a certificate whose key is in place already.
         for place in ["finish:rename-one:2", "finish:renamed", "finish:durable"] {
             let node = drifted();
@@ -213,4 +217,181 @@ fn writes_certificate_key_file_only_after_upload() {
         0,
         "nothing else is left either"
     );
+}
+
+/// The command under prlimit(1), with a limit such as `--nofile=8:8`.
+fn limited(command: &Command, limit: &str) -> Ran {
+    let mut limited = Command::new("timeout");
+    limited
+        .args(["60", "prlimit", limit])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .env_remove("JOURNAL_STREAM");
+    Ran::of(&mut limited)
+}
+
+/// Commands that read, ask and write.
+fn commands(node: &Node) -> Vec<Command> {
+    vec![
+        node.with_local(&["plan"], &[]),
+        node.command(["status"]),
+        node.with_local(&["renew", "--clock-wait", "0s"], &[]),
+        node.with_local(&["bootstrap", "--clock-wait", "0s"], &[]),
+        node.with_local(&["config", "check"], &[]),
+    ]
+}
+
+#[track_caller]
+fn is_done_or_to_be_run_again(ran: &Ran, what: &str) {
+    assert!(
+        matches!(ran.code, Some(0 | 75)),
+        "{what}: {:?} {:?}\n{}",
+        ran.code,
+        ran.signal,
+        ran.said()
+    );
+    assert!(ran.code == Some(0) || ran.stderr.contains("nodepki: ") || !ran.stdout.is_empty());
+}
+
+#[test]
+fn ends_75_without_panic_when_descriptors_run_out() {
+    for limit in (3..=40).step_by(3) {
+        let node = drifted();
+        for command in commands(&node) {
+            let ran = limited(&command, &format!("--nofile={limit}:{limit}"));
+            let words: Vec<_> = command.get_args().skip(2).take(1).collect();
+            is_done_or_to_be_run_again(&ran, &format!("{limit} descriptors, {words:?}"));
+        }
+        node.bootstrap().done();
+        node.assert_sound(&EVERYTHING);
+    }
+}
+
+#[test]
+fn ends_75_with_message_above_file_size_limit() {
+    for limit in ["0", "100", "2000", "20000"] {
+        let node = drifted();
+        let ran = limited(&renew(&node), &format!("--fsize={limit}"));
+        ran.ended(75).says("EFBIG");
+        node.bootstrap().done();
+        node.assert_sound(&EVERYTHING);
+    }
+}
+
+#[test]
+fn ends_75_when_a_configuration_file_cannot_be_read() {
+    let node = Node::bootstrapped();
+    // Reads settings, the kubeadm file, the signer's files and the node's own.
+    for command in commands(&node) {
+        let counts = calls_of(&command, "openat2,openat,read,statx");
+        for (call, count) in counts {
+            // Before the first openat2(2) it is the loader and the runtime that read.
+            let first = if call == "openat2" { 1 } else { 12 };
+            for (turn, when) in (first..=count).step_by(count.div_ceil(8)).enumerate() {
+                let error = ["EIO", "EMFILE", "ENOMEM"][turn % 3];
+                let ran = injected(&command, &call, &format!("error={error}:when={when}"));
+                let words: Vec<_> = command.get_args().skip(2).take(2).collect();
+                is_done_or_to_be_run_again(&ran, &format!("{words:?} {call} {when} {error}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn ends_75_when_standard_output_is_full_and_never_panics() {
+    let node = Node::bootstrapped();
+    let mut all = commands(&node);
+    all.push(node.command(["--help"]));
+    all.push(node.command(["completions", "bash"]));
+    all.push(node.command(["man"]));
+    all.push(node.command(["-vv", "status"]));
+    for command in all {
+        for (into, code) in [("/dev/full", 75), ("pipe", 0)] {
+            let mut shell = Command::new("sh");
+            let script = match into {
+                "pipe" => "{ \"$@\"; echo $? >&3; } 3>&1 >&- 2>&-".to_owned(),
+                file => format!("\"$@\" >{file} 2>{file}; echo $?"),
+            };
+            shell
+                .args(["-c", &script, "sh"])
+                .arg(command.get_program())
+                .args(command.get_args())
+                .env_remove("JOURNAL_STREAM");
+            let ran = Ran::of(&mut shell);
+            assert_eq!(
+                ran.stdout.trim(),
+                code.to_string(),
+                "{into}: {:?}",
+                command.get_args()
+            );
+        }
+    }
+}
+
+#[test]
+fn keeps_core_dumps_and_their_keys_off_the_disk() {
+    let node = Node::new();
+    let command = node.command(["status"]);
+    let log = node.outside("calls");
+    let mut strace = Command::new("strace");
+    strace
+        .arg("-o")
+        .arg(&log)
+        .args(["--trace=prctl,prlimit64,setrlimit"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    Ran::of(&mut strace);
+    let calls = fs::read_to_string(log).unwrap();
+    assert!(
+        calls.contains("PR_SET_DUMPABLE, SUID_DUMP_DISABLE"),
+        "{calls}"
+    );
+    assert!(
+        calls.contains("RLIMIT_CORE, {rlim_cur=0, rlim_max=0}"),
+        "{calls}"
+    );
+}
+
+#[test]
+fn ends_its_plug_in_when_a_signal_ends_the_run() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let node = Node::new();
+        node.signer_does("etcd-peer", "hang");
+        let mut command = node.ask_command("60s");
+        let run = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_until(|| node.submissions().contains_key("etcd-peer"));
+        let pid = Pid::from_raw(i32::try_from(run.id()).unwrap());
+        let programs = children(run.id());
+        assert!(!programs.is_empty(), "the plug-in hangs");
+        kill(pid, signal).unwrap();
+        Ran::from(run.wait_with_output().unwrap())
+            .ended(75)
+            .says(&format!("nodepki: ended by {signal}"));
+        for program in programs {
+            wait_until(|| killpg(program, None) == Err(Errno::ESRCH));
+        }
+        let asked = node.keys_seen();
+        node.signer_behaves();
+        node.ask().done();
+        for (slot, keys) in asked {
+            assert_eq!(node.keys_seen()[&slot], keys, "{slot}: the same key");
+        }
+        node.assert_sound(&EVERYTHING);
+    }
+}
+
+/// The processes that this one has started.
+fn children(parent: u32) -> Vec<Pid> {
+    let tasks = fs::read_dir(format!("/proc/{parent}/task")).unwrap();
+    let lists = tasks
+        .map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
+    let words: String = lists.collect();
+    words
+        .split_whitespace()
+        .map(|pid| Pid::from_raw(pid.parse().unwrap()))
+        .collect()
 }

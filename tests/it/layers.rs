@@ -19,6 +19,7 @@ const LAYERS: &[&[&str]] = &[
     &["http"],
     &["store"],
     &["confine"],
+    &["harden", "interrupt"],
     &["failpoint", "machine"],
     &["assess"],
     &["plan"],

@@ -1,9 +1,9 @@
 //! The CA keys of a node that the real kubeadm made go into a backup that OpenSSL reads, and come back.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -26,6 +26,10 @@ const PASSPHRASE: &str = "correct horse battery staple";
 
 /// A first node as kubeadm made it, CA keys and all. The signer of [`Node::settings`] has the same keys.
 fn made_by_kubeadm() -> Node {
+    filled_by_kubeadm(Node::new())
+}
+
+fn filled_by_kubeadm(node: Node) -> Node {
     static MADE: OnceLock<TempDir> = OnceLock::new();
     let made = MADE.get_or_init(|| {
         let made = tempfile::tempdir().unwrap();
@@ -34,7 +38,6 @@ fn made_by_kubeadm() -> Node {
         }
         made
     });
-    let node = Node::new();
     copy_tree(made.path(), &node.path("/etc/kubernetes"));
     for authority in Authority::ALL {
         for extension in ["crt", "key"] {
@@ -57,6 +60,76 @@ fn migrate(node: &Node, direction: &str, arguments: &[&str]) -> Command {
     }
     command.args(arguments);
     command
+}
+
+#[test]
+fn refuses_backup_where_it_would_be_lost() {
+    let node = made_by_kubeadm();
+    let pki = node.path(PKI);
+    fs::create_dir_all(node.path("/run/backups")).unwrap();
+    fs::create_dir_all(node.path("/etc/kubernetes/backups")).unwrap();
+    symlink(&pki, node.outside("link")).unwrap();
+    let before = keys(&node);
+    assert!(!before.is_empty());
+    // The state directory is there after the first look with the lock.
+    apply(&node, "root/etc/kubernetes/pki/ca-backup").ended(65);
+    for place in [
+        "root/var/lib/nodepki/journal.json",
+        "root/var/lib/nodepki/backup",
+        "root/etc/kubernetes/pki/backup",
+        "root/etc/kubernetes/pki/etcd/backup",
+        "root/etc/kubernetes/backups/backup",
+        "root/run/backups/backup",
+        "link/backup",
+    ] {
+        let ran = apply(&node, place);
+        ran.ended(65)
+            .says("cannot be the backup of the CA keys: it lies below ");
+        assert_eq!(keys(&node), before, "{place}");
+        assert!(!node.outside(place).exists(), "{place}");
+    }
+    // A file system in memory, for keys that are on a disk.
+    let node = filled_by_kubeadm(Node::on_disk());
+    let memory = TempDir::new_in("/dev/shm").unwrap();
+    let before = keys(&node);
+    apply(&node, memory.path().join("backup").to_str().unwrap())
+        .ended(65)
+        .says("its file system is in memory and is lost when the machine stops");
+    assert_eq!(keys(&node), before);
+    apply(&node, "backup").done();
+}
+
+#[test]
+fn puts_keys_back_when_backup_cannot_be_read_after_the_commit() {
+    let node = made_by_kubeadm();
+    let before = keys(&node);
+    let backup = node.outside("backup");
+    let inner = applying(&node, "backup");
+    // Slow enough between the removal and the last look at the backup.
+    let mut strace = Command::new("strace");
+    strace
+        .args(["-o", "/dev/null", "--trace=fadvise64"])
+        .arg("--inject=fadvise64:delay_enter=500000")
+        .arg(inner.get_program())
+        .args(inner.get_args());
+    let run = strace
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let began = std::time::Instant::now();
+    while !(keys(&node).is_empty() && backup.exists()) {
+        assert!(began.elapsed() < Duration::from_secs(60), "no commit");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    fs::remove_file(&backup).unwrap();
+    Ran::from(run.wait_with_output().unwrap())
+        .ended(75)
+        .says("cannot be read back after the CA keys were removed")
+        .says("the keys are in place again");
+    assert_eq!(keys(&node), before);
+    apply(&node, "backup").done();
+    assert!(keys(&node).is_empty());
 }
 
 fn look(node: &Node) -> Ran {
@@ -526,7 +599,7 @@ fn a_backup_that_finds_no_room_removes_nothing() {
     before.unchanged(&node.etc());
     assert!(!node.outside("backup").exists());
     let dangling = node.outside("link");
-    std::os::unix::fs::symlink("nowhere", &dangling).unwrap();
+    symlink("nowhere", &dangling).unwrap();
     apply(&node, "link").ended(65).says("link");
     before.unchanged(&node.etc());
     // Below the root, with the path as it is on the node or as it is on this machine.
@@ -681,7 +754,7 @@ fn a_key_behind_a_link_would_stay_where_it_is() {
     let node = made_by_kubeadm();
     let key = node.path(format!("{PKI}/ca.key"));
     fs::rename(&key, node.path(format!("{PKI}/real.key"))).unwrap();
-    std::os::unix::fs::symlink("real.key", &key).unwrap();
+    symlink("real.key", &key).unwrap();
     unproven(&node, 65, &["/etc/kubernetes/pki/ca.key is a link"]);
 }
 

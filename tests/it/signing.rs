@@ -269,7 +269,7 @@ pub(crate) fn opened_with_memory(config: &Config, memory: &Path) -> Box<dyn Sign
         memory: Rc::new(PlainMemory(memory.to_owned())),
         programs: Programs::Run,
         drop_dir: &|path, _owners| Ok(Box::new(PlainDir(path.to_owned()))),
-        user: &|_| None,
+        user: &|_| Ok(None),
     };
     config.open(&site).unwrap()
 }

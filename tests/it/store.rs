@@ -1137,3 +1137,56 @@ pub(crate) fn leftovers(dir: &Path) -> Vec<PathBuf> {
     found.sort();
     found
 }
+
+#[test]
+fn removes_keys_set_aside_for_more_than_30_days_and_the_oldest_of_more_than_50() {
+    let fixture = Fixture::new();
+    drop(fixture.store());
+    let aside = "/var/lib/nodepki/aside";
+    let slot = |name: &str| {
+        fixture.write(format!("{aside}/{name}/key.pem"), "a key", 0o600);
+    };
+    // NOW is the fourth of March at 05:06:07.
+    slot("etcd-server-20260202T050606Z");
+    slot("etcd-server-20260202T050608Z");
+    slot("etcd-server-20260202T050608Z-2");
+    fixture.write(
+        format!("{aside}/journal.json-20260101T000000Z"),
+        "{}",
+        0o600,
+    );
+    fixture.write(
+        format!("{aside}/journal.json-20260301T000000Z"),
+        "{}",
+        0o600,
+    );
+    slot("of-another-clock-20990101T000000Z");
+    slot("somebody's");
+    let names = || {
+        let entries = fs::read_dir(fixture.path(aside)).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    drop(fixture.store());
+    assert_eq!(
+        names(),
+        [
+            "etcd-server-20260202T050608Z",
+            "etcd-server-20260202T050608Z-2",
+            "journal.json-20260301T000000Z",
+            "of-another-clock-20990101T000000Z",
+            "somebody's",
+        ]
+    );
+    for number in 0..60 {
+        slot(&format!("apiserver-20260303T0506{number:02}Z"));
+    }
+    drop(fixture.store());
+    let left = names();
+    assert_eq!(left.len(), 51, "50 and one that is not ours: {left:?}");
+    assert!(!left.contains(&"apiserver-20260303T050600Z".to_owned()));
+    assert!(left.contains(&"apiserver-20260303T050659Z".to_owned()));
+}

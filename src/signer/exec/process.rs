@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{CallError, GRACE, LINGER, SAFE_PATH, STDERR_TAIL, STDOUT_LIMIT};
 use crate::confine;
+use crate::interrupt;
 use crate::signer::{SignerError, printable};
 
 /// The program's real path, once it is sure that nobody but root and this user could have put it there: the path
@@ -37,13 +38,13 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
     }
     let real = command
         .canonicalize()
-        .map_err(|error| refuse(error.to_string()))?;
+        .map_err(|error| refuse(error.to_string()).marked_by(&error))?;
     let ours = geteuid().as_raw();
     for path in [command, &real] {
         for ancestor in path.ancestors() {
-            let meta = ancestor
-                .symlink_metadata()
-                .map_err(|error| refuse(format!("{}: {error}", ancestor.display())))?;
+            let meta = ancestor.symlink_metadata().map_err(|error| {
+                refuse(format!("{}: {error}", ancestor.display())).marked_by(&error)
+            })?;
             if meta.uid() != 0 && meta.uid() != ours {
                 return Err(refuse(format!(
                     "{} belongs to user {}",
@@ -62,7 +63,9 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
             }
         }
     }
-    let meta = real.metadata().map_err(|error| refuse(error.to_string()))?;
+    let meta = real
+        .metadata()
+        .map_err(|error| refuse(error.to_string()).marked_by(&error))?;
     if !meta.is_file() {
         return Err(refuse("it is not a regular file".to_owned()));
     }
@@ -152,13 +155,18 @@ impl Group {
     }
 
     fn leave(mut self) {
-        self.0 = None;
+        if let Some(group) = self.0.take() {
+            interrupt::forget(group);
+        }
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
+        if let Some(group) = self.0 {
+            interrupt::forget(group);
+        }
     }
 }
 
@@ -168,12 +176,7 @@ pub(super) async fn drive(
     limit: Duration,
 ) -> Result<Finished, CallError> {
     let started = Instant::now();
-    let group = Group(
-        child
-            .id()
-            .and_then(|id| i32::try_from(id).ok())
-            .map(Pid::from_raw),
-    );
+    let group = Group(interrupt::group_of(&child));
     let (Some(mut stdin), Some(mut stdout), Some(mut stderr)) =
         (child.stdin.take(), child.stdout.take(), child.stderr.take())
     else {
