@@ -368,8 +368,8 @@ impl fmt::Display for TrustBundle {
     }
 }
 
-/// Whether `issuer` signed `certificate`, as long as the budget for signatures lasts.
-fn issued(certificate: &Certificate, issuer: &Certificate, budget: &mut usize) -> bool {
+/// Returns true if `issuer` signed `certificate`, as long as the budget for signatures lasts.
+pub(super) fn issued(certificate: &Certificate, issuer: &Certificate, budget: &mut usize) -> bool {
     if *budget == 0 || !certificate.names_issuer(issuer) {
         return false;
     }

@@ -9,10 +9,11 @@ use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 
 use super::certificate::{Certificate, Name, pem_blocks};
-use super::chain::{Chain, TrustBundle};
+use super::chain::{Chain, TrustBundle, issued};
 use super::key::{encode_pem, hex};
+use super::path::MAX_SIGNATURE_CHECKS;
 use super::strict;
-use super::verify::{rfc3339, signature_is_valid, signed_by};
+use super::verify::{rfc3339, signature_is_valid};
 
 /// Bytes that are no revocation list, or one that must not be used.
 #[derive(Debug, thiserror::Error)]
@@ -321,23 +322,25 @@ impl Revocations {
     }
 }
 
-/// The authority's certificates, and the intermediates that lead to one of them.
+/// The authority's certificates, and the intermediates that lead to one of them. Each known certificate is compared once
+/// with each intermediate that is left.
 fn issuers<'a>(trust: &'a TrustBundle, chains: &[&'a Chain]) -> Vec<&'a Certificate> {
     let mut known: Vec<&Certificate> = trust.certificates().iter().collect();
-    let mut rest: Vec<&Certificate> = chains
-        .iter()
-        .flat_map(|chain| chain.intermediates())
-        .filter(|certificate| certificate.is_ca())
-        .collect();
-    // Each round takes those that a known one signed.
-    loop {
-        let (taken, left): (Vec<_>, Vec<_>) = rest
-            .into_iter()
-            .partition(|candidate| known.iter().any(|issuer| signed_by(candidate, issuer)));
-        if taken.is_empty() {
-            return known;
+    let mut rest: Vec<&Certificate> = Vec::new();
+    for intermediate in chains.iter().flat_map(|chain| chain.intermediates()) {
+        if intermediate.is_ca() && !rest.contains(&intermediate) {
+            rest.push(intermediate);
         }
-        known.extend(taken);
+    }
+    let mut budget = MAX_SIGNATURE_CHECKS;
+    let mut next = 0;
+    while let Some(issuer) = known.get(next).copied() {
+        next += 1;
+        let (issued, left): (Vec<_>, Vec<_>) = rest
+            .into_iter()
+            .partition(|candidate| issued(candidate, issuer, &mut budget));
+        known.extend(issued);
         rest = left;
     }
+    known
 }

@@ -905,6 +905,7 @@ fn answers() -> Vec<(Case, bool)> {
         true,
     ));
 
+    all.extend(algorithms());
     // Files that Go reads differently.
     for (what, before, after) in [
         ("indented", "\n", "\n  "),
@@ -931,6 +932,43 @@ fn answers() -> Vec<(Case, bool)> {
         all.push((case, matches!(what, "with CRLF" | "with text")));
     }
     all
+}
+
+/// Roots with each kind of key that issue the leaf themselves.
+fn algorithms() -> Vec<(Case, bool)> {
+    let ecdsa = |hash| sequence(&[&oid(&[0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, hash])]);
+    let rsa = |parameters: &[u8]| {
+        let sha256 = oid(&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 11]);
+        sequence(&[&sha256, parameters])
+    };
+    let ed25519 = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    let own = |algorithm| PrivateKey::generate(algorithm).unwrap();
+    let rsa_key = own(KeyAlgorithm::Rsa2048);
+    vec![
+        under("RSA", &rsa_key, rsa(&[5, 0])),
+        under("RSA without NULL", &rsa_key, rsa(&[])),
+        under("P-384", &own(KeyAlgorithm::EcdsaP384), ecdsa(3)),
+        under("P-521", &own(KeyAlgorithm::EcdsaP521), ecdsa(4)),
+        under("Ed25519", &ed25519, sequence(&[&oid(&[0x2b, 0x65, 0x70])])),
+    ]
+}
+
+fn under(what: &str, key: &impl rcgen::SigningKey, algorithm: Vec<u8>) -> (Case, bool) {
+    let root = Template {
+        key: key.subject_public_key_info(),
+        algorithm: algorithm.clone(),
+        ..root()
+    };
+    let leaf = Template {
+        issuer: root.subject.clone(),
+        algorithm,
+        ..leaf()
+    };
+    let (root, leaf) = (root.signed_by(key), leaf.signed_by(key));
+    (
+        Case::new(format!("under a root with {what}"), &[&leaf], &[&root]),
+        true,
+    )
 }
 
 fn leaf_with(change: impl FnOnce(&mut Template)) -> Vec<u8> {

@@ -1,6 +1,5 @@
 //! DER for certificates that no library makes: a template of a certificate, and changes to any element of its encoding.
 
-use nodepki::x509::PrivateKey;
 use rcgen::SigningKey;
 
 /// Encodes one element; `parts` are its content.
@@ -121,12 +120,12 @@ impl Template {
         ])
     }
 
-    pub(crate) fn signed_by(&self, key: &PrivateKey) -> Vec<u8> {
+    pub(crate) fn signed_by(&self, key: &impl SigningKey) -> Vec<u8> {
         self.around(&self.tbs(), key)
     }
 
     /// The certificate around another signed part.
-    pub(crate) fn around(&self, tbs: &[u8], key: &PrivateKey) -> Vec<u8> {
+    pub(crate) fn around(&self, tbs: &[u8], key: &impl SigningKey) -> Vec<u8> {
         let mut signature = key.sign(tbs).unwrap();
         if let Some(last) = signature.last_mut() {
             *last &= 0xff << self.unused_bits;
