@@ -10,14 +10,16 @@ mod doctor;
 mod journal;
 mod migrate;
 mod renew;
+mod screen;
 mod table;
 mod terminal;
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write, stderr, stdout};
+use std::io::{IsTerminal, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -40,6 +42,7 @@ use crate::status;
 use crate::store::{IdentityPart, Root};
 use crate::yaml;
 
+use screen::{print, print_exact, print_json, say};
 use terminal::{LogFormat, Terminal};
 
 /// Apart from a command's own options.
@@ -257,6 +260,17 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             } else {
                 ExitCode::Done
             };
+            // These have nothing of the arguments in them.
+            let is_fixed = matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp
+                    | ErrorKind::DisplayVersion
+                    | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            );
+            if !is_fixed {
+                screen::print_aside(&error.render().to_string());
+                return code as u8;
+            }
             return match error.print() {
                 // A closed pipe ends the output, as in `print`.
                 Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -278,13 +292,13 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 fn tell_remainder(report: &Report) {
     if let Some(remainder) = report.remainder() {
-        let _ = writeln!(stderr(), "nodepki: {remainder}");
+        say(&remainder);
     }
 }
 
 fn tell(failure: &Failure) {
     for message in &failure.messages {
-        let _ = writeln!(stderr(), "nodepki: {message}");
+        say(message);
         tracing::debug!(exit = failure.code as u8, "{message}");
     }
 }
@@ -333,7 +347,7 @@ impl Cli {
             Command::Completions { shell } => {
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut Cli::command(), "nodepki", &mut script);
-                print(&String::from_utf8_lossy(&script))
+                print_exact(&String::from_utf8_lossy(&script))
             }
             Command::Man { dir } => manual(dir.as_deref()),
         };
@@ -388,9 +402,8 @@ impl Global {
         let code = self.end_with(&report)?.max(metrics.code());
         tell_remainder(&report);
         if report.code() == ExitCode::Pending {
-            let _ = writeln!(
-                stderr(),
-                "nodepki: some signatures are pending; run the same command again to go on with the same keys"
+            say(
+                "some signatures are pending; run the same command again to go on with the same keys",
             );
         }
         if loaded.node.role == Role::Join && !report.written.is_empty() {
@@ -439,25 +452,25 @@ impl Global {
         let status = status::collect(&root, &arguments.cert_dir, now());
         let code = |_| judged_from(&root, ExitCode::Done);
         if self.output == Output::Prometheus {
-            return print(&metrics::of_status(&root, &status)).map(code);
+            return print_exact(&metrics::of_status(&root, &status)).map(code);
         }
         if arguments.kubeadm {
             for note in status::kubeadm_notes(&status) {
-                let _ = writeln!(stderr(), "nodepki: {note}");
+                say(&note);
             }
-            return print(&match self.output {
-                Output::Json => status::kubeadm_json(&status),
-                Output::Yaml => status::kubeadm_yaml(&status),
-                _ => status::kubeadm_table(&status),
-            })
+            return match self.output {
+                Output::Json => print_json(&status::kubeadm_json(&status)),
+                Output::Yaml => print_exact(&status::kubeadm_yaml(&status)),
+                _ => print(&status::kubeadm_table(&status)),
+            }
             .map(code);
         }
-        print(&match self.output {
-            Output::Tree => status::tree(&status, stdout().is_terminal()),
-            Output::Json => status::json(&status),
-            Output::Yaml => status::yaml(&status),
-            _ => status::table(&status, stdout().is_terminal()),
-        })
+        match self.output {
+            Output::Tree => print(&status::tree(&status, stdout().is_terminal())),
+            Output::Json => print_json(&status::json(&status)),
+            Output::Yaml => print_exact(&status::yaml(&status)),
+            _ => print(&status::table(&status, stdout().is_terminal())),
+        }
         .map(code)
     }
 
@@ -497,7 +510,7 @@ impl Global {
             } => {
                 let loaded = load::load(&self.open_root()?, &inputs(sources)?, now())?;
                 warn(&loaded.warnings);
-                print(&signer_setup(&loaded, &kind, name.as_deref())?)
+                print_exact(&signer_setup(&loaded, &kind, name.as_deref())?)
             }
         }
     }
@@ -553,16 +566,18 @@ impl Global {
                 format!("the result cannot be printed: {error}"),
             )
         };
-        print(&match format {
+        match format {
             Output::Yaml => {
-                yaml::to_string(value).map_err(|error| unprintable(error.to_string()))?
+                let text =
+                    yaml::to_string(value).map_err(|error| unprintable(error.to_string()))?;
+                print_exact(&text)
             }
             _ => {
-                serde_json::to_string_pretty(value)
-                    .map_err(|error| unprintable(error.to_string()))?
-                    + "\n"
+                let text = serde_json::to_string_pretty(value)
+                    .map_err(|error| unprintable(error.to_string()))?;
+                print_json(&(text + "\n"))
             }
-        })
+        }
     }
 }
 
@@ -680,36 +695,20 @@ fn manual(dir: Option<&Path>) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Done)
 }
 
-/// A closed pipe ends the output, not the run.
-fn print(text: &str) -> Result<ExitCode, Failure> {
-    let mut stdout = stdout();
-    match stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-    {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::new(
-            ExitCode::Pending,
-            format!("standard output cannot be written: {error}"),
-        )),
-        _ => Ok(ExitCode::Done),
-    }
-}
-
 /// The exit code of a report on files: if this machine failed to read one of them, the report may be wrong.
 fn judged_from(root: &Root, code: ExitCode) -> ExitCode {
     let Some(fault) = root.machine_fault() else {
         return code;
     };
-    let _ = writeln!(
-        stderr(),
-        "nodepki: {fault}; the report may be wrong: see the limits and the log of this machine (ulimit -a, dmesg) and run again"
-    );
+    say(&format!(
+        "{fault}; the report may be wrong: see the limits and the log of this machine (ulimit -a, dmesg) and run again"
+    ));
     ExitCode::Pending
 }
 
 fn warn(warnings: &[String]) {
     for warning in warnings {
-        let _ = writeln!(stderr(), "nodepki: {warning}");
+        say(warning);
     }
 }
 

@@ -19,11 +19,13 @@ use std::sync::Arc;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde::Serialize;
+use serde_json::Value as Json;
 use zeroize::Zeroizing;
 
 pub use fault::{Fault, Faults, MAX_LISTED_FAULTS, Place, Severity, Spot};
 pub use walk::{Field, Map, Walk, did_you_mean};
 
+use crate::x509::is_hidden;
 use walk::join;
 
 /// Deepest nesting of maps and lists that is read; no document of ours comes near it.
@@ -574,7 +576,8 @@ pub fn to_json(node: &Node) -> serde_json::Value {
     }
 }
 
-/// Any value as YAML in the shape that Go tools write: two spaces, `- ` under its key, one line a scalar.
+/// Any value as YAML in the shape that Go tools write: two spaces, `- ` under its key, one line a scalar. Characters that
+/// a reader cannot see, or that a terminal obeys, are escaped in double quotes.
 ///
 /// # Errors
 /// When the value's own serialization fails.
@@ -582,7 +585,68 @@ pub fn to_string<T: Serialize + ?Sized>(value: &T) -> Result<String, serde_yaml:
     let mut options = serde_yaml::SerializerOptions::default();
     options.prefer_block_scalars = false; // base64 stays on one line
     options.compact_list_indent = true;
-    serde_yaml::to_string_with_options(&value, options)
+    let text = serde_yaml::to_string_with_options(&value, options.clone())?;
+    // The emitter escapes controls, and no other character.
+    let is_visible = |c: char| c == '\n' || !is_hidden(c);
+    if text.chars().all(is_visible) {
+        return Ok(text);
+    }
+    let Ok(mut value) = serde_json::to_value(value) else {
+        return Ok(text);
+    };
+    let mut quoted = Vec::new();
+    set_aside(&mut value, &mut quoted);
+    let mut text = serde_yaml::to_string_with_options(&value, options)?;
+    for (number, scalar) in quoted.iter().enumerate() {
+        text = text.replace(&stand_in(number), scalar);
+    }
+    Ok(text)
+}
+
+/// A plain scalar in the place of one that must be quoted: of private use, so that no other text has it.
+fn stand_in(number: usize) -> String {
+    format!("\u{e0f0}quoted{number}\u{e0f1}")
+}
+
+/// Replaces every text with something hidden in it by a stand-in, and returns the texts quoted.
+fn set_aside(value: &mut Json, quoted: &mut Vec<String>) {
+    let mut replaced = |text: &str| {
+        let has_hidden = text.chars().any(is_hidden);
+        has_hidden.then(|| {
+            quoted.push(double_quoted(text));
+            stand_in(quoted.len() - 1)
+        })
+    };
+    match value {
+        Json::String(text) => {
+            if let Some(other) = replaced(text) {
+                *text = other;
+            }
+        }
+        Json::Array(items) => items.iter_mut().for_each(|item| set_aside(item, quoted)),
+        Json::Object(map) => {
+            let entries = std::mem::take(map).into_iter();
+            let keyed = entries.map(|(key, value)| (replaced(&key).unwrap_or(key), value));
+            *map = keyed.collect();
+            map.values_mut().for_each(|item| set_aside(item, quoted));
+        }
+        _ => {}
+    }
+}
+
+/// YAML 1.2, section 5.7.
+fn double_quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            '\n' => quoted.push_str("\\n"),
+            c if is_hidden(c) => quoted.push_str(&format!("\\U{:08x}", u32::from(c))),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
 }
 
 #[cfg(test)]

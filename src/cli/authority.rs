@@ -1,13 +1,12 @@
 //! `nodepki authority stage`, `activate`, `retire` and `status`.
 
 use std::collections::BTreeSet;
-use std::io::{Write, stderr};
 use std::path::Path;
 
 use clap::{Args, Subcommand};
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, Sources, now, print, runtime, table};
+use super::{Global, Output, Run, Sources, now, print, runtime, screen, table};
 use crate::agent::{ExitCode, Failure};
 use crate::authority::cluster::Seen;
 use crate::authority::report::{AuthorityReport, NodeReport, Nodes, Peers};
@@ -219,7 +218,7 @@ fn status(
         if let Some(kubeconfig) = kubeconfig {
             let setup = &loaded.setup;
             let look = authority::look(root, kubeconfig, setup, row.authority, now());
-            let _ = stderr().write_all(seen(row.authority, &runtime()?.block_on(look)?).as_bytes());
+            screen::print_aside(&seen(row.authority, &runtime()?.block_on(look)?));
         }
     }
     Ok(code)

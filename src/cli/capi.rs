@@ -1,13 +1,13 @@
 //! `capi secrets` and `capi check`: the Secrets of Cluster API's external-CA flow, and the conditions that judge them.
 
-use std::io::{IsTerminal, Write, stderr, stdin, stdout};
+use std::io::{IsTerminal, stdin, stdout};
 use std::path::Path;
 
 use clap::{Args, Subcommand, ValueEnum};
 use zeroize::Zeroizing;
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, now, print, runtime, table, warn};
+use super::{Global, Output, Run, now, print, print_exact, runtime, say, screen, table, warn};
 use crate::agent::{ExitCode, Failure};
 use crate::capi::conditions::Findings;
 use crate::capi::secrets::{self, Secret, Target};
@@ -169,11 +169,8 @@ impl SecretsArgs {
         let (mut report, material) = issued?;
         let Some(material) = material else {
             // Standard output is for a manifest, and there is none.
-            let _ = write!(stderr(), "{}", table::render(&report, global.verbose > 0));
-            let _ = writeln!(
-                stderr(),
-                "nodepki: no Secret was made; run the same command again to go on with the same keys"
-            );
+            screen::print_aside(&table::render(&report, global.verbose > 0));
+            say("no Secret was made; run the same command again to go on with the same keys");
             return Ok(report.code());
         };
         let made = material.secrets(
@@ -191,7 +188,7 @@ impl SecretsArgs {
         warn(&report.notes);
         match &self.out {
             Some(file) => write(&root, file, &made)?,
-            None => print(&secrets::manifest(&made))?,
+            None => print_exact(&secrets::manifest(&made))?,
         };
         Ok(report.code())
     }

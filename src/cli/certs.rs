@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use zeroize::Zeroizing;
 
-use super::{Global, Output, duration, now, print, runtime, warn};
+use super::{Global, Output, duration, now, print, print_exact, runtime, warn};
 use crate::agent::{ExitCode, Failure};
 use crate::certs::{self, Download};
 use crate::load::{self, Inputs, KubeconfigFile, Location, certs::KeySource};
@@ -103,7 +103,7 @@ impl Command {
             Command::Key { out } => {
                 let key = new_key()?;
                 match out {
-                    None => print(&text(&key)),
+                    None => print_exact(&text(&key)),
                     Some(out) => {
                         let file = KeyFile::prepare(&global.open_root()?, &out)?;
                         file.write(&key)?;

@@ -1,11 +1,9 @@
 //! `migrate to-external` and `migrate to-internal`: the CA keys off a node, and back.
 
-use std::io::{Write, stderr};
-
 use clap::{Args, Subcommand};
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, Sources, now, print, runtime};
+use super::{Global, Output, Run, Sources, now, print, runtime, say};
 use crate::agent::{ExitCode, Failure};
 use crate::load::{self, certs::KeySource};
 use crate::migrate::{self, Backup, Direction, Passphrase, Report, ToExternal, ToInternal};
@@ -139,7 +137,7 @@ impl Command {
             _ => global.print_value(&report, global.output)?,
         };
         for message in report.unproven.iter().flat_map(|failure| &failure.messages) {
-            let _ = writeln!(stderr(), "nodepki: {message}");
+            say(message);
         }
         Ok(report.code())
     }

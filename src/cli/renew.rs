@@ -1,12 +1,11 @@
 //! `renew` and `needs-renewal`.
 
 use std::collections::BTreeSet;
-use std::io::{Write, stderr};
 
 use clap::Args;
 
 use super::terminal::Terminal;
-use super::{Global, Output, Run, now, print, runtime, tell, tell_remainder, warn};
+use super::{Global, Output, Run, now, print, runtime, say, tell, tell_remainder, warn};
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
 use crate::confine::confine;
 use crate::load::{IdentityChange, Loaded};
@@ -157,7 +156,7 @@ impl NeedsArguments {
         };
         let need = agent::needs_renewal(&global.open_root()?, &loaded.setup, &scope, now())?;
         if need.answer == Answer::Unknown {
-            let _ = writeln!(stderr(), "nodepki: {}", need.reason);
+            say(&need.reason);
         }
         match global.output {
             Output::Table | Output::Tree => print(&format!("{}\n", need.reason))?,

@@ -2,6 +2,7 @@
 
 use time::OffsetDateTime;
 
+use super::screen::visible_line;
 use crate::agent::{ExitCode, Report, Row};
 use crate::join;
 
@@ -40,7 +41,7 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
     });
     let mut text = aligned(&header, cells.into_iter().zip(beneath).collect());
     for note in &report.notes {
-        text.push_str(&format!("note: {note}\n"));
+        text.push_str(&format!("note: {}\n", note.replace('\n', "\n      ")));
     }
     if report.code() == ExitCode::Done && !report.ignore_preflight_errors.is_empty() {
         text.push_str(&format!(
@@ -53,7 +54,10 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
 }
 
 /// Columns under their titles; each row with the lines that stand beneath it.
-pub(super) fn aligned(header: &[&str], rows: Vec<(Vec<String>, Vec<String>)>) -> String {
+pub(super) fn aligned(header: &[&str], mut rows: Vec<(Vec<String>, Vec<String>)>) -> String {
+    for cell in rows.iter_mut().flat_map(|(cells, _)| cells) {
+        *cell = visible_line(cell);
+    }
     let widths: Vec<usize> = header
         .iter()
         .enumerate()
@@ -71,7 +75,7 @@ pub(super) fn aligned(header: &[&str], rows: Vec<(Vec<String>, Vec<String>)>) ->
     for (cells, beneath) in rows {
         text.push_str(&line(&cells, &widths));
         for reason in beneath {
-            text.push_str(&format!("    {reason}\n"));
+            text.push_str(&format!("    {}\n", reason.replace('\n', "\n      ")));
         }
     }
     text

@@ -9,6 +9,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
 use super::journal;
+use super::screen::{Lines, LogLines, visible_line};
 use crate::agent::{Event, Progress};
 use crate::names::CertName;
 use crate::x509::rfc3339;
@@ -51,14 +52,14 @@ pub(super) fn subscribe(format: LogFormat, verbose: u8) {
                 tracing_subscriber::fmt::layer()
                     .json()
                     .log_internal_errors(false)
-                    .with_writer(stderr),
+                    .with_writer(|| LogLines(Lines::Json)),
             )
             .init();
     } else {
         // Told on stderr, a failure to write to stderr would be a panic.
         let layer = tracing_subscriber::fmt::layer()
             .log_internal_errors(false)
-            .with_writer(stderr)
+            .with_writer(|| LogLines(Lines::Text))
             .with_ansi(stderr().is_terminal())
             .with_target(false)
             .without_time();
@@ -113,7 +114,7 @@ impl Terminal {
                 line.waiting.len()
             ));
         }
-        let text: String = text.chars().take(100).collect();
+        let text: String = visible_line(&text).chars().take(100).collect();
         // A terminal that went away is no reason to stop.
         let _ = write!(stderr(), "\r\x1b[K{text}");
     }

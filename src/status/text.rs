@@ -7,6 +7,7 @@ use time::macros::format_description;
 use super::{AuthorityStatus, CertStatus, Facts, PendingStatus, State, Status, human_duration};
 use crate::names::Authority;
 use crate::store::Phase;
+use crate::x509::is_hidden;
 
 /// One row a certificate, authority, key pair and pending request, then a line for each thing worth saying about them.
 pub fn table(status: &Status, colour: bool) -> String {
@@ -273,11 +274,11 @@ fn columns(rows: &[Vec<Cell>], colour: bool) -> String {
     text
 }
 
-/// No control character of a file, a certificate or a signer's answer reaches a terminal.
+/// Escapes what a terminal obeys or a reader does not see: columns are aligned by what is shown.
 fn safe(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_control() {
+        match is_hidden(c) {
             true => safe.extend(c.escape_default()),
             false => safe.push(c),
         }

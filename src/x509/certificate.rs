@@ -91,10 +91,12 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Whether a character changes how a terminal shows the others: controls, and marks that turn the direction.
+/// Returns true for a character that changes how a terminal shows others, or that a reader does not see: controls,
+/// marks of direction, characters without width, annotations and tags.
 pub(crate) fn is_hidden(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+        || matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// A certificate comes from outside: nothing hidden in it reaches a terminal or a log.

@@ -387,3 +387,32 @@ fn names_nested_duplicates_by_their_path() {
     documents[0].duplicates(Severity::Error, &mut faults);
     assert_eq!(faults.iter().next().unwrap().field, "a[0].b.c");
 }
+
+#[test]
+fn escapes_hidden_characters_of_text() {
+    let hidden = [
+        "\u{1b}[2J",
+        "\u{9b}2J",
+        "\u{7f}",
+        "a\u{202e}b",
+        "a\u{2066}b",
+        "\u{200b}",
+        "\u{feff}",
+        "\u{61c}x",
+        "\u{e0041}",
+        "a\rb",
+        "a\nnodepki: b",
+        "\u{85}",
+    ];
+    for text in hidden {
+        let value = serde_json::json!({"evidence": [text], text: 1});
+        let yaml = to_string(&value).unwrap();
+        let shown: Vec<char> = yaml
+            .chars()
+            .filter(|c| *c != '\n' && is_hidden(*c))
+            .collect();
+        assert!(shown.is_empty(), "{text:?}: {yaml:?}");
+        let read = parse("x", &yaml).unwrap();
+        assert_eq!(to_json(&read[0]), value, "{yaml:?}");
+    }
+}

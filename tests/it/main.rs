@@ -84,4 +84,5 @@ mod store;
 mod store_crash;
 mod store_system;
 mod systemd_units;
+mod terminal;
 mod untrusted_root;

@@ -1,0 +1,192 @@
+//! The edge to terminals: whatever a certificate, a server, a file or an argument says is escaped here, once, before it
+//! is written to stdout or stderr.
+//!
+//! Line ends and tabs of the layout stay, and of escape sequences the colours of this program, if the stream is a
+//! terminal. Everything else that a terminal obeys or that a reader cannot see ([`is_hidden`]) becomes visible text.
+//! Output for programs has the escapes of its format instead.
+
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write, stderr, stdout};
+
+use crate::agent::{ExitCode, Failure};
+use crate::x509::is_hidden;
+
+/// Parameters of SGR sequences that change weight or colour and hide nothing.
+const HARMLESS_SGR: [std::ops::RangeInclusive<u16>; 3] = [0..=4, 30..=37, 90..=97];
+
+/// Returns the text with everything hidden made visible. With `colour`, harmless SGR sequences stay.
+pub(super) fn visible(text: &str, colour: bool) -> Cow<'_, str> {
+    let is_layout = |c: char| matches!(c, '\n' | '\t');
+    if !text.chars().any(|c| is_hidden(c) && !is_layout(c)) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        if colour && let Some(length) = sgr(rest) {
+            let (sequence, after) = rest.split_at(length);
+            shown.push_str(sequence);
+            rest = after;
+            continue;
+        }
+        match is_hidden(c) && !is_layout(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+        rest = rest.get(c.len_utf8()..).unwrap_or_default();
+    }
+    Cow::Owned(shown)
+}
+
+/// The length of a harmless SGR sequence at the start of the text.
+fn sgr(text: &str) -> Option<usize> {
+    let inner = text.strip_prefix("\u{1b}[")?;
+    let (parameters, _) = inner.split_once('m')?;
+    let is_harmless = |parameter: &str| {
+        let number = parameter.parse::<u16>().ok();
+        number.is_some_and(|number| HARMLESS_SGR.iter().any(|range| range.contains(&number)))
+    };
+    let all = parameters.split(';').all(is_harmless);
+    all.then_some("\u{1b}[".len() + parameters.len() + 1)
+}
+
+/// Returns the text on one line.
+pub(super) fn visible_line(text: &str) -> String {
+    visible(text, false).replace('\n', "\\n").replace('\t', " ")
+}
+
+/// Returns JSON in which the strings have nothing hidden (RFC 8259, section 7).
+fn visible_json(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(|c| is_hidden(c) && c != '\n') {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_hidden(c) && c != '\n' {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                shown.push_str(&format!("\\u{unit:04x}"));
+            }
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Writes one message to stderr. Further lines of it are indented, so that none looks like another message.
+pub(super) fn say(message: &str) {
+    let message = visible(message, false);
+    let message = message.trim_end().replace('\n', "\n    ");
+    let _ = writeln!(stderr(), "nodepki: {message}");
+}
+
+/// Writes text for people to stderr.
+pub(super) fn print_aside(text: &str) {
+    let shown = visible(text, stderr().is_terminal());
+    let _ = stderr().write_all(shown.as_bytes());
+}
+
+/// Writes text for people to stdout.
+pub(super) fn print(text: &str) -> Result<ExitCode, Failure> {
+    write(&visible(text, stdout().is_terminal()))
+}
+
+/// Writes a JSON document to stdout.
+pub(super) fn print_json(text: &str) -> Result<ExitCode, Failure> {
+    write(&visible_json(text))
+}
+
+/// Writes text for another program to stdout: as it is, unless it goes to a terminal.
+pub(super) fn print_exact(text: &str) -> Result<ExitCode, Failure> {
+    match stdout().is_terminal() {
+        true => write(&visible(text, false)),
+        false => write(text),
+    }
+}
+
+/// A closed pipe ends the output, not the run.
+fn write(text: &str) -> Result<ExitCode, Failure> {
+    let mut stdout = stdout();
+    let written = stdout.write_all(text.as_bytes());
+    match written.and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(
+            ExitCode::Pending,
+            format!("standard output cannot be written: {error}"),
+        )),
+        _ => Ok(ExitCode::Done),
+    }
+}
+
+/// How log lines on stderr are escaped.
+#[derive(Clone, Copy)]
+pub(super) enum Lines {
+    Text,
+    Json,
+}
+
+/// Stderr for log events, one line at a time.
+pub(super) struct LogLines(pub(super) Lines);
+
+impl Write for LogLines {
+    /// The subscriber writes one whole event at a time.
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        let shown = match self.0 {
+            Lines::Text => visible(line, stderr().is_terminal()).replace('\n', "\n    "),
+            Lines::Json => visible_json(line).into_owned(),
+        };
+        stderr().write_all(format!("{shown}\n").as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        stderr().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shows_hidden_characters_and_keeps_layout() {
+        for (text, colour, shown) in [
+            ("a\n\tb\n", false, "a\n\tb\n"),
+            ("\u{1b}[31mred\u{1b}[0m", true, "\u{1b}[31mred\u{1b}[0m"),
+            ("\u{1b}[1;33mred", true, "\u{1b}[1;33mred"),
+            ("\u{1b}[31mred", false, "\\u{1b}[31mred"),
+            ("\u{1b}[8mhidden", true, "\\u{1b}[8mhidden"),
+            ("\u{1b}[31;8mhidden", true, "\\u{1b}[31;8mhidden"),
+            ("\u{1b}[m", true, "\\u{1b}[m"),
+            (
+                "\u{1b}[2J\u{1b}]0;x\u{7}",
+                true,
+                "\\u{1b}[2J\\u{1b}]0;x\\u{7}",
+            ),
+            ("\u{1b}", true, "\\u{1b}"),
+            ("\u{9b}2J\u{7f}\r", true, "\\u{9b}2J\\u{7f}\\r"),
+            (
+                "a\u{202e}b\u{200b}\u{feff}",
+                true,
+                "a\\u{202e}b\\u{200b}\\u{feff}",
+            ),
+            ("Müller 日本", true, "Müller 日本"),
+        ] {
+            assert_eq!(visible(text, colour), shown, "{text:?}");
+        }
+        assert_eq!(visible_line("a\nb\tc\u{1b}"), "a\\nb c\\u{1b}");
+    }
+
+    #[test]
+    fn escapes_json_without_changing_its_value() {
+        let value = serde_json::json!({"a": "\u{1b}\u{9b}\u{202e}\u{e0041}\n\t\u{7f}x"});
+        let pretty = serde_json::to_string_pretty(&value).unwrap();
+        let shown = visible_json(&pretty);
+        assert!(!shown.chars().any(|c| is_hidden(c) && c != '\n'), "{shown}");
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&shown).unwrap(),
+            value
+        );
+    }
+}

@@ -1,0 +1,210 @@
+//! What reaches a terminal: nothing that certificates, servers, files and arguments say drives it, hides text on it, or
+//! looks like a message of nodepki.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::node::{INIT, NODEPKI, Node, Ran};
+use crate::signing::openssl;
+
+/// Clears the screen in three ways, sets the title, hides and reverses text, and forges a message.
+const HOSTILE: &str =
+    "x\u{1b}[2J\u{9b}2J\u{1b}]0;t\u{7}\u{1b}[8m\r\u{202e}\u{200b}\u{7f}y\nnodepki: all is well";
+
+/// The shell's word for it.
+fn is_hidden(c: char) -> bool {
+    c.is_control() && c != '\n'
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+#[track_caller]
+fn is_fit_for_terminal(ran: &Ran, what: &str) {
+    let said = ran.said();
+    assert!(!said.is_empty(), "{what}");
+    let hidden: Vec<char> = said.chars().filter(|c| is_hidden(*c)).collect();
+    assert!(hidden.is_empty(), "{what}: {hidden:?} in {said:?}");
+    let is_forged = said.lines().any(|line| line == "nodepki: all is well");
+    assert!(!is_forged, "{what}: {said}");
+}
+
+fn everything(node: &Node, arguments: &[&str], what: &str) -> Vec<Ran> {
+    let config = node.outside("config.yaml");
+    let kubeadm = node.outside("kubeadm.yaml");
+    let mut all = Vec::new();
+    for more in [
+        &[][..],
+        &["-vv"],
+        &["-vv", "--log", "json"],
+        &["-o", "json"],
+        &["-o", "yaml"],
+    ] {
+        let mut command = node.command(arguments);
+        command.args(more).arg("--config").arg(&config);
+        if arguments[0] != "status" {
+            command.arg("--kubeadm-config").arg(&kubeadm);
+        }
+        let ran = Ran::of(&mut command);
+        is_fit_for_terminal(&ran, &format!("{what}: {arguments:?} {more:?}"));
+        all.push(ran);
+    }
+    all
+}
+
+#[test]
+fn escapes_names_in_certificates_and_their_errors() {
+    let node = Node::bootstrapped();
+    let name = HOSTILE.replace('\n', " ");
+    let subject = format!("/CN={name}");
+    let make = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout /dev/null -days 365 -utf8 -subj";
+    let mut make: Vec<&str> = make.split(' ').collect();
+    make.push(&subject);
+    node.write("/etc/kubernetes/pki/etcd/ca.crt", openssl(&make, b""));
+    for command in ["plan", "doctor", "status"] {
+        everything(&node, &[command], "issuer");
+    }
+    // A label of PEM and the text around it are quoted by parsers.
+    let label = format!("-----BEGIN {name}-----\nAAAA\n-----END {name}-----\n");
+    for file in ["etcd/ca.crt", "apiserver.crt", "apiserver.key", "sa.pub"] {
+        let node = Node::bootstrapped();
+        node.write(format!("/etc/kubernetes/pki/{file}"), &label);
+        for command in ["plan", "doctor", "status"] {
+            everything(&node, &[command], file);
+        }
+    }
+}
+
+#[test]
+fn escapes_what_signers_say() {
+    for verb in ["denied", "pending", "failed", "stderr"] {
+        let node = Node::new();
+        let script = node.outside("signer.sh");
+        let result = match verb {
+            "denied" => r#""result":"denied","reason":"Policy","message":MESSAGE"#,
+            "pending" => r#""result":"pending","handle":"t","message":MESSAGE"#,
+            _ => r#""result":"failed","reason":"BadRequest","message":MESSAGE"#,
+        };
+        let result = result.replace("MESSAGE", &serde_json::to_string(HOSTILE).unwrap());
+        fs::write(node.outside("said"), HOSTILE).unwrap();
+        let script_text = format!(
+            "request=$(cat)\nif [ $1 = info ]; then echo '{{\"kind\":\"InfoResponse\",\"apiVersions\":[\"signer.nodepki.dev/v1\"]}}'; exit; fi\n\
+             if [ {verb} = stderr ]; then cat {said} >&2; exit 3; fi\n\
+             [[ $request =~ \\\"requestId\\\":\\\"([^\\\"]*)\\\" ]]\n\
+             cat <<EOF\n{{\"apiVersion\":\"signer.nodepki.dev/v1\",\"kind\":\"SignResponse\",\"requestId\":\"${{BASH_REMATCH[1]}}\",{result}}}\nEOF\n",
+            said = node.outside("said").display(),
+        );
+        fs::write(&script, script_text).unwrap();
+        let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
+        let args = format!("[{fixture}, {}]", node.ca().parent().unwrap().display());
+        assert!(settings.contains(&args), "{settings}");
+        let settings = settings.replace(&args, &format!("[{}]", script.display()));
+        fs::write(node.outside("config.yaml"), settings).unwrap();
+        let ran = everything(
+            &node,
+            &["bootstrap", "--wait", "0s", "--clock-wait", "0s"],
+            verb,
+        );
+        assert!(ran.iter().all(|ran| ran.code != Some(0)), "{verb}");
+        // What a plug-in writes to stderr is logged with -v.
+        let is_shown = ran.iter().any(|ran| ran.said().contains("\\u{1b}"));
+        assert!(is_shown, "{verb}: {}", ran[0].said());
+        // The value for programs is the one that was said, up to what is escaped where it was read.
+        if let Ok(report) = serde_json::from_str::<Value>(&ran[3].stdout) {
+            assert!(report["rows"].is_array(), "{report}");
+        }
+    }
+}
+
+#[test]
+fn escapes_configuration_and_file_names() {
+    let node = Node::new();
+    let name = HOSTILE.replace('\n', " ").replace('/', "_");
+    let file = node.outside(&name);
+    fs::write(&file, INIT).unwrap();
+    for arguments in [
+        vec![
+            "plan".as_ref(),
+            "--kubeadm-config".as_ref(),
+            file.as_os_str(),
+            "--signer".as_ref(),
+            "embedded".as_ref(),
+        ],
+        vec!["plan".as_ref(), "--config".as_ref(), file.as_os_str()],
+        vec!["csr".as_ref(), "import".as_ref(), file.as_os_str()],
+    ] {
+        is_fit_for_terminal(&Ran::of(&mut node.command(&arguments)), "file name");
+    }
+    for key in [
+        "kubernetesVersion",
+        "clusterName",
+        "certificatesDir",
+        "unknownKey",
+    ] {
+        let quoted = serde_json::to_string(HOSTILE).unwrap();
+        node.configure(&INIT.replace("kubernetesVersion: v1.36.2", &format!("{key}: {quoted}")));
+        everything(&node, &["plan"], key);
+        everything(&node, &["doctor"], key);
+    }
+    node.configure(INIT);
+    node.settings(&format!("{}: 1\n", serde_json::to_string(HOSTILE).unwrap()));
+    everything(&node, &["plan"], "key of the settings");
+}
+
+#[test]
+fn escapes_arguments_that_are_wrong() {
+    let hostile = OsStr::from_bytes(HOSTILE.as_bytes());
+    let invalid = OsStr::from_bytes(b"\xff\x1b[2J");
+    for word in [hostile, invalid] {
+        for before in [
+            &[][..],
+            &["plan"],
+            &["plan", "--wait"],
+            &["plan", "--signer"],
+            &["plan", "--node-name"],
+            &["plan", "--kubeadm-config"],
+            &["renew", "--name"],
+            &["status", "-o"],
+            &["--root"],
+        ] {
+            let mut command = Command::new(NODEPKI);
+            command.args(before).arg(word).env_remove("JOURNAL_STREAM");
+            if before == ["--root"] {
+                command.arg("plan");
+            }
+            let ran = Ran::of(&mut command);
+            assert_ne!(ran.code, Some(0), "{before:?}");
+            is_fit_for_terminal(&ran, &format!("{before:?}"));
+        }
+    }
+    Ran::of(Command::new(NODEPKI).arg("bootstrp"))
+        .ended(64)
+        .says("bootstrap");
+}
+
+/// Text for programs keeps its value: `-o json` and `-o yaml` use the escapes of their formats.
+#[test]
+fn keeps_values_in_machine_readable_output() {
+    let node = Node::new();
+    let name = "s\u{202e}x\u{9b}2J";
+    node.settings(&format!(
+        "reload: {{hooks: [{{on: [apiserver], command: [/bin/true, {}]}}]}}\n",
+        serde_json::to_string(name).unwrap()
+    ));
+    let shown = everything(&node, &["config", "show"], "config show");
+    for ran in [&shown[3], &shown[4]] {
+        ran.done();
+        let value = match serde_json::from_str::<Value>(&ran.stdout) {
+            Ok(json) => json,
+            Err(_) => nodepki::yaml::to_json(&nodepki::yaml::parse("y", &ran.stdout).unwrap()[0]),
+        };
+        assert_eq!(
+            value["reload"]["hooks"][0]["command"][1], name,
+            "{}",
+            ran.stdout
+        );
+    }
+}
