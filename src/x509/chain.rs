@@ -277,7 +277,7 @@ impl TrustBundle {
     /// The certificates that no pin speaks for: neither pinned nor CA certificates below a pinned one. (A leaf below
     /// it is the identity of one component; as an anchor it would make that component the server.)
     ///
-    /// At most [`MAX_SIGNATURE_CHECKS`] signatures are checked; certificates that are left then count as strangers.
+    /// At most `MAX_SIGNATURE_CHECKS` signatures are checked; certificates that are left then count as strangers.
     pub fn strangers(&self, pins: &[[u8; 32]]) -> Vec<&Certificate> {
         let (mut known, mut strangers): (Vec<_>, Vec<_>) = self
             .certificates
@@ -298,7 +298,7 @@ impl TrustBundle {
     }
 
     /// Whether one of the `offered` certificates has the key of one of these, or was issued by one of these. At most
-    /// [`MAX_SIGNATURE_CHECKS`] signatures are checked.
+    /// `MAX_SIGNATURE_CHECKS` signatures are checked.
     pub fn vouches_for(&self, offered: &TrustBundle) -> bool {
         let pairs = || {
             let offered = offered.certificates.iter();

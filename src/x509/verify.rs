@@ -1,7 +1,7 @@
 //! The check that stands between a signer's answer and the disk.
 //!
 //! [`satisfies`] compares a chain with the wish and returns every difference. Paths are built as Go builds them and
-//! confirmed by webpki ([`super::path`]); added is kubeadm's rule that only the first certificate of `ca.crt` counts.
+//! confirmed by webpki (`path.rs`); added is kubeadm's rule that only the first certificate of `ca.crt` counts.
 
 use std::net::IpAddr;
 
