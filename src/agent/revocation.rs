@@ -14,7 +14,7 @@ use super::{
 };
 use crate::names::Authority;
 use crate::plan::{BundleSpec, crl_name};
-use crate::signer::{Carry, Signer, SignerError};
+use crate::signer::{Carry, Class, Signer, SignerError};
 use crate::store::{Commit, Mode, READ_LIMIT, Root, Store};
 use crate::x509::{Chain, CrlError, RevocationList, Revocations, TrustBundle, rfc3339};
 
@@ -95,11 +95,13 @@ pub async fn update_revocations(
         };
         let in_place = survey.revocations(authority);
         report.rows.push(
-            match read(&fetched, trust, &chains).and_then(|lists| {
-                match lists.obstacle(in_place, now).or_else(|| unreadable(&lists)) {
-                    Some(obstacle) => Err(obstacle),
-                    None => Ok(lists),
-                }
+            match judged(&fetched, trust, &chains, in_place, now).and_then(|lists| {
+                // While a CA is being changed a server speaks of the leaves of one of the two.
+                let gap = match covers_any(&lists, &chains) {
+                    true => None,
+                    false => chains.iter().find_map(|chain| lists.gap(chain)),
+                };
+                gap.or_else(|| unreadable(&lists)).map_or(Ok(lists), Err)
             }) {
                 Ok(lists) => {
                     let same = in_place == Some(&lists);
@@ -185,15 +187,29 @@ pub(super) async fn strike_out(
                         _ => None,
                     })
                     .collect();
-                Some(read(&bytes, trust, &chains).map_err(|error| {
-                    SignerError::permanent(
-                        format!("the revocation list from {} is refused", signer.label()),
-                        "see with the signer's owner what it publishes",
-                    )
-                    .caused_by(error)
+                let in_place = survey.revocations(authority);
+                let lists = judged(&bytes, trust, &chains, in_place, now);
+                let lists = lists.and_then(|lists| {
+                    let gap = chains.iter().find_map(|chain| lists.gap(chain));
+                    gap.map_or(Ok(lists), Err)
+                });
+                Some(lists.map_err(|error| {
+                    let what = format!("the revocation list from {} is refused", signer.label());
+                    refusal(what, error)
                 }))
             }
             Err(error) => Some(Err(error)),
+        };
+        // A signer that publishes no list any more does not make the last one newer.
+        let kept = survey
+            .revocations(authority)
+            .filter(|_| published.is_none());
+        let published = match kept.and_then(|kept| kept.obstacle(None, now)) {
+            Some(obstacle) => {
+                let what = format!("{} publishes no revocation list any more", signer.label());
+                Some(Err(refusal(what, obstacle)))
+            }
+            None => published,
         };
         let published = match published.transpose() {
             Ok(published) => published,
@@ -242,8 +258,34 @@ async fn fetch(
     enquiry.ask(name, Operation::Crl, ask).await
 }
 
-fn read(bytes: &[u8], trust: &TrustBundle, chains: &[&Chain]) -> Result<Revocations, CrlError> {
-    Revocations::verified(RevocationList::read_all(bytes)?, trust, chains)
+/// Reads, verifies and judges the lists that a signer published: for `crl` and before an installation alike.
+fn judged(
+    bytes: &[u8],
+    trust: &TrustBundle,
+    chains: &[&Chain],
+    in_place: Option<&Revocations>,
+    now: OffsetDateTime,
+) -> Result<Revocations, CrlError> {
+    let lists = Revocations::verified(RevocationList::read_all(bytes)?, trust, chains)?;
+    match lists.obstacle(in_place, now) {
+        Some(obstacle) => Err(obstacle),
+        None => Ok(lists),
+    }
+}
+
+/// Lists without which nothing is installed. A list of another time may be followed by a current one without any change to
+/// the signer's settings.
+fn refusal(what: String, error: CrlError) -> SignerError {
+    let class = match error {
+        CrlError::Stale { .. } | CrlError::Future { .. } => Class::Transient,
+        _ => Class::Permanent,
+    };
+    let advice = "the answers are kept, and the next run asks for the list again; see with the signer's owner what it publishes";
+    SignerError::new(class, what, advice).caused_by(error)
+}
+
+fn covers_any(lists: &Revocations, chains: &[&Chain]) -> bool {
+    chains.is_empty() || chains.iter().any(|chain| lists.gap(chain).is_none())
 }
 
 /// Lists that no later run could read would be of no use here, and in its way.

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use time::{Duration, OffsetDateTime};
-use x509_parser::extensions::{ParsedExtension, X509Extension};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::{DistributionPointName, ParsedExtension, X509Extension};
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 
@@ -28,6 +29,14 @@ pub enum CrlError {
         "the list of {issuer} has the critical extension {extension}, which nobody here understands"
     )]
     Extension { issuer: String, extension: String },
+    #[error("the list of {issuer} is a delta: it has the changes since another list alone")]
+    Delta { issuer: String },
+    #[error(
+        "the list of {issuer} is one part of several, and none of those given is about {subject}"
+    )]
+    OtherPart { issuer: String, subject: String },
+    #[error("none of the lists is of {issuer}, which issued {subject}")]
+    NotAbout { issuer: String, subject: String },
     #[error("the list of {issuer} is from none of the authority's certificates")]
     ForeignIssuer { issuer: String },
     #[error("the list of {issuer} has a signature that its key did not make")]
@@ -51,6 +60,11 @@ pub enum CrlError {
 /// How far a server's clock may be ahead: lists, unlike certificates, are seldom dated back.
 const SKEW: Duration = Duration::minutes(5);
 
+const DELTA_INDICATOR: &str = "2.5.29.27";
+const ISSUING_DISTRIBUTION_POINT: &str = "2.5.29.28";
+const REASON_CODE: &str = "2.5.29.21";
+const INVALIDITY_DATE: &str = "2.5.29.24";
+
 const BEGIN: &[u8] = b"-----BEGIN X509 CRL-----";
 
 /// One list.
@@ -60,6 +74,8 @@ pub struct RevocationList {
     issuer: Name,
     this_update: OffsetDateTime,
     next_update: Option<OffsetDateTime>,
+    /// The places of its issuing distribution point; a certificate that names other places is not covered.
+    places: Vec<String>,
     /// Serial numbers as [`Certificate::serial`] writes them, and since when.
     revoked: BTreeMap<String, OffsetDateTime>,
 }
@@ -111,15 +127,33 @@ impl RevocationList {
             return Err(damaged(&"bytes follow it"));
         }
         let issuer = Name::from_der(parsed.issuer().as_raw()).map_err(|error| damaged(&error))?;
+        let is = |extension: &X509Extension<'_>, oid: &str| extension.oid.to_id_string() == oid;
+        // Critical by RFC 5280, 5.2.4; what it says does not depend on that.
+        if parsed
+            .extensions()
+            .iter()
+            .any(|one| is(one, DELTA_INDICATOR))
+        {
+            return Err(CrlError::Delta {
+                issuer: issuer.to_string(),
+            });
+        }
+        let mut places = Vec::new();
+        for extension in parsed.extensions() {
+            // The place that the list was published at (RFC 5280, 5.2.5), as step-ca names it.
+            if let ParsedExtension::IssuingDistributionPoint(point) = extension.parsed_extension() {
+                places.extend(place_names(point.distribution_point.as_ref()));
+            }
+        }
         let narrows = |extension: &&X509Extension<'_>| match extension.parsed_extension() {
-            // Names the place that the list was published at (RFC 5280, 5.2.5), as step-ca does.
             ParsedExtension::IssuingDistributionPoint(point) => {
                 point.only_contains_ca_certs
                     || point.only_some_reasons.is_some()
                     || point.indirect_crl
                     || point.only_contains_attribute_certs
             }
-            _ => extension.critical,
+            // Damaged, so that it may narrow the list in any way.
+            _ => extension.critical || is(extension, ISSUING_DISTRIBUTION_POINT),
         };
         if let Some(extension) = parsed.extensions().iter().find(narrows) {
             return Err(CrlError::Extension {
@@ -132,6 +166,16 @@ impl RevocationList {
         };
         let mut revoked = BTreeMap::new();
         for entry in parsed.iter_revoked_certificates() {
+            // An entry of an indirect list names another issuer (RFC 5280, 5.3.3).
+            let unknown = |one: &&X509Extension<'_>| {
+                one.critical && !is(one, REASON_CODE) && !is(one, INVALIDITY_DATE)
+            };
+            if let Some(extension) = entry.extensions().iter().find(unknown) {
+                return Err(CrlError::Extension {
+                    issuer: issuer.to_string(),
+                    extension: extension.oid.to_id_string(),
+                });
+            }
             revoked.insert(hex(entry.raw_serial()), instant(entry.revocation_date)?);
         }
         Ok(RevocationList {
@@ -139,6 +183,7 @@ impl RevocationList {
             issuer,
             this_update: instant(parsed.last_update())?,
             next_update: parsed.next_update().map(instant).transpose()?,
+            places,
             revoked,
         })
     }
@@ -183,6 +228,16 @@ impl RevocationList {
         (self.issuer == *certificate.issuer())
             .then(|| self.revoked.get(certificate.serial()).copied())
             .flatten()
+    }
+
+    /// Whether it speaks of a certificate of its issuer: one of several parts speaks of those that name its place
+    /// (RFC 5280, 6.3.3 b 2 i). A certificate that names no place belongs to every part.
+    fn covers(&self, certificate: &Certificate) -> bool {
+        if self.places.is_empty() {
+            return true;
+        }
+        let named = published_at(certificate);
+        named.is_empty() || named.iter().any(|place| self.places.contains(place))
     }
 
     /// Whether one of `issuers` made it. The bit for signing lists in their key usage is not asked for: kubeadm's own
@@ -273,6 +328,22 @@ impl Revocations {
             })
     }
 
+    /// What keeps these lists from telling whether the leaf of `chain` is revoked; `None` when nothing does.
+    pub fn gap(&self, chain: &Chain) -> Option<CrlError> {
+        let leaf = chain.leaf();
+        let mut of_issuer = self
+            .0
+            .iter()
+            .filter(|list| list.issuer == *leaf.issuer())
+            .peekable();
+        let (issuer, subject) = (leaf.issuer().to_string(), leaf.subject().to_string());
+        if of_issuer.peek().is_none() {
+            return Some(CrlError::NotAbout { issuer, subject });
+        }
+        let covered = of_issuer.any(|list| list.covers(leaf));
+        (!covered).then_some(CrlError::OtherPart { issuer, subject })
+    }
+
     /// What keeps these lists from replacing `in_place` at this time; `None` when nothing does.
     pub fn obstacle(
         &self,
@@ -320,6 +391,31 @@ impl Revocations {
     pub fn first_der(&self) -> &[u8] {
         self.0.first().map_or(&[], RevocationList::der)
     }
+}
+
+/// The full names of a distribution point.
+fn place_names(point: Option<&DistributionPointName<'_>>) -> Vec<String> {
+    match point {
+        Some(DistributionPointName::FullName(names)) => {
+            names.iter().map(ToString::to_string).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Where the lists about a certificate are published, by its own word.
+fn published_at(certificate: &Certificate) -> Vec<String> {
+    let Ok((_, parsed)) = X509Certificate::from_der(certificate.der()) else {
+        return Vec::new();
+    };
+    let mut places = Vec::new();
+    for extension in parsed.extensions() {
+        if let ParsedExtension::CRLDistributionPoints(points) = extension.parsed_extension() {
+            let points = points.points.iter();
+            places.extend(points.flat_map(|one| place_names(one.distribution_point.as_ref())));
+        }
+    }
+    places
 }
 
 /// The authority's certificates, and the intermediates that lead to one of them. Each known certificate is compared once

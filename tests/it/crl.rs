@@ -45,6 +45,21 @@ impl Publisher {
 
     /// With an issuing distribution point of these lines.
     fn make_with(&self, base: &str, serials: &[&str], dates: &[&str], point: &str) -> Vec<u8> {
+        let extensions = match point {
+            "" => String::new(),
+            point => format!("issuingDistributionPoint = critical,@p\n[p]\n{point}"),
+        };
+        self.make_extended(base, serials, dates, &extensions)
+    }
+
+    /// With these extensions.
+    fn make_extended(
+        &self,
+        base: &str,
+        serials: &[&str],
+        dates: &[&str],
+        extensions: &str,
+    ) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let lines: String = serials
             .iter()
@@ -57,10 +72,9 @@ impl Publisher {
         );
         // A list with a number has version 2, the only one that etcd 3.6 reads.
         fs::write(dir.path().join("number"), "01\n").unwrap();
-        if !point.is_empty() {
-            config
-                .push_str("crl_extensions = e\n[e]\nissuingDistributionPoint = critical,@p\n[p]\n");
-            config.push_str(point);
+        if !extensions.is_empty() {
+            config.push_str("crl_extensions = e\n[e]\n");
+            config.push_str(extensions);
         }
         let file = dir.path().join("ca.cnf");
         fs::write(&file, config).unwrap();
@@ -289,6 +303,129 @@ fn without_its_list_nothing_of_an_authority_is_installed() {
     node.ask().done();
     // The answer was kept.
     assert_eq!(node.submissions(), submitted);
+}
+
+/// What the `crl` command refuses is not relied on when a certificate is installed either.
+#[test]
+fn installs_nothing_under_list_that_tells_nothing_of_it() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    node.remove("/etc/kubernetes/pki/etcd/peer.crt");
+    node.remove("/etc/kubernetes/pki/etcd/peer.key");
+    let dated = |from: &str, until: &str| {
+        let dates = ["-crl_lastupdate", from, "-crl_nextupdate", until];
+        publisher.make("etcd/ca", &[], &dates)
+    };
+    let with = |extensions: &str| publisher.make_extended("etcd/ca", &[], DAY, extensions);
+    let before = node.etc();
+    let mut submitted = None;
+    for (list, code, words) in [
+        (
+            publisher.make("etcd/ca", &[], &["-crl_nextupdate", "20260101000000Z"]),
+            69,
+            "is stale: a newer one was due at 2026-01-01T00:00:00Z",
+        ),
+        (
+            dated("20980101000000Z", "20990101000000Z"),
+            69,
+            "is from the future",
+        ),
+        (with("2.5.29.27 = critical,DER:02:01:01"), 65, "is a delta"),
+        (with("2.5.29.27 = DER:02:01:01"), 65, "is a delta"),
+        (with("2.5.29.28 = DER:30:05:81:01:FF"), 65, "2.5.29.28"),
+        (
+            publisher.make("front-proxy-ca", &[], DAY),
+            65,
+            "is from none of the authority's certificates",
+        ),
+        (b"<html>".to_vec(), 65, "there is no revocation list in it"),
+    ] {
+        fs::write(publisher.list(), list).unwrap();
+        node.ask().ended(code).row_says("etcd-peer", words);
+        before.unchanged(&node.etc());
+        let submissions = node.submissions();
+        assert_eq!(*submitted.get_or_insert(submissions.clone()), submissions);
+        publisher.crl().ended(65).row_says("etcd/crl.pem", words);
+        before.unchanged(&node.etc());
+    }
+    publisher.publish(&[]);
+    node.ask().done();
+    // The answer was kept.
+    assert_eq!(Some(node.submissions()), submitted);
+    node.assert_sound(&CertName::KUBEADM);
+}
+
+#[test]
+fn installs_nothing_under_stale_list_in_place_when_none_is_published() {
+    let publisher = Publisher::new();
+    let node = &publisher.0;
+    publisher.crl().done();
+    let stale = publisher.make("etcd/ca", &[], &["-crl_nextupdate", "20260101000000Z"]);
+    node.write(PEM, stale);
+    fs::remove_file(publisher.list()).unwrap();
+    node.remove("/etc/kubernetes/pki/etcd/peer.crt");
+    let before = node.etc();
+    node.ask()
+        .ended(69)
+        .row_says("etcd-peer", "publishes no revocation list any more");
+    before.unchanged(&node.etc());
+    publisher.publish(&[]);
+    node.ask().done();
+}
+
+/// One of several lists speaks of the certificates that name its place (RFC 5280, 6.3.3).
+#[test]
+fn tells_parts_of_a_list_apart() {
+    let publisher = Publisher(Node::new());
+    let place = |number: u8| {
+        let point = format!("fullname = URI:http://ca.example.com/{number}.crl\n");
+        let pem = publisher.make_with("etcd/ca", &[], DAY, &point);
+        RevocationList::read_all(&pem).unwrap()
+    };
+    let ca = publisher.0.ca().join("etcd/ca.crt");
+    let trust = TrustBundle::from_pem(&fs::read(&ca).unwrap()).unwrap();
+    let leaf = |extension: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let [key, csr, ext] = ["key", "csr", "ext"].map(|name| dir.path().join(name));
+        let [key, csr, ext] = [&key, &csr, &ext].map(|path| path.to_str().unwrap());
+        fs::write(ext, extension).unwrap();
+        let new = [
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ];
+        let mut request = vec![
+            "req", "-new", "-subj", "/CN=leaf", "-keyout", key, "-out", csr,
+        ];
+        request.extend(new);
+        openssl(&request, b"");
+        let (ca, ca_key) = (ca.to_str().unwrap(), ca.with_extension("key"));
+        let mut sign = vec!["x509", "-req", "-in", csr, "-CA", ca, "-set_serial", "7"];
+        sign.extend(["-CAkey", ca_key.to_str().unwrap(), "-extfile", ext]);
+        Chain::from_pem(&openssl(&sign, b"")).unwrap()
+    };
+    let second = leaf("crlDistributionPoints = URI:http://ca.example.com/2.crl\n");
+    let lists = |lists| Revocations::verified(lists, &trust, &[]).unwrap();
+    assert!(matches!(
+        lists(place(1)).gap(&second),
+        Some(CrlError::OtherPart { .. })
+    ));
+    assert!(lists(place(2)).gap(&second).is_none());
+    assert!(lists([place(1), place(2)].concat()).gap(&second).is_none());
+    // step-ca names a place in its list and none in its certificates.
+    let nowhere = leaf("basicConstraints = CA:FALSE\n");
+    assert!(lists(place(1)).gap(&nowhere).is_none());
+    // A list of another of the authority's certificates says nothing of it.
+    let other = publisher.0.ca().join("ca.crt");
+    let other = TrustBundle::from_pem(&fs::read(other).unwrap()).unwrap();
+    let foreign = RevocationList::read_all(&publisher.make("ca", &[], DAY)).unwrap();
+    let foreign = Revocations::verified(foreign, &other, &[]).unwrap();
+    assert!(matches!(
+        foreign.gap(&second),
+        Some(CrlError::NotAbout { .. })
+    ));
 }
 
 #[test]
