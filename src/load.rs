@@ -757,6 +757,10 @@ fn tolerance(settings: &Settings, authority: Authority) -> Tolerance {
             .authorities
             .get(&authority)
             .is_some_and(|settings| settings.allow_extra_usages),
+        max_lifetime: settings
+            .authorities
+            .get(&authority)
+            .and_then(|settings| settings.max_lifetime),
         own_name: signer.is_some_and(|(_, signer)| signer.kind().about().caps.own_name_san),
     }
 }

@@ -221,6 +221,8 @@ pub struct AuthoritySettings {
     pub trust_sha256: Vec<[u8; 32]>,
     /// Its certificates may be good for TLS servers and clients both, whatever was wanted.
     pub allow_extra_usages: bool,
+    /// Longest life of a certificate that is taken from it; `None` for a multiple of what is asked for.
+    pub max_lifetime: Option<Duration>,
 }
 
 /// Names beyond kubeadm's rules.
@@ -402,6 +404,9 @@ impl Settings {
                     "allowExtraUsages".to_owned(),
                     json!(settings.allow_extra_usages),
                 );
+                if let Some(longest) = settings.max_lifetime {
+                    entry.insert("maxLifetime".to_owned(), json!(format_duration(longest)));
+                }
                 if !trust.is_empty() {
                     entry.insert("trust".to_owned(), Value::Object(trust));
                 }
@@ -670,6 +675,7 @@ impl Settings {
                 .get("allowExtraUsages")
                 .and_then(|field| field.boolean())
                 .unwrap_or_default();
+            settings.max_lifetime = duration(entry.get("maxLifetime")).map(|(_, longest)| longest);
             if let Some(trust) = section(&entry, "trust") {
                 settings.trust_file = trust.get("file").as_ref().and_then(absolute);
                 settings.trust_sha256 = schema::pins(trust.get("sha256"));

@@ -15,6 +15,7 @@ mod crl;
 mod csr;
 mod der;
 mod key;
+mod lifetime;
 mod lineage;
 mod path;
 mod policies;
@@ -39,6 +40,7 @@ pub use csr::{Csr, CsrError, UsageExtensions};
 pub use key::{
     JwkError, KeyAlgorithm, KeyError, KeyType, PrivateKey, PublicKey, UnknownAlgorithm, hex,
 };
+pub use lifetime::{LIFETIME_FACTOR, Lifetime, judge_lifetime};
 pub use lineage::{descends_from, is_same_authority};
 pub use verify::{
     Difference, along_path, is_for_names, path_differences, rfc3339, satisfies, usage_differences,
@@ -93,6 +95,8 @@ pub struct Tolerance {
     pub extra_usages: bool,
     /// The wanted common name as a DNS name.
     pub own_name: bool,
+    /// Longest life of a new certificate; by default [`LIFETIME_FACTOR`] times what was asked for.
+    pub max_lifetime: Option<Duration>,
 }
 
 impl fmt::Display for Sans {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use time::OffsetDateTime;
 
 use super::kubelet::Identity;
-use super::request::Outcome;
+use super::request::{Outcome, life_of};
 use super::survey::Rotating;
 use super::{
     Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, Report, Row, ServiceAccountAction,
@@ -22,7 +22,7 @@ use crate::plan::{CertSpec, Output, ServiceAccountSpec};
 use crate::schedule::due_at;
 use crate::signer::Request;
 use crate::store::{Commit, Committed, Issued, Mode, Root, Slot, Store};
-use crate::x509::{Chain, PrivateKey, PublicKey, TrustBundle, hex, rfc3339};
+use crate::x509::{Chain, Lifetime, PrivateKey, PublicKey, TrustBundle, hex, rfc3339};
 
 /// Installs whole families: all that one authority was asked for, or nothing of it. In a rotation every certificate is
 /// installed on its own, where its bundle is in place.
@@ -349,6 +349,9 @@ impl Work<'_> {
                     record,
                     renewed,
                 });
+                if let Lifetime::Differs(note) = life_of(&chain, &spec, self.now) {
+                    reasons.push(note);
+                }
                 reasons.extend(beyond_authority(&chain, trusted));
                 Row {
                     due,

@@ -18,7 +18,8 @@ use crate::signer::{
 };
 use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
 use crate::x509::{
-    Chain, Csr, PrivateKey, TrustBundle, UsageExtensions, along_path, rfc3339, satisfies,
+    Chain, Csr, Lifetime, PrivateKey, TrustBundle, UsageExtensions, along_path, judge_lifetime,
+    rfc3339, satisfies,
 };
 
 /// How a request ended, for this run.
@@ -520,6 +521,9 @@ fn verified(
         now,
     );
     let mut differences: Vec<String> = differences.iter().map(ToString::to_string).collect();
+    if let Lifetime::Refused(difference) = life_of(&chain, job.asked.spec, now) {
+        differences.push(difference.to_string());
+    }
     if let Some(old) = job.asked.outlives
         && chain.leaf().not_after() <= old
     {
@@ -532,6 +536,12 @@ fn verified(
         true => Ok(chain),
         false => Err(differences),
     }
+}
+
+/// The life of a new certificate against the wish.
+pub(super) fn life_of(chain: &Chain, spec: &CertSpec, now: OffsetDateTime) -> Lifetime {
+    let limit = spec.tolerance.max_lifetime;
+    judge_lifetime(chain.leaf(), spec.profile.lifetime, limit, now)
 }
 
 fn deadline_at(desk: &Desk<'_>) -> Option<OffsetDateTime> {

@@ -24,6 +24,7 @@ authorities:
   etcd-ca:
     signer: drop
     allowExtraUsages: true
+    maxLifetime: 43800h
     trust: {file: /etc/etcd-ca.crt, sha256: ["00:01:02:03:04:05:06:07:08:09:0A:0B:0C:0D:0E:0F:10:11:12:13:14:15:16:17:18:19:1A:1B:1C:1D:1E:1F"]}
   front-proxy-ca:
     signer: disk
@@ -95,7 +96,7 @@ fn every_key_is_read() {
     assert_eq!(
         warnings,
         [
-            "c.yaml:33:8: signers.lab: is defined, but no authority uses it (add authorities: {ca: {signer: lab}}, or remove it)"
+            "c.yaml:34:8: signers.lab: is defined, but no authority uses it (add authorities: {ca: {signer: lab}}, or remove it)"
         ]
     );
     assert_eq!(
@@ -116,6 +117,11 @@ fn every_key_is_read() {
     assert_eq!(settings.authorities[&Authority::EtcdCa].trust_sha256, [pin]);
     let tolerant = Authority::ALL.map(|one| settings.authorities[&one].allow_extra_usages);
     assert_eq!(tolerant, [false, false, true]);
+    let longest = Authority::ALL.map(|one| settings.authorities[&one].max_lifetime);
+    assert_eq!(
+        longest,
+        [None, None, Some(Duration::from_secs(43_800 * 60 * 60))]
+    );
     assert_eq!(
         ca.trust_file,
         Some(PathBuf::from("/etc/kubernetes/pki/ca.crt"))

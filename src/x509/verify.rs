@@ -57,6 +57,18 @@ pub enum Difference {
     Expired(String),
     #[error("it is not valid before {0}")]
     NotYetValid(String),
+    #[error(
+        "it lives {lives}, asked {asked}: {longest} is the longest that is taken (have the signer give less, ask for more with certificateValidityPeriod, or accept it with authorities.X.maxLifetime)"
+    )]
+    LivesTooLong {
+        lives: String,
+        asked: String,
+        longest: String,
+    },
+    #[error(
+        "it lives {lives}, asked {asked}: it would expire before it can be renewed (correct the signer's profile)"
+    )]
+    LivesTooShort { lives: String, asked: String },
     #[error("{whose} certificate {subject} expired at {at}")]
     IssuerExpired {
         whose: &'static str,

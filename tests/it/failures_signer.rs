@@ -953,3 +953,51 @@ fn reports_what_one_authority_installed_before_refusal() {
         .says("nodepki: nothing was installed; not installed: ");
     before.unchanged(&node.etc());
 }
+
+/// A signer that gives other lives than asked: far from the wish is refused, and less is in the report.
+#[test]
+fn judges_life_of_certificate_against_wish() {
+    const DAY: u64 = 86_400;
+    let node = Node::new();
+    node.ask().done();
+    node.configure(&drifted());
+    refuses(
+        &node,
+        "apiserver",
+        &[
+            (
+                "life:315360000",
+                "it lives 3649d, asked 365d: 2190d is the longest",
+            ),
+            ("life:30", "it would expire before it can be renewed"),
+        ],
+    );
+    for (slot, days, words) in [
+        ("etcd-peer", 730, "it lives 729d, asked 365d"),
+        ("etcd-server", 30, "it lives 29d, asked 365d"),
+        ("etcd-healthcheck-client", 366, ""),
+    ] {
+        for extension in ["crt", "key"] {
+            let base = slot
+                .replace('-', "/")
+                .replace("healthcheck/", "healthcheck-");
+            node.remove(format!("/etc/kubernetes/pki/{base}.{extension}"));
+        }
+        node.signer_does(slot, &format!("bad life:{}", days * DAY));
+        let ran = node.ask();
+        ran.done().row_says(slot, words);
+        assert_eq!(ran.said().contains("it lives"), !words.is_empty());
+    }
+    // Written down, a longer life is taken, and said.
+    let config = fs::read_to_string(node.outside("config.yaml")).unwrap();
+    let accepted = config.replace(
+        "front-proxy-ca: {signer: s}",
+        "front-proxy-ca: {signer: s, maxLifetime: 87600h}",
+    );
+    fs::write(node.outside("config.yaml"), accepted).unwrap();
+    node.remove("/etc/kubernetes/pki/front-proxy-client.crt");
+    node.signer_does("front-proxy-client", &format!("bad life:{}", 3650 * DAY));
+    node.ask()
+        .done()
+        .row_says("front-proxy-client", "it lives 3649d, asked 365d");
+}

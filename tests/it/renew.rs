@@ -457,6 +457,8 @@ fn what_has_expired_is_told_as_unreachable_and_renewed_when_the_signer_is_back()
     needs(&node, &[]).ended(0).says("it expired at ");
     renew(&node, &[]).ended(69).row_says("apiserver", "failed");
     node.signer_behaves();
+    // This signer knows no life but a year.
+    node.configure(INIT);
     renew(&node, &[])
         .done()
         .row_says("apiserver", "it expired at ");

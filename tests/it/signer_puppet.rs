@@ -33,6 +33,7 @@ const UNREADABLE: &str = include_str!("../golden/signers/puppet/unreadable-reque
 const SHARED: Tolerance = Tolerance {
     extra_usages: true,
     own_name: true,
+    max_lifetime: None,
 };
 
 /// A name that no other test uses.
