@@ -23,6 +23,11 @@ pub use place::{lacks_host, may_be_in_masters, misplaced};
 pub use renewal::{Age, Demand, Rotated, Rules, rotate};
 pub use replaced::{OldAuthority, Replaced, Witness, replaced, trusted_by, valid_copy};
 
+/// What to do about a service-account pair that is not whole on a node that has served: another pair, or a public key
+/// that was derived from the wrong private one, makes the tokens of the cluster worthless.
+pub const COPY_SERVICE_ACCOUNT: &str =
+    "copy both sa.key and sa.pub from another control-plane node (or from a backup of this one)";
+
 /// One file as it was found.
 #[derive(Debug)]
 pub enum Found<T> {

@@ -64,6 +64,9 @@ pub struct Status {
     pub authorities: Vec<AuthorityStatus>,
     /// The certificates and kubeconfigs, in kubeadm's order.
     pub certificates: Vec<CertStatus>,
+    /// The API server of this node has a manifest, or a certificate and a controller manager beside it.
+    #[serde(skip)]
+    pub has_served: bool,
     /// The service-account pair; control-plane nodes only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account: Option<ServiceAccountStatus>,

@@ -10,10 +10,11 @@ use zeroize::Zeroizing;
 
 use super::{Provided, ServiceAccount};
 use crate::assess::{
-    self, Action, Age, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk, ReadKubeconfig,
-    assess, assess_bundle,
+    self, Action, Age, COPY_SERVICE_ACCOUNT, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk,
+    ReadKubeconfig, assess, assess_bundle,
 };
 use crate::machine;
+use crate::manifest::MANIFESTS;
 use crate::names::{Authority, CertName};
 use crate::plan::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
 use crate::signer::Current;
@@ -521,6 +522,11 @@ impl Survey {
             PublicKey::all_from_pem,
         );
         let (key_path, public_path) = (spec.private.display(), spec.public.display());
+        let has_served = self.has_served(root)?;
+        let copy = format!(
+            "{COPY_SERVICE_ACCOUNT} to {}, and run again",
+            spec.private.parent().unwrap_or(Path::new("/")).display()
+        );
         let handed = provided.service_account.as_ref();
         if let Some(ServiceAccount { from, key, .. }) = handed {
             let theirs = key.public_key();
@@ -562,11 +568,23 @@ impl Survey {
                     ServiceAccountAction::Keep
                 })
             }
+            (Found::Present(_), Found::Present(_)) if has_served => Err(format!(
+                "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; {copy}"
+            )),
             (Found::Present(_), Found::Present(_)) => Err(format!(
                 "{key_path} and {public_path} are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again"
             )),
             (Found::Present(_), Found::Absent | Found::Empty) => {
                 Ok(ServiceAccountAction::DerivePublic)
+            }
+            (Found::Unreadable(why), _) if has_served => {
+                Err(format!("{key_path} is not usable: {why}; {copy}"))
+            }
+            (Found::Absent | Found::Empty, _) if has_served => Err(format!(
+                "{key_path} is absent, and this node has certificates already; {copy}"
+            )),
+            (_, Found::Unreadable(why)) if has_served => {
+                Err(format!("{public_path} is not usable: {why}; {copy}"))
             }
             (Found::Absent | Found::Empty, Found::Absent | Found::Empty) if spec.may_make => {
                 Ok(ServiceAccountAction::Make)
@@ -590,6 +608,18 @@ impl Survey {
             Err(refusal) => self.refusals.push(refusal),
         }
         Ok(())
+    }
+
+    /// The node has been set up: its API server has a manifest, or certificates that are installed together with the
+    /// service-account pair.
+    fn has_served(&self, root: &Root) -> Result<bool, store::Error> {
+        let has = |name| {
+            self.cert(name)
+                .is_some_and(|cert| cert.found.chain.present().is_some())
+        };
+        let manifest = Path::new(MANIFESTS).join("kube-apiserver.yaml");
+        let is_set_up = has(CertName::Apiserver) && has(CertName::ControllerManagerConf);
+        Ok(is_set_up || root.metadata(manifest)?.is_some())
     }
 
     fn read_provided_files(

@@ -2,7 +2,7 @@
 
 use super::Note;
 use super::picture::{AuthorityKey, Of, Picture};
-use crate::assess::Replaced;
+use crate::assess::{COPY_SERVICE_ACCOUNT, Replaced};
 use crate::kubeadm;
 use crate::names::Authority;
 use crate::status::{FileStatus, Trouble};
@@ -139,6 +139,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
         .is_some_and(|node| node.role == kubeadm::Role::Init);
     let fix = match (only_public, is_first) {
         (true, _) => "run `nodepki bootstrap`, which derives it from sa.key",
+        (false, _) if picture.status.has_served => COPY_SERVICE_ACCOUNT,
         (false, true) => {
             "run `nodepki bootstrap`, which makes the pair for a new cluster; of a cluster that runs, copy both files from another control-plane node"
         }
@@ -158,14 +159,16 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
+    const FIX: &str = "find out which of them the cluster uses (with --kubeconfig this command compares sa.key), and derive sa.pub anew: openssl pkey -in sa.key -pubout -out sa.pub";
     let problems = picture.problems().into_iter();
     problems
         .filter(|problem| problem.trouble == Trouble::Torn && problem.of == Of::ServiceAccount)
         .map(|problem| {
-            Note::error(
-                problem.words,
-                "find out which of them the cluster uses (with --kubeconfig this command compares sa.key), and derive sa.pub anew: openssl pkey -in sa.key -pubout -out sa.pub",
-            )
+            let fix = match picture.status.has_served {
+                true => COPY_SERVICE_ACCOUNT,
+                false => FIX,
+            };
+            Note::error(problem.words, fix)
         })
         .collect()
 }

@@ -129,7 +129,7 @@ pub(super) fn refused(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn service_account(picture: &Picture) -> Vec<Note> {
-    const FIX: &str = "copy sa.key and sa.pub from a control-plane node whose tokens are accepted, then restart kube-apiserver and kube-controller-manager here";
+    const FIX: &str = "copy both sa.key and sa.pub from another control-plane node, whose tokens are accepted, then restart kube-apiserver and kube-controller-manager here";
     let jwks = picture
         .answers
         .as_ref()

@@ -5,7 +5,7 @@ use super::authorities::{is_out, replaced_authority};
 use super::cluster::MASTERS;
 use super::picture::{AuthorityKey, Of, Picture, Problem};
 use crate::agent::SurveyedCert;
-use crate::assess::{Action, faults};
+use crate::assess::{Action, COPY_SERVICE_ACCOUNT, faults};
 use crate::names::{Authority, CertName};
 use crate::status::{CertStatus, FileStatus, State, Trouble};
 use crate::x509::{Difference, path_differences};
@@ -32,7 +32,13 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
     };
     let problems = picture.problems().into_iter().filter(counts);
     let mut notes: Vec<Note> = problems
-        .map(|problem| Note::error(problem.sentence(), FIX))
+        .map(|problem| {
+            let fix = match problem.of {
+                Of::ServiceAccount if picture.status.has_served => COPY_SERVICE_ACCOUNT,
+                _ => FIX,
+            };
+            Note::error(problem.sentence(), fix)
+        })
         .collect();
     for (name, authority) in &picture.authorities {
         if let AuthorityKey::Unusable(why) = &authority.key {

@@ -14,7 +14,10 @@ use super::{
     Access, AuthorityStatus, CertStatus, Facts, FileStatus, KubeconfigStatus, PendingStatus, Role,
     ServiceAccountStatus, State, Status, Trouble, human_duration,
 };
-use crate::assess::{self, Found, FoundKubeconfig, ReadKubeconfig, Replaced, Witness, trusted_by};
+use crate::assess::{
+    self, COPY_SERVICE_ACCOUNT, Found, FoundKubeconfig, ReadKubeconfig, Replaced, Witness,
+    trusted_by,
+};
 use crate::kubeconfig::KubeconfigError;
 use crate::manifest::MANIFESTS;
 use crate::names::{Authority, CertName};
@@ -111,6 +114,7 @@ pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Sta
             .map(|bundle| bundle.status)
             .collect(),
         certificates,
+        has_served: node.has_served(),
         service_account: (role == Role::ControlPlane).then(|| node.service_account()),
         pending: pending.into_iter().map(pending_status).collect(),
         notes,
@@ -909,6 +913,16 @@ impl Node<'_> {
         }
     }
 
+    /// As for a survey; without a configuration the files alone tell.
+    fn has_served(&self) -> bool {
+        let manifest = Path::new(MANIFESTS).join("kube-apiserver.yaml");
+        let [certificate, _] = self.pair_of(CertName::Apiserver);
+        let kubeconfig = CertName::ControllerManagerConf.base_name();
+        let is_set_up =
+            self.exists(&certificate) && self.exists(&Path::new(KUBECONFIG_DIR).join(kubeconfig));
+        is_set_up || self.exists(&manifest)
+    }
+
     fn service_account(&self) -> ServiceAccountStatus {
         let private = self.read(&self.dir.join("sa.key"), true);
         let public = self.read(&self.dir.join("sa.pub"), false);
@@ -932,7 +946,7 @@ impl Node<'_> {
             (Ok(private), Ok(public)) if !public.contains(private.public_key()) => {
                 faults.push(Fault::new(
                     Trouble::Torn,
-                    "sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; compare both with another control-plane node",
+                    format!("sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; {COPY_SERVICE_ACCOUNT}"),
                 ));
             }
             (Ok(_), Err(mut fault)) => {
@@ -942,7 +956,13 @@ impl Node<'_> {
                 faults.push(fault);
             }
             (private, public) => {
-                faults.extend(private.err());
+                let lost = private.err().map(|mut fault| {
+                    if self.has_served() && fault.trouble != Trouble::Denied {
+                        fault.words.push_str(&format!("; {COPY_SERVICE_ACCOUNT}"));
+                    }
+                    fault
+                });
+                faults.extend(lost);
                 faults.extend(public.err());
             }
         }

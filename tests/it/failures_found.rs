@@ -313,8 +313,67 @@ fn d8_a_joiner_never_makes_a_service_account_key() {
 }
 
 #[test]
+fn advises_only_copy_of_service_account_pair_on_node_that_has_served() {
+    const COPY: &str = "copy both sa.key and sa.pub from another control-plane node";
+    let other = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let (key, public) = (format!("{PKI}/sa.key"), format!("{PKI}/sa.pub"));
+    let remove_key = |node: &Node| node.remove(&key);
+    let changes: [&dyn Fn(&Node); 6] = [
+        &remove_key,
+        &|node| node.write(&key, ""),
+        &|node| node.write(&key, "nonsense"),
+        &|node| node.write(&public, other.public_key().to_pem()),
+        &|node| {
+            node.remove(&key);
+            node.remove(&public);
+        },
+        // kubeadm has made the manifest, and everything else is lost.
+        &|node| {
+            for path in ["/etc/kubernetes/controller-manager.conf", &key, &public] {
+                node.remove(path);
+            }
+            node.write("/etc/kubernetes/manifests/kube-apiserver.yaml", "{}");
+        },
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let node = Node::bootstrapped();
+        change(&node);
+        let pair = || [&key, &public].map(|path| fs::read(node.path(path)).ok());
+        let before = pair();
+        let signer = format!("local:{}", node.ca().display());
+        let config = node.outside("kubeadm.yaml");
+        let configured = |command: &[&str]| {
+            let mut run = node.command(command);
+            run.args(["--signer", &signer, "--kubeadm-config"]);
+            Ran::of(run.arg(&config))
+        };
+        for ran in [
+            configured(&["bootstrap"]),
+            configured(&["plan"]),
+            configured(&["renew"]),
+            configured(&["doctor"]),
+            node.run(&["doctor"]),
+            node.run(&["status"]),
+        ] {
+            assert!(ran.said().contains(COPY), "{number}: {}", ran.said());
+            for wrong in [
+                "remove sa.pub",
+                "derive",
+                "makes the pair",
+                "remove the wrong",
+            ] {
+                assert!(!ran.said().contains(wrong), "{number}: {}", ran.said());
+            }
+        }
+        assert!(pair() == before, "{number}: the pair was changed");
+    }
+}
+
+#[test]
 fn d8_service_account_pairs_that_do_not_fit_are_refused() {
-    let node = Node::bootstrapped();
+    let node = Node::new();
+    let own = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    node.write(format!("{PKI}/sa.key"), own.to_pem().as_bytes());
     let other = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     node.write(format!("{PKI}/sa.pub"), other.public_key().to_pem());
     refused(

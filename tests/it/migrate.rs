@@ -423,18 +423,11 @@ fn a_signer_that_reads_the_key_itself_is_no_successor() {
 #[test]
 fn service_account_keys_must_be_there() {
     let node = made_by_kubeadm();
-    node.remove(format!("{PKI}/sa.key"));
-    unproven(
-        &node,
-        65,
-        &["sa.pub is there but /etc/kubernetes/pki/sa.key is not"],
-    );
-    node.remove(format!("{PKI}/sa.pub"));
-    unproven(
-        &node,
-        65,
-        &["copy them from another control-plane node and run this again"],
-    );
+    let words = "copy both sa.key and sa.pub from another control-plane node";
+    for file in ["sa.key", "sa.pub"] {
+        node.remove(format!("{PKI}/{file}"));
+        unproven(&node, 65, &[words]);
+    }
 }
 
 #[test]
