@@ -14,7 +14,7 @@ use super::{
     Clock, ExitCode, Failure, Progress, Report, Run, ServiceAccountAction, Setup, Survey, install,
     open_store, report, revocation, room_for, written,
 };
-use crate::assess::{Action, Demand, Found};
+use crate::assess::{Action, COPY_SERVICE_ACCOUNT, Demand, Found};
 use crate::components::Change;
 use crate::machine;
 use crate::names::{Authority, CertName};
@@ -240,7 +240,7 @@ fn service_account_fault(setup: &Setup, root: &Root, survey: &mut Survey) -> Opt
             directory.display()
         )),
         ServiceAccountAction::Make if survey.certs.iter().any(is_there) => Some(format!(
-            "sa.key and sa.pub are absent from {}, and a new pair would differ from the cluster's; copy both sa.key and sa.pub from another control-plane node",
+            "sa.key and sa.pub are absent from {}, and a new pair would differ from the cluster's; {COPY_SERVICE_ACCOUNT}",
             directory.display()
         )),
         ServiceAccountAction::Make => Some(format!(

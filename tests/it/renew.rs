@@ -394,7 +394,7 @@ fn a_file_that_nobody_can_mend_holds_up_no_other() {
         .row_says("admin.conf", "refused")
         .row_says("admin.conf", "move it away and run again")
         .row_says("apiserver", "rekeyed")
-        .says("note: /etc/kubernetes/pki/sa.pub is not usable");
+        .says("/etc/kubernetes/pki/sa.pub is not usable");
     let rest: Vec<CertName> = EVERYTHING
         .into_iter()
         .filter(|name| *name != CertName::AdminConf)
