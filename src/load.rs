@@ -2,6 +2,18 @@
 //!
 //! The one place where the edge's inputs come together. Which paths lead below the root and which to this machine is
 //! decided in `places`.
+//!
+//! The configuration decides who signs and for which names, and programs in it run as root. A file of it that another
+//! user can change is refused with exit status 65, which names owner and mode:
+//!
+//! | file | belongs to | written by group or others |
+//! | --- | --- | --- |
+//! | settings at their own paths, `kubeadm.files`, `kubeadm.clusterConfiguration` | root or the running user, and so do all directories above | no; only directories that are sticky |
+//! | `--config` | root or the running user | no |
+//! | `--kubeadm-config` | any user | not by others |
+//!
+//! An administrator who names a file vouches for its place, and kubeadm itself asks for no more. Below `--root` the
+//! numbers in the image decide.
 
 pub mod certs;
 mod identity;
@@ -30,7 +42,7 @@ use crate::settings::{
     self, Argument, FromCluster, JoinSettings, KubeletIdentity, Origin, Settings, StandIns,
 };
 use crate::signer::Identity;
-use crate::store::Root;
+use crate::store::{self, Metadata, Root};
 use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
 
@@ -55,6 +67,8 @@ const STAND_IN_CLUSTER: (&str, &str) = (
 const OWN_KUBECONFIGS: [&str; 2] = ["/etc/kubernetes/kubelet.conf", "/etc/kubernetes/admin.conf"];
 /// A cluster that answers at all does so in less.
 const CONFIGURATION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Size of all kubeadm files together, in bytes.
+const MAX_KUBEADM_BYTES: usize = 4 << 20;
 /// For one exchange with a cluster's API.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -535,22 +549,27 @@ pub fn check(
 /// # Errors
 /// All faults of all fragments at once.
 pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults), Failure> {
-    let list = |directory: &Path| match root.list(directory) {
-        // A rescue system often binds its own /run into the root.
-        Err(error) if error.is_this_machine() => Ok(Vec::new()),
-        listed => listed.map(texts).map_err(io::Error::other),
+    let list = |directory: &Path| {
+        let listed = root.trusted_dir(directory);
+        match listed.and_then(|found| found.map(|directory| directory.list()).transpose()) {
+            // A rescue system often binds its own /run into the root.
+            Err(error) if error.is_this_machine() => Ok(Vec::new()),
+            listed => listed.map(texts).map_err(io::Error::other),
+        }
     };
     let read = |path: &Path| match &inputs.config {
-        Some(named) if named.as_given() == path => read_argument(root, named).map(Some),
+        Some(named) if named.as_given() == path => {
+            read_verified(root, named, Metadata::require_trust).map(Some)
+        }
         _ => root
-            .read(path)
+            .read_trusted(path)
             .map_err(io::Error::other)?
             .map(|content| text(path, &content.bytes))
             .transpose(),
     };
     let only = inputs.config.as_ref().map(Argument::as_given);
     let fragments = settings::collect(only, list, read)
-        .map_err(|error| Failure::caused(ExitCode::Configuration, error.to_string(), &error))?;
+        .map_err(|error| Failure::caused(unreadable_code(&error), error.to_string(), &error))?;
     let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
     let origin = match &inputs.config {
         Some(named) => argument(root, named)?.origin(),
@@ -564,12 +583,12 @@ pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults),
 fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, String)>, Failure> {
     let mut sources = Vec::new();
     for named in &settings.kubeadm.arguments {
-        let text =
-            read_argument(root, named).map_err(|error| unreadable(named.as_given(), &error))?;
+        let text = read_verified(root, named, Metadata::require_limited_writers)
+            .map_err(|error| unreadable(named.as_given(), &error))?;
         sources.push((named.display().to_string(), text));
     }
     for path in &settings.kubeadm.files {
-        let found = match root.read(path) {
+        let found = match root.read_trusted(path) {
             // As for the settings.
             Err(error) if error.is_this_machine() => None,
             found => found?,
@@ -580,12 +599,22 @@ fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, Str
         }
     }
     if let Some(path) = &settings.kubeadm.cluster_configuration {
-        let content = root.read(path)?.ok_or_else(|| {
+        let content = root.read_trusted(path)?.ok_or_else(|| {
             let message = "kubeadm.clusterConfiguration names it, but it does not exist; put the cluster's ClusterConfiguration there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}')";
             unreadable(path, &io::Error::other(message))
         })?;
         let text = text(path, &content.bytes).map_err(|error| unreadable(path, &error))?;
         sources.push((path.display().to_string(), text));
+    }
+    let bytes: usize = sources.iter().map(|(_, text)| text.len()).sum();
+    if bytes > MAX_KUBEADM_BYTES {
+        return Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "kubeadm configuration: the {} files have {bytes} bytes, at most {MAX_KUBEADM_BYTES} are read (name only the files of this node)",
+                sources.len()
+            ),
+        ));
     }
     Ok(sources)
 }
@@ -632,11 +661,21 @@ pub(crate) fn faulty(faults: Faults) -> Failure {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Failure {
-    Failure::caused(
-        ExitCode::Configuration,
-        format!("{}: {error}", path.display()),
-        error,
-    )
+    match unreadable_code(error) {
+        // Its message names the file.
+        ExitCode::Refused => Failure::new(ExitCode::Refused, error.to_string()),
+        code => Failure::caused(code, format!("{}: {error}", path.display()), error),
+    }
+}
+
+/// The exit status for a configuration file that cannot be used: one that another user can change is not a mistake in the
+/// configuration.
+fn unreadable_code(error: &io::Error) -> ExitCode {
+    let inner = error.get_ref();
+    match inner.and_then(|inner| inner.downcast_ref::<store::Error>()) {
+        Some(store::Error::Untrusted { .. }) => ExitCode::Refused,
+        _ => ExitCode::Configuration,
+    }
 }
 
 fn text(path: &Path, bytes: &[u8]) -> io::Result<String> {
@@ -646,9 +685,22 @@ fn text(path: &Path, bytes: &[u8]) -> io::Result<String> {
 
 /// Reads a file that the command line names.
 pub(crate) fn read_argument(root: &Root, named: &Argument) -> io::Result<String> {
+    read_verified(root, named, |_, _| Ok(()))
+}
+
+/// As [`read_argument`], for a file that `verify` accepts.
+fn read_verified(
+    root: &Root,
+    named: &Argument,
+    verify: impl Fn(&Metadata, &Path) -> Result<(), store::Error>,
+) -> io::Result<String> {
     let found = argument(root, named).map_err(io::Error::other)?;
     match found.read().map_err(io::Error::other)? {
-        Some(content) => text(named.as_given(), &content.bytes),
+        Some(content) => {
+            let path = found.on_this_machine();
+            verify(&content.metadata, &path).map_err(io::Error::other)?;
+            text(named.as_given(), &content.bytes)
+        }
         None if root.is_this_machine() => Err(nix::errno::Errno::ENOENT.into()),
         None => Err(io::Error::other(format!(
             "does not exist, neither below {} nor here",

@@ -40,6 +40,12 @@ use reload::Reload;
 pub const MAIN_FILE: &str = "/etc/nodepki/config.yaml";
 /// Directories of further fragments, later ones win; within one the file names sort.
 pub const FRAGMENT_DIRECTORIES: [&str; 2] = ["/etc/nodepki/config.d", "/run/nodepki"];
+/// Number of fragments in one directory.
+const MAX_FRAGMENTS: usize = 100;
+/// Size of all fragments together, in bytes.
+const MAX_SETTINGS_BYTES: usize = 4 << 20;
+/// Number of files in `kubeadm.files`.
+const MAX_KUBEADM_FILES: usize = 64;
 /// `apiVersion` of every fragment.
 pub const API_VERSION: &str = "nodepki.io/v1alpha1";
 /// `kind` of every fragment.
@@ -479,7 +485,17 @@ impl Settings {
                 if items.is_empty() {
                     field.error("names no file", "list at least one, or remove the key");
                 }
-                self.kubeadm.files = items.iter().filter_map(absolute).collect();
+                if items.len() > MAX_KUBEADM_FILES {
+                    field.error(
+                        format!(
+                            "names {} files, at most {MAX_KUBEADM_FILES} are read",
+                            items.len()
+                        ),
+                        "name only the files of this node",
+                    );
+                }
+                let items = items.iter().take(MAX_KUBEADM_FILES);
+                self.kubeadm.files = items.filter_map(absolute).collect();
             }
             self.kubeadm.cluster_configuration = kubeadm
                 .get("clusterConfiguration")
@@ -852,14 +868,31 @@ pub fn collect(
                 let mut names = list(directory)?;
                 names.retain(|name| name.ends_with(".yaml") && !name.starts_with('.'));
                 names.sort();
+                if names.len() > MAX_FRAGMENTS {
+                    return Err(io::Error::other(format!(
+                        "{}: contains {} settings files, at most {MAX_FRAGMENTS} are read (merge them)",
+                        directory.display(),
+                        names.len()
+                    )));
+                }
                 paths.extend(names.iter().map(|name| directory.join(name)));
             }
         }
     }
     let mut fragments = Vec::new();
+    let mut bytes = 0;
     for path in paths {
         match read(&path)? {
-            Some(text) => fragments.push((path.display().to_string(), text)),
+            Some(text) => {
+                bytes += text.len();
+                if bytes > MAX_SETTINGS_BYTES {
+                    return Err(io::Error::other(format!(
+                        "{}: all settings files up to this one have more than {MAX_SETTINGS_BYTES} bytes together (remove what is not a setting)",
+                        path.display()
+                    )));
+                }
+                fragments.push((path.display().to_string(), text));
+            }
             None if only.is_some() => {
                 let message = format!("configuration file {} does not exist", path.display());
                 return Err(io::Error::new(io::ErrorKind::NotFound, message));

@@ -16,7 +16,7 @@ use crate::agent::{self, ExitCode, Failure};
 use crate::load;
 use crate::offline;
 use crate::settings::Argument;
-use crate::store::{Dir, FileKind, Trust};
+use crate::store::{self, Dir, FileKind, Trust};
 
 /// Depth of directories that an import reads; deeper ones are ignored.
 const MAX_IMPORT_DEPTH: usize = 6;
@@ -71,7 +71,9 @@ impl Command {
                 let found = load::argument(&root, dir)?;
                 let (place, base) = (found.root, found.path);
                 for file in offline::export(&requests) {
-                    let mut directory = place.create_trusted_dir(&base, 0o755)?;
+                    let mut directory = place
+                        .create_trusted_dir(&base, 0o755)
+                        .map_err(with_alternative)?;
                     for component in file.path.parent().into_iter().flat_map(Path::components) {
                         directory = directory.make_trusted_dir(component, 0o755, Trust::SYSTEM)?;
                     }
@@ -94,7 +96,11 @@ impl Command {
             Command::Import { .. } => {
                 let found = load::argument(&root, dir)?;
                 let mut import = Import::default();
-                if let Some(directory) = found.root.trusted_dir(&found.path)? {
+                if let Some(directory) = found
+                    .root
+                    .trusted_dir(&found.path)
+                    .map_err(with_alternative)?
+                {
                     import.read(&directory, Path::new(""), 0)?;
                 }
                 let files = import.files;
@@ -170,6 +176,17 @@ impl Import {
         }
         Ok(())
     }
+}
+
+/// Adds the way out that changes no owner: the directory is often one of a person.
+fn with_alternative(error: store::Error) -> Failure {
+    let is_untrusted = matches!(error, store::Error::Untrusted { .. });
+    let mut failure = Failure::from(error);
+    if is_untrusted {
+        let alternative = "or name a directory that belongs to root, such as one below /root";
+        failure.messages.push(alternative.to_owned());
+    }
+    failure
 }
 
 fn too_much(directory: &Dir, problem: &str) -> Failure {

@@ -332,6 +332,19 @@ impl Root {
 
     // ---- for the store only ----
 
+    /// Refuses a path on a mount of this machine, as [`Root::dir`] does; if the path does not exist, the part that does
+    /// is examined.
+    pub(super) fn require_own(&self, path: &Path) -> Result<(), Error> {
+        for part in path.ancestors().filter(|_| !self.is_this_machine()) {
+            match self.resolve(part, OFlag::O_PATH | OFlag::O_CLOEXEC) {
+                Ok(_) => break,
+                Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+                Err(errno) => return Err(self.error("open", part, errno)),
+            }
+        }
+        Ok(())
+    }
+
     /// Opens the root directory itself.
     pub(super) fn top(&self, flags: OFlag) -> Result<Dir, Error> {
         openat(&self.0.fd, ".", flags, Mode::empty())

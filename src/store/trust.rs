@@ -194,6 +194,7 @@ impl Root {
         path: &Path,
         visit: &mut dyn FnMut(&Path, &Metadata) -> Result<(), Error>,
     ) -> Result<Reached, Error> {
+        self.require_own(path)?;
         let mut passed = vec![self.top(PASS)?];
         let mut ahead = names_reversed(path);
         let mut links = 0;
@@ -293,12 +294,10 @@ impl Dir {
     pub fn read_trusted(&self, name: impl AsRef<OsStr>) -> Result<Option<Content>, Error> {
         let name = name.as_ref();
         let content = self.read(name, READ_LIMIT)?;
-        match content.as_ref().map(|content| &content.metadata) {
-            Some(found) if !is_ours(found.uid) || is_shared(found) => {
-                Err(untrusted(&self.path().join(name), found, &[]))
-            }
-            _ => Ok(content),
+        if let Some(content) = &content {
+            content.metadata.require_trust(&self.path().join(name))?;
         }
+        Ok(content)
     }
 
     fn verify(&self, trust: Trust<'_>) -> Result<(), Error> {
@@ -321,6 +320,30 @@ impl Dir {
         openat(self.as_fd(), ".", DIRECTORY, Mode::empty())
             .map(|fd| Dir::new(fd, self.path().to_owned()))
             .map_err(|errno| Error::io("open", self.path(), errno))
+    }
+}
+
+impl Metadata {
+    /// Refuses a file that another user owns or can write to. `path` is for the message.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`].
+    pub fn require_trust(&self, path: &Path) -> Result<(), Error> {
+        match is_ours(self.uid) && !is_shared(self) {
+            true => Ok(()),
+            false => Err(untrusted(path, self, &[])),
+        }
+    }
+
+    /// Refuses a file that every user can write to. `path` is for the message.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`].
+    pub fn require_limited_writers(&self, path: &Path) -> Result<(), Error> {
+        match self.mode & 0o002 {
+            0 => Ok(()),
+            _ => Err(untrusted(path, self, &[self.uid])),
+        }
     }
 }
 

@@ -501,3 +501,126 @@ fn warns_of_directories_of_services_and_groups_and_renews_in_them() {
         assert_eq!(fs::metadata(&service).unwrap().uid(), 998);
     }
 }
+
+// ---- settings ----
+
+const SETTINGS: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
+
+#[test]
+fn refuses_settings_that_another_user_can_change() {
+    let places = [
+        "/etc/nodepki/config.yaml",
+        "/etc/nodepki/config.d/10-signers.yaml",
+        "/run/nodepki/20-run.yaml",
+        "/run/kubeadm/kubeadm.yaml",
+    ];
+    for place in places {
+        let node = Node::new();
+        let text = match place.contains("kubeadm") {
+            true => crate::node::INIT,
+            false => SETTINGS,
+        };
+        node.write(place, text);
+        let (file, top) = (node.path(place), node.path("/"));
+        let check = || node.run(&["config", "check"]);
+        let above = file
+            .ancestors()
+            .skip(1)
+            .take_while(|dir| dir.starts_with(&top) && **dir != *top);
+        for path in std::iter::once(file.as_path()).chain(above) {
+            let shown = path.display();
+            let kept = fs::metadata(path).unwrap().permissions();
+            give(path, MALLORY);
+            check()
+                .ended(65)
+                .says(&format!(
+                    "{shown}: owned by user 4242 and group 4242 with mode "
+                ))
+                .says(&format!("(chown root:root {shown})"));
+            give(path, 0);
+            for bits in [0o020, 0o002] {
+                fs::set_permissions(path, fs::Permissions::from_mode(kept.mode() | bits)).unwrap();
+                check().ended(65).says(&format!("(chmod go-w {shown})"));
+            }
+            fs::set_permissions(path, kept).unwrap();
+        }
+        assert_ne!(check().code, Some(65), "{place}");
+    }
+}
+
+#[test]
+fn refuses_empty_fragment_directory_that_anyone_can_write_to() {
+    let node = Node::new();
+    fs::create_dir_all(node.path("/etc/nodepki/config.d")).unwrap();
+    mode(&node.path("/etc/nodepki/config.d"), 0o777);
+    node.bootstrap()
+        .ended(65)
+        .says("config.d: owned by user 0 and group 0 with mode 0777");
+    // The finding names it too.
+    node.run(&["doctor"])
+        .ended(65)
+        .says("config-unusable")
+        .says("mode 0777");
+}
+
+#[test]
+fn refuses_named_settings_that_another_user_can_change() {
+    let node = Node::new();
+    let config = node.outside("config.yaml");
+    give(&config, MALLORY);
+    node.ask()
+        .ended(65)
+        .says("user 4242")
+        .says("chown root:root ");
+    give(&config, 0);
+    mode(&config, 0o664);
+    node.ask().ended(65).says("mode 0664").says("chmod go-w ");
+    mode(&config, 0o644);
+    let kubeadm = node.outside("kubeadm.yaml");
+    mode(&kubeadm, 0o666);
+    node.ask().ended(65).says("mode 0666").says("chmod go-w ");
+    // The administrator's own file, as kubeadm takes it.
+    mode(&kubeadm, 0o664);
+    give(&kubeadm, 1000);
+    node.ask().done();
+}
+
+#[test]
+fn limits_number_and_size_of_settings_files() {
+    let node = Node::new();
+    let fragments = node.path("/etc/nodepki/config.d");
+    fs::create_dir_all(&fragments).unwrap();
+    for number in 0..101 {
+        fs::write(fragments.join(format!("{number}.yaml")), SETTINGS).unwrap();
+    }
+    let check = || node.run(&["config", "check"]);
+    check()
+        .ended(78)
+        .says("contains 101 settings files, at most 100 are read (merge them)");
+    fs::remove_dir_all(&fragments).unwrap();
+    fs::create_dir_all(&fragments).unwrap();
+    let large = format!("{SETTINGS}{}", "#".repeat(1_000_000));
+    for number in 0..5 {
+        fs::write(fragments.join(format!("{number}.yaml")), &large).unwrap();
+    }
+    check()
+        .ended(78)
+        .says("4.yaml: all settings files up to this one have more than 4194304 bytes together");
+    fs::remove_dir_all(&fragments).unwrap();
+    // Neither a pipe nor a device blocks a run.
+    fs::create_dir_all(&fragments).unwrap();
+    nix::unistd::mkfifo(&fragments.join("a.yaml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    check().ended(78).says("is a named pipe");
+    fs::remove_dir_all(&fragments).unwrap();
+    let files: Vec<String> = (0..65).map(|number| format!("/x{number}")).collect();
+    node.write(
+        "/etc/nodepki/config.yaml",
+        format!("{SETTINGS}kubeadm: {{files: [{}]}}\n", files.join(", ")),
+    );
+    check()
+        .ended(78)
+        .says("names 65 files, at most 64 are read");
+    node.run(&["config", "check", "--kubeadm-config", "/dev/zero"])
+        .ended(78)
+        .says("is a device node");
+}
