@@ -237,6 +237,8 @@ checks! {
         "a run was interrupted while it put files in place; the next one finishes";
     "stray-files", WI, configuration::strays,
         "files that a crash or an unfinished procedure left behind";
+    "too-many-files", W, configuration::crowded,
+        "the directories of Kubernetes contain so many files that not all of them were examined";
     "pending-request", WI, configuration::pending,
         "a request waits for its signer, or is refused by it";
     "ca-key-on-disk", EI, authorities::key_on_disk,

@@ -24,6 +24,9 @@ const QUIET: Duration = Duration::from_millis(300);
 /// Whoever never stops writing is looked at all the same.
 const LONGEST: Duration = Duration::from_secs(5);
 
+/// Number of files in a directory whose changes are noticed; settings have far fewer.
+const MAX_FILES_IN_DIRECTORY: usize = 1000;
+
 /// What a file is to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Matter {
@@ -73,7 +76,8 @@ impl Watched {
     fn look(&self) -> Seen {
         let mut seen = Seen::new();
         for (matter, root, directory) in &self.directories {
-            for name in root.list(directory).ok().flatten().unwrap_or_default() {
+            let names = root.list(directory).ok().flatten().unwrap_or_default();
+            for name in names.into_iter().take(MAX_FILES_IN_DIRECTORY) {
                 see(*matter, root, &directory.join(name), &mut seen);
             }
         }

@@ -1,9 +1,13 @@
 //! The configuration, the clock, and what runs of nodepki left behind.
 
+use std::path::Path;
+
 use super::Note;
 use super::picture::{AuthorityKey, Picture};
 use crate::agent;
+use crate::plan::KUBECONFIG_DIR;
 use crate::status::{Role, Trouble};
+use crate::store::STATE_DIR;
 use crate::x509::rfc3339;
 
 pub(super) fn unusable(picture: &Picture) -> Vec<Note> {
@@ -115,7 +119,7 @@ pub(super) fn unfinished(picture: &Picture) -> Vec<Note> {
         Note::error(
             format!(
                 "{} has the record of an interrupted run, or one is at work right now",
-                picture.here(crate::store::STATE_DIR.as_ref())
+                picture.here(STATE_DIR.as_ref())
             ),
             "run `nodepki bootstrap`: it finishes or undoes what was begun before it does anything else",
         )
@@ -137,6 +141,22 @@ pub(super) fn strays(picture: &Picture) -> Vec<Note> {
         )
     });
     unfinished.chain(requests).collect()
+}
+
+pub(super) fn crowded(picture: &Picture) -> Vec<Note> {
+    let limit = picture.trees.limit().into_iter();
+    limit
+        .map(|limit| {
+            Note::warning(
+                format!(
+                    "{}, {} and the certificates directory contain more than {limit} entries: the others were not examined",
+                    picture.here(Path::new(KUBECONFIG_DIR)),
+                    picture.here(Path::new(STATE_DIR))
+                ),
+                "remove what does not belong there, then run `nodepki doctor` again",
+            )
+        })
+        .collect()
 }
 
 pub(super) fn pending(picture: &Picture) -> Vec<Note> {

@@ -30,6 +30,8 @@ const KUBELET: &str = "/var/lib/kubelet";
 const KEY_LIMIT: u64 = 64 * 1024;
 /// `/etc/kubernetes/tmp/kubeadm-backup-…/pki/etcd` and then some.
 const DEPTH: usize = 6;
+/// Number of directory entries that are examined below the directories of Kubernetes, and again for backups in them.
+const MAX_EXAMINED_ENTRIES: usize = 10_000;
 
 /// A node as it was found.
 pub(super) struct Picture {
@@ -119,6 +121,15 @@ pub(super) struct Trees {
     pub(super) unfinished: Vec<PathBuf>,
     pub(super) requests: Vec<PathBuf>,
     pub(super) denied: Vec<PathBuf>,
+    /// Number of entries that were examined.
+    examined: usize,
+}
+
+impl Trees {
+    /// How many entries were examined, if there are more than that.
+    pub(super) fn limit(&self) -> Option<usize> {
+        (self.examined > MAX_EXAMINED_ENTRIES).then_some(MAX_EXAMINED_ENTRIES)
+    }
 }
 
 /// What kube-controller-manager signs with.
@@ -569,6 +580,15 @@ impl Reader<'_> {
 
     /// Looks where nothing that is in use lies: no manifest, nothing of the certificates directory itself.
     fn copies(&self, path: &Path, depth: usize) -> Vec<(PathBuf, Certificate)> {
+        self.copies_below(path, depth, &mut 0)
+    }
+
+    fn copies_below(
+        &self,
+        path: &Path,
+        depth: usize,
+        examined: &mut usize,
+    ) -> Vec<(PathBuf, Certificate)> {
         let etcd = self.dir.join("etcd");
         let in_use = [Path::new(MANIFESTS), self.dir, &etcd].contains(&path);
         let in_place: Vec<PathBuf> = CertName::ALL
@@ -578,11 +598,17 @@ impl Reader<'_> {
         let names = self.root.list(path).ok().flatten().unwrap_or_default();
         let mut copies = Vec::new();
         for path in names.into_iter().map(|name| path.join(name)) {
+            *examined += 1;
+            if *examined > MAX_EXAMINED_ENTRIES {
+                break;
+            }
             let Ok(Some(found)) = self.root.metadata(&path) else {
                 continue;
             };
             match found.kind {
-                FileKind::Directory if depth > 0 => copies.extend(self.copies(&path, depth - 1)),
+                FileKind::Directory if depth > 0 => {
+                    copies.extend(self.copies_below(&path, depth - 1, examined));
+                }
                 FileKind::File
                     if !in_use && found.size <= KEY_LIMIT && !in_place.contains(&path) =>
                 {
@@ -633,6 +659,10 @@ impl Reader<'_> {
             .unfinished
             .extend(unfinished.into_iter().map(|name| path.join(name)));
         for name in dir.list().unwrap_or_default() {
+            trees.examined += 1;
+            if trees.examined > MAX_EXAMINED_ENTRIES {
+                return;
+            }
             let path = path.join(&name);
             let Ok(Some(found)) = dir.metadata(&name) else {
                 continue;

@@ -383,6 +383,14 @@ pub enum Note {
         /// Why it is still there.
         why: String,
     },
+    /// Further files in the state directory that are not listed.
+    #[error("{path} contains {more} more files that are not of nodepki", path = path.display())]
+    MoreStrangers {
+        /// The directory.
+        path: PathBuf,
+        /// Number of files that are not listed.
+        more: usize,
+    },
     /// Something in the state directory that is not of nodepki.
     #[error("{path} is not of nodepki and is left alone", path = path.display())]
     Stranger {

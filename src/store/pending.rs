@@ -33,6 +33,8 @@ const CSR: &str = "request.csr";
 const TICKET: &str = "ticket.json";
 const ISSUED: &str = "issued.pem";
 const VERSION: u64 = 1;
+/// Number of files among the slots that are reported by name.
+const MAX_LISTED_STRANGERS: usize = 10;
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -238,7 +240,9 @@ impl Root {
         };
         let mut tickets = Vec::new();
         for name in pending.list()? {
-            let (Some(slot), Some(dir)) = (slot_of(&name), pending.open_dir(&name)?) else {
+            // Anything else in there is reported by `Store::pending`.
+            let Some(slot) = slot_of(&name) else { continue };
+            let Some(dir) = pending.open_dir(&name)? else {
                 continue;
             };
             let ticket = dir.read(TICKET, READ_LIMIT)?;
@@ -351,13 +355,17 @@ impl Store {
         let Some(pending) = self.state.open_dir(OsStr::new(PENDING))? else {
             return Ok(found);
         };
+        let mut strangers = 0;
         for name in pending.list()? {
             let path = pending.path().join(&name);
             let (Some(slot), Some(FileKind::Directory)) = (
                 slot_of(&name),
                 pending.metadata(&name)?.map(|metadata| metadata.kind),
             ) else {
-                found.notes.push(Note::Stranger { path });
+                strangers += 1;
+                if strangers <= MAX_LISTED_STRANGERS {
+                    found.notes.push(Note::Stranger { path });
+                }
                 continue;
             };
             let Some(dir) = pending.open_dir(&name)? else {
@@ -403,6 +411,12 @@ impl Store {
                 csr_pem,
                 ticket,
                 issued_pem: read(ISSUED)?.map(|answer| answer.to_vec()),
+            });
+        }
+        if strangers > MAX_LISTED_STRANGERS {
+            found.notes.push(Note::MoreStrangers {
+                path: pending.path().to_owned(),
+                more: strangers - MAX_LISTED_STRANGERS,
             });
         }
         Ok(found)

@@ -464,6 +464,10 @@ fn each_damage_is_found_and_nothing_else() {
         ("chown 4242 admin.conf", &["warning foreign-owner"]),
         ("chown 999 pki/apiserver.key", &[]),
         (
+            "cd manifests && seq 10001 | xargs touch",
+            &["warning too-many-files"],
+        ),
+        (
             "chmod 0640 pki/sa.key; chgrp 1234 pki/sa.key",
             &["warning mode-too-open"],
         ),

@@ -1190,3 +1190,23 @@ fn removes_keys_set_aside_for_more_than_30_days_and_the_oldest_of_more_than_50()
     assert!(!left.contains(&"apiserver-20260303T050600Z".to_owned()));
     assert!(left.contains(&"apiserver-20260303T050659Z".to_owned()));
 }
+
+#[test]
+fn lists_few_of_many_strange_files_among_pending_requests() {
+    let fixture = Fixture::new();
+    drop(fixture.store());
+    for number in 0..15 {
+        fixture.write(format!("/var/lib/nodepki/pending/{number:02}"), "", 0o600);
+    }
+    let notes = fixture.store().pending(NOW).unwrap().notes;
+    assert_eq!(notes.len(), 11);
+    assert!(
+        notes[10]
+            .to_string()
+            .ends_with("pending contains 5 more files that are not of nodepki"),
+        "{}",
+        notes[10]
+    );
+    // None of them is taken for a slot that cannot be read.
+    assert!(fixture.root().tickets().unwrap().is_empty());
+}
