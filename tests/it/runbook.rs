@@ -18,7 +18,7 @@ const PAGE: &str = include_str!("../../packaging/runbook.md");
 const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 const SETTINGS: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
     authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}\n\
-    signers: {s: {local: {directory: /media/ca}}}\n";
+    signers: {s: {local: {directory: /srv/ca}}}\n";
 
 /// The command blocks, each with the number of its section.
 fn blocks() -> Vec<(u32, String)> {
@@ -71,6 +71,13 @@ fn expired() -> Node {
     node
 }
 
+/// Gives the node settings of its own, with a signer that is reachable below the root.
+fn configure(node: &Node) {
+    node.write("/etc/nodepki/config.yaml", SETTINGS);
+    node.write("/srv/ca/.keep", "");
+    crate::kubeadm::copy_tree(&node.ca(), &node.root().join("srv/ca"));
+}
+
 /// Runs the blocks of a section as they stand; each must end with its status and say its words.
 fn follow(node: &Node, section: u32, expected: &[(i32, &[&str])]) {
     let blocks = blocks().into_iter().filter(|(of, _)| *of == section);
@@ -114,7 +121,7 @@ fn the_page_has_no_other_blocks() {
 #[test]
 fn an_expired_node_is_renewed_with_an_online_signer() {
     let node = expired();
-    node.write("/etc/nodepki/config.yaml", SETTINGS);
+    configure(&node);
     let shown = &["expired", "apiserver", "2 errors"][..2];
     let advice: &[&str] = &[
         "error    expired",
@@ -192,7 +199,7 @@ fn an_expired_authority_is_told_from_what_hangs_on_it_and_replaced_by_one_of_the
     fs::write(node.outside("media/usb/ca.crt"), made(now)).unwrap();
     fs::write(node.ca().join("ca.crt"), made(now)).unwrap();
     crate::kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
-    node.write("/etc/nodepki/config.yaml", SETTINGS);
+    configure(&node);
     let radius: &[&str] = &[
         "ca: it expired at",
         "with it fail apiserver",
