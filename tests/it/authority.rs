@@ -685,9 +685,11 @@ fn revocation_lists_of_the_old_ca_go_with_it() {
     let list = |ca: &Path| {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("index.txt"), "").unwrap();
+        // With a number the list is of version 2, the only one that Go parses.
+        fs::write(dir.path().join("crlnumber"), "01\n").unwrap();
         let config = dir.path().join("ca.cnf");
         let lines = format!(
-            "[ca]\ndefault_ca = d\n[d]\ndatabase = {}/index.txt\ndefault_md = sha256\n",
+            "[ca]\ndefault_ca = d\n[d]\ndatabase = {0}/index.txt\ncrlnumber = {0}/crlnumber\ndefault_md = sha256\n",
             dir.path().display()
         );
         fs::write(&config, lines).unwrap();
