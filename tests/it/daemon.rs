@@ -130,7 +130,7 @@ impl Drop for Daemon {
 
 #[test]
 fn it_tells_the_service_manager_how_things_are() {
-    let node = Node::new();
+    let node = Node::with_service_account();
     let mut daemon = Daemon::start(&node, Some(Duration::from_millis(400)));
     daemon.tells("READY=1");
     let status = daemon.tells("STATUS=everything is in place; next at 20");
@@ -171,7 +171,7 @@ fn an_abstract_socket_is_told_too() {
 
 #[test]
 fn a_broken_configuration_is_reported_and_the_old_one_stays() {
-    let node = Node::new();
+    let node = Node::with_service_account();
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("STATUS=everything is in place");
     // The change of the file alone is enough; the signal says it again.
@@ -214,7 +214,7 @@ fn at_the_start_a_broken_configuration_is_the_end() {
 
 #[test]
 fn a_configuration_of_kubeadm_that_changes_is_followed() {
-    let node = Node::new();
+    let node = Node::with_service_account();
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("STATUS=everything is in place");
     node.configure(&INIT.replace(
@@ -234,7 +234,7 @@ fn a_configuration_of_kubeadm_that_changes_is_followed() {
 
 #[test]
 fn what_others_do_wakes_it_and_what_it_does_itself_does_not() {
-    let node = Node::new();
+    let node = Node::with_service_account();
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("STATUS=everything is in place");
     std::thread::sleep(QUIET);
@@ -286,7 +286,7 @@ fn the_next_one_finishes_with_the_same_keys(node: &Node) {
 
 #[test]
 fn a_stop_while_a_request_is_pending_loses_nothing() {
-    let node = Node::new();
+    let node = Node::with_service_account();
     node.signer_does("all", "pending");
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("READY=1");
@@ -299,7 +299,7 @@ fn a_stop_while_a_request_is_pending_loses_nothing() {
 
 #[test]
 fn kill_9_is_harmless() {
-    let node = Node::new();
+    let node = Node::with_service_account();
     node.signer_does("all", "hang");
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("READY=1");
@@ -312,7 +312,7 @@ fn kill_9_is_harmless() {
 
 #[test]
 fn it_waits_its_turn_while_another_run_is_at_work() {
-    let node = Node::new();
+    let node = Node::with_service_account();
     node.signer_does("all", "hang");
     let mut other = node
         .ask_command("60s")
@@ -339,7 +339,7 @@ fn it_waits_its_turn_while_another_run_is_at_work() {
 
 #[test]
 fn a_refusal_is_said_in_the_status() {
-    let node = Node::new();
+    let node = Node::with_service_account();
     node.signer_does("etcd-peer", "denied");
     let mut daemon = Daemon::start(&node, None);
     let status = daemon.tells("STATUS=etcd-peer");

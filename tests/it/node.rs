@@ -255,6 +255,15 @@ impl Node {
         Ran::of(&mut self.ask_command("0s"))
     }
 
+    /// A first node with the service-account pair, which only `bootstrap` makes.
+    pub(crate) fn with_service_account() -> Self {
+        let node = Self::new();
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        node.write("/etc/kubernetes/pki/sa.key", key.to_pem().as_bytes());
+        node.write("/etc/kubernetes/pki/sa.pub", key.public_key().to_pem());
+        node
+    }
+
     /// A control-plane node on which everything is in place.
     pub(crate) fn bootstrapped() -> Self {
         let node = Self::new();
