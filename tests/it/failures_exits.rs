@@ -357,8 +357,17 @@ fn ends_its_plug_in_when_a_signal_ends_the_run() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let node = Node::new();
         node.signer_does("etcd-peer", "hang");
-        let mut command = node.ask_command("60s");
+        // A test run under nohup(1) passes on that SIGHUP is ignored.
+        let ask = node.ask_command("60s");
+        let mut command = Command::new("env");
         let run = command
+            .arg("--default-signal=HUP,INT,TERM")
+            .arg(ask.get_program())
+            .args(ask.get_args())
+            .envs(
+                ask.get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            )
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
