@@ -49,6 +49,12 @@ encryptionAlgorithm: ECDSA-P256
 certificateValidityPeriod: {lifetime}
 "
         );
+        // Only `bootstrap` makes the service-account pair.
+        let pki = path("root/etc/kubernetes/pki");
+        fs::create_dir_all(&pki).unwrap();
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        fs::write(pki.join("sa.key"), key.to_pem().as_bytes()).unwrap();
+        fs::write(pki.join("sa.pub"), key.public_key().to_pem()).unwrap();
         fs::write(path("kubeadm.yaml"), config).unwrap();
         let told = UnixDatagram::bind(path("notify")).unwrap();
         told.set_read_timeout(Some(PATIENCE)).unwrap();
