@@ -21,7 +21,7 @@ mod run;
 mod survey;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use time::OffsetDateTime;
 
 use crate::assess::Action;
 use crate::failpoint;
-use crate::names::Authority;
+use crate::names::{Authority, NodePath};
 use crate::plan::{CertSpec, Output, Plan};
 use crate::schedule::Rotation;
 use crate::signer::{Identity, Kind, Rejection, Renewal, Signer, Wanted};
@@ -47,7 +47,8 @@ pub use report::{Report, Row};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
 
-use failure::{sentence, signer_code, signer_failure};
+pub(crate) use failure::signer_code;
+use failure::{sentence, signer_failure};
 use request::{Asked, Job};
 use run::{Outcomes, Run, same_authority};
 
@@ -58,6 +59,8 @@ pub type Clock = fn() -> OffsetDateTime;
 pub struct Setup {
     /// The table.
     pub plan: Plan,
+    /// Whether `kubeadm init` or `kubeadm join` is still to run on this node.
+    pub kubeadm_follows: bool,
     /// Who asks.
     pub identity: Identity,
     /// Who signs for each authority, with its name in the configuration.
@@ -103,7 +106,7 @@ impl Record {
             ));
         }
         let own = setup.provided.files.iter().filter(|file| file.ours);
-        let files = own.map(|file| (file.path.as_path(), file.bytes.as_slice()));
+        let files = own.map(|file| (file.path.as_ref(), file.bytes.as_slice()));
         store.keep_node(&self.node, files)?;
         failpoint::reached("run:node-kept");
         Ok(())
@@ -116,6 +119,14 @@ impl Setup {
         match &self.record {
             Some(record) if survey.to_issue().next().is_some() => record.keep(store, self),
             _ => Ok(()),
+        }
+    }
+
+    /// The errors that the `kubeadm join` that follows has to ignore.
+    fn ignore_preflight_errors(&self) -> Vec<String> {
+        match self.kubeadm_follows {
+            true => self.plan.ignore_preflight_errors.clone(),
+            false => Vec::new(),
         }
     }
 
@@ -210,7 +221,7 @@ impl Setup {
             if external {
                 survey.notes.push(format!(
                     "{} is on this node although an external signer is configured for {}: nodepki migrate to-external proves that it is not needed, and removes it",
-                    spec.key_path.display(),
+                    spec.key_path,
                     spec.authority
                 ));
             }
@@ -226,7 +237,7 @@ pub(crate) fn known_directories<'a>(
 ) -> KnownDirectories {
     let mut known = KnownDirectories::default().with_files(files);
     for output in outputs {
-        known = known.with_files(output.paths());
+        known = known.with_files(output.paths().into_iter().map(AsRef::as_ref));
         if let Output::Kubeconfig {
             store: Some(store), ..
         } = output
@@ -240,12 +251,12 @@ pub(crate) fn known_directories<'a>(
 impl Setup {
     fn known_directories(&self) -> KnownDirectories {
         let plan = &self.plan;
-        let bundles = plan.bundles.iter().map(|bundle| bundle.path.as_path());
+        let bundles = plan.bundles.iter().map(|bundle| bundle.path.as_ref());
         let pair = plan
             .service_account
             .iter()
-            .map(|pair| pair.private.as_path());
-        let provided = self.provided.files.iter().map(|file| file.path.as_path());
+            .map(|pair| pair.private.as_ref());
+        let provided = self.provided.files.iter().map(|file| file.path.as_ref());
         let outputs = plan.certs.iter().map(|spec| &spec.output);
         known_directories(outputs, bundles.chain(pair).chain(provided))
     }
@@ -283,27 +294,27 @@ pub(crate) fn open_store(
 ) -> Result<(Store, Vec<String>), Failure> {
     let locked = root.lock(setup.lock_wait, command)?;
     let (store, recovery) = locked.recover_in(&setup.known_directories(), clock())?;
-    Ok((store, recovery_notes(&recovery)))
+    Ok((store, recovery_notes(root, &recovery)))
 }
 
 /// What is worth telling of an interrupted run that was completed.
-pub(crate) fn recovery_notes(recovery: &store::Recovery) -> Vec<String> {
+pub(crate) fn recovery_notes(root: &Root, recovery: &store::Recovery) -> Vec<String> {
     let finished = recovery.finished.iter().map(|path| {
         format!(
             "{} was completed: an earlier run had been interrupted while writing it",
-            path.display()
+            root.on_this_machine(path).display()
         )
     });
     let removed = recovery.removed.iter().map(|path| {
         format!(
             "{} was removed: an earlier run had been interrupted while removing it",
-            path.display()
+            root.on_this_machine(path).display()
         )
     });
     let superseded = recovery.superseded.iter().map(|path| {
         format!(
             "{} was left as it is: somebody changed it after an earlier run had been interrupted",
-            path.display()
+            root.on_this_machine(path).display()
         )
     });
     let notes = recovery.notes.iter().map(ToString::to_string);
@@ -410,17 +421,17 @@ fn room(store: &Store, setup: &Setup, survey: &Survey) -> Result<(), Failure> {
 }
 
 /// The files that hold a certificate once it is there.
-fn written(cert: &SurveyedCert) -> impl Iterator<Item = PathBuf> {
-    let paths = cert.spec.output.paths().into_iter().map(Path::to_owned);
+fn written(cert: &SurveyedCert) -> impl Iterator<Item = NodePath> {
+    let paths = cert.spec.output.paths().into_iter().cloned();
     let kubelet = cert.found.store.as_ref();
     paths.chain(kubelet.map(|store| store.dir.join("kubelet-client.pem")))
 }
 
-fn room_for(root: &Root, paths: impl Iterator<Item = PathBuf>) -> Result<(), Failure> {
+fn room_for(root: &Root, paths: impl Iterator<Item = NodePath>) -> Result<(), Failure> {
     // A chain with two intermediates, or a kubeconfig around one, in RSA-4096.
     const LARGEST: u64 = 24 * 1024;
-    let paths: Vec<PathBuf> = paths.collect();
-    let files = paths.iter().map(|path| (path.as_path(), LARGEST));
+    let paths: Vec<NodePath> = paths.collect();
+    let files = paths.iter().map(|path| (path.as_ref(), LARGEST));
     root.preflight(files).map_err(|errors| {
         let failures: Vec<Failure> = errors.into_iter().map(Failure::from).collect();
         Failure {

@@ -6,6 +6,7 @@ mod kubelet;
 mod place;
 mod renewal;
 mod replaced;
+mod shared;
 
 use std::fmt;
 
@@ -13,7 +14,10 @@ use time::OffsetDateTime;
 
 use crate::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::plan::{BundleSpec, CertSpec, Output};
-use crate::x509::{Chain, Difference, PrivateKey, PublicKey, TrustBundle, rfc3339, satisfies};
+use crate::x509::{
+    Chain, Difference, KeyAlgorithm, KeyType, PrivateKey, PublicKey, TrustBundle, rfc3339,
+    satisfies,
+};
 
 pub use kubelet::{
     Current as KubeletCurrent, Form as KubeletForm, FoundStore, OnDisk, after_the_kubelet,
@@ -22,6 +26,7 @@ pub use kubelet::{
 pub use place::{lacks_host, may_be_in_masters, misplaced};
 pub use renewal::{Age, Demand, Rotated, Rules, rotate};
 pub use replaced::{OldAuthority, Replaced, Witness, replaced, trusted_by, valid_copy};
+pub use shared::{SharedAuthority, shared_authorities};
 
 /// What to do about a service-account pair that is not whole on a node that has served: another pair, or a public key
 /// that was derived from the wrong private one, makes the tokens of the cluster worthless.
@@ -96,6 +101,20 @@ pub struct FoundCert {
     pub kubeconfig: Option<FoundKubeconfig>,
     /// For the kubelet's, the files that it belongs into.
     pub store: Option<FoundStore>,
+}
+
+impl FoundCert {
+    /// Whether the kubelet itself requested it from the cluster.
+    pub fn is_of_kubelet(&self) -> bool {
+        let store = self.store.as_ref();
+        store.is_some_and(|store| store.in_place && store.requested_by_kubelet)
+    }
+
+    /// Whether the kubelet chose the kind of key: client-go makes an ECDSA key on P-256 for every request
+    /// (`certificate_manager.go`, `generateCSR`), and would do so again after any other one.
+    fn has_key_of_kubelet(&self, key: &PublicKey) -> bool {
+        self.is_of_kubelet() && *key.key_type() == KeyType::Known(KeyAlgorithm::EcdsaP256)
+    }
 }
 
 /// A kubeconfig beside its certificate and key.
@@ -253,7 +272,7 @@ pub fn assess(
             reasons: vec!["its authority is not on this node yet".to_owned()],
         };
     };
-    let (differences, mut notes) = differences(spec, chain, key.public_key(), trust, now);
+    let (differences, mut notes) = differences(spec, found, chain, key.public_key(), trust, now);
     let mut reasons: Vec<String> = differences.iter().map(ToString::to_string).collect();
     reasons.extend(found.revoked.clone());
     if !reasons.is_empty() {
@@ -288,7 +307,7 @@ pub fn faults(
 ) -> Vec<Difference> {
     match (&found.chain, &found.key) {
         (Found::Present(chain), Found::Present(key)) => {
-            differences(spec, chain, key.public_key(), trust, now).0
+            differences(spec, found, chain, key.public_key(), trust, now).0
         }
         _ => Vec::new(),
     }
@@ -297,6 +316,7 @@ pub fn faults(
 /// Splits what differs into reasons for a new certificate and notes about one that still serves.
 fn differences(
     spec: &CertSpec,
+    found_cert: &FoundCert,
     chain: &Chain,
     key: &PublicKey,
     trust: &TrustBundle,
@@ -319,10 +339,20 @@ fn differences(
             break;
         }
     }
-    let (kept, reasons): (Vec<_>, Vec<_>) = found.into_iter().partition(|difference| {
-        !spec.under_first && matches!(difference, Difference::NotUnderFirst { .. })
-    });
-    notes.extend(kept.iter().map(ToString::to_string));
+    let mut reasons = Vec::new();
+    for difference in found {
+        match difference {
+            Difference::NotUnderFirst { .. } if !spec.under_first => {
+                notes.push(difference.to_string());
+            }
+            Difference::KeyAlgorithm { .. } if found_cert.has_key_of_kubelet(key) => {
+                notes.push(format!(
+                    "{difference}; kept, since the kubelet made the key when it requested the certificate"
+                ));
+            }
+            difference => reasons.push(difference),
+        }
+    }
     (reasons, notes)
 }
 
@@ -380,7 +410,7 @@ pub fn assess_bundle(
     pins: &[[u8; 32]],
     now: OffsetDateTime,
 ) -> Result<(), String> {
-    let path = spec.path.display();
+    let path = &spec.path;
     let bundle = match found {
         Found::Absent | Found::Empty => return Ok(()),
         Found::Unreadable(why) => {

@@ -11,7 +11,9 @@
 //! missing is computed from the files ([`judge`]). What other nodes have done is in their reports ([`report`]). A commit
 //! that changes what is trusted records the restarts that it takes, and [`settle`] carries them out as `renew` and the
 //! daemon do; exit status 75 says that some are still due. Below a root other than `/` they stay due, since nothing can be
-//! proven there: the node's own next run sees to them. A step is taken back by [`undo`] as long as nothing uses the new CA.
+//! proven there: the node's own next run sees to them. If a component does not come back, all files of the step are rolled
+//! back together, and a repeated step requests another restart. A step is taken back by [`undo`] as long as nothing uses
+//! the new CA.
 //!
 //! A CA certificate that is renewed with its key takes the same steps, with less to prove: what the old one has signed
 //! holds under the new one too, and so do the peers.
@@ -59,6 +61,10 @@ pub struct Wish {
     /// Asks the cluster which nodes there are; `None` asks nobody.
     pub kubeconfig: Option<KubeconfigFile>,
 }
+
+/// Where it is written what a person does after a step, for messages.
+const RUNBOOK: &str =
+    "see packaging/runbook.md, section 8 (installed as /usr/share/doc/nodepki/runbook.md)";
 
 /// What a step did, or would do.
 #[derive(Debug, Serialize)]
@@ -131,7 +137,11 @@ pub async fn settle(
 /// What cannot be read.
 pub fn status(
     root: &Root,
-    setup: &Setup,
+    Loaded {
+        setup,
+        knows_cluster,
+        ..
+    }: &Loaded,
     authorities: &BTreeSet<Authority>,
     now: OffsetDateTime,
 ) -> Result<NodeReport, Failure> {
@@ -151,7 +161,7 @@ pub fn status(
     }
     Ok(NodeReport {
         node: setup.identity.node.clone(),
-        cluster: setup.identity.cluster.clone(),
+        cluster: knows_cluster.then(|| setup.identity.cluster.clone()),
         at: now,
         authorities: reports,
     })
@@ -199,6 +209,7 @@ pub async fn stage(
                 offered.first().map(named).unwrap_or_default(),
                 wish.authority
             ));
+            step.ask_again(clock)?;
             return step.end(now);
         }
     };
@@ -232,9 +243,10 @@ pub async fn undo(
 ) -> Result<Outcome, Failure> {
     let now = clock();
     let mut step = Step::begin(root, setup, wish, "stage --undo", clock)?;
-    let (Some(target), Some(new)) = (step.evidence.undone(), step.evidence.incoming().cloned())
+    let (Some(target), Some(new)) = (step.evidence.undone(), step.evidence.unwanted().cloned())
     else {
         step.done("nothing to do: no new CA is staged".to_owned());
+        step.ask_again(clock)?;
         return step.end(now);
     };
     let authority = wish.authority;
@@ -297,6 +309,11 @@ pub async fn activate(
     // The same certificates in another order: nobody has to read them again.
     step.take(&target, false, clock)?;
     failpoint::reached("authority:ordered");
+    if authority == Authority::Ca {
+        step.notes.push(format!(
+            "before the next step, update the CA certificates that the cluster publishes and other programs keep: {RUNBOOK}"
+        ));
+    }
     let left = step.left(&new, now);
     if left.is_empty() {
         return step.end(clock());
@@ -345,6 +362,7 @@ pub async fn retire(
         step.done(format!(
             "nothing to do: no change of {authority} is under way"
         ));
+        step.ask_again(clock)?;
         return step.end(now);
     };
     if step.evidence.phase() == Phase::Staged {
@@ -365,6 +383,11 @@ pub async fn retire(
         step.peers(Need::Uses(&new), now).await?;
     }
     step.take(&target, true, clock)?;
+    if authority == Authority::Ca {
+        step.notes.push(format!(
+            "the old CA is still in cluster-info, and in JoinConfigurations and kubeconfigs outside the nodes: {RUNBOOK}"
+        ));
+    }
     let pins = setup.trust.get(&authority).map(|source| &source.pins);
     let old = target.dropped.iter().map(|one| one.public_key().sha256());
     if pins.is_some_and(|pins| old.clone().any(|pin| pins.contains(&pin))) {
@@ -417,9 +440,12 @@ fn kin(evidence: &Evidence, new: &Certificate) -> Option<String> {
 
 /// What trusts a CA and is no file of a node.
 fn others_business(authority: Authority) -> Vec<String> {
+    let cluster_info = format!(
+        "cluster-info is the cluster's: it is updated once per cluster, so that new nodes learn both CAs; they then need the pins of both (--discovery-token-ca-cert-hash, twice); kubeadm-certs, where it is in use, is uploaded again by nodepki certs upload; {RUNBOOK}"
+    );
     let notes: &[&str] = match authority {
         Authority::Ca => &[
-            "cluster-info is the cluster's: once per cluster, kubeadm init phase bootstrap-token --kubeconfig /etc/kubernetes/admin.conf lets new nodes learn both CAs, which then need the pins of both (--discovery-token-ca-cert-hash, twice); kubeadm-certs, where it is in use, is uploaded again by nodepki certs upload",
+            &cluster_info,
             "kube-root-ca.crt is published by kube-controller-manager after its restart; Pods that read it only when they start are to be restarted before the new CA is activated",
             "copies of admin.conf on people's machines, and whoever keeps a caBundle of its own, need the new CA too",
         ],
@@ -439,14 +465,14 @@ fn read_certificates(root: &Root, path: &Argument) -> Result<Vec<Certificate>, F
             ExitCode::Usage,
             format!(
                 "--certificate {}: there is no such file; name one with the new CA's certificate",
-                path.display()
+                load::shown(root, path).display()
             ),
         ));
     };
     certificates_of(&content.bytes).map_err(|error| {
         refused(format!(
             "--certificate {}: {error}; give the new CA's certificate in PEM or DER",
-            path.display()
+            load::shown(root, path).display()
         ))
     })
 }

@@ -89,14 +89,11 @@ pub fn load(
     let (settings, mut warnings) = load::read_settings(root, inputs)?;
     let mut sources = Vec::new();
     for path in &inputs.stand_ins.kubeadm_configs {
+        let shown = load::shown(root, path).display().to_string();
         let text = load::read_argument(root, path).map_err(|error| {
-            Failure::caused(
-                ExitCode::Configuration,
-                format!("{}: {error}", path.display()),
-                &error,
-            )
+            Failure::caused(ExitCode::Configuration, format!("{shown}: {error}"), &error)
         })?;
-        sources.push((path.display().to_string(), text));
+        sources.push((shown, text));
     }
     let documents = kubeadm::load(&sources);
     let ((), faults) = documents
@@ -124,7 +121,7 @@ pub fn load(
         node: name,
         cluster: order.target.cluster().to_owned(),
     };
-    let setup = Setup {
+    let mut setup = Setup {
         plan: table(&cluster, &identity, &policy, &load::choices(&settings))?,
         signers: load::open_signers(
             root,
@@ -133,6 +130,7 @@ pub fn load(
             policy.key_for_authority(Authority::Ca),
             now,
         )?,
+        kubeadm_follows: false,
         identity,
         trust: pins(&settings),
         provided: Provided {
@@ -150,9 +148,11 @@ pub fn load(
             allow_unsynced: inputs.allow_unsynced,
         },
     };
+    let state = state(root, order)?;
+    setup.plan = setup.plan.shown_below(state.path());
     Ok(Prepared {
         setup,
-        state: state(root, order)?,
+        state,
         warnings: warnings.warnings().map(ToString::to_string).collect(),
     })
 }
@@ -252,12 +252,13 @@ fn given(
         else {
             continue;
         };
+        let shown = load::shown_defined(root, origin, &path);
+        let shown = shown.display().to_string();
         let wrong = |why: String| {
             Failure::new(
                 ExitCode::Configuration,
                 format!(
-                    "{}, which should hold the certificate of authority {authority}: {why}",
-                    path.display()
+                    "{shown}, which should hold the certificate of authority {authority}: {why}"
                 ),
             )
         };
@@ -265,7 +266,7 @@ fn given(
         let found = found.ok_or_else(|| wrong("does not exist".to_owned()))?;
         let bundle =
             TrustBundle::from_pem(&found.bytes).map_err(|error| wrong(error.to_string()))?;
-        bundles.insert(authority, (path.display().to_string(), bundle));
+        bundles.insert(authority, (shown, bundle));
     }
     Ok(bundles)
 }
@@ -299,7 +300,7 @@ impl Prepared {
     /// Issues what is missing and gives what the Secrets are made of, once all of it is there.
     ///
     /// # Errors
-    /// As for [`agent::bootstrap`]; paths in it are below the cluster's directory.
+    /// As for [`agent::bootstrap`].
     pub async fn issue(
         &self,
         clock: Clock,
@@ -308,7 +309,7 @@ impl Prepared {
         let report = agent::bootstrap(&self.state, &self.setup, clock, progress).await;
         let mut report = report.map_err(|failure| self.located(failure))?;
         for path in report.rows.iter_mut().flat_map(|row| &mut row.paths) {
-            *path = self.state.on_this_machine(&path);
+            *path = self.state.on_this_machine(&path).into();
         }
         for path in &mut report.written {
             *path = self.state.on_this_machine(&path);
@@ -320,7 +321,7 @@ impl Prepared {
         Ok((report, material))
     }
 
-    /// The agent speaks of paths on a node.
+    /// Names the cluster's directory, which not every message does.
     fn located(&self, mut failure: Failure) -> Failure {
         for message in &mut failure.messages {
             *message = format!("below {}: {message}", self.state.path().display());

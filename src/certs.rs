@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 use crate::agent::{Clock, ExitCode, Failure, Report, Row, recovery_notes};
 use crate::kubeadm::{Cluster, Etcd};
 use crate::kubeapi::{self, Api, Resource};
-use crate::names::Authority;
+use crate::names::{Authority, NodePath};
 use crate::sharedcerts::{self, CertificateKey, Entry, NAMESPACE, SECRET, SharedCerts, UPLOAD};
 use crate::store::{Commit, KnownDirectories, Mode, Root};
 use crate::x509::rfc3339;
@@ -218,7 +218,7 @@ pub async fn download(
         .collect();
     let known = KnownDirectories::default().with_files(paths.iter().map(PathBuf::as_path));
     let (mut store, recovery) = locked.recover_in(&known, clock())?;
-    notes.extend(recovery_notes(&recovery));
+    notes.extend(recovery_notes(root, &recovery));
     let rows = compare(store.root(), &certs, what)?;
     let mut commit = Commit::new();
     for (row, entry) in &rows {
@@ -229,8 +229,8 @@ pub async fn download(
         if let (Some(path), Some(bytes)) = (row.paths.first(), certs.contents(*entry)) {
             match row.action {
                 KEPT => &mut commit,
-                REPLACED => commit.file(path, bytes.clone(), mode),
-                _ => commit.file_if_absent(path, bytes.clone(), mode),
+                REPLACED => commit.file(path.clone(), bytes.clone(), mode),
+                _ => commit.file_if_absent(path.clone(), bytes.clone(), mode),
             };
         }
     }
@@ -269,7 +269,7 @@ fn compare(
                 continue;
             }
         };
-        rows.push((row(entry, action, path, bytes), entry));
+        rows.push((row(entry, action, root.node_path(path), bytes), entry));
     }
     match differences.is_empty() {
         true => Ok(rows),
@@ -291,7 +291,7 @@ fn in_words(entry: Entry, bytes: &[u8]) -> String {
         .map_or_else(|| "nothing of the kind".to_owned(), |held| held.to_string())
 }
 
-fn row(entry: Entry, action: &'static str, path: PathBuf, bytes: &[u8]) -> Row {
+fn row(entry: Entry, action: &'static str, path: NodePath, bytes: &[u8]) -> Row {
     let held = entry.holds(bytes);
     let certificate = held.as_ref().and_then(|held| held.certificate());
     Row {
@@ -379,7 +379,7 @@ fn gather(
         };
         match (path, found.filter(|found| !found.bytes.is_empty())) {
             (Some(path), Some(found)) => {
-                rows.push(row(*entry, "uploaded", path, &found.bytes));
+                rows.push(row(*entry, "uploaded", root.node_path(path), &found.bytes));
                 contents.insert(*entry, found.bytes);
             }
             (Some(path), None) if needed.contains(entry) => messages.push(format!(
@@ -389,7 +389,7 @@ fn gather(
             (path, _) => rows.push(Row {
                 name: entry.to_string(),
                 action: EMPTY,
-                paths: path.into_iter().collect(),
+                paths: path.into_iter().map(|path| root.node_path(path)).collect(),
                 ..Row::default()
             }),
         }

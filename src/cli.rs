@@ -333,7 +333,7 @@ impl Cli {
             Command::Daemon(arguments) => arguments.run(&global),
             Command::Status(arguments) => global.status(&arguments),
             Command::Doctor(arguments) => arguments.run(&global),
-            Command::Crl(run) => global.crl(&global.load(&run)?),
+            Command::Crl(run) => global.crl(&global.load_running(&run.inputs(&global)?)?),
             Command::Csr(command) => command.run(&global),
             Command::Migrate(command) => command.run(&global),
             Command::Authority(command) => command.run(&global),
@@ -364,12 +364,6 @@ impl Global {
                 &error,
             )
         })
-    }
-
-    fn load(&self, run: &Run) -> Result<Loaded, Failure> {
-        let loaded = load::load(&self.open_root()?, &run.inputs(self)?, now())?;
-        warn(&loaded.warnings);
-        Ok(loaded)
     }
 
     /// With what a joining node has from its cluster.
@@ -419,7 +413,7 @@ impl Global {
         let Some(plan::Output::Kubeconfig { path, .. }) = spec.map(|spec| &spec.output) else {
             return Ok(());
         };
-        let api = load::cluster(&root, path.as_path())?;
+        let api = load::cluster(&root, path.as_ref())?;
         runtime()?.block_on(join::compare_service_account(&root, &loaded.setup, &api))
     }
 
@@ -449,7 +443,12 @@ impl Global {
 
     fn status(&self, arguments: &StatusArgs) -> Result<ExitCode, Failure> {
         let root = self.open_root()?;
-        let status = status::collect(&root, &arguments.cert_dir, now());
+        let inputs = Inputs {
+            config: self.config.clone(),
+            ..Inputs::default()
+        };
+        let described = load::described_role(&root, &inputs).map(status::Role::from);
+        let status = status::collect(&root, &arguments.cert_dir, described, now());
         let code = |_| judged_from(&root, ExitCode::Done);
         if self.output == Output::Prometheus {
             return print_exact(&metrics::of_status(&root, &status)).map(code);
@@ -523,7 +522,8 @@ impl Global {
         let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &terminal));
         drop(terminal);
         let report = report?;
-        let status = status::collect(&root, DEFAULT_CERTIFICATES_DIR.as_ref(), now());
+        let role = Some(loaded.node.role.into());
+        let status = status::collect(&root, DEFAULT_CERTIFICATES_DIR.as_ref(), role, now());
         print(&status::tree(&status, stdout().is_terminal()))?;
         let pki = root.on_this_machine(DEFAULT_CERTIFICATES_DIR);
         print(&format!(
@@ -549,7 +549,9 @@ impl Global {
 
     fn print_report(&self, report: &Report) -> Result<ExitCode, Failure> {
         match self.output {
-            Output::Table | Output::Tree => print(&table::render(report, self.verbose > 0)),
+            Output::Table | Output::Tree => {
+                print(&table::render(report, self.verbose > 0, &self.root))
+            }
             _ => self.print_value(report, self.output),
         }
     }

@@ -29,8 +29,12 @@ use crate::signer::Carry;
 use crate::store::{self, Root};
 
 use system::System;
-use wake::{Agenda, Ended, Next, Open};
+use wake::{Agenda, Ended, Next};
 use watch::{Matter, Watched};
+
+/// Longest wait for a signer in one step, during which the step holds the lock: the next step asks again, and another run
+/// has its chance between the two.
+const MAX_SIGNER_WAIT: Duration = Duration::from_secs(10);
 
 /// What ends a sleep.
 #[derive(Debug)]
@@ -153,11 +157,20 @@ impl<S: Surroundings> Daemon<'_, S> {
             self.surroundings.ran(),
         );
         self.surroundings.tell(Tell::Ready);
+        let mut lock_is_held = false;
         loop {
             let next = agenda.next(self.now(), self.surroundings.ran());
             match next {
                 Next::Step(why) => {
-                    tracing::info!(why = why.as_str(), "step");
+                    if let Some(holder) = self.other_run() {
+                        agenda.stepped(Ended::busy(holder), self.now());
+                        continue;
+                    }
+                    if std::mem::take(&mut lock_is_held) {
+                        tracing::info!("the lock is free again");
+                    }
+                    let why = why.as_str();
+                    tracing::info!(why, "rotation step: {why}");
                     let Some(ended) = self.step(&loaded, metrics).await else {
                         break;
                     };
@@ -171,8 +184,12 @@ impl<S: Surroundings> Daemon<'_, S> {
                 }
                 Next::Sleep(until) => {
                     let status = agenda.status();
+                    // The lock is tried every few seconds, and reported once.
+                    let is_reported = lock_is_held && agenda.waits_for_lock();
+                    lock_is_held |= agenda.waits_for_lock();
                     match agenda.is_held() {
                         true => tracing::warn!("{status}"),
+                        false if is_reported => tracing::debug!("{status}"),
                         false => tracing::info!("{status}"),
                     }
                     self.surroundings.tell(Tell::Status(status));
@@ -201,17 +218,16 @@ impl<S: Surroundings> Daemon<'_, S> {
         (self.clock)()
     }
 
+    /// The process that holds the lock, if another one does.
+    fn other_run(&self) -> Option<String> {
+        match self.root.lock(Duration::ZERO, "nodepki daemon") {
+            Err(store::Error::Busy { holder, .. }) => Some(holder),
+            _ => None,
+        }
+    }
+
     /// `None` when the daemon is to end.
     async fn step(&mut self, loaded: &Loaded, metrics: &Metrics) -> Option<Ended> {
-        if let Err(store::Error::Busy { holder, .. }) =
-            self.root.lock(Duration::ZERO, "nodepki daemon")
-        {
-            return Some(Ended {
-                next: None,
-                ends: None,
-                open: Some(Open::Busy(holder)),
-            });
-        }
         let recorder = metrics.recorder(&loaded.setup, self.progress, self.now());
         let step = rotation::step(self.root, loaded, &Scope::Due, self.clock, &recorder);
         let step = tokio::select! {
@@ -251,7 +267,7 @@ impl<S: Surroundings> Daemon<'_, S> {
             Ok(report) => {
                 self.surroundings.own(self.root, &report.written);
                 for row in report.rows.iter().filter(|row| row.code.is_some()) {
-                    tracing::warn!(list = row.name, "{}", row.reasons.join("; "));
+                    tracing::warn!(list = row.name, "{}: {}", row.name, row.reasons.join("; "));
                 }
                 (!report.rows.is_empty(), !report.written.is_empty())
             }
@@ -312,12 +328,14 @@ impl<S: Surroundings> Daemon<'_, S> {
         Some(())
     }
 
-    /// A step is one attempt among many: it waits neither for another run nor for the clock, which both wake the loop.
+    /// A step is one attempt among many: it waits neither for another run nor for the clock, which both wake the loop, and
+    /// only briefly for a signer.
     fn stand_by(&mut self, loaded: &mut Loaded, watched: Watched) {
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
         loaded.setup.lock_wait = Duration::ZERO;
+        loaded.setup.wait = loaded.setup.wait.min(MAX_SIGNER_WAIT);
         loaded.setup.clock.max_wait = Duration::ZERO;
         self.surroundings.watch(watched);
     }

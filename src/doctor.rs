@@ -249,6 +249,12 @@ checks! {
         "the certificate of an authority is not there, so that nothing can be verified under it";
     "ca-replaced", E, authorities::replaced,
         "the certificates and kubeconfigs on this node belong to another CA than the one in place";
+    "shared-authority", E, authorities::shared,
+        "the file of an authority also accepts the certificates of another authority, so that a client certificate of one counts as one of the other";
+    "local-signer", W, configuration::local_signer,
+        "a configured signer signs with CA private keys on this node";
+    "secret-exposed", E, configuration::exposed_secrets,
+        "other users can read or change a file with a secret; a run that needs it refuses it, unless it is a kubeadm file";
     "authority-not-pinned", E, authorities::not_pinned,
         "the file of an authority holds a certificate that no configured pin speaks for";
     "external-etcd", E, leaves::external_etcd,

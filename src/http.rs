@@ -38,6 +38,7 @@ pub use error::{Error, Kind};
 pub use reqwest::{Method, Url};
 pub use served::served;
 
+use crate::schema::SecretFile;
 use trust::Witness;
 
 /// DNS, TCP, CONNECT and TLS together.
@@ -56,12 +57,34 @@ pub trait Files {
     /// The content of the file at the absolute `path`.
     fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>>;
 
+    /// The content of the file at the absolute `path`, which is a secret.
+    ///
+    /// # Errors
+    /// [`NotPrivate`](crate::store::Error::NotPrivate) for a file that other users can read or change, and what the
+    /// system says.
+    fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>>;
+
+    /// The path of the file on this machine, for messages.
+    fn shown(&self, path: &Path) -> PathBuf {
+        path.to_owned()
+    }
+
     /// The files that the document at the absolute path `document` may name; `None` if they are the same as its own.
     ///
     /// # Errors
     /// When the document cannot be looked up.
     fn named_in(&self, _document: &Path) -> io::Result<Option<Rc<dyn Files>>> {
         Ok(None)
+    }
+}
+
+impl dyn Files {
+    /// The file with a secret, for messages.
+    pub fn shown_secret(&self, file: &SecretFile) -> String {
+        match file {
+            SecretFile::Path(path) => self.shown(path).display().to_string(),
+            SecretFile::Credential(_) => file.to_string(),
+        }
     }
 }
 
@@ -205,7 +228,7 @@ impl Client {
                 return Err(Error::local(
                     format!(
                         "{}, which is used with {}, is not an absolute path",
-                        path.display(),
+                        files.shown(path).display(),
                         origin(&endpoint.url)
                     ),
                     "write the whole path",
@@ -422,9 +445,12 @@ impl Client {
             )?),
             (None, Some(certificate), Some(key)) => Some(trust::certified_key(
                 &trust::read(files, certificate, "client certificate")?,
-                &trust::read(files, key, "key of the client certificate")?,
-                &format!("the client certificate {}", certificate.display()),
-                &format!("the key {}", key.display()),
+                &trust::read_secret(files, key, "key of the client certificate")?,
+                &format!(
+                    "the client certificate {}",
+                    files.shown(certificate).display()
+                ),
+                &format!("the key {}", files.shown(key).display()),
             )?),
             _ => None,
         };

@@ -1,5 +1,6 @@
 //! What a joining node has from its cluster: the ClusterConfiguration, the authorities' certificates, the
-//! service-account pair, and CA keys to sign with where no signer is configured.
+//! service-account pair, and CA keys to sign with where no signer is configured. A worker has the ClusterConfiguration
+//! and the CA certificate only.
 //!
 //! Reads the cluster, and only what the node lacks; writes nothing. What was fetched goes into the [`Setup`], and the
 //! agent treats it like everything else: it fills what is missing and replaces nothing. CA private keys stay in memory
@@ -23,7 +24,7 @@ use crate::jwks;
 use crate::kubeadm::{self, Join};
 use crate::kubeapi::Api;
 use crate::kubeconfig;
-use crate::names::Authority;
+use crate::names::{Authority, NodePath};
 use crate::sharedcerts::{CertificateKey, CertificateKeyError, Entry, SharedCerts, UPLOAD};
 use crate::signer::Signer;
 use crate::signer::local::Local;
@@ -37,6 +38,19 @@ pub const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 const COMPARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where everything below comes from, for messages.
 const SHARED: &str = "the Secret kube-system/kubeadm-certs";
+/// The fields of a ClusterConfiguration that matter to a worker. It makes none of the other certificates, and its files
+/// are where its JoinConfiguration has them.
+const FIELDS_OF_WORKER: [&str; 9] = [
+    "apiVersion",
+    "kind",
+    "clusterName",
+    "controlPlaneEndpoint",
+    "kubernetesVersion",
+    "encryptionAlgorithm",
+    "featureGates",
+    "certificateValidityPeriod",
+    "caCertificateValidityPeriod",
+];
 /// The JoinConfiguration to go on with, for `kubeadm join --config`.
 pub const HANDOVER: &str = "/var/lib/nodepki/kubeadm-join.yaml";
 /// Name and label of the signer that has its keys from there.
@@ -189,6 +203,7 @@ impl JoinedCluster {
 /// # Errors
 /// A file that cannot be read.
 pub fn kept_configuration(root: &Root) -> Result<Option<(String, String)>, Failure> {
+    let shown = root.node_path(KEPT);
     let Some(content) = root.read(KEPT)? else {
         return Ok(None);
     };
@@ -197,12 +212,35 @@ pub fn kept_configuration(root: &Root) -> Result<Option<(String, String)>, Failu
         return Ok(None);
     }
     match String::from_utf8(content.bytes.to_vec()) {
-        Ok(text) => Ok(Some((KEPT.to_owned(), text))),
+        Ok(text) => Ok(Some((shown.to_string(), text))),
         Err(_) => Err(Failure::new(
             ExitCode::Refused,
-            format!("{KEPT} is not UTF-8 text; remove it, and it is asked of the cluster again"),
+            format!("{shown} is not UTF-8 text; remove it, and it is asked of the cluster again"),
         )),
     }
+}
+
+/// Returns what of the cluster's ClusterConfiguration matters to a worker.
+///
+/// # Errors
+/// A text that is not YAML.
+pub fn configuration_of_worker(from: &str, text: &str) -> Result<String, Failure> {
+    let unusable = |why: String| {
+        Failure::new(
+            ExitCode::Refused,
+            format!("{from}: {why} (correct it in the cluster)"),
+        )
+    };
+    let documents = yaml::parse(from, text).map_err(|faults| unusable(faults.to_string()))?;
+    let texts = documents.iter().map(|document| {
+        let mut document = yaml::to_json(document);
+        if let Some(fields) = document.as_object_mut() {
+            fields.retain(|name, _| FIELDS_OF_WORKER.contains(&name.as_str()));
+        }
+        yaml::to_string(&document).map_err(|error| unusable(error.to_string()))
+    });
+    let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
+    Ok(texts.join("---\n"))
 }
 
 /// For [`kept_configuration`] of later runs: the ClusterConfiguration, and the key policy where there is one. What else
@@ -212,6 +250,7 @@ pub fn kept_configuration(root: &Root) -> Result<Option<(String, String)>, Failu
 /// # Errors
 /// A document that cannot be written as YAML.
 pub fn configuration_to_keep(
+    root: &Root,
     documents: &kubeadm::Loaded,
     fetched: bool,
 ) -> Result<Option<ProvidedFile>, Failure> {
@@ -235,7 +274,7 @@ pub fn configuration_to_keep(
     Ok(Some(ProvidedFile {
         what: "cluster-configuration.yaml".to_owned(),
         from,
-        path: PathBuf::from(KEPT),
+        path: root.node_path(KEPT),
         bytes: Zeroizing::new(text.into_bytes()),
         mode: Mode::Private,
         ours: true,
@@ -248,7 +287,11 @@ pub fn configuration_to_keep(
 ///
 /// # Errors
 /// A document that cannot be written as YAML.
-pub fn handover(mut document: Value, ignore: &[String]) -> Result<ProvidedFile, Failure> {
+pub fn handover(
+    root: &Root,
+    mut document: Value,
+    ignore: &[String],
+) -> Result<ProvidedFile, Failure> {
     if let Some(registration) = object_at(&mut document, "nodeRegistration") {
         let mut all: Vec<String> = registration
             .get("ignorePreflightErrors")
@@ -283,7 +326,7 @@ pub fn handover(mut document: Value, ignore: &[String]) -> Result<ProvidedFile, 
     Ok(ProvidedFile {
         what: "kubeadm-join.yaml".to_owned(),
         from: "the JoinConfiguration".to_owned(),
-        path: PathBuf::from(HANDOVER),
+        path: root.node_path(HANDOVER),
         // It holds the bootstrap token.
         bytes: Zeroizing::new(text.into_bytes()),
         mode: Mode::Private,
@@ -335,7 +378,7 @@ pub async fn compare_service_account(root: &Root, setup: &Setup, api: &Api) -> R
     };
     let asked = tokio::time::timeout(COMPARE_TIMEOUT, knows(api, key.public_key())).await;
     match asked {
-        Ok(Some(false)) => Err(foreign_key(&spec.private.display().to_string())),
+        Ok(Some(false)) => Err(foreign_key(&spec.private.to_string())),
         _ => Ok(()),
     }
 }
@@ -360,9 +403,9 @@ struct Lacking {
     /// Authorities that nobody is configured to sign for, while something is to be signed.
     unsigned: Vec<Authority>,
     /// Where CA keys go, when they are to be written and are not there.
-    ca_keys: Vec<(Authority, PathBuf)>,
+    ca_keys: Vec<(Authority, NodePath)>,
     /// Files of an external etcd that are not there, or belong to one that is not.
-    external_etcd: Vec<(Entry, &'static str, PathBuf)>,
+    external_etcd: Vec<(Entry, &'static str, NodePath)>,
 }
 
 impl Lacking {

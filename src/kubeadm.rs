@@ -329,6 +329,17 @@ impl Loaded {
         self.init.is_some() || self.join.is_some()
     }
 
+    /// The role that an InitConfiguration or JoinConfiguration gives the node. A JoinConfiguration without `controlPlane`
+    /// makes it a worker, and goes before an InitConfiguration.
+    pub fn role(&self) -> Option<Role> {
+        match (&self.init, &self.join) {
+            (_, Some(join)) if join.control_plane.is_some() => Some(Role::Join),
+            (_, Some(_)) => Some(Role::Worker),
+            (Some(_), None) => Some(Role::Init),
+            (None, None) => None,
+        }
+    }
+
     /// True when an InitConfiguration or JoinConfiguration sets `nodeRegistration.name`.
     pub fn names_node(&self) -> bool {
         let input = self.join.as_ref().or(self.init.as_ref());
@@ -337,8 +348,7 @@ impl Loaded {
 
     /// True when a JoinConfiguration makes the node a further control-plane node.
     pub fn joins_control_plane(&self) -> bool {
-        let join = self.join.as_ref();
-        join.is_some_and(|join| join.control_plane.is_some())
+        self.role() == Some(Role::Join)
     }
 
     /// The JoinConfiguration as written, secrets included.

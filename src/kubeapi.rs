@@ -25,7 +25,9 @@ use crate::http::{
     self, Call, Client, Endpoint, Files, Identity, Method, Response, Url, encode, printable,
 };
 use crate::kubeconfig::Kubeconfig;
+use crate::plan::KUBECONFIG_DIR;
 use crate::schema::{NO_CREDENTIALS, SecretFile};
+use crate::store;
 
 const JSON: &str = "application/json";
 /// What whoever answers says of a refusal, in bytes: it may be anybody.
@@ -133,8 +135,13 @@ impl fmt::Display for Access {
     }
 }
 
-/// What to do about an [`Error::Unread`].
-pub(crate) const UNREAD_ADVICE: &str = "put it there, readable for the user that nodepki runs as";
+/// What to do about an [`Error::Unread`] with this source.
+pub(crate) fn unread_advice(source: &io::Error) -> &'static str {
+    match store::is_access_refusal(source) {
+        true => "then run again",
+        false => "put it there, readable for the user that nodepki runs as",
+    }
+}
 
 /// Why a call came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -376,6 +383,15 @@ impl Api {
         json(&response)
     }
 
+    /// Text that is not an object of the API: the metrics of a node's kubelet.
+    ///
+    /// # Errors
+    /// See [`Error`]; more than `limit` bytes are an error of the exchange.
+    pub async fn text(&self, path: &str, limit: usize) -> Result<String, Error> {
+        let call = Call::get(path).accept("text/plain").limit(limit);
+        Ok(self.exchange(call).await?.text().into_owned())
+    }
+
     async fn send(&self, resource: &Resource, call: Call<'_>) -> Result<Value, Error> {
         let response = self.exchange(call.accept(JSON)).await?;
         let object = json(&response)?;
@@ -433,23 +449,29 @@ impl Api {
         timeout: Duration,
     ) -> Result<(Client, Option<Zeroizing<String>>), Error> {
         let wrong = |why: String, advice| Error::Local {
-            file: format!("the kubeconfig {file}"),
+            file: format!("the kubeconfig {}", self.files.shown_secret(file)),
             why,
             advice,
         };
         const MEND: &str = "make it as `kubectl config view --raw --minify --flatten` prints it";
         let path = self.path(file)?;
-        let bytes = read_file(&self.files, file, &path)?;
+        let read = self.files.read(&path);
+        let bytes = read.map_err(|source| unread(&self.files, file, source))?;
         let files = match self.files.named_in(&path) {
             Ok(Some(files)) => files,
             Ok(None) => Rc::clone(&self.files),
-            Err(error) => return Err(unread(file, error)),
+            Err(error) => return Err(unread(&self.files, file, error)),
         };
         let text =
             std::str::from_utf8(&bytes).map_err(|_| wrong("is not UTF-8 text".to_owned(), MEND))?;
         let mut current = Kubeconfig::parse(text)
             .and_then(|kubeconfig| kubeconfig.current())
             .map_err(|error| wrong(format!("cannot be used: {error}"), MEND))?;
+        // The node's own keep the mode that an administrator gave them; `doctor` reports it.
+        if current.has_secret() && !is_of_node(&path) {
+            let read = self.files.read_secret(&path);
+            read.map_err(|source| unread(&self.files, file, source))?;
+        }
         if !current.beyond.is_empty() {
             return Err(wrong(
                 format!(
@@ -485,18 +507,23 @@ impl Api {
             Some(proxy) => Some(address("proxy-url", proxy)?),
             None => None,
         };
-        let file_of = |name: &Option<String>| {
-            name.as_deref()
-                .map(|name| read_file(&files, &SecretFile::Path(beside(name)), &beside(name)))
-                .transpose()
+        let certificate = match (current.certificate.take(), &current.certificate_file) {
+            (Some(pem), _) => Some(Zeroizing::new(pem)),
+            (None, Some(name)) => {
+                let path = beside(name);
+                let read = files.read(&path);
+                Some(read.map_err(|source| unread(&files, &SecretFile::Path(path), source))?)
+            }
+            (None, None) => None,
         };
-        let certificate = match current.certificate.take() {
-            Some(pem) => Some(Zeroizing::new(pem)),
-            None => file_of(&current.certificate_file)?,
-        };
-        let key = match current.key.take() {
-            Some(pem) => Some(pem),
-            None => file_of(&current.key_file)?,
+        let key = match (current.key.take(), &current.key_file) {
+            (Some(pem), _) => Some(pem),
+            (None, Some(name)) => {
+                let path = beside(name);
+                let read = files.read_secret(&path);
+                Some(read.map_err(|source| unread(&files, &SecretFile::Path(path), source))?)
+            }
+            (None, None) => None,
         };
         let token = match &current.token_file {
             Some(name) => Some(self.token(&files, &SecretFile::Path(beside(name)))?),
@@ -531,7 +558,8 @@ impl Api {
     }
 
     fn token(&self, files: &Rc<dyn Files>, file: &SecretFile) -> Result<Zeroizing<String>, Error> {
-        let bytes = read_file(files, file, &self.path(file)?)?;
+        let read = files.read_secret(&self.path(file)?);
+        let bytes = read.map_err(|source| unread(files, file, source))?;
         let text = std::str::from_utf8(&bytes).map(str::trim);
         // The text is a secret even where it is not a token.
         match text {
@@ -539,7 +567,7 @@ impl Api {
                 Ok(Zeroizing::new(token.to_owned()))
             }
             _ => Err(Error::Local {
-                file: file.to_string(),
+                file: files.shown_secret(file),
                 why: "holds no token".to_owned(),
                 advice: "write the token alone into it, on one line",
             }),
@@ -547,17 +575,14 @@ impl Api {
     }
 }
 
-fn read_file(
-    files: &Rc<dyn Files>,
-    file: &SecretFile,
-    path: &Path,
-) -> Result<Zeroizing<Vec<u8>>, Error> {
-    files.read(path).map_err(|source| unread(file, source))
+/// Whether a kubeconfig is one of the node's components.
+pub(crate) fn is_of_node(kubeconfig: &Path) -> bool {
+    kubeconfig.parent() == Some(Path::new(KUBECONFIG_DIR))
 }
 
-fn unread(file: &SecretFile, source: io::Error) -> Error {
+fn unread(files: &Rc<dyn Files>, file: &SecretFile, source: io::Error) -> Error {
     Error::Unread {
-        file: file.to_string(),
+        file: files.shown_secret(file),
         source,
     }
 }

@@ -78,6 +78,13 @@ pub struct Current {
     pub beyond: Vec<&'static str>,
 }
 
+impl Current {
+    /// Whether the kubeconfig itself contains a credential that must stay secret.
+    pub fn has_secret(&self) -> bool {
+        self.key.is_some() || self.token.is_some()
+    }
+}
+
 /// What only client-go can do, or nobody should: programs that make credentials, passwords, somebody else's identity,
 /// servers that are believed blindly.
 const BEYOND_CLUSTER: [&str; 1] = ["insecure-skip-tls-verify"];

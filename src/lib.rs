@@ -44,6 +44,8 @@
 //! - *A waiting request outlives the process.* Key, CSR and ticket are a pending slot on disk before the signer
 //!   hears of them, and each step is recorded before it is taken.
 //! - *What is wanted comes from configuration.* [`plan`] never sees the disk.
+//! - *A path in a message can be opened from where the command was given.* Below another root, [`names::NodePath`],
+//!   [`store::Root::on_this_machine`] and [`http::Files::shown`] give the path on this machine. Data keeps node paths.
 //! - *Never worse than found.* Whole families or nothing: what one authority signs is installed together, and a
 //!   certificate that still serves is not touched by a failure.
 //!

@@ -20,6 +20,7 @@ mod identity;
 mod places;
 mod reach;
 mod running;
+mod secrets;
 mod signers;
 
 use std::collections::BTreeMap;
@@ -39,7 +40,8 @@ use crate::names::{Authority, CertName};
 use crate::plan::{self, Choices};
 use crate::policy::Policy;
 use crate::settings::{
-    self, Argument, FromCluster, JoinSettings, KubeletIdentity, Origin, Settings, StandIns,
+    self, Argument, FromCluster, JoinSettings, KubeadmFiles, KubeletIdentity, Origin, Settings,
+    StandIns,
 };
 use crate::signer::Identity;
 use crate::store::{self, Metadata, Root};
@@ -50,8 +52,9 @@ pub use identity::{IdentityChange, NameSource, computed_name, name_sources};
 use identity::{Recorded, Wanted};
 use places::DefinedFiles;
 pub use places::KubeconfigFile;
-pub(crate) use places::{Location, argument, defined};
+pub(crate) use places::{Location, argument, defined, shown, shown_defined};
 use running::Running;
+pub use secrets::{LOCAL_CA_KEYS_ADVICE, exposed_secrets, local_ca_keys};
 pub use signers::cluster;
 use signers::credentials;
 pub(crate) use signers::open_signers;
@@ -64,7 +67,9 @@ const STAND_IN_CLUSTER: (&str, &str) = (
     "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncontrolPlaneEndpoint: cluster.invalid:6443\n",
 );
 /// What a running node may ask for its ClusterConfiguration with, the lesser first.
-const OWN_KUBECONFIGS: [&str; 2] = ["/etc/kubernetes/kubelet.conf", "/etc/kubernetes/admin.conf"];
+const OWN_KUBECONFIGS: [&str; 2] = [KUBELET_CONF, "/etc/kubernetes/admin.conf"];
+/// Its client, `system:nodes`, may read the ClusterConfiguration (kubeadm, Role `kubeadm:nodes-kubeadm-config`).
+const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 /// A cluster that answers at all does so in less.
 const CONFIGURATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size of all kubeadm files together, in bytes.
@@ -97,6 +102,9 @@ pub struct Loaded {
     pub node: kubeadm::Node,
     /// The settings in force.
     pub settings: Settings,
+    /// Whether a ClusterConfiguration names the cluster. A worker may have none, and its identity then has kubeadm's
+    /// default for the cluster's name.
+    pub knows_cluster: bool,
     /// Faults that are not errors.
     pub warnings: Vec<String>,
 }
@@ -113,6 +121,8 @@ struct Known {
     kept: Option<(String, String)>,
     running: Option<Running>,
     recorded: Recorded,
+    /// Why a worker's ClusterConfiguration is not known.
+    unknown_cluster: Option<String>,
 }
 
 impl Known {
@@ -138,6 +148,7 @@ impl Known {
             kept,
             running,
             recorded: Recorded::read(root)?,
+            unknown_cluster: None,
         };
         if (known.wants_configuration() || known.leaves_it_open())
             && let Some(kept) = &known.kept
@@ -149,7 +160,7 @@ impl Known {
                     ExitCode::Configuration,
                     format!(
                         "{} has no ClusterConfiguration; put the cluster's there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}'), or remove the file, and it is asked of the cluster",
-                        join::KEPT
+                        root.node_path(join::KEPT)
                     ),
                 ));
             }
@@ -168,7 +179,7 @@ impl Known {
 
     /// No file has the ClusterConfiguration, or has it alone.
     fn wants_configuration(&self) -> bool {
-        self.sources.is_empty() || asks_cluster(&self.settings, &self.documents)
+        self.sources.is_empty() || takes_from_cluster(&self.settings, &self.documents)
     }
 
     /// The files over a ClusterConfiguration.
@@ -177,18 +188,50 @@ impl Known {
     }
 
     fn is_worker(&self) -> bool {
-        match &self.running {
-            Some(running) => running.facts.role == Role::Worker,
-            None => self.recorded.is_worker(),
+        match (self.documents.role(), &self.running) {
+            (Some(role), _) => role == Role::Worker,
+            (None, Some(running)) => running.facts.role == Role::Worker,
+            (None, None) => self.recorded.is_worker(),
+        }
+    }
+
+    /// Completes a worker's documents with what its cluster says. A worker does without a ClusterConfiguration, so that
+    /// one that cannot be had or used is only reported.
+    fn complete_worker(&mut self, given: Result<(String, String), Failure>) -> bool {
+        let completed = given.and_then(|(from, text)| {
+            let text = join::configuration_of_worker(&from, &text)?;
+            let documents = self.over(&(from, text));
+            match documents.faults().has_errors() {
+                true => Err(faulty(documents.faults().clone())),
+                false => Ok(documents),
+            }
+        });
+        match completed {
+            Ok(documents) => {
+                self.documents = documents;
+                true
+            }
+            Err(failure) => {
+                self.documents = kubeadm::load(&self.sources);
+                self.unknown_cluster = Some(format!(
+                    "the ClusterConfiguration is not known: this worker assumes clusterName kubernetes and encryptionAlgorithm RSA-2048 until a run can read the ConfigMap kube-system/kubeadm-config, or kubeadm.clusterConfiguration names a file with it: {}",
+                    failure.messages.join("; ")
+                ));
+                false
+            }
         }
     }
 
     /// Without a kubeadm file a node is what it was set up as; a worker's own files say all that is wanted of it.
-    fn require_configuration(&self) -> Result<(), Failure> {
+    fn require_configuration(&self, root: &Root) -> Result<(), Failure> {
         let is_known = !self.sources.is_empty() || self.kept.is_some() || self.is_worker();
         match is_known {
             true => Ok(()),
-            false => Err(no_configuration(&self.settings, self.running.is_some())),
+            false => Err(no_configuration(
+                root,
+                &self.settings,
+                self.running.is_some(),
+            )),
         }
     }
 
@@ -200,7 +243,7 @@ impl Known {
         fetched: bool,
         now: OffsetDateTime,
     ) -> Result<Loaded, Failure> {
-        let keep = join::configuration_to_keep(&self.documents, fetched)?;
+        let keep = join::configuration_to_keep(root, &self.documents, fetched)?;
         let mut loaded = self.assemble(root, inputs, &inputs.identity_change, now)?;
         loaded.setup.provided.files.extend(keep);
         Ok(loaded)
@@ -213,7 +256,7 @@ impl Known {
 /// All faults of all files at once.
 pub fn load(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Result<Loaded, Failure> {
     let known = Known::read(root, inputs)?;
-    known.require_configuration()?;
+    known.require_configuration(root)?;
     known.assemble(root, inputs, &IdentityChange::Show, now)
 }
 
@@ -226,7 +269,7 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
     if known.sources.is_empty() && known.running.is_some() {
         return load_running(root, inputs, clock).await;
     }
-    known.require_configuration()?;
+    known.require_configuration(root)?;
     let Some(join) = known.documents.join().cloned() else {
         return known.assemble_to_keep(root, inputs, false, clock());
     };
@@ -243,6 +286,8 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
         };
         fetched = true;
         known.documents = known.over(&given);
+    } else if takes_from_cluster(&known.settings, &documents) {
+        fetched = learn_as_worker(root, inputs, &mut known, &cluster).await?;
     }
     let handover = known.documents.join_document();
     let mut loaded = known.assemble_to_keep(root, inputs, fetched, clock())?;
@@ -264,10 +309,53 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
     loaded.warnings.extend(taken);
     if let Some(document) = handover {
         let ignore = &loaded.setup.plan.ignore_preflight_errors;
-        let handed = join::handover(document, ignore)?;
+        let handed = join::handover(root, document, ignore)?;
         loaded.setup.provided.files.push(handed);
     }
     Ok(loaded)
+}
+
+/// Completes a joining worker's documents: with the kept ClusterConfiguration, with the cluster that the
+/// JoinConfiguration leads to, or, since a bootstrap token expires, with the cluster of kubelet.conf. Returns whether the
+/// documents are complete.
+async fn learn_as_worker(
+    root: &Root,
+    inputs: &Inputs,
+    known: &mut Known,
+    cluster: &JoinedCluster,
+) -> Result<bool, Failure> {
+    // The documents are laid over a kept configuration already.
+    if let Some(kept) = &known.kept
+        && has_authority(root, &known.over(kept))?
+    {
+        return Ok(true);
+    }
+    let wait = inputs.wait.unwrap_or(known.settings.wait);
+    // A node without the CA certificate needs its cluster in any case, and waits for it.
+    let asked = match has_authority_of_worker(root, &known.settings, &known.documents)? {
+        false => cluster.configuration(None).await,
+        true => {
+            let time = configuration_timeout(wait);
+            let asked = tokio::time::timeout(time, cluster.configuration(None));
+            asked.await.unwrap_or_else(|_| Err(no_answer(time)))
+        }
+    };
+    let given = match asked {
+        Err(failure) if root.metadata(KUBELET_CONF)?.is_some() => {
+            let own = fetch_with(root, &[KUBELET_CONF], wait).await?;
+            own.map_err(|refused| Failure {
+                messages: [failure.messages, refused.messages].concat(),
+                code: failure.code,
+            })
+        }
+        asked => asked,
+    };
+    let is_away =
+        |failure: &Failure| matches!(failure.code, ExitCode::Unreachable | ExitCode::NotPermitted);
+    if known.kept.is_some() && given.as_ref().is_err_and(is_away) {
+        return Ok(true);
+    }
+    Ok(known.complete_worker(given))
 }
 
 /// As [`load`], for a node that was set up before: its kubeadm file may be gone, since `/run` does not outlive a boot.
@@ -279,17 +367,24 @@ pub async fn load_joining(root: &Root, inputs: &Inputs, clock: Clock) -> Result<
 /// address than the node has.
 pub async fn load_running(root: &Root, inputs: &Inputs, clock: Clock) -> Result<Loaded, Failure> {
     let mut known = Known::read(root, inputs)?;
-    let fetches = known.kept.is_none()
-        && known.wants_configuration()
-        && !known.is_worker()
-        && known.running.is_some();
-    if fetches {
-        let wait = inputs.wait.unwrap_or(known.settings.wait);
+    let wait = inputs.wait.unwrap_or(known.settings.wait);
+    let lacks = known.kept.is_none() && known.wants_configuration() && known.running.is_some();
+    let fetches = match known.is_worker() {
+        true => {
+            let may_ask = known.settings.kubeadm.from_cluster != FromCluster::Never;
+            lacks && may_ask && {
+                let given = fetch_with(root, &[KUBELET_CONF], wait).await?;
+                known.complete_worker(given)
+            }
+        }
+        false => lacks,
+    };
+    if fetches && !known.is_worker() {
         let given = fetch_configuration(root, &known.settings, wait).await?;
         known.documents = known.over(&given);
         known.kept = Some(given);
     }
-    known.require_configuration()?;
+    known.require_configuration(root)?;
     let mut loaded = known.assemble_to_keep(root, inputs, fetches, clock())?;
     if let Some(address) = loaded.node.advertise_address {
         loaded
@@ -305,51 +400,85 @@ async fn fetch_configuration(
     settings: &Settings,
     wait: Duration,
 ) -> Result<(String, String), Failure> {
-    let mut failure = no_configuration(settings, true);
+    let mut failure = no_configuration(root, settings, true);
     if settings.kubeadm.from_cluster == FromCluster::Never {
         failure
             .messages
             .push("kubeadm.fromCluster is never, so that the cluster was not asked".to_owned());
         return Err(failure);
     }
+    let asked = fetch_with(root, &OWN_KUBECONFIGS, wait).await?;
+    asked.map_err(|refused| {
+        failure.messages.extend(refused.messages);
+        if refused.code == ExitCode::Unreachable {
+            failure.code = ExitCode::Unreachable;
+        }
+        failure
+    })
+}
+
+/// The ClusterConfiguration that one of these kubeconfigs may read, or what each of them ended with.
+///
+/// # Errors
+/// What cannot be read on the node.
+async fn fetch_with(
+    root: &Root,
+    kubeconfigs: &[&str],
+    wait: Duration,
+) -> Result<Result<(String, String), Failure>, Failure> {
     let mut unreachable = false;
-    for path in OWN_KUBECONFIGS {
+    let mut messages = Vec::new();
+    let time = configuration_timeout(wait);
+    for path in kubeconfigs.iter().copied() {
+        let shown = root.node_path(path);
         if root.metadata(path)?.is_none() {
-            failure
-                .messages
-                .push(format!("{path} is not there to ask the cluster with"));
+            messages.push(format!("{shown} is not there to ask the cluster with"));
             continue;
         }
         let asked = async { crate::certs::configuration(&cluster(root, Path::new(path))?).await };
-        let time = wait.clamp(Duration::from_secs(1), CONFIGURATION_TIMEOUT);
-        match tokio::time::timeout(time, asked).await {
-            Ok(Ok(given)) => return Ok(given),
-            Ok(Err(refused)) => {
+        let asked = tokio::time::timeout(time, asked).await;
+        match asked.unwrap_or_else(|_| Err(no_answer(time))) {
+            Ok(given) => return Ok(Ok(given)),
+            Err(refused) => {
                 unreachable |= refused.code == ExitCode::Unreachable;
                 let told = refused.messages.into_iter();
-                failure
-                    .messages
-                    .extend(told.map(|message| format!("{path}: {message}")));
-            }
-            Err(_) => {
-                unreachable = true;
-                failure.messages.push(format!(
-                    "{path}: the cluster did not answer within {} s",
-                    time.as_secs()
-                ));
+                messages.extend(told.map(|message| format!("{shown}: {message}")));
             }
         }
     }
-    if unreachable {
-        failure.code = ExitCode::Unreachable;
-    }
-    Err(failure)
+    Ok(Err(Failure {
+        code: match unreachable {
+            true => ExitCode::Unreachable,
+            false => ExitCode::Configuration,
+        },
+        messages,
+    }))
+}
+
+fn configuration_timeout(wait: Duration) -> Duration {
+    wait.clamp(Duration::from_secs(1), CONFIGURATION_TIMEOUT)
+}
+
+fn no_answer(time: Duration) -> Failure {
+    Failure::new(
+        ExitCode::Unreachable,
+        format!("the cluster did not answer within {} s", time.as_secs()),
+    )
 }
 
 /// Nothing says what the cluster is, with the ways out.
-fn no_configuration(settings: &Settings, is_running: bool) -> Failure {
-    let tried = settings.kubeadm.shown().join(", ");
-    let kept = join::KEPT;
+fn no_configuration(root: &Root, settings: &Settings, is_running: bool) -> Failure {
+    let KubeadmFiles {
+        arguments, files, ..
+    } = &settings.kubeadm;
+    let arguments = arguments.iter().map(|named| shown(root, named));
+    let files = files.iter().map(|path| root.on_this_machine(path));
+    let tried: Vec<String> = arguments
+        .chain(files)
+        .map(|path| path.display().to_string())
+        .collect();
+    let tried = tried.join(", ");
+    let kept = root.node_path(join::KEPT);
     let message = match is_running {
         true => format!(
             "there is no kubeadm configuration: none of {tried} exists, and no earlier run kept one in {kept}; either name the file that kubeadm was given (--kubeadm-config FILE, or kubeadm.files), or put the cluster's ClusterConfiguration into {kept} (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{{.data.ClusterConfiguration}}', wherever that reaches the cluster), or run again where the cluster answers and may be asked (kubeadm.fromCluster: ifMissing)"
@@ -372,6 +501,36 @@ fn has_authority(root: &Root, documents: &kubeadm::Loaded) -> Result<bool, Failu
     Ok(found.is_some_and(|found| found.size > 0))
 }
 
+/// Whether a worker that joins knows a CA of its cluster: a certificate at `caCertPath`, or what the settings trust.
+fn has_authority_of_worker(
+    root: &Root,
+    settings: &Settings,
+    documents: &kubeadm::Loaded,
+) -> Result<bool, Failure> {
+    let trusted = settings.authorities.get(&Authority::Ca);
+    if trusted.is_some_and(|ca| ca.trust_file.is_some() || !ca.trust_sha256.is_empty()) {
+        return Ok(true);
+    }
+    let Some(join) = documents.join() else {
+        return Ok(true);
+    };
+    let found = root.metadata(&join.ca_cert_path)?;
+    Ok(found.is_some_and(|found| found.size > 0))
+}
+
+/// The role that the node's kubeadm configuration gives it: that of the kubeadm files, or of the JoinConfiguration that
+/// an earlier `bootstrap` left for `kubeadm join`. `None` where neither can be read or says it.
+pub fn described_role(root: &Root, inputs: &Inputs) -> Option<Role> {
+    let settings = read_settings(root, inputs).map(|(settings, _)| settings);
+    let settings = settings.unwrap_or_else(|_| Settings::default().with(inputs.stand_ins.clone()));
+    let sources = existing_sources(root, &settings).unwrap_or_default();
+    kubeadm::load(&sources).role().or_else(|| {
+        let content = root.read(join::HANDOVER).ok().flatten()?;
+        let text = std::str::from_utf8(&content.bytes).ok()?;
+        kubeadm::load(&[(join::HANDOVER, text)]).role()
+    })
+}
+
 impl Loaded {
     /// Where the daemon serves metrics. Settings below `--root` do not make this machine listen.
     pub(crate) fn metrics_address(&self, root: &Root) -> Option<SocketAddr> {
@@ -387,9 +546,14 @@ impl Loaded {
     }
 }
 
-/// Whether the ClusterConfiguration is for the cluster to give.
+/// Whether the ClusterConfiguration is for the cluster to give, and nothing can be done without it.
 fn asks_cluster(settings: &Settings, documents: &kubeadm::Loaded) -> bool {
-    documents.joins_control_plane()
+    documents.joins_control_plane() && takes_from_cluster(settings, documents)
+}
+
+/// Whether the node joins a cluster whose ClusterConfiguration completes the documents.
+fn takes_from_cluster(settings: &Settings, documents: &kubeadm::Loaded) -> bool {
+    documents.join().is_some()
         && !documents.faults().has_errors()
         && match settings.kubeadm.from_cluster {
             FromCluster::IfMissing => documents.cluster().is_none(),
@@ -413,8 +577,10 @@ impl Known {
             running,
             recorded,
             sources,
+            unknown_cluster,
             ..
         } = self;
+        let knows_cluster = documents.cluster_document().is_some();
         let is_blank = running.is_none() && sources.is_empty();
         if running.is_none() && !documents.describes_node() && *change != IdentityChange::Show {
             recorded.require_record(root)?;
@@ -442,7 +608,8 @@ impl Known {
             node: resolved.node.name.as_str().to_owned(),
             cluster: cluster.cluster_name.clone(),
         };
-        let mut plan = plan::plan(&cluster, &resolved.node, &policy, &choices(&settings));
+        let plan = plan::plan(&cluster, &resolved.node, &policy, &choices(&settings));
+        let mut plan = plan.shown_below(root.path());
         plan.notes.extend(notes);
         // A damaged record is told by `authority`; rotation goes on without it.
         let changes = match root.authority_changes() {
@@ -472,6 +639,7 @@ impl Known {
         }
         let setup = Setup {
             plan,
+            kubeadm_follows,
             signers: open_signers(
                 root,
                 &settings,
@@ -495,11 +663,16 @@ impl Known {
             },
         };
         require_readable(root)?;
-        let warnings = warnings.warnings().map(ToString::to_string).collect();
+        let mut warnings: Vec<String> = warnings.warnings().map(ToString::to_string).collect();
+        warnings.extend(unknown_cluster);
+        warnings.extend(exposed_secrets(root, &settings));
+        let local = local_ca_keys(root, &settings).into_iter();
+        warnings.extend(local.map(|found| format!("{found}: {LOCAL_CA_KEYS_ADVICE}")));
         Ok(Loaded {
             setup,
             node: resolved.node,
             settings,
+            knows_cluster,
             warnings,
         })
     }
@@ -519,7 +692,7 @@ pub fn check(
     let mut failure = match read_settings(root, inputs) {
         Ok(settings) => {
             let mut known = Known::with_settings(root, settings)?;
-            known.require_configuration()?;
+            known.require_configuration(root)?;
             let later = asks_cluster(&known.settings, &known.documents)
                 && known.documents.cluster().is_none();
             if later {
@@ -564,11 +737,15 @@ pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults),
         _ => root
             .read_trusted(path)
             .map_err(io::Error::other)?
-            .map(|content| text(path, &content.bytes))
+            .map(|content| text(&root.on_this_machine(path), &content.bytes))
             .transpose(),
     };
+    let shown = |path: &Path| match &inputs.config {
+        Some(named) => shown(root, named),
+        None => root.on_this_machine(path),
+    };
     let only = inputs.config.as_ref().map(Argument::as_given);
-    let fragments = settings::collect(only, list, read)
+    let fragments = settings::collect(only, list, read, shown)
         .map_err(|error| Failure::caused(unreadable_code(&error), error.to_string(), &error))?;
     let (settings, warnings) = Settings::from_fragments(&fragments).map_err(faulty)?;
     let origin = match &inputs.config {
@@ -583,9 +760,10 @@ pub fn read_settings(root: &Root, inputs: &Inputs) -> Result<(Settings, Faults),
 fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, String)>, Failure> {
     let mut sources = Vec::new();
     for named in &settings.kubeadm.arguments {
+        let shown = shown(root, named);
         let text = read_verified(root, named, Metadata::require_limited_writers)
-            .map_err(|error| unreadable(named.as_given(), &error))?;
-        sources.push((named.display().to_string(), text));
+            .map_err(|error| unreadable(&shown, &error))?;
+        sources.push((shown.display().to_string(), text));
     }
     for path in &settings.kubeadm.files {
         let found = match root.read_trusted(path) {
@@ -594,17 +772,19 @@ fn existing_sources(root: &Root, settings: &Settings) -> Result<Vec<(String, Str
             found => found?,
         };
         if let Some(content) = found {
-            let text = text(path, &content.bytes).map_err(|error| unreadable(path, &error))?;
+            let path = root.on_this_machine(path);
+            let text = text(&path, &content.bytes).map_err(|error| unreadable(&path, &error))?;
             sources.push((path.display().to_string(), text));
         }
     }
     if let Some(path) = &settings.kubeadm.cluster_configuration {
+        let shown = root.on_this_machine(path);
         let content = root.read_trusted(path)?.ok_or_else(|| {
             let message = "kubeadm.clusterConfiguration names it, but it does not exist; put the cluster's ClusterConfiguration there (kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}')";
-            unreadable(path, &io::Error::other(message))
+            unreadable(&shown, &io::Error::other(message))
         })?;
-        let text = text(path, &content.bytes).map_err(|error| unreadable(path, &error))?;
-        sources.push((path.display().to_string(), text));
+        let text = text(&shown, &content.bytes).map_err(|error| unreadable(&shown, &error))?;
+        sources.push((shown.display().to_string(), text));
     }
     let bytes: usize = sources.iter().map(|(_, text)| text.len()).sum();
     if bytes > MAX_KUBEADM_BYTES {
@@ -671,10 +851,9 @@ fn unreadable(path: &Path, error: &io::Error) -> Failure {
 /// The exit status for a configuration file that cannot be used: one that another user can change is not a mistake in the
 /// configuration.
 fn unreadable_code(error: &io::Error) -> ExitCode {
-    let inner = error.get_ref();
-    match inner.and_then(|inner| inner.downcast_ref::<store::Error>()) {
-        Some(store::Error::Untrusted { .. }) => ExitCode::Refused,
-        _ => ExitCode::Configuration,
+    match store::is_access_refusal(error) {
+        true => ExitCode::Refused,
+        false => ExitCode::Configuration,
     }
 }
 
@@ -699,7 +878,7 @@ fn read_verified(
         Some(content) => {
             let path = found.on_this_machine();
             verify(&content.metadata, &path).map_err(io::Error::other)?;
-            text(named.as_given(), &content.bytes)
+            text(&shown(root, named), &content.bytes)
         }
         None if root.is_this_machine() => Err(nix::errno::Errno::ENOENT.into()),
         None => Err(io::Error::other(format!(

@@ -23,30 +23,31 @@ pub fn require_descriptors() -> io::Result<()> {
 
 /// Returns true if `error`, or a cause below it, is a fault of this machine.
 pub fn is_fault(error: &(dyn Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(errno) = error.downcast_ref::<Errno>()
-            && is_fault_errno(*errno)
-        {
-            return true;
+    causes(error).any(|cause| {
+        let errno = match cause.downcast_ref::<io::Error>() {
+            Some(error) if error.kind() == io::ErrorKind::OutOfMemory => return true,
+            Some(error) => error.raw_os_error().map(Errno::from_raw),
+            None => cause.downcast_ref::<Errno>().copied(),
+        };
+        errno.is_some_and(is_fault_errno)
+    })
+}
+
+/// Returns `error` and every cause below it.
+pub fn causes<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
+        let error: &'a (dyn Error + 'static) = *error;
+        // The source of an I/O error is the source of the error in it, which would be passed over.
+        let inner = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        match inner {
+            Some(inner) => Some(inner as &(dyn Error + 'static)),
+            None => error.source(),
         }
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            if let Some(code) = error.raw_os_error()
-                && is_fault_errno(Errno::from_raw(code))
-            {
-                return true;
-            }
-            // The source of an I/O error is the source of what is in it.
-            if error.get_ref().is_some_and(|inner| is_fault(inner)) {
-                return true;
-            }
-            if error.kind() == io::ErrorKind::OutOfMemory {
-                return true;
-            }
-        }
-        next = error.source();
-    }
-    false
+    })
 }
 
 /// Returns true for an errno that no file name, no content and no peer explains.

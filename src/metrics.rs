@@ -78,6 +78,8 @@ struct Counted {
     /// When the next one is due.
     next: Option<OffsetDateTime>,
     certificates_dir: PathBuf,
+    /// Of the configuration.
+    role: Option<status::Role>,
     /// What the configuration says of what is in place, after the last step.
     judged: Page,
     seen: Option<Seen>,
@@ -113,6 +115,7 @@ impl Metrics {
             state: RefCell::new(Counted {
                 kept,
                 certificates_dir: certificates_dir(setup),
+                role: Some(role(setup)),
                 ..Counted::default()
             }),
         }))
@@ -128,6 +131,7 @@ impl Metrics {
         let mut state = self.0.state.borrow_mut();
         state.running = Some(now);
         state.certificates_dir = certificates_dir(setup);
+        state.role = Some(role(setup));
         // A counter that is there before it counts has an increase when it does.
         for spec in &setup.plan.certs {
             let key = spec.profile.key.as_str();
@@ -290,7 +294,7 @@ impl Metrics {
             return;
         }
         let root = &self.0.root;
-        let status = status::collect(root, &state.certificates_dir, now);
+        let status = status::collect(root, &state.certificates_dir, state.role, now);
         let mut page = gauges::found(&status);
         gauges::restarts(&mut page, root);
         let is_over = |state: State| state == State::Expired;
@@ -323,6 +327,14 @@ fn certificates_dir(setup: &Setup) -> PathBuf {
     let bundle = setup.plan.bundle(Authority::Ca);
     let directory = bundle.and_then(|bundle| bundle.path.parent());
     directory.map(Path::to_owned).unwrap_or_default()
+}
+
+/// The role that the plan is for: every control-plane node has a service-account pair, and no worker has.
+fn role(setup: &Setup) -> status::Role {
+    match &setup.plan.service_account {
+        Some(_) => status::Role::ControlPlane,
+        None => status::Role::Worker,
+    }
 }
 
 fn generated(name: CertName, key: &str, result: &str) -> String {

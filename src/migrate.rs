@@ -21,7 +21,7 @@ use zeroize::Zeroizing;
 
 use crate::agent::{ExitCode, Failure, Setup};
 use crate::load::{self, Location};
-use crate::names::Authority;
+use crate::names::{Authority, NodePath};
 use crate::plan::{BundleSpec, KUBECONFIG_DIR};
 use crate::settings::Argument;
 use crate::store::{Dir, READ_LIMIT, Root, STATE_DIR};
@@ -64,7 +64,7 @@ pub struct Row {
     /// kubeadm's name.
     pub authority: Authority,
     /// Its private key on the node.
-    pub key: PathBuf,
+    pub key: NodePath,
     /// In a word or two.
     pub action: &'static str,
     /// What was proven.
@@ -140,8 +140,8 @@ impl Backup {
                 ExitCode::Usage,
                 format!(
                     "--backup {}: there is no directory {}; make or mount it",
-                    path.display(),
-                    directory.display()
+                    root.on_this_machine(&path).display(),
+                    root.on_this_machine(directory).display()
                 ),
             ));
         }

@@ -1,11 +1,15 @@
-//! The closed sets of names: certificates and authorities, spelled as kubeadm spells them.
+//! The closed sets of names: certificates and authorities, spelled as kubeadm spells them; and [`NodePath`], the name
+//! of a file on the node.
 //!
 //! Every other module speaks in these types; a string becomes one of them at the edge or is an error there.
 
 use std::fmt;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// One of the three certificate authorities of a kubeadm cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -231,6 +235,132 @@ impl FromStr for CertName {
     }
 }
 
+/// A path on the node.
+///
+/// It is used and serialized as the path on the node, and displayed as the path on this machine: below the node's root
+/// directory, which differs with `--root DIR`. So a message that names it is right wherever the message is made.
+#[derive(Clone)]
+pub struct NodePath {
+    path: PathBuf,
+    /// The root directory as it was given; `None` if the node is this machine.
+    root: Option<Arc<Path>>,
+}
+
+impl NodePath {
+    /// Returns the path as it is displayed for a node with this root directory.
+    #[must_use]
+    pub fn below(self, root: &Path) -> NodePath {
+        NodePath {
+            root: (root != Path::new("/")).then(|| root.into()),
+            ..self
+        }
+    }
+
+    /// The path on this machine, for messages.
+    pub fn shown(&self) -> PathBuf {
+        match &self.root {
+            Some(root) => root.join(self.path.strip_prefix("/").unwrap_or(&self.path)),
+            None => self.path.clone(),
+        }
+    }
+
+    /// The path on this machine, for messages; named as the method of [`Path`] that it replaces.
+    pub fn display(&self) -> &Self {
+        self
+    }
+
+    /// As [`Path::join`].
+    #[must_use]
+    pub fn join(&self, part: impl AsRef<Path>) -> NodePath {
+        NodePath {
+            path: self.path.join(part),
+            root: self.root.clone(),
+        }
+    }
+
+    /// As [`Path::with_extension`].
+    #[must_use]
+    pub fn with_extension(&self, extension: &str) -> NodePath {
+        NodePath {
+            path: self.path.with_extension(extension),
+            root: self.root.clone(),
+        }
+    }
+
+    /// The directory that contains the file; `/` for `/`.
+    #[must_use]
+    pub fn directory(&self) -> NodePath {
+        NodePath {
+            path: self.path.parent().unwrap_or(&self.path).to_owned(),
+            root: self.root.clone(),
+        }
+    }
+}
+
+impl PartialEq for NodePath {
+    fn eq(&self, other: &Self) -> bool {
+        self.path == other.path
+    }
+}
+
+impl Eq for NodePath {}
+
+impl Deref for NodePath {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsRef<Path> for NodePath {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl From<PathBuf> for NodePath {
+    fn from(path: PathBuf) -> Self {
+        NodePath { path, root: None }
+    }
+}
+
+impl From<&Path> for NodePath {
+    fn from(path: &Path) -> Self {
+        path.to_owned().into()
+    }
+}
+
+impl From<&str> for NodePath {
+    fn from(path: &str) -> Self {
+        Path::new(path).into()
+    }
+}
+
+impl From<NodePath> for PathBuf {
+    fn from(path: NodePath) -> Self {
+        path.path
+    }
+}
+
+impl fmt::Display for NodePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shown().display().fmt(f)
+    }
+}
+
+impl fmt::Debug for NodePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shown().fmt(f)
+    }
+}
+
+impl Serialize for NodePath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.path.serialize(serializer)
+    }
+}
+
 /// What stands for names in a configured text; see [`fill`].
 pub const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
 
@@ -265,6 +395,36 @@ impl UnknownName {
         UnknownName {
             what,
             name: name.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn displays_node_path_below_root() {
+        let path = NodePath::from("/etc/kubernetes/pki");
+        for (root, shown) in [
+            ("/", "/etc/kubernetes/pki/ca.crt"),
+            ("/mnt", "/mnt/etc/kubernetes/pki/ca.crt"),
+            ("mnt", "mnt/etc/kubernetes/pki/ca.crt"),
+        ] {
+            let below = path.clone().below(Path::new(root)).join("ca.crt");
+            assert_eq!(below.to_string(), shown);
+            assert_eq!(below.display().to_string(), shown);
+            assert_eq!(format!("{below:>40}|").len(), 41);
+            assert_eq!(below, path.join("ca.crt"), "the same file of the node");
+            assert_eq!(below.directory().to_string(), shown.replace("/ca.crt", ""));
+            let der = below.with_extension("der");
+            assert_eq!(der.to_string(), shown.replace("crt", "der"));
+            let json = serde_json::to_string(&below).unwrap();
+            assert_eq!(json, "\"/etc/kubernetes/pki/ca.crt\"");
+            assert_eq!(
+                PathBuf::from(below),
+                Path::new("/etc/kubernetes/pki/ca.crt")
+            );
         }
     }
 }

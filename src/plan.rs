@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::kubeadm::{Cluster, Endpoint, Etcd, Host, Node, Role, San, Version};
-use crate::names::{self, Authority, CertName};
+use crate::names::{self, Authority, CertName, NodePath};
 use crate::policy::Policy;
 use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject, Tolerance};
 
@@ -53,6 +53,37 @@ impl Plan {
     pub fn bundle(&self, authority: Authority) -> Option<&BundleSpec> {
         self.bundles.iter().find(|spec| spec.authority == authority)
     }
+
+    /// Returns the same table, with paths that are displayed for a node with this root directory.
+    #[must_use]
+    pub fn shown_below(mut self, root: &Path) -> Plan {
+        let certs = self.certs.iter_mut();
+        let outputs = certs.flat_map(|spec| match &mut spec.output {
+            Output::Pair { certificate, key } => vec![certificate, key],
+            Output::Kubeconfig { path, store, .. } => {
+                let store = store.iter_mut().map(|store| &mut store.dir);
+                store.chain([path]).collect()
+            }
+        });
+        let bundles = self.bundles.iter_mut();
+        let bundles =
+            bundles.flat_map(|spec| [&mut spec.path, &mut spec.key_path, &mut spec.crl_path]);
+        let pair = self.service_account.iter_mut();
+        let pair = pair.flat_map(|spec| [&mut spec.private, &mut spec.public]);
+        let external = self.external_etcd.iter_mut();
+        let external = external.flat_map(|files| {
+            let ExternalEtcd {
+                authority,
+                certificate,
+                key,
+            } = files;
+            [authority, certificate, key].into_iter().flatten()
+        });
+        for path in outputs.chain(bundles).chain(pair).chain(external) {
+            *path = std::mem::replace(path, NodePath::from("")).below(root);
+        }
+        self
+    }
 }
 
 /// One wanted leaf certificate and where it goes.
@@ -84,14 +115,14 @@ pub enum Output {
     /// `.crt` (0644) and `.key` (0600).
     Pair {
         /// PEM, leaf first.
-        certificate: PathBuf,
+        certificate: NodePath,
         /// PEM, PKCS#1 or SEC1.
-        key: PathBuf,
+        key: NodePath,
     },
     /// Both embedded in a kubeconfig (0600).
     Kubeconfig {
         /// The file.
-        path: PathBuf,
+        path: NodePath,
         /// URL of the API server.
         server: String,
         /// Name of the cluster entry.
@@ -107,7 +138,7 @@ pub enum Output {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeletStore {
     /// The directory.
-    pub dir: PathBuf,
+    pub dir: NodePath,
     /// When the certificate goes there.
     pub layout: KubeletLayout,
 }
@@ -139,7 +170,7 @@ impl KubeletLayout {
 
 impl Output {
     /// Every file this output writes; a pair's key first.
-    pub fn paths(&self) -> Vec<&Path> {
+    pub fn paths(&self) -> Vec<&NodePath> {
         match self {
             Output::Pair { certificate, key } => vec![key, certificate],
             Output::Kubeconfig { path, .. } => vec![path],
@@ -153,12 +184,12 @@ pub struct BundleSpec {
     /// Whose.
     pub authority: Authority,
     /// `ca.crt`, 0644.
-    pub path: PathBuf,
+    pub path: NodePath,
     /// Where kubeadm would look for the private key, which should not be there.
-    pub key_path: PathBuf,
+    pub key_path: NodePath,
     /// `crl.pem`, 0644: the revocation lists, where the signer publishes any. `crl.der` beside it holds the list about
     /// the authority's leaves alone, which is what etcd 3.6 reads; etcd 3.5 reads either.
-    pub crl_path: PathBuf,
+    pub crl_path: NodePath,
     /// Algorithm and lifetime for the demonstration authorities, which make their own.
     pub key: KeyAlgorithm,
     /// See `key`.
@@ -169,9 +200,9 @@ pub struct BundleSpec {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceAccountSpec {
     /// `sa.key`, 0600.
-    pub private: PathBuf,
+    pub private: NodePath,
     /// `sa.pub`, 0600 as `kubeadm init` writes it.
-    pub public: PathBuf,
+    pub public: NodePath,
     /// Algorithm for a new pair.
     pub key: KeyAlgorithm,
     /// Only the first node may make one: with two different pairs half of all tokens fail.
@@ -182,11 +213,11 @@ pub struct ServiceAccountSpec {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExternalEtcd {
     /// `caFile`.
-    pub authority: Option<PathBuf>,
+    pub authority: Option<NodePath>,
     /// `certFile`.
-    pub certificate: Option<PathBuf>,
+    pub certificate: Option<NodePath>,
     /// `keyFile`.
-    pub key: Option<PathBuf>,
+    pub key: Option<NodePath>,
 }
 
 /// The organization of `apiserver-kubelet-client`, which kubeadm has changed twice.
@@ -362,7 +393,7 @@ impl Table<'_> {
             .iter()
             .filter(|spec| spec.name == CertName::KubeletConf)
             .flat_map(|spec| spec.output.paths())
-            .map(Path::to_owned);
+            .cloned();
         // Only a worker's join minds the CA certificate.
         let bundles = self
             .bundles()
@@ -371,7 +402,7 @@ impl Table<'_> {
             .map(|bundle| bundle.path)
             .filter(|path| {
                 let join = self.node.join.as_ref();
-                join.is_some_and(|join| join.ca_cert_path == *path)
+                join.is_some_and(|join| join.ca_cert_path == **path)
             });
         kubelet
             .chain(bundles)
@@ -568,7 +599,7 @@ impl Table<'_> {
     fn output(&self, name: CertName, user: &str) -> Output {
         if name.is_kubeconfig() {
             return Output::Kubeconfig {
-                path: Path::new(KUBECONFIG_DIR).join(name.as_str()),
+                path: NodePath::from(KUBECONFIG_DIR).join(name.as_str()),
                 server: self.server(name),
                 cluster: self.cluster.cluster_name.clone(),
                 user: user.to_owned(),
@@ -593,9 +624,9 @@ impl Table<'_> {
         }
     }
 
-    fn kubelet_pki(&self) -> PathBuf {
-        let chosen = self.node.kubelet_cert_dir.clone();
-        chosen.unwrap_or_else(|| PathBuf::from(KUBELET_PKI))
+    fn kubelet_pki(&self) -> NodePath {
+        let chosen = self.node.kubelet_cert_dir.as_deref();
+        chosen.unwrap_or(Path::new(KUBELET_PKI)).into()
     }
 
     fn server(&self, name: CertName) -> String {
@@ -639,7 +670,11 @@ impl Table<'_> {
                     authority,
                     path: with_suffix(&base, "crt"),
                     key_path: with_suffix(&base, "key"),
-                    crl_path: self.cluster.certificates_dir.join(crl_name(authority)),
+                    crl_path: self
+                        .cluster
+                        .certificates_dir
+                        .join(crl_name(authority))
+                        .into(),
                     key: self.policy.key_for_authority(authority),
                     lifetime: self.cluster.ca_validity,
                 }
@@ -649,8 +684,8 @@ impl Table<'_> {
 
     fn service_account(&self) -> Option<ServiceAccountSpec> {
         (self.node.role != Role::Worker).then(|| ServiceAccountSpec {
-            private: self.cluster.certificates_dir.join("sa.key"),
-            public: self.cluster.certificates_dir.join("sa.pub"),
+            private: self.cluster.certificates_dir.join("sa.key").into(),
+            public: self.cluster.certificates_dir.join("sa.pub").into(),
             key: self.policy.key_for_service_account(),
             may_make: self.node.role == Role::Init,
         })
@@ -664,9 +699,9 @@ impl Table<'_> {
                 key_file,
                 ..
             } if self.node.role != Role::Worker => Some(ExternalEtcd {
-                authority: ca_file.clone(),
-                certificate: cert_file.clone(),
-                key: key_file.clone(),
+                authority: ca_file.clone().map(NodePath::from),
+                certificate: cert_file.clone().map(NodePath::from),
+                key: key_file.clone().map(NodePath::from),
             }),
             _ => None,
         }
@@ -728,11 +763,11 @@ pub fn crl_name(authority: Authority) -> String {
 }
 
 /// `etcd/healthcheck-client` + `crt`; `Path::with_extension` would eat a dot in the name.
-fn with_suffix(base: &Path, suffix: &str) -> PathBuf {
+fn with_suffix(base: &Path, suffix: &str) -> NodePath {
     let mut path = base.as_os_str().to_owned();
     path.push(".");
     path.push(suffix);
-    PathBuf::from(path)
+    PathBuf::from(path).into()
 }
 
 /// DNS names sorted bytewise and unique, IP addresses unique in the order given, as kubeadm.

@@ -6,10 +6,15 @@
 //!    wait for that certificate are run.
 //! 2. *What must be restarted* (`components`): only while the API server and etcd are well, only in this node's turn
 //!    (`lease`), one component after the other. A static pod gets an annotation in its manifest, anything else a unit
-//!    or a hook. The record goes once the component has proven itself: another process serves, it is healthy, and it
-//!    works with the new credential.
-//! 3. A component that does not come back gets its old files and one more restart. Then nothing is tried again until
-//!    somebody asks for it, and the record says why.
+//!    or a hook. The kubelet is last, since it restarts no pod reliably while it starts itself. The record goes once the
+//!    component has proven itself: another process serves, it is healthy, and it works with the new credential.
+//! 3. A component that does not come back gets its old files and one more restart, unless an old credential has expired
+//!    or is rejected. Then nothing is tried again until somebody asks for it, and the record says why. If the new files
+//!    are those of a step of a CA change, all files of the step are rolled back (`trust`).
+//!
+//! The lock is held while something is decided, written or restarted. It is released while this run only waits, for a
+//! component to serve a new certificate or for this node's turn. Another run may change the record meanwhile, so that it
+//! is read again once the lock is held.
 //!
 //! A run that is killed anywhere leaves the record, and the next one goes on: at worst a component is restarted twice.
 //! Below a root other than `/` nothing runs that could be restarted.
@@ -21,10 +26,11 @@ mod lease;
 mod pod;
 mod probe;
 mod restart;
+mod trust;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use time::OffsetDateTime;
@@ -32,11 +38,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Row};
 use crate::components::{Change, Component};
-use crate::names::{Authority, CertName};
+use crate::names::{Authority, CertName, NodePath};
 use crate::plan::Output;
 use crate::settings::reload::{On, Reload, Unit};
 use crate::signer::exec;
-use crate::store::{Changed, Commit, Committed, Root, Store, Unsettled};
+use crate::store::{self, Changed, Commit, Committed, Root, Store, Unsettled};
 use crate::x509::Chain;
 
 use probe::Probe;
@@ -57,7 +63,7 @@ pub struct Setup {
     /// Where each certificate is.
     pub outputs: BTreeMap<CertName, Output>,
     /// Where the certificates of each authority are.
-    pub bundles: BTreeMap<Authority, PathBuf>,
+    pub bundles: BTreeMap<Authority, NodePath>,
     /// How long to wait for another run to end.
     pub lock_wait: Duration,
     /// When something else is due: from then on nothing more is begun or waited for. A component that was restarted by
@@ -165,25 +171,18 @@ pub async fn settle(
     if root.path() != Path::new("/") {
         return Ok(elsewhere(&unsettled));
     }
-    let locked = root.lock(setup.lock_wait, "reload")?;
-    let known = agent::known_directories(
-        setup.outputs.values(),
-        setup.bundles.values().map(PathBuf::as_path),
-    );
-    let (store, _) = locked.recover_in(&known, clock())?;
-    // Another run may have settled it meanwhile.
-    let unsettled = root.unsettled()?;
     let probe = Probe { root, setup, clock };
     let left = |at: OffsetDateTime| Duration::try_from(at - clock()).unwrap_or_default();
     let mut run = Run {
         until: setup.until.map(|at| Instant::now() + left(at)),
         probe,
-        store,
+        store: None,
         progress,
         outcomes: Vec::new(),
+        spared: Vec::new(),
     };
     run.changes(unsettled.changed).await?;
-    run.restarts(unsettled.restarts).await?;
+    run.restarts().await?;
     Ok(run.outcomes)
 }
 
@@ -204,11 +203,14 @@ fn elsewhere(unsettled: &Unsettled) -> Vec<Outcome> {
 
 struct Run<'a> {
     probe: Probe<'a>,
-    store: Store,
+    /// The lock, while this run holds it.
+    store: Option<Store>,
     progress: &'a dyn Progress,
     outcomes: Vec<Outcome>,
     /// See [`Setup::until`].
     until: Option<Instant>,
+    /// Components whose restart was due only for files that this run has rolled back.
+    spared: Vec<Component>,
 }
 
 /// One program to run.
@@ -234,21 +236,51 @@ impl Run<'_> {
             .map_or(timeout, |until| left(until).max(BRIEF).min(timeout))
     }
 
-    fn commit(&mut self, commit: Commit) -> Result<Committed, Failure> {
-        Ok(self.store.commit(commit)?)
+    /// Takes the lock and finishes what an earlier run began. Returns the process that holds the lock if that does not
+    /// end in time.
+    async fn take_lock(&mut self) -> Result<Option<String>, Failure> {
+        if self.store.is_some() {
+            return Ok(None);
+        }
+        let Probe { root, setup, clock } = &self.probe;
+        let give_up = Instant::now() + setup.lock_wait.max(BRIEF);
+        let locked = loop {
+            match root.lock(Duration::ZERO, "reload") {
+                Err(store::Error::Busy { .. }) if Instant::now() < give_up => sleep(LOOK).await,
+                Err(store::Error::Busy { holder, .. }) => return Ok(Some(holder)),
+                locked => break locked?,
+            }
+        };
+        let known = agent::known_directories(
+            setup.outputs.values(),
+            setup.bundles.values().map(AsRef::as_ref),
+        );
+        let (store, _) = locked.recover_in(&known, clock())?;
+        self.store = Some(store);
+        Ok(None)
+    }
+
+    fn release_lock(&mut self) {
+        self.store = None;
+    }
+
+    async fn commit(&mut self, commit: Commit) -> Result<Committed, Failure> {
+        if let Some(holder) = self.take_lock().await? {
+            return Err(Failure::new(ExitCode::Pending, busy_message(&holder)));
+        }
+        let store = self.store.as_mut();
+        let committed = store.map(|store| store.commit(commit)).transpose()?;
+        // The lock is held here.
+        Ok(committed.unwrap_or_default())
     }
 
     // ---- what reloads by itself ----
 
     async fn changes(&mut self, changed: Vec<Changed>) -> Result<(), Failure> {
-        let mut seen = Vec::new();
+        let mut proven = Vec::new();
         for changed in changed {
             match self.reloaded(changed.change).await {
-                Ok(None) => seen.push(changed),
-                Ok(Some(detail)) => {
-                    self.tell(changed.change, State::Done, detail);
-                    seen.push(changed);
-                }
+                Ok(detail) => proven.push((changed, detail)),
                 Err(why) => self.tell(
                     changed.change,
                     State::Failed,
@@ -258,6 +290,27 @@ impl Run<'_> {
                 ),
             }
         }
+        if proven.is_empty() {
+            return Ok(());
+        }
+        if let Some(holder) = self.take_lock().await? {
+            for (changed, _) in proven {
+                self.tell(changed.change, State::Waits, busy_message(&holder));
+            }
+            return Ok(());
+        }
+        // Another run may have run their programs meanwhile.
+        let recorded = self.probe.root.unsettled()?.changed;
+        let mut seen = Vec::new();
+        for (changed, detail) in proven {
+            if !recorded.contains(&changed) {
+                continue;
+            }
+            if let Some(detail) = detail {
+                self.tell(changed.change, State::Done, detail);
+            }
+            seen.push(changed);
+        }
         let failed = self.programs_of(&seen).await;
         let mut commit = Commit::new();
         for changed in seen {
@@ -266,8 +319,9 @@ impl Run<'_> {
             }
         }
         if !commit.is_empty() {
-            self.commit(commit)?;
+            self.commit(commit).await?;
         }
+        self.release_lock();
         Ok(())
     }
 
@@ -398,6 +452,10 @@ fn systemctl(verb: &str, unit: &str) -> Program {
         command: words.map(str::to_owned).to_vec(),
         limit: UNIT_TIMEOUT,
     }
+}
+
+fn busy_message(holder: &str) -> String {
+    format!("another run holds the lock ({holder}): run `nodepki renew` once it has ended")
 }
 
 fn names(changes: &[Change]) -> String {

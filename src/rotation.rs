@@ -77,20 +77,15 @@ pub async fn settle(
 /// What became of everything, for the journal.
 pub fn log(report: &Report) {
     for row in &report.rows {
-        let reasons = row.reasons.join("; ");
+        let mut message = format!("{}: {}", row.name, row.action);
+        if !row.reasons.is_empty() {
+            message = format!("{message}: {}", row.reasons.join("; "));
+        }
+        let (certificate, action) = (&row.name, row.action);
         match row.code {
-            None if row.is_overdue() => {
-                tracing::warn!(certificate = row.name, action = row.action, "{reasons}");
-            }
-            None => tracing::info!(certificate = row.name, action = row.action, "{reasons}"),
-            Some(code) => {
-                tracing::warn!(
-                    certificate = row.name,
-                    action = row.action,
-                    exit = code as u8,
-                    "{reasons}"
-                );
-            }
+            None if row.is_overdue() => tracing::warn!(certificate, action, "{message}"),
+            None => tracing::info!(certificate, action, "{message}"),
+            Some(code) => tracing::warn!(certificate, action, exit = code as u8, "{message}"),
         }
     }
 }

@@ -22,8 +22,14 @@ pub enum Form {
     Text,
     /// An absolute path.
     Path,
-    /// A file with a secret in it; see [`SecretFile`].
+    /// A file with a secret in it, which must be private; see [`SecretFile`].
     Secret,
+    /// As [`Form::Secret`], for a file that every user may read.
+    Public,
+    /// As [`Form::Secret`], for a kubeconfig: it must be private if it contains a credential.
+    Kubeconfig,
+    /// An absolute path of a file with a secret in it, which must be private.
+    SecretPath,
     /// An `http` or `https` address.
     Url,
     /// A Go duration.
@@ -130,8 +136,10 @@ fn leaf(form: Form) -> Value {
     match form {
         Form::Const(text) => json!({"const": text}),
         Form::Text => json!({"type": "string"}),
-        Form::Path => json!({"type": "string", "pattern": "^/"}),
-        Form::Secret => json!({"type": "string", "pattern": "^(/|credential:[^/]+$)"}),
+        Form::Path | Form::SecretPath => json!({"type": "string", "pattern": "^/"}),
+        Form::Secret | Form::Public | Form::Kubeconfig => {
+            json!({"type": "string", "pattern": "^(/|credential:[^/]+$)"})
+        }
         Form::Url => json!({"type": "string", "pattern": "^https?://"}),
         Form::Duration => {
             json!({"type": "string", "pattern": "^\\+?(0|([0-9]+(\\.[0-9]*)?|\\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$"})

@@ -847,9 +847,9 @@ fn hex(pin: &[u8; 32]) -> String {
     pin.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads all fragments in their order with the caller's two functions, each given an absolute path: `list` returns
+/// Reads all fragments in their order with the caller's functions, each given an absolute path: `list` returns
 /// the file names in a directory (none when it does not exist), `read` the text of a file or `None` when it does not
-/// exist. With `only`, that one file is read and must exist.
+/// exist, `shown` the path for messages. With `only`, that one file is read and must exist.
 ///
 /// # Errors
 /// Whatever `list` and `read` return, and not found for `only`.
@@ -857,6 +857,7 @@ pub fn collect(
     only: Option<&Path>,
     mut list: impl FnMut(&Path) -> io::Result<Vec<String>>,
     mut read: impl FnMut(&Path) -> io::Result<Option<String>>,
+    shown: impl Fn(&Path) -> PathBuf,
 ) -> io::Result<Vec<(String, String)>> {
     let mut paths = Vec::new();
     match only {
@@ -871,7 +872,7 @@ pub fn collect(
                 if names.len() > MAX_FRAGMENTS {
                     return Err(io::Error::other(format!(
                         "{}: contains {} settings files, at most {MAX_FRAGMENTS} are read (merge them)",
-                        directory.display(),
+                        shown(directory).display(),
                         names.len()
                     )));
                 }
@@ -888,13 +889,16 @@ pub fn collect(
                 if bytes > MAX_SETTINGS_BYTES {
                     return Err(io::Error::other(format!(
                         "{}: all settings files up to this one have more than {MAX_SETTINGS_BYTES} bytes together (remove what is not a setting)",
-                        path.display()
+                        shown(&path).display()
                     )));
                 }
-                fragments.push((path.display().to_string(), text));
+                fragments.push((shown(&path).display().to_string(), text));
             }
             None if only.is_some() => {
-                let message = format!("configuration file {} does not exist", path.display());
+                let message = format!(
+                    "configuration file {} does not exist",
+                    shown(&path).display()
+                );
                 return Err(io::Error::new(io::ErrorKind::NotFound, message));
             }
             None => {}

@@ -58,8 +58,9 @@ use zeroize::Zeroizing;
 
 use crate::http::Files;
 use crate::machine;
-use crate::names::{Authority, CertName};
+use crate::names::{Authority, CertName, NodePath};
 use crate::schema::Key;
+use crate::store::{self, STATE_DIR};
 use crate::x509::{
     Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, Tolerance, UsageExtensions, hex,
 };
@@ -74,9 +75,14 @@ pub trait Signer {
     /// Which kind it is.
     fn kind(&self) -> Kind;
 
-    /// Kind and place, stable over runs: `exec:/usr/libexec/corp-sign`. A persisted ticket belongs to the signer
-    /// with this label; with another label it is worthless.
+    /// Kind and place, for messages: `exec:/usr/libexec/corp-sign`.
     fn label(&self) -> String;
+
+    /// Kind and place as the configuration has them, stable over runs. A persisted ticket belongs to the signer of which
+    /// this is recorded; with another record it is worthless.
+    fn configured(&self) -> String {
+        self.label()
+    }
 
     /// What it can carry and how it behaves when asked twice.
     fn caps(&self) -> &Caps;
@@ -371,6 +377,11 @@ pub trait Memory {
 
     /// Forgets `name`; nothing to forget is no error.
     fn forget(&self, name: &str) -> io::Result<()>;
+
+    /// The state directory, for messages.
+    fn state_dir(&self) -> NodePath {
+        STATE_DIR.into()
+    }
 }
 
 /// The certificate that a renewal replaces, with its key: the credential of the renewal itself.
@@ -793,15 +804,19 @@ impl SignerError {
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
         let source = source.into();
-        self.machine_fault |= machine::is_fault(source.as_ref());
+        self = self.marked_by(source.as_ref());
         self.source = Some(source);
         self
     }
 
-    /// With the mark of a machine fault if `cause`, which the detail tells already, is one.
+    /// With what follows from `cause`, which the detail tells already: the mark of a machine fault, and the class for a
+    /// file that is refused because other users can get at it.
     #[must_use]
     pub fn marked_by(mut self, cause: &(dyn std::error::Error + 'static)) -> Self {
         self.machine_fault |= machine::is_fault(cause);
+        if store::is_access_refusal(cause) {
+            self.class = Class::Permanent;
+        }
         self
     }
 

@@ -6,11 +6,17 @@
 //!
 //! # Which names a node is expected to hold
 //!
-//! Without a configuration the files themselves tell:
+//! The node's role decides, and the first of these rules that applies gives it:
 //!
-//! - Nothing of kubeadm's at all: no rows, and [`Status::worst`] is [`State::Missing`].
-//! - Nothing but `ca.crt` and what belongs to `kubelet.conf`: a worker, and only these two are shown.
-//! - Otherwise a control-plane node. Everything that kubeadm makes is shown, missing or not, except:
+//! 1. Nothing of kubeadm's at all: no rows, and [`Status::worst`] is [`State::Missing`].
+//! 2. A manifest of kube-apiserver: a control-plane node.
+//! 3. The kubeadm configuration of the node: a JoinConfiguration without `controlPlane` makes it a worker, one with it
+//!    and an InitConfiguration a control-plane node.
+//! 4. A file that only a control-plane node has: a control-plane node. Otherwise a worker.
+//!
+//! Of a worker `ca.crt` and what belongs to `kubelet.conf` are shown, of a control-plane node everything that kubeadm
+//! makes, missing or not, except:
+//!
 //!   `super-admin.conf`, which kubeadm gives to the first node only, when it is absent; and etcd's certificates when
 //!   etcd is external, each of them unless it is there. etcd is external when there is no `etcd/` directory, or when
 //!   there is nothing but its CA in it while the static pods have kube-apiserver and no etcd.
@@ -36,6 +42,7 @@ use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 
 use crate::assess::Replaced;
+use crate::kubeadm as kubeadm_configuration;
 use crate::names::{Authority, CertName};
 use crate::store::{LastError, Phase};
 use crate::yaml;
@@ -56,7 +63,7 @@ pub struct Status {
     pub root: String,
     /// Where the certificates were looked for.
     pub certificates_dir: String,
-    /// What kind of node this is, as far as the files tell.
+    /// What kind of node this is.
     pub role: Role,
     /// This node runs etcd, or will.
     pub local_etcd: bool,
@@ -103,16 +110,27 @@ impl Status {
     }
 }
 
-/// What kind of node the files speak of.
+/// What kind of node it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// A control-plane node.
     ControlPlane,
-    /// `ca.crt` and a kubelet, nothing else.
+    /// A node without a control plane.
     Worker,
     /// Nothing at all.
     Empty,
+}
+
+impl From<kubeadm_configuration::Role> for Role {
+    fn from(described: kubeadm_configuration::Role) -> Role {
+        match described {
+            kubeadm_configuration::Role::Worker => Role::Worker,
+            kubeadm_configuration::Role::Init | kubeadm_configuration::Role::Join => {
+                Role::ControlPlane
+            }
+        }
+    }
 }
 
 /// The state of a row in one word, the harmless first. What is known for certain is graver than what could not be

@@ -71,7 +71,7 @@ use time::macros::format_description;
 pub use changes::AuthorityChange;
 pub use commit::{Commit, Committed, Mode};
 pub use dir::{Content, Dir, FileKind, Metadata};
-pub use error::{Class, Error, Note, Obstacle};
+pub use error::{Class, Error, Note, Obstacle, is_access_refusal};
 pub use issued::Issued;
 pub use known::KnownDirectories;
 pub use lock::Locked;
@@ -79,7 +79,7 @@ pub(crate) use node::kept_node_path;
 pub use node::{IdentityPart, KeptNode};
 pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket};
 pub use recover::Recovery;
-pub use restarts::{Changed, Previous, Restart, RestartState, Unsettled};
+pub use restarts::{Changed, FormerTrust, Previous, Restart, RestartState, TrustStep, Unsettled};
 pub use root::Root;
 pub use trust::{Exposed, Exposure, Trust, is_personal};
 

@@ -91,16 +91,19 @@ impl Failure {
 }
 
 impl Failure {
-    /// A failure caused by `cause`: of `code`, unless this machine is at fault, and then another run may do better.
+    /// A failure caused by `cause`: of `code`, unless this machine is at fault, so that another run may do better, or a
+    /// file is refused because other users can get at it.
     pub fn caused(
         code: ExitCode,
         message: impl Into<String>,
         cause: &(dyn std::error::Error + 'static),
     ) -> Self {
-        match machine::is_fault(cause) {
-            true => Failure::new(ExitCode::Pending, message),
-            false => Failure::new(code, message),
-        }
+        let code = match machine::is_fault(cause) {
+            true => ExitCode::Pending,
+            false if store::is_access_refusal(cause) => ExitCode::Refused,
+            false => code,
+        };
+        Failure::new(code, message)
     }
 
     /// A failed call of a cluster's API, made in order to be `doing` something: `reading the Secret …`.
@@ -134,7 +137,9 @@ impl Failure {
                 ExitCode::Refused,
                 "make sure that the address is that of a Kubernetes API server",
             ),
-            kubeapi::Error::Unread { .. } => (ExitCode::Configuration, kubeapi::UNREAD_ADVICE),
+            kubeapi::Error::Unread { source, .. } => {
+                (ExitCode::Configuration, kubeapi::unread_advice(source))
+            }
             kubeapi::Error::Local { advice, .. } => (ExitCode::Configuration, *advice),
         };
         Failure::caused(

@@ -1,7 +1,6 @@
 //! From verified answers to one commit: what is installed, what is held back, and what each row of the report says.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::rc::Rc;
 
 use time::OffsetDateTime;
@@ -17,7 +16,7 @@ use crate::assess::{Action, Age, Found, FoundStore, beyond_authority};
 use crate::components::Change;
 use crate::failpoint;
 use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
-use crate::names::{Authority, CertName};
+use crate::names::{Authority, CertName, NodePath};
 use crate::plan::{CertSpec, Output, ServiceAccountSpec};
 use crate::schedule::due_at;
 use crate::signer::Request;
@@ -142,7 +141,7 @@ pub(super) async fn install(
         rows: work.rows,
         notes,
         written: work.committed.written,
-        ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
+        ignore_preflight_errors: setup.ignore_preflight_errors(),
     })
 }
 
@@ -473,10 +472,7 @@ impl Work<'_> {
             (ServiceAccountAction::DerivePublic, _) => {
                 if let Some(private) = root.read(&spec.private)? {
                     let key = PrivateKey::from_pem(&private.bytes).map_err(|error| {
-                        Failure::new(
-                            ExitCode::Refused,
-                            format!("{}: {error}", spec.private.display()),
-                        )
+                        Failure::new(ExitCode::Refused, format!("{}: {error}", spec.private))
                     })?;
                     let public = key.public_key().to_pem().into_bytes();
                     self.commit.file(spec.public.clone(), public, Mode::Private);
@@ -631,9 +627,9 @@ fn record(chain: &Chain, now: OffsetDateTime) -> Issued {
     }
 }
 
-pub(super) fn unrepairable(path: &Path, error: &KubeconfigError) -> Failure {
+pub(super) fn unrepairable(path: &NodePath, error: &KubeconfigError) -> Failure {
     Failure::new(
         ExitCode::Refused,
-        format!("{}: {error}; move it away and run again", path.display()),
+        format!("{path}: {error}; move it away and run again"),
     )
 }

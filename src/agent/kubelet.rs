@@ -113,7 +113,7 @@ impl Identity<'_> {
             .into_iter()
             .filter(|old| is_dated(directory, old))
         {
-            if Some(&old) == previous.as_ref() {
+            if previous.as_deref() == Some(&old) {
                 made.files.insert(old);
             } else if let Some(content) = root.read(&old)? {
                 commit.remove(old, &content.bytes);

@@ -6,11 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 
 use zeroize::Zeroizing;
 
-use crate::names::Authority;
+use crate::names::{Authority, NodePath};
 use crate::store::Mode;
 use crate::x509::{PrivateKey, PublicKey, TrustBundle};
 
@@ -42,7 +41,7 @@ pub struct ProvidedFile {
     /// Where it comes from.
     pub from: String,
     /// Where it goes.
-    pub path: PathBuf,
+    pub path: NodePath,
     /// PEM.
     pub bytes: Zeroizing<Vec<u8>>,
     /// Permission bits for a new file.
@@ -56,12 +55,6 @@ pub struct ProvidedFile {
 /// Without the contents.
 impl fmt::Debug for ProvidedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} from {} for {}",
-            self.what,
-            self.from,
-            self.path.display()
-        )
+        write!(f, "{} from {} for {}", self.what, self.from, self.path)
     }
 }

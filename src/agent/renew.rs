@@ -40,6 +40,8 @@ pub enum Scope {
     All,
     /// These, due or not.
     Names(BTreeSet<CertName>),
+    /// These, however young, and with new keys: theirs may be known to others.
+    Forced(BTreeSet<CertName>),
     /// These, however young: their authority was changed, and no answer of the old one is taken, so that they cannot come
     /// round again.
     Anew(BTreeSet<CertName>),
@@ -49,7 +51,9 @@ impl Scope {
     fn has(&self, name: CertName) -> bool {
         match self {
             Scope::Due | Scope::All => true,
-            Scope::Names(names) | Scope::Anew(names) => names.contains(&name),
+            Scope::Names(names) | Scope::Forced(names) | Scope::Anew(names) => {
+                names.contains(&name)
+            }
         }
     }
 
@@ -57,6 +61,7 @@ impl Scope {
         match self {
             Scope::Due => Demand::Due,
             Scope::All | Scope::Names(_) => Demand::Asked,
+            Scope::Forced(_) => Demand::Forced,
             Scope::Anew(_) => Demand::Anew,
         }
     }
@@ -148,7 +153,7 @@ fn look_for(
     steady(root, setup, now)?;
     let mut survey = setup.survey(root, now)?;
     survey.certs.retain(|cert| scope.has(cert.spec.name));
-    if let Scope::Names(_) | Scope::Anew(_) = scope {
+    if let Scope::Names(_) | Scope::Forced(_) | Scope::Anew(_) = scope {
         let wanted: BTreeSet<Authority> = survey
             .certs
             .iter()
@@ -158,7 +163,7 @@ fn look_for(
             .bundles
             .retain(|bundle| wanted.contains(&bundle.spec.authority));
     }
-    let service_account = service_account_fault(setup, root, &mut survey);
+    let service_account = service_account_fault(setup, &mut survey);
     let on_everything = matches!(scope, Scope::Due | Scope::All);
     survey.service_account_refused = service_account.clone().filter(|_| on_everything);
     survey
@@ -194,7 +199,10 @@ fn look_for(
             .signers
             .get(&cert.spec.authority)
             .is_some_and(|(_, signer)| signer.caps().renewal == Renewal::SameKey);
-        cert.keep_key = (!setup.rotation.rekey || same_key_only) && cert.has_good_key();
+        // A signer that wants the same key refuses another one, rather than that a known key is certified again.
+        cert.keep_key = demand != Demand::Forced
+            && (!setup.rotation.rekey || same_key_only)
+            && cert.has_good_key();
     }
     let trust: BTreeMap<_, _> = survey
         .bundles
@@ -210,14 +218,19 @@ fn look_for(
     if demand == Demand::Due {
         hold(root, &mut survey, &trust, now)?;
     }
+    // A run that repeats an interrupted one finishes it; one that would do nothing at all must not end as if it had.
+    if has_work(&survey) {
+        for cert in &mut survey.certs {
+            cert.deferred = false;
+        }
+    }
     Ok(survey)
 }
 
 /// What is wrong with the service-account pair, which a renewal never touches: a new pair would differ from the cluster's.
-fn service_account_fault(setup: &Setup, root: &Root, survey: &mut Survey) -> Option<String> {
+fn service_account_fault(setup: &Setup, survey: &mut Survey) -> Option<String> {
     let spec = setup.plan.service_account.as_ref()?;
-    let directory = spec.private.parent().unwrap_or(Path::new("/"));
-    let directory = root.on_this_machine(directory);
+    let directory = spec.private.directory();
     let action = survey.service_account.take();
     if let Some(refused) = survey.service_account_refused.take() {
         return Some(refused);
@@ -227,25 +240,25 @@ fn service_account_fault(setup: &Setup, root: &Root, survey: &mut Survey) -> Opt
         ServiceAccountAction::Tighten => {
             survey.notes.push(format!(
                 "{} is readable by everybody; run nodepki bootstrap, which sets mode 0600",
-                root.on_this_machine(&spec.private).display()
+                spec.private
             ));
             None
         }
         ServiceAccountAction::DerivePublic => Some(format!(
             "{} is absent and kube-apiserver does not start without it; run nodepki bootstrap, which derives it from sa.key",
-            root.on_this_machine(&spec.public).display()
+            spec.public
         )),
         ServiceAccountAction::Install => Some(format!(
             "sa.key and sa.pub of the cluster are not in {} yet; run nodepki bootstrap, which puts them in place",
-            directory.display()
+            directory
         )),
         ServiceAccountAction::Make if survey.certs.iter().any(is_there) => Some(format!(
             "sa.key and sa.pub are absent from {}, and a new pair would differ from the cluster's; {COPY_SERVICE_ACCOUNT}",
-            directory.display()
+            directory
         )),
         ServiceAccountAction::Make => Some(format!(
             "sa.key and sa.pub are absent from {}; run nodepki bootstrap, which makes them on a new node",
-            directory.display()
+            directory
         )),
     }
 }
@@ -385,7 +398,9 @@ fn not_in_effect(root: &Root) -> Result<Option<&'static str>, Failure> {
     if root.path() != Path::new("/") {
         return Ok(None);
     }
-    let Unsettled { restarts, changed } = root.unsettled()?;
+    let Unsettled {
+        restarts, changed, ..
+    } = root.unsettled()?;
     let mut due = restarts
         .iter()
         .filter(|restart| matches!(restart.state, RestartState::Due));

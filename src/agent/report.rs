@@ -11,7 +11,7 @@ use super::{
     ExitCode, Failure, ProvidedFile, ServiceAccountAction, Setup, Survey, sentence, signer_code,
 };
 use crate::assess::{Action, Found};
-use crate::names::Authority;
+use crate::names::{Authority, NodePath};
 use crate::plan::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
 use crate::signer::Carry;
 use crate::store::STATE_DIR;
@@ -79,7 +79,7 @@ pub struct Row {
     )]
     pub not_after: Option<OffsetDateTime>,
     /// The files.
-    pub paths: Vec<PathBuf>,
+    pub paths: Vec<NodePath>,
     /// Kind and place of the signer (`plan` only).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
@@ -169,6 +169,11 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
         let chain = cert.found.chain.present();
         let due = cert.due.filter(|_| rotating);
         rows.push(match cert.action {
+            Action::Keep { notes } if cert.deferred => Row {
+                due,
+                code: Some(ExitCode::Pending),
+                ..cert_row(&cert.spec, "held back", notes, chain)
+            },
             Action::Keep { notes } => Row {
                 due,
                 ..cert_row(&cert.spec, "kept", notes, chain)
@@ -193,7 +198,7 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
         rows,
         notes: survey.notes,
         written: Vec::new(),
-        ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
+        ignore_preflight_errors: setup.ignore_preflight_errors(),
     }
 }
 
@@ -214,6 +219,7 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
     }
     for cert in &survey.certs {
         let (action, reasons) = match &cert.action {
+            Action::Keep { notes } if cert.deferred => ("hold back", notes.clone()),
             Action::Keep { notes } => ("keep", notes.clone()),
             Action::Rewrite { reasons } => ("rewrite", reasons.clone()),
             Action::Issue { reasons } => (
@@ -248,6 +254,9 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
         }
         if action == "refuse" {
             row.code = Some(ExitCode::Refused);
+        }
+        if cert.deferred {
+            row.code = Some(ExitCode::Pending);
         }
         rows.push(row);
     }
@@ -291,7 +300,7 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
         rows,
         notes,
         written: Vec::new(),
-        ignore_preflight_errors: setup.plan.ignore_preflight_errors.clone(),
+        ignore_preflight_errors: setup.ignore_preflight_errors(),
     }
 }
 

@@ -172,7 +172,8 @@ pub(super) async fn obtain(
     };
     let mut request = Request::new(asked.wanted(), csr, desk.identity.clone(), desk.now())
         .replacing(asked.replaces.as_ref());
-    if record.request_id != request.id.as_str() || record.signer_config != asked.signer.label() {
+    if record.request_id != request.id.as_str() || record.signer_config != asked.signer.configured()
+    {
         // Another wish or another signer: nothing is known of this request there.
         record = new_record(asked, request.id.as_str());
     }
@@ -278,7 +279,7 @@ pub(super) async fn obtain(
                 if record.first_submitted.is_some()
                     && asked.signer.caps().resubmit == Resubmit::Forbidden
                 {
-                    return Ok(Outcome::Failed(Rc::new(forbidden(asked))));
+                    return Ok(Outcome::Failed(Rc::new(forbidden(desk, asked))));
                 }
                 record.handle = None;
                 step = Step::Submit;
@@ -489,7 +490,7 @@ fn new_record(asked: &Asked<'_>, request_id: &str) -> store::Ticket {
         request_id,
         &asked.signer_name,
         signer.kind().as_str(),
-        &signer.label(),
+        &signer.configured(),
     )
 }
 
@@ -559,7 +560,7 @@ fn forgotten(asked: &Asked<'_>) -> SignerError {
     )
 }
 
-fn forbidden(asked: &Asked<'_>) -> SignerError {
+fn forbidden(desk: &Desk<'_>, asked: &Asked<'_>) -> SignerError {
     SignerError::permanent(
         format!(
             "{} was asked for {} before and does not know it any more, and it must not be asked twice for one key",
@@ -567,7 +568,8 @@ fn forbidden(asked: &Asked<'_>) -> SignerError {
             asked.spec.name
         ),
         format!(
-            "see with the signer what became of it, then remove /var/lib/nodepki/pending/{}",
+            "see with the signer what became of it, then remove {}/pending/{}",
+            desk.store.root().node_path(store::STATE_DIR),
             asked.spec.name
         ),
     )

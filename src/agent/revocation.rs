@@ -61,7 +61,7 @@ pub async fn update_revocations(
                 "refused",
                 format!(
                     "{} is not the pinned one: {error}; put the right CA certificate there, or correct authorities.{authority}.trust.sha256",
-                    bundle.path.display()
+                    bundle.path
                 ),
                 Some(ExitCode::Refused),
             ));

@@ -3,7 +3,6 @@
 //! Owns what is on its way. What is wanted was decided by the survey; what comes of it is written by `install`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::rc::Rc;
 
 use futures_util::StreamExt;
@@ -17,6 +16,7 @@ use super::failure::signer_failure;
 use super::request::{self, Desk, Enquiry, Fresh, Job, Outcome, Resumed};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
 use super::{Clock, Event, ExitCode, Failure, Operation, Progress, Setup, keys, preflight};
+use crate::assess::Demand;
 use crate::names::{Authority, CertName};
 use crate::signer::{Kind, Signer, SignerError};
 use crate::store::{Slot, Store};
@@ -66,6 +66,8 @@ impl<'a> Run<'a> {
             .notes
             .extend(resumable.notes.iter().map(ToString::to_string));
         let mut resumed = BTreeMap::new();
+        let rotating = survey.rotating.as_ref();
+        let is_forced = rotating.is_some_and(|rotating| rotating.demand == Demand::Forced);
         for pending in resumable.slots {
             let Slot::Certificate(name) = pending.slot else {
                 continue;
@@ -75,8 +77,11 @@ impl<'a> Run<'a> {
             };
             let own = cert.found.key.present().filter(|_| cert.keep_key);
             let resumable = Resumed::from_pending(&pending, &cert.spec);
+            let known = cert.found.key.present().filter(|_| is_forced);
             let resumable = resumable.filter(|earlier| {
-                own.is_none_or(|own| own.public_key() == earlier.key.public_key())
+                let key = earlier.key.public_key();
+                own.is_none_or(|own| own.public_key() == key)
+                    && known.is_none_or(|known| known.public_key() != key)
             });
             match resumable {
                 Some(earlier) => {
@@ -194,6 +199,7 @@ impl<'a> Run<'a> {
         }
         let trust = &self.trust;
         let now = self.now();
+        survey.note_shared_authorities(|authority| trust.get(&authority));
         survey.reassess(|authority| trust.get(&authority).cloned(), now);
         // With nobody to ask and something missing the run has come to its end; otherwise it does what it can: a node
         // whose certificates still serve is not held up by a signer, and what the cluster hands over it may not have
@@ -286,11 +292,10 @@ impl<'a> Run<'a> {
         if !self.setup.trust_source(authority).pins.is_empty() {
             return Ok(());
         }
-        let root = self.store.root();
-        let Some(replaced) = survey.replaced_by(root, authority, learned) else {
+        let Some(replaced) = survey.replaced_by(authority, learned) else {
             return Ok(());
         };
-        let path = root.on_this_machine(&spec.path).display().to_string();
+        let path = spec.path.to_string();
         Err(Failure::new(
             ExitCode::Refused,
             format!(
@@ -529,12 +534,12 @@ fn no_authority(setup: &Setup, authority: Authority) -> Failure {
     let path = setup
         .plan
         .bundle(authority)
-        .map_or_else(PathBuf::new, |spec| spec.path.clone());
+        .map(|spec| spec.path.to_string());
     Failure::new(
         ExitCode::Configuration,
         format!(
             "the CA certificate of authority {authority} is not on this node and its signer does not hand it out; put it into {} (mode 0644) and run again",
-            path.display()
+            path.unwrap_or_default()
         ),
     )
 }

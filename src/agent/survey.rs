@@ -15,13 +15,13 @@ use crate::assess::{
 };
 use crate::machine;
 use crate::manifest::MANIFESTS;
-use crate::names::{Authority, CertName};
+use crate::names::{Authority, CertName, NodePath};
 use crate::plan::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
 use crate::signer::Current;
-use crate::store::{self, Obstacle, Root};
+use crate::store::{self, Issued, Obstacle, Root};
 use crate::x509::{
-    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, is_for_names,
-    rfc3339,
+    Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, hex,
+    is_for_names, rfc3339,
 };
 
 pub(super) use rotation::Rotating;
@@ -64,6 +64,8 @@ pub struct SurveyedCert {
     pub(super) next: Option<OffsetDateTime>,
     /// A failure to replace it must be told.
     pub(super) urgent: bool,
+    /// An administrator asked for it, and it was just renewed.
+    pub(super) deferred: bool,
     /// A new one that ends no later would be no help.
     pub(super) for_age: bool,
     /// The new one is for the same key.
@@ -73,13 +75,6 @@ pub struct SurveyedCert {
 }
 
 impl SurveyedCert {
-    /// The kubelet has asked the cluster for it itself.
-    fn is_of_kubelet(&self) -> bool {
-        let recorded = self.age.is_some_and(|age| age.recorded);
-        let store = self.found.store.as_ref();
-        store.is_some_and(|store| store.in_place) && !recorded
-    }
-
     fn new(spec: CertSpec, found: FoundCert, action: Action) -> Self {
         SurveyedCert {
             spec,
@@ -89,6 +84,7 @@ impl SurveyedCert {
             due: None,
             next: None,
             urgent: true,
+            deferred: false,
             for_age: false,
             keep_key: false,
             installed: None,
@@ -117,7 +113,7 @@ impl SurveyedCert {
         })
     }
 
-    fn strike_out(&mut self, lists: &Revocations, path: &Path) {
+    fn strike_out(&mut self, lists: &Revocations, path: &NodePath) {
         let Some((what, since)) = self
             .found
             .chain
@@ -127,9 +123,8 @@ impl SurveyedCert {
             return;
         };
         self.found.revoked = Some(format!(
-            "{what} is revoked since {}, says {}",
-            rfc3339(since),
-            path.display()
+            "{what} is revoked since {}, says {path}",
+            rfc3339(since)
         ));
         if let Some(reason) = self.found.revoked.clone()
             && matches!(self.action, Action::Keep { .. } | Action::Rewrite { .. })
@@ -207,10 +202,13 @@ pub fn survey(
         let handed = provided.bundles.get(&spec.authority);
         survey.read_bundle(root, spec, &trust(spec.authority), handed, now)?;
     }
+    // A damaged record is reported elsewhere; without it only the finer points are missing.
+    let issued = root.issued().unwrap_or_default();
     for spec in &plan.certs {
-        survey.read_cert(root, spec, now)?;
+        survey.read_cert(root, spec, issued.get(&spec.name), now)?;
     }
     survey.judge_authorities(root, trust, provided, now);
+    survey.note_shared_authorities(|_| None);
     survey.read_revocations(root)?;
     if let Some(spec) = &plan.service_account {
         let before = survey.refusals.len();
@@ -301,13 +299,13 @@ impl Survey {
         let in_place = bytes.as_ref().is_some_and(|bytes| !bytes.is_empty());
         if !in_place
             && let Some(file) = &source.file
-            && *file != spec.path
+            && **file != *spec.path
         {
             bytes = read(root, file)?;
             if bytes.is_none() {
                 self.refusals.push(format!(
                     "{} is absent; authorities.{}.trust.file names it as the CA certificate: put it there or correct the setting",
-                    file.display(),
+                    root.on_this_machine(file).display(),
                     spec.authority
                 ));
             }
@@ -320,7 +318,7 @@ impl Survey {
             (Found::Present(trusted), Some((from, offered))) if !trusted.vouches_for(offered) => {
                 self.refusals.push(format!(
                     "{} is not the {} of the cluster: it holds {trusted}, {from} has {offered}; find out which is right, move the file away if it is the cluster's, and run again",
-                    spec.path.display(),
+                    spec.path,
                     spec.authority
                 ));
             }
@@ -338,7 +336,7 @@ impl Survey {
             {
                 self.notes.push(format!(
                     "{} also holds {}, which expired at {}; remove it when convenient",
-                    spec.path.display(),
+                    spec.path,
                     certificate.subject(),
                     rfc3339(certificate.not_after())
                 ));
@@ -363,9 +361,10 @@ impl Survey {
         &mut self,
         root: &Root,
         spec: &CertSpec,
+        issued: Option<&Issued>,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
-        let found = match &spec.output {
+        let mut found = match &spec.output {
             Output::Pair { certificate, key } => {
                 let Private {
                     text: key_pem,
@@ -404,7 +403,7 @@ impl Survey {
                         kubeconfig,
                     } => {
                         // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
-                        let beside = |name: &str| path.parent().unwrap_or(path).join(name);
+                        let beside = |name: &str| path.directory().join(name);
                         let (certificate, key) = (beside(&certificate), beside(&key));
                         let found = FoundCert {
                             chain: Found::read(
@@ -427,8 +426,7 @@ impl Survey {
                     }
                     ReadKubeconfig::Unrepairable(error) => {
                         let reason = format!(
-                            "{} cannot be repaired without losing what is in it: {error}; move it away and run again",
-                            path.display()
+                            "{path} cannot be repaired without losing what is in it: {error}; move it away and run again"
                         );
                         self.refusals.push(reason.clone());
                         let found = FoundCert {
@@ -448,16 +446,25 @@ impl Survey {
                 };
                 match store {
                     Some(store) => {
-                        let on_disk = read_store(root, assess::store_dir(&form, store))?;
+                        let on_disk = read_store(root, &assess::store_dir(&form, store))?;
                         assess::weigh(found, &form, store, on_disk, now)
                     }
                     None => found,
                 }
             }
         };
+        let chain = found.chain.present();
+        let installed = chain
+            .zip(issued)
+            .map(|(chain, issued)| issued.sha256 == hex(&chain.leaf().fingerprint()));
+        if let Some(store) = &mut found.store {
+            store.requested_by_kubelet = installed != Some(true);
+        }
         let action = assess(spec, &found, self.trust(spec.authority), now);
-        self.certs
-            .push(SurveyedCert::new(spec.clone(), found, action));
+        self.certs.push(SurveyedCert {
+            installed,
+            ..SurveyedCert::new(spec.clone(), found, action)
+        });
         Ok(())
     }
 
@@ -474,8 +481,7 @@ impl Survey {
                 Err(error) if machine::is_fault(&error) => return Err(error),
                 // As a damaged one: a list is no reason to leave the node without certificates.
                 Err(error) => {
-                    self.notes
-                        .push(format!("{} is ignored: {error}", path.display()));
+                    self.notes.push(format!("{path} is ignored: {error}"));
                     continue;
                 }
             };
@@ -497,8 +503,7 @@ impl Survey {
                     bundle.revocations = Some(lists);
                 }
                 Err(error) => self.notes.push(format!(
-                    "{} is ignored: {error}; nodepki crl fetches it anew",
-                    path.display()
+                    "{path} is ignored: {error}; nodepki crl fetches it anew"
                 )),
             }
         }
@@ -521,11 +526,11 @@ impl Survey {
             public.as_deref().map(Vec::as_slice),
             PublicKey::all_from_pem,
         );
-        let (key_path, public_path) = (spec.private.display(), spec.public.display());
+        let (key_path, public_path) = (&spec.private, &spec.public);
         let has_served = self.has_served(root)?;
         let copy = format!(
             "{COPY_SERVICE_ACCOUNT} to {}, and run again",
-            spec.private.parent().unwrap_or(Path::new("/")).display()
+            spec.private.directory()
         );
         let handed = provided.service_account.as_ref();
         if let Some(ServiceAccount { from, key, .. }) = handed {
@@ -543,8 +548,7 @@ impl Survey {
             let foreign = found.into_iter().find(|(_, same)| *same == Some(false));
             if let Some((path, _)) = foreign {
                 self.refusals.push(format!(
-                    "{} is not the key of the cluster that this node joins: {from} has another one, and with two of them half of all service-account tokens fail; move sa.key and sa.pub away if the other one is right, and run again",
-                    path.display()
+                    "{path} is not the key of the cluster that this node joins: {from} has another one, and with two of them half of all service-account tokens fail; move sa.key and sa.pub away if the other one is right, and run again"
                 ));
                 return Ok(());
             }
@@ -591,7 +595,7 @@ impl Survey {
             }
             (Found::Absent | Found::Empty, Found::Absent | Found::Empty) => Err(format!(
                 "{key_path} is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to {}, and run again",
-                spec.private.parent().unwrap_or(Path::new("/")).display()
+                spec.private.directory()
             )),
             (Found::Absent | Found::Empty, _) => Err(format!(
                 "{public_path} is there but {key_path} is not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again"
@@ -632,7 +636,7 @@ impl Survey {
                 Some(found) if same_text(&found, &file.bytes) => {}
                 Some(found) if !found.is_empty() && !file.ours => self.refusals.push(format!(
                     "{} ({}) differs from what {} has; find out which is right, move the file away if it is the cluster's, and run again",
-                    file.path.display(),
+                    file.path,
                     file.what,
                     file.from
                 )),
@@ -651,14 +655,12 @@ impl Survey {
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
         let read = |root: &Root, path: &Path| {
-            let handed = provided.files.iter().find(|file| file.path == path);
+            let handed = provided.files.iter().find(|file| *file.path == *path);
             Ok::<_, store::Error>(read(root, path)?.or(handed.map(|file| file.bytes.clone())))
         };
-        let mut report = |field: &str, path: &Path, problem: &str| {
-            self.external_etcd.push(format!(
-                "etcd.external.{field} {}: {problem}",
-                path.display()
-            ));
+        let mut report = |field: &str, path: &NodePath, problem: &str| {
+            self.external_etcd
+                .push(format!("etcd.external.{field} {path}: {problem}"));
         };
         let mut bundle = None;
         if let Some(path) = &external.authority {

@@ -5,12 +5,13 @@
 //! reads it at its start and never again; a certificate that it finds in kubelet.conf alone it copies to a file of its
 //! own and asks for another one at once. One that does not rotate uses what kubelet.conf says, and reads files anew.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::{Found, FoundCert};
+use crate::names::NodePath;
 use crate::plan::{KUBELET_CURRENT, KubeletLayout, KubeletStore};
 use crate::schedule::{Percent, RenewAt, Rotation};
 use crate::x509::{Chain, PrivateKey};
@@ -24,20 +25,20 @@ pub enum Form {
     /// By the names of two files, absolute.
     ByFile {
         /// `client-certificate`.
-        certificate: PathBuf,
+        certificate: NodePath,
         /// `client-key`.
-        key: PathBuf,
+        key: NodePath,
     },
 }
 
 impl Form {
     /// The directory of the kubelet's store, when kubelet.conf refers to one.
-    fn store(&self) -> Option<&Path> {
+    fn store(&self) -> Option<NodePath> {
         match self {
             Form::ByFile { certificate, key }
                 if certificate == key && certificate.file_name()? == KUBELET_CURRENT =>
             {
-                certificate.parent()
+                Some(certificate.directory())
             }
             _ => None,
         }
@@ -67,11 +68,13 @@ pub struct OnDisk {
 /// The kubelet's store beside its certificate, for one that belongs there.
 pub struct FoundStore {
     /// The directory.
-    pub dir: PathBuf,
+    pub dir: NodePath,
     /// What is there.
     pub on_disk: OnDisk,
     /// The certificate that was found lies there, and a link leads to it.
     pub in_place: bool,
+    /// It is not one that nodepki issued: the kubelet itself requested it from the cluster.
+    pub requested_by_kubelet: bool,
     /// What of the form is not as it should be, in words.
     pub faults: Vec<String>,
     /// The pair in kubelet.conf, where another one counts.
@@ -80,24 +83,24 @@ pub struct FoundStore {
 
 impl FoundStore {
     /// The path of the link.
-    pub fn link(&self) -> PathBuf {
+    pub fn link(&self) -> NodePath {
         self.dir.join(KUBELET_CURRENT)
     }
 
     /// The file in this directory that the link leads to.
-    pub fn target(&self) -> Option<PathBuf> {
+    pub fn target(&self) -> Option<NodePath> {
         let Current::Link(target) = &self.on_disk.current else {
             return None;
         };
         let target = self.dir.join(target);
-        (target.parent() == Some(&self.dir)).then_some(target)
+        (target.directory() == self.dir).then_some(target)
     }
 
     /// Why there is no certificate.
     pub(super) fn absence(&self) -> String {
         let link = self.link();
         match self.on_disk.current {
-            Current::Link(_) => format!("{} leads nowhere", link.display()),
+            Current::Link(_) => format!("{link} leads nowhere"),
             _ => "absent".to_owned(),
         }
     }
@@ -118,8 +121,8 @@ pub fn after_the_kubelet(rotation: &Rotation) -> Rotation {
 }
 
 /// Where the store is: where kubelet.conf says, or else where the plan does.
-pub fn store_dir<'a>(form: &'a Form, store: &'a KubeletStore) -> &'a Path {
-    form.store().unwrap_or(&store.dir)
+pub fn store_dir(form: &Form, store: &KubeletStore) -> NodePath {
+    form.store().unwrap_or_else(|| store.dir.clone())
 }
 
 /// `found` is what kubelet.conf holds or names. What comes back is what counts; with a store, if it belongs there.
@@ -136,9 +139,10 @@ pub fn weigh(
         return found;
     }
     let mut store = FoundStore {
-        dir: store_dir(form, store).to_owned(),
+        dir: store_dir(form, store),
         on_disk,
         in_place: false,
+        requested_by_kubelet: false,
         faults: Vec::new(),
         superseded: None,
     };
@@ -156,13 +160,11 @@ pub fn weigh(
             _ => false,
         }
         || (stands && found.chain.present().is_none());
-    let link = link.display();
     if counts {
         match form {
             _ if named => {}
             Form::ByFile { certificate, .. } => store.faults.push(format!(
-                "kubelet.conf names {}, while the kubelet uses {link}",
-                certificate.display()
+                "kubelet.conf names {certificate}, while the kubelet uses {link}"
             )),
             Form::Embedded => store.faults.push(format!(
                 "kubelet.conf holds a certificate, while the kubelet uses {link}"

@@ -57,8 +57,10 @@ impl Age {
 pub enum Demand {
     /// Rotation's own: what is due.
     Due,
-    /// A person's, due or not; windows are for everybody else.
+    /// An administrator's, due or not, also outside of the window.
     Asked,
+    /// An administrator's, also for a certificate that was just renewed: its key may be known to others.
+    Forced,
     /// A person's who changes its authority: one that was just renewed is renewed again.
     Anew,
 }
@@ -72,6 +74,8 @@ pub struct Rotated {
     pub next: Option<OffsetDateTime>,
     /// A failure must be told: it does not serve, or not for long.
     pub urgent: bool,
+    /// An administrator asked for it, and it was just renewed.
+    pub deferred: bool,
     /// It is replaced for its age alone, so that one that ends no later would be no help.
     pub for_age: bool,
 }
@@ -100,6 +104,7 @@ pub fn rotate(
         action,
         next,
         urgent,
+        deferred: false,
         for_age: false,
     };
     let Some(Age { life, recorded }) = serving else {
@@ -132,6 +137,7 @@ pub fn rotate(
     let asked = match rules.demand {
         Demand::Due => None,
         Demand::Asked => Some("asked for".to_owned()),
+        Demand::Forced => Some("asked for with --force".to_owned()),
         Demand::Anew => Some("its authority was changed".to_owned()),
     };
     let for_age = drift.is_empty();
@@ -146,7 +152,10 @@ pub fn rotate(
     }
     if let Some((until, why)) = held(life, *recorded, rules, now) {
         let note = format!("{}; {why}", reasons.join("; "));
-        return as_it_is(with_note(action, note), Some(until), urgent);
+        return Rotated {
+            deferred: rules.demand == Demand::Asked,
+            ..as_it_is(with_note(action, note), Some(until), urgent)
+        };
     }
     let wait = schedule::in_window(life, rules.rotation, rules.node, now);
     if let (Demand::Due, Wait::No(Some(no_window))) = (rules.demand, wait) {
@@ -156,6 +165,7 @@ pub fn rotate(
         action: Action::Issue { reasons },
         next: None,
         urgent,
+        deferred: false,
         for_age,
     }
 }
@@ -168,10 +178,14 @@ fn held(
     now: OffsetDateTime,
 ) -> Option<(OffsetDateTime, String)> {
     let cools_until = life.cools_until();
-    let cools = recorded && rules.demand != Demand::Anew;
+    let cools = recorded && matches!(rules.demand, Demand::Due | Demand::Asked);
     if cools && (life.issued_at..cools_until).contains(&now) {
+        let now_instead = match rules.demand {
+            Demand::Asked => " (--force renews it now)",
+            _ => "",
+        };
         let why = format!(
-            "renewed {} ago, tried again after {}",
+            "renewed {} ago, tried again after {}{now_instead}",
             length_in_words(now - life.issued_at),
             rfc3339(cools_until)
         );

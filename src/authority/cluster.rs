@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::RUNBOOK;
 use super::judge::named;
 use super::report::Nodes;
 use crate::agent::Failure;
@@ -23,7 +24,7 @@ const MAPS: [(Authority, Map); 4] = [
             path: "/api/v1/namespaces/kube-public/configmaps/cluster-info",
             name: "cluster-info in kube-public",
             key: "kubeconfig",
-            who: "new nodes learn the CA from it; kubeadm init phase bootstrap-token --kubeconfig /etc/kubernetes/admin.conf writes it anew from admin.conf",
+            who: || format!("new nodes learn the CA from it; {RUNBOOK}"),
             blocks: false,
         },
     ),
@@ -33,7 +34,9 @@ const MAPS: [(Authority, Map); 4] = [
             path: "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt",
             name: "kube-root-ca.crt",
             key: "ca.crt",
-            who: "Pods trust the API server by it, and kube-controller-manager publishes it when it starts: it must have been restarted where it leads",
+            who: || {
+                "Pods trust the API server by it, and kube-controller-manager publishes it when it starts: it must have been restarted where it leads".to_owned()
+            },
             blocks: true,
         },
     ),
@@ -43,7 +46,7 @@ const MAPS: [(Authority, Map); 4] = [
             path: "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
             name: "extension-apiserver-authentication",
             key: "client-ca-file",
-            who: "kube-apiserver publishes it within a minute of its file",
+            who: || "kube-apiserver publishes it within a minute of its file".to_owned(),
             blocks: false,
         },
     ),
@@ -53,7 +56,9 @@ const MAPS: [(Authority, Map); 4] = [
             path: "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
             name: "extension-apiserver-authentication",
             key: "requestheader-client-ca-file",
-            who: "extension API servers trust the front proxy by it, and kube-apiserver publishes it within a minute of its file",
+            who: || {
+                "extension API servers trust the front proxy by it, and kube-apiserver publishes it within a minute of its file".to_owned()
+            },
             blocks: true,
         },
     ),
@@ -63,7 +68,7 @@ struct Map {
     path: &'static str,
     name: &'static str,
     key: &'static str,
-    who: &'static str,
+    who: fn() -> String,
     /// Clients would be cut off.
     blocks: bool,
 }
@@ -118,7 +123,7 @@ async fn ask(api: &Api, authority: Authority, new: Option<&Certificate>) -> Resu
             continue;
         };
         if !holds(&object, map.key, new) {
-            let words = format!("{} does not hold {}: {}", map.name, named(new), map.who);
+            let words = format!("{} does not hold {}: {}", map.name, named(new), (map.who)());
             match map.blocks {
                 true => seen.lacking.push(words),
                 false => seen.notes.push(words),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::judge::{Evidence, Leaf, Signing, Trusting};
+use super::judge::{Evidence, Leaf, RolledBack, Signing, Trusting};
 use crate::agent::{ExitCode, Failure, Setup, Survey};
 use crate::assess::{Found, ReadKubeconfig, read_kubeconfig};
 use crate::components::Change;
@@ -96,6 +96,7 @@ pub fn read(
     if authority == Authority::Ca {
         leaves.extend(read_kubelet(root, survey, &bundle)?);
     }
+    let (restarts, rolled_back) = unsettled(root, authority)?;
     Ok(Evidence {
         authority,
         file: shown(&spec.path),
@@ -104,12 +105,16 @@ pub fn read(
         leaves,
         signing,
         change: root.authority_changes()?.remove(&authority),
-        restarts: unsettled(root, authority)?,
+        restarts,
+        rolled_back,
     })
 }
 
-/// What was replaced and is not known to be in effect.
-fn unsettled(root: &Root, authority: Authority) -> Result<Vec<String>, store::Error> {
+/// What was replaced and is not known to be in effect, in words, and what was rolled back in a step of the change.
+fn unsettled(
+    root: &Root,
+    authority: Authority,
+) -> Result<(Vec<String>, Vec<RolledBack>), store::Error> {
     let concerns = |change: &Change| match change {
         Change::Bundle(of) => *of == authority,
         Change::Certificate(name) => name.authority() == authority,
@@ -121,24 +126,30 @@ fn unsettled(root: &Root, authority: Authority) -> Result<Vec<String>, store::Er
             "nothing is restarted below --root, and `nodepki renew` on the node itself carries out what is due"
         }
     };
-    let Unsettled { restarts, changed } = root.unsettled()?;
-    let restarts = restarts
-        .into_iter()
-        .filter(|restart| restart.causes.iter().any(concerns));
-    let mut words: Vec<String> = restarts
-        .map(|restart| {
-            let component = restart.component;
-            match restart.state {
-                RestartState::Due => format!(
-                    "{component} was not restarted since {}; {how}",
-                    rfc3339(restart.since)
-                ),
-                RestartState::RolledBack { why } => format!(
-                    "{component} did not come back after its restart, and the old files were put in place again ({why}); `nodepki renew` says what to do"
-                ),
+    let Unsettled {
+        restarts, changed, ..
+    } = root.unsettled()?;
+    let mut words = Vec::new();
+    let mut rolled_back = Vec::new();
+    for restart in restarts {
+        if !restart.causes.iter().any(concerns) {
+            continue;
+        }
+        let component = restart.component;
+        let of_step = restart.causes.contains(&Change::Bundle(authority));
+        match restart.state {
+            RestartState::Due => words.push(format!(
+                "{component} was not restarted since {}; {how}",
+                rfc3339(restart.since)
+            )),
+            RestartState::RolledBack { why } if of_step => {
+                rolled_back.push(RolledBack { component, why });
             }
-        })
-        .collect();
+            RestartState::RolledBack { why } => words.push(format!(
+                "{component} did not come back after its restart, and the old files were put in place again ({why}); `nodepki renew` says what to do"
+            )),
+        }
+    }
     let unseen: Vec<&str> = changed
         .iter()
         .filter(|changed| concerns(&changed.change))
@@ -150,7 +161,7 @@ fn unsettled(root: &Root, authority: Authority) -> Result<Vec<String>, store::Er
             unseen.join(", ")
         ));
     }
-    Ok(words)
+    Ok((words, rolled_back))
 }
 
 fn chain(found: &Found<Chain>) -> Result<Chain, String> {
@@ -227,9 +238,9 @@ fn read_signing(root: &Root, bundle: &Path) -> Result<Vec<Signing>, store::Error
         let certificates = content.map(|content| certificates_of(&content.bytes));
         signing.push(Signing {
             flag: flag.to_owned(),
-            file: file.to_owned(),
+            file: root.node_path(file),
             is_bundle: Path::new(file) == bundle,
-            manifest: CONTROLLER_MANAGER.to_owned(),
+            manifest: root.node_path(CONTROLLER_MANAGER),
             // One that cannot be read signs nothing.
             certificates: certificates.and_then(Result::ok).unwrap_or_default(),
         });
@@ -266,7 +277,8 @@ fn read_kubelet(
         cert.spec
             .output
             .paths()
-            .contains(&Path::new(KUBELET_SERVING))
+            .iter()
+            .any(|path| ***path == *Path::new(KUBELET_SERVING))
     });
     if !planned
         && let Some(content) = root.read(KUBELET_SERVING)?

@@ -7,9 +7,11 @@
 mod offer;
 
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 use time::OffsetDateTime;
 
-use crate::names::Authority;
+use crate::components::Component;
+use crate::names::{Authority, NodePath};
 use crate::store::AuthorityChange;
 use crate::x509::{Certificate, Chain, Difference, TrustBundle, hex, path_differences};
 
@@ -56,6 +58,16 @@ pub struct Evidence {
     pub change: Option<AuthorityChange>,
     /// What is not known to work with what is there now, and what to do about it, in words.
     pub restarts: Vec<String>,
+    /// Components that did not come back in a step of this authority's change.
+    pub rolled_back: Vec<RolledBack>,
+}
+
+/// A component that did not come back with new CA certificates and has its former files.
+pub struct RolledBack {
+    /// Which one.
+    pub component: Component,
+    /// What went wrong, in words.
+    pub why: String,
 }
 
 /// A file that says whom to trust.
@@ -85,11 +97,11 @@ pub struct Signing {
     /// The flag, without dashes.
     pub flag: String,
     /// The file that it names.
-    pub file: String,
+    pub file: NodePath,
     /// That is the authority's bundle.
     pub is_bundle: bool,
     /// The manifest with the flag.
-    pub manifest: String,
+    pub manifest: NodePath,
     /// What is in the file.
     pub certificates: Vec<Certificate>,
 }
@@ -192,6 +204,21 @@ impl Evidence {
     /// The certificate that comes.
     pub fn incoming(&self) -> Option<&Certificate> {
         self.in_bundle(&self.under_way()?.new)
+    }
+
+    /// The new CA of a change that is not under way, if kubeconfigs still trust it: `ca.crt` was rolled back or replaced
+    /// without them.
+    fn left_behind(&self) -> Option<&Certificate> {
+        let change = self.change.as_ref()?;
+        let trusted = self.kubeconfigs.iter();
+        let trusted = trusted.filter_map(|trusting| trusting.certificates.as_ref().ok());
+        let mut left = trusted.flatten().filter(|one| !self.bundle.contains(one));
+        left.find(|one| fingerprint(one) == change.new)
+    }
+
+    /// The certificate that [`Evidence::undone`] removes: a staged one, or one that only kubeconfigs trust.
+    pub fn unwanted(&self) -> Option<&Certificate> {
+        self.incoming().or_else(|| self.left_behind())
     }
 
     /// The certificates that go.
@@ -299,7 +326,7 @@ impl Evidence {
 
     /// Without the new one.
     pub fn undone(&self) -> Option<Target> {
-        Some(self.without(&[self.incoming()?]))
+        Some(self.without(&[self.unwanted()?]))
     }
 
     fn without(&self, dropped: &[&Certificate]) -> Target {
@@ -326,8 +353,54 @@ impl Evidence {
             missing.extend(trusting.lacks(both(), self.authority));
         }
         missing.extend(self.restarts.iter().cloned());
+        missing.extend(self.rollbacks());
         missing.extend(self.signing_trouble());
         missing
+    }
+
+    /// What a rollback has left on the node while no change is under way, in words with the command to run.
+    pub fn unsettled(&self) -> Vec<String> {
+        let mut missing = self.rollbacks();
+        if let Some(left) = self.left_behind() {
+            let files = self.kubeconfigs.iter();
+            let files: Vec<&str> = files
+                .filter(|trusting| {
+                    let trusted = trusting.certificates.as_ref();
+                    trusted.is_ok_and(|trusted| trusted.contains(left))
+                })
+                .map(|trusting| trusting.file.as_str())
+                .collect();
+            missing.push(format!(
+                "{} is trusted in {}, but not in {}; nodepki authority stage {authority} --certificate FILE adds it there, nodepki authority stage {authority} --undo takes it out",
+                named(left),
+                files.join(", "),
+                self.file,
+                authority = self.authority
+            ));
+        }
+        missing
+    }
+
+    /// What was rolled back, and the step to repeat. It does not block that step.
+    pub fn rollbacks(&self) -> Vec<String> {
+        let authority = self.authority;
+        let again = match self.phase() {
+            Phase::Settled => format!(
+                "`nodepki authority stage {authority} --certificate FILE` again, or `nodepki authority stage {authority} --undo` to keep the CA in place"
+            ),
+            Phase::Staged => format!(
+                "`nodepki authority stage {authority} --undo` again, or `nodepki authority stage {authority} --certificate FILE` to keep both"
+            ),
+            Phase::Activated => format!("`nodepki authority retire {authority}` again"),
+        };
+        let rolled_back = self.rolled_back.iter();
+        rolled_back
+            .map(|RolledBack { component, why }| {
+                format!(
+                    "{component} did not come back after its restart, and the old files were put in place again ({why}); find out why, then run {again}"
+                )
+            })
+            .collect()
     }
 
     /// What stands between this node and the new CA alone: the proof of activation.
@@ -358,7 +431,9 @@ impl Evidence {
             if signing.certificates.iter().any(signs_with_old) {
                 missing.push(format!(
                     "kube-controller-manager still signs kubelets' certificates with the old CA (--{}={} in {}); give it certificate and key of the new one, or leave the flag and that of the key empty, and have somebody else sign",
-                    signing.flag, signing.file, signing.manifest
+                    signing.flag,
+                    Path::display(&signing.file),
+                    signing.manifest
                 ));
             }
         }
@@ -390,12 +465,19 @@ impl Evidence {
         let named = self.signing.iter().filter(|signing| signing.is_bundle);
         named
             .map(|signing| {
-                let own = signing.file.replace("ca.crt", "ca-signing.crt");
+                let Signing {
+                    flag,
+                    file,
+                    manifest,
+                    ..
+                } = signing;
+                // In flags, paths are those on the node.
+                let named = Path::display(file).to_string();
+                let other = named.replace("ca.crt", "ca-signing.crt");
+                let own = file.join(&other);
+                let scratch = manifest.directory().directory().join("kcm.yaml");
                 format!(
-                    "kube-controller-manager signs with {file} (--{flag} in {manifest}) and takes no file with two certificates: at once no kubelet would get a certificate any more. Give the flag a file of its own first: openssl x509 -in {file} -out {own} && sed 's#--{flag}={file}$#--{flag}={own}#' {manifest} > /etc/kubernetes/kcm.yaml && mv /etc/kubernetes/kcm.yaml {manifest}; then set controllerManager.extraArgs {flag}={own} in the ConfigMap kubeadm-config (kubectl -n kube-system edit configmap kubeadm-config), so that kubeadm upgrade keeps it; and run this again",
-                    file = signing.file,
-                    flag = signing.flag,
-                    manifest = signing.manifest
+                    "kube-controller-manager signs with {file} (--{flag} in {manifest}) and takes no file with two certificates: at once no kubelet would get a certificate any more. Give the flag a file of its own first: openssl x509 -in {file} -out {own} && sed 's#--{flag}={named}$#--{flag}={other}#' {manifest} > {scratch} && mv {scratch} {manifest}; then set controllerManager.extraArgs {flag}={other} in the ConfigMap kubeadm-config (kubectl -n kube-system edit configmap kubeadm-config), so that kubeadm upgrade keeps it; and run this again"
                 )
             })
             .collect()

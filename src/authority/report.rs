@@ -20,8 +20,9 @@ const FRESH: time::Duration = time::Duration::DAY;
 pub struct NodeReport {
     /// The node's name.
     pub node: String,
-    /// The cluster's name.
-    pub cluster: String,
+    /// The cluster's name; `None` from a worker that could not read its ClusterConfiguration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
     /// When the node was looked at.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
@@ -139,11 +140,11 @@ impl AuthorityReport {
                     under: prints(leaf.under(&evidence.bundle, now)),
                 })
                 .collect(),
-            restarts: evidence.restarts.clone(),
+            restarts: [evidence.restarts.clone(), evidence.rollbacks()].concat(),
             staged: change.map(|change| change.staged),
             activated: change.and_then(|change| change.activated),
             missing: match phase {
-                Phase::Settled => Vec::new(),
+                Phase::Settled => evidence.unsettled(),
                 Phase::Staged => evidence.unstaged(),
                 Phase::Activated => evidence.unactivated(now),
             },
@@ -245,12 +246,21 @@ impl Peers {
         let mut refused = Vec::new();
         let mut reported = BTreeSet::from([own]);
         for (file, report) in &self.reports {
-            if report.cluster != cluster {
-                refused.push(format!(
-                    "{file} is the report of a node of the cluster {:?}, this node is of {cluster:?}",
-                    report.cluster
-                ));
-                continue;
+            match &report.cluster {
+                Some(other) if other != cluster => {
+                    refused.push(format!(
+                        "{file} is the report of a node of the cluster {other:?}, this node is of {cluster:?}"
+                    ));
+                    continue;
+                }
+                Some(_) => {}
+                None => {
+                    refused.push(format!(
+                        "{file} does not name the cluster of {}: that worker could not read the ConfigMap kube-system/kubeadm-config; run `nodepki renew` there while the cluster answers, then write the report again with nodepki authority status {authority} -o json",
+                        report.node
+                    ));
+                    continue;
+                }
             }
             reported.insert(&report.node);
             if report.node == own {

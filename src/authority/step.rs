@@ -14,13 +14,15 @@ use super::judge::{Evidence, Target, named};
 use super::report::{AuthorityReport, Need};
 use super::{Outcome, Wish, all_refused, refused};
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Setup, Survey};
-use crate::components::Change;
+use crate::components::{Change, Component};
 use crate::failpoint;
 use crate::kubeconfig::Kubeconfig;
 use crate::load;
 use crate::names::{Authority, CertName};
 use crate::plan::BundleSpec;
-use crate::store::{AuthorityChange, Commit, Mode, Root};
+use crate::store::{
+    AuthorityChange, Commit, FormerTrust, Mode, Previous, Restart, RestartState, Root,
+};
 use crate::x509::{Certificate, Chain, RevocationList, Revocations, TrustBundle};
 
 /// One step at work.
@@ -39,6 +41,14 @@ pub(super) struct Step<'a> {
     removed: Vec<PathBuf>,
     pub(super) issued: Option<agent::Report>,
     pub(super) notes: Vec<String>,
+}
+
+/// A kubeconfig with other CA certificates.
+struct Rewritten {
+    /// The CA certificates that it has now, in PEM.
+    former: Previous,
+    /// Its new text.
+    text: Zeroizing<Vec<u8>>,
 }
 
 impl<'a> Step<'a> {
@@ -168,7 +178,7 @@ impl<'a> Step<'a> {
         let now = clock();
         let (_, words) = self.commit(target, trust_changes, now)?;
         if words.is_empty() && target.change == self.evidence.change {
-            return Ok(());
+            return self.ask_again(clock);
         }
         self.done.extend(words);
         if self.wish.dry_run {
@@ -198,6 +208,42 @@ impl<'a> Step<'a> {
         self.notes
             .extend(committed.notes.iter().map(ToString::to_string));
         drop(store);
+        self.reread(now)?;
+        self.ask_again(clock)
+    }
+
+    /// Requests another restart of the components that were rolled back in a step of this authority. Only a repeated step
+    /// does so.
+    pub(super) fn ask_again(&mut self, clock: Clock) -> Result<(), Failure> {
+        let now = clock();
+        let components = self.evidence.rolled_back.iter();
+        let components: Vec<Component> = components.map(|one| one.component).collect();
+        if components.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<&str> = components.iter().map(|one| one.as_str()).collect();
+        self.done(format!(
+            "restarted again, with the files in place: {}",
+            names.join(", ")
+        ));
+        if self.wish.dry_run {
+            return Ok(());
+        }
+        let mut commit = Commit::new();
+        for component in components {
+            commit.restart(Restart {
+                component,
+                since: now,
+                causes: vec![Change::Bundle(self.wish.authority)],
+                previous: Vec::new(),
+                state: RestartState::Due,
+            });
+        }
+        let (mut store, notes) = agent::open_store(self.root, self.setup, "authority", clock)?;
+        self.notes.extend(notes);
+        store.commit(commit)?;
+        self.applied = true;
+        drop(store);
         self.reread(now)
     }
 
@@ -215,7 +261,14 @@ impl<'a> Step<'a> {
     ) -> Result<(Commit, Vec<String>), Failure> {
         let mut commit = Commit::new();
         let mut words = Vec::new();
+        let mut former = FormerTrust {
+            authority: self.wish.authority,
+            change: self.evidence.change.clone(),
+            files: Vec::new(),
+            kubeconfigs: Vec::new(),
+        };
         if target.bundle != self.evidence.bundle {
+            former.files.extend(self.former_file(&self.spec.path)?);
             let pem: String = target.bundle.iter().map(Certificate::to_pem).collect();
             commit.file(self.spec.path.clone(), pem.into_bytes(), Mode::Public);
             if trust_changes {
@@ -234,10 +287,11 @@ impl<'a> Step<'a> {
         }
         if self.wish.authority == Authority::Ca {
             for (name, path) in evidence::kubeconfigs() {
-                let Some(text) = self.kubeconfig(&path, target)? else {
+                let Some(rewritten) = self.kubeconfig(&path, target)? else {
                     continue;
                 };
-                commit.file(path.clone(), text, Mode::Private);
+                former.kubeconfigs.push(rewritten.former);
+                commit.file(path.clone(), rewritten.text, Mode::Private);
                 if trust_changes {
                     commit.change(Change::Certificate(name), path.clone(), now);
                 }
@@ -248,18 +302,33 @@ impl<'a> Step<'a> {
             }
         }
         if !target.dropped.is_empty() {
-            words.extend(self.drop_lists(target, &mut commit)?);
+            let dropped = self.drop_lists(target, &mut commit)?;
+            if !dropped.is_empty() {
+                let path = &self.spec.crl_path;
+                former.files.extend(self.former_file(path)?);
+                former
+                    .files
+                    .extend(self.former_file(&path.with_extension("der"))?);
+            }
+            words.extend(dropped);
+        }
+        if trust_changes {
+            commit.trust_step(former);
         }
         self.remember(target.change.clone(), &mut commit)?;
         Ok((commit, words))
     }
 
-    /// The text of a kubeconfig for a target, where it is another one.
-    fn kubeconfig(
-        &self,
-        path: &Path,
-        target: &Target,
-    ) -> Result<Option<Zeroizing<Vec<u8>>>, Failure> {
+    fn former_file(&self, path: &Path) -> Result<Option<Previous>, Failure> {
+        let found = self.root.read(path)?;
+        Ok(found.map(|content| Previous {
+            path: path.to_owned(),
+            contents: content.bytes,
+        }))
+    }
+
+    /// A kubeconfig for a target; `None` if it trusts the same already.
+    fn kubeconfig(&self, path: &Path, target: &Target) -> Result<Option<Rewritten>, Failure> {
         let Some(content) = self.root.read(path)? else {
             return Ok(None);
         };
@@ -291,7 +360,13 @@ impl<'a> Step<'a> {
             .set_authority(&pem)
             .map_err(|error| unusable(error.to_string()))?;
         let text = document.to_yaml();
-        Ok(Some(Zeroizing::new(text.as_bytes().to_vec())))
+        Ok(Some(Rewritten {
+            former: Previous {
+                path: path.to_owned(),
+                contents: Zeroizing::new(data.clone()),
+            },
+            text: Zeroizing::new(text.as_bytes().to_vec()),
+        }))
     }
 
     /// Revocation lists of a CA that is trusted no more, of which etcd would make nothing.
@@ -306,8 +381,7 @@ impl<'a> Step<'a> {
             TrustBundle::from_certificates(target.bundle.clone()),
         ) else {
             return Ok(vec![format!(
-                "{} is unreadable and stays; nodepki crl fetches it anew",
-                path.display()
+                "{path} is unreadable and stays; nodepki crl fetches it anew"
             )]);
         };
         let chains: Vec<&Chain> = self
@@ -335,8 +409,7 @@ impl<'a> Step<'a> {
             commit.file(der, lists.first_der().to_vec(), Mode::Public);
         }
         Ok(vec![format!(
-            "{} loses the revocation lists of the old CA",
-            self.root.on_this_machine(path).display()
+            "{path} loses the revocation lists of the old CA"
         )])
     }
 
@@ -350,8 +423,9 @@ impl<'a> Step<'a> {
         match text.contains(&*list.to_string_lossy()) {
             false => Ok(()),
             true => Err(refused(format!(
-                "{ETCD} names {}, in which only the old CA's revocation lists are, and etcd does not start without the file; have the new CA's list put there with `nodepki crl`, or take the flag out of the manifest, and run again",
-                list.display()
+                "{} names {}, in which only the old CA's revocation lists are, and etcd does not start without the file; have the new CA's list put there with `nodepki crl`, or take the flag out of the manifest, and run again",
+                self.root.node_path(ETCD),
+                self.root.node_path(list)
             ))),
         }
     }

@@ -108,7 +108,7 @@ impl StepArgs {
 }
 
 fn read_report(root: &Root, path: &Argument) -> Result<(String, NodeReport), Failure> {
-    let shown = path.display().to_string();
+    let shown = load::shown(root, path).display().to_string();
     let text = load::read_argument(root, path).map_err(|error| {
         Failure::caused(
             ExitCode::Usage,
@@ -190,7 +190,7 @@ impl Command {
         }
         drop(terminal);
         match global.output {
-            Output::Table | Output::Tree => print(&text(&outcome, global.verbose > 0))?,
+            Output::Table | Output::Tree => print(&text(global, &outcome))?,
             _ => global.print_value(&outcome, global.output)?,
         };
         Ok(outcome.code())
@@ -204,7 +204,7 @@ fn status(
     authorities: &BTreeSet<Authority>,
     kubeconfig: Option<&Argument>,
 ) -> Result<ExitCode, Failure> {
-    let report = authority::status(root, &loaded.setup, authorities, now())?;
+    let report = authority::status(root, loaded, authorities, now())?;
     let code = match report.authorities.iter().any(AuthorityReport::is_waiting) {
         true => ExitCode::Pending,
         false => ExitCode::Done,
@@ -277,7 +277,7 @@ fn row_text(row: &AuthorityReport) -> String {
     text
 }
 
-fn text(outcome: &Outcome, verbose: bool) -> String {
+fn text(global: &Global, outcome: &Outcome) -> String {
     let mut text = String::new();
     for words in &outcome.proven {
         text.push_str(&format!("proven: {words}\n"));
@@ -286,7 +286,7 @@ fn text(outcome: &Outcome, verbose: bool) -> String {
         text.push_str(&format!("{words}\n"));
     }
     if let Some(issued) = &outcome.issued {
-        text.push_str(&table::render(issued, verbose));
+        text.push_str(&table::render(issued, global.verbose > 0, &global.root));
     }
     for row in &outcome.reloads {
         let reasons = row.reasons.join("; ");

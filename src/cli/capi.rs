@@ -169,7 +169,7 @@ impl SecretsArgs {
         let (mut report, material) = issued?;
         let Some(material) = material else {
             // Standard output is for a manifest, and there is none.
-            screen::print_aside(&table::render(&report, global.verbose > 0));
+            screen::print_aside(&table::render(&report, global.verbose > 0, &global.root));
             say("no Secret was made; run the same command again to go on with the same keys");
             return Ok(report.code());
         };
@@ -195,6 +195,7 @@ impl SecretsArgs {
 }
 
 fn write(root: &Root, file: &Argument, made: &[Secret]) -> Result<ExitCode, Failure> {
+    let shown = load::shown(root, file);
     let Location { root, path, .. } = load::argument(root, file)?;
     let named = path.parent().zip(path.file_name());
     let directory = match named {
@@ -206,7 +207,7 @@ fn write(root: &Root, file: &Argument, made: &[Secret]) -> Result<ExitCode, Fail
             ExitCode::Usage,
             format!(
                 "--out {}: its directory does not exist; make it first",
-                file.display()
+                shown.display()
             ),
         ));
     };
@@ -215,8 +216,8 @@ fn write(root: &Root, file: &Argument, made: &[Secret]) -> Result<ExitCode, Fail
     print(&format!(
         "{} written to {}; apply it with: kubectl apply -f {}\n",
         names.join(", "),
-        file.display(),
-        file.display()
+        shown.display(),
+        shown.display()
     ))
 }
 
@@ -228,7 +229,7 @@ impl CheckArgs {
         let findings = match (&self.place.from_file, &self.place.kubeconfig) {
             (Some(file), _) => {
                 let text = manifest(&root, file)?;
-                let file = file.display().to_string();
+                let file = load::shown(&root, file).display().to_string();
                 capi::check_manifest(&file, &text, &target, format, external, now())?
             }
             (None, Some(kubeconfig)) => {
@@ -264,7 +265,7 @@ fn manifest(root: &Root, file: &Argument) -> Result<Zeroizing<String>, Failure> 
     read.map(Zeroizing::new).map_err(|error| {
         Failure::caused(
             ExitCode::Configuration,
-            format!("{}: {error}", file.display()),
+            format!("{}: {error}", load::shown(root, file).display()),
             &error,
         )
     })

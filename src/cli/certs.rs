@@ -240,11 +240,12 @@ struct KeyFile {
 impl KeyFile {
     /// Makes the directory, and refuses a file that exists.
     fn prepare(root: &Root, out: &Argument) -> Result<Self, Failure> {
+        let shown = load::shown(root, out);
         let Location { root, path, .. } = load::argument(root, out)?;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Failure::new(
                 ExitCode::Usage,
-                format!("{} is a directory; name a file", out.display()),
+                format!("{} is a directory; name a file", shown.display()),
             ));
         };
         let file = KeyFile {

@@ -109,7 +109,7 @@ impl Command {
                         ExitCode::Configuration,
                         format!(
                             "{} does not exist or is empty; name the directory with the signed certificates",
-                            dir.display()
+                            load::shown(&root, dir).display()
                         ),
                     ));
                 }
@@ -180,7 +180,7 @@ impl Import {
 
 /// Adds the way out that changes no owner: the directory is often one of a person.
 fn with_alternative(error: store::Error) -> Failure {
-    let is_untrusted = matches!(error, store::Error::Untrusted { .. });
+    let is_untrusted = error.is_access_refusal();
     let mut failure = Failure::from(error);
     if is_untrusted {
         let alternative = "or name a directory that belongs to root, such as one below /root";

@@ -99,7 +99,7 @@ impl Command {
                     (Some(path), Some(passphrase)) => Some(Backup::new(&root, path, passphrase)?),
                     _ => None,
                 };
-                let loaded = global.load(&run)?;
+                let loaded = global.load_running(&run.inputs(global)?)?;
                 let wish = ToExternal {
                     authorities: what.authority.into_iter().collect(),
                     apply: what.apply,
@@ -123,7 +123,7 @@ impl Command {
                     .flat_map(|passphrase| backup.iter().map(|path| (path, passphrase.clone())))
                     .map(|(path, passphrase)| Backup::new(&root, path, passphrase))
                     .collect::<Result<_, _>>()?;
-                let loaded = global.load(&Run::of(sources))?;
+                let loaded = global.load_running(&Run::of(sources).inputs(global)?)?;
                 let wish = ToInternal {
                     authorities: what.authority.into_iter().collect(),
                     apply: what.apply,

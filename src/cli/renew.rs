@@ -25,6 +25,10 @@ pub(super) struct Arguments {
     /// Renew every certificate, due or not
     #[arg(long, conflicts_with = "name")]
     all: bool,
+    /// Also what was renewed within the last hour, and with new keys whatever rotation.rekey says: for keys that may be
+    /// known to others
+    #[arg(long)]
+    force: bool,
     /// Show what would be done, and why; nothing is written or sent
     #[arg(long)]
     dry_run: bool,
@@ -97,12 +101,31 @@ impl Arguments {
             inputs.identity_change = IdentityChange::Show;
         }
         let loaded = global.load_running(&inputs)?;
+        let every = || {
+            loaded
+                .setup
+                .plan
+                .certs
+                .iter()
+                .map(|spec| spec.name)
+                .collect()
+        };
         let scope = match names {
             Some(names) => {
                 held(&names, &loaded)?;
-                Scope::Names(names)
+                match self.force {
+                    true => Scope::Forced(names),
+                    false => Scope::Names(names),
+                }
             }
+            None if self.all && self.force => Scope::Forced(every()),
             None if self.all => Scope::All,
+            None if self.force => {
+                return Err(Failure::new(
+                    ExitCode::Usage,
+                    "--force does not say what is to be renewed (add --name NAME or --all)",
+                ));
+            }
             None => Scope::Due,
         };
         let root = global.open_root()?;

@@ -1,13 +1,16 @@
 //! Reports as text for people: aligned columns, reasons beneath.
 
+use std::path::Path;
+
 use time::OffsetDateTime;
 
 use super::screen::visible_line;
 use crate::agent::{ExitCode, Report, Row};
 use crate::join;
+use crate::names::NodePath;
 
-/// A report as a table; `-v` adds subject, names and files.
-pub(super) fn render(report: &Report, verbose: bool) -> String {
+/// A report as a table, for a node with this root directory; `-v` adds subject, names and files.
+pub(super) fn render(report: &Report, verbose: bool, root: &Path) -> String {
     let mut header = vec!["NAME", "ACTION", "KEY", "AUTHORITY", "NOT AFTER"];
     let mut cells: Vec<Vec<String>> = report.rows.iter().map(cells).collect();
     if report.rows.iter().any(|row| row.due.is_some()) {
@@ -35,7 +38,7 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
             ] {
                 beneath.extend(value.as_ref().map(|value| format!("{what} {value}")));
             }
-            beneath.extend(row.paths.iter().map(|path| path.display().to_string()));
+            beneath.extend(row.paths.iter().map(ToString::to_string));
         }
         beneath
     });
@@ -46,7 +49,7 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
     if report.code() == ExitCode::Done && !report.ignore_preflight_errors.is_empty() {
         text.push_str(&format!(
             "next: kubeadm join --config {}, or with --ignore-preflight-errors={}\n",
-            join::HANDOVER,
+            NodePath::from(join::HANDOVER).below(root),
             report.ignore_preflight_errors.join(",")
         ));
     }

@@ -131,7 +131,11 @@ impl Drop for Terminal {
 impl Progress for Terminal {
     fn event(&self, event: Event) {
         match &event {
-            Event::Started { keys, certificates } => tracing::info!(keys, certificates, "started"),
+            Event::Started { keys, certificates } => tracing::info!(
+                keys,
+                certificates,
+                "{certificates} certificates to request, {keys} keys to generate"
+            ),
             Event::KeyMade { slot, .. } => tracing::debug!(certificate = slot.as_str(), "key made"),
             Event::Asked {
                 signer,
@@ -143,12 +147,18 @@ impl Progress for Terminal {
                 operation = operation.as_str(),
                 "asked in {took:.3?}: {result:?}"
             ),
-            Event::Submitted(name) => tracing::info!(certificate = name.as_str(), "submitted"),
+            Event::Submitted(name) => {
+                tracing::info!(certificate = name.as_str(), "{name}: request submitted");
+            }
             Event::Waiting(name, note) => {
-                tracing::info!(certificate = name.as_str(), note, "waiting for the signer")
+                tracing::info!(
+                    certificate = name.as_str(),
+                    note,
+                    "{name}: waiting for the signer: {note}"
+                )
             }
             Event::Signed(name) => {
-                tracing::info!(certificate = name.as_str(), "signed and verified")
+                tracing::info!(certificate = name.as_str(), "{name}: signed and verified")
             }
             Event::Installed {
                 name,
@@ -162,30 +172,31 @@ impl Progress for Terminal {
                 // The name of an event is part of the program.
                 match renewed {
                     true => {
-                        tracing::info!(name: journal::RENEWED, certificate, authority, signer, serial, not_after, "renewed")
+                        tracing::info!(name: journal::RENEWED, certificate, authority, signer, serial, not_after, "{name}: renewed by {signer}, serial {serial}, valid until {not_after}")
                     }
                     false => {
-                        tracing::info!(name: journal::ISSUED, certificate, authority, signer, serial, not_after, "issued")
+                        tracing::info!(name: journal::ISSUED, certificate, authority, signer, serial, not_after, "{name}: issued by {signer}, serial {serial}, valid until {not_after}")
                     }
                 }
             }
             Event::Pending { name, signer, why } => {
-                tracing::info!(name: journal::PENDING, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "pending")
+                tracing::info!(name: journal::PENDING, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "{name}: pending at {signer}: {why}")
             }
             Event::Refused { name, signer, why } => {
-                tracing::info!(name: journal::REFUSED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "refused")
+                tracing::info!(name: journal::REFUSED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "{name}: refused by {signer}: {why}")
             }
             Event::Failed { name, signer, why } => {
-                tracing::info!(name: journal::FAILED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "failed")
+                tracing::info!(name: journal::FAILED, certificate = name.as_str(), authority = name.authority().as_str(), signer, why, "{name}: failed at {signer}: {why}")
             }
             Event::Expiring { name, not_after } => {
-                tracing::info!(name: journal::EXPIRING, certificate = name.as_str(), authority = name.authority().as_str(), not_after = rfc3339(*not_after), "was due and is not replaced")
+                let not_after = rfc3339(*not_after);
+                tracing::info!(name: journal::EXPIRING, certificate = name.as_str(), authority = name.authority().as_str(), not_after, "{name}: due for renewal and not replaced, valid until {not_after}")
             }
             Event::Restarted { component } => {
-                tracing::info!(name: journal::RESTARTED, component, "restarted")
+                tracing::info!(name: journal::RESTARTED, component, "{component}: restarted")
             }
             Event::RolledBack { component, why } => {
-                tracing::warn!(name: journal::ROLLED_BACK, component, why, "rolled back")
+                tracing::warn!(name: journal::ROLLED_BACK, component, why, "{component}: rolled back: {why}")
             }
             Event::ClockBehind(why) => {
                 tracing::warn!(name: journal::CLOCK_DOUBTED, "{why}; waiting for time synchronization")

@@ -146,6 +146,15 @@ impl Ended {
         }
     }
 
+    /// From a step that was not taken, since `holder` has the lock.
+    pub fn busy(holder: String) -> Self {
+        Ended {
+            next: None,
+            ends: None,
+            open: Some(Open::Busy(holder)),
+        }
+    }
+
     /// From a step that could do nothing.
     pub fn failed(failure: &Failure) -> Self {
         Ended {
@@ -181,6 +190,8 @@ pub struct Agenda {
     held: Option<Held>,
     /// How often in a row files were changed, and when last.
     files: Option<(u32, Duration)>,
+    /// Another run has the lock.
+    busy: bool,
     words: String,
 }
 
@@ -206,6 +217,7 @@ impl Agenda {
             seen: (now, ran),
             held: None,
             files: None,
+            busy: false,
             words: "starting".to_owned(),
         }
     }
@@ -237,8 +249,14 @@ impl Agenda {
         self.held.is_some()
     }
 
+    /// Whether the next step waits for another run to release the lock.
+    pub fn waits_for_lock(&self) -> bool {
+        self.busy
+    }
+
     /// A step ended.
     pub fn stepped(&mut self, ended: Ended, now: OffsetDateTime) {
+        self.busy = matches!(ended.open, Some(Open::Busy(_)));
         let at = match ended.open {
             None | Some(Open::Restart(_)) => {
                 self.failures = 0;
@@ -256,7 +274,7 @@ impl Agenda {
                 ended.next
             }
             Some(Open::Busy(holder)) => {
-                self.words = format!("another run is at work, and its end is waited for: {holder}");
+                self.words = format!("another run holds the lock: {holder}; waiting for it to end");
                 Some(now + TURN)
             }
             Some(Open::Trouble { what, person }) => {

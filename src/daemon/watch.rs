@@ -177,7 +177,11 @@ impl Watch {
                     .keys()
                     .map(|path| path.display().to_string())
                     .collect();
-                tracing::info!(files = files.join(", "), "somebody changed files");
+                tracing::info!(
+                    files = files.join(", "),
+                    "PKI files changed outside nodepki: {}",
+                    files.join(", ")
+                );
                 return *matter;
             }
         }

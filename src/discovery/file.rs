@@ -64,8 +64,8 @@ impl File<'_> {
             .files
             .read(path)
             .map_err(|source| Error::Unread {
-                file: self.source.to_string(),
-                path: path.to_owned(),
+                file: self.shown(),
+                path: self.network.files.shown(path),
                 source,
             })
     }
@@ -143,9 +143,7 @@ impl File<'_> {
         let held = match (token, self.source) {
             (Some(token), _) => token.to_bearer(),
             (None, _) if !has_certificate && !has_token => {
-                return Err(Error::NoCredential {
-                    file: self.source.to_string(),
-                });
+                return Err(Error::NoCredential { file: self.shown() });
             }
             (None, DiscoveryFile::Path(path)) => {
                 return Ok(Access::Kubeconfig {
@@ -201,9 +199,16 @@ impl File<'_> {
         Ok(())
     }
 
+    fn shown(&self) -> String {
+        match self.source {
+            DiscoveryFile::Path(path) => self.network.files.shown(path).display().to_string(),
+            DiscoveryFile::Url(_) => self.source.to_string(),
+        }
+    }
+
     fn wrong(&self, why: String, advice: &'static str) -> Error {
         Error::File {
-            file: self.source.to_string(),
+            file: self.shown(),
             why,
             advice,
         }

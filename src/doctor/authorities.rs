@@ -2,7 +2,7 @@
 
 use super::Note;
 use super::picture::{AuthorityKey, Of, Picture};
-use crate::assess::{COPY_SERVICE_ACCOUNT, Replaced};
+use crate::assess::{COPY_SERVICE_ACCOUNT, Replaced, shared_authorities};
 use crate::kubeadm;
 use crate::names::Authority;
 use crate::status::{FileStatus, Trouble};
@@ -95,6 +95,21 @@ pub(super) fn replaced(picture: &Picture) -> Vec<Note> {
         }
     }
     notes
+}
+
+/// Authorities that accept certificates of others.
+pub(super) fn shared(picture: &Picture) -> Vec<Note> {
+    let bundles: Vec<_> = Authority::ALL
+        .into_iter()
+        .filter_map(|name| Some((name, picture.bundle(name)?)))
+        .collect();
+    let shared = shared_authorities(&bundles).into_iter();
+    shared
+        .filter_map(|shared| {
+            let path = picture.here(&picture.authority(shared.authority)?.path);
+            Some(Note::error(shared.sentence(&path), shared.fix()))
+        })
+        .collect()
 }
 
 /// The CA that the certificates of this node belong to, if the one in place replaced it. One that the settings pin is

@@ -162,6 +162,7 @@ pub(super) fn kubelet_client(picture: &Picture) -> Vec<Note> {
         Some(_) => return Vec::new(),
     };
     rbac(
+        picture,
         picture
             .answers
             .as_ref()
@@ -181,6 +182,7 @@ pub(super) fn admin(picture: &Picture) -> Vec<Note> {
         return Vec::new();
     }
     rbac(
+        picture,
         picture.answers.as_ref().and_then(|answers| answers.admin),
         "admin.conf",
         "do everything",
@@ -231,6 +233,7 @@ fn masters_severity(picture: &Picture, name: CertName) -> Severity {
 }
 
 fn rbac(
+    picture: &Picture,
     answer: Option<bool>,
     who: &str,
     what: &str,
@@ -246,7 +249,8 @@ fn rbac(
         Some(false) => vec![Note::error(
             format!("{who} (O: {group}) may not {what}"),
             format!(
-                "apply this with `kubectl --kubeconfig /etc/kubernetes/super-admin.conf apply -f FILE`, or as another administrator:\n{}",
+                "apply this with `kubectl --kubeconfig {} apply -f FILE`, or as another administrator:\n{}",
+                picture.here("/etc/kubernetes/super-admin.conf".as_ref()),
                 binding.trim_end()
             ),
         )],

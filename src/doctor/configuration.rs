@@ -5,6 +5,7 @@ use std::path::Path;
 use super::Note;
 use super::picture::{AuthorityKey, Picture};
 use crate::agent;
+use crate::load;
 use crate::plan::KUBECONFIG_DIR;
 use crate::status::{Role, Trouble};
 use crate::store::STATE_DIR;
@@ -19,6 +20,27 @@ pub(super) fn unusable(picture: &Picture) -> Vec<Note> {
                 "mend it; `nodepki config check` says when it is sound",
             )
         })
+        .collect()
+}
+
+/// Secrets of the settings that other users can read or change.
+pub(super) fn exposed_secrets(picture: &Picture) -> Vec<Note> {
+    let found = picture.configuration.exposed_secrets.iter();
+    found
+        .map(|found| {
+            Note::error(
+                found,
+                "run the command in parentheses, and replace the secret if another user may have read it",
+            )
+        })
+        .collect()
+}
+
+/// Signers of the settings whose CA private keys are on the node.
+pub(super) fn local_signer(picture: &Picture) -> Vec<Note> {
+    let found = picture.configuration.local_ca_keys.iter();
+    found
+        .map(|found| Note::warning(found, load::LOCAL_CA_KEYS_ADVICE))
         .collect()
 }
 
@@ -100,7 +122,7 @@ pub(super) fn not_permitted(picture: &Picture) -> Vec<Note> {
         .map(|path| format!("{} could not be read", picture.here(path)));
     let mut told: Vec<String> = Vec::new();
     for words in problems.chain(paths) {
-        let path = words.split_whitespace().find(|word| word.starts_with('/'));
+        let path = words.split_whitespace().find(|word| word.contains('/'));
         let path = path.map(|path| path.trim_end_matches(':').to_owned());
         if !told
             .iter()

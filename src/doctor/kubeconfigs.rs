@@ -106,6 +106,7 @@ pub(super) fn dangling(picture: &Picture) -> Vec<Note> {
 
 pub(super) fn authority(picture: &Picture) -> Vec<Note> {
     const FIX: &str = "run `nodepki bootstrap`, which writes the first certificate of ca.crt into it; restart what reads the file";
+    const FIX_OTHERS: &str = "run `nodepki authority status ca`: if a change of CA has left this, it names the step; otherwise run `nodepki bootstrap`, which writes the first certificate of ca.crt first, and remove from the file what it should not trust; restart what reads the file";
     // The CA is the wrong one then, and has a finding of its own.
     let replaced = replaced_authority(picture, Authority::Ca);
     let folded = |name| replaced.is_some_and(|replaced| replaced.names.contains(&name));
@@ -124,7 +125,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<Note> {
                     "{}: its CA data does not begin with the first certificate of ca.crt, or has others than ca.crt",
                     row.name
                 ),
-                FIX,
+                FIX_OTHERS,
             ));
         }
     }
@@ -194,7 +195,10 @@ pub(super) fn stale_copy(picture: &Picture) -> Vec<Note> {
                     picture.here("/root/.kube/config".as_ref()),
                     crate::x509::rfc3339(certificate.not_after())
                 ),
-                "copy /etc/kubernetes/admin.conf over it, or remove it",
+                format!(
+                    "copy {} over it, or remove it",
+                    picture.here("/etc/kubernetes/admin.conf".as_ref())
+                ),
             )
         })
         .collect()
@@ -231,7 +235,10 @@ pub(super) fn super_admin(picture: &Picture) -> Vec<Note> {
     if !exists {
         return Vec::new();
     }
-    let fix = "once `kubectl --kubeconfig /etc/kubernetes/admin.conf get nodes` works, move it where only those get it who may break the glass";
+    let fix = format!(
+        "once `kubectl --kubeconfig {} get nodes` works, move it to a safe place off this node, and set `certificates: {{omit: [super-admin.conf]}}` in the settings, so that `renew --all` does not issue it again",
+        picture.here("/etc/kubernetes/admin.conf".as_ref())
+    );
     let path = picture.here("/etc/kubernetes/super-admin.conf".as_ref());
     // Whoever has the CA key makes one at any time.
     let was_used = picture.apiserver.is_some() && is_external(picture, Authority::Ca);

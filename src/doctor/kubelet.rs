@@ -1,5 +1,7 @@
 //! The kubelet's own identity.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use super::Note;
@@ -82,14 +84,15 @@ pub(super) fn embedded(picture: &Picture) -> Vec<Note> {
         _ => return Vec::new(),
     }
     let path = picture.here("/etc/kubernetes/kubelet.conf".as_ref());
+    let evidence = format!(
+        "{path} contains a certificate, while the kubelet uses {}",
+        picture.here(&picture.kubelet.link_path)
+    );
+    const FIX: &str = "run `nodepki bootstrap`, or kubeadm init phase kubelet-finalize: either makes it a reference";
     vec![match picture.kubelet.link {
-        Some(_) => Note::warning(
-            format!(
-                "{path} holds a certificate, while the kubelet uses {}",
-                picture.here(&picture.kubelet.link_path)
-            ),
-            "run `nodepki bootstrap`, or kubeadm init phase kubelet-finalize: either makes it a reference",
-        ),
+        // A kubelet that rotates puts the link there on its first start, and uses it from then on.
+        Some(FileKind::Symlink) => Note::info(evidence, FIX),
+        Some(_) => Note::warning(evidence, FIX),
         None => Note::info(
             format!("{path} holds certificate and key itself"),
             "nothing; a kubelet that rotates copies them to a file of its own, and asks the cluster for others at once unless kubelet.clientCertificate is file",
@@ -110,7 +113,7 @@ pub(super) fn serving_unused(picture: &Picture) -> Vec<Note> {
     let Some(configuration) = &picture.kubelet.configuration else {
         return Vec::new();
     };
-    let differs = |field: &str, path: &std::path::Path| {
+    let differs = |field: &str, path: &Path| {
         let named = configuration.get(field).and_then(Value::as_str);
         let named = named.filter(|named| !named.is_empty() && *named != path.to_string_lossy());
         named.map(|named| format!("{field} is {named}"))
@@ -133,8 +136,9 @@ pub(super) fn serving_unused(picture: &Picture) -> Vec<Note> {
         ),
         format!(
             "put `serverTLSBootstrap: false`, `tlsCertFile: {}` and `tlsPrivateKeyFile: {}` into the KubeletConfiguration, or into kubeletconfiguration0+merge.yaml in kubeadm's directory of patches, and restart the kubelet; or set kubelet.serving to false",
-            certificate.display(),
-            key.display()
+            // In a configuration file, paths are those on the node.
+            Path::display(certificate),
+            Path::display(key)
         ),
     )]
 }

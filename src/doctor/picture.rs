@@ -77,6 +77,10 @@ pub(super) struct Configuration {
     pub(super) survey: Option<Survey>,
     /// The configured signers that keep the key somewhere else, by authority.
     pub(super) external: BTreeMap<Authority, String>,
+    /// Secrets of the settings that other users can read or change.
+    pub(super) exposed_secrets: Vec<String>,
+    /// Signers of the settings whose CA keys are on the node.
+    pub(super) local_ca_keys: Vec<String>,
     /// SHA-256 of the public keys that an authority may have; none, any.
     pub(super) pins: BTreeMap<Authority, Vec<[u8; 32]>>,
 }
@@ -217,7 +221,8 @@ impl Picture {
             .into_iter()
             .map(|name| (name, reader.authority(name)))
             .collect();
-        let status = status::collect(root, &certificates_dir, now);
+        let described = load::described_role(root, &inputs.sources).map(Role::from);
+        let status = status::collect(root, &certificates_dir, described, now);
         let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
         let changes = root.authority_changes().unwrap_or_default().into_iter();
         let activated = changes.filter(|(_, change)| change.activated.is_some());
@@ -311,11 +316,11 @@ impl Picture {
         self.authority(name)?.bundle.present()
     }
 
-    /// By the configuration, or else by the files.
+    /// By the rule of `status`; by the configuration alone on a node with nothing on it.
     pub(super) fn is_control_plane(&self) -> bool {
-        match &self.configuration.node {
-            Some(node) => node.role != kubeadm::Role::Worker,
-            None => self.status.role == Role::ControlPlane,
+        match (self.status.role, &self.configuration.node) {
+            (Role::Empty, Some(node)) => node.role != kubeadm::Role::Worker,
+            (role, _) => role == Role::ControlPlane,
         }
     }
 
@@ -388,6 +393,8 @@ impl Configuration {
                 return read;
             }
         };
+        read.exposed_secrets = load::exposed_secrets(root, &settings);
+        read.local_ca_keys = load::local_ca_keys(root, &settings);
         for authority in Authority::ALL {
             if let Some((name, signer)) = settings.signer_of(authority)
                 && !matches!(signer.kind(), Kind::Local | Kind::Embedded)

@@ -32,6 +32,7 @@ use tower_service::Service;
 use zeroize::Zeroizing;
 
 use super::{Error, Files, Kind, Tls};
+use crate::store;
 use crate::x509::{Certificate, hex, rfc3339, shown_certificate};
 
 /// Debian and its children, Fedora and its children, SUSE.
@@ -208,7 +209,7 @@ impl Trust {
         };
         let mut store = RootCertStore::empty();
         if let Some(path) = &tls.ca_file {
-            let source = format!("the CA file {}", path.display());
+            let source = format!("the CA file {}", files.shown(path).display());
             let pem = read(files, path, "CA file")?;
             given.add(&mut store, &pem, source)?;
         }
@@ -625,15 +626,27 @@ pub(super) fn read(
 ) -> Result<Zeroizing<Vec<u8>>, Error> {
     files
         .read(path)
+        .map_err(|error| unreadable(&files.shown(path), what, error))
+}
+
+/// As [`read`], for a file with a secret.
+pub(super) fn read_secret(
+    files: &dyn Files,
+    path: &Path,
+    what: &str,
+) -> Result<Zeroizing<Vec<u8>>, Error> {
+    files
+        .read_secret(path)
         .map_err(|error| unreadable(path, what, error))
 }
 
 fn unreadable(path: &Path, what: &str, error: io::Error) -> Error {
-    Error::local(
-        format!("the {what} {} cannot be read: {error}", path.display()),
-        "put the file there, or correct the configuration",
-    )
-    .caused_by(error)
+    let detail = format!("the {what} {} cannot be read: {error}", path.display());
+    let advice = match store::is_access_refusal(&error) {
+        true => "then run again",
+        false => "put the file there, or correct the configuration",
+    };
+    Error::local(detail, advice).caused_by(error)
 }
 
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<Anchor>, Error> {

@@ -44,11 +44,10 @@ pub fn resolve(
             join.document.warning(message, keep)
         });
     }
-    let (role, input) = match (&loaded.init, &loaded.join) {
-        (_, Some(join)) if join.control_plane.is_some() => (Role::Join, Some(join)),
-        (_, Some(join)) => (Role::Worker, Some(join)),
-        (Some(init), None) => (Role::Init, Some(init)),
-        (None, None) if settled.is_some() => (settled.map_or(Role::Init, |node| node.role), None),
+    let input = loaded.join.as_ref().or(loaded.init.as_ref());
+    let role = match (loaded.role(), settled) {
+        (Some(role), _) => role,
+        (None, Some(running)) => running.role,
         (None, None) => {
             if cluster.is_none() && !loaded.incomplete {
                 faults.push(Spot::whole("kubeadm configuration").error(
@@ -56,7 +55,7 @@ pub fn resolve(
                     "name the file given to kubeadm under kubeadm.files or with --kubeadm-config FILE",
                 ));
             }
-            (Role::Init, None)
+            Role::Init
         }
     };
     if role == Role::Join && input.is_some() && !loaded.incomplete {

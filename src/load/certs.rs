@@ -166,7 +166,7 @@ fn open(root: &Root, source: &KeySource) -> Result<(String, Read), Failure> {
                 false => SecretFile::Path(absolute(Path::new(text))),
             };
             let read = read_file(root, Origin::CommandLine, &file);
-            Ok((file.to_string(), read))
+            Ok((shown_secret(root, Origin::CommandLine, &file), read))
         }
         KeySource::Descriptor(number) => Ok((
             format!("file descriptor {number}"),
@@ -184,7 +184,10 @@ pub fn configured_key(
     origin: Origin,
     file: &SecretFile,
 ) -> Result<CertificateKey, Failure> {
-    key_in(&file.to_string(), read_file(root, origin, file))
+    key_in(
+        &shown_secret(root, origin, file),
+        read_file(root, origin, file),
+    )
 }
 
 fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
@@ -203,13 +206,19 @@ fn key_in(what: &str, read: Read) -> Result<CertificateKey, Failure> {
         .map_err(|error: CertificateKeyError| unusable(error.to_string()))
 }
 
+/// The file, for messages.
+fn shown_secret(root: &Root, origin: Origin, file: &SecretFile) -> String {
+    let files: Rc<dyn Files> = DefinedFiles::new(root, origin);
+    files.shown_secret(file)
+}
+
 fn read_file(root: &Root, origin: Origin, file: &SecretFile) -> Read {
     let path = file
         .path(credentials(root, origin).as_deref())
         .ok_or_else(|| {
             io::Error::other(format!("{NO_CREDENTIALS}, add LoadCredential= to the unit"))
         })?;
-    DefinedFiles::new(root, origin).read(&path)
+    DefinedFiles::new(root, origin).read_secret(&path)
 }
 
 fn read_descriptor(number: u32) -> Read {

@@ -301,7 +301,7 @@ impl Recorded {
                         "the host name is {computed}, and this node is {name} (so says {}); the host name is not used",
                         match sources.first() {
                             Some(source) => source.file.clone(),
-                            None => root.on_this_machine(kept_node_path()).display().to_string(),
+                            None => root.node_path(kept_node_path()).to_string(),
                         }
                     ));
                 }

@@ -10,9 +10,9 @@
 //!   run. A path of such a settings file that does not exist on this machine is resolved below DIR.
 //! - A path of this machine that leads into DIR is resolved below DIR, so that no link of DIR leads out of it.
 //!
-//! With `--root /` all of these are the same.
+//! With `--root /` all of these are the same. A message names a file by the path on this machine to which these rules
+//! lead ([`shown`]).
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -23,6 +23,9 @@ use crate::agent::Failure;
 use crate::http::Files;
 use crate::settings::{Argument, Origin};
 use crate::store::{Content, Error, Root};
+
+/// Where systemd puts the credentials of units.
+const CREDENTIALS: &str = "/run/credentials";
 
 /// A path together with the root that it is resolved in.
 #[derive(Clone, Debug)]
@@ -82,12 +85,40 @@ pub(crate) fn argument(root: &Root, argument: &Argument) -> Result<Location, Err
     locate(root, Origin::CommandLine.into(), argument.as_given())
 }
 
+/// Returns the path of an argument for messages: as given, unless it leads below `--root DIR`.
+pub(crate) fn shown(root: &Root, given: &Argument) -> PathBuf {
+    shown_as(root, Origin::CommandLine.into(), given.as_given())
+}
+
+/// As [`shown`], for a path in a definition found at `origin`.
+pub(crate) fn shown_defined(root: &Root, origin: Origin, path: &Path) -> PathBuf {
+    shown_as(root, origin.into(), path)
+}
+
+fn shown_as(root: &Root, search: Search, path: &Path) -> PathBuf {
+    match locate(root, search, path) {
+        _ if root.is_this_machine() => path.to_owned(),
+        Ok(found) if !found.on_node => path.to_owned(),
+        Ok(found) => found.on_this_machine(),
+        Err(_) => root.on_this_machine(path),
+    }
+}
+
 /// Returns where a path in a definition leads, by the place of the definition.
 ///
 /// # Errors
 /// As for [`argument`].
 pub(crate) fn defined(root: &Root, origin: Origin, path: &Path) -> Result<Location, Error> {
     locate(root, origin.into(), path)
+}
+
+/// Whether a path is that of a systemd credential.
+///
+/// Their directory is closed to other users, and the user of a unit reads them by an access control list, which shows as
+/// permissions of the group (systemd.exec(5), `LoadCredential=`).
+fn is_credential(path: &Path) -> bool {
+    let own = std::env::var_os("CREDENTIALS_DIRECTORY");
+    path.starts_with(CREDENTIALS) || own.is_some_and(|own| path.starts_with(own))
 }
 
 /// Whether a definition found at `origin` may start programs and use systemd credentials of this machine.
@@ -156,13 +187,34 @@ impl DefinedFiles {
     }
 }
 
-impl Files for DefinedFiles {
-    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+impl DefinedFiles {
+    fn open(&self, path: &Path) -> io::Result<(Location, Content)> {
         let location = locate(&self.root, self.search, path).map_err(io::Error::other)?;
         match location.read().map_err(io::Error::other)? {
-            Some(content) => Ok(content.bytes),
+            Some(content) => Ok((location, content)),
             None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
         }
+    }
+}
+
+impl Files for DefinedFiles {
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        self.open(path).map(|(_, content)| content.bytes)
+    }
+
+    fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        let (location, content) = self.open(path)?;
+        if !is_credential(path) {
+            let verified = content
+                .metadata
+                .require_private(&location.on_this_machine());
+            verified.map_err(io::Error::other)?;
+        }
+        Ok(content.bytes)
+    }
+
+    fn shown(&self, path: &Path) -> PathBuf {
+        shown_as(&self.root, self.search, path)
     }
 
     fn named_in(&self, document: &Path) -> io::Result<Option<Rc<dyn Files>>> {
@@ -181,6 +233,14 @@ pub enum KubeconfigFile {
 }
 
 impl KubeconfigFile {
+    /// The path for messages.
+    pub(super) fn shown(&self, root: &Root) -> PathBuf {
+        match self {
+            KubeconfigFile::OnNode(path) => root.on_this_machine(path),
+            KubeconfigFile::Given(given) => shown(root, given),
+        }
+    }
+
     pub(super) fn location(&self, root: &Root) -> Result<Location, Failure> {
         Ok(match self {
             KubeconfigFile::OnNode(path) => defined(root, Origin::Node, path)?,
@@ -204,14 +264,5 @@ impl From<&Argument> for KubeconfigFile {
 impl From<&KubeconfigFile> for KubeconfigFile {
     fn from(file: &KubeconfigFile) -> Self {
         file.clone()
-    }
-}
-
-impl fmt::Display for KubeconfigFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KubeconfigFile::OnNode(path) => path.display().fmt(f),
-            KubeconfigFile::Given(given) => given.display().fmt(f),
-        }
     }
 }

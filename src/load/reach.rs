@@ -6,6 +6,7 @@ use super::{Loaded, places};
 use crate::agent::Failure;
 use crate::confine::Reach;
 use crate::manifest::MANIFESTS;
+use crate::names::NodePath;
 use crate::plan::Output;
 use crate::signer;
 use crate::store::{Root, STATE_DIR};
@@ -37,7 +38,7 @@ impl Loaded {
         reach.programs |= !self.settings.reload.hooks.is_empty();
         reach.writes.insert(STATE_DIR.into());
         reach.writes.insert(MANIFESTS.into());
-        let mut file = |path: &Path| reach.writes.extend(path.parent().map(Path::to_owned));
+        let mut file = |path: &NodePath| reach.writes.extend(path.parent().map(Path::to_owned));
         let plan = &self.setup.plan;
         for spec in &plan.certs {
             spec.output.paths().into_iter().for_each(&mut file);
@@ -61,7 +62,9 @@ impl Loaded {
             Output::Kubeconfig { store, .. } => store.as_ref(),
             Output::Pair { .. } => None,
         });
-        reach.writes.extend(stores.map(|store| store.dir.clone()));
+        reach
+            .writes
+            .extend(stores.map(|store| store.dir.to_path_buf()));
         Ok(reach)
     }
 }

@@ -159,9 +159,9 @@ impl Running {
         (served != written).then(|| {
             format!(
                 "kube-apiserver serves {} (so says {}), and the ClusterConfiguration has the certificate written to {}: correct certificatesDir, or the manifest",
-                served.display(),
+                root.on_this_machine(served).display(),
                 root.on_this_machine(&manifest.path).display(),
-                written.display()
+                root.on_this_machine(written).display()
             )
         })
     }

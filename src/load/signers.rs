@@ -10,10 +10,10 @@ use zeroize::Zeroizing;
 
 use super::CLUSTER_TIMEOUT;
 use super::places::{self, DefinedFiles, KubeconfigFile};
-use crate::agent::{ExitCode, Failure};
+use crate::agent::{Failure, signer_code};
 use crate::kubeapi::{Access, Api};
 use crate::machine;
-use crate::names::Authority;
+use crate::names::{Authority, NodePath};
 use crate::schema::SecretFile;
 use crate::settings::{Origin, Settings};
 use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
@@ -89,13 +89,9 @@ fn open_signer(
         drop_dir: &drop_dir,
         user: &user,
     };
-    config.open(&site).map_err(|error| {
-        let code = match error.machine_fault {
-            true => ExitCode::Pending,
-            false => ExitCode::Configuration,
-        };
-        Failure::new(code, format!("signer {name}: {error}"))
-    })
+    config
+        .open(&site)
+        .map_err(|error| Failure::new(signer_code(&error), format!("signer {name}: {error}")))
 }
 
 /// The cluster that a kubeconfig leads to.
@@ -112,7 +108,7 @@ pub fn cluster(root: &Root, kubeconfig: impl Into<KubeconfigFile>) -> Result<Api
         timeout: CLUSTER_TIMEOUT,
     };
     Api::new(access, files, credentials, OffsetDateTime::now_utc)
-        .map_err(|error| Failure::of_cluster(&kubeconfig, &error))
+        .map_err(|error| Failure::of_cluster(kubeconfig.shown(root).display(), &error))
 }
 
 /// The directory in which systemd put the unit's credentials; `None` for definitions that must not use them.
@@ -169,6 +165,10 @@ impl Memory for RootedMemory {
             None => Ok(()),
         }
     }
+
+    fn state_dir(&self) -> NodePath {
+        self.root.node_path(store::STATE_DIR)
+    }
 }
 
 /// The drop directory of a file-drop signer, inside its root. Every operation opens the directories anew and verifies
@@ -210,6 +210,13 @@ fn dropped_file(name: &str) -> io::Result<(&str, &str)> {
 }
 
 impl DropDir for RootedDrop {
+    fn shown(&self, dir: &Path) -> PathBuf {
+        match self.root.is_this_machine() {
+            true => dir.to_owned(),
+            false => self.root.on_this_machine(&self.base),
+        }
+    }
+
     fn verify(&self) -> io::Result<()> {
         for name in [signer::directory::INBOX, signer::directory::OUTBOX] {
             self.open(name).map_err(io::Error::other)?;

@@ -244,7 +244,7 @@ async fn prove(
             },
             None => report.refuse(format!(
                 "{} is not in place, and without it nothing can be proven of {authority}; restore it from another control-plane node and run this again",
-                spec.path.display()
+                spec.path
             )),
         }
         still_read(root, spec, &mut report)?;
@@ -275,7 +275,7 @@ async fn prove(
         report.backup = Some(backup.shown());
     }
     kubeadm_demands(root, setup, &survey, &keys, &mut report)?;
-    report.changes = changes_without_keys(&report);
+    report.changes = changes_without_keys(root, &report);
     report.keep_if_unproven();
     Ok(Proven {
         report,
@@ -290,7 +290,7 @@ fn read_key(
     spec: &BundleSpec,
     trust: Option<&TrustBundle>,
 ) -> Result<Result<CaKey, String>, store::Error> {
-    let path = spec.key_path.display();
+    let path = &spec.key_path;
     let is_link = |found: Metadata| found.kind == FileKind::Symlink;
     if root.metadata(&spec.key_path)?.is_some_and(is_link) {
         return Ok(Err(format!(
@@ -322,7 +322,7 @@ fn read_key(
     {
         return Ok(Err(format!(
             "{path} is not the key of {} ({trust}); find out whose it is and move it away",
-            spec.path.display()
+            spec.path
         )));
     }
     Ok(Ok(CaKey {
@@ -390,7 +390,8 @@ fn said(
 
 /// Static pods that name the key do not start again without it.
 fn still_read(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result<(), Failure> {
-    let key = spec.key_path.display().to_string();
+    let key = &spec.key_path;
+    let written = Path::display(key).to_string();
     for name in root.list(MANIFESTS)?.unwrap_or_default() {
         let path = Path::new(MANIFESTS).join(&name);
         let found = root.metadata(&path)?.map(|found| found.kind);
@@ -403,12 +404,12 @@ fn still_read(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result<(),
         let text = String::from_utf8_lossy(&content.bytes);
         let named = text
             .lines()
-            .any(|line| !line.trim_start().starts_with('#') && line.contains(&key));
+            .any(|line| !line.trim_start().starts_with('#') && line.contains(&written));
         if !named {
             continue;
         }
-        let (path, scratch) = (path.display(), Path::new(KUBECONFIG_DIR).join(&name));
-        let scratch = scratch.display();
+        let path = root.node_path(path);
+        let scratch = root.node_path(KUBECONFIG_DIR).join(&name);
         report.refuse(match text.contains("--cluster-signing-key-file=") {
             true => format!(
                 "{path} names {key}, and kube-controller-manager does not start without the files of its signer; take the signer away first, as kubeadm does for an external CA: sed -E 's#(--cluster-signing-(cert|key)-file=).*#\\1#' {path} > {scratch} && mv {scratch} {path}"
@@ -437,7 +438,7 @@ fn kubeadm_demands(
         if !planned && root.metadata(&path)?.is_none() {
             report.notes.push(format!(
                 "{} is absent: nothing that runs needs it, but kubeadm init and its phases refuse an external CA without it; nodepki bootstrap makes one",
-                path.display()
+                root.node_path(path)
             ));
         }
     }
@@ -476,7 +477,7 @@ async fn sign(
     report.keep_if_unproven();
 }
 
-fn changes_without_keys(report: &Report) -> Vec<String> {
+fn changes_without_keys(root: &Root, report: &Report) -> Vec<String> {
     let mut changes = Vec::new();
     let goes = |authority| {
         report
@@ -496,7 +497,10 @@ fn changes_without_keys(report: &Report) -> Vec<String> {
     if goes(Authority::Ca) {
         changes.push("kube-controller-manager of this node signs nothing: requests of kubelets that join or renew stay pending until somebody signs kubernetes.io/kube-apiserver-client-kubelet, and a kubelet whose client certificate ends is out of the cluster".to_owned());
     }
-    changes.push("the keys still lie on every other control-plane node (run this on each), in copies of their files (nodepki doctor finds those below /etc/kubernetes), and in the Secret kubeadm-certs if that is younger than two hours".to_owned());
+    changes.push(format!(
+        "the keys still lie on every other control-plane node (run this on each), in copies of their files (nodepki doctor finds those below {}), and in the Secret kubeadm-certs if that is younger than two hours",
+        root.node_path(KUBECONFIG_DIR)
+    ));
     changes.push("the blocks of a removed file stay on the disk until they are written over; keep the backup and its passphrase apart, and both off this node".to_owned());
     changes
 }

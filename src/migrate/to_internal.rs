@@ -1,7 +1,7 @@
 //! The way back: puts the CA keys of a backup in place, each beside its certificate.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::Path;
 
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -10,7 +10,7 @@ use super::{Backup, Direction, Report, Row};
 use crate::agent::{self, Clock, Failure, Setup, SurveyedBundle};
 use crate::assess::Found;
 use crate::manifest::MANIFESTS;
-use crate::names::Authority;
+use crate::names::{Authority, NodePath};
 use crate::store::{Commit, Mode, Root};
 use crate::x509::{PrivateKey, hex};
 
@@ -55,7 +55,7 @@ pub fn to_internal(
     }
     let committed = store.commit(commit)?;
     for row in &mut report.authorities {
-        if committed.written.contains(&row.key) {
+        if committed.written.iter().any(|path| **path == *row.key) {
             row.action = "written";
         }
     }
@@ -67,7 +67,7 @@ pub fn to_internal(
     Ok(report)
 }
 
-type Missing = Vec<(PathBuf, Zeroizing<String>)>;
+type Missing = Vec<(NodePath, Zeroizing<String>)>;
 
 /// The keys of the backups beside what is on the node, and those that are missing there.
 fn compare(
@@ -164,8 +164,7 @@ fn place(
         Found::Present(_) | Found::Unreadable(_) => {
             report.refuse(format!(
                 "{} exists and is not the key of {}; it is not overwritten: find out whose it is and move it away",
-                spec.key_path.display(),
-                spec.path.display()
+                spec.key_path, spec.path
             ));
             "kept"
         }
@@ -174,26 +173,28 @@ fn place(
         authority: spec.authority,
         key: spec.key_path.clone(),
         action,
-        proven: vec![format!("the key belongs to {}", spec.path.display())],
+        proven: vec![format!("the key belongs to {}", spec.path)],
     });
     if action == "to be written" {
-        report.changes.extend(changes_with_key(bundle));
+        report.changes.extend(changes_with_key(root, bundle));
         missing.push((spec.key_path.clone(), key.to_pem()));
     }
     Ok(())
 }
 
-fn changes_with_key(bundle: &SurveyedBundle) -> Vec<String> {
+fn changes_with_key(root: &Root, bundle: &SurveyedBundle) -> Vec<String> {
     let spec = &bundle.spec;
+    let manifests = root.node_path(MANIFESTS);
     let mut changes = vec![format!(
         "kubeadm takes {} for its own again: kubeadm certs renew replaces what it signs",
         spec.authority
     )];
     if spec.authority == Authority::Ca {
         changes.push(format!(
-            "kube-controller-manager signs again once {MANIFESTS}/kube-controller-manager.yaml says --cluster-signing-cert-file={} and --cluster-signing-key-file={}",
-            spec.path.display(),
-            spec.key_path.display()
+            "kube-controller-manager signs again once {manifests}/kube-controller-manager.yaml says --cluster-signing-cert-file={} and --cluster-signing-key-file={}",
+            // In a manifest, paths are those on the node.
+            Path::display(&spec.path),
+            Path::display(&spec.key_path)
         ));
         let certificates = bundle
             .found
@@ -202,7 +203,7 @@ fn changes_with_key(bundle: &SurveyedBundle) -> Vec<String> {
         if certificates > 1 {
             changes.push(format!(
                 "{} holds {certificates} certificates and kube-controller-manager signs only with one that stands alone: give it a file with the first",
-                spec.path.display()
+                spec.path
             ));
         }
     }

@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use time::format_description::well_known::Rfc3339;
 use time::macros::format_description;
 use time::{OffsetDateTime, UtcOffset};
 use tokio::time::{Instant, sleep};
@@ -51,6 +52,7 @@ impl Turns {
         let began = Instant::now();
         let mut give_up = began + limit;
         let mut seen = None;
+        let mut waits = false;
         loop {
             let found = self.read().await.map_err(NotNow::Unknown)?;
             let wall = (self.clock)();
@@ -70,6 +72,11 @@ impl Turns {
                     Err(error) => return Err(NotNow::Unknown(error)),
                 },
                 Step::Wait { holder, left } => {
+                    if !std::mem::replace(&mut waits, true) {
+                        tracing::info!(
+                            "node {holder} holds the Lease {NAMESPACE}/{NAME}: waiting for this node's turn"
+                        );
+                    }
                     give_up = give_up.max(began + patience(limit, left));
                     if Instant::now() + left.min(LOOK) > give_up {
                         return Err(NotNow::Held(holder));
@@ -207,6 +214,12 @@ fn decide(
 pub(super) fn holder(lease: &Value) -> &str {
     let holder = lease.pointer("/spec/holderIdentity");
     holder.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// When it was renewed for the last time.
+pub(super) fn renewed(lease: &Value) -> Option<OffsetDateTime> {
+    let renewed = lease.pointer("/spec/renewTime")?.as_str()?;
+    OffsetDateTime::parse(renewed, &Rfc3339).ok()
 }
 
 /// As `metav1.MicroTime` is written; its parser takes nothing else.

@@ -3,6 +3,7 @@
 //! Reads and asks; changes nothing. Where a component listens stands in its manifest. Every `Err` is the second half of
 //! a sentence: what was seen.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,11 +21,17 @@ use crate::agent::Clock;
 use crate::components::Component;
 use crate::http::{self, Call, Client, Endpoint, Files, Identity, Url};
 use crate::kubeapi::{self, Access, Api};
-use crate::names::{Authority, CertName};
+use crate::kubeconfig::Kubeconfig;
+use crate::names::{Authority, CertName, NodePath};
 use crate::plan::Output;
 use crate::schema::SecretFile;
-use crate::store::Root;
-use crate::x509::Certificate;
+use crate::store::{Previous, Root};
+use crate::x509::{Certificate, rfc3339};
+
+/// Upper bound for the kubelet's metrics, bytes. A node with hundreds of pods has some hundred KiB.
+const METRICS_LIMIT: usize = 16 << 20;
+/// Namespace of the Leases by which kubelets report that they run.
+const NODE_LEASES: &str = "kube-node-lease";
 
 /// For one question.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -50,6 +57,86 @@ impl Files for NodeFiles {
             None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
         }
     }
+
+    /// They are what nodepki itself keeps on the node, with the mode that an administrator gave them.
+    fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        self.read(path)
+    }
+
+    fn shown(&self, path: &Path) -> PathBuf {
+        self.0.on_this_machine(path)
+    }
+}
+
+/// The node's files, with one of them as it was before.
+struct FormerFile {
+    files: Rc<dyn Files>,
+    path: PathBuf,
+    contents: Zeroizing<Vec<u8>>,
+}
+
+impl Files for FormerFile {
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        match path == self.path {
+            true => Ok(self.contents.clone()),
+            false => self.files.read(path),
+        }
+    }
+
+    fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        match path == self.path {
+            true => Ok(self.contents.clone()),
+            false => self.files.read_secret(path),
+        }
+    }
+
+    fn shown(&self, path: &Path) -> PathBuf {
+        self.files.shown(path)
+    }
+}
+
+/// Volumes of the type hostPath as the kubelet's metrics count them. Static pods have no others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostPathVolumes {
+    desired: u64,
+    mounted: u64,
+}
+
+impl HostPathVolumes {
+    /// From `/metrics` of a kubelet: `volume_manager_total_volumes`
+    /// (`pkg/kubelet/volumemanager/metrics`).
+    fn parse(metrics: &str) -> Self {
+        let mut volumes = HostPathVolumes::default();
+        for line in metrics.lines() {
+            let Some(rest) = line.strip_prefix("volume_manager_total_volumes{") else {
+                continue;
+            };
+            let Some((labels, value)) = rest.split_once("} ") else {
+                continue;
+            };
+            if !labels.contains("plugin_name=\"kubernetes.io/host-path\"") {
+                continue;
+            }
+            let count = value.trim().parse().unwrap_or_default();
+            if labels.contains("state=\"desired_state_of_world\"") {
+                volumes.desired = count;
+            } else if labels.contains("state=\"actual_state_of_world\"") {
+                volumes.mounted = count;
+            }
+        }
+        volumes
+    }
+
+    /// Whether the kubelet waits for no volume.
+    pub(super) fn are_mounted(self) -> bool {
+        self.desired > 0 && self.desired == self.mounted
+    }
+}
+
+impl fmt::Display for HostPathVolumes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} mounted", self.mounted, self.desired)
+    }
 }
 
 impl Probe<'_> {
@@ -73,11 +160,15 @@ impl Probe<'_> {
 
     /// The API of the cluster, as somebody who has this kubeconfig.
     pub(super) fn api(&self, kubeconfig: &Path) -> Result<Api, kubeapi::Error> {
+        self.api_with(kubeconfig, self.files())
+    }
+
+    fn api_with(&self, kubeconfig: &Path, files: Rc<dyn Files>) -> Result<Api, kubeapi::Error> {
         let access = Access::Kubeconfig {
             file: SecretFile::Path(kubeconfig.to_owned()),
             timeout: PATIENCE,
         };
-        Api::new(access, self.files(), None, self.clock)
+        Api::new(access, files, None, self.clock)
     }
 
     /// The certificate that a component shows. etcd wants to see one of ours first.
@@ -103,7 +194,7 @@ impl Probe<'_> {
         })
     }
 
-    fn pair(&self, name: CertName) -> Option<(PathBuf, PathBuf)> {
+    fn pair(&self, name: CertName) -> Option<(NodePath, NodePath)> {
         match self.setup.outputs.get(&name)? {
             Output::Pair { certificate, key } => Some((certificate.clone(), key.clone())),
             _ => None,
@@ -139,15 +230,54 @@ impl Probe<'_> {
 
     /// Whether the API server knows who a kubeconfig says we are. Other trouble is no judgement of it.
     pub(super) async fn is_unknown(&self, kubeconfig: &Path) -> Option<String> {
-        let api = self.api(kubeconfig).ok()?;
-        let asked = api.read(&LEASE, Some(NAMESPACE), "kube-scheduler").await;
-        match asked {
-            Err(kubeapi::Error::Refused(status)) if status.code == 401 => Some(status.to_string()),
-            Err(kubeapi::Error::Http(error)) if *error.kind() == http::Kind::Refused => {
-                Some(error.to_string())
-            }
-            _ => None,
+        refused(&self.api(kubeconfig).ok()?).await
+    }
+
+    /// Why a former kubeconfig cannot be used any more, if that is certain: its certificate has expired, or the API server
+    /// rejects it.
+    pub(super) async fn is_unusable(&self, former: &Previous) -> Option<String> {
+        let path = former.path.display();
+        let text = std::str::from_utf8(&former.contents).ok()?;
+        let kubeconfig = Kubeconfig::parse(text).ok()?;
+        if let Some(chain) = kubeconfig.current().ok()?.certificate
+            && let Some(chain) = chain_of(&chain)
+            && chain.leaf().not_after() <= (self.clock)()
+        {
+            let end = rfc3339(chain.leaf().not_after());
+            return Some(format!(
+                "the certificate of the former {path} expired at {end}"
+            ));
         }
+        let files = FormerFile {
+            files: self.files(),
+            path: former.path.clone(),
+            contents: former.contents.clone(),
+        };
+        let api = self.api_with(&former.path, Rc::new(files)).ok()?;
+        let why = refused(&api).await?;
+        Some(format!("the API server rejects the former {path} ({why})"))
+    }
+
+    /// When the kubelet renewed its Lease for the last time, as the API server tells it by the kubelet's own kubeconfig.
+    pub(super) async fn node_lease(&self) -> Result<Option<OffsetDateTime>, kubeapi::Error> {
+        let Some(Output::Kubeconfig { path, .. }) = self.setup.outputs.get(&CertName::KubeletConf)
+        else {
+            return Ok(None);
+        };
+        let api = self.api(path)?;
+        let found = api
+            .read(&LEASE, Some(NODE_LEASES), &self.setup.node)
+            .await?;
+        Ok(found.as_ref().and_then(lease::renewed))
+    }
+
+    /// The volumes that the kubelet of this node wants for pods and has mounted.
+    pub(super) async fn host_path_volumes(&self) -> Result<HostPathVolumes, kubeapi::Error> {
+        let api = self.api(&self.setup.reload.lease.kubeconfig)?;
+        let path = format!("/api/v1/nodes/{}/proxy/metrics", self.setup.node);
+        Ok(HostPathVolumes::parse(
+            &api.text(&path, METRICS_LIMIT).await?,
+        ))
     }
 
     /// Who leads, of all processes of a component in the cluster; empty for nobody, `None` where that is not known.
@@ -186,7 +316,11 @@ impl Probe<'_> {
             return Ok(());
         };
         let mut endpoint = endpoint(&format!("https://{address}"))?;
-        endpoint.tls.ca_file = self.setup.bundles.get(&Authority::Ca).cloned();
+        endpoint.tls.ca_file = self
+            .setup
+            .bundles
+            .get(&Authority::Ca)
+            .map(|path| path.to_path_buf());
         // Among the names of every kube-apiserver, whatever its address is.
         endpoint.tls.server_name = Some("kubernetes".to_owned());
         let mut client = Client::new(endpoint, self.files(), self.clock).map_err(words)?;
@@ -201,7 +335,7 @@ impl Probe<'_> {
     fn administrator(&self) -> Option<Identity> {
         let found = self.root.read(&self.setup.reload.lease.kubeconfig).ok()??;
         let text = std::str::from_utf8(&found.bytes).ok()?;
-        let current = crate::kubeconfig::Kubeconfig::parse(text)
+        let current = Kubeconfig::parse(text)
             .and_then(|kubeconfig| kubeconfig.current())
             .ok()?;
         Some(Identity {
@@ -252,16 +386,31 @@ impl Probe<'_> {
 
     fn etcd_at(&self, url: &str) -> Result<Client, String> {
         let mut endpoint = endpoint(url)?;
-        endpoint.tls.ca_file = self.setup.bundles.get(&Authority::EtcdCa).cloned();
+        endpoint.tls.ca_file = self
+            .setup
+            .bundles
+            .get(&Authority::EtcdCa)
+            .map(|path| path.to_path_buf());
         if let Some((certificate, key)) = self.pair(CertName::EtcdHealthcheckClient) {
-            endpoint.tls.certificate = Some(certificate);
-            endpoint.tls.key = Some(key);
+            endpoint.tls.certificate = Some(certificate.into());
+            endpoint.tls.key = Some(key.into());
         }
         Client::new(endpoint, self.files(), self.clock).map_err(words)
     }
 
     fn client(&self, url: &str) -> Result<Client, String> {
         Client::new(endpoint(url)?, self.files(), self.clock).map_err(words)
+    }
+}
+
+/// Why the API server does not know the identity of a kubeconfig. Other errors are no statement about it.
+async fn refused(api: &Api) -> Option<String> {
+    match api.read(&LEASE, Some(NAMESPACE), "kube-scheduler").await {
+        Err(kubeapi::Error::Refused(status)) if status.code == 401 => Some(status.to_string()),
+        Err(kubeapi::Error::Http(error)) if *error.kind() == http::Kind::Refused => {
+            Some(error.to_string())
+        }
+        _ => None,
     }
 }
 
@@ -295,4 +444,24 @@ async fn answer(client: &Client, path: &str) -> Result<String, String> {
 
 fn words(error: http::Error) -> String {
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HostPathVolumes;
+
+    #[test]
+    fn counts_host_path_volumes_of_the_kubelet() {
+        let metrics = "\
+# TYPE volume_manager_total_volumes gauge
+volume_manager_total_volumes{plugin_name=\"kubernetes.io/configmap\",state=\"desired_state_of_world\"} 1
+volume_manager_total_volumes{plugin_name=\"kubernetes.io/host-path\",state=\"actual_state_of_world\"} 14
+volume_manager_total_volumes{plugin_name=\"kubernetes.io/host-path\",state=\"desired_state_of_world\"} 16
+";
+        let volumes = HostPathVolumes::parse(metrics);
+        assert_eq!(volumes.to_string(), "14 of 16 mounted");
+        assert!(!volumes.are_mounted());
+        assert!(HostPathVolumes::parse(&metrics.replace(" 14", " 16")).are_mounted());
+        assert!(!HostPathVolumes::parse("").are_mounted());
+    }
 }

@@ -1,6 +1,7 @@
 //! Restarting what must be restarted: when, in what order, how, and what happens when it does not come back.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -8,8 +9,8 @@ use tokio::time::{Instant, sleep};
 
 use super::lease::{self, NotNow, Turns};
 use super::pod::Pod;
-use super::probe::makes_its_own;
-use super::{LOOK, Program, Run, State, chain_of, names, of_unit, systemctl};
+use super::probe::{HostPathVolumes, makes_its_own};
+use super::{LOOK, Program, Run, State, busy_message, chain_of, names, of_unit, systemctl};
 use crate::agent::{Event, Failure};
 use crate::components::{Change, Component};
 use crate::kubeconfig::Kubeconfig;
@@ -22,9 +23,15 @@ use crate::x509::rfc3339;
 /// Less than this before its end, or a tenth of its life if that is shorter, a credential is about to expire.
 const NEAR_THE_END: time::Duration = time::Duration::HOUR;
 const KUBELET_UNIT: &str = "kubelet.service";
+/// How long the kubelet waits for the volumes of a pod (`podAttachAndMountTimeout` in
+/// `pkg/kubelet/volumemanager/volume_manager.go`).
+const VOLUME_TIMEOUT: Duration = Duration::from_secs(123);
+/// How long the kubelet's count of volumes must be unchanged until it is taken for complete.
+const SETTLED_FOR: Duration = Duration::from_secs(2);
+const KUBELET_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How a component is started anew.
-enum Means {
+pub(super) enum Means {
     /// By its manifest.
     Pod,
     /// By programs.
@@ -39,13 +46,26 @@ struct Before {
     healthy: bool,
     /// What led, if a process of this host did.
     leader: Option<String>,
+    /// When the kubelet renewed its Lease.
+    lease: Option<OffsetDateTime>,
 }
 
 /// A component that is to be restarted.
-type Due = (Restart, Option<Pod>, Means);
+pub(super) type Due = (Restart, Option<Pod>, Means);
 
 impl Run<'_> {
-    pub(super) async fn restarts(&mut self, restarts: Vec<Restart>) -> Result<(), Failure> {
+    pub(super) async fn restarts(&mut self) -> Result<(), Failure> {
+        if self.probe.root.unsettled()?.restarts.is_empty() {
+            return Ok(());
+        }
+        let holder = self.take_lock().await?;
+        let restarts = self.probe.root.unsettled()?.restarts;
+        if let Some(holder) = holder {
+            for restart in restarts {
+                self.tell(restart.component, State::Waits, busy_message(&holder));
+            }
+            return Ok(());
+        }
         let mut due = Vec::new();
         let mut over = Commit::new();
         for restart in restarts {
@@ -57,10 +77,7 @@ impl Run<'_> {
             let pod = match self.probe.pod(component) {
                 Ok(pod) => pod,
                 Err(why) => {
-                    let detail = format!(
-                        "was not restarted: {why}; mend the manifest and run `nodepki renew` again"
-                    );
-                    self.tell(component, State::Failed, detail);
+                    self.tell(component, State::Failed, unreadable(&why));
                     continue;
                 }
             };
@@ -106,17 +123,97 @@ impl Run<'_> {
             }
         }
         if !over.is_empty() {
-            self.commit(over)?;
+            self.commit(over).await?;
         }
-        // The kubelet's restart disturbs nobody, and it may be what the node lacks.
-        let (kubelet, pods): (Vec<_>, Vec<_>) = due
+        let (mut kubelet, pods): (Vec<_>, Vec<_>) = due
             .into_iter()
             .partition(|(restart, ..)| restart.component == Component::Kubelet);
-        self.in_order(kubelet, &Cell::new(false)).await?;
-        if pods.is_empty() {
-            return Ok(());
+        // The kubelet is last, since it restarts no pod reliably while it starts itself: see `settle_kubelet`. One that is
+        // unhealthy restarts no pod at all.
+        if self.probe.kubelet().await.is_err() {
+            self.in_order(std::mem::take(&mut kubelet), &Cell::new(false))
+                .await?;
         }
-        self.in_turn(pods).await
+        self.release_lock();
+        let pods = self.without_spared(pods);
+        if !pods.is_empty() {
+            let done = self.in_turn(pods).await;
+            self.release_lock();
+            done?;
+        }
+        let kubelet = match kubelet.is_empty() {
+            true => kubelet,
+            false => self.still_due(kubelet).await?,
+        };
+        let done = self.in_order(kubelet, &Cell::new(false)).await;
+        self.release_lock();
+        done
+    }
+
+    /// Waits until the kubelet has mounted the volumes of all static pods; the reason if it does not in time.
+    ///
+    /// A kubelet that has just started begins to work for the pods that it finds, and each worker waits for its pod's
+    /// volumes. If the manifest changes before they are mounted, the old pod is not wanted any more, its volumes are never
+    /// mounted, and its container runs on until the worker gives up, [`VOLUME_TIMEOUT`] later. A healthy `/healthz` does
+    /// not say that this is over; the kubelet's metrics do.
+    async fn settle_kubelet(&self) -> Result<(), String> {
+        let give_up = Instant::now() + VOLUME_TIMEOUT + SETTLED_FOR;
+        let mut since: Option<(HostPathVolumes, Instant)> = None;
+        loop {
+            let volumes = match self.probe.host_path_volumes().await {
+                Ok(volumes) => volumes,
+                Err(error) => {
+                    tracing::debug!("the kubelet's metrics cannot be read: {error}");
+                    return Ok(());
+                }
+            };
+            since = match since {
+                Some((before, at)) if before == volumes => Some((before, at)),
+                _ => Some((volumes, Instant::now())),
+            };
+            let stable = since.is_some_and(|(_, at)| at.elapsed() >= SETTLED_FOR);
+            if stable && volumes.are_mounted() {
+                return Ok(());
+            }
+            if Instant::now() >= give_up {
+                let seconds = (VOLUME_TIMEOUT + SETTLED_FOR).as_secs();
+                return Err(format!(
+                    "the kubelet has not mounted the volumes of its pods within {seconds} s ({volumes})"
+                ));
+            }
+            sleep(KUBELET_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Takes the lock after a wait without it, and returns what no other run has restarted meanwhile; nothing if another
+    /// run holds the lock.
+    async fn still_due(&mut self, due: Vec<Due>) -> Result<Vec<Due>, Failure> {
+        if let Some(holder) = self.take_lock().await? {
+            self.all_wait(&due, &busy_message(&holder));
+            return Ok(Vec::new());
+        }
+        let recorded = self.probe.root.unsettled()?.restarts;
+        let mut left = Vec::new();
+        for (restart, pod, means) in due {
+            let component = restart.component;
+            let mut found = recorded.iter();
+            match found.find(|found| found.component == component) {
+                None if self.spared.contains(&component) => self.tell_spared(component),
+                None => self.tell(component, State::Done, "was restarted by another run"),
+                Some(found) => match (&found.state, pod) {
+                    (RestartState::RolledBack { why }, _) => {
+                        self.tell(component, State::RolledBack, held(found, why));
+                    }
+                    (RestartState::Due, None) => left.push((found.clone(), None, means)),
+                    // The other run may have annotated it.
+                    (RestartState::Due, Some(_)) => match self.probe.pod(component) {
+                        Ok(pod) => left.push((found.clone(), pod, means)),
+                        Err(why) => self.tell(component, State::Failed, unreadable(&why)),
+                    },
+                },
+            }
+        }
+        Ok(left)
     }
 
     /// Restarts what may be restarted now: the control plane is well, and it is this node's turn.
@@ -133,6 +230,7 @@ impl Run<'_> {
         }
         let setup = self.probe.setup;
         if !setup.reload.coordinate {
+            let due = self.still_due(due).await?;
             return self.in_order(due, &Cell::new(false)).await;
         }
         let kubeconfig = &setup.reload.lease.kubeconfig;
@@ -153,14 +251,20 @@ impl Run<'_> {
             (Ok(()), Ok(turns)) => {
                 let lost = Cell::new(false);
                 let done = {
-                    let work = self.in_order(due, &lost);
+                    let work = async {
+                        let due = self.still_due(due).await?;
+                        self.in_order(due, &lost).await
+                    };
                     tokio::pin!(work);
                     tokio::select! {
                         done = &mut work => done,
                         () = turns.keep(&lost) => Ok(()),
                     }
                 };
-                turns.release().await;
+                // A run of this node that holds the lock may rely on the Lease, which is the node's.
+                if self.store.is_some() {
+                    turns.release().await;
+                }
                 done
             }
             (Err(NotNow::Held(holder)), _) => {
@@ -192,6 +296,7 @@ impl Run<'_> {
                 tracing::warn!(component = %restart.component, "restarted without knowing whether it is another node's turn ({why}), since {reason}");
             }
         }
+        let urgent = self.still_due(urgent).await?;
         self.in_order(urgent, &Cell::new(false)).await
     }
 
@@ -207,6 +312,9 @@ impl Run<'_> {
 
     async fn in_order(&mut self, due: Vec<Due>, lost: &Cell<bool>) -> Result<(), Failure> {
         let mut stopped: Option<String> = None;
+        if due.iter().any(|(.., means)| matches!(means, Means::Pod)) {
+            stopped = self.settle_kubelet().await.err();
+        }
         for (index, (restart, pod, means)) in due.into_iter().enumerate() {
             if stopped.is_none() && lost.get() {
                 stopped = Some("the Lease was lost meanwhile".to_owned());
@@ -216,7 +324,9 @@ impl Run<'_> {
             if stopped.is_none() && is_over {
                 stopped = Some("certificates are due again".to_owned());
             }
-            if let Some(why) = &stopped {
+            if self.spared.contains(&restart.component) {
+                self.tell_spared(restart.component);
+            } else if let Some(why) = &stopped {
                 let detail = format!("was not restarted, since {why}; run `nodepki renew` again");
                 self.tell(restart.component, State::Waits, detail);
             } else if !self.restart(&restart, pod.as_ref(), &means).await? {
@@ -254,7 +364,7 @@ impl Run<'_> {
             Ok(proven) => {
                 let mut commit = Commit::new();
                 commit.restarted(component);
-                self.commit(commit)?;
+                self.commit(commit).await?;
                 let name = component.as_str();
                 self.progress.event(Event::Restarted { component: name });
                 let detail = format!("was restarted for {}: {proven}", names(&restart.causes));
@@ -279,6 +389,17 @@ impl Run<'_> {
         let mut commit = Commit::new();
         let old = restart.previous.iter();
         let old: Vec<&Previous> = old.filter(|file| !file.contents.is_empty()).collect();
+        let step = self.trust_step_of(component)?;
+        for file in &old {
+            if let Some(unusable) = self.probe.is_unusable(file).await {
+                let detail = format!(
+                    "did not come back with the new {}: {why}; the new files stay, since {unusable}; find out why (its log, `crictl ps -a`), then run `nodepki renew` again",
+                    names(&restart.causes)
+                );
+                self.tell(component, State::Failed, detail);
+                return Ok(());
+            }
+        }
         for file in &old {
             // What stands there keeps its own mode.
             commit.file(file.path.clone(), file.contents.clone(), Mode::Other(0o600));
@@ -288,9 +409,17 @@ impl Run<'_> {
             state: RestartState::RolledBack { why: why.clone() },
             ..restart.clone()
         };
+        let mut again = Vec::new();
+        if let Some(step) = &step {
+            let cause = Change::Bundle(step.former.authority);
+            if !recorded.causes.contains(&cause) {
+                recorded.causes.push(cause);
+            }
+            again = self.roll_back_step(step, component, &old, &mut commit)?;
+        }
         commit.restart(recorded.clone());
-        let back = if old.is_empty() {
-            self.commit(commit)?;
+        let back = if old.is_empty() && step.is_none() {
+            self.commit(commit).await?;
             "there was nothing to go back to".to_owned()
         } else {
             let before = self.look(component, pod).await;
@@ -311,15 +440,22 @@ impl Run<'_> {
         let why = format!("{why}; {back}");
         recorded.state = RestartState::RolledBack { why: why.clone() };
         let mut commit = Commit::new();
-        commit.restart(recorded);
-        self.commit(commit)?;
-        let detail = held(restart, &why);
+        commit.restart(recorded.clone());
+        self.commit(commit).await?;
+        let detail = held(&recorded, &why);
         let component_name = component.as_str();
         self.progress.event(Event::RolledBack {
             component: component_name,
             why,
         });
         self.tell(component, State::RolledBack, detail);
+        for component in again {
+            let detail = format!(
+                "works with files that are rolled back now, as {} did not come back; run `nodepki renew`, which restarts it",
+                restart.component
+            );
+            self.tell(component, State::Waits, detail);
+        }
         Ok(())
     }
 
@@ -332,18 +468,24 @@ impl Run<'_> {
         mut commit: Commit,
         restart: &Restart,
     ) -> Result<Result<(), String>, Failure> {
+        let mut unwritable = None;
         if let (Means::Pod, Some(pod), Some(path)) = (means, pod, component.manifest()) {
             let now = (self.probe.clock)();
             let now = now
                 .format(&Rfc3339)
                 .unwrap_or_else(|_| now.unix_timestamp().to_string());
             match pod.annotated(&now) {
-                Ok(text) => commit.file(path, text.into_bytes(), Mode::Private),
-                Err(why) => return Ok(Err(format!("{path}: {why}"))),
-            };
+                Ok(text) => {
+                    commit.file(path, text.into_bytes(), Mode::Private);
+                }
+                Err(why) => unwritable = Some(format!("{path}: {why}")),
+            }
         }
         if !commit.is_empty() {
-            self.commit(commit)?;
+            self.commit(commit).await?;
+        }
+        if let Some(why) = unwritable {
+            return Ok(Err(why));
         }
         if let Means::Programs(programs) = means {
             for program in programs {
@@ -355,7 +497,7 @@ impl Run<'_> {
         Ok(Ok(()))
     }
 
-    fn means(&self, component: Component, pod: Option<&Pod>) -> Means {
+    pub(super) fn means(&self, component: Component, pod: Option<&Pod>) -> Means {
         let reload = &self.probe.setup.reload;
         let on = On::Restart(component);
         let units = reload.units.iter().filter(|unit| unit.on.contains(&on));
@@ -396,9 +538,11 @@ impl Run<'_> {
             served: None,
             healthy: true,
             leader: None,
+            lease: None,
         };
         if component == Component::Kubelet {
             before.healthy = self.probe.kubelet().await.is_ok();
+            before.lease = self.probe.node_lease().await.ok().flatten();
         } else if let Some(address) = pod.and_then(|pod| pod.addresses(component).first().copied())
         {
             let served = self.probe.served(component, address).await;
@@ -436,6 +580,27 @@ impl Run<'_> {
         }
     }
 
+    /// Verifies that the kubelet is healthy and has used its credential since: it has renewed its Lease. Its `/healthz`
+    /// needs no access to the API server.
+    async fn kubelet_stands(&self, before: &Before) -> Result<String, String> {
+        match self.probe.kubelet().await {
+            Ok(()) => {}
+            // It may be configured not to say so.
+            Err(_) if !before.healthy => return Ok("its health is unknown, as before".to_owned()),
+            Err(why) => return Err(format!("it is not well: {why}")),
+        }
+        match self.probe.node_lease().await {
+            Ok(Some(renewed)) if before.lease != Some(renewed) => {
+                Ok("it is healthy and has renewed its Lease".to_owned())
+            }
+            Ok(Some(_)) => Err("it has not renewed its Lease in kube-node-lease".to_owned()),
+            Ok(None) => Ok("it is healthy".to_owned()),
+            Err(error) => Ok(format!(
+                "it is healthy; whether it has renewed its Lease is unknown: {error}"
+            )),
+        }
+    }
+
     async fn stands(
         &self,
         component: Component,
@@ -444,12 +609,7 @@ impl Run<'_> {
         away: &mut bool,
     ) -> Result<String, String> {
         if component == Component::Kubelet {
-            return match self.probe.kubelet().await {
-                Ok(()) => Ok("it is healthy".to_owned()),
-                // It may be configured not to say so.
-                Err(_) if !before.healthy => Ok("its health is unknown, as before".to_owned()),
-                Err(why) => Err(format!("it is not well: {why}")),
-            };
+            return self.kubelet_stands(before).await;
         }
         let Some(pod) = pod else {
             self.well(false).await?;
@@ -489,11 +649,16 @@ impl Run<'_> {
     }
 }
 
-/// The kubeconfig that a component is who it is by.
+fn unreadable(why: &str) -> String {
+    format!("was not restarted: {why}; mend the manifest and run `nodepki renew` again")
+}
+
+/// Kubeconfig that holds the component's client identity.
 fn conf_of(component: Component) -> Option<CertName> {
     match component {
         Component::KubeControllerManager => Some(CertName::ControllerManagerConf),
         Component::KubeScheduler => Some(CertName::SchedulerConf),
+        Component::Kubelet => Some(CertName::KubeletConf),
         _ => None,
     }
 }
@@ -528,9 +693,16 @@ fn held(restart: &Restart, why: &str) -> String {
         .filter(|cause| matches!(cause, Change::Certificate(_)))
         .map(|cause| cause.as_str())
         .collect();
-    let again = match certificates.as_slice() {
-        [] => "change it again".to_owned(),
-        names => format!("run `nodepki renew --name {}`", names.join(",")),
+    let authority = restart.causes.iter().find_map(|cause| match cause {
+        Change::Bundle(authority) => Some(authority),
+        _ => None,
+    });
+    let again = match (authority, certificates.as_slice()) {
+        (Some(authority), _) => {
+            format!("repeat the step that `nodepki authority status {authority}` names")
+        }
+        (None, []) => "change it again".to_owned(),
+        (None, names) => format!("run `nodepki renew --name {}`", names.join(",")),
     };
     format!(
         "did not come back with the new {}: {why}; nothing is tried again by itself: find out why (its log, `crictl ps -a`), then {again}",

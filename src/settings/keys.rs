@@ -96,7 +96,7 @@ pub(super) const KEYS: &[Key] = &[
     key("rotation.rekey", Form::Flag, "Make a new key for every renewal; default true."),
     key("reload.staticPods", Form::Flag, "Restart static pods that do not see a new file, by an annotation in their manifests; default true."),
     key("reload.coordinateWithLease", Form::Flag, "One control-plane node at a time restarts something; default true."),
-    key("reload.timeout", Form::Duration, "How long a component may take until it serves again, and how long a run waits for other nodes, up to 10m; default 2m."),
+    key("reload.timeout", Form::Duration, "How long a component may take until it serves again, and how long a run waits for other nodes, up to 10m; default 5m."),
     key("reload.lease.kubeconfig", Form::Path, "Kubeconfig that may use the Lease kube-system/nodepki-reload; default /etc/kubernetes/admin.conf."),
     key("reload.lease.duration", Form::Duration, "How long a node that vanishes keeps the others waiting; default 1m."),
     key("reload.hooks", Form::Defined("hooks"), "Programs to run: for a certificate once it was replaced, for a component to restart it."),

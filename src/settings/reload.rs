@@ -10,7 +10,8 @@ use crate::kubeadm::format_duration;
 use crate::schema::{absolute, choice, duration, required, section};
 use crate::yaml::{self, Field, Map};
 
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Above the two minutes that a kubelet may wait for the volumes of a pod before it ends the pod's containers.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(30);
 const LEAST_TIMEOUT: Duration = Duration::from_secs(1);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);

@@ -671,7 +671,7 @@ fn fragments_are_read_in_order() {
         })
     };
     let read = |path: &Path| Ok(Some(path.display().to_string()));
-    let names: Vec<String> = collect(None, list, read)
+    let names: Vec<String> = collect(None, list, read, Path::to_owned)
         .unwrap()
         .into_iter()
         .map(|(name, _)| name)
@@ -685,14 +685,24 @@ fn fragments_are_read_in_order() {
             "/run/nodepki/run.yaml",
         ]
     );
-    let only = collect(Some(Path::new("/x.yaml")), list, read).unwrap();
+    let only = collect(Some(Path::new("/x.yaml")), list, read, Path::to_owned).unwrap();
     assert_eq!(only.len(), 1);
-    let error = collect(Some(Path::new("/x.yaml")), list, |_: &Path| Ok(None)).unwrap_err();
+    let error = collect(
+        Some(Path::new("/x.yaml")),
+        list,
+        |_: &Path| Ok(None),
+        Path::to_owned,
+    )
+    .unwrap_err();
     assert_eq!(
         error.to_string(),
         "configuration file /x.yaml does not exist"
     );
-    assert!(collect(None, list, |_: &Path| Ok(None)).unwrap().is_empty());
+    assert!(
+        collect(None, list, |_: &Path| Ok(None), Path::to_owned)
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]

@@ -366,8 +366,9 @@ impl Cfssl {
         let key = unhex(&self.server.secret(file)?).ok_or_else(|| {
             SignerError::config(
                 format!(
-                    "{}: {file} holds something else than pairs of hexadecimal digits",
-                    self.server.label()
+                    "{}: {} holds something else than pairs of hexadecimal digits",
+                    self.server.label(),
+                    self.server.shown_secret(file)
                 ),
                 "put the key there as CFSSL's auth_keys has it, without env: or file: before it",
             )

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::http::Method;
 use crate::kubeadm::format_duration;
-use crate::kubeapi::{Access, Api, Error, Resource, Status, Token, UNREAD_ADVICE};
+use crate::kubeapi::{Access, Api, Error, Resource, Status, Token, unread_advice};
 use crate::names::CertName;
 use crate::schema::{Form, Key, SecretFile, key};
 use crate::x509::hex;
@@ -42,7 +42,7 @@ const SALT: &str = "salt";
 pub(super) const KEYS: &[Key] = &[
     key("server", Form::Url, "API server, https://HOST:6443."),
     key("tokenFile", Form::Secret, "File with a bootstrap token or a ServiceAccount token; read anew for each exchange."),
-    key("kubeconfig", Form::Secret, "Instead of server, tls, proxy and tokenFile: a kubeconfig, whose current context counts."),
+    key("kubeconfig", Form::Kubeconfig, "Instead of server, tls, proxy and tokenFile: a kubeconfig, whose current context counts."),
 ];
 
 const SELF_SUBJECT_REVIEW: Resource = Resource {
@@ -672,9 +672,10 @@ impl Cluster {
         why: &str,
     ) -> Answer {
         let reason = format!(
-            "{why} ({} at {}; the same request is never made again: to ask anew, remove /var/lib/nodepki/pending/{})",
+            "{why} ({} at {}; the same request is never made again: to ask anew, remove {}/pending/{})",
             self.object(&filed.name),
             self.label,
+            self.memory.state_dir(),
             request.name()
         );
         let verdict = Verdict {
@@ -776,7 +777,10 @@ impl Cluster {
                 "{}: {doing} failed: what is remembered of this signer cannot be read or written",
                 self.label
             ),
-            "check /var/lib/nodepki: owner, mode, and that its file system is not full",
+            format!(
+                "check {}: owner, mode, and that its file system is not full",
+                self.memory.state_dir()
+            ),
         )
         .caused_by(error)
     }
@@ -891,7 +895,7 @@ fn advice(error: &Error) -> String {
     match error {
         Error::Http(error) => error.advice().to_owned(),
         Error::Local { advice, .. } => (*advice).to_owned(),
-        Error::Unread { .. } => UNREAD_ADVICE.to_owned(),
+        Error::Unread { source, .. } => unread_advice(source).to_owned(),
         _ => "check the address of the API server".to_owned(),
     }
 }

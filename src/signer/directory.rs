@@ -69,6 +69,11 @@ pub trait DropDir {
         Ok(())
     }
 
+    /// The directory on this machine, for messages; `dir` is what the configuration says.
+    fn shown(&self, dir: &Path) -> PathBuf {
+        dir.to_owned()
+    }
+
     /// Makes a directory where there is none.
     fn make_dir(&self, name: &str, mode: u32) -> io::Result<()>;
 
@@ -198,7 +203,7 @@ impl Configured for Config {
             SignerError::config(
                 format!(
                     "the drop directory {} cannot be opened",
-                    self.path.display()
+                    site.files.shown(&self.path).display()
                 ),
                 "create it, or name another one",
             )
@@ -223,7 +228,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// `dir` is what messages say; `files` is rooted there.
+    /// `dir` is what the configuration says; `files` is rooted there.
     pub fn new(dir: &Path, files: Box<dyn DropDir>, trusted_uids: Vec<u32>) -> Self {
         Directory {
             dir: dir.to_owned(),
@@ -235,7 +240,7 @@ impl Directory {
     }
 
     fn path(&self, name: &str) -> String {
-        self.dir.join(name).display().to_string()
+        self.files.shown(&self.dir).join(name).display().to_string()
     }
 
     fn failed(&self, doing: &str, name: &str, error: io::Error) -> SignerError {
@@ -462,6 +467,10 @@ impl Signer for Directory {
     }
 
     fn label(&self) -> String {
+        format!("directory:{}", self.files.shown(&self.dir).display())
+    }
+
+    fn configured(&self) -> String {
         format!("directory:{}", self.dir.display())
     }
 

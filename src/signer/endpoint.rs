@@ -20,7 +20,7 @@ pub(super) const KEYS: &[Key] = &[
     key("tls.systemRoots", Form::Flag, "Trust this machine's CA certificates for the server; default false."),
     key("tls.serverName", Form::Text, "Name that the server's certificate must have, in place of the address's."),
     key("tls.certificate", Form::Path, "PEM file with the client certificate; read anew for each exchange."),
-    key("tls.key", Form::Path, "PEM file with its key."),
+    key("tls.key", Form::SecretPath, "PEM file with its key."),
     key("proxy", Form::Url, "HTTP proxy; the environment's is never used."),
     key("timeout", Form::Duration, "Longest exchange with the server; default 30s."),
 ];

@@ -501,11 +501,12 @@ impl Est {
             }
             (Some(basic), _) => format!(
                 "check user {} and the password in {} with the server's owner",
-                basic.user, basic.password_file
+                basic.user,
+                self.server.shown_secret(&basic.password_file)
             ),
             (None, Some(certificate)) => format!(
                 "have the certificate in {} accepted there, or set auth.basic as well",
-                certificate.display()
+                self.server.shown(certificate).display()
             ),
             (None, None) => {
                 "set auth.basic, or tls.certificate and tls.key: the server wants to know who asks"

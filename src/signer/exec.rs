@@ -60,7 +60,7 @@ use super::{
 use crate::confine;
 use crate::kubeadm::format_duration;
 use crate::machine;
-use crate::names::Authority;
+use crate::names::{Authority, NodePath};
 use crate::schema::{Form, Key, absolute, duration, free_map, key, required, texts};
 use crate::yaml::Map;
 
@@ -383,16 +383,26 @@ impl Exec {
         })
     }
 
+    /// The program, for messages.
+    fn command(&self) -> NodePath {
+        let command = NodePath::from(self.plugin.command.as_path());
+        match &self.refused_below {
+            Some(root) => command.below(root),
+            None => command,
+        }
+    }
+
     /// Why the program must not be started, and what to do about it.
     fn refusal(&self) -> Option<(String, String)> {
         let below = self.refused_below.as_ref()?.display();
-        let command = self.plugin.command.display();
+        let command = self.command();
         Some((
             format!(
                 "the settings below {below} name the program {command} (exec.command), and a program named there is not started on this machine"
             ),
             format!(
-                "name it on the command line with --signer exec:{command}, or name settings of this machine with --config FILE"
+                "name it on the command line with --signer exec:{}, or name settings of this machine with --config FILE",
+                self.plugin.command.display()
             ),
         ))
     }
@@ -548,6 +558,10 @@ impl Signer for Exec {
     }
 
     fn label(&self) -> String {
+        format!("exec:{}", self.command())
+    }
+
+    fn configured(&self) -> String {
         format!("exec:{}", self.plugin.command.display())
     }
 

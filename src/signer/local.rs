@@ -6,6 +6,7 @@
 //! certificates that need it, not of the rest.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
@@ -19,6 +20,7 @@ use crate::http::Files;
 use crate::machine;
 use crate::names::Authority;
 use crate::schema::{Form, Key, absolute, key, required};
+use crate::store;
 use crate::x509::CertificateAuthority;
 use crate::yaml::Map;
 
@@ -33,6 +35,13 @@ pub struct Config {
 const KEYS: &[Key] = &[
     key("directory", Form::Path, "Directory with ca.crt, ca.key, etcd/ca.* and front-proxy-ca.*."),
 ];
+
+impl Config {
+    /// Path of the private key of an authority.
+    pub fn key(&self, authority: Authority) -> PathBuf {
+        path(&self.directory, authority, "key")
+    }
+}
 
 impl Configured for Config {
     const ABOUT: About = About {
@@ -56,11 +65,12 @@ impl Configured for Config {
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         let signer = Local::new(&self.directory, site.files.as_ref());
-        let faulty = signer.authorities.values().find(|one| one.machine_fault);
-        if let Some(Err(why)) = faulty.map(|one| &one.signing) {
-            let mut error = SignerError::config(why.clone(), "run again");
-            error.machine_fault = true;
-            return Err(error);
+        for found in signer.authorities.values() {
+            if let (Err(why), Some(error)) = (&found.signing, &found.unread)
+                && (machine::is_fault(error) || store::is_access_refusal(error))
+            {
+                return Err(SignerError::config(why.clone(), "then run again").marked_by(error));
+            }
         }
         Ok(Box::new(signer))
     }
@@ -69,6 +79,7 @@ impl Configured for Config {
 /// Signs with CA keys from files, or from memory.
 pub struct Local {
     label: String,
+    configured: String,
     caps: Caps,
     authorities: BTreeMap<Authority, Found>,
 }
@@ -77,8 +88,8 @@ struct Found {
     /// `ca.crt` as it is on disk, key or no key.
     certificate: Option<Vec<u8>>,
     signing: Result<CertificateAuthority, String>,
-    /// This machine failed to read one of the files (see [`machine`]).
-    machine_fault: bool,
+    /// Why one of the files could not be read.
+    unread: Option<io::Error>,
 }
 
 impl Local {
@@ -89,7 +100,8 @@ impl Local {
             .map(|authority| (authority, find(dir, authority, files)))
             .collect();
         Local {
-            label: format!("local:{}", dir.display()),
+            label: format!("local:{}", files.shown(dir).display()),
+            configured: format!("local:{}", dir.display()),
             caps: Caps::everything(),
             authorities,
         }
@@ -103,10 +115,12 @@ impl Local {
         let found = |signing: CertificateAuthority| Found {
             certificate: Some(signing.bundle().to_pem().into_bytes()),
             signing: Ok(signing),
-            machine_fault: false,
+            unread: None,
         };
+        let label = label.into();
         Local {
-            label: label.into(),
+            configured: label.clone(),
+            label,
             caps: Caps::everything(),
             authorities: authorities
                 .into_iter()
@@ -124,32 +138,39 @@ impl Local {
     }
 }
 
+fn path(dir: &Path, authority: Authority, extension: &str) -> PathBuf {
+    dir.join(format!("{}.{extension}", authority.base_name()))
+}
+
 fn find(dir: &Path, authority: Authority, files: &dyn Files) -> Found {
-    let path = |extension: &str| dir.join(format!("{}.{extension}", authority.base_name()));
+    let path = |extension| path(dir, authority, extension);
+    let shown = |path: &Path| files.shown(path);
     let (certificate_path, key_path) = (path("crt"), path("key"));
-    let (certificate, key) = (files.read(&certificate_path), files.read(&key_path));
-    let errors = [certificate.as_ref().err(), key.as_ref().err()];
-    let machine_fault = errors
-        .into_iter()
-        .flatten()
-        .any(|error| machine::is_fault(error));
-    let signing = match (&certificate, key) {
-        (Err(error), _) => Err(format!("{}: {error}", certificate_path.display())),
-        (_, Err(error)) => Err(format!("{}: {error}", key_path.display())),
+    let (certificate, key) = (files.read(&certificate_path), files.read_secret(&key_path));
+    let signing = match (&certificate, &key) {
+        (_, Err(error)) if store::is_access_refusal(error) => {
+            Err(format!("{}: {error}", shown(&key_path).display()))
+        }
+        (Err(error), _) => Err(format!("{}: {error}", shown(&certificate_path).display())),
+        (_, Err(error)) => Err(format!("{}: {error}", shown(&key_path).display())),
         (Ok(certificate), Ok(key)) => {
-            CertificateAuthority::from_pem(certificate, &key).map_err(|error| {
+            CertificateAuthority::from_pem(certificate, key).map_err(|error| {
                 format!(
                     "{} and {}: {error}",
-                    certificate_path.display(),
-                    key_path.display()
+                    shown(&certificate_path).display(),
+                    shown(&key_path).display()
                 )
             })
         }
     };
+    let (certificate, unread) = match (certificate, key.err()) {
+        (Ok(certificate), unread) => (Some(certificate.to_vec()), unread),
+        (Err(error), _) => (None, Some(error)),
+    };
     Found {
-        certificate: certificate.ok().map(|bytes| bytes.to_vec()),
+        certificate,
         signing,
-        machine_fault,
+        unread,
     }
 }
 
@@ -161,6 +182,10 @@ impl Signer for Local {
 
     fn label(&self) -> String {
         self.label.clone()
+    }
+
+    fn configured(&self) -> String {
+        self.configured.clone()
     }
 
     fn caps(&self) -> &Caps {

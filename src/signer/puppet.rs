@@ -358,8 +358,9 @@ impl Puppet {
         let certname = certname(&request.wanted);
         Answer::Denied {
             reason: format!(
-                "somebody deleted the request {certname} at {} instead of signing it; if that was a mistake, remove /var/lib/nodepki/pending/{} and run again",
+                "the request {certname} was deleted at {} instead of signed; if that was a mistake, remove {}/pending/{} and run again",
                 self.label(),
+                self.server.state_dir(),
                 request.name()
             ),
         }
@@ -525,7 +526,8 @@ impl Signer for Puppet {
                     self.label()
                 ),
                 format!(
-                    "remove /var/lib/nodepki/pending/{} and run again",
+                    "remove {}/pending/{} and run again",
+                    self.server.state_dir(),
                     request.name()
                 ),
             ));

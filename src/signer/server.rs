@@ -4,14 +4,17 @@
 //! A signer that knows better what one of its server's statuses or texts means judges the [`Response`] itself and
 //! leaves the rest to [`Server::refusal`].
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use zeroize::Zeroizing;
 
 use super::{Class, Request, SignerError, Site, printable};
 use crate::http::{self, Call, Client, Endpoint, Files, Identity, Kind, Method, Response};
+use crate::names::NodePath;
 use crate::schema::{NO_CREDENTIALS, SecretFile};
+use crate::store;
 
 /// Bytes of a server's own words in a message.
 const SAID_LIMIT: usize = 512;
@@ -23,6 +26,8 @@ pub(super) struct Server {
     client: Client,
     files: Rc<dyn Files>,
     credentials: Option<PathBuf>,
+    /// The state directory, for messages.
+    state_dir: NodePath,
 }
 
 impl Server {
@@ -39,11 +44,27 @@ impl Server {
             client,
             files: Rc::clone(&site.files),
             credentials: site.credentials.clone(),
+            state_dir: site.memory.state_dir(),
         })
     }
 
     pub(super) fn label(&self) -> &str {
         &self.label
+    }
+
+    /// The state directory, for messages.
+    pub(super) fn state_dir(&self) -> &NodePath {
+        &self.state_dir
+    }
+
+    /// A file that the configuration names, for messages.
+    pub(super) fn shown(&self, file: &Path) -> PathBuf {
+        self.files.shown(file)
+    }
+
+    /// A file with a secret, for messages.
+    pub(super) fn shown_secret(&self, file: &SecretFile) -> String {
+        self.files.shown_secret(file)
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -129,9 +150,23 @@ impl Server {
         )
     }
 
-    /// A secret from its file, without the white space around it; read anew each time.
+    /// A secret from its file, which must be private, without the white space around it; read anew each time.
     pub(super) fn secret(&self, file: &SecretFile) -> Result<Zeroizing<String>, SignerError> {
+        self.text(file, |path| self.files.read_secret(path))
+    }
+
+    /// As [`Server::secret`], for a file that every user may read.
+    pub(super) fn public(&self, file: &SecretFile) -> Result<Zeroizing<String>, SignerError> {
+        self.text(file, |path| self.files.read(path))
+    }
+
+    fn text(
+        &self,
+        file: &SecretFile,
+        read: impl FnOnce(&Path) -> io::Result<Zeroizing<Vec<u8>>>,
+    ) -> Result<Zeroizing<String>, SignerError> {
         let unreadable = |why: String| {
+            let file = self.shown_secret(file);
             SignerError::config(
                 format!("{}: {file} cannot be read: {why}", self.label),
                 "put the credential there, readable for the user that nodepki runs as",
@@ -140,10 +175,13 @@ impl Server {
         let path = file
             .path(self.credentials.as_deref())
             .ok_or_else(|| unreadable(format!("{NO_CREDENTIALS} (no $CREDENTIALS_DIRECTORY)")))?;
-        let bytes = self
-            .files
-            .read(&path)
-            .map_err(|error| unreadable(error.to_string()).marked_by(&error))?;
+        let bytes = read(&path).map_err(|error| match store::is_access_refusal(&error) {
+            true => {
+                let file = self.shown_secret(file);
+                SignerError::permanent(format!("{}: {file}: {error}", self.label), "then run again")
+            }
+            false => unreadable(error.to_string()).marked_by(&error),
+        })?;
         let text =
             std::str::from_utf8(&bytes).map_err(|_| unreadable("it is not UTF-8 text".into()))?;
         match text.trim() {

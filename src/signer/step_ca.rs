@@ -73,7 +73,7 @@ const KEYS: &[Key] = &[
     key("url", Form::Url, "Address of step-ca."),
     key("provisioner", Form::Text, "Name of the provisioner that takes this node's tokens."),
     key("rootSHA256", Form::Pin, "SHA-256 of its root certificate, as `step certificate fingerprint` prints it."),
-    key("auth.x5c.certificate", Form::Secret, "PEM file with the certificate that vouches for this node, and its intermediates."),
+    key("auth.x5c.certificate", Form::Public, "PEM file with the certificate that vouches for this node, and its intermediates."),
     key("auth.x5c.key", Form::Secret, "PEM file with its key."),
     key("auth.jwk.keyFile", Form::Secret, "File with the provisioner's private key: a JSON Web Key or PEM, not encrypted."),
     key("auth.jwk.kid", Form::Text, "Id of that key; by default as the file or the server says."),
@@ -445,6 +445,7 @@ impl StepCa {
                 self.wants_token(&file, &request.wanted),
             )
         };
+        let shown = server.shown_secret(&file);
         let text = server.secret(&file).map_err(|error| {
             needed(format!(
                 "there is no one-time token for it: {}",
@@ -459,7 +460,7 @@ impl StepCa {
             .map_err(|error| self.forgetful(&error))?;
         if kept.is_some_and(|kept| kept.as_slice() == mark.as_bytes()) {
             return Err(needed(format!(
-                "the one-time token in {file} was sent before, and no token is taken twice"
+                "the one-time token in {shown} was sent before, and no token is taken twice"
             )));
         }
         if let Some(why) = token::obstacle(
@@ -469,7 +470,7 @@ impl StepCa {
             request.now,
         ) {
             return Err(needed(format!(
-                "the one-time token in {file} is of no use: {why}"
+                "the one-time token in {shown} is unusable: {why}"
             )));
         }
         self.memory
@@ -495,8 +496,9 @@ impl StepCa {
 
     fn wants_token(&self, file: &SecretFile, wanted: &Wanted) -> String {
         format!(
-            "put a new one-time token for {} into {file} and run again; it is made with: {}",
+            "put a new one-time token for {} into {} and run again; it is made with: {}",
             wanted.name,
+            self.server.shown_secret(file),
             token::command(&self.config.provisioner, wanted)
         )
     }

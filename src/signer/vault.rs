@@ -92,7 +92,7 @@ const KEYS: &[Key] = &[
     key("auth.appRole.mount", Form::Text, "Path of the AppRole method; default approle."),
     key("auth.appRole.role", Form::Text, "Name of the AppRole: a wrapped secret_id must have been made for it."),
     key("auth.appRole.roleID", Form::Text, "The role_id."),
-    key("auth.appRole.roleIDFile", Form::Secret, "File with the role_id, instead."),
+    key("auth.appRole.roleIDFile", Form::Public, "File with the role_id, instead."),
     key("auth.appRole.secretIDFile", Form::Secret, "File with the secret_id, or with the token that wraps it."),
     key("auth.appRole.wrapped", Form::Flag, "The file holds a wrapping token; default false."),
     key("auth.certificate.mount", Form::Text, "Path of the TLS certificate method; default cert. The certificate is tls.certificate."),
@@ -421,7 +421,8 @@ impl Vault {
                 setup::parameters(self.config.verbatim).join(", ")
             ),
             (Standing::Unknown, Auth::TokenFile(file)) => format!(
-                "put a new token into {file}: the server takes this one for nothing at all, it has expired or was revoked"
+                "put a new token into {}: the server takes this one for nothing at all, it has expired or was revoked",
+                self.api.server.shown_secret(file)
             ),
             (Standing::Unknown, _) => format!(
                 "have {} allowed (update) in the policy that a login gives this node",

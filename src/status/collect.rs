@@ -28,8 +28,14 @@ use crate::x509::{
     path_differences,
 };
 
-/// Reads everything below `root` that kubeadm's PKI consists of. Never fails.
-pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Status {
+/// Reads everything below `root` that kubeadm's PKI consists of. `described` is the role that the node's kubeadm
+/// configuration gives it. Never fails.
+pub fn collect(
+    root: &Root,
+    certificates_dir: &Path,
+    described: Option<Role>,
+    now: OffsetDateTime,
+) -> Status {
     let mut notes = Vec::new();
     let pending = root.tickets().unwrap_or_else(|error| {
         notes.push(format!("pending requests are unknown: {error}"));
@@ -42,7 +48,7 @@ pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Sta
         // Without the record only the finer points are missing.
         issued: root.issued().unwrap_or_default(),
     };
-    let role = node.role(&pending);
+    let role = node.role(&pending, described);
     let local_etcd = role == Role::ControlPlane && node.runs_etcd();
     if role == Role::Empty {
         notes.push(format!(
@@ -50,6 +56,10 @@ pub fn collect(root: &Root, certificates_dir: &Path, now: OffsetDateTime) -> Sta
             root.on_this_machine(certificates_dir).display(),
             root.on_this_machine(KUBECONFIG_DIR).display()
         ));
+    }
+
+    if role == Role::Worker {
+        notes.extend(node.unused_on_worker());
     }
 
     let mut authorities: Vec<Bundle> = Authority::ALL
@@ -208,34 +218,55 @@ struct Leaf {
 // ---- which rows there are ----
 
 impl Node<'_> {
-    fn role(&self, pending: &[(Slot, Option<Ticket>)]) -> Role {
-        let control_plane = CertName::KUBEADM
-            .into_iter()
-            .filter(|name| !name.is_of_kubelet())
-            .any(|name| self.has_files_of(name))
-            || [
-                self.authority_file(Authority::Ca, "key"),
-                self.authority_file(Authority::FrontProxyCa, "crt"),
-                self.authority_file(Authority::FrontProxyCa, "key"),
-                self.dir.join("etcd"),
-                self.dir.join("sa.key"),
-                self.dir.join("sa.pub"),
-                Path::new(MANIFESTS).join("kube-apiserver.yaml"),
-            ]
+    /// The rule in the header of [`super`].
+    fn role(&self, pending: &[(Slot, Option<Ticket>)], described: Option<Role>) -> Role {
+        let waits_for_control_plane = pending
             .iter()
-            .any(|path| self.exists(path))
-            || pending
-                .iter()
-                .any(|(slot, _)| !matches!(slot, Slot::Certificate(name) if name.is_of_kubelet()));
-        let anything = !pending.is_empty()
+            .any(|(slot, _)| !matches!(slot, Slot::Certificate(name) if name.is_of_kubelet()));
+        let of_control_plane = waits_for_control_plane || !self.files_of_control_plane().is_empty();
+        let anything = of_control_plane
+            || !pending.is_empty()
             || self.has_files_of(CertName::KubeletConf)
             || self.exists(&self.authority_file(Authority::Ca, "crt"))
             || self.exists(&Path::new(KUBELET_PKI).join(KUBELET_CURRENT));
-        match (control_plane, anything) {
-            (true, _) => Role::ControlPlane,
-            (false, true) => Role::Worker,
-            (false, false) => Role::Empty,
+        if self.exists(&Path::new(MANIFESTS).join("kube-apiserver.yaml")) {
+            return Role::ControlPlane;
         }
+        match (anything, described, of_control_plane) {
+            (false, ..) => Role::Empty,
+            (true, Some(described), _) => described,
+            (true, None, true) => Role::ControlPlane,
+            (true, None, false) => Role::Worker,
+        }
+    }
+
+    /// The files that only a control-plane node has, except for the CA certificate of etcd, which workers have too if
+    /// their network plug-in uses etcd.
+    fn files_of_control_plane(&self) -> Vec<PathBuf> {
+        let leaves = CertName::KUBEADM
+            .into_iter()
+            .filter(|name| !name.is_of_kubelet())
+            .flat_map(|name| self.files_of(name));
+        let files = leaves.chain([
+            self.authority_file(Authority::Ca, "key"),
+            self.authority_file(Authority::FrontProxyCa, "crt"),
+            self.authority_file(Authority::FrontProxyCa, "key"),
+            self.authority_file(Authority::EtcdCa, "key"),
+            self.dir.join("sa.key"),
+            self.dir.join("sa.pub"),
+        ]);
+        files.filter(|path| self.exists(path)).collect()
+    }
+
+    fn unused_on_worker(&self) -> Option<String> {
+        let found = self.files_of_control_plane();
+        (!found.is_empty()).then(|| {
+            let found: Vec<String> = found.iter().map(|path| self.here(path)).collect();
+            format!(
+                "files of a control plane on a worker: {} (its JoinConfiguration has no controlPlane; remove the files if no other program uses them)",
+                found.join(", ")
+            )
+        })
     }
 
     fn runs_etcd(&self) -> bool {

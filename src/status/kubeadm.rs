@@ -104,10 +104,9 @@ pub fn kubeadm_notes(status: &Status) -> Vec<String> {
         .collect();
     match status.role {
         Role::ControlPlane => {}
-        Role::Worker => notes.push(
-            "this is a worker as far as its files tell: kubeadm manages no certificate on it"
-                .to_owned(),
-        ),
+        Role::Worker => {
+            notes.push("this is a worker: kubeadm manages no certificate on it".to_owned())
+        }
         Role::Empty => notes.extend(status.notes.iter().cloned()),
     }
     notes

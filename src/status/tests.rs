@@ -769,6 +769,7 @@ fn a_worker_shows_its_two_files_only() {
     let node = TestNode::empty();
     node.write("pki/ca.crt", &node.ca.bundle().to_pem());
     node.kubeconfig(&node.ca, "kubelet.conf", &node.ca);
+    fs::create_dir_all(node.path("/etc/kubernetes/pki/etcd")).unwrap();
     let status = node.status();
     assert_eq!(status.role, Role::Worker);
     assert_eq!(status.worst(), State::Ok);
@@ -779,6 +780,53 @@ fn a_worker_shows_its_two_files_only() {
     assert!(status.service_account.is_none());
     assert!(kubeadm_notes(&status)[0].contains("worker"));
     assert!(kubeadm_table(&status).contains("!MISSING! apiserver "));
+}
+
+#[test]
+fn takes_role_from_kubeadm_configuration_before_files() {
+    let described = |node: &TestNode, role| {
+        let root = Root::open(node.dir.path()).unwrap();
+        collect(&root, Path::new(PKI), role, NOW)
+    };
+    let node = TestNode::control_plane();
+    let worker = described(&node, Some(Role::Worker));
+    assert_eq!(worker.role, Role::Worker);
+    assert_eq!(
+        (worker.certificates.len(), worker.authorities.len()),
+        (1, 1)
+    );
+    assert!(worker.service_account.is_none());
+    let [note] = worker.notes.as_slice() else {
+        panic!("{:?}", worker.notes);
+    };
+    assert!(note.contains("/pki/sa.key") && note.contains("controlPlane"));
+
+    // An API server that runs here is more than a configuration.
+    node.write("manifests/kube-apiserver.yaml", "");
+    assert_eq!(
+        described(&node, Some(Role::Worker)).role,
+        Role::ControlPlane
+    );
+
+    let node = TestNode::empty();
+    assert_eq!(described(&node, Some(Role::Worker)).role, Role::Empty);
+    node.write("pki/ca.crt", &node.ca.bundle().to_pem());
+    assert_eq!(described(&node, None).role, Role::Worker);
+    let joining = described(&node, Some(Role::ControlPlane));
+    assert_eq!(joining.role, Role::ControlPlane);
+    assert!(joining.service_account.is_some());
+}
+
+#[test]
+fn takes_worker_with_ca_of_etcd_for_a_worker() {
+    let node = TestNode::empty();
+    node.write("pki/ca.crt", &node.ca.bundle().to_pem());
+    node.kubeconfig(&node.ca, "kubelet.conf", &node.ca);
+    node.write("pki/etcd/ca.crt", &authority("etcd-ca").bundle().to_pem());
+    let status = node.status();
+    assert_eq!((status.role, status.worst()), (Role::Worker, State::Ok));
+    node.write("pki/sa.pub", "");
+    assert_eq!(node.status().role, Role::ControlPlane);
 }
 
 #[test]
@@ -998,7 +1046,7 @@ impl TestNode {
 
     fn status_at(&self, now: OffsetDateTime) -> Status {
         let root = Root::open(self.dir.path()).unwrap();
-        collect(&root, Path::new(PKI), now)
+        collect(&root, Path::new(PKI), None, now)
     }
 
     fn row(&self, name: CertName) -> CertStatus {

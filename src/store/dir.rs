@@ -26,6 +26,7 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::error::{Error, Obstacle};
+use crate::names::NodePath;
 
 /// Names that start so are files of ours that were never finished.
 ///
@@ -99,11 +100,26 @@ impl fmt::Debug for Content {
 pub struct Dir {
     fd: OwnedFd,
     path: PathBuf,
+    /// The node's `/`.
+    root: NodePath,
 }
 
 impl Dir {
-    pub(super) fn new(fd: OwnedFd, path: PathBuf) -> Dir {
-        Dir { fd, path }
+    pub(super) fn new(fd: OwnedFd, path: PathBuf, root: NodePath) -> Dir {
+        Dir { fd, path, root }
+    }
+
+    /// The node's `/`, for a directory below this one.
+    pub(super) fn root(&self) -> NodePath {
+        self.root.clone()
+    }
+
+    /// The target of a symbolic link, for messages: on this machine if it is absolute.
+    fn shown_target(&self, target: PathBuf) -> PathBuf {
+        match target.is_absolute() {
+            true => self.root.join(target).shown(),
+            false => target,
+        }
     }
 
     /// The path on this machine, for messages.
@@ -471,7 +487,7 @@ impl Dir {
 
     pub(super) fn open_dir(&self, name: &OsStr) -> Result<Option<Dir>, Error> {
         match openat(&self.fd, name, DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty()) {
-            Ok(fd) => Ok(Some(Dir::new(fd, self.path.join(name)))),
+            Ok(fd) => Ok(Some(Dir::new(fd, self.path.join(name), self.root()))),
             Err(Errno::ENOENT) => Ok(None),
             Err(Errno::ENOTDIR | Errno::ELOOP) => Err(Error::obstacle(
                 self.path.join(name),
@@ -523,7 +539,7 @@ impl Dir {
             FileKind::File => return None,
             FileKind::Symlink => Obstacle::Symlink(
                 readlinkat(&self.fd, name)
-                    .map(PathBuf::from)
+                    .map(|target| self.shown_target(target.into()))
                     .unwrap_or_else(|_| PathBuf::from("?")),
             ),
             other => obstacle_of_kind(other)?,

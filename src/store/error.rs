@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use crate::machine;
+
 /// Why the store could not do what it was asked.
 ///
 /// Paths are those of this machine, `--root` included, so that a command in a message can be typed as it stands.
@@ -74,6 +76,14 @@ pub enum Error {
         mode: u32,
         /// The commands that correct owner and mode.
         fix: String,
+    },
+    /// A file with a secret that users other than its owner can read or change.
+    #[error("mode {mode:04o} lets other users get at the secret in it (chmod 600 {path})", path = path.display())]
+    NotPrivate {
+        /// The path.
+        path: PathBuf,
+        /// Permission bits.
+        mode: u32,
     },
     /// Another run holds the lock.
     #[error("another run of nodepki is at work ({holder}, lock {path}); wait for it to end and run again", path = path.display())]
@@ -173,6 +183,7 @@ impl Error {
             Error::Busy { .. } => Class::Busy,
             Error::Unsafe { .. }
             | Error::Untrusted { .. }
+            | Error::NotPrivate { .. }
             | Error::SlotTaken { .. }
             | Error::JournalDamaged { .. }
             | Error::Implausible { .. }
@@ -193,6 +204,11 @@ impl Error {
                 ..
             }
         )
+    }
+
+    /// Whether owner or mode of a file or directory let other users get at it.
+    pub fn is_access_refusal(&self) -> bool {
+        matches!(self, Error::Untrusted { .. } | Error::NotPrivate { .. })
     }
 
     pub(super) fn io(action: &'static str, path: impl AsRef<Path>, source: Errno) -> Error {
@@ -223,6 +239,13 @@ impl Error {
             why,
         }
     }
+}
+
+/// Returns true if `error`, or a cause below it, refuses a file or directory because of its owner or mode.
+pub fn is_access_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
+    machine::causes(error)
+        .filter_map(|cause| cause.downcast_ref::<Error>())
+        .any(Error::is_access_refusal)
 }
 
 /// The kinds of errors between which a caller distinguishes.

@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 use super::dir::{Dir, single, unfinished};
 use super::error::Error;
 use super::pending::Slot;
-use super::{known, sha256};
+use super::{Root, known, sha256};
 
 pub(super) const JOURNAL: &str = "journal.json";
 /// An older nodepki would take what it does not know for damage and go on without it, hence a version of its own for a
@@ -126,11 +126,17 @@ impl Journal {
     }
 
     /// Reads the journal of an interrupted run, if there is one. A journal that cannot be used is left untouched.
-    pub(super) fn load(state: &Dir) -> Result<Option<Journal>, Error> {
+    pub(super) fn load(root: &Root, state: &Dir) -> Result<Option<Journal>, Error> {
         let Some(found) = state.read(JOURNAL, LIMIT)? else {
             return Ok(None);
         };
         known::check_owner(state, JOURNAL, &found)?;
+        let damaged = |why| {
+            Err(Error::JournalDamaged {
+                path: state.path().join(JOURNAL),
+                why,
+            })
+        };
         match parse(&found.bytes) {
             Ok(journal) => Ok(Some(journal)),
             Err(Fault::Newer(version)) => Err(Error::NewerFormat {
@@ -138,10 +144,11 @@ impl Journal {
                 version,
                 known: VERSION,
             }),
-            Err(Fault::Damaged(why)) => Err(Error::JournalDamaged {
-                path: state.path().join(JOURNAL),
-                why,
-            }),
+            Err(Fault::Damaged(why)) => damaged(why),
+            Err(Fault::Torn(path)) => damaged(format!(
+                "the contents for {} do not fit their digest",
+                root.node_path(path)
+            )),
         }
     }
 }
@@ -149,6 +156,8 @@ impl Journal {
 enum Fault {
     Newer(u64),
     Damaged(String),
+    /// The contents for this path are not what was written.
+    Torn(PathBuf),
 }
 
 fn parse(json: &[u8]) -> Result<Journal, Fault> {
@@ -164,10 +173,7 @@ fn parse(json: &[u8]) -> Result<Journal, Fault> {
     let journal: Journal = serde_json::from_slice(json).map_err(damaged)?;
     match journal.entries.iter().find(|entry| !entry.is_whole()) {
         None => Ok(journal),
-        Some(entry) => Err(Fault::Damaged(format!(
-            "the contents for {} do not fit their digest",
-            entry.path.display()
-        ))),
+        Some(entry) => Err(Fault::Torn(entry.path.clone())),
     }
 }
 

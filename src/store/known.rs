@@ -9,7 +9,7 @@ use super::error::Error;
 use super::journal::{Entry, JOURNAL, Journal};
 use super::lock::LOCK;
 use super::recover::STAGING;
-use super::{Dir, STATE_DIR};
+use super::{Dir, Root, STATE_DIR};
 
 /// Permission bits that a file of a commit can have.
 pub(super) const PLAIN_BITS: u32 = 0o666;
@@ -63,7 +63,12 @@ impl KnownDirectories {
     }
 
     /// Refuses a journal that no commit can have written.
-    pub(super) fn check_journal(&self, state: &Dir, journal: &Journal) -> Result<(), Error> {
+    pub(super) fn check_journal(
+        &self,
+        root: &Root,
+        state: &Dir,
+        journal: &Journal,
+    ) -> Result<(), Error> {
         let refuse = |why| Err(implausible(state, JOURNAL, why));
         let entries = journal.entries.iter();
         let kept = journal.kept.iter().map(|kept| &kept.path);
@@ -71,14 +76,14 @@ impl KnownDirectories {
             if !self.has_file(path) {
                 return refuse(format!(
                     "it names {}, which is not in a directory of Kubernetes' PKI by this configuration",
-                    path.display()
+                    root.on_this_machine(path).display()
                 ));
             }
         }
         match entries.into_iter().find(|entry| !has_plain_mode(entry)) {
             Some(entry) => refuse(format!(
                 "it gives {} the mode {:04o}, which is not the mode of a certificate or key",
-                entry.path.display(),
+                root.on_this_machine(&entry.path).display(),
                 entry.mode
             )),
             None => Ok(()),
@@ -86,14 +91,19 @@ impl KnownDirectories {
     }
 
     /// Refuses a record of unfinished files that no commit can have written.
-    pub(super) fn check_staging(&self, state: &Dir, directories: &[PathBuf]) -> Result<(), Error> {
+    pub(super) fn check_staging(
+        &self,
+        root: &Root,
+        state: &Dir,
+        directories: &[PathBuf],
+    ) -> Result<(), Error> {
         match directories.iter().find(|path| !self.has_directory(path)) {
             Some(path) => Err(implausible(
                 state,
                 STAGING,
                 format!(
                     "it names {}, which is not a directory of Kubernetes' PKI by this configuration",
-                    path.display()
+                    root.on_this_machine(path).display()
                 ),
             )),
             None => Ok(()),

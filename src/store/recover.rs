@@ -98,13 +98,13 @@ impl Locked {
             notes,
             ..Recovery::default()
         };
-        let journal = Journal::load(&store.state)?;
+        let journal = Journal::load(&store.root, &store.state)?;
         let staging = Staging::load(&store.state)?;
         if let Some(journal) = &journal {
-            known.check_journal(&store.state, journal)?;
+            known.check_journal(&store.root, &store.state, journal)?;
         }
         if let Some(staging) = &staging {
-            known.check_staging(&store.state, &staging.directories)?;
+            known.check_staging(&store.root, &store.state, &staging.directories)?;
         }
         if let Some(journal) = journal {
             failpoint("recover:journal-read", store.state.path())?;

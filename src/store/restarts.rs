@@ -12,8 +12,9 @@ use zeroize::Zeroizing;
 
 use super::error::Error;
 use super::journal::Secret;
-use super::{Commit, Root, STATE_DIR};
+use super::{AuthorityChange, Commit, Root, STATE_DIR};
 use crate::components::{self, Change, Component};
+use crate::names::Authority;
 
 pub(super) const RESTARTS: &str = "restarts.json";
 const VERSION: u64 = 1;
@@ -65,6 +66,36 @@ pub enum RestartState {
     },
 }
 
+/// What a node trusted before a step of a CA change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FormerTrust {
+    /// The CA that is changed.
+    pub authority: Authority,
+    /// The record of its change; `None` if no change was under way.
+    pub change: Option<AuthorityChange>,
+    /// `ca.crt` and revocation lists.
+    pub files: Vec<Previous>,
+    /// The CA certificates in each kubeconfig, in PEM. Its client certificate may be renewed meanwhile.
+    pub kubeconfigs: Vec<Previous>,
+}
+
+/// A step of a CA change that is not in effect everywhere. Its files are kept or rolled back together: `ca.crt` and the
+/// kubeconfigs trust the same, whichever component does not come back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrustStep {
+    /// What a rollback restores.
+    pub former: FormerTrust,
+    /// When the newest of the files was replaced.
+    #[serde(with = "time::serde::rfc3339")]
+    pub since: OffsetDateTime,
+    /// What was replaced.
+    pub changes: Vec<Change>,
+    /// The components that are restarted for it.
+    pub components: Vec<Component>,
+    /// Those of them that had to be restarted for something else before.
+    pub due_before: Vec<Component>,
+}
+
 /// A file or pair that was replaced, and whose effect nobody has looked at yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changed {
@@ -82,6 +113,8 @@ pub struct Unsettled {
     pub restarts: Vec<Restart>,
     /// In the order in which they were replaced first.
     pub changed: Vec<Changed>,
+    /// At most one for each authority.
+    pub trust_steps: Vec<TrustStep>,
 }
 
 /// The part that every version has.
@@ -95,6 +128,8 @@ struct Record {
     version: u64,
     restarts: Vec<Restart>,
     changed: Vec<Changed>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    trust_steps: Vec<TrustStep>,
 }
 
 impl Root {
@@ -123,6 +158,7 @@ impl Root {
         Ok(Unsettled {
             restarts: record.restarts,
             changed: record.changed,
+            trust_steps: record.trust_steps,
         })
     }
 
@@ -143,6 +179,10 @@ pub(super) struct Amendment {
     restarts: Vec<Restart>,
     settled: Vec<Component>,
     seen: Vec<Changed>,
+    /// Files that are restored, for hooks that were run for the new ones.
+    restored: Vec<Changed>,
+    former_trust: Option<FormerTrust>,
+    rolled_back: Option<Authority>,
 }
 
 impl Commit {
@@ -175,6 +215,25 @@ impl Commit {
         self
     }
 
+    /// Makes the files of this commit one step of a CA change: if a component does not come back with them, all of them
+    /// are rolled back to this.
+    pub fn trust_step(&mut self, former: FormerTrust) -> &mut Self {
+        self.amendment.former_trust = Some(former);
+        self
+    }
+
+    /// Ends the step of this authority's change: this commit rolls it back.
+    pub fn rolls_back(&mut self, authority: Authority) -> &mut Self {
+        self.amendment.rolled_back = Some(authority);
+        self
+    }
+
+    /// Records that a file is restored, for hooks. No component is restarted for it.
+    pub fn restored(&mut self, changed: Changed) -> &mut Self {
+        self.amendment.restored.push(changed);
+        self
+    }
+
     /// The effect of a change was looked at; one that has come since stays.
     pub fn seen(&mut self, changed: Changed) -> &mut Self {
         self.amendment.seen.push(changed);
@@ -184,7 +243,11 @@ impl Commit {
 
 impl Amendment {
     pub(super) fn is_empty(&self) -> bool {
-        self.restarts.is_empty() && self.settled.is_empty() && self.seen.is_empty()
+        self.restarts.is_empty()
+            && self.settled.is_empty()
+            && self.seen.is_empty()
+            && self.restored.is_empty()
+            && self.rolled_back.is_none()
     }
 
     pub(super) fn watches(&self, path: &Path) -> bool {
@@ -241,11 +304,16 @@ impl Amendment {
     }
 
     /// The record as it is after the commit.
-    pub(super) fn apply(self, mut record: Unsettled, new: Vec<Changed>) -> Unsettled {
+    pub(super) fn apply(mut self, mut record: Unsettled, new: Vec<Changed>) -> Unsettled {
         record
             .changed
             .retain(|changed| !self.seen.contains(changed));
-        for changed in new {
+        let is_rolled_back = |step: &TrustStep| self.rolled_back == Some(step.former.authority);
+        record.trust_steps.retain(|step| !is_rolled_back(step));
+        if let Some(former) = self.former_trust.take() {
+            record.begin(former, &new, &self.restarts);
+        }
+        for changed in new.into_iter().chain(self.restored) {
             record.changed.retain(|old| old.change != changed.change);
             record.changed.push(changed);
         }
@@ -263,7 +331,73 @@ impl Amendment {
             }
         }
         record.restarts.sort_by_key(|restart| restart.component);
+        let restarts = &record.restarts;
         record
+            .trust_steps
+            .retain(|step| step.components.iter().any(|one| is_due(restarts, *one)));
+        record
+    }
+}
+
+fn is_due(restarts: &[Restart], component: Component) -> bool {
+    restarts
+        .iter()
+        .any(|restart| restart.component == component && restart.state == RestartState::Due)
+}
+
+impl Unsettled {
+    /// Adds a step of a CA change to the record as it was before the commit. `demanded` are the restarts for it.
+    fn begin(&mut self, former: FormerTrust, new: &[Changed], demanded: &[Restart]) {
+        let Some(since) = new.iter().map(|changed| changed.at).max() else {
+            return;
+        };
+        let mut components: Vec<Component> =
+            demanded.iter().map(|restart| restart.component).collect();
+        components.sort_unstable();
+        components.dedup();
+        let due = |component: &Component| is_due(&self.restarts, *component);
+        let mut step = TrustStep {
+            due_before: components.iter().copied().filter(due).collect(),
+            components,
+            changes: new.iter().map(|changed| changed.change).collect(),
+            since,
+            former,
+        };
+        let of_it = |known: &TrustStep| known.former.authority == step.former.authority;
+        if let Some(index) = self.trust_steps.iter().position(of_it) {
+            let known = self.trust_steps.remove(index);
+            // If a component was restarted since, the node works with the files of the earlier step.
+            if known.components.iter().all(due) {
+                step.extend(known);
+            }
+        }
+        self.trust_steps.push(step);
+    }
+}
+
+impl TrustStep {
+    /// Extends this step by an earlier one whose files no component has read: a rollback restores what that one replaced.
+    fn extend(&mut self, earlier: TrustStep) {
+        self.due_before
+            .retain(|one| !earlier.components.contains(one));
+        self.due_before.extend(earlier.due_before);
+        self.former.change = earlier.former.change;
+        let oldest = |earlier: Vec<Previous>, later: &mut Vec<Previous>| {
+            later.retain(|file| earlier.iter().all(|old| old.path != file.path));
+            later.extend(earlier);
+        };
+        oldest(earlier.former.files, &mut self.former.files);
+        oldest(earlier.former.kubeconfigs, &mut self.former.kubeconfigs);
+        for component in earlier.components {
+            if !self.components.contains(&component) {
+                self.components.push(component);
+            }
+        }
+        for change in earlier.changes {
+            if !self.changes.contains(&change) {
+                self.changes.push(change);
+            }
+        }
     }
 }
 
@@ -305,6 +439,9 @@ pub(super) fn to_json(record: Unsettled) -> Option<Zeroizing<Vec<u8>>> {
         return None;
     }
     let contents = record.restarts.iter().flat_map(|restart| &restart.previous);
+    let former = record.trust_steps.iter().map(|step| &step.former);
+    let former = former.flat_map(|former| former.files.iter().chain(&former.kubeconfigs));
+    let contents = contents.chain(former);
     let contents: usize = contents.map(|previous| previous.contents.len()).sum();
     // Room enough: growing would leave copies of keys in freed memory.
     let room = contents / 3 * 4 + 64 * 1024;
@@ -313,6 +450,7 @@ pub(super) fn to_json(record: Unsettled) -> Option<Zeroizing<Vec<u8>>> {
         version: VERSION,
         restarts: record.restarts,
         changed: record.changed,
+        trust_steps: record.trust_steps,
     };
     // Times are the only part that could fail, and RFC 3339 covers the years that certificates can hold.
     serde_json::to_writer(&mut *json, &record).ok()?;
@@ -472,5 +610,86 @@ mod tests {
         assert!(error.contains("restarts.json is damaged"), "{error}");
         put(&root, "second", AT);
         assert_eq!(root.restarts().unwrap().len(), 1);
+    }
+
+    const CA: &str = "/etc/kubernetes/pki/ca.crt";
+
+    /// A step that changes ca.crt and scheduler.conf, with what they held before.
+    fn step(root: &Root, contents: &str, at: OffsetDateTime) {
+        let former = |path: &str| {
+            let found = root.read(path).unwrap();
+            found.map(|content| Previous {
+                path: path.into(),
+                contents: content.bytes,
+            })
+        };
+        let mut commit = Commit::new();
+        commit.trust_step(FormerTrust {
+            authority: Authority::Ca,
+            change: None,
+            files: former(CA).into_iter().collect(),
+            kubeconfigs: former(CONF).into_iter().collect(),
+        });
+        commit.file(CA, contents.as_bytes().to_vec(), Mode::Public);
+        commit.change(Change::Bundle(Authority::Ca), CA, at);
+        commit.file(CONF, contents.as_bytes().to_vec(), Mode::Private);
+        commit.change(SCHEDULER, CONF, at);
+        store(root).commit(commit).unwrap();
+    }
+
+    fn done(root: &Root, component: Component) {
+        let mut commit = Commit::new();
+        commit.restarted(component);
+        store(root).commit(commit).unwrap();
+    }
+
+    fn only_step(root: &Root) -> TrustStep {
+        let mut steps = root.unsettled().unwrap().trust_steps;
+        assert_eq!(steps.len(), 1, "{steps:?}");
+        steps.remove(0)
+    }
+
+    #[test]
+    fn keeps_contents_of_a_step_until_all_components_are_restarted() {
+        use Component as C;
+        let (_dir, root) = node();
+        step(&root, "first", AT);
+        assert_eq!(root.unsettled().unwrap(), Unsettled::default());
+        put(&root, "renewed", AT);
+        let later = AT + Duration::from_secs(60);
+        step(&root, "second", later);
+        let recorded = only_step(&root);
+        assert_eq!(
+            recorded.components,
+            [C::KubeControllerManager, C::KubeScheduler, C::Kubelet]
+        );
+        assert_eq!(recorded.due_before, [C::KubeScheduler]);
+        assert_eq!(recorded.changes, [Change::Bundle(Authority::Ca), SCHEDULER]);
+        assert_eq!(recorded.since, later);
+        assert_eq!(*recorded.former.files[0].contents, b"first");
+        assert_eq!(*recorded.former.kubeconfigs[0].contents, b"renewed");
+
+        // No component has read the second one.
+        step(&root, "third", later);
+        let extended = only_step(&root);
+        assert_eq!(extended.former, recorded.former);
+        assert_eq!(extended.due_before, [C::KubeScheduler]);
+        done(&root, C::KubeControllerManager);
+        assert_eq!(only_step(&root), extended);
+        // One component works with the third one.
+        step(&root, "fourth", later);
+        let replaced = only_step(&root);
+        assert_eq!(*replaced.former.files[0].contents, b"third");
+        assert_eq!(replaced.due_before, [C::KubeScheduler, C::Kubelet]);
+        for component in replaced.components {
+            done(&root, component);
+        }
+        assert_eq!(root.unsettled().unwrap().trust_steps, []);
+
+        step(&root, "fifth", later);
+        let mut commit = Commit::new();
+        commit.rolls_back(Authority::Ca);
+        store(&root).commit(commit).unwrap();
+        assert_eq!(root.unsettled().unwrap().trust_steps, []);
     }
 }

@@ -19,6 +19,7 @@ use super::error::{Error, Obstacle};
 use super::mounts;
 use super::{READ_LIMIT, STATE_DIR};
 use crate::machine;
+use crate::names::NodePath;
 
 /// What [`Root::resolve`] gives for a path on a mount of this machine.
 const FOREIGN: Errno = Errno::EXDEV;
@@ -171,8 +172,12 @@ impl Root {
 
     /// The path on this machine of a path on the node, for messages and for the commands in them.
     pub fn on_this_machine(&self, path: impl AsRef<Path>) -> PathBuf {
-        let path = path.as_ref();
-        self.0.path.join(path.strip_prefix("/").unwrap_or(path))
+        self.node_path(path.as_ref()).shown()
+    }
+
+    /// The path on the node, displayed as [`Root::on_this_machine`].
+    pub fn node_path(&self, path: impl Into<NodePath>) -> NodePath {
+        path.into().below(&self.0.path)
     }
 
     /// Reads a regular file of at most 1 MiB, links followed inside the root; `None` when there is nothing.
@@ -250,7 +255,11 @@ impl Root {
     pub fn dir(&self, path: impl AsRef<Path>) -> Result<Option<Dir>, Error> {
         let path = path.as_ref();
         self.noted(match self.resolve(path, DIRECTORY) {
-            Ok(fd) => Ok(Some(Dir::new(fd, self.on_this_machine(path)))),
+            Ok(fd) => Ok(Some(Dir::new(
+                fd,
+                self.on_this_machine(path),
+                self.node_path("/"),
+            ))),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(self.error("open", path, errno)),
         })
@@ -348,7 +357,7 @@ impl Root {
     /// Opens the root directory itself.
     pub(super) fn top(&self, flags: OFlag) -> Result<Dir, Error> {
         openat(&self.0.fd, ".", flags, Mode::empty())
-            .map(|fd| Dir::new(fd, self.path().to_owned()))
+            .map(|fd| Dir::new(fd, self.path().to_owned(), self.node_path("/")))
             .map_err(|errno| Error::io("open", self.path(), errno))
     }
 

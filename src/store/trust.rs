@@ -311,14 +311,14 @@ impl Dir {
     /// Opens a directory in this one, in order to go on from there.
     fn pass(&self, name: &OsStr) -> Result<Dir, Error> {
         openat(self.as_fd(), name, PASS, Mode::empty())
-            .map(|fd| Dir::new(fd, self.path().join(name)))
+            .map(|fd| Dir::new(fd, self.path().join(name), self.root()))
             .map_err(|errno| self.error("open", name, errno))
     }
 
     /// Opens a directory that was only passed for reading.
     fn reopened(&self) -> Result<Dir, Error> {
         openat(self.as_fd(), ".", DIRECTORY, Mode::empty())
-            .map(|fd| Dir::new(fd, self.path().to_owned()))
+            .map(|fd| Dir::new(fd, self.path().to_owned(), self.root()))
             .map_err(|errno| Error::io("open", self.path(), errno))
     }
 }
@@ -332,6 +332,25 @@ impl Metadata {
         match is_ours(self.uid) && !is_shared(self) {
             true => Ok(()),
             false => Err(untrusted(path, self, &[])),
+        }
+    }
+
+    /// Refuses a file with a secret that users other than its owner can read or change. `path` is for the message.
+    ///
+    /// The rule is that of ssh(1) for identity files (`sshkey_perm_ok`): a file of the running user has no permissions
+    /// for group and others. In a file of another user the group may read, since the account of a service that
+    /// provides a secret shares it with a group (Vault Agent's file sink has mode 0640); others may not.
+    ///
+    /// # Errors
+    /// [`Error::NotPrivate`].
+    pub fn require_private(&self, path: &Path) -> Result<(), Error> {
+        let allowed = if is_ours(self.uid) { 0o700 } else { 0o740 };
+        match self.mode & 0o777 & !allowed {
+            0 => Ok(()),
+            _ => Err(Error::NotPrivate {
+                path: path.to_owned(),
+                mode: self.mode,
+            }),
         }
     }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::kubeadm;
 use crate::node::{INIT, JOIN, Node, Ran};
-use crate::signing::{now, openssl};
+use crate::signing::{now, openssl, write_secret};
 
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const RESTARTS: &str = "/var/lib/nodepki/restarts.json";
@@ -37,7 +37,7 @@ fn new_authority(node: &Node, authority: Authority, key: Option<PrivateKey>) -> 
     let made = CertificateAuthority::self_signed(name, key, now(), 10 * YEAR).unwrap();
     let base = node.outside("new").join(authority.base_name());
     fs::create_dir_all(base.parent().unwrap()).unwrap();
-    fs::write(base.with_extension("key"), pem.as_bytes()).unwrap();
+    write_secret(base.with_extension("key"), pem.as_bytes());
     let certificate = base.with_extension("crt");
     fs::write(&certificate, made.bundle().to_pem()).unwrap();
     certificate
@@ -793,7 +793,11 @@ mod on_a_cluster {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::thread;
 
+    use serde_json::json;
+
     use super::*;
+    use crate::join_control_plane::{by_token, worker_configuration};
+    use crate::runbook::run_block;
     use crate::servers::cluster::{self, Authorities, Caller, Cluster, ClusterNode, wait_until};
     use crate::servers::static_pods::StaticPods;
 
@@ -813,7 +817,7 @@ mod on_a_cluster {
     fn make_new(node: &ClusterNode, authority: Authority) {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let base = format!("/var/new/{}", authority.base_name());
-        node.write(&format!("{base}.key"), key.to_pem().as_str());
+        node.write_secret(&format!("{base}.key"), key.to_pem().as_str());
         let name = authority.common_name();
         let made = CertificateAuthority::self_signed(name, key, now(), 10 * YEAR).unwrap();
         node.write(&format!("{base}.crt"), &made.bundle().to_pem());
@@ -893,6 +897,26 @@ mod on_a_cluster {
         change_etcd_ca(&cluster, node, &pods);
     }
 
+    struct SetOnDrop<'a>(&'a AtomicBool);
+
+    impl Drop for SetOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Runs a block of the runbook with `kubeadm token`, which looks for the address of the default route.
+    fn with_default_route(node: &ClusterNode, block: usize) -> Ran {
+        let route = |device| {
+            node.run("ip", &["route", "replace", "default", "dev", device])
+                .done();
+        };
+        route("eth0");
+        let ran = run_block(node, 8, block);
+        route("lo");
+        ran
+    }
+
     fn change_ca(cluster: &Cluster, node: &ClusterNode, pods: &StaticPods) {
         let ca = Authority::Ca;
         // Each step carries out the restarts that it takes.
@@ -909,6 +933,41 @@ mod on_a_cluster {
             certificates_of(text.as_bytes()).is_ok_and(|all| all.contains(&comes))
         });
 
+        // What the runbook has done after this step.
+        on(node, "activate", ca, &["--dry-run"])
+            .says("cluster-info in kube-public does not hold")
+            .says("runbook.md, section 8");
+        let admin = cluster.admin();
+        let deployments = "/apis/apps/v1/namespaces/default/deployments";
+        let labels = json!({"app": "old"});
+        let deployment = json!({
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "old"},
+            "spec": {
+                "replicas": 0,
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {"containers": [{"name": "old", "image": "old"}]},
+                },
+            },
+        });
+        assert_eq!(admin.post(deployments, &deployment).0, 201);
+        run_block(node, 8, 0).done();
+        wait_until("every ConfigMap has the new CA", || {
+            let ran = run_block(node, 8, 1);
+            ran.done();
+            !ran.said().contains("does not hold")
+        });
+        run_block(node, 8, 2).done();
+        let (_, restarted) = admin.get(&format!("{deployments}/old"));
+        let template = restarted["spec"]["template"]["metadata"].to_string();
+        assert!(
+            template.contains("kubectl.kubernetes.io/restartedAt"),
+            "{template}"
+        );
+
         let staged = cluster.admin();
         assert_eq!(status_of(&staged), 200);
         signer_has_new(node, ca);
@@ -918,6 +977,8 @@ mod on_a_cluster {
             Mutex::new(Vec::<String>::new()),
         );
         thread::scope(|scope| {
+            // A failure below ends the client too.
+            let end = SetOnDrop(&stop);
             // Somebody whose certificate the old CA has signed, and who trusts both.
             let client = scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -931,13 +992,14 @@ mod on_a_cluster {
             // The API lists this node alone, so that nobody has to say anything.
             on(node, "activate", ca, &[])
                 .done()
-                .says("cluster-info in kube-public does not hold")
+                .says_not("does not hold")
+                .says("runbook.md, section 8")
                 .says("kube-apiserver serves serial");
             assert_eq!(restarts(pods), [2, 2, 0, 0]);
             thread::sleep(Duration::from_secs(2));
             let renewed = cluster.admin();
             assert_eq!(status_of(&renewed), 200);
-            stop.store(true, Ordering::Relaxed);
+            drop(end);
             client.join().unwrap();
         });
         assert!(asked.into_inner() > 10);
@@ -954,10 +1016,19 @@ mod on_a_cluster {
             ],
         );
         served.done();
-        on(node, "retire", ca, &[]).done();
+        on(node, "retire", ca, &[])
+            .done()
+            .says("runbook.md, section 8");
         assert_eq!(restarts(pods), [3, 3, 0, 0]);
         let renewed = cluster.admin();
         assert_eq!(status_of(&renewed), 200);
+        with_default_route(node, 3).done().says("kubeadm join ");
+        let info = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
+        let (_, info) = renewed.get(info);
+        let info = Kubeconfig::parse(info["data"]["kubeconfig"].as_str().unwrap()).unwrap();
+        let believed = info.to_join().unwrap().authority.unwrap();
+        let believed = certificates_of(&believed).unwrap();
+        assert_eq!(believed, std::slice::from_ref(&comes));
         wait_until("the old CA's clients are nobody", || {
             status_of(&staged) == 401
         });
@@ -989,5 +1060,109 @@ mod on_a_cluster {
         assert!(etcd_takes(node, "/var/activated"));
         assert!(!etcd_takes(node, "/var/staged"));
         assert_eq!(status_of(&admin), 200);
+    }
+
+    /// The report of a node as the first node finds it.
+    fn reported(node: &ClusterNode, first: &ClusterNode) -> String {
+        let ran = node.nodepki(&["-o", "json", "authority", "status", "ca"]);
+        ran.done();
+        let file = format!("/var/{}.json", node.name());
+        first.write(&file, &ran.stdout);
+        file
+    }
+
+    #[test]
+    fn takes_reports_of_a_worker_in_every_step() {
+        const SETTINGS: &str = "/etc/nodepki/config.yaml";
+        let ca = Authority::Ca;
+        let init = cluster::INIT.replace(
+            "encryptionAlgorithm:",
+            "clusterName: prod\nencryptionAlgorithm:",
+        );
+        let cluster = Cluster::made_of(&init, Authorities::External);
+        let first = cluster.first();
+        first.write("/etc/kubeadm.yaml", &init);
+        let worker = cluster.add_node("w1", "192.0.2.31");
+        for node in [first, &worker] {
+            fs::create_dir_all(node.path("/var/signer/etcd")).unwrap();
+            for authority in Authority::ALL {
+                for extension in ["crt", "key"] {
+                    let file = format!("{}.{extension}", authority.base_name());
+                    let to = node.path("/var/signer").join(&file);
+                    fs::copy(cluster.authorities().join(&file), to).unwrap();
+                }
+            }
+        }
+        make_new(first, ca);
+        for file in ["ca.crt", "ca.key"] {
+            let text = fs::read_to_string(first.path("/var/new").join(file)).unwrap();
+            worker.write_secret(&format!("/var/new/{file}"), &text);
+        }
+        let _pods = StaticPods::of(first);
+
+        // The worker joins, and learns the cluster's name by its token.
+        let admin = cluster.admin();
+        let registered = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "w1"}});
+        assert_eq!(admin.post("/api/v1/nodes", &registered).0, 201);
+        worker.write(
+            SETTINGS,
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {own: {local: {directory: /var/signer}}}\nauthorities: {ca: {signer: own}}\nreload: {hooks: [{on: [kubelet], command: [/bin/sh, -c, 'test ! -e /var/broken']}]}\n",
+        );
+        let config = worker_configuration(&worker, &by_token(&cluster));
+        worker.write_secret("/run/kubeadm/kubeadm-join-config.yaml", &config);
+        worker.nodepki(&["bootstrap"]).done();
+        fs::remove_file(worker.path("/run/kubeadm/kubeadm-join-config.yaml")).unwrap();
+
+        on(first, "stage", ca, &["--certificate", "/var/new/ca.crt"]).done();
+        let comes = certificates(&first.path("/var/new/ca.crt")).remove(0);
+        let published = "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt";
+        wait_until("kube-root-ca.crt has both", || {
+            let (_, map) = cluster.admin().get(published);
+            let text = map["data"]["ca.crt"].as_str().unwrap_or_default();
+            certificates_of(text.as_bytes()).is_ok_and(|all| all.contains(&comes))
+        });
+        signer_has_new(first, ca);
+        let by_report = |step: &str| {
+            let file = reported(&worker, first);
+            on(first, step, ca, &["--peer-report", &file])
+        };
+        on(first, "activate", ca, &[])
+            .ended(65)
+            .says("nothing is known of w1");
+        by_report("activate")
+            .ended(65)
+            .says("w1 is not as far")
+            .says("does not trust");
+        let take = |step: &str, more: &[&str]| {
+            worker.nodepki(&[&["authority", step, "ca"], more].concat())
+        };
+        // Its kubelet does not come back: the CA certificates in its two files are rolled back together.
+        let files = || {
+            let files = ["/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/kubelet.conf"];
+            files.map(|file| fs::read_to_string(worker.path(file)).unwrap())
+        };
+        let before = files();
+        worker.write("/var/broken", "");
+        take("stage", &["--certificate", "/var/new/ca.crt"])
+            .ended(65)
+            .says("kubelet rolled back: did not come back with the new ca")
+            .says_not("kube-controller-manager waits");
+        assert!(before == files());
+        by_report("activate").ended(65).says("does not trust");
+        fs::remove_file(worker.path("/var/broken")).unwrap();
+        take("stage", &["--certificate", "/var/new/ca.crt"])
+            .done()
+            .says("kubelet in effect: was restarted for ca");
+        by_report("activate").done().says("w1 is as far");
+
+        by_report("retire")
+            .ended(65)
+            .says("kubelet.conf is not under");
+        signer_has_new(&worker, ca);
+        take("activate", &["--all-nodes-staged"]).done();
+        by_report("retire").done().says("w1 is as far");
+        take("retire", &["--all-nodes-activated"]).done();
+        let left = certificates(&worker.pki("ca.crt"));
+        assert_eq!(left, std::slice::from_ref(&comes));
     }
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::node::{NODEPKI, Node, Ran, Snapshot};
 use crate::servers::bin;
 use crate::servers::kubernetes::{Kubernetes, kubernetes};
-use crate::signing::{now, openssl};
+use crate::signing::{now, openssl, write_secret};
 
 const ENDPOINT: &str = "api.prod.example.com:6443";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -38,7 +38,7 @@ impl Management {
         cluster.admin().create("/api/v1/namespaces", &object);
         let node = Node::new();
         let kubeconfig = cluster.kubeconfig_of("capi", &["system:masters"]);
-        fs::write(node.outside("management.conf"), kubeconfig).unwrap();
+        write_secret(node.outside("management.conf"), kubeconfig);
         Management {
             node,
             cluster,
@@ -416,7 +416,7 @@ fn what_has_ended_or_differs_is_issued_anew() {
         .directory()
         .join("etc/kubernetes/pki/apiserver-etcd-client");
     fs::write(base.with_extension("crt"), chain.to_pem()).unwrap();
-    fs::write(base.with_extension("key"), key.to_pem().as_bytes()).unwrap();
+    write_secret(base.with_extension("key"), key.to_pem().as_bytes());
     let ran = management.apply(&[]);
     ran.done()
         .row_says("apiserver-etcd-client", "it expired at")
@@ -547,12 +547,12 @@ fn what_the_management_cluster_refuses_is_named() {
     let mut management = Management::new();
     let nobody = management.cluster.kubeconfig_of("nobody", &["nobodies"]);
     let admin = fs::read_to_string(management.kubeconfig()).unwrap();
-    fs::write(management.kubeconfig(), nobody).unwrap();
+    write_secret(management.kubeconfig(), nobody);
     let namespace = management.namespace.clone();
     let ran = management.apply(&[]);
     ran.ended(77).says("prod-ca").says(&namespace);
     management.check(&[]).ended(77).says("prod-ca");
-    fs::write(management.kubeconfig(), admin).unwrap();
+    write_secret(management.kubeconfig(), admin);
     management.namespace = "absent".to_owned();
     management
         .apply(&[])

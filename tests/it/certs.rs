@@ -58,8 +58,8 @@ fn external() -> MutexGuard<'static, Cluster> {
 fn joining(cluster: &Cluster, name: &str, address: &str, key: &str) -> ClusterNode {
     let node = cluster.add_node(name, address);
     let admin = cluster.first().path("/etc/kubernetes/super-admin.conf");
-    node.write(ADMIN, &fs::read_to_string(admin).unwrap());
-    node.write(KEY, key);
+    node.write_secret(ADMIN, &fs::read_to_string(admin).unwrap());
+    node.write_secret(KEY, key);
     node
 }
 
@@ -381,7 +381,7 @@ fn the_real_kubeadm_downloads_what_was_uploaded() {
     kubeadm_downloads(&cluster, &node, written.trim()).done();
 
     // A key that is given is used, and not told.
-    first.write("/etc/nodepki/given", &key);
+    first.write_secret("/etc/nodepki/given", &key);
     let ran = first.nodepki(&[
         "-vv",
         "certs",
@@ -476,14 +476,14 @@ fn an_upload_that_is_not_in_order_changes_nothing_on_the_node() {
     let change = json!({"data": {"ca.key": BASE64_STANDARD.encode("damaged")}});
     assert_eq!(admin.patch(SHARED, &change).0, 200);
     let other = "ab".repeat(32);
-    node.write(KEY, &other);
+    node.write_secret(KEY, &other);
     let before = Snapshot::of(node.dir());
     download(&node, &[])
         .ended(65)
         .says("the certificate key does not fit the Secret kube-system/kubeadm-certs: none of its entries can be decrypted with it")
         .says_not(&other);
     before.unchanged(&Snapshot::of(node.dir()));
-    node.write(KEY, &key);
+    node.write_secret(KEY, &key);
     download(&node, &[])
         .done()
         .says("that are not needed here: ca.key");
@@ -612,7 +612,7 @@ fn an_upload_that_fails_half_way_ends_at_once() {
     ] {
         assert_eq!(admin.post(&format!("{RBAC}/{plural}"), &object).0, 201);
     }
-    first.write(
+    first.write_secret(
         "/etc/nodepki/secrets-only.conf",
         &format!(
             "apiVersion: v1
@@ -719,7 +719,7 @@ fn a_certificate_key_is_made_and_read_without_being_shown() {
         .says_not(written.trim());
     before.unchanged(&node.snapshot());
 
-    node.write("/etc/short", "abcdef");
+    node.write_secret("/etc/short", "abcdef");
     let before = node.snapshot();
     let with = |more: &[&str]| {
         let arguments = ["certs", "download", "--kubeconfig", "/etc/admin.conf"];

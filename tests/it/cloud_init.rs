@@ -47,6 +47,50 @@ fn signers() -> Vec<String> {
     names
 }
 
+/// The command of README.md that makes user data for a worker.
+fn worker_command() -> String {
+    let page = example("README.md");
+    let (_, section) = page.split_once("### Workers").unwrap();
+    let (_, block) = section.split_once("```sh\n").unwrap();
+    block.split_once("\n```").unwrap().0.to_owned()
+}
+
+#[test]
+fn edits_make_user_data_of_a_worker() {
+    let command = worker_command();
+    let (command, file) = command.split_once(" >").unwrap();
+    assert_eq!(file, "user-data-worker.yaml");
+    let edited = Command::new("sh")
+        .args(["-euc", command])
+        .current_dir(EXAMPLES)
+        .output()
+        .unwrap();
+    assert!(edited.status.success());
+    let text = String::from_utf8(edited.stdout).unwrap();
+    assert!(!text.contains("certificateKey:") && !text.contains("/etc/nodepki/certificate-key"));
+    // Beside that it is the text of a joining node, in the same order.
+    let joining = example("user-data-join.yaml");
+    let mut lines = joining.lines();
+    assert!(
+        text.lines().all(|line| lines.any(|of| of == line)),
+        "{text}"
+    );
+    assert!(text.contains("kubeadm join --config") && text.contains("nodepki-renew.timer"));
+
+    let file = |path: &str| {
+        let (_, rest) = text.split_once(&format!("put {path} <<'EOF'\n")).unwrap();
+        let (content, _) = rest.split_once("\n    EOF").unwrap();
+        content.replace("\n    ", "\n").trim_start().to_owned()
+    };
+    let loaded = nodepki::kubeadm::load(&[("kubeadm.yaml", file("/etc/nodepki/kubeadm.yaml"))]);
+    assert_eq!(loaded.role(), Some(nodepki::kubeadm::Role::Worker));
+    assert!(!loaded.faults().has_errors(), "{:?}", loaded.faults());
+    let settings = file("/etc/nodepki/config.d/20-node.yaml");
+    let fragments = [("20-node.yaml", settings)];
+    let (settings, _) = nodepki::settings::Settings::from_fragments(&fragments).unwrap();
+    assert!(settings.join.certificate_key.is_none());
+}
+
 /// Flow and signer in one text, as README.md says.
 fn composed(flow: &str, signer: &str) -> String {
     let command = COMPOSE

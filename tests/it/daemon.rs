@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
+use serde_json::Value;
 
-use crate::node::{EVERYTHING, INIT, Node};
+use crate::node::{EVERYTHING, INIT, Node, Ran};
+use crate::signing::now;
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -92,7 +95,7 @@ impl Daemon {
     fn steps(&self) -> usize {
         self.log()
             .lines()
-            .filter(|line| line.contains("step why="))
+            .filter(|line| line.contains("rotation step: "))
             .count()
     }
 
@@ -323,17 +326,64 @@ fn it_waits_its_turn_while_another_run_is_at_work() {
     wait_for(|| !node.submissions().is_empty());
     let mut daemon = Daemon::start(&node, None);
     daemon.tells("READY=1");
-    let status = daemon.tells("STATUS=another run is at work, and its end is waited for: pid ");
+    let status = daemon.tells("STATUS=another run holds the lock: pid ");
     assert!(status.contains("bootstrap"), "{status}");
+    // Tried again and again, and logged once.
+    for _ in 0..2 {
+        daemon.tells("STATUS=another run holds the lock: pid ");
+    }
+    let logged = |words: &str| {
+        let log = daemon.log();
+        let lines = log.lines().filter(|line| line.contains("INFO"));
+        lines.filter(|line| line.contains(words)).count()
+    };
+    assert_eq!(logged("another run holds the lock: pid "), 1);
+    assert_eq!(
+        (logged("rotation step"), logged("the lock is free")),
+        (0, 0)
+    );
     node.signer_behaves();
     other.wait().unwrap();
     daemon.tells("STATUS=everything is in place");
     node.assert_sound(&EVERYTHING);
+    let log = daemon.log();
+    assert_eq!(log.matches("the lock is free again").count(), 1, "{log}");
     assert!(
         !daemon.log().contains("WARN"),
         "no failure:\n{}",
         daemon.log()
     );
+    daemon.stop();
+}
+
+#[test]
+fn manual_command_succeeds_while_daemon_waits_for_a_signer() {
+    let node = Node::with_service_account();
+    // A daemon that may wait for longer than any command waits for the lock.
+    node.settings("wait: 10m\n");
+    node.signer_does("apiserver", "pending");
+    let mut daemon = Daemon::start(&node, None);
+    daemon.tells("READY=1");
+    wait_for(|| node.submissions().contains_key("apiserver"));
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let lifetime = Duration::from_secs(365 * 86_400);
+    let new = CertificateAuthority::self_signed("front-proxy-ca", key, now(), lifetime).unwrap();
+    let file = node.outside("new.crt");
+    fs::write(&file, new.bundle().to_pem()).unwrap();
+    let begin = Instant::now();
+    let ran = Ran::of(&mut node.with_local(
+        &["-o", "json", "authority", "stage", "front-proxy-ca"],
+        &["--certificate", file.to_str().unwrap()],
+    ));
+    // Restarts are due for it, and nothing runs below a root of its own.
+    ran.ended(75);
+    let outcome: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(outcome["applied"], true, "{}", ran.said());
+    assert!(begin.elapsed() < Duration::from_secs(40), "{}", ran.said());
+    // The daemon goes on with the same request.
+    node.signer_behaves();
+    daemon.tells("STATUS=everything is in place");
+    node.assert_sound(&EVERYTHING);
     daemon.stop();
 }
 

@@ -492,6 +492,10 @@ impl Files for Shelf {
         let content = file.map(|(_, content)| Zeroizing::new(content.clone()));
         content.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
+
+    fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        self.read(path)
+    }
 }
 
 /// A kubeconfig as `kubectl config view --minify` prints it, with this user.

@@ -136,7 +136,7 @@ fn the_cluster_is_found_as_kubeadm_finds_it() {
     let info = shared.cluster_info();
     node.write("/etc/cluster.conf", info["kubeconfig"].as_str().unwrap());
     let admin = fs::read_to_string(shared.cluster.first().path("/etc/kubernetes/admin.conf"));
-    node.write("/etc/admin.conf", &admin.unwrap());
+    node.write_secret("/etc/admin.conf", &admin.unwrap());
     let unsafe_skip = format!(
         "{{bootstrapToken: {{token: {TOKEN}, apiServerEndpoint: '{ENDPOINT}', unsafeSkipCAVerification: true}}}}"
     );

@@ -268,8 +268,8 @@ fn c10_the_files_of_an_external_etcd_are_checked_and_never_made() {
     ));
     let ran = node.bootstrap();
     ran.done()
-        .says("note: etcd.external.caFile /etc/etcd/ca.crt: is absent; provide it before kube-apiserver starts")
-        .says("etcd.external.certFile /etc/etcd/client.crt")
+        .says(&node.here("note: etcd.external.caFile @/etc/etcd/ca.crt: is absent; provide it before kube-apiserver starts"))
+        .says(&node.here("etcd.external.certFile @/etc/etcd/client.crt"))
         .says_not("etcd-server");
     assert!(!node.path("/etc/kubernetes/pki/etcd/server.crt").exists());
     assert!(!node.path("/etc/etcd").exists());
@@ -478,7 +478,7 @@ fn missing_files_and_signers_are_named() {
         .ended(78)
         .says("kubeadm.yaml: does not exist, neither below ")
         .says(" nor here");
-    node.run(&["bootstrap"]).ended(78).says("there is no kubeadm configuration: none of /run/kubeadm/kubeadm.yaml, /run/kubeadm/kubeadm-join-config.yaml exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files");
+    node.run(&["bootstrap"]).ended(78).says(&node.here("there is no kubeadm configuration: none of @/run/kubeadm/kubeadm.yaml, @/run/kubeadm/kubeadm-join-config.yaml exists; name the file that kubeadm is given with --kubeadm-config FILE or under kubeadm.files"));
     node.configure(INIT);
     let kubeadm = node.outside("kubeadm.yaml").display().to_string();
     node.run(&["bootstrap", "--kubeadm-config", &kubeadm])

@@ -10,7 +10,7 @@ use nodepki::names::{Authority, CertName};
 use nodepki::x509::{KeyAlgorithm, PrivateKey};
 
 use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
-use crate::signing::{now, openssl, wanted};
+use crate::signing::{now, openssl, wanted, write_secret};
 
 const PKI: &str = "/etc/kubernetes/pki";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -21,7 +21,7 @@ fn refused(node: &Node, words: &[&str]) -> Ran {
     let ran = node.ask();
     ran.ended(65);
     for words in words {
-        ran.says(words);
+        ran.says(&node.here(words));
     }
     before.unchanged(&node.etc());
     assert_eq!(node.exchanges(), []);
@@ -29,7 +29,7 @@ fn refused(node: &Node, words: &[&str]) -> Ran {
     let plan = node.plan();
     plan.ended(65);
     for words in words {
-        plan.says(words);
+        plan.says(&node.here(words));
     }
     ran
 }
@@ -130,7 +130,7 @@ fn d2_an_expired_ca_is_refused_with_what_hangs_on_it() {
     refused(
         &node,
         &[
-            "nodepki: the CA certificate in /etc/kubernetes/pki/etcd/ca.crt (CN=etcd-ca) expired at 20",
+            "nodepki: the CA certificate in @/etc/kubernetes/pki/etcd/ca.crt (CN=etcd-ca) expired at 20",
             ": every certificate, kubeconfig and kubelet under it is refused by its peers; replace the CA first, new leaves would not help",
         ],
     );
@@ -232,13 +232,13 @@ fn d5_bundles_of_every_shape_serve() {
         (
             "an expired second root",
             format!("{own}{expired}"),
-            "note: /etc/kubernetes/pki/ca.crt also holds CN=kubernetes, which expired at 20",
+            "note: @/etc/kubernetes/pki/ca.crt also holds CN=kubernetes, which expired at 20",
         ),
     ] {
         node.write(format!("{PKI}/ca.crt"), &bundle);
         let before = node.etc();
         let ran = node.bootstrap();
-        ran.done().says(words);
+        ran.done().says(&node.here(words));
         before.unchanged(&node.etc());
         assert_eq!(node.read(format!("{PKI}/ca.crt")), bundle, "{label}");
     }
@@ -254,14 +254,14 @@ fn d5_bundles_of_every_shape_serve() {
     refused(
         &node,
         &[
-            "/etc/kubernetes/pki/ca.crt cannot serve as the trust bundle of ca: its first certificate (CN=kube-apiserver) is not a CA certificate, and kubeadm takes the first one as the CA; put the CA certificate there and run again",
+            "@/etc/kubernetes/pki/ca.crt cannot serve as the trust bundle of ca: its first certificate (CN=kube-apiserver) is not a CA certificate, and kubeadm takes the first one as the CA; put the CA certificate there and run again",
         ],
     );
     node.write(format!("{PKI}/ca.crt"), "no certificate at all\n");
     refused(
         &node,
         &[
-            "/etc/kubernetes/pki/ca.crt cannot serve as the trust bundle of ca: there is no certificate in it",
+            "@/etc/kubernetes/pki/ca.crt cannot serve as the trust bundle of ca: there is no certificate in it",
         ],
     );
 }
@@ -288,16 +288,16 @@ fn d6_stray_keys_and_requests_do_no_harm() {
 fn d7_a_ca_key_on_a_node_of_an_external_ca_is_told() {
     let node = Node::new();
     fs::copy(node.ca().join("ca.key"), node.path(format!("{PKI}/ca.key"))).unwrap();
-    node.ask().done().says(
-        "note: /etc/kubernetes/pki/ca.key is on this node although an external signer is configured for ca: nodepki migrate to-external proves that it is not needed, and removes it",
-    );
+    node.ask().done().says(&node.here(
+        "note: @/etc/kubernetes/pki/ca.key is on this node although an external signer is configured for ca: nodepki migrate to-external proves that it is not needed, and removes it",
+    ));
     assert!(node.path(format!("{PKI}/ca.key")).is_file());
 }
 
 #[test]
 fn d8_a_joiner_never_makes_a_service_account_key() {
     let node = Node::of(JOIN);
-    let words = "nodepki: /etc/kubernetes/pki/sa.key is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to /etc/kubernetes/pki, and run again";
+    let words = "nodepki: @/etc/kubernetes/pki/sa.key is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to @/etc/kubernetes/pki, and run again";
     refused(&node, &[words]);
     // With the key alone, the public half follows.
     let key = PrivateKey::generate(KeyAlgorithm::Rsa2048).unwrap();
@@ -379,21 +379,21 @@ fn d8_service_account_pairs_that_do_not_fit_are_refused() {
     refused(
         &node,
         &[
-            "/etc/kubernetes/pki/sa.key and /etc/kubernetes/pki/sa.pub are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again",
+            "@/etc/kubernetes/pki/sa.key and @/etc/kubernetes/pki/sa.pub are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again",
         ],
     );
     node.remove(format!("{PKI}/sa.key"));
     refused(
         &node,
         &[
-            "/etc/kubernetes/pki/sa.pub is there but /etc/kubernetes/pki/sa.key is not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again",
+            "@/etc/kubernetes/pki/sa.pub is there but @/etc/kubernetes/pki/sa.key is not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again",
         ],
     );
     node.write(format!("{PKI}/sa.key"), "nonsense");
     refused(
         &node,
         &[
-            "/etc/kubernetes/pki/sa.key is not usable: no PEM block with a private key in it; restore it from another control-plane node and run again",
+            "@/etc/kubernetes/pki/sa.key is not usable: no PEM block with a private key in it; restore it from another control-plane node and run again",
         ],
     );
     node.write(format!("{PKI}/sa.key"), other.to_pem().as_bytes());
@@ -401,7 +401,7 @@ fn d8_service_account_pairs_that_do_not_fit_are_refused() {
     refused(
         &node,
         &[
-            "/etc/kubernetes/pki/sa.pub is not usable: ",
+            "@/etc/kubernetes/pki/sa.pub is not usable: ",
             "; remove it to have it derived from sa.key and run again",
         ],
     );
@@ -412,7 +412,7 @@ fn d8_service_account_pairs_that_do_not_fit_are_refused() {
     node.set_mode(format!("{PKI}/sa.key"), 0o644);
     node.bootstrap()
         .done()
-        .says("/etc/kubernetes/pki/sa.key had mode 0644, now 0600");
+        .says(&node.here("@/etc/kubernetes/pki/sa.key had mode 0644, now 0600"));
     assert_eq!(node.mode(format!("{PKI}/sa.key")), 0o600);
     assert_eq!(node.read(format!("{PKI}/sa.key")), *other.to_pem());
 }
@@ -478,7 +478,7 @@ fn d11_a_kubeconfig_that_cannot_be_repaired_is_refused() {
         refused(
             &node,
             &[
-                &format!("/etc/kubernetes/admin.conf cannot be repaired without losing what is in it: {words}"),
+                &format!("@/etc/kubernetes/admin.conf cannot be repaired without losing what is in it: {words}"),
                 "; move it away and run again",
             ],
         )
@@ -594,7 +594,7 @@ fn d12_ca_keys_of_the_local_signer_that_cannot_be_used_are_named() {
     ] {
         let node = Node::new();
         let before = node.etc();
-        fs::write(node.ca().join("etcd/ca.key"), openssl(arguments, b"")).unwrap();
+        write_secret(node.ca().join("etcd/ca.key"), openssl(arguments, b""));
         node.bootstrap()
             .ended(78)
             .says("etcd/ca.crt and ")
@@ -643,8 +643,9 @@ fn d13_links_in_the_place_of_files_are_never_written_through() {
     // Its replacement would be another thing.
     node.write(inside, "");
     let words = format!(
-        "nodepki: {} is a symbolic link to {inside}; nodepki replaces files, not what links point to: put the file itself here and run again",
-        node.path(path).display()
+        "nodepki: {} is a symbolic link to {}; nodepki replaces files, not what links point to: put the file itself here and run again",
+        node.path(path).display(),
+        node.path(inside).display()
     );
     let before = node.etc();
     node.ask().ended(65).says(&words);

@@ -9,7 +9,7 @@ use nodepki::x509::hex;
 
 use crate::kubeadm;
 use crate::node::{EVERYTHING, INIT, Node, Ran};
-use crate::signing::{openssl, run_program};
+use crate::signing::{openssl, run_program, write_secret};
 
 /// INIT with one more name in `apiserver`, so that it alone has drifted.
 fn drifted() -> String {
@@ -158,7 +158,7 @@ fn sub_authority(issuer: &Path, at: &Path, common_name: &str, constraints: &str)
         &["ecparam", "-genkey", "-name", "prime256v1", "-noout"],
         b"",
     );
-    fs::write(at.with_extension("key"), key).unwrap();
+    write_secret(at.with_extension("key"), key);
     let csr = openssl(
         &[
             "req",

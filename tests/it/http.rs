@@ -30,6 +30,10 @@ impl Files for NodeWith {
         let content = self.0.get(path).ok_or(io::ErrorKind::NotFound)?;
         Ok(Zeroizing::new(content.clone()))
     }
+
+    fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        self.read(path)
+    }
 }
 
 pub(crate) fn url(text: &str) -> Url {

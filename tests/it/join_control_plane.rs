@@ -29,7 +29,7 @@ signers: {people: {directory: {path: /var/lib/people}}}
 const KUBELET_CONF: &str = "FileAvailable--etc-kubernetes-kubelet.conf";
 
 /// What a worker of this name joins with.
-fn worker_configuration(node: &ClusterNode, discovery: &str) -> String {
+pub(crate) fn worker_configuration(node: &ClusterNode, discovery: &str) -> String {
     format!(
         "apiVersion: kubeadm.k8s.io/v1beta4
 kind: JoinConfiguration
@@ -49,7 +49,7 @@ fn join_configuration(node: &ClusterNode, discovery: &str) -> String {
     )
 }
 
-fn by_token(cluster: &Cluster) -> String {
+pub(crate) fn by_token(cluster: &Cluster) -> String {
     let pin = cluster.ca_pin();
     format!(
         "{{bootstrapToken: {{token: {TOKEN}, apiServerEndpoint: '{ENDPOINT}', caCertHashes: ['{pin}']}}}}"
@@ -116,7 +116,7 @@ pub(crate) fn prepare(cluster: &Cluster, node: &ClusterNode) {
     let upload = ["certs", "upload", "--certificate-key-out", key_file];
     cluster.first().nodepki(&upload).done();
     let key = fs::read_to_string(cluster.first().path(key_file)).unwrap();
-    node.write(key_file, &key);
+    node.write_secret(key_file, &key);
     let config = join_configuration(node, &by_token(cluster));
     node.write("/run/kubeadm/kubeadm-join-config.yaml", &config);
     let with_key = format!("{SETTINGS}join: {{certificateKey: {key_file}}}\n");

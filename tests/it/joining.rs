@@ -158,6 +158,16 @@ fn everything_comes_from_the_cluster_and_its_ca_keys_stay_in_memory() {
     bootstrap(&node).done().row_says("apiserver", "kept");
     node.write(CONFIG, &config);
     assert_eq!(snapshot(&node).0, done.0);
+
+    // kubeadm has run, so that it is not the next command any more.
+    node.write(
+        "/var/lib/kubelet/config.yaml",
+        "kind: KubeletConfiguration\n",
+    );
+    bootstrap(&node)
+        .done()
+        .row_says("apiserver", "kept")
+        .says_not("kubeadm join");
 }
 
 #[test]
@@ -202,7 +212,7 @@ fn ca_keys_are_written_where_the_settings_want_them() {
     let cluster = cluster();
     let node = cluster.add_node("cp23", "192.0.2.23");
     node.write(CONFIG, &join(cluster, &node, ""));
-    node.write(
+    node.write_secret(
         "/etc/nodepki/certificate-key",
         &format!("{}\n", shared_key()),
     );
@@ -467,9 +477,122 @@ fn a_worker_needs_nothing_of_what_control_plane_nodes_share() {
         .done()
         .row_says("kubelet.conf", "issued");
     // A key of the cluster is none to sign with here.
-    node.write("/etc/nodepki/certificate-key", shared_key());
+    node.write_secret("/etc/nodepki/certificate-key", shared_key());
     fs::remove_file(node.path("/etc/kubernetes/kubelet.conf")).unwrap();
     bootstrap(&node).ended(78).says("has no signer");
+}
+
+/// A JoinConfiguration that `discovery` leads to `endpoint`, and the signer's option.
+fn worker(cluster: &Cluster, node: &ClusterNode, endpoint: &str) -> (String, String) {
+    let config = join(cluster, node, "").replace(ENDPOINT, endpoint);
+    let (worker, _) = config.split_once("controlPlane:").unwrap();
+    let authorities = cluster.first().path("/etc/kubernetes/pki");
+    (
+        worker.to_owned(),
+        format!("local:{}", authorities.display()),
+    )
+}
+
+#[test]
+fn worker_learns_name_and_key_algorithm_of_its_cluster() {
+    const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
+    let init = INIT.replace(
+        "encryptionAlgorithm:",
+        "clusterName: prod\nencryptionAlgorithm:",
+    );
+    let cluster = &Cluster::made_of(&init, Authorities::Internal);
+    let node = cluster.add_node("w33", "192.0.2.33");
+    let (config, signer) = worker(cluster, &node, ENDPOINT);
+    node.write(CONFIG, &config);
+    let run = |arguments: &[&str]| node.nodepki(&[arguments, &["--signer", &signer]].concat());
+    let key = || {
+        let planned = run(&["plan", "-o", "json"]);
+        planned.done();
+        let report: Value = serde_json::from_str(&planned.stdout).unwrap();
+        let mut rows = report["rows"].as_array().unwrap().iter();
+        let row = rows.find(|row| row["name"] == "kubelet.conf").unwrap();
+        row["key"].as_str().unwrap().to_owned()
+    };
+    let named = || {
+        let ran = run(&["-o", "json", "authority", "status", "ca"]);
+        ran.done();
+        let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+        report["cluster"].clone()
+    };
+
+    run(&["bootstrap"])
+        .done()
+        .row_says("kubelet.conf", "issued")
+        .row_says("cluster-configuration.yaml", "written")
+        .says_not("is not known");
+    assert_eq!(key(), "ECDSA-P256");
+    assert_eq!(named(), "prod");
+    let kept = fs::read_to_string(node.path(KEPT)).unwrap();
+    assert!(kept.contains("clusterName: prod"), "{kept}");
+    assert!(
+        !kept.contains("apiServer") && !kept.contains("etcd"),
+        "{kept}"
+    );
+
+    // The token is gone, and the file too: what was learned is kept, and nobody is asked.
+    fs::remove_file(node.path(CONFIG)).unwrap();
+    let conf = node.path("/etc/kubernetes/kubelet.conf");
+    let text = fs::read_to_string(&conf).unwrap();
+    let away = text.replace(ENDPOINT, "192.0.2.250:1");
+    fs::write(&conf, &away).unwrap();
+    assert_eq!((key().as_str(), named()), ("ECDSA-P256", json!("prod")));
+
+    // A worker of an earlier version has nothing kept: without its cluster it says so and goes on, as before.
+    fs::remove_file(node.path(KEPT)).unwrap();
+    run(&["authority", "status", "ca"])
+        .done()
+        .says("the ClusterConfiguration is not known")
+        .says("kube-system/kubeadm-config");
+    assert_eq!(named(), Value::Null);
+    // With it the node's own identity may read the ConfigMap (kubeadm:nodes-kubeadm-config).
+    fs::write(&conf, &text).unwrap();
+    assert_eq!(named(), "prod");
+    run(&["renew", "--clock-wait", "0s"]).done();
+    assert!(
+        fs::read_to_string(node.path(KEPT))
+            .unwrap()
+            .contains("clusterName: prod")
+    );
+
+    // Beside a JoinConfiguration whose token leads nowhere, too.
+    fs::remove_file(node.path(KEPT)).unwrap();
+    let (config, _) = worker(cluster, &node, "192.0.2.250:1");
+    node.write(CONFIG, &config);
+    run(&["bootstrap", "--wait", "1s"])
+        .done()
+        .row_says("cluster-configuration.yaml", "written");
+}
+
+#[test]
+fn worker_joins_without_the_right_to_read_the_cluster_configuration() {
+    let cluster = cluster();
+    let node = cluster.add_node("w34", "192.0.2.34");
+    let (config, signer) = worker(cluster, &node, "192.0.2.250:1");
+    node.write(CONFIG, &config);
+    fs::create_dir_all(node.path("/etc/kubernetes/pki")).unwrap();
+    fs::copy(cluster.first().pki("ca.crt"), node.pki("ca.crt")).unwrap();
+    node.nodepki(&["bootstrap", "--wait", "1s", "--signer", &signer])
+        .done()
+        .row_says("kubelet.conf", "issued")
+        .says("this worker assumes clusterName kubernetes and encryptionAlgorithm RSA-2048");
+    assert!(
+        !node
+            .path("/var/lib/nodepki/cluster-configuration.yaml")
+            .exists()
+    );
+    // It is asked for nothing where the settings forbid it.
+    node.write(
+        "/etc/nodepki/config.yaml",
+        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nkubeadm: {fromCluster: never}\n",
+    );
+    node.nodepki(&["bootstrap", "--signer", &signer])
+        .done()
+        .says_not("is not known");
 }
 
 #[test]

@@ -571,23 +571,41 @@ fn the_real_kubelet_goes_on_from_there() {
         .row_says("kubelet.conf", "kept")
         .row_says("kubelet-serving", "kept");
 
-    // From kubelet.conf it copies the certificate and wants another one at once; then it is by file here, too.
-    let node = worker(cluster, "k2", "192.0.2.62", "{}");
-    kubelet_says(&node, "Rotating certificates");
-    let target = fs::read_link(node.path(LINK)).unwrap();
-    assert!(target.starts_with(PKI), "{target:?}");
-    node.nodepki(&["bootstrap", "--wait", "0s"])
-        .done()
-        .row_says("kubelet.conf", "rewritten");
-    let text = fs::read_to_string(node.path(CONF)).unwrap();
-    assert!(
-        text.contains(LINK) && !text.contains("-data: LS0tLS1CRUdJTiBFQyB"),
-        "{text}"
-    );
-    assert_eq!(fs::read_link(node.path(LINK)).unwrap(), target);
-    let said = kubelet_says(&node, CONTENT);
-    assert!(said.contains(LOADED), "{said}");
-    assert!(!said.contains("Rotating certificates"), "{said}");
+    // From kubelet.conf it copies the certificate and requests another one from the cluster at once, with an ECDSA key.
+    // Whether it is interrupted or gets one: nodepki keeps the pair, and names its file in kubelet.conf.
+    let waits = [
+        ("k2", "192.0.2.62", "Rotating certificates"),
+        ("k3", "192.0.2.63", CONTENT),
+    ];
+    for (name, address, last) in waits {
+        // The settings go before the cluster's own algorithm, ECDSA-P256.
+        let rsa = "{}\npki: {defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}}";
+        let node = worker(cluster, name, address, rsa);
+        kubelet_says(&node, last);
+        let target = fs::read_link(node.path(LINK)).unwrap();
+        assert!(target.starts_with(PKI), "{target:?}");
+        let pair = fs::read(node.path(target.to_str().unwrap())).unwrap();
+        node.nodepki(&["bootstrap", "--wait", "0s"])
+            .done()
+            .row_says("kubelet.conf", "rewritten");
+        let text = fs::read_to_string(node.path(CONF)).unwrap();
+        assert!(
+            text.contains(LINK) && !text.contains("-data: LS0tLS1CRUdJTiBFQyB"),
+            "{text}"
+        );
+        let said = kubelet_says(&node, CONTENT);
+        assert!(said.contains(LOADED), "{said}");
+        assert!(!said.contains("Rotating certificates"), "{said}");
+        for command in ["bootstrap", "renew"] {
+            let ran = node.nodepki(&[command, "--wait", "0s"]);
+            ran.done().row_says("kubelet.conf", "kept");
+            if last == CONTENT {
+                ran.row_says("kubelet.conf", "key is ECDSA-P256, wanted RSA-2048; kept");
+            }
+        }
+        assert_eq!(fs::read_link(node.path(LINK)).unwrap(), target);
+        assert_eq!(fs::read(node.path(target.to_str().unwrap())).unwrap(), pair);
+    }
 }
 
 #[test]

@@ -10,6 +10,8 @@
 
 mod access;
 mod authority;
+#[cfg(feature = "failpoints")]
+mod authority_rollback;
 mod bootstrap_golden;
 mod bootstrap_kubeadm;
 mod capi;
@@ -42,6 +44,7 @@ mod layers;
 mod log;
 mod lying_signer;
 mod machine;
+mod message_paths;
 mod metrics;
 mod metrics_events;
 mod migrate;
@@ -63,6 +66,7 @@ mod rig;
 mod rotation_cluster;
 mod runbook;
 mod running;
+mod secrets;
 mod servers;
 mod signer_bad;
 mod signer_bootstrap;

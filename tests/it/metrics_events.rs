@@ -121,7 +121,21 @@ fn certificates_are_told_with_id_and_fields() {
     );
     assert_eq!(issued["SYSLOG_IDENTIFIER"], "nodepki");
     assert_eq!(issued["PRIORITY"], "5");
-    assert_eq!(issued["MESSAGE"], "issued");
+    // `journalctl -t nodepki` shows the message alone.
+    let message = format!(
+        "etcd-peer: issued by s, serial {}, valid until {}",
+        chain.leaf().serial(),
+        nodepki::x509::rfc3339(chain.leaf().not_after())
+    );
+    assert_eq!(issued["MESSAGE"], message.as_str());
+    for entry in &entries {
+        let message = &entry["MESSAGE"];
+        assert!(!message.is_empty(), "{entry:?}");
+        for field in ["NODEPKI_CERTIFICATE", "NODEPKI_WHY"] {
+            let value = entry.get(field).map_or("", String::as_str);
+            assert!(message.contains(value), "{entry:?}");
+        }
+    }
     // Nothing but the catalogue has an id, and every field of ours has our prefix.
     for entry in &entries {
         for name in entry.keys() {

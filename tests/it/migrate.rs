@@ -18,7 +18,7 @@ use crate::servers::bin;
 use crate::servers::cluster::{self, AUTHORITY_KEYS, Authorities, Cluster};
 use crate::servers::vault::{Bao, Space, put};
 use crate::signer_vault::print_setup;
-use crate::signing::{now, openssl, run_program, wanted};
+use crate::signing::{now, openssl, run_program, wanted, write_secret};
 
 const PKI: &str = "/etc/kubernetes/pki";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -46,7 +46,7 @@ fn filled_by_kubeadm(node: Node) -> Node {
             fs::copy(from, node.ca().join(&file)).unwrap();
         }
     }
-    fs::write(node.outside("passphrase"), format!("{PASSPHRASE}\n")).unwrap();
+    write_secret(node.outside("passphrase"), format!("{PASSPHRASE}\n"));
     node
 }
 
@@ -208,7 +208,7 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
     let before = node.snapshot();
     look(&node)
         .done()
-        .says("ca              to be removed   /etc/kubernetes/pki/ca.key")
+        .says(&node.here("ca              to be removed   @/etc/kubernetes/pki/ca.key"))
         .says("in place and good: etcd-server, etcd-peer, etcd-healthcheck-client, apiserver-etcd-client")
         .says("answers, with this CA")
         .says("nothing was changed; --apply --backup FILE --passphrase-file FILE does it");
@@ -223,7 +223,7 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
         .collect();
     apply(&node, "backup")
         .done()
-        .says("etcd-ca         removed         /etc/kubernetes/pki/etcd/ca.key")
+        .says(&node.here("etcd-ca         removed         @/etc/kubernetes/pki/etcd/ca.key"))
         .says("it signed a certificate like scheduler.conf, which was thrown away")
         .says("kubeadm certs renew leaves alone what they sign")
         .says("kubeadm init phase upload-certs refuses; nodepki certs upload does it")
@@ -271,12 +271,12 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
 
     back(&node, &[], &["backup"])
         .done()
-        .says("ca              to be written   /etc/kubernetes/pki/ca.key")
+        .says(&node.here("ca              to be written   @/etc/kubernetes/pki/ca.key"))
         .says("nothing was changed; --apply does it");
     settled.unchanged(&node.snapshot());
     back(&node, &["--apply"], &["backup"])
         .done()
-        .says("ca              written         /etc/kubernetes/pki/ca.key")
+        .says(&node.here("ca              written         @/etc/kubernetes/pki/ca.key"))
         .says("--cluster-signing-key-file=/etc/kubernetes/pki/ca.key");
     let restored: Vec<String> = keys(&node)
         .iter()
@@ -325,7 +325,8 @@ fn unproven(node: &Node, code: i32, words: &[&str]) {
             .says_not(PASSPHRASE);
         for words in words {
             let said = &ran.stderr;
-            assert!(said.contains(words), "{words:?} is missing in:\n{said}");
+            let words = node.here(words);
+            assert!(said.contains(&words), "{words:?} is missing in:\n{said}");
         }
     };
     let (all, etc) = (node.snapshot(), node.etc());
@@ -369,7 +370,7 @@ fn an_expired_leaf_and_a_torn_pair_are_told_together() {
     node.write("/etc/kubernetes/admin.conf", "no kubeconfig");
     look(&node)
         .ended(65)
-        .says("/etc/kubernetes/admin.conf cannot be repaired")
+        .says(&node.here("@/etc/kubernetes/admin.conf cannot be repaired"))
         .says_not("admin.conf would not do");
     node.remove("/etc/kubernetes/admin.conf");
     // As it says.
@@ -443,7 +444,7 @@ fn kubeadms_rule_about_the_first_certificate_holds() {
             "front-proxy-client would not do without the key of front-proxy-ca: it verifies under",
             "but kubeadm only looks at the first certificate of the bundle",
             "put the issuing root first, and run this again",
-            "/etc/kubernetes/pki/front-proxy-ca.key is not the key of /etc/kubernetes/pki/front-proxy-ca.crt",
+            "@/etc/kubernetes/pki/front-proxy-ca.key is not the key of @/etc/kubernetes/pki/front-proxy-ca.crt",
         ],
     );
 }
@@ -460,7 +461,7 @@ fn a_manifest_that_names_the_key_comes_first() {
         &node,
         65,
         &[
-            "/etc/kubernetes/manifests/kube-controller-manager.yaml names /etc/kubernetes/pki/ca.key",
+            "@/etc/kubernetes/manifests/kube-controller-manager.yaml names @/etc/kubernetes/pki/ca.key, ",
         ],
     );
     node.write(
@@ -473,7 +474,7 @@ fn a_manifest_that_names_the_key_comes_first() {
     unproven(
         &node,
         65,
-        &["copier.yaml names /etc/kubernetes/pki/etcd/ca.key, and may not start without it"],
+        &["copier.yaml names @/etc/kubernetes/pki/etcd/ca.key, and may not start without it"],
     );
 }
 
@@ -620,7 +621,7 @@ fn a_passphrase_is_needed_and_is_never_an_argument() {
         ),
         ("two lines of text\nand more", "holds more than one line"),
     ] {
-        fs::write(node.outside("passphrase"), passphrase).unwrap();
+        write_secret(node.outside("passphrase"), passphrase);
         apply(&node, "backup")
             .ended(78)
             .says(words)
@@ -628,7 +629,7 @@ fn a_passphrase_is_needed_and_is_never_an_argument() {
     }
     before.unchanged(&node.snapshot());
 
-    fs::write(node.outside("passphrase"), PASSPHRASE).unwrap();
+    write_secret(node.outside("passphrase"), PASSPHRASE);
     let mut command = migrate(
         &node,
         "to-external",
@@ -693,7 +694,7 @@ fn authorities_go_one_by_one_and_come_back_from_several_backups() {
     node.write(format!("{PKI}/ca.key"), "something else");
     back(&node, &["--apply"], &["etcd", "rest"])
         .ended(65)
-        .says("/etc/kubernetes/pki/ca.key exists and is not the key of /etc/kubernetes/pki/ca.crt; it is not overwritten");
+        .says(&node.here("@/etc/kubernetes/pki/ca.key exists and is not the key of @/etc/kubernetes/pki/ca.crt; it is not overwritten"));
     assert_eq!(keys(&node).len(), 1);
     node.remove(format!("{PKI}/ca.key"));
     back(&node, &["--apply"], &["etcd", "rest"]).done();
@@ -738,7 +739,7 @@ fn a_second_key_in_a_file_is_not_lost() {
     unproven(
         &node,
         65,
-        &["/etc/kubernetes/pki/ca.key cannot be backed up: it holds several private keys"],
+        &["@/etc/kubernetes/pki/ca.key cannot be backed up: it holds several private keys"],
     );
 }
 
@@ -748,7 +749,7 @@ fn a_key_behind_a_link_would_stay_where_it_is() {
     let key = node.path(format!("{PKI}/ca.key"));
     fs::rename(&key, node.path(format!("{PKI}/real.key"))).unwrap();
     symlink("real.key", &key).unwrap();
-    unproven(&node, 65, &["/etc/kubernetes/pki/ca.key is a link"]);
+    unproven(&node, 65, &["@/etc/kubernetes/pki/ca.key is a link"]);
 }
 
 #[test]
@@ -776,7 +777,7 @@ fn a_super_admin_kubeconfig_that_was_taken_away_is_mentioned() {
     look(&node)
         .done()
         .says_not("super-admin.conf,")
-        .says("/etc/kubernetes/super-admin.conf is absent: nothing that runs needs it, but kubeadm init and its phases refuse an external CA without it");
+        .says(&node.here("@/etc/kubernetes/super-admin.conf is absent: nothing that runs needs it, but kubeadm init and its phases refuse an external CA without it"));
 }
 
 /// After a crash anywhere the keys are on the node or in a backup that opens, and the next run comes to the end.
@@ -832,7 +833,7 @@ fn a_running_cluster_goes_on_with_openbao() {
     let outside = tempfile::tempdir().unwrap();
     let space = Bao::shared().space();
     let config = bao_with_keys_of(&space, &node.path(PKI), outside.path());
-    fs::write(outside.path().join("passphrase"), PASSPHRASE).unwrap();
+    write_secret(outside.path().join("passphrase"), PASSPHRASE);
     fs::write(outside.path().join("kubeadm.yaml"), cluster::INIT).unwrap();
     let beside = |name: &str| outside.path().join(name).display().to_string();
     let nodepki = |arguments: &[&str]| {
@@ -856,11 +857,13 @@ fn a_running_cluster_goes_on_with_openbao() {
 
     // kubeadm's manifest names the key, and the message says what to do about it.
     let refused = nodepki(&apply);
-    refused.ended(65).says("names /etc/kubernetes/pki/ca.key");
+    let key = node.path(PKI).join("ca.key");
+    refused.ended(65).says(&format!("names {}", key.display()));
     let command = refused.stderr.split_once("for an external CA: ").unwrap().1;
     let manifest = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
     let original = fs::read_to_string(node.path(manifest)).unwrap();
-    node.run("sh", &["-euc", command.trim()]).done();
+    // Where the command that suggests it was given.
+    Ran::of(Command::new("sh").args(["-euc", command.trim()])).done();
     let text_now = fs::read_to_string(node.path(manifest)).unwrap();
     for flag in ["cert", "key"] {
         assert!(

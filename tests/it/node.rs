@@ -19,7 +19,7 @@ use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, 
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
-use crate::signing::{openssl, write_authorities};
+use crate::signing::{openssl, write_authorities, write_secret};
 
 pub(crate) const NODEPKI: &str = env!("CARGO_BIN_EXE_nodepki");
 const SIGNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
@@ -103,7 +103,7 @@ impl Node {
     }
 
     pub(crate) fn configure(&self, kubeadm: &str) {
-        fs::write(self.outside("kubeadm.yaml"), kubeadm).unwrap();
+        write_secret(self.outside("kubeadm.yaml"), kubeadm);
     }
 
     /// The settings, with `more` added.
@@ -142,7 +142,7 @@ impl Node {
         let made =
             CertificateAuthority::self_signed(authority.common_name(), key, now, lifetime).unwrap();
         let base = self.ca().join(authority.base_name());
-        fs::write(base.with_extension("key"), pem.as_bytes()).unwrap();
+        write_secret(base.with_extension("key"), pem.as_bytes());
         fs::write(base.with_extension("crt"), made.bundle().to_pem()).unwrap();
         self.write(
             format!("/etc/kubernetes/pki/{}.crt", authority.base_name()),
@@ -176,10 +176,21 @@ impl Node {
             .join(on_node.as_ref().strip_prefix("/").unwrap())
     }
 
+    /// Words with `@` for the node's root directory on this machine, as in `@/etc/kubernetes`.
+    pub(crate) fn here(&self, words: &str) -> String {
+        words.replace("@/", &format!("{}/", self.root().display()))
+    }
+
     pub(crate) fn write(&self, on_node: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
         let path = self.path(on_node);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
+    }
+
+    /// As [`Node::write`], readable for its owner alone.
+    pub(crate) fn write_secret(&self, on_node: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
+        self.write(&on_node, bytes);
+        self.set_mode(on_node, 0o600);
     }
 
     pub(crate) fn read(&self, on_node: impl AsRef<Path>) -> String {

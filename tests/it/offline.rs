@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 use crate::kubeadm;
 use crate::signer_bad::verdict;
 use crate::signing::{
-    openssl, request, request_with_key, run_program, tree, wanted, write_authorities,
+    openssl, request, request_with_key, run_program, tree, wanted, write_authorities, write_secret,
 };
 
 const SLOTS: [CertName; 5] = [
@@ -292,7 +292,7 @@ fn kubeadm_tree(dir: &Path, pasted: bool) -> Vec<Request> {
             } else {
                 let base = tree.join("pki").join(slot.base_name());
                 fs::write(base.with_extension("csr"), request.csr.to_pem()).unwrap();
-                fs::write(base.with_extension("key"), key.to_pem().as_bytes()).unwrap();
+                write_secret(base.with_extension("key"), key.to_pem().as_bytes());
                 fs::write(base.with_extension("crt"), crt).unwrap();
             }
             request

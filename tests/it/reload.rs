@@ -3,11 +3,18 @@
 
 use std::fs;
 
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use serde_json::{Value, json};
 
 use crate::node::{NODEPKI, Ran};
+use crate::rotation_cluster::Daemon;
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_until};
 use crate::servers::static_pods::StaticPods;
+use crate::signing::now;
 
 const CONTROLLERS: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
@@ -209,4 +216,104 @@ fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_i
     ran.ended(75)
         .row_says(SCHEDULER, "nothing was restarted, since ");
     assert_eq!(plane.restarts()[..2], [2, 7]);
+}
+
+#[test]
+fn keeps_new_kubeconfig_if_former_one_has_expired() {
+    let plane = Plane::start();
+    plane.configure("  timeout: 5s\n");
+    let former = with_expired_certificate(&plane.conf());
+    plane.renew_killed("scheduler.conf");
+    let record = plane.node().path(RECORD);
+    let mut recorded: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    let contents = &mut recorded["restarts"][0]["previous"][0]["contents"];
+    assert!(contents.is_string(), "{recorded}");
+    *contents = json!(BASE64_STANDARD.encode(&former));
+    fs::write(&record, recorded.to_string()).unwrap();
+    let conf = plane.node().path("/etc/kubernetes/scheduler.conf");
+    let broken = plane
+        .conf()
+        .replace("https://192.0.2.11:6443", "https://192.0.2.11:1");
+    fs::write(&conf, &broken).unwrap();
+
+    plane
+        .renew(&["--name", "admin.conf"])
+        .ended(75)
+        .row_says(SCHEDULER, "failed")
+        .row_says(SCHEDULER, "the new files stay")
+        .row_says(
+            SCHEDULER,
+            "the certificate of the former /etc/kubernetes/scheduler.conf expired at ",
+        );
+    assert_eq!(plane.conf(), broken);
+}
+
+/// The kubeconfig with a client certificate that ended a year ago.
+fn with_expired_certificate(kubeconfig: &str) -> String {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let year = Duration::from_secs(365 * 86_400);
+    let begin = now() - 2 * year;
+    let expired = CertificateAuthority::self_signed("expired", key, begin, year).unwrap();
+    let pem = BASE64_STANDARD.encode(expired.bundle().to_pem());
+    let lines = kubeconfig
+        .lines()
+        .map(|line| match line.split_once("client-certificate-data:") {
+            Some((before, _)) => format!("{before}client-certificate-data: {pem}\n"),
+            None => format!("{line}\n"),
+        });
+    lines.collect()
+}
+
+#[test]
+fn manual_commands_succeed_while_daemon_waits_for_lease_of_another_node() {
+    const NEW: &str = "/etc/nodepki/new.crt";
+    let plane = Plane::start();
+    let node = plane.node();
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "nodepki-reload", "namespace": "kube-system"},
+        "spec": {"holderIdentity": "cp2", "leaseDurationSeconds": 3600},
+    });
+    assert_eq!(plane.cluster.admin().post(LEASES, &lease).0, 201);
+    plane.renew_killed("scheduler.conf");
+    plane.configure("  timeout: 10m\n");
+    let mut daemon = Daemon::start(node);
+    wait_until("the daemon waits for its turn", || {
+        daemon.said().contains("waiting for this node's turn")
+    });
+
+    let begin = Instant::now();
+    let path = node.path("/etc/kubernetes/admin.conf");
+    fs::remove_file(&path).unwrap();
+    node.nodepki(&["bootstrap", "--clock-wait", "0s"])
+        .done()
+        .row_says("admin.conf", "issued");
+    // A step of a CA change is taken, and what restarts for it waits for the same turn.
+    plane.configure("  timeout: 3s\n");
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let year = Duration::from_secs(365 * 86_400);
+    let new = CertificateAuthority::self_signed("front-proxy-ca", key, now(), year).unwrap();
+    node.write(NEW, &new.bundle().to_pem());
+    let stage = ["authority", "stage", "front-proxy-ca", "--certificate", NEW];
+    let ran = node.nodepki(&[&["-o", "json"][..], &stage].concat());
+    ran.ended(75);
+    let outcome: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(outcome["applied"], true, "{}", ran.said());
+    let reloads = outcome["reloads"].to_string();
+    assert!(reloads.contains("it is the turn of node cp2"), "{reloads}");
+    assert!(begin.elapsed() < Duration::from_secs(50), "{}", ran.said());
+    daemon.is_running();
+    assert_eq!(plane.restarts(), [0; 4]);
+
+    // The turn comes: the daemon restarts what is due by then.
+    let mut lease = plane.lease();
+    lease["spec"]["holderIdentity"] = json!("");
+    let path = format!("{LEASES}/nodepki-reload");
+    assert_eq!(plane.cluster.admin().put(&path, &lease).0, 200);
+    wait_until("the daemon restarts the scheduler", || {
+        plane.restarts()[1] == 1 && plane.lease()["spec"]["holderIdentity"] == ""
+    });
+    assert_eq!(plane.pods.crashes(), []);
+    daemon.stop();
 }

@@ -185,6 +185,11 @@ fn without_rekey_the_key_stays_byte_for_byte() {
         assert_ne!(leaf.leaf().serial(), old_leaf.leaf().serial());
         assert!(leaf.leaf().not_after() > old_leaf.leaf().not_after());
         node.assert_sound(&names);
+        // A key that may be known is not certified again.
+        renew(&node, &["--force", "--name", "apiserver"])
+            .done()
+            .row_says("apiserver", "rekeyed");
+        assert_ne!(read(&paths)[0], old[0]);
         // Another algorithm is another key, whatever rekey says.
         made_before(&node, &names, SETTLED);
         node.configure(&format!(
@@ -222,6 +227,28 @@ fn names_and_all() {
         .row_says("apiserver", "s ago, tried again after ")
         .row_says("scheduler.conf", "rekeyed");
     assert_eq!(changed(&now, &keys(&node)).len(), EVERYTHING.len() - 3);
+    let now = keys(&node);
+    for arguments in [&["--all"][..], &["--name", "apiserver"]] {
+        renew(&node, arguments)
+            .ended(75)
+            .row_says("apiserver", "held back")
+            .row_says("apiserver", "(--force renews it now)");
+    }
+    renew(&node, &["--all", "--dry-run"])
+        .ended(75)
+        .row_says("apiserver", "hold back");
+    assert_eq!(changed(&now, &keys(&node)), []);
+    renew(&node, &["--force"])
+        .ended(64)
+        .says("add --name NAME or --all");
+    renew(&node, &["--force", "--name", "apiserver"])
+        .done()
+        .row_says("apiserver", "rekeyed")
+        .row_says("apiserver", "asked for with --force");
+    assert_eq!(changed(&now, &keys(&node)), [CertName::Apiserver]);
+    let now = keys(&node);
+    renew(&node, &["--force", "--all"]).done();
+    assert_eq!(changed(&now, &keys(&node)).len(), EVERYTHING.len());
     for (command, status) in [("renew", 64), ("needs-renewal", 255)] {
         Ran::of(&mut rotating(&node, command, &["--name", "apisever"]))
             .ended(status)
@@ -663,7 +690,9 @@ fn refuses_to_end_0_over_missing_or_damaged_service_account_key() {
             .row_says("sa", "refused");
         needs(&node, &[]).ended(255).says("sa.");
         // It is not the business of a renewal of one certificate.
-        renew(&node, &["--name", "apiserver"]).done().says("sa.");
+        renew(&node, &["--force", "--name", "apiserver"])
+            .done()
+            .says("sa.");
         for (path, content) in &whole {
             node.write(path, content);
         }

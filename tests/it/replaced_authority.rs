@@ -88,7 +88,7 @@ fn refuses_to_issue_under_replaced_ca() {
         };
         run(
             &node,
-            &["renew", "--clock-wait", "0s", "--name", other],
+            &["renew", "--clock-wait", "0s", "--force", "--name", other],
             &[],
         )
         .done();

@@ -4,15 +4,24 @@
 //! Every block has its expectation here; a new one without is a failure.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use nodepki::names::Authority;
-use nodepki::x509::{CertificateAuthority, PrivateKey};
+use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
+use serde_json::json;
 use time::OffsetDateTime;
+
+use crate::kubeadm;
+use crate::machine::openssl;
 
 use crate::node::{EVERYTHING, INIT, NODEPKI, Node, Ran, with_mounts};
 use crate::running;
+use crate::servers;
+use crate::servers::cluster::{self, Authorities, Cluster, ClusterNode};
 
 const PAGE: &str = include_str!("../../packaging/runbook.md");
 const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
@@ -47,7 +56,7 @@ fn expired() -> Node {
     let node = running::running(INIT);
     node.write("/root/.keep", "");
     fs::create_dir_all(node.outside("media/usb")).unwrap();
-    crate::kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
+    kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
     // All of it again, and this time for three seconds: a busy machine needs one to verify what it has signed.
     let kept = node.read(KEPT);
     node.write(KEPT, format!("{kept}certificateValidityPeriod: 3s\n"));
@@ -75,7 +84,7 @@ fn expired() -> Node {
 fn configure(node: &Node) {
     node.write("/etc/nodepki/config.yaml", SETTINGS);
     node.write("/srv/ca/.keep", "");
-    crate::kubeadm::copy_tree(&node.ca(), &node.root().join("srv/ca"));
+    kubeadm::copy_tree(&node.ca(), &node.root().join("srv/ca"));
 }
 
 /// Runs the blocks of a section as they stand; each must end with its status and say its words.
@@ -103,11 +112,96 @@ fn follow(node: &Node, section: u32, expected: &[(i32, &[&str])]) {
 fn run(node: &Node, block: &str) -> Ran {
     let mut shell = Command::new("sh");
     shell.arg("-euc").arg(block);
-    let bin = std::path::Path::new(NODEPKI).parent().unwrap().display();
+    let bin = Path::new(NODEPKI).parent().unwrap().display();
     let place = format!(
         "mount --bind \"$1\" /mnt; mount --bind \"$1/../media\" /media; PATH={bin}:$PATH; export PATH"
     );
     with_mounts(node, &shell, &place)
+}
+
+/// Runs the block of this number in a section as it stands, on a node of a cluster.
+pub(crate) fn run_block(node: &ClusterNode, section: u32, number: usize) -> Ran {
+    let mut blocks = blocks().into_iter().filter(|(of, _)| *of == section);
+    let (_, block) = blocks.nth(number).unwrap();
+    let directory = |program: &Path| program.parent().unwrap().display().to_string();
+    let programs = [
+        directory(Path::new(NODEPKI)),
+        directory(&kubeadm::binary()),
+        directory(&servers::bin("kubectl")),
+        std::env::var("PATH").unwrap(),
+    ];
+    let mut shell = node.command("sh");
+    shell
+        .args(["-euc", &block])
+        .env("PATH", programs.join(":"))
+        .env("KUBECONFIG", "/etc/kubernetes/admin.conf");
+    shell.output().unwrap().into()
+}
+
+#[test]
+fn node_follows_upgrade_of_its_cluster() {
+    const MAP: &str = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config";
+    let cluster = Cluster::start(Authorities::External);
+    let node = cluster.first();
+    kubeadm::copy_tree(&cluster.authorities(), &node.path("/var/signer"));
+    node.write(
+        "/etc/nodepki/config.yaml",
+        &SETTINGS.replace("/srv/ca", "/var/signer"),
+    );
+    node.write("/run/kubeadm/kubeadm.yaml", cluster::INIT);
+    node.nodepki(&["bootstrap"]).done();
+    fs::remove_file(node.path("/run/kubeadm/kubeadm.yaml")).unwrap();
+    // What kubeadm upgrade does to the ConfigMap.
+    let admin = cluster.admin();
+    let (_, map) = admin.get(MAP);
+    let text = map["data"]["ClusterConfiguration"].as_str().unwrap();
+    let upgraded = text.replace("kubernetesVersion: v1.36.2", "kubernetesVersion: v1.36.3");
+    assert_ne!(text, upgraded);
+    let change = json!({"data": {"ClusterConfiguration": upgraded}});
+    assert_eq!(admin.patch(MAP, &change).0, 200);
+
+    run_block(node, 7, 0).done().says("apiserver").says("keep");
+    run_block(node, 7, 1).done();
+    let kept = fs::read_to_string(node.path(KEPT)).unwrap();
+    assert!(kept.contains("v1.36.3"), "{kept}");
+    let flags = run_block(node, 7, 2);
+    flags.done().says("--cluster-signing-cert-file=");
+    assert!(!flags.stdout.contains("ca.key"), "{}", flags.said());
+
+    // Two requests that are approved and never signed: a kubelet's, and one for a signer of its own.
+    let requests = [
+        ("kubelets", "kubernetes.io/kube-apiserver-client-kubelet"),
+        ("others", "example.com/signer"),
+    ];
+    for (name, signer) in requests {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        node.write_secret("/var/tmp/key.pem", &key.to_pem());
+        let subject = "/O=system:nodes/CN=system:node:cp1";
+        let file = node.path("/var/tmp/key.pem");
+        let file = file.to_str().unwrap();
+        let made = openssl(&["req", "-new", "-key", file, "-subj", subject]);
+        let request = json!({
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": {"name": name},
+            "spec": {
+                "request": BASE64.encode(made),
+                "signerName": signer,
+                "usages": ["digital signature", "client auth"],
+            },
+        });
+        let path = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+        let (status, said) = admin.post(path, &request);
+        assert_eq!(status, 201, "{said}");
+    }
+    let kubectl = servers::bin("kubectl");
+    let arguments = ["--kubeconfig", "/etc/kubernetes/admin.conf", "certificate"];
+    let approve = [&arguments[..], &["approve", "kubelets", "others"]].concat();
+    node.run(kubectl.to_str().unwrap(), &approve).done();
+    run_block(node, 7, 3)
+        .done()
+        .says("\"kubelets\" deleted")
+        .says_not("others");
 }
 
 const SOUND: &[(i32, &[&str])] = &[(0, &["keep", "0 errors"])];
@@ -115,7 +209,10 @@ const SOUND: &[(i32, &[&str])] = &[(0, &["keep", "0 errors"])];
 #[test]
 fn the_page_has_no_other_blocks() {
     let sections: Vec<u32> = blocks().into_iter().map(|(section, _)| section).collect();
-    assert_eq!(sections, [1, 1, 2, 3, 4, 4, 4, 5, 6]);
+    assert_eq!(
+        sections,
+        [1, 1, 2, 3, 4, 4, 4, 5, 6, 7, 7, 7, 7, 8, 8, 8, 8]
+    );
 }
 
 #[test]
@@ -198,7 +295,7 @@ fn an_expired_authority_is_told_from_what_hangs_on_it_and_replaced_by_one_of_the
     fs::create_dir_all(node.outside("media/usb")).unwrap();
     fs::write(node.outside("media/usb/ca.crt"), made(now)).unwrap();
     fs::write(node.ca().join("ca.crt"), made(now)).unwrap();
-    crate::kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
+    kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
     configure(&node);
     let radius: &[&str] = &[
         "ca: it expired at",

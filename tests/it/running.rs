@@ -222,7 +222,7 @@ fn another_certificates_directory_is_known_from_the_kept_configuration_and_held_
         ),
     );
     plan(&node)
-        .says("kube-apiserver serves /etc/other/apiserver.crt")
+        .says(&node.here("kube-apiserver serves @/etc/other/apiserver.crt"))
         .says("certificatesDir");
 }
 
@@ -448,6 +448,47 @@ fn a_worker_is_what_its_kubelet_conf_says() {
 }
 
 #[test]
+fn takes_node_with_join_configuration_of_worker_for_a_worker() {
+    let config = crate::node::JOIN.split_once("controlPlane:").unwrap().0;
+    let node = Node::of(config);
+    node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
+    run(&node, &["bootstrap", "--clock-wait", "0s", "--wait", "1s"]).done();
+    // What a network plug-in, or an earlier life of the machine, left.
+    let etcd = fs::read(node.ca().join("etcd/ca.crt")).unwrap();
+    node.write("/etc/kubernetes/pki/etcd/ca.crt", etcd);
+    node.write("/etc/kubernetes/pki/sa.pub", "");
+    let is_worker = || {
+        let status = node.run(&["status", "-o", "json"]);
+        let status: Value = serde_json::from_str(&status.done().stdout).unwrap();
+        assert_eq!(status["role"], "worker", "{status}");
+        assert_eq!(status["serviceAccount"], Value::Null);
+        let certificates = status["certificates"].as_array().unwrap();
+        assert_eq!(certificates.len(), 1, "{status}");
+        let notes = status["notes"].to_string();
+        assert!(notes.contains("/pki/sa.pub"), "{notes}");
+        let signer = local(&node);
+        let doctor = node.run(&["doctor", "--signer", &signer]);
+        doctor
+            .says_not("sa.key and sa.pub")
+            .says_not("sa-missing")
+            .says_not("missing-certificate")
+            .says_not("missing-authority");
+    };
+    is_worker();
+    // After a boot only the file that bootstrap left for kubeadm says it.
+    forget(&node);
+    assert!(node.path("/var/lib/nodepki/kubeadm-join.yaml").exists());
+    is_worker();
+    node.remove(Path::new("/var/lib/nodepki/kubeadm-join.yaml"));
+    let status = node.run(&["status", "-o", "json"]);
+    let status: Value = serde_json::from_str(&status.done().stdout).unwrap();
+    assert_eq!(
+        status["role"], "control-plane",
+        "by its files alone: {status}"
+    );
+}
+
+#[test]
 fn a_running_cluster_is_asked_for_its_configuration_once() {
     let cluster = cluster();
     let node = cluster.first();
@@ -521,7 +562,8 @@ fn renewal_wants_the_same_without_the_file_and_refuses_another_address() {
         &node,
         &["renew", "--all", "--clock-wait", "0s", "-o", "json"],
     );
-    all.done();
+    // Everything was issued just now.
+    all.ended(75);
     for (name, wish) in wishes(&all) {
         let wanted = before.get(&name).unwrap_or_else(|| panic!("{name}"));
         for field in 0..4 {

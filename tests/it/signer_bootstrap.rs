@@ -1,5 +1,8 @@
 //! Every kind of signer and a whole control-plane node: the real binary against the kind's rig.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
 #[cfg(feature = "failpoints")]
 use std::process::Stdio;
 
@@ -16,10 +19,10 @@ pub(crate) fn node(rig: &dyn Rig) -> Node {
     let node = Node::new();
     for authority in Authority::ALL {
         let file = format!("{}.crt", authority.base_name());
-        let pem = std::fs::read(rig.authorities().join(&file)).unwrap();
+        let pem = fs::read(rig.authorities().join(&file)).unwrap();
         node.write(format!("/etc/kubernetes/pki/{file}"), &pem);
     }
-    std::fs::write(node.outside("config.yaml"), rig.settings()).unwrap();
+    fs::write(node.outside("config.yaml"), rig.settings()).unwrap();
     node
 }
 
@@ -54,6 +57,46 @@ fn a_whole_control_plane_node_and_then_nothing_more() {
         assert_eq!(rig.sent(), sent, "{kind} was asked again");
         before.unchanged(&node.snapshot());
     }
+}
+
+/// The files that the settings name and that only their owner may read. An AppRole's role_id is not secret: it is the
+/// user name to the secret_id.
+fn secrets(settings: &str) -> Vec<PathBuf> {
+    let words = settings.split(|c: char| c.is_whitespace() || "{}[],'\"".contains(c));
+    let paths = words
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from);
+    let mode = |path: &PathBuf| Some(fs::metadata(path).ok()?.mode());
+    let mut secrets: Vec<PathBuf> = paths
+        .filter(|path| !path.ends_with("role-id"))
+        .filter(|path| path.is_file() && mode(path).is_some_and(|mode| mode & 0o777 == 0o600))
+        .collect();
+    secrets.sort();
+    secrets.dedup();
+    secrets
+}
+
+#[test]
+fn refuses_each_secret_that_other_users_can_read() {
+    let mut without = Vec::new();
+    for kind in lasting() {
+        let rig = rig(kind);
+        let secrets = secrets(&rig.settings());
+        if secrets.is_empty() {
+            without.push(kind.as_str());
+        }
+        for secret in secrets {
+            let node = node(rig.as_ref());
+            let set = |mode| fs::set_permissions(&secret, Permissions::from_mode(mode)).unwrap();
+            set(0o644);
+            let ran = Ran::of(&mut node.ask_command("0s"));
+            set(0o600);
+            let fix = format!("chmod 600 {}", secret.display());
+            println!("{kind}: {fix}");
+            ran.ended(65).says("mode 0644").says(&fix);
+        }
+    }
+    assert_eq!(without, ["puppet", "exec", "directory", "local"]);
 }
 
 /// Ends the process with SIGKILL as soon as the first request was taken, and where the signer pends, as soon as the

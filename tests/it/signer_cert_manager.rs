@@ -25,7 +25,7 @@ use crate::signer_contract::settings;
 use crate::signer_kubernetes::{
     assert_same_usages, denied, direct, front, gateway, issued, name_of, pending, set_up,
 };
-use crate::signing::{request, run, wanted};
+use crate::signing::{request, run, wanted, write_secret};
 
 /// A namespace of its own on the shared cluster, and a bootstrap token that may ask there.
 pub(crate) struct CertManagerRig {
@@ -57,7 +57,7 @@ impl CertManagerRig {
         let namespace = format!("pki-{}", cluster.corner());
         cluster.new_namespace(&namespace);
         let token = dir.path().join("token");
-        fs::write(&token, "abcdef.0123456789abcdef\n").unwrap();
+        write_secret(&token, "abcdef.0123456789abcdef\n");
         CertManagerRig {
             access: direct(
                 &cluster.url(),
@@ -474,7 +474,7 @@ fn what_signer_setup_prints_is_enough() {
     let node = rig
         .cluster
         .kubeconfig_of("n", &["system:bootstrappers:nodepki"]);
-    fs::write(&kubeconfig, node).unwrap();
+    write_secret(&kubeconfig, node);
     rig.access = format!("kubeconfig: {}", kubeconfig.display());
     let begin = Instant::now();
     while let Err(error) = run(rig.signer().probe()) {
@@ -491,11 +491,10 @@ fn what_signer_setup_prints_is_enough() {
 fn a_missing_namespace_and_a_missing_cert_manager_are_configuration() {
     let mut rig = CertManagerRig::new();
     let kubeconfig = rig.scratch().join("admin.conf");
-    fs::write(
+    write_secret(
         &kubeconfig,
         rig.cluster.kubeconfig_of("me", &["system:masters"]),
-    )
-    .unwrap();
+    );
     rig.access = format!("kubeconfig: {}", kubeconfig.display());
     rig.namespace = "nowhere".to_owned();
     let request = request(CertName::Apiserver);

@@ -28,7 +28,7 @@ use crate::signer_bad::verdict;
 use crate::signer_bootstrap::node;
 use crate::signing::{
     PlainFiles, now, opened_with_memory, openssl, request, request_for, run, run_program, wanted,
-    write_authorities,
+    write_authorities, write_secret,
 };
 
 const HEAD: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
@@ -221,7 +221,7 @@ impl Lab {
             ));
         }
         fs::write(there.join("roots.ini"), roots).unwrap();
-        fs::write(dir.path().join("key"), format!("{HEX}\n")).unwrap();
+        write_secret(dir.path().join("key"), format!("{HEX}\n"));
         (dir, site)
     }
 
@@ -597,7 +597,7 @@ fn a_key_on_one_side_alone_is_told_before_a_key_is_made() {
 #[test]
 fn a_wrong_key_is_a_matter_of_credentials_and_its_file_is_read_anew() {
     for lab in [Lab::serving(keyed()), Lab::rooting(keyed())] {
-        fs::write(lab.path("key"), "00112233").unwrap();
+        write_secret(lab.path("key"), "00112233");
         let signer = lab.open(&format!("profile: both, label: kubernetes, {}", lab.auth()));
         let request = request(CertName::EtcdServer);
         for result in [run(signer.probe()), run(signer.submit(&request)).map(drop)] {
@@ -615,7 +615,7 @@ fn a_wrong_key_is_a_matter_of_credentials_and_its_file_is_read_anew() {
             ("ää", "hexadecimal"),
             (" \n", "empty"),
         ] {
-            fs::write(lab.path("key"), content).unwrap();
+            write_secret(lab.path("key"), content);
             let error = run(signer.probe()).unwrap_err();
             assert_eq!(error.class, Class::Config, "{error}");
             assert!(error.to_string().contains(what), "{error}");
@@ -627,7 +627,7 @@ fn a_wrong_key_is_a_matter_of_credentials_and_its_file_is_read_anew() {
             Class::Config,
             &["/key", "No such file"],
         );
-        fs::write(lab.path("key"), HEX.to_lowercase()).unwrap();
+        write_secret(lab.path("key"), HEX.to_lowercase());
         run(signer.probe()).unwrap();
         issued(run(signer.submit(&request)));
     }
@@ -640,7 +640,7 @@ fn while_keys_change_the_old_one_is_still_good() {
         "/profiles/server/prev_auth_key",
         json!("old"),
     ));
-    fs::write(lab.path("key"), "ABCD").unwrap();
+    write_secret(lab.path("key"), "ABCD");
     let signer = lab.probed(&format!("profile: server, {}", lab.auth()));
     lab.signs(signer.as_ref(), &request(CertName::Apiserver));
 }
@@ -1409,7 +1409,7 @@ fn a_wrong_key_ends_a_run_as_not_permitted() {
     let rig = CfsslRig::new();
     let node = node(&rig);
     let key = node.outside("key");
-    fs::write(&key, "00").unwrap();
+    write_secret(&key, "00");
     let there = rig.dir.path().join("server/nodepki-kubernetes-cp1.key");
     let settings = rig
         .settings()

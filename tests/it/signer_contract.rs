@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::rig::{Rig, rig};
 use crate::signer_bad::verdict;
-use crate::signing::{now, opened, openssl, request, run, write_authorities};
+use crate::signing::{now, opened, openssl, request, run, write_authorities, write_secret};
 
 /// Nobody stands around it.
 pub(crate) struct EmbeddedRig {
@@ -340,7 +340,7 @@ fn local_names_the_file_that_is_missing_and_signs_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     write_authorities(dir.path());
     fs::remove_file(dir.path().join("etcd/ca.key")).unwrap();
-    fs::write(dir.path().join("front-proxy-ca.key"), "garbage").unwrap();
+    write_secret(dir.path().join("front-proxy-ca.key"), "garbage");
     let signer = opened(&Config::Local(local::Config {
         directory: dir.path().to_owned(),
     }));

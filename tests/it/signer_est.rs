@@ -23,7 +23,7 @@ use crate::servers::est::{Est, PASSWORD, USER, like, with_authority};
 use crate::signer_bad::verdict;
 use crate::signer_bootstrap::{complete, node};
 use crate::signing::{
-    opened_with_memory, openssl, request, request_for, run, wanted, write_authorities,
+    opened_with_memory, openssl, request, request_for, run, wanted, write_authorities, write_secret,
 };
 
 const ENROLL: &str = "/simpleenroll";
@@ -454,7 +454,7 @@ fn a_401_says_which_credential_is_missing_or_wrong() {
     );
 
     let wrong = server.ca_file().with_file_name("wrong");
-    fs::write(&wrong, "not the password").unwrap();
+    write_secret(&wrong, "not the password");
     let error = run(open(&format!("{believed}, {}", basic(&wrong))).submit(&request)).unwrap_err();
     says(
         &error,
@@ -470,7 +470,7 @@ fn a_401_says_which_credential_is_missing_or_wrong() {
     // The file is read anew.
     let signer = open(&format!("{believed}, {}", basic(&wrong)));
     assert!(run(signer.submit(&request)).is_err());
-    fs::write(&wrong, PASSWORD).unwrap();
+    write_secret(&wrong, PASSWORD);
     issued(run(signer.submit(&request)));
     fs::remove_file(&wrong).unwrap();
     let error = run(signer.submit(&request)).unwrap_err();

@@ -23,7 +23,7 @@ use crate::servers::kubernetes::{
 };
 use crate::signer_bad::verdict;
 use crate::signer_contract::settings;
-use crate::signing::{opened_with_memory, openssl, request, run, wanted};
+use crate::signing::{opened_with_memory, openssl, request, run, wanted, write_secret};
 
 /// Its own signer names on the shared cluster, and a bootstrap token.
 pub(crate) struct KubernetesRig {
@@ -43,7 +43,7 @@ impl KubernetesRig {
         let cluster = kubernetes();
         let dir = tempfile::tempdir().unwrap();
         let corner = cluster.corner();
-        fs::write(dir.path().join("token"), "abcdef.0123456789abcdef\n").unwrap();
+        write_secret(dir.path().join("token"), "abcdef.0123456789abcdef\n");
         KubernetesRig {
             access: direct(
                 &cluster.url(),
@@ -446,7 +446,7 @@ fn every_credential_gets_a_certificate_and_none_can_approve_or_sign() {
 #[test]
 fn a_token_is_read_anew_and_a_refused_one_can_be_replaced() {
     let rig = KubernetesRig::new();
-    fs::write(rig.token_file(), "abcdef.ffffffffffffffff").unwrap();
+    write_secret(rig.token_file(), "abcdef.ffffffffffffffff");
     let signer = rig.signer();
     let request = request(CertName::Apiserver);
     for error in [
@@ -468,7 +468,7 @@ fn a_token_is_read_anew_and_a_refused_one_can_be_replaced() {
             .contains(rig.token_file().to_str().unwrap()),
         "{error}"
     );
-    fs::write(rig.token_file(), "abcdef.0123456789abcdef").unwrap();
+    write_secret(rig.token_file(), "abcdef.0123456789abcdef");
     run(signer.probe()).unwrap();
     pending(run(signer.submit(&request)));
 }
@@ -478,7 +478,7 @@ fn without_the_right_to_ask_the_probe_says_which_role_is_missing() {
     let cluster = kubernetes();
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("stranger.conf");
-    fs::write(&kubeconfig, cluster.kubeconfig_of("stranger", &[])).unwrap();
+    write_secret(&kubeconfig, cluster.kubeconfig_of("stranger", &[]));
     let rig = KubernetesRig::new().reached(format!("kubeconfig: {}", kubeconfig.display()));
     let signer = rig.signer();
     let error = run(signer.probe()).unwrap_err();
@@ -573,11 +573,10 @@ fn a_node_that_could_approve_itself_is_told_so() {
     let cluster = kubernetes();
     let rig = KubernetesRig::new();
     let kubeconfig = rig.scratch().join("admin.conf");
-    fs::write(
+    write_secret(
         &kubeconfig,
         cluster.kubeconfig_of("me", &["system:masters"]),
-    )
-    .unwrap();
+    );
     let rig = rig.reached(format!("kubeconfig: {}", kubeconfig.display()));
     let node = node(&rig);
     let ran = Ran::of(&mut node.ask_command("0s"));
@@ -668,7 +667,7 @@ fn what_signer_setup_prints_is_enough_and_goes_no_further() {
     // A node with nothing but the printed group.
     let kubeconfig = rig.scratch().join("node.conf");
     let node = cluster.kubeconfig_of("set-up-node", &["system:bootstrappers:nodepki"]);
-    fs::write(&kubeconfig, node).unwrap();
+    write_secret(&kubeconfig, node);
     let rig = rig.reached(format!("kubeconfig: {}", kubeconfig.display()));
     let begin = Instant::now();
     while run(rig.signer().probe()).is_err() {
@@ -932,7 +931,7 @@ fn cert_manager_itself_signs() {
         "0123456789abcdef",
         "system:bootstrappers:nodepki",
     );
-    fs::write(rig.token_file(), &token).unwrap();
+    write_secret(rig.token_file(), &token);
 
     // Without the right to name the Issuer.
     let refused = request(CertName::EtcdPeer);
@@ -1587,11 +1586,10 @@ fn a_missing_api_is_not_a_missing_request() {
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("admin.conf");
     let text = cluster.kubeconfig_of("me", &["system:masters"]);
-    fs::write(
+    write_secret(
         &kubeconfig,
         text.replace(&cluster.url(), &format!("{}/elsewhere", cluster.url())),
-    )
-    .unwrap();
+    );
     let rig = KubernetesRig::new().reached(format!("kubeconfig: {}", kubeconfig.display()));
     let request = request(CertName::Apiserver);
     for error in [
@@ -1748,10 +1746,10 @@ fn exit_codes_are_those_of_the_causes() {
     let credential = format!("tokenFile: {}", token.display());
     let good = direct(&cluster.url(), &cluster.ca_file(), &credential);
     let name = "pki.example.com/{authority}";
-    fs::write(&token, "abcdef.ffffffffffffffff").unwrap();
+    write_secret(&token, "abcdef.ffffffffffffffff");
     let ran = of(good.clone(), name);
     assert_eq!(ran.code, Some(77), "{}", ran.said());
-    fs::write(&token, "abcdef.0123456789abcdef").unwrap();
+    write_secret(&token, "abcdef.0123456789abcdef");
     let nobody = format!("https://127.0.0.1:{}", crate::servers::free_port());
     let ran = of(direct(&nobody, &cluster.ca_file(), &credential), name);
     assert_eq!(ran.code, Some(69), "{}", ran.said());
@@ -1941,14 +1939,14 @@ fn polls_own_request_with_new_credential() {
     let group = "system:bootstrappers:nodepki";
     let secret = "fedcba9876543210";
     let token = rig.cluster.new_bootstrap_token("fedcb9", secret, group);
-    fs::write(rig.token_file(), format!("{token}\n")).unwrap();
+    write_secret(rig.token_file(), format!("{token}\n"));
     assert_eq!(pending(run(rig.signer().poll(&request, &ticket))).0, ticket);
     let recovered = run(rig.signer().recover(&request, None)).map(Option::unwrap);
     assert_eq!(pending(recovered).0, ticket);
     // Without what this node remembers of it, the creator decides.
     rig.dir = {
         let fresh = tempfile::tempdir().unwrap();
-        fs::write(fresh.path().join("token"), format!("{token}\n")).unwrap();
+        write_secret(fresh.path().join("token"), format!("{token}\n"));
         fresh
     };
     let token_file = rig.token_file();

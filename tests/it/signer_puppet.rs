@@ -222,7 +222,7 @@ impl Rig for PuppetRig {
         Some(Denial {
             signer,
             ticket: Some(ticket),
-            reason: "somebody deleted the request",
+            reason: "was deleted at",
         })
     }
 
@@ -1064,7 +1064,7 @@ fn a_request_pends_over_restarts_until_it_is_denied() {
         ran.ended(65)
             .row_says("etcd-peer", "denied")
             .row_says("etcd-server", "held back")
-            .says("somebody deleted the request");
+            .says("was deleted at");
         assert!(node.leaf(CertName::EtcdPeer).is_none());
         assert!(node.leaf(CertName::FrontProxyClient).is_some());
     }

@@ -26,7 +26,7 @@ use crate::signer_bad::verdict;
 use crate::signer_bootstrap::node;
 use crate::signing::{
     PlainFiles, now, opened_with_memory, openssl, request, request_for, request_with_key, run,
-    wanted,
+    wanted, write_secret,
 };
 
 const HEAD: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
@@ -246,7 +246,7 @@ impl StepRig {
     fn hand_over(&self, name: CertName, token: &str) -> String {
         let name = name.as_str().replace('.', "-");
         let file = self.dir.path().join(format!("{name}.jwt"));
-        fs::write(&file, format!("{token}\n")).unwrap();
+        write_secret(&file, format!("{token}\n"));
         file.display().to_string()
     }
 }
@@ -798,7 +798,7 @@ fn expired(dir: &Path) {
         .issue(key.public_key(), &profile, then)
         .unwrap();
     fs::write(dir.join("expired.crt"), certificate.to_pem()).unwrap();
-    fs::write(dir.join("expired.key"), key.to_pem().as_bytes()).unwrap();
+    write_secret(dir.join("expired.key"), key.to_pem().as_bytes());
 }
 
 #[test]
@@ -816,8 +816,8 @@ fn what_does_not_fit_to_the_provisioner_is_said_before_anything_is_sent() {
     fs::create_dir(&here).unwrap();
     let foreign = crate::gateway::Issuer::new("foreign-ca").client("cp1");
     fs::write(here.join("foreign.crt"), &foreign.chain_pem).unwrap();
-    fs::write(here.join("foreign.key"), &foreign.key_pem).unwrap();
-    fs::write(here.join("jwe"), "eyJhbGciOiJQQkVTMiJ9.a.b.c.d").unwrap();
+    write_secret(here.join("foreign.key"), &foreign.key_pem);
+    write_secret(here.join("jwe"), "eyJhbGciOiJQQkVTMiJ9.a.b.c.d");
     let here = here.display();
     let jwk_at = |file: &str| format!("{{jwk: {{keyFile: {here}/{file}}}}}");
     for (stanza, class, words) in [
@@ -1242,7 +1242,7 @@ fn tokens_made_as_printed_give_all_that_an_authority_signs() {
             "iss": after("--provisioner")[0], "aud": "https://127.0.0.1/1.0/sign", "sub": subject, "sans": sans,
             "iat": seconds, "nbf": seconds - 1, "exp": seconds + 300, "jti": format!("{}-{name}", rig.twin), "user": user,
         });
-        fs::write(rig.dir.path().join(format!("{name}.jwt")), token(&claims)).unwrap();
+        write_secret(rig.dir.path().join(format!("{name}.jwt")), token(&claims));
         made += 1;
     }
     assert_eq!(made, 4, "{}", printed.stdout);

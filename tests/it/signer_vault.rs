@@ -21,7 +21,9 @@ use crate::rig::{Front, Rig};
 use crate::servers::kubernetes::kubernetes;
 use crate::servers::vault::{Bao, Space, put, text};
 use crate::signer_bad::verdict;
-use crate::signing::{opened_with_memory, openssl, request, request_for, run, wanted};
+use crate::signing::{
+    opened_with_memory, openssl, request, request_for, run, wanted, write_secret,
+};
 
 const HEAD: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
 
@@ -398,7 +400,7 @@ fn what_is_printed_is_enough_for_a_whole_node_and_for_nothing_else() {
         let command = commented(&script, part);
         let (_, destination) = command.split_once("# into ").unwrap();
         assert_eq!(destination.trim(), file.display().to_string());
-        fs::write(file, shell(&command)).unwrap();
+        write_secret(file, shell(&command));
     }
 
     Ran::of(&mut node.ask_command("1s")).done();
@@ -1362,7 +1364,7 @@ fn a_dead_token_is_replaced_by_one_login_and_no_more() {
     // A remembered token of another configuration is not used.
     let mut kept: Value = serde_json::from_str(&lab.remembers("token").unwrap()).unwrap();
     kept["origin"] = json!("elsewhere");
-    fs::write(lab.path("memory/token"), kept.to_string()).unwrap();
+    write_secret(lab.path("memory/token"), kept.to_string());
     let signer = lab.through(&gateway, "role: any", &auth);
     let _ = run(signer.submit(&etcd_server()));
     assert_eq!(count(&gateway, "/login"), 3);

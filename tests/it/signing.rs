@@ -147,8 +147,14 @@ pub(crate) fn write_authorities(dir: &Path) {
         .unwrap();
         let base = dir.join(authority.base_name());
         fs::write(base.with_extension("crt"), made.bundle().to_pem()).unwrap();
-        fs::write(base.with_extension("key"), pem.as_bytes()).unwrap();
+        write_secret(base.with_extension("key"), pem.as_bytes());
     }
+}
+
+/// Writes a file that only its owner can read.
+pub(crate) fn write_secret(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
+    fs::write(&path, bytes).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 /// Runs OpenSSL; its absence is a failure of the test.
@@ -280,6 +286,10 @@ pub(crate) struct PlainFiles;
 impl Files for PlainFiles {
     fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
         fs::read(path).map(Zeroizing::new)
+    }
+
+    fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        self.read(path)
     }
 }
 

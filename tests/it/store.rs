@@ -407,16 +407,19 @@ fn links_directories_pipes_sockets_and_devices_are_not_replaced() {
     )
     .unwrap();
     fs::write(pki.join("file.key"), "not a directory").unwrap();
+    let nowhere = fixture.path("/nowhere");
+    let [to_secret, to_nowhere] =
+        [&secret, &nowhere].map(|target| format!("is a symbolic link to {}", target.display()));
     for (name, obstacle, words) in [
         (
             "link.key",
-            Obstacle::Symlink("/secret".into()),
-            "is a symbolic link to /secret",
+            Obstacle::Symlink(secret.clone()),
+            to_secret.as_str(),
         ),
         (
             "dangling.key",
-            Obstacle::Symlink("/nowhere".into()),
-            "is a symbolic link to /nowhere",
+            Obstacle::Symlink(nowhere.clone()),
+            to_nowhere.as_str(),
         ),
         (
             "directory.key",

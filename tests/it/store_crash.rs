@@ -670,11 +670,9 @@ fn contents_that_do_not_fit_their_digest_are_not_installed() {
         fs::write(path, text).unwrap();
     });
     let error = recovery.unwrap_err().to_string();
-    assert!(
-        error
-            .contains("the contents for /etc/kubernetes/pki/apiserver.key do not fit their digest"),
-        "{error}"
-    );
+    let key = fixture.path("/etc/kubernetes/pki/apiserver.key");
+    let words = format!("the contents for {} do not fit their digest", key.display());
+    assert!(error.contains(&words), "{error}");
     assert_eq!(fixture.text(PAIRS[0].0), "old");
 }
 

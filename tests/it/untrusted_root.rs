@@ -22,6 +22,7 @@ use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
 use crate::node::{INIT, NODEPKI, Node, Ran, Snapshot, with_mounts};
+use crate::signing::write_secret;
 
 /// What must never leave this machine.
 const SECRET: &str = "the-secret-of-this-machine";
@@ -96,7 +97,7 @@ impl Image {
     }
 
     fn of(node: Node) -> Self {
-        fs::write(node.outside("token"), SECRET).unwrap();
+        write_secret(node.outside("token"), SECRET);
         fs::set_permissions(node.outside("token"), fs::Permissions::from_mode(0o600)).unwrap();
         fs::create_dir(node.outside("theirs")).unwrap();
         node.write(KUBEADM, INIT);
@@ -204,7 +205,9 @@ fn keeps_host_token_from_kubeconfig_of_the_image() {
     server.heard_no_secret();
 
     // The server is reached with a token of the image, so that the silence above is not that of a broken server.
-    image.node.write("/etc/token", "the-secret-of-the-image");
+    image
+        .node
+        .write_secret("/etc/token", "the-secret-of-the-image");
     let text = kubeconfig_with_token(&server);
     image.node.write("/etc/kubernetes/kubelet.conf", text);
     image.harmless(&[&["doctor", "--kubeconfig", kubeconfig]]);
@@ -261,7 +264,7 @@ fn reads_host_token_for_kubeconfig_of_this_machine() {
     let server = Recorder::start();
     let image = Image::bootstrapped();
     let conf = image.node.outside("mine.conf");
-    fs::write(&conf, kubeconfig(&server.url(), "{tokenFile: token}")).unwrap();
+    write_secret(&conf, kubeconfig(&server.url(), "{tokenFile: token}"));
     // A file of the same name in the image is not taken for it.
     let shadow = image.path(image.token().to_str().unwrap());
     fs::create_dir_all(shadow.parent().unwrap()).unwrap();
@@ -296,7 +299,7 @@ fn keeps_host_files_and_credentials_from_settings_of_the_image() {
     let token = token.display();
     let url = server.url();
     let conf = image.node.outside("mine.conf");
-    fs::write(&conf, kubeconfig(&url, &format!("{{token: {SECRET}}}"))).unwrap();
+    write_secret(&conf, kubeconfig(&url, &format!("{{token: {SECRET}}}")));
     let conf = conf.display();
     for signer in [
         format!("vault: {{address: '{url}', mount: pki, role: r, auth: {{tokenFile: {token}}}}}"),
@@ -340,7 +343,7 @@ fn runs_no_program_that_the_image_names() {
         .node
         .run(&["bootstrap", "--wait", "1s", "--clock-wait", "0s"])
         .ended(78)
-        .says("name the program /bin/sh (exec.command)")
+        .says(&image.node.here("name the program @/bin/sh (exec.command)"))
         .says("--signer exec:/bin/sh")
         .says("--config FILE");
     // Found in the image, a file named with --config is one of the image, however it is named.
@@ -360,7 +363,7 @@ fn runs_no_program_that_the_image_names() {
                 &config,
             ])
             .ended(78)
-            .says("name the program /bin/sh");
+            .says(&image.node.here("name the program @/bin/sh"));
     }
     // Offline signing needs no signer.
     let requests = image.node.outside("requests");
@@ -397,7 +400,7 @@ fn runs_no_hook_of_the_image_after_a_renewal() {
     for name in ["ca", "front-proxy-ca", "etcd/ca"] {
         for extension in ["crt", "key"] {
             let file = format!("{name}.{extension}");
-            image.node.write(
+            image.node.write_secret(
                 format!("/ca/{file}"),
                 fs::read(image.node.ca().join(&file)).unwrap(),
             );
@@ -478,11 +481,10 @@ fn keeps_host_files_from_kubeadm_configuration_of_the_image() {
     let server = Recorder::start();
     let image = Image::new();
     let conf = image.node.outside("theirs").join("discovery.conf");
-    fs::write(
+    write_secret(
         &conf,
         kubeconfig(&server.url(), &format!("{{token: {SECRET}}}")),
-    )
-    .unwrap();
+    );
     image.settings(&format!(
         "join: {{certificateKey: {}}}\n",
         image.token().display()
@@ -813,7 +815,7 @@ fn reads_and_writes_nothing_on_mounts_of_this_machine() {
     let text = kubeconfig(&server.url(), "{tokenFile: /mnt/token}");
     image.node.write("/etc/kubernetes/evil.conf", text);
     image.node.write("/mnt/.keep", "");
-    fs::write(theirs.join("token"), SECRET).unwrap();
+    write_secret(theirs.join("token"), SECRET);
     image.settings(&format!(
         "{ALL}signers: {{s: {{directory: {{path: /mnt/drop}}}}}}\n"
     ));
@@ -902,18 +904,23 @@ fn opens_no_file_of_this_machine_that_the_image_names() {
         "{ALL}signers: {{s: {{vault: {{address: 'http://127.0.0.1:9', mount: p, role: r, auth: {{tokenFile: {}}}}}}}}}\n",
         token.display()
     ));
-    for arguments in LOADS {
-        let log = image.node.outside("strace");
+    for (run, arguments) in LOADS.iter().enumerate() {
+        // One file a thread, so that no call is split by another one.
+        let logs = image.node.outside(&format!("strace-{run}"));
+        fs::create_dir(&logs).unwrap();
         let traced = Command::new("strace")
-            .args(["-f", "-e", "trace=open,openat,openat2", "-o"])
-            .arg(&log)
+            .args(["-ff", "-e", "trace=open,openat,openat2", "-o"])
+            .arg(logs.join("log"))
             .arg(NODEPKI)
             .arg("--root")
             .arg(image.node.root())
             .args(*arguments)
             .output()
             .unwrap();
-        let log = fs::read_to_string(&log).unwrap();
+        let log: String = fs::read_dir(&logs)
+            .unwrap()
+            .map(|file| fs::read_to_string(file.unwrap().path()).unwrap())
+            .collect();
         assert!(
             !log.is_empty(),
             "{}",

@@ -4,14 +4,14 @@ use time::OffsetDateTime;
 
 use super::{Survey, SurveyedBundle, SurveyedCert, TrustSource};
 use crate::agent::Provided;
-use crate::assess::{self, Replaced, Witness, trusted_by};
+use crate::assess::{self, Replaced, Witness, shared_authorities, trusted_by};
 use crate::names::Authority;
 use crate::plan::Output;
 use crate::store::Root;
 use crate::x509::{Certificate, TrustBundle, hex};
 
 impl SurveyedCert {
-    fn witness(&self, root: &Root) -> Witness<'_> {
+    fn witness(&self) -> Witness<'_> {
         let file = match &self.spec.output {
             Output::Kubeconfig { path, .. } => path,
             Output::Pair { certificate, .. } => certificate,
@@ -19,7 +19,7 @@ impl SurveyedCert {
         let kubeconfig = self.found.kubeconfig.as_ref();
         Witness {
             name: self.spec.name,
-            file: root.on_this_machine(file).display().to_string(),
+            file: file.to_string(),
             chain: self.found.chain.present(),
             trusts: trusted_by(kubeconfig.and_then(|found| found.authority.as_deref())),
             installed: self.installed,
@@ -37,16 +37,6 @@ impl Survey {
         provided: &Provided,
         now: OffsetDateTime,
     ) {
-        // A damaged record is reported elsewhere; without it only the finer points are missing.
-        let issued = root.issued().unwrap_or_default();
-        for cert in &mut self.certs {
-            let (Some(chain), Some(record)) =
-                (cert.found.chain.present(), issued.get(&cert.spec.name))
-            else {
-                continue;
-            };
-            cert.installed = Some(record.sha256 == hex(&chain.leaf().fingerprint()));
-        }
         let changes = root.authority_changes().unwrap_or_default();
         let mut refused = Vec::new();
         let mut copies = Vec::new();
@@ -55,9 +45,8 @@ impl Survey {
             let Some(present) = bundle.found.present() else {
                 continue;
             };
-            let path = root.on_this_machine(&bundle.spec.path);
-            let witnesses = self.witnesses(root, authority);
-            let path = path.display().to_string();
+            let witnesses = self.witnesses(authority);
+            let path = bundle.spec.path.to_string();
             copies.extend(assess::valid_copy(present, &witnesses, &path, now));
             let source = trust(authority);
             let is_activated = changes.get(&authority).is_some_and(|change| {
@@ -69,12 +58,11 @@ impl Survey {
             if is_activated || is_pinned || is_handed_over {
                 continue;
             }
-            let file = match (&source.file, bundle.in_place) {
-                (Some(file), false) => file,
-                _ => &bundle.spec.path,
+            let shown = match (&source.file, bundle.in_place) {
+                (Some(file), false) => root.on_this_machine(file).display().to_string(),
+                _ => bundle.spec.path.to_string(),
             };
-            let shown = root.on_this_machine(file).display().to_string();
-            if let Some(replaced) = self.replaced_by(root, authority, present) {
+            if let Some(replaced) = self.replaced_by(authority, present) {
                 let sentence = replaced.sentence(&shown);
                 let fix = replaced.fix(authority, &shown, present);
                 refused.push((place, sentence, fix));
@@ -94,32 +82,58 @@ impl Survey {
         }
     }
 
-    fn witnesses(&self, root: &Root, authority: Authority) -> Vec<Witness<'_>> {
+    /// Adds a note for each authority that accepts certificates of others. `learned` are bundles that are not on disk.
+    pub(in crate::agent) fn note_shared_authorities<'t>(
+        &'t mut self,
+        learned: impl Fn(Authority) -> Option<&'t TrustBundle>,
+    ) {
+        let bundles: Vec<(Authority, &TrustBundle)> = self
+            .bundles
+            .iter()
+            .filter_map(|bundle| {
+                let authority = bundle.spec.authority;
+                let trust = bundle.found.present().or_else(|| learned(authority))?;
+                Some((authority, trust))
+            })
+            .collect();
+        let mut notes = Vec::new();
+        for shared in shared_authorities(&bundles) {
+            let mut of_authority = self.bundles.iter();
+            let found = of_authority.find(|bundle| bundle.spec.authority == shared.authority);
+            if let Some(found) = found {
+                let path = found.spec.path.to_string();
+                notes.push(format!("{}; {}", shared.sentence(&path), shared.fix()));
+            }
+        }
+        notes.retain(|note| !self.notes.contains(note));
+        self.notes.extend(notes);
+    }
+
+    fn witnesses(&self, authority: Authority) -> Vec<Witness<'_>> {
         self.certs
             .iter()
             .filter(|cert| cert.spec.authority == authority)
-            .map(|cert| cert.witness(root))
+            .map(SurveyedCert::witness)
             .collect()
     }
 
     /// Whether `present` is another CA than the one to which the certificates and kubeconfigs of this node belong.
     pub(in crate::agent) fn replaced_by(
         &self,
-        root: &Root,
         authority: Authority,
         present: &TrustBundle,
     ) -> Option<Replaced> {
-        let witnesses = self.witnesses(root, authority);
+        let witnesses = self.witnesses(authority);
         let others = self.bundles.iter();
         let others = others.filter(|bundle| bundle.spec.authority != authority);
         let elsewhere: Vec<(String, Certificate)> = others
             .flat_map(|bundle: &SurveyedBundle| {
-                let file = root.on_this_machine(&bundle.spec.path);
+                let file = &bundle.spec.path;
                 let certificates = bundle.found.present().map(TrustBundle::certificates);
                 certificates
                     .unwrap_or_default()
                     .iter()
-                    .map(move |certificate| (file.display().to_string(), certificate.clone()))
+                    .map(move |certificate| (file.to_string(), certificate.clone()))
             })
             .collect();
         assess::replaced(present, &witnesses, &elsewhere)

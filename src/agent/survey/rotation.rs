@@ -68,7 +68,10 @@ impl Survey {
                 .and_then(|bundle| bundle.found.present());
             let age = Age::of(chain, recorded, trust, cert.spec.profile.lifetime);
             cert.age = Some(age);
-            let late = cert.is_of_kubelet().then(|| after_the_kubelet(rotation));
+            let late = cert
+                .found
+                .is_of_kubelet()
+                .then(|| after_the_kubelet(rotation));
             let rotation = late.as_ref().unwrap_or(rotation);
             cert.due = Some(due_at(&age.life, rotation, node).0);
         }
@@ -89,6 +92,7 @@ impl Survey {
             let serving = cert.age.filter(|_| cert.still_serves(trust.as_ref(), now));
             let authorities = trust.iter().flat_map(TrustBundle::certificates);
             let late = cert
+                .found
                 .is_of_kubelet()
                 .then(|| after_the_kubelet(&rotating.rotation));
             let rules = assess::Rules {
@@ -103,6 +107,7 @@ impl Survey {
             cert.next = rotated.next;
             // A change of the CA waits for this certificate, however long the old one is valid.
             cert.urgent = rotated.urgent || rotating.demand == Demand::Anew;
+            cert.deferred = rotated.deferred;
             cert.for_age = rotated.for_age;
         }
     }

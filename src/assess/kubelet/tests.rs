@@ -137,7 +137,7 @@ fn what_counts_is_what_the_kubelet_uses() {
         assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
         assert_eq!(
             store.target().unwrap(),
-            Path::new("/var/lib/kubelet/pki").join(DATED)
+            NodePath::from("/var/lib/kubelet/pki").join(DATED)
         );
 
         // kubeadm init before kubelet-finalize, and every join: the kubelet has rotated, kubelet.conf is old.
@@ -215,5 +215,5 @@ fn what_counts_is_what_the_kubelet_uses() {
         by_file(elsewhere, Some(&fresh)),
         on_disk(link(DATED), Some(&fresh)),
     );
-    assert_eq!(found.store.unwrap().link(), Path::new(elsewhere));
+    assert_eq!(found.store.unwrap().link(), NodePath::from(elsewhere));
 }

@@ -134,8 +134,19 @@ fn decisions() {
             &always,
             Demand::Asked,
             ISSUED + time::Duration::minutes(12),
-            kept("asked for; renewed 12m ago, tried again after 2026-01-01T01:00:00Z"),
+            kept(
+                "asked for; renewed 12m ago, tried again after 2026-01-01T01:00:00Z (--force renews it now)",
+            ),
             Some(datetime!(2026-01-01 01:00 UTC)),
+        ),
+        (
+            "just renewed and forced",
+            keep(),
+            &always,
+            Demand::Forced,
+            ISSUED + time::Duration::minutes(12),
+            issue(&["asked for with --force"]),
+            None,
         ),
         (
             "asked for",

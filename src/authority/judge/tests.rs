@@ -67,6 +67,7 @@ fn evidence(bundle: &[&CertificateAuthority], issuer: &CertificateAuthority) -> 
         signing: Vec::new(),
         change: None,
         restarts: Vec::new(),
+        rolled_back: Vec::new(),
     }
 }
 
@@ -99,6 +100,50 @@ fn the_order_of_the_bundle_is_the_phase() {
         let names: Vec<_> = found.bundle.iter().map(named).collect();
         assert_eq!(found.phase(), phase, "{names:?} {record}");
     }
+}
+
+#[test]
+fn names_new_ca_that_only_kubeconfigs_trust_and_takes_it_out() {
+    let (old, new) = (authority("old"), authority("new"));
+    let (was, comes) = (certificate(&old), certificate(&new));
+    let mut node = evidence(&[&old], &old);
+    node.change = recorded(&old, &new);
+    assert_eq!(node.unsettled(), Vec::<String>::new());
+    assert!(node.undone().is_none());
+
+    node.kubeconfigs[0].certificates = Ok(vec![was.clone(), comes.clone()]);
+    assert_eq!(node.phase(), Phase::Settled);
+    let missing = AuthorityReport::of(&node, NOW).missing;
+    assert_eq!(missing.len(), 1, "{missing:?}");
+    assert!(
+        missing[0].contains("is trusted in admin.conf, but not in ca.crt"),
+        "{missing:?}"
+    );
+    let undone = node.undone().unwrap();
+    assert_eq!(undone.bundle, std::slice::from_ref(&was));
+    assert_eq!(undone.kubeconfig(&[was.clone(), comes]), [was]);
+    assert_eq!(undone.change, None);
+}
+
+#[test]
+fn names_rolled_back_step_and_lets_it_be_repeated() {
+    let (old, new) = (authority("old"), authority("new"));
+    let mut node = evidence(&[&new, &old], &new);
+    node.change = recorded(&old, &new);
+    node.rolled_back = vec![RolledBack {
+        component: Component::Etcd,
+        why: "it crashed".to_owned(),
+    }];
+    assert_eq!(node.phase(), Phase::Activated);
+    assert_eq!(node.unactivated(NOW), Vec::<String>::new());
+    let restarts = AuthorityReport::of(&node, NOW).restarts;
+    assert!(
+        restarts[0].contains("it crashed") && restarts[0].contains("authority retire ca` again"),
+        "{restarts:?}"
+    );
+    // Activation needs the proof that the component has read both.
+    node.bundle.reverse();
+    assert_eq!(node.unstaged().len(), 1, "{:?}", node.unstaged());
 }
 
 #[test]
@@ -284,9 +329,9 @@ fn one_signing_certificate_is_all_that_kube_controller_manager_takes() {
     node.change = recorded(&old, &new);
     let mut signing = Signing {
         flag: "cluster-signing-cert-file".to_owned(),
-        file: "/etc/kubernetes/pki/ca.crt".to_owned(),
+        file: "/etc/kubernetes/pki/ca.crt".into(),
         is_bundle: true,
-        manifest: "kcm.yaml".to_owned(),
+        manifest: "/etc/kubernetes/manifests/kcm.yaml".into(),
         certificates: vec![certificate(&old)],
     };
     node.signing = vec![signing];
@@ -297,7 +342,7 @@ fn one_signing_certificate_is_all_that_kube_controller_manager_takes() {
     assert!(node.unstaged().contains(&trouble[0]));
     signing = node.signing.remove(0);
     signing.is_bundle = false;
-    signing.file = "/etc/kubernetes/pki/ca-signing.crt".to_owned();
+    signing.file = "/etc/kubernetes/pki/ca-signing.crt".into();
     node.signing = vec![signing];
     assert_eq!(node.unstaged(), Vec::<String>::new());
     let why = node.unactivated(NOW);
@@ -315,7 +360,7 @@ fn peers_are_proven_or_stated() {
     let comes = certificate(&new);
     let report = |node: &str, evidence: &Evidence| NodeReport {
         node: node.to_owned(),
-        cluster: "prod".to_owned(),
+        cluster: Some("prod".to_owned()),
         at: NOW,
         authorities: vec![AuthorityReport::of(evidence, NOW)],
     };
@@ -415,11 +460,42 @@ fn peers_are_proven_or_stated() {
     let why = prove(&peers, &nodes()).unwrap_err().join("\n");
     assert!(why.contains("have it written anew"), "{why}");
     let mut foreign = report("cp2", &staged);
-    foreign.cluster = "other".to_owned();
+    foreign.cluster = Some("other".to_owned());
     let peers = Peers {
         reports: vec![("cp2.json".to_owned(), foreign)],
         stated: false,
     };
     let why = prove(&peers, &nodes()).unwrap_err().join("\n");
     assert!(why.contains("of the cluster \"other\""), "{why}");
+}
+
+#[test]
+fn refuses_report_of_worker_that_does_not_know_its_cluster() {
+    let (old, new) = (authority("old"), authority("new"));
+    let mut staged = evidence(&[&old, &new], &old);
+    staged.change = recorded(&old, &new);
+    let report = NodeReport {
+        node: "w1".to_owned(),
+        cluster: None,
+        at: NOW,
+        authorities: vec![AuthorityReport::of(&staged, NOW)],
+    };
+    let text = serde_json::to_string(&report).unwrap();
+    assert!(!text.contains("cluster\":"), "{text}");
+    let peers = Peers {
+        reports: vec![("w1.json".to_owned(), serde_json::from_str(&text).unwrap())],
+        stated: false,
+    };
+    let nodes = Nodes::Listed(["cp1", "w1"].map(str::to_owned).into());
+    let need = Need::Trusts(&certificate(&new));
+    let why = peers.prove(("cp1", "prod"), Authority::Ca, need, &nodes, NOW);
+    let why = why.unwrap_err().join("\n");
+    assert!(
+        why.contains("w1.json does not name the cluster of w1"),
+        "{why}"
+    );
+    assert!(
+        why.contains("kubeadm-config") && why.contains("nodepki renew"),
+        "{why}"
+    );
 }

@@ -155,20 +155,18 @@ fn success_forgets_the_failures_before() {
 #[test]
 fn another_run_is_no_failure() {
     let mut agenda = agenda();
-    let busy = || Ended {
-        next: None,
-        ends: None,
-        open: Some(Open::Busy("pid 7: nodepki renew".to_owned())),
-    };
     for _ in 0..50 {
-        agenda.stepped(busy(), START);
+        agenda.stepped(Ended::busy("pid 7: nodepki renew".to_owned()), START);
+        assert!(agenda.waits_for_lock());
         assert_eq!(planned(&mut agenda, Duration::ZERO), TURN);
     }
     assert_eq!(
         agenda.status(),
-        "another run is at work, and its end is waited for: pid 7: nodepki renew"
+        "another run holds the lock: pid 7: nodepki renew; waiting for it to end"
     );
     assert_eq!(agenda.failures, 0);
+    agenda.stepped(settled(Some(START + DAY)), START);
+    assert!(!agenda.waits_for_lock());
 }
 
 #[test]

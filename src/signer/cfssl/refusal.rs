@@ -186,7 +186,7 @@ impl Cfssl {
                     "put that key into {}; while keys change, the server can take the old one as prev_auth_key",
                     key_file.map_or_else(
                         || "the file under auth.keyFile".to_owned(),
-                        ToString::to_string
+                        |file| self.server.shown_secret(file)
                     )
                 ),
             ),

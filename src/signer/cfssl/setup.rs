@@ -86,12 +86,14 @@ impl Script {
         if !files.is_empty() {
             let files: Vec<&str> = files.iter().map(String::as_str).collect();
             self.comment(&format!(
-                "Bring it to the node, as {}. Whoever holds it can have any organization certified, system:masters too:",
+                "Bring it to the node, as {}, with mode 0600. A holder of it can have any organization certified, system:masters too:",
                 files.join(" and ")
             ));
             self.comment("CFSSL's name_whitelist is about common names and DNS names.");
             let file = quoted(&format!("{key}.key"));
-            self.line(&format!("[ -s {file} ] || openssl rand -hex 32 >{file}"));
+            self.line(&format!(
+                "[ -s {file} ] || (umask 077; openssl rand -hex 32 >{file})"
+            ));
         }
         for (label, wanted) in &labels {
             self.configuration(label, wanted, &key);

@@ -73,7 +73,7 @@ fn signer(script: &mut String, part: &Part<'_, Config>) {
         ),
         Auth::Jwk { key_file, .. } => (
             format!(
-                "The nodes have the private half as {key_file}. A pair is made with:\n  \
+                "The nodes have the private half as {key_file}, with mode 0600. A pair is made with:\n  \
                  #   step crypto jwk create nodepki.pub nodepki.jwk --no-password --insecure"
             ),
             "--type JWK --public-key \"${PUBLIC:-nodepki.pub}\"",

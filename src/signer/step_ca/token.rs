@@ -85,12 +85,13 @@ impl Credential {
             Auth::X5c { certificate, key } => x5c(server, certificate, key, now).map(Some),
             Auth::Jwk { key_file, kid } => {
                 let text = server.secret(key_file)?;
+                let shown = server.shown_secret(key_file);
                 let (key, own) = PrivateKey::from_jwk_or_pem(&text).map_err(|error| {
                     SignerError::config(
-                        format!("{}: {key_file} is no key to sign tokens with: {error}", server.label()),
+                        format!("{}: {shown} is no key to sign tokens with: {error}", server.label()),
                         format!(
                             "put the provisioner's private key there as a plain JSON Web Key, readable for root alone: \
-                             step crypto jwe decrypt < ENCRYPTED > {key_file}"
+                             step crypto jwe decrypt < ENCRYPTED > {shown}"
                         ),
                     )
                 })?;
@@ -118,12 +119,13 @@ fn x5c(
 ) -> Result<Credential, SignerError> {
     let label = server.label();
     let unusable = |file: &SecretFile, why: String| {
+        let file = server.shown_secret(file);
         SignerError::config(
             format!("{label}: {file} cannot be used for X5C tokens: {why}"),
             "put a certificate with client authentication there that the provisioner's roots issued, and its key",
         )
     };
-    let pem = server.secret(certificate)?;
+    let pem = server.public(certificate)?;
     let chain = Chain::from_pem(pem.as_bytes())
         .map_err(|error| unusable(certificate, error.to_string()))?;
     let pem = server.secret(key)?;
@@ -131,7 +133,10 @@ fn x5c(
         PrivateKey::from_pem(pem.as_bytes()).map_err(|error| unusable(key, error.to_string()))?;
     let leaf = chain.leaf();
     if leaf.public_key() != private.public_key() {
-        let why = format!("it is not the key of the certificate in {certificate}");
+        let why = format!(
+            "it is not the key of the certificate in {}",
+            server.shown_secret(certificate)
+        );
         return Err(unusable(key, why));
     }
     let allows = |usages: &[String]| {

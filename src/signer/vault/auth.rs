@@ -4,6 +4,7 @@ use serde_json::{Map as JsonMap, Value, json};
 
 use super::path;
 use crate::schema::{SecretFile, required, section};
+use crate::signer::server::Server;
 use crate::yaml::{Field, Map};
 
 /// How the node proves who it is.
@@ -185,18 +186,20 @@ impl Auth {
     }
 
     /// What to do when the server does not take the credential.
-    pub(super) fn advice(&self) -> String {
+    pub(super) fn advice(&self, server: &Server) -> String {
         match self {
-            Auth::TokenFile(file) => format!("put a new token into {file}"),
+            Auth::TokenFile(file) => format!("put a new token into {}", server.shown_secret(file)),
             Auth::AppRole(app) => format!(
                 "check role_id and the path auth/{} with the server's owner, and deliver a new secret_id in {}: this one is unknown, has expired or is used up",
-                app.mount, app.secret_id_file
+                app.mount,
+                server.shown_secret(&app.secret_id_file)
             ),
             Auth::Certificate { mount, .. } => format!(
                 "have the CA of tls.certificate known to a role of auth/{mount}, with this node's names allowed"
             ),
             Auth::Jwt { mount, file, .. } | Auth::Kubernetes { mount, file, .. } => format!(
-                "check the token in {file} against the role of auth/{mount}: audience, subject and time"
+                "check the token in {} against the role of auth/{mount}: audience, subject and time",
+                server.shown_secret(file)
             ),
         }
     }

@@ -240,7 +240,7 @@ impl Session {
                 }
                 let role_id = match &app.role_id {
                     RoleId::Text(text) => Zeroizing::new(text.clone()),
-                    RoleId::File(file) => self.api.server.secret(file)?,
+                    RoleId::File(file) => self.api.server.public(file)?,
                 };
                 let secret_id = self.secret_id(&doing, app).await?;
                 let body = Login {
@@ -309,7 +309,7 @@ impl Session {
         if matches!(response.status, 400 | 401 | 403) {
             let mut error = self.api.refusal(doing, &response);
             error.class = Class::Auth;
-            error.advice = self.auth.advice();
+            error.advice = self.auth.advice(&self.api.server);
             return Err(error);
         }
         let answer = self.api.read::<Answer>(doing, &response);
@@ -405,7 +405,7 @@ impl Session {
             format!(
                 "SECURITY: {}: {doing} failed: the wrapping token in {} was made by {:?}, not by {}: it does not hold this node's secret_id, and was not unwrapped",
                 self.api.label(),
-                app.secret_id_file,
+                self.api.server.shown_secret(&app.secret_id_file),
                 crate::signer::printable(&path, 200),
                 app.expected()
             ),
@@ -439,7 +439,7 @@ impl Session {
                 format!(
                     "{}: {doing} failed: the wrapping token in {} holds no secret_id",
                     self.api.label(),
-                    app.secret_id_file
+                    self.api.server.shown_secret(&app.secret_id_file)
                 ),
                 "deliver a new wrapped secret_id",
             )),
@@ -470,7 +470,7 @@ impl Session {
             format!(
                 "{head}{}: {doing} failed: the wrapping token in {} was used already or has expired (HTTP {}: {})",
                 self.api.label(),
-                app.secret_id_file,
+                self.api.server.shown_secret(&app.secret_id_file),
                 response.status,
                 crate::signer::printable(&said(response), 200)
             ),
@@ -489,7 +489,10 @@ impl Session {
                 "{}: {what} cannot be kept in the state directory: {error}",
                 self.api.label()
             ),
-            "make /var/lib/nodepki writable for the user that nodepki runs as",
+            format!(
+                "make {} writable for the user that nodepki runs as",
+                self.memory.state_dir()
+            ),
         )
         .marked_by(error)
     }

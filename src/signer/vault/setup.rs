@@ -260,7 +260,7 @@ impl Script {
         match auth {
             Auth::TokenFile(file) => {
                 self.heading("login: a token");
-                self.comment("Whoever puts it there renews it, too:");
+                self.comment("The process that puts it there, with mode 0600, renews it, too:");
                 self.comment(&format!(
                     "  \"$VAULT\" token create -orphan -no-default-policy -policy={quoted_policy} -period=24h -field=token   # into {file}"
                 ));
@@ -286,7 +286,7 @@ impl Script {
                     RoleId::Text(_) => "the configuration's roleID".to_owned(),
                     RoleId::File(file) => file.to_string(),
                 };
-                self.comment("Bring to the node:");
+                self.comment("Bring to the node, into files of mode 0600:");
                 self.comment(&format!(
                     "  \"$VAULT\" read -field=role_id {path}/role-id   # into {there}"
                 ));

@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 
 use super::{Server, bin, free_port};
 use crate::gateway::{Issuer, Pair, Upstream};
-use crate::signing::run_program;
+use crate::signing::{run_program, write_secret};
 
 /// CFSSL's own `certdb/sqlite/migrations`, which it leaves to `goose`.
 const TABLES: &str = "
@@ -151,5 +151,5 @@ impl Cfssl {
 
 fn put_pair(dir: &Path, name: &str, pair: &Pair) {
     fs::write(dir.join(name).with_extension("crt"), &pair.chain_pem).unwrap();
-    fs::write(dir.join(name).with_extension("key"), &pair.key_pem).unwrap();
+    write_secret(dir.join(name).with_extension("key"), &pair.key_pem);
 }

@@ -14,9 +14,10 @@
 //! object that is missing is one more line there. Nobody restarts what a manifest says anew, or what has ended, but
 //! [`super::static_pods`].
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::Write as _;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -271,6 +272,12 @@ impl ClusterNode {
         let path = self.path(on_node);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
+    }
+
+    /// As [`ClusterNode::write`], readable for its owner alone.
+    pub(crate) fn write_secret(&self, on_node: &str, text: &str) {
+        self.write(on_node, text);
+        fs::set_permissions(self.path(on_node), Permissions::from_mode(0o600)).unwrap();
     }
 
     /// A program on the node, to be started.

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::{Server, bin, free_port};
 use crate::gateway::Upstream;
-use crate::signing::now;
+use crate::signing::{now, write_secret};
 
 /// The user that libest's server knows.
 pub(crate) const USER: &str = "estuser";
@@ -43,7 +43,7 @@ pub(crate) fn with_authority(common_name: &str) -> TempDir {
     )
     .unwrap();
     fs::write(dir.path().join("ca.pem"), made.bundle().to_pem()).unwrap();
-    fs::write(dir.path().join("ca.key"), pem.as_bytes()).unwrap();
+    write_secret(dir.path().join("ca.key"), pem.as_bytes());
     dir
 }
 
@@ -75,7 +75,7 @@ impl Est {
         let path = |name: &str| dir.path().join(name);
         let server = pair(dir.path(), "est server", &[ExtendedUsage::ServerAuth]);
         fs::write(path("server.pem"), server.0).unwrap();
-        fs::write(path("server.key"), server.1).unwrap();
+        write_secret(path("server.key"), server.1);
         let config = serde_json::json!({
             "mock_ca": {"certificates": path("ca.pem"), "private_key": path("ca.key")},
             "tls": {
@@ -139,14 +139,14 @@ impl Est {
     pub(crate) fn client(&self, common_name: &str) -> PathBuf {
         let (chain, key) = pair(self.dir.path(), common_name, &[ExtendedUsage::ClientAuth]);
         let file = self.dir.path().join(format!("{common_name}.client.pem"));
-        fs::write(&file, [chain, key].concat()).unwrap();
+        write_secret(&file, [chain, key].concat());
         file
     }
 
     /// The file with the password.
     pub(crate) fn password_file(&self) -> PathBuf {
         let file = self.dir.path().join("password");
-        fs::write(&file, format!("{PASSWORD}\n")).unwrap();
+        write_secret(&file, format!("{PASSWORD}\n"));
         file
     }
 }

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::{Server, bin, free_port, own_dir};
-use crate::signing::{PlainFiles, now, run, write_authorities};
+use crate::signing::{PlainFiles, now, run, write_authorities, write_secret};
 
 pub(crate) const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 /// The group of the nodes' client certificates.
@@ -54,7 +54,7 @@ impl Kubernetes {
         fs::rename(dir.join("cluster/ca.crt"), dir.join("ca.crt")).unwrap();
         fs::rename(dir.join("cluster/ca.key"), dir.join("ca.key")).unwrap();
         let account = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-        fs::write(dir.join("sa.key"), account.to_pem().as_bytes()).unwrap();
+        write_secret(dir.join("sa.key"), account.to_pem().as_bytes());
         fs::write(dir.join("sa.pub"), account.public_key().to_pem()).unwrap();
         let mut cluster = Kubernetes {
             port: free_port(),
@@ -64,7 +64,7 @@ impl Kubernetes {
         };
         let (chain, key) = cluster.pair("kube-apiserver", &[], true);
         fs::write(cluster.dir.join("api.crt"), chain).unwrap();
-        fs::write(cluster.dir.join("api.key"), key).unwrap();
+        write_secret(cluster.dir.join("api.key"), key);
         let etcd = cluster.start_etcd();
         let api = cluster.start_api(&etcd.1);
         cluster._processes.extend([etcd.0, api]);
@@ -137,7 +137,7 @@ impl Kubernetes {
     fn start_manager(&self, controllers: &str, name: &str) -> Server {
         let kubeconfig = self.dir.join(format!("{name}.conf"));
         let text = self.kubeconfig_of("system:kube-controller-manager", &[]);
-        fs::write(&kubeconfig, text).unwrap();
+        write_secret(&kubeconfig, text);
         let file = |flag: &str, name: &str| format!("--{flag}={}", self.dir.join(name).display());
         let mut command = Command::new(bin("kube-controller-manager"));
         command
@@ -160,11 +160,10 @@ impl Kubernetes {
     pub(crate) fn start_cleaner(&self) -> Server {
         let name = format!("cleaner-{}", self.corner());
         let kubeconfig = self.dir.join(format!("{name}.conf"));
-        fs::write(
+        write_secret(
             &kubeconfig,
             self.kubeconfig_of("cleaner", &["system:masters"]),
-        )
-        .unwrap();
+        );
         let mut command = Command::new(bin("csrcleaner"));
         command.arg(kubeconfig);
         Server::start(command, &self.dir.join(format!("{name}.log")))
@@ -186,11 +185,10 @@ impl Kubernetes {
             admin.create(&issuers, &issuer);
         }
         let kubeconfig = self.dir.join(format!("{namespace}.conf"));
-        fs::write(
+        write_secret(
             &kubeconfig,
             self.kubeconfig_of("cert-manager", &["system:masters"]),
-        )
-        .unwrap();
+        );
         let mut command = Command::new(bin("cert-manager-controllers"));
         command.arg(kubeconfig).arg(namespace);
         let mut started = Server::start(command, &self.dir.join(format!("{namespace}.log")));

@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use super::{Server, bin, free_port};
 use crate::gateway::Upstream;
 use crate::node::{INIT, NODEPKI};
-use crate::signing::run_program;
+use crate::signing::{run_program, write_secret};
 
 const TWINS: usize = 100;
 
@@ -96,7 +96,7 @@ impl StepCas {
             );
         }
         let jwk = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-        fs::write(path("provisioner.key"), &*jwk.to_pem()).unwrap();
+        write_secret(path("provisioner.key"), &*jwk.to_pem());
         set_up(dir.path());
         let mut cas = StepCas {
             authorities: Vec::new(),
@@ -108,7 +108,7 @@ impl StepCas {
             let ca = cas.launch(authority.as_str(), json!({}));
             cas.authorities.push(ca);
         }
-        fs::write(cas.jwk_file(), cas.private_jwk().to_string()).unwrap();
+        write_secret(cas.jwk_file(), cas.private_jwk().to_string());
         cas
     }
 

@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 
 use super::{Server, bin, free_port};
 use crate::gateway::{Issuer, Upstream};
-use crate::signing::{PlainFiles, now, run};
+use crate::signing::{PlainFiles, now, run, write_secret};
 
 const ROOT: &str = "root-of-all";
 
@@ -411,6 +411,6 @@ pub(crate) fn text(value: &Value) -> String {
 /// Writes a secret where a signer reads it.
 pub(crate) fn put(dir: &Path, name: &str, secret: &str) -> PathBuf {
     let path = dir.join(name);
-    std::fs::write(&path, format!("{secret}\n")).unwrap();
+    write_secret(&path, format!("{secret}\n"));
     path
 }

@@ -1,0 +1,297 @@
+//! A step of a CA change whose components do not come back: all of its files are rolled back, and the step can be
+//! repeated. On a real control plane.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use nodepki::kubeconfig::Kubeconfig;
+use nodepki::names::{Authority, CertName};
+use nodepki::x509::{Certificate, CertificateAuthority, KeyAlgorithm, PrivateKey, certificates_of};
+use serde_json::{Value, json};
+
+use crate::node::{NODEPKI, Ran};
+use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
+use crate::servers::static_pods::StaticPods;
+use crate::signing::now;
+
+const CONTROLLERS: &str = "kube-controller-manager";
+const SCHEDULER: &str = "kube-scheduler";
+const NONE: [&str; 0] = [];
+const YEAR: Duration = Duration::from_secs(365 * 86_400);
+const RECORD: &str = "/var/lib/nodepki/restarts.json";
+const NEW: &str = "/var/new.crt";
+/// Restarts the component that it is called with, unless a file of that name exists in [`BROKEN`].
+const HOOK: &str = "/etc/nodepki/restart";
+/// Copy of etcd's `ca.crt` that a hook makes.
+const COPY: &str = "/var/etcd-ca.crt";
+const BROKEN: &str = "/var/broken";
+
+struct Plane {
+    cluster: Cluster,
+    pods: StaticPods,
+}
+
+impl Plane {
+    fn start() -> Self {
+        let cluster = Cluster::start(Authorities::External);
+        let node = cluster.first();
+        node.write("/run/kubeadm/kubeadm.yaml", INIT);
+        let pods = StaticPods::of(node);
+        let plane = Plane { cluster, pods };
+        // Long enough for a restart on a busy machine; a component that is led astray takes all of it.
+        plane.configure("  timeout: 40s\n");
+        plane
+    }
+
+    fn node(&self) -> &ClusterNode {
+        self.cluster.first()
+    }
+
+    /// `reload` are further keys of that block.
+    fn configure(&self, reload: &str) {
+        let text = format!(
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {{own: {{directory: {{path: /var/requests}}}}}}\nauthorities: {{ca: {{signer: own}}, etcd-ca: {{signer: own}}, front-proxy-ca: {{signer: own}}}}\nreload:\n  lease: {{duration: 10s}}\n{reload}"
+        );
+        self.node().write("/etc/nodepki/config.yaml", &text);
+    }
+
+    /// Has [`HOOK`] restart these.
+    fn hook(&self, components: &[&str]) {
+        let hooks = components
+            .iter()
+            .map(|name| format!("{{on: [{name}], command: [{HOOK}, {name}]}}"));
+        let copy = format!(
+            "{{on: [etcd-ca], command: [/bin/cp, /etc/kubernetes/pki/etcd/ca.crt, {COPY}]}}"
+        );
+        let hooks: Vec<String> = hooks.chain([copy]).collect();
+        self.configure(&format!("  hooks: [{}]\n", hooks.join(", ")));
+        // A manifest that changes in any byte is a restart.
+        let script = format!(
+            "#!/bin/sh\nif test -e {BROKEN}/$1; then exit 1; fi\necho \"# $(date +%s%N)\" >>/etc/kubernetes/manifests/$1.yaml\n"
+        );
+        self.node().write(HOOK, &script);
+        fs::set_permissions(self.node().path(HOOK), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn breaks(&self, component: &str) {
+        self.node().write(&format!("{BROKEN}/{component}"), "");
+    }
+
+    fn is_mended(&self, component: &str) {
+        let broken = self.node().path(BROKEN).join(component);
+        fs::remove_file(broken).unwrap();
+    }
+
+    /// Makes the new CA; a renewed certificate where it has the key of the old one.
+    fn make_new(&self, authority: Authority, key: PrivateKey) {
+        let name = authority.common_name();
+        let made = CertificateAuthority::self_signed(name, key, now(), 10 * YEAR).unwrap();
+        self.node().write(NEW, &made.bundle().to_pem());
+    }
+
+    fn new_ca(&self) -> String {
+        fs::read_to_string(self.node().path(NEW)).unwrap()
+    }
+
+    fn step(&self, step: &str, authority: Authority, more: &[&str]) -> Ran {
+        let words = ["authority", step, authority.as_str()];
+        self.node().nodepki(&[&words, more].concat())
+    }
+
+    fn stage(&self, authority: Authority) -> Ran {
+        self.step("stage", authority, &["--certificate", NEW])
+    }
+
+    /// Repeats a step that was killed until its restarts are decided: on a busy machine they may wait (75).
+    fn stage_until_decided(&self, authority: Authority) -> Ran {
+        let mut runs = (0..5).map(|_| self.stage(authority));
+        runs.find(|ran| ran.code != Some(75)).unwrap()
+    }
+
+    /// Killed once the new files and the record are on disk.
+    fn stage_killed(&self, authority: Authority) {
+        let mut command = self.node().command("env");
+        command.args(["NODEPKI_FAILPOINT=authority:committed", NODEPKI]);
+        command.args(["--root", "/", "authority", "stage", authority.as_str()]);
+        let output = command.args(["--certificate", NEW]).output().unwrap();
+        assert!(!output.status.success(), "{}", Ran::from(output).said());
+        assert!(self.node().path(RECORD).exists());
+    }
+
+    fn renew(&self) -> Ran {
+        self.node().nodepki(&["renew", "--clock-wait", "0s"])
+    }
+
+    /// The authority's part of the report.
+    fn report(&self, authority: Authority) -> Value {
+        let ran = self.step("status", authority, &["-o", "json"]);
+        let report: Value = serde_json::from_str(&ran.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", ran.said()));
+        report["authorities"][0].clone()
+    }
+
+    /// Everything that a CA change writes, by its name.
+    fn trust(&self) -> BTreeMap<String, String> {
+        let mut files: Vec<String> = KUBECONFIGS.map(|name| name.as_str().to_owned()).to_vec();
+        files.extend(Authority::ALL.map(|authority| format!("pki/{}.crt", authority.base_name())));
+        let text = |file: &String| {
+            let path = self.node().path("/etc/kubernetes").join(file);
+            fs::read_to_string(path).unwrap()
+        };
+        files
+            .iter()
+            .map(|file| (file.clone(), text(file)))
+            .collect()
+    }
+
+    /// The files that are not as they were.
+    fn differ(&self, before: &BTreeMap<String, String>) -> Vec<String> {
+        let after = self.trust();
+        let differ = before.iter().filter(|(file, text)| after[*file] != **text);
+        differ.map(|(file, _)| file.clone()).collect()
+    }
+
+    /// How many CA certificates each kubeconfig trusts.
+    fn trusted(&self) -> [usize; 5] {
+        KUBECONFIGS.map(|name| trusted_by(self.node(), name).len())
+    }
+
+    fn restarts(&self) -> [usize; 4] {
+        [CONTROLLERS, SCHEDULER, "kube-apiserver", "etcd"].map(|name| self.pods.restarts(name))
+    }
+}
+
+const KUBECONFIGS: [CertName; 5] = [
+    CertName::AdminConf,
+    CertName::SuperAdminConf,
+    CertName::KubeletConf,
+    CertName::ControllerManagerConf,
+    CertName::SchedulerConf,
+];
+
+fn trusted_by(node: &ClusterNode, name: CertName) -> Vec<Certificate> {
+    let path = node.path("/etc/kubernetes").join(name.as_str());
+    let text = fs::read_to_string(path).unwrap();
+    let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
+    certificates_of(&current.authority.unwrap()).unwrap()
+}
+
+/// Has a component name an API server that does not exist.
+fn lead_astray(node: &ClusterNode, name: CertName) {
+    let path = node.path("/etc/kubernetes").join(name.as_str());
+    let text = fs::read_to_string(&path).unwrap();
+    let broken = text.replace("https://192.0.2.11:6443", "https://192.0.2.11:1");
+    assert_ne!(broken, text);
+    fs::write(&path, broken).unwrap();
+}
+
+#[test]
+fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
+    let (plane, ca) = (Plane::start(), Authority::Ca);
+    plane.make_new(ca, PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap());
+    let before = plane.trust();
+
+    // The first component that is restarted does not come back.
+    plane.stage_killed(ca);
+    assert_eq!(plane.trusted(), [2; 5]);
+    lead_astray(plane.node(), CertName::ControllerManagerConf);
+    let ran = plane.stage_until_decided(ca);
+    assert_eq!(plane.differ(&before), NONE, "{}", ran.said());
+    ran.ended(65)
+        .says("kube-controller-manager rolled back: did not come back with the new ca")
+        .says("with the old files it is back")
+        .says("kube-scheduler in effect: needs no restart");
+    assert_eq!(plane.restarts(), [2, 0, 0, 0]);
+    let report = plane.report(ca);
+    assert_eq!(report["phase"], "settled");
+    assert!(
+        report["missing"].to_string().contains("did not come back"),
+        "{report}"
+    );
+    // The step can be repeated.
+    plane.stage(ca).done();
+    assert_eq!(plane.trusted(), [2; 5]);
+    let report = plane.report(ca);
+    assert_eq!(
+        (&report["phase"], &report["missing"]),
+        (&json!("staged"), &json!([]))
+    );
+    assert_eq!(plane.restarts(), [3, 1, 0, 0]);
+    plane
+        .step("stage", ca, &["--undo", "--no-node-activated"])
+        .done();
+    assert_eq!(plane.differ(&before), NONE);
+    assert_eq!(plane.restarts(), [4, 2, 0, 0]);
+
+    // The second one does not: the first one works with files that are rolled back, and is restarted once more.
+    plane.hook(&[SCHEDULER]);
+    plane.breaks(SCHEDULER);
+    plane.stage_killed(ca);
+    let ran = plane.stage_until_decided(ca);
+    assert_eq!(plane.differ(&before), NONE, "{}", ran.said());
+    ran.ended(65)
+        .says("kube-controller-manager waits: works with files that are rolled back now")
+        .says("kube-scheduler rolled back: did not come back with the new scheduler.conf");
+    assert_eq!(plane.restarts(), [5, 2, 0, 0]);
+    plane
+        .renew()
+        .ended(65)
+        .row_says(CONTROLLERS, "was restarted for ca");
+    assert_eq!(plane.restarts(), [6, 2, 0, 0]);
+    // To leave it at the old CA.
+    plane.is_mended(SCHEDULER);
+    plane.step("stage", ca, &["--undo"]).done();
+    assert_eq!(plane.restarts(), [6, 3, 0, 0]);
+    assert_eq!(plane.differ(&before), NONE);
+    assert!(!plane.node().path(RECORD).exists());
+    plane.renew().done();
+}
+
+#[test]
+fn rolls_back_stage_and_retire_of_etcd_ca_if_api_server_fails() {
+    const API_SERVER: &str = "kube-apiserver";
+    let (plane, etcd) = (Plane::start(), Authority::EtcdCa);
+    plane.hook(&[API_SERVER]);
+    let key = fs::read(plane.cluster.authorities().join("etcd/ca.key")).unwrap();
+    plane.make_new(etcd, PrivateKey::from_pem(&key).unwrap());
+    let before = plane.trust();
+    let left = plane.new_ca();
+    let copy = || fs::read_to_string(plane.node().path(COPY)).ok();
+
+    plane.breaks(API_SERVER);
+    let ran = plane.stage(etcd);
+    assert_eq!(plane.differ(&before), NONE, "{}", ran.said());
+    ran.ended(65).says("rolled back");
+    assert_eq!(plane.report(etcd)["phase"], "settled");
+    assert_eq!(plane.restarts(), [0, 0, 0, 1]);
+    plane.is_mended(API_SERVER);
+    // etcd works with the file that was rolled back.
+    plane
+        .renew()
+        .ended(65)
+        .row_says("etcd", "was restarted for etcd-ca");
+    assert_eq!(plane.restarts(), [0, 0, 0, 2]);
+    plane.stage(etcd).done();
+    assert_eq!(plane.report(etcd)["phase"], "staged");
+    assert_eq!(plane.restarts(), [0, 0, 1, 3]);
+
+    plane.step("activate", etcd, &[]).done();
+    let activated = plane.trust();
+    assert_eq!(plane.differ(&before), ["pki/etcd/ca.crt"]);
+    plane.breaks(API_SERVER);
+    let ran = plane.step("retire", etcd, &[]);
+    assert_eq!(plane.differ(&activated), NONE, "{}", ran.said());
+    ran.ended(65).says("rolled back");
+    assert_eq!(plane.report(etcd)["phase"], "activated");
+    assert_eq!(copy().as_ref(), Some(&left));
+    plane.is_mended(API_SERVER);
+    plane.renew().ended(65);
+    // The hook sees the file that was rolled back.
+    assert_eq!(copy().as_ref(), Some(&activated["pki/etcd/ca.crt"]));
+    plane.step("retire", etcd, &[]).done();
+    assert_eq!(plane.report(etcd)["phase"], "settled");
+    assert_eq!(plane.trust()["pki/etcd/ca.crt"], left);
+    assert!(!plane.node().path(RECORD).exists());
+}
