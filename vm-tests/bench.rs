@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,11 +40,35 @@ pub(crate) struct Scenario {
     pub(crate) run: fn(&Bench),
 }
 
+/// How often machines were switched on and lost their power.
+#[derive(Default)]
+pub(crate) struct Tally {
+    boots: AtomicU32,
+    cuts: AtomicU32,
+}
+
+impl Tally {
+    pub(crate) fn count_boot(&self) {
+        self.boots.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_cut(&self) {
+        self.cuts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn boots(&self) -> u32 {
+        self.boots.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn cuts(&self) -> u32 {
+        self.cuts.load(Ordering::Relaxed)
+    }
+}
+
 /// What a scenario takes its machines from, and what is counted of them.
 pub(crate) struct Bench {
     name: &'static str,
-    boots: AtomicU32,
-    cuts: AtomicU32,
+    tally: Arc<Tally>,
 }
 
 /// Made once, by whoever needs it first.
@@ -54,8 +78,7 @@ impl Bench {
     fn of(scenario: &Scenario) -> Self {
         Bench {
             name: scenario.name,
-            boots: AtomicU32::new(0),
-            cuts: AtomicU32::new(0),
+            tally: Arc::default(),
         }
     }
 
@@ -64,14 +87,20 @@ impl Bench {
     }
 
     /// A new container that was not started.
-    pub(crate) fn container(&self, signer: Signer, user_data: &str) -> Container<'_> {
-        let seed = Seed::of(self.system(), signer, user_data);
-        Container::new(self, &seed)
+    pub(crate) fn container(&self, signer: Signer, user_data: &str) -> Container {
+        self.container_with(&Seed::of(self.system(), signer, user_data))
     }
 
     /// The same of a machine that is no node.
-    pub(crate) fn container_other(&self, user_data: &str) -> Container<'_> {
-        Container::new(self, &Seed::bare(user_data))
+    pub(crate) fn container_other(&self, user_data: &str) -> Container {
+        self.container_with(&Seed::bare(user_data))
+    }
+
+    fn container_with(&self, seed: &Seed) -> Container {
+        let key = self.system().credential();
+        Container::new(self.name, self.tally.clone(), self.system().lower(), seed)
+            .option("--private-network".to_owned())
+            .option(format!("--load-credential=cfssl-key:{}", key.display()))
     }
 
     /// A new emulated machine that was not started.
@@ -89,12 +118,8 @@ impl Bench {
         self.name
     }
 
-    pub(crate) fn count_boot(&self) {
-        self.boots.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn count_cut(&self) {
-        self.cuts.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     /// A line beside what failed: progress of what takes long.
@@ -171,8 +196,8 @@ fn one(scenario: &Scenario) -> Row<'_> {
     });
     let row = Row {
         scenario,
-        boots: bench.boots.into_inner(),
-        cuts: bench.cuts.into_inner(),
+        boots: bench.tally.boots(),
+        cuts: bench.tally.cuts(),
         took: begin.elapsed(),
         good,
     };

@@ -3,9 +3,11 @@
 //!
 //! `container.sh` makes its mounts and its cgroup.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -13,37 +15,71 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::bench::Bench;
+use crate::bench::Tally;
 use crate::machine::{Machine, Shell, connected};
 use crate::seed::Seed;
 use crate::system::run;
 
+/// What of the host's cgroups a container gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cgroups {
+    /// Those in which systemd works.
+    Systemd,
+    /// The controllers too: what is in the container runs containers.
+    All,
+}
+
 /// Killed, and its mounts gone, when dropped.
-pub(crate) struct Container<'a> {
-    bench: &'a Bench,
+pub(crate) struct Container {
+    name: String,
+    tally: Arc<Tally>,
+    /// Lower directories of its overlay, as mount(8) takes them.
+    lower: OsString,
     /// `upper`, what is on its disk besides the system; `seed`; `shared`, its /run/tests; `log`, its console.
     dir: Option<TempDir>,
+    cgroups: Cgroups,
     options: Vec<String>,
+    environment: Vec<(&'static str, &'static str)>,
     running: Option<Child>,
     shell: Option<Shell>,
 }
 
-impl<'a> Container<'a> {
-    pub(crate) fn new(bench: &'a Bench, seed: &Seed) -> Self {
+impl Container {
+    pub(crate) fn new(name: &str, tally: Arc<Tally>, lower: OsString, seed: &Seed) -> Self {
         // Not below the project: the path of a socket is short.
         let dir = TempDir::with_prefix("nodepki-vm-").unwrap();
         for name in ["disk/upper", "disk/work", "root", "shared"] {
             fs::create_dir_all(dir.path().join(name)).unwrap();
         }
         seed.write(&dir.path().join("seed"));
-        let key = bench.system().credential();
         Container {
-            bench,
+            name: name.to_owned(),
+            tally,
+            lower,
             dir: Some(dir),
-            options: vec![format!("--load-credential=cfssl-key:{}", key.display())],
+            cgroups: Cgroups::Systemd,
+            options: Vec::new(),
+            environment: Vec::new(),
             running: None,
             shell: None,
         }
+    }
+
+    /// Adds an option of systemd-nspawn.
+    pub(crate) fn option(mut self, option: String) -> Self {
+        self.options.push(option);
+        self
+    }
+
+    /// Adds an environment variable of systemd-nspawn.
+    pub(crate) fn environment(mut self, name: &'static str, value: &'static str) -> Self {
+        self.environment.push((name, value));
+        self
+    }
+
+    pub(crate) fn cgroups(mut self, cgroups: Cgroups) -> Self {
+        self.cgroups = cgroups;
+        self
     }
 
     /// With all that it writes on a file system of so many MiB.
@@ -57,7 +93,8 @@ impl<'a> Container<'a> {
         self
     }
 
-    fn dir(&self) -> &Path {
+    /// The folder with everything that it writes.
+    pub(crate) fn dir(&self) -> &Path {
         self.dir.as_ref().unwrap().path()
     }
 
@@ -91,16 +128,16 @@ impl<'a> Container<'a> {
             running.wait().unwrap();
         }
         self.shell = None;
-        for mount in cgroup_hierarchies() {
+        for mount in cgroup_hierarchies(self.cgroups) {
             remove_cgroup(&mount.join(self.cgroup()));
         }
     }
 }
 
-impl Machine for Container<'_> {
+impl Machine for Container {
     fn start(&mut self) {
         assert!(self.running.is_none(), "it runs already");
-        self.bench.count_boot();
+        self.tally.count_boot();
         let dir = self.dir().to_owned();
         let _ = fs::remove_file(dir.join("shared/shell"));
         let log = fs::File::options()
@@ -124,13 +161,12 @@ impl Machine for Container<'_> {
             env!("CARGO_MANIFEST_DIR"),
             "/vm-tests/container.sh"
         ));
-        command.arg(&dir).arg(self.bench.system().lower());
-        for mount in cgroup_hierarchies() {
-            let own = mount.join(self.cgroup());
-            fs::create_dir_all(&own).unwrap();
-            command.arg(own);
+        command.arg(&dir).arg(&self.lower);
+        for mount in cgroup_hierarchies(self.cgroups) {
+            command.arg(made_cgroup(&mount, &self.cgroup()));
         }
         command.arg("--").args(&self.options);
+        command.envs(self.environment.iter().copied());
         command.env_remove("PYTHONDONTWRITEBYTECODE");
         command
             .stdin(Stdio::null())
@@ -139,7 +175,7 @@ impl Machine for Container<'_> {
     }
 
     fn cut(&mut self) {
-        self.bench.count_cut();
+        self.tally.count_cut();
         let running = self.running.as_ref().expect("it does not run");
         // The first process of the namespace: the kernel ends all others before it is gone.
         let id = running.id();
@@ -171,27 +207,44 @@ impl Machine for Container<'_> {
     }
 }
 
-impl Drop for Container<'_> {
+impl Drop for Container {
     fn drop(&mut self) {
         if let Some(running) = &mut self.running {
             let _ = running.kill();
             self.wait();
         }
-        crate::machine::leave(self.dir.take(), self.bench.name());
+        crate::machine::leave(self.dir.take(), &self.name);
     }
 }
 
-/// Mount points of those hierarchies in which systemd works.
-fn cgroup_hierarchies() -> Vec<PathBuf> {
+/// Mount points of the hierarchies that a container gets.
+fn cgroup_hierarchies(wanted: Cgroups) -> Vec<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let fields = mounts
         .lines()
         .map(|line| line.split(' ').collect::<Vec<_>>());
     fields
         .filter(|mount| mount[1].starts_with("/sys/fs/cgroup"))
-        .filter(|mount| mount[2] == "cgroup2" || mount[3].contains("name=systemd"))
+        .filter(|mount| match mount[2] {
+            "cgroup2" => true,
+            "cgroup" => wanted == Cgroups::All || mount[3].contains("name=systemd"),
+            _ => false,
+        })
         .map(|mount| PathBuf::from(mount[1]))
         .collect()
+}
+
+fn made_cgroup(hierarchy: &Path, name: &str) -> PathBuf {
+    let own = hierarchy.join(name);
+    fs::create_dir_all(&own).unwrap();
+    // cpuset(7): a new group of version 1 takes no process before it has processors and memory nodes.
+    for setting in ["cpuset.cpus", "cpuset.mems"] {
+        let inherited = hierarchy.join(setting);
+        if inherited.exists() {
+            fs::copy(inherited, own.join(setting)).unwrap();
+        }
+    }
+    own
 }
 
 /// With those below it. What still ends in there has a moment for it.

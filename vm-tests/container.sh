@@ -27,8 +27,8 @@ for _ in {1..100}; do
 done
 [[ -n ${mounted:-} ]]
 export SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1
-# Nothing here has a network, and systemd-networkd would wait for one.
-exec systemd-nspawn --quiet --register=no --keep-unit --boot --private-network --console=read-only --link-journal=no \
+# The network is there before the container is, and systemd-networkd would wait for one of its own.
+exec systemd-nspawn --quiet --register=no --keep-unit --boot --console=read-only --link-journal=no \
     --machine="${dir##*/}" --directory="$dir/root" \
     --bind-ro="$dir/seed:/var/lib/cloud/seed/nocloud" --bind="$dir/shared:/run/tests" "$@" \
     systemd.mask=systemd-networkd-wait-online.service

@@ -185,7 +185,7 @@ impl<'a> Emulated<'a> {
 impl Machine for Emulated<'_> {
     fn start(&mut self) {
         assert!(self.running.is_none(), "it runs already");
-        self.bench.count_boot();
+        self.bench.tally().count_boot();
         let _ = fs::remove_file(self.dir().join("shell"));
         let log = fs::File::create(self.dir().join("qemu.log")).unwrap();
         let mut command = self.command();
@@ -196,7 +196,7 @@ impl Machine for Emulated<'_> {
     }
 
     fn cut(&mut self) {
-        self.bench.count_cut();
+        self.bench.tally().count_cut();
         let mut running = self.running.take().expect("it does not run");
         running.kill().unwrap();
         running.wait().unwrap();

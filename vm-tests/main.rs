@@ -26,6 +26,7 @@
 )]
 
 mod bench;
+mod cluster;
 mod container;
 mod dice;
 mod emulated;
@@ -45,6 +46,11 @@ fn main() -> ExitCode {
         .skip(1)
         .filter(|word| !word.starts_with('-'))
         .collect();
+    if let Some((first, words)) = words.split_first()
+        && first == "cluster"
+    {
+        return cluster::run(words);
+    }
     let is_meant = |scenario: &Scenario, word: &String| {
         scenario.name.contains(word) || scenario.tier.as_str() == word
     };

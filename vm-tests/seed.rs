@@ -22,6 +22,7 @@ pub(crate) enum Signer {
 /// The files of a seed; see cloud-init's NoCloud data source.
 pub(crate) struct Seed {
     user_data: String,
+    meta_data: String,
 }
 
 impl Seed {
@@ -31,15 +32,21 @@ impl Seed {
             Signer::Cfssl => CFSSL,
             Signer::Directory => DIRECTORY,
         };
-        Seed {
-            user_data: archive(&[FIRST, &filled_in(signer, system), more]),
-        }
+        Seed::bare(&archive(&[FIRST, &filled_in(signer, system), more]))
     }
 
     /// Of a machine that is no node.
     pub(crate) fn bare(user_data: &str) -> Self {
+        Seed::of_instance(
+            user_data.to_owned(),
+            "instance-id: i-tests\nlocal-hostname: cp1\n".to_owned(),
+        )
+    }
+
+    pub(crate) fn of_instance(user_data: String, meta_data: String) -> Self {
         Seed {
-            user_data: user_data.to_owned(),
+            user_data,
+            meta_data,
         }
     }
 
@@ -47,7 +54,7 @@ impl Seed {
         fs::create_dir_all(dir).unwrap();
         let files = [
             ("user-data", self.user_data.as_str()),
-            ("meta-data", "instance-id: i-tests\nlocal-hostname: cp1\n"),
+            ("meta-data", self.meta_data.as_str()),
             ("network-config", "version: 2\nethernets: {}\n"),
         ];
         for (name, text) in files {

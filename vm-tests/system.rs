@@ -65,14 +65,14 @@ impl System {
     }
 }
 
-fn named(variable: &str) -> PathBuf {
+pub(crate) fn named(variable: &str) -> PathBuf {
     let value = std::env::var_os(variable);
     let path = PathBuf::from(value.unwrap_or_else(|| {
-        panic!("{variable} is not set: run `tests/run vm`, which builds what it names")
+        panic!("{variable} is not set: run `tests/run vm` or `tests/run cluster`, which build what it names")
     }));
     assert!(
         path.exists(),
-        "{variable} names {}, which is missing: run `tests/run vm`, which builds it",
+        "{variable} names {}, which is missing: run `tests/run vm` or `tests/run cluster`, which build it",
         path.display()
     );
     path

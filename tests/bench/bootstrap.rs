@@ -15,7 +15,8 @@
 )]
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::available_parallelism;
@@ -233,6 +234,7 @@ fn make_authorities(dir: &Path, algorithm: KeyAlgorithm) {
         let key = PrivateKey::generate(algorithm).unwrap();
         let base = dir.join(authority.base_name());
         fs::write(base.with_extension("key"), key.to_pem().as_bytes()).unwrap();
+        fs::set_permissions(base.with_extension("key"), Permissions::from_mode(0o600)).unwrap();
         let made = CertificateAuthority::self_signed(
             authority.common_name(),
             key,

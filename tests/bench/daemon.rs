@@ -2,7 +2,8 @@
 //! For the benchmark, and for the budget that a release is held to.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -238,6 +239,7 @@ pub(crate) fn make_authorities(dir: &Path) {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let base = dir.join(authority.base_name());
         fs::write(base.with_extension("key"), key.to_pem().as_bytes()).unwrap();
+        fs::set_permissions(base.with_extension("key"), Permissions::from_mode(0o600)).unwrap();
         let made = CertificateAuthority::self_signed(
             authority.common_name(),
             key,

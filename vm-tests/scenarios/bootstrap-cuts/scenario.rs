@@ -55,13 +55,13 @@ pub(crate) fn run(bench: &Bench) {
 }
 
 /// With RSA keys, which take long enough to be met in the making.
-fn started(bench: &Bench) -> Container<'_> {
+fn started(bench: &Bench) -> Container {
     let mut machine = bench.container(Signer::Cfssl, include_str!("user-data.yaml"));
     machine.start();
     machine
 }
 
-fn until_exists(machine: &Container<'_>, path: &str) {
+fn until_exists(machine: &Container, path: &str) {
     let end = Instant::now() + Duration::from_secs(60);
     while !machine.path(path).exists() {
         assert!(Instant::now() < end, "there is no {path} yet");

@@ -13,7 +13,7 @@ pub(crate) fn run(bench: &Bench) {
     let mut during = [0; 3];
     let mut mixed = BTreeSet::new();
     recording.cut_everywhere(20, |cut| {
-        bench.count_cut();
+        bench.tally().count_cut();
         during[cut.steps] += 1;
         if cut.steps == 0 {
             return;

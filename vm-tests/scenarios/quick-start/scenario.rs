@@ -41,7 +41,7 @@ pub(crate) fn run(bench: &Bench) {
     machine.done("kubeadm init --config kubeadm.yaml");
 }
 
-fn newcomer(bench: &Bench) -> Container<'_> {
+fn newcomer(bench: &Bench) -> Container {
     let machine = bench.container_other(include_str!("user-data.yaml"));
     machine.put("/kubeadm.yaml", include_str!("kubeadm.yaml"));
     machine

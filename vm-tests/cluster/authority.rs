@@ -1,0 +1,392 @@
+//! The machine outside that has the CA keys: it takes the requests that nodes leave in their folders, and signs them with
+//! OpenSSL.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle, sleep};
+use std::time::Duration;
+
+use serde_json::Value;
+use time::OffsetDateTime;
+use time::macros::format_description;
+
+use crate::system::run;
+
+/// The names of nodepki's authorities with the CAs' common names.
+pub(crate) const AUTHORITIES: [(&str, &str); 3] = [
+    ("ca", "kubernetes"),
+    ("etcd-ca", "etcd-ca"),
+    ("front-proxy-ca", "front-proxy-ca"),
+];
+
+/// An algorithm with its size, by the name that `encryptionAlgorithm` has for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyKind(pub(crate) &'static str);
+
+impl KeyKind {
+    /// `RSA` or `ECDSA`, and the size.
+    fn parts(self) -> (&'static str, &'static str) {
+        self.0.split_once('-').unwrap()
+    }
+
+    /// Options of `openssl req` for a new key.
+    fn openssl(self) -> [String; 4] {
+        let (kind, option) = match self.parts() {
+            ("RSA", bits) => ("rsa", format!("rsa_keygen_bits:{bits}")),
+            (_, curve) => (
+                "ec",
+                format!("ec_paramgen_curve:{}", curve.replace('P', "P-")),
+            ),
+        };
+        ["-newkey", kind, "-pkeyopt", &option].map(str::to_owned)
+    }
+
+    /// What `openssl x509 -text` says of a public key of this kind.
+    pub(crate) fn public_key(self) -> String {
+        let (_, size) = self.parts();
+        format!("({} bit)", size.trim_start_matches('P'))
+    }
+
+    /// Whether keys of this kind sign with an algorithm, by its name in `openssl x509 -text`.
+    pub(crate) fn has_signed(self, algorithm: &str) -> bool {
+        match self.parts() {
+            ("RSA", _) => algorithm.ends_with("WithRSAEncryption"),
+            _ => algorithm.starts_with("ecdsa-with-"),
+        }
+    }
+}
+
+/// Longest lifetime of a certificate.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Signs in a thread of its own until it is dropped.
+pub(crate) struct CertificateAuthorities {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// Below it, a folder for each generation of each CA: `key.pem`, `cert.pem`.
+    dir: PathBuf,
+    kinds: [KeyKind; 3],
+    generations: Mutex<BTreeMap<&'static str, Generations>>,
+    /// The folders of the nodes' directory signers.
+    folders: Mutex<Vec<PathBuf>>,
+    signed: AtomicU64,
+    is_away: AtomicBool,
+    stop: AtomicBool,
+}
+
+/// Of one authority's CA; the first is 1.
+#[derive(Clone, Copy, Default)]
+struct Generations {
+    newest: u32,
+    signing: u32,
+}
+
+impl CertificateAuthorities {
+    /// Makes the CAs, with keys of these kinds in the order of `AUTHORITIES`, and begins to sign.
+    pub(crate) fn start(dir: PathBuf, kinds: [KeyKind; 3]) -> Self {
+        fs::create_dir_all(&dir).unwrap();
+        let shared = Arc::new(Shared {
+            dir,
+            kinds,
+            generations: Mutex::default(),
+            folders: Mutex::default(),
+            signed: AtomicU64::new(0),
+            is_away: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
+        for (authority, _) in AUTHORITIES {
+            shared.generate(authority);
+            shared.sign_with_newest(authority);
+        }
+        let signer = shared.clone();
+        let thread = thread::spawn(move || {
+            while !signer.stop.load(Ordering::Relaxed) {
+                if !signer.is_away.load(Ordering::Relaxed) {
+                    signer.sign_all();
+                }
+                sleep(POLL_INTERVAL);
+            }
+        });
+        CertificateAuthorities {
+            shared,
+            thread: Some(thread),
+        }
+    }
+
+    /// Signs what appears below the folder from now on.
+    pub(crate) fn serve(&self, folder: &Path) {
+        let mut folders = self.shared.folders.lock().unwrap();
+        if !folders.iter().any(|known| known == folder) {
+            folders.push(folder.to_owned());
+        }
+    }
+
+    /// Makes the CA that is to come after the one that signs, and returns its certificate, PEM.
+    pub(crate) fn prepare(&self, authority: &'static str) -> String {
+        self.shared.generate(authority);
+        let newest = self.shared.generations(authority).newest;
+        fs::read_to_string(self.shared.path(authority, newest, "cert.pem")).unwrap()
+    }
+
+    /// Takes over the CAs that kubeadm made, whose folder is given, as the ones that sign.
+    pub(crate) fn take_over(&self, pki: &Path) {
+        for (authority, base) in [
+            ("ca", "ca"),
+            ("etcd-ca", "etcd/ca"),
+            ("front-proxy-ca", "front-proxy-ca"),
+        ] {
+            self.shared.generate(authority);
+            self.shared.sign_with_newest(authority);
+            for (extension, name) in [("crt", "cert.pem"), ("key", "key.pem")] {
+                let file = pki.join(base).with_extension(extension);
+                fs::copy(file, self.file(authority, name)).unwrap();
+            }
+        }
+    }
+
+    /// From now on the prepared CA signs.
+    pub(crate) fn sign_with_newest(&self, authority: &'static str) {
+        self.shared.sign_with_newest(authority);
+    }
+
+    /// The certificate of the CA that signs, PEM.
+    pub(crate) fn certificate(&self, authority: &str) -> String {
+        fs::read_to_string(self.file(authority, "cert.pem")).unwrap()
+    }
+
+    /// The certificates of all CAs that there are of an authority, PEM.
+    pub(crate) fn certificates(&self, authority: &str) -> Vec<String> {
+        let generations = 1..=self.shared.generations(authority).newest;
+        generations
+            .map(|generation| {
+                fs::read_to_string(self.shared.path(authority, generation, "cert.pem")).unwrap()
+            })
+            .collect()
+    }
+
+    /// `cert.pem` or `key.pem` of the CA that signs.
+    pub(crate) fn file(&self, authority: &str, name: &str) -> PathBuf {
+        let generation = self.shared.generations(authority).signing;
+        self.shared.path(authority, generation, name)
+    }
+
+    /// SHA-256 of its public key, as `caCertHashes` has it.
+    pub(crate) fn pin(&self, authority: &str) -> String {
+        let printed = run(Command::new("bash").arg("-euo").arg("pipefail").args([
+            "-c",
+            "openssl x509 -in \"$0\" -pubkey -noout | openssl pkey -pubin -outform DER | sha256sum | cut -d' ' -f1",
+            self.file(authority, "cert.pem").to_str().unwrap(),
+        ]));
+        printed.trim().to_owned()
+    }
+
+    /// The private keys of all CAs that there ever were.
+    pub(crate) fn keys(&self) -> Vec<PathBuf> {
+        let generations = self.shared.generations.lock().unwrap();
+        let keys = generations.iter().flat_map(|(authority, generations)| {
+            (1..=generations.newest)
+                .map(|generation| self.shared.path(authority, generation, "key.pem"))
+        });
+        keys.collect()
+    }
+
+    /// The certificate that a key's request would have been answered with two years ago, for a year.
+    pub(crate) fn expired(&self, authority: &str, request: &Path) -> String {
+        let now = OffsetDateTime::now_utc();
+        let (begin, end) = (now - 2 * YEAR, now - YEAR);
+        let signed = request.with_extension("expired");
+        let generation = self.shared.generations(authority).signing;
+        self.shared
+            .certify(authority, generation, request, &signed, (begin, end))
+            .unwrap();
+        fs::read_to_string(signed).unwrap()
+    }
+
+    /// Leaves requests unanswered, or answers them again.
+    pub(crate) fn set_away(&self, is_away: bool) {
+        self.shared.is_away.store(is_away, Ordering::Relaxed);
+    }
+
+    pub(crate) fn signed(&self) -> u64 {
+        self.shared.signed.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for CertificateAuthorities {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn path(&self, authority: &str, generation: u32, file: &str) -> PathBuf {
+        self.dir
+            .join(format!("{authority}-{generation}"))
+            .join(file)
+    }
+
+    fn generate(&self, authority: &'static str) {
+        let known = AUTHORITIES.iter().zip(self.kinds);
+        let ((_, name), kind) = known
+            .into_iter()
+            .find(|(one, _)| one.0 == authority)
+            .unwrap();
+        let mut generations = self.generations.lock().unwrap();
+        let generation = &mut generations.entry(authority).or_default().newest;
+        *generation += 1;
+        let dir = self.path(authority, *generation, "");
+        fs::create_dir_all(&dir).unwrap();
+        let subject = match *generation {
+            1 => format!("/CN={name}"),
+            more => format!("/CN={name}-{more}"),
+        };
+        run(Command::new("openssl")
+            .args(["req", "-x509", "-nodes", "-days", "3650"])
+            .args(kind.openssl())
+            .args([
+                "-subj",
+                &subject,
+                "-addext",
+                "keyUsage=critical,digitalSignature,keyCertSign,cRLSign",
+            ])
+            .arg("-keyout")
+            .arg(dir.join("key.pem"))
+            .arg("-out")
+            .arg(dir.join("cert.pem")));
+        // ca(1) wants a database.
+        fs::write(dir.join("index"), "").unwrap();
+        fs::write(dir.join("index.attr"), "unique_subject = no\n").unwrap();
+        fs::write(dir.join("ca.cnf"), CONFIGURATION).unwrap();
+    }
+
+    fn generations(&self, authority: &str) -> Generations {
+        self.generations.lock().unwrap()[authority]
+    }
+
+    fn sign_with_newest(&self, authority: &'static str) {
+        let mut generations = self.generations.lock().unwrap();
+        let generations = generations.get_mut(authority).unwrap();
+        generations.signing = generations.newest;
+    }
+
+    fn sign_all(&self) {
+        let folders = self.folders.lock().unwrap().clone();
+        for folder in folders {
+            let outbox = fs::read_dir(folder.join("outbox"));
+            for entry in outbox.into_iter().flatten().flatten() {
+                let path = entry.path();
+                if path
+                    .extension()
+                    .is_some_and(|extension| extension == "json")
+                    && let Err(error) = self.sign(&folder, &path)
+                {
+                    eprintln!("    CA: {}: {error}", path.display());
+                }
+            }
+        }
+    }
+
+    /// A request that is being replaced at this moment is left for the next time.
+    fn sign(&self, folder: &Path, request: &Path) -> Result<(), String> {
+        let slot = request.file_stem().unwrap().to_string_lossy().into_owned();
+        let answer = folder.join("inbox").join(format!("{slot}.crt"));
+        let csr = request.with_extension("csr");
+        let (Ok(text), true, false) = (fs::read(request), csr.exists(), answer.exists()) else {
+            return Ok(());
+        };
+        let request: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        let authority = request["ca"].as_str().ok_or("no field ca")?;
+        let generation = self
+            .generations
+            .lock()
+            .unwrap()
+            .get(authority)
+            .ok_or("an unknown CA")?
+            .signing;
+        let wanted = request["durationSeconds"].as_u64();
+        let lifetime = wanted.map_or(YEAR, |wanted| Duration::from_secs(wanted).min(YEAR));
+        let now = OffsetDateTime::now_utc();
+        let dates = (now - time::Duration::MINUTE, now + lifetime);
+        let signed = self
+            .path(authority, generation, "")
+            .join(format!("signed-{slot}"));
+        if let Err(error) = self.certify(authority, generation, &csr, &signed, dates) {
+            return match csr.exists() {
+                true => Err(error),
+                false => Ok(()),
+            };
+        }
+        let inbox = folder.join("inbox");
+        let _ = fs::create_dir(&inbox);
+        let new = inbox.join(format!(".{slot}"));
+        fs::copy(&signed, &new).map_err(|error| error.to_string())?;
+        fs::rename(&new, &answer).map_err(|error| error.to_string())?;
+        self.signed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Has OpenSSL write the certificate for a request.
+    fn certify(
+        &self,
+        authority: &str,
+        generation: u32,
+        csr: &Path,
+        certificate: &Path,
+        (begin, end): (OffsetDateTime, OffsetDateTime),
+    ) -> Result<(), String> {
+        let date = |date: OffsetDateTime| -> OsString {
+            let format = format_description!("[year][month][day][hour][minute][second]Z");
+            date.format(&format).unwrap().into()
+        };
+        let output = Command::new("openssl")
+            .current_dir(self.path(authority, generation, ""))
+            .args(["ca", "-batch", "-notext", "-config", "ca.cnf", "-in"])
+            .arg(csr)
+            .arg("-out")
+            .arg(certificate)
+            .arg("-startdate")
+            .arg(date(begin))
+            .arg("-enddate")
+            .arg(date(end))
+            .output()
+            .map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    }
+}
+
+const CONFIGURATION: &str = "\
+[ca]
+default_ca = this
+[this]
+database = index
+new_certs_dir = .
+certificate = cert.pem
+private_key = key.pem
+rand_serial = yes
+default_md = sha256
+policy = any
+preserve = yes
+copy_extensions = copy
+x509_extensions = leaf
+[any]
+organizationName = optional
+commonName = supplied
+[leaf]
+basicConstraints = critical, CA:FALSE
+authorityKeyIdentifier = keyid
+";

@@ -1,0 +1,457 @@
+//! Clients of every API server while something is done to the cluster: reads and writes on new and on kept connections,
+//! watches, requests with a service account's token, `kubectl exec` and `kubectl logs` on every node.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use nodepki::kubeconfig::Kubeconfig;
+use reqwest::{Certificate, Client, Identity, Method};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::Cluster;
+use super::network::{ENDPOINT, address, address_ipv6};
+use super::node::Role;
+use super::site::WORK_IMAGE;
+
+const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
+const KUBECTL_INTERVAL: Duration = Duration::from_secs(2);
+/// How long a command on a node is repeated while the kubelet, which carries it, restarts.
+const KUBELET_RESTART: Duration = Duration::from_secs(20);
+
+const READ: &str = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config";
+
+/// Counts of one kind of client.
+#[derive(Default)]
+struct Count {
+    done: AtomicU64,
+    failed: AtomicU64,
+    repeated: AtomicU64,
+}
+
+type Counts = Arc<Mutex<BTreeMap<String, Arc<Count>>>>;
+
+/// Clients that run until [`Load::finish`].
+pub(crate) struct Load {
+    /// What the pods of the workload said before is not of these clients' time. RFC 3339.
+    began: String,
+    stop: Arc<AtomicBool>,
+    counts: Counts,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the clients of one API server need.
+#[derive(Clone)]
+struct Target {
+    server: &'static str,
+    /// Every CA that there is, also one that is to come.
+    ca: Vec<Certificate>,
+    identity: Identity,
+    token: String,
+    /// With two IP families.
+    ipv6: Option<SocketAddr>,
+}
+
+impl Load {
+    /// Starts the workload if it does not run yet, and the clients.
+    pub(crate) fn start(cluster: &mut Cluster) -> Self {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        start_workload(cluster);
+        let text = std::fs::read_to_string(cluster.admin_conf()).unwrap();
+        let admin = Kubeconfig::parse(&text).unwrap().current().unwrap();
+        let mut pem = admin.certificate.unwrap();
+        pem.extend_from_slice(&admin.key.unwrap());
+        let first = cluster.nodes[0].name;
+        let token = cluster
+            .kubectl(first, "create token work --duration=1h")
+            .unwrap();
+        let trusted: Vec<_> = cluster
+            .authorities
+            .certificates("ca")
+            .iter()
+            .map(|pem| Certificate::from_pem(pem.as_bytes()).unwrap())
+            .collect();
+        let mut load = Load {
+            began: OffsetDateTime::now_utc().format(&Rfc3339).unwrap(),
+            stop: Arc::default(),
+            counts: Arc::default(),
+            threads: Vec::new(),
+        };
+        for server in cluster.names(Role::ControlPlane) {
+            let target = Target {
+                server,
+                ca: trusted.clone(),
+                identity: Identity::from_pem(&pem).unwrap(),
+                token: token.trim().to_owned(),
+                ipv6: cluster
+                    .is_dual_stack()
+                    .then(|| format!("[{}]:6443", address_ipv6(server)).parse().unwrap()),
+            };
+            let (stop, counts) = (load.stop.clone(), load.counts.clone());
+            load.threads.push(thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .unwrap();
+                runtime.block_on(target.clients(&stop, &counts));
+            }));
+        }
+        for (index, node) in cluster.nodes.iter().enumerate() {
+            let servers = cluster.names(Role::ControlPlane);
+            let at = servers[index % servers.len()];
+            load.kubectl_clients(cluster, at, node.name);
+        }
+        load
+    }
+
+    /// `kubectl exec` and `kubectl logs` with the workload's pod on a node.
+    fn kubectl_clients(&mut self, cluster: &Cluster, at: &'static str, node: &'static str) {
+        let pod = cluster.kubectl(at, &format!("get pods -l app=work --field-selector=spec.nodeName={node} -o jsonpath={{.items[0].metadata.name}}")).unwrap();
+        for (kind, arguments) in [
+            ("exec", format!("exec {pod} -- echo there")),
+            ("logs", format!("logs {pod} --tail=1")),
+        ] {
+            let count = self.count(&format!("kubectl {kind}"));
+            let stop = self.stop.clone();
+            let mut command = cluster.kubectl_command(at);
+            command.args(arguments.split_whitespace());
+            self.threads.push(thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    repeat_while_kubelet_restarts(&mut command, node, &count);
+                    sleep(KUBECTL_INTERVAL);
+                }
+            }));
+        }
+    }
+
+    fn count(&self, kind: &str) -> Arc<Count> {
+        let mut counts = self.counts.lock().unwrap();
+        counts.entry(kind.to_owned()).or_default().clone()
+    }
+
+    /// Ends the clients, prints what they saw, and adds it to the scenario's sums.
+    ///
+    /// # Panics
+    /// If a request failed, in a client or in the workload's pods.
+    pub(crate) fn finish(mut self, cluster: &mut Cluster) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+        for (kind, count) in self.counts.lock().unwrap().iter() {
+            let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
+            let (done, failed) = (number(&count.done), number(&count.failed));
+            let repeated = match number(&count.repeated) {
+                0 => String::new(),
+                some => format!(", {some} repeated while a kubelet restarted"),
+            };
+            cluster.say(&format!(
+                "{kind}: {done} requests, {failed} failed{repeated}"
+            ));
+            cluster.requests += done + failed;
+            cluster.failures += failed;
+        }
+        let first = cluster.nodes[0].name;
+        let logs = cluster
+            .kubectl(
+                first,
+                &format!(
+                    "logs -l app=work --tail=-1 --max-log-requests=10 --since-time={}",
+                    self.began
+                ),
+            )
+            .unwrap();
+        let (good, bad) = (logs.matches(" ok").count(), logs.matches("FAILED").count());
+        cluster.say(&format!(
+            "pods with their tokens: {good} requests, {bad} failed"
+        ));
+        cluster.requests += (good + bad) as u64;
+        cluster.failures += bad as u64;
+        assert_eq!(cluster.failures, 0, "requests failed: {}", {
+            let failed = logs.lines().filter(|line| line.contains("FAILED"));
+            failed.take(5).collect::<Vec<_>>().join("\n")
+        });
+    }
+}
+
+/// Also if the scenario fails.
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs a command until it succeeds; an error that is not that the kubelet is away fails at once.
+fn repeat_while_kubelet_restarts(command: &mut Command, node: &str, count: &Count) {
+    let began = Instant::now();
+    loop {
+        let output = command.output().unwrap();
+        if output.status.success() {
+            count.done.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // A kubelet that has just started does not know its pods yet, and answers 404 for them.
+        let is_away = [
+            &format!("{}:10250", address(node)),
+            "error dialing backend",
+            "EOF",
+            "Timeout occurred",
+            "pod does not exist",
+            "the server could not find the requested resource ( pods/log",
+        ]
+        .iter()
+        .any(|sign| said.contains(*sign));
+        if !is_away || began.elapsed() > KUBELET_RESTART {
+            println!("    failed: {command:?}: {said}");
+            count.failed.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        count.repeated.fetch_add(1, Ordering::Relaxed);
+        sleep(Duration::from_millis(500));
+    }
+}
+
+impl Target {
+    async fn clients(&self, stop: &AtomicBool, counts: &Counts) {
+        let count = |kind: &str| -> Arc<Count> {
+            counts
+                .lock()
+                .unwrap()
+                .entry(kind.to_owned())
+                .or_default()
+                .clone()
+        };
+        let (new, kept) = (
+            count("reads, new connections"),
+            count("reads, kept connection"),
+        );
+        let (writes, tokens) = (count("writes"), count("service account's token"));
+        let watches = count("watch events");
+        let ipv6 = self.ipv6.map(|to| (count("reads over IPv6"), to));
+        let object = format!("/api/v1/namespaces/default/configmaps/load-{}", self.server);
+        let (written, watching) = (AtomicU64::new(0), AtomicBool::new(false));
+        tokio::join!(
+            self.repeat(stop, &new, async |_| {
+                self.send(&self.client(), Method::GET, READ, None).await
+            }),
+            async {
+                let Some((count, to)) = &ipv6 else { return };
+                self.repeat(stop, count, async |_| {
+                    let client = self.anonymous().identity(self.identity.clone());
+                    let client = client.resolve(ENDPOINT.1, *to).build().unwrap();
+                    let url = format!("https://{}:6443{READ}", ENDPOINT.1);
+                    judged(client.get(url).send().await).await
+                })
+                .await;
+            },
+            async {
+                let client = self.client();
+                self.repeat(stop, &kept, async |_| {
+                    self.send(&client, Method::GET, READ, None).await
+                })
+                .await;
+            },
+            async {
+                let client = self.client();
+                while !watching.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
+                    tokio::time::sleep(REQUEST_INTERVAL).await;
+                }
+                self.repeat(stop, &writes, async |number| {
+                    let body = format!("{{\"data\": {{\"number\": \"{number}\"}}}}");
+                    let sent = self.send(&client, Method::PATCH, &object, Some(body)).await;
+                    written.fetch_add(u64::from(sent.is_ok()), Ordering::Relaxed);
+                    sent
+                })
+                .await;
+            },
+            self.repeat(stop, &tokens, async |_| {
+                let client = self.anonymous().build().unwrap();
+                let url = self.url("/api/v1/namespaces/default/pods?limit=1");
+                let request = client.get(url).bearer_auth(&self.token);
+                judged(request.send().await).await
+            }),
+            self.watch(stop, &watches, &written, &watching),
+        );
+    }
+
+    async fn repeat(
+        &self,
+        stop: &AtomicBool,
+        count: &Count,
+        mut request: impl AsyncFnMut(u64) -> Result<(), String>,
+    ) {
+        for number in 0.. {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            match request(number).await {
+                Ok(()) => count.done.fetch_add(1, Ordering::Relaxed),
+                Err(error) => {
+                    println!("    failed at {}: {error}", self.server);
+                    count.failed.fetch_add(1, Ordering::Relaxed)
+                }
+            };
+            tokio::time::sleep(REQUEST_INTERVAL).await;
+        }
+    }
+
+    /// One watch all along; each write must be seen.
+    async fn watch(
+        &self,
+        stop: &AtomicBool,
+        count: &Count,
+        written: &AtomicU64,
+        watching: &AtomicBool,
+    ) {
+        let url = self.url(&format!(
+            "/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=3600&fieldSelector=metadata.name%3Dload-{}",
+            self.server
+        ));
+        let fail = |error: String| {
+            println!("    failed: watch at {}: {error}", self.server);
+            count.failed.fetch_add(1, Ordering::Relaxed);
+        };
+        let client = self.anonymous().identity(self.identity.clone());
+        let client = client.build().unwrap();
+        let mut response = match client.get(url).send().await {
+            Ok(response) => response,
+            Err(error) => return fail(format!("{error:?}")),
+        };
+        let (mut seen, mut end) = (0, None);
+        let mut lines = Vec::new();
+        loop {
+            let chunk = tokio::time::timeout(REQUEST_INTERVAL, response.chunk()).await;
+            match chunk {
+                Ok(Ok(Some(chunk))) => {
+                    lines.extend_from_slice(&chunk);
+                    while let Some(end) = lines.iter().position(|byte| *byte == b'\n') {
+                        let line: Vec<u8> = lines.drain(..=end).collect();
+                        let event = String::from_utf8_lossy(&line).into_owned();
+                        // The object as it was; writes begin after it.
+                        watching.fetch_or(event.contains("\"type\":\"ADDED\""), Ordering::Relaxed);
+                        if event.contains("\"type\":\"MODIFIED\"") {
+                            seen += 1;
+                            count.done.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+                Ok(other) => return fail(format!("ended: {other:?}")),
+                Err(_) => {}
+            }
+            if stop.load(Ordering::Relaxed) {
+                let end = *end.get_or_insert(Instant::now() + Duration::from_secs(5));
+                let written = written.load(Ordering::Relaxed);
+                if seen >= written {
+                    return;
+                }
+                if Instant::now() > end {
+                    return fail(format!("saw {seen} of {written} writes"));
+                }
+            }
+        }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("https://{}:6443{path}", address(self.server))
+    }
+
+    fn anonymous(&self) -> reqwest::ClientBuilder {
+        Client::builder().tls_certs_only(self.ca.clone()).no_proxy()
+    }
+
+    fn client(&self) -> Client {
+        let client = self.anonymous().identity(self.identity.clone());
+        client.timeout(Duration::from_secs(10)).build().unwrap()
+    }
+
+    async fn send(
+        &self,
+        client: &Client,
+        method: Method,
+        path: &str,
+        patch: Option<String>,
+    ) -> Result<(), String> {
+        let mut request = client.request(method, self.url(path));
+        if let Some(patch) = patch {
+            request = request
+                .header("content-type", "application/merge-patch+json")
+                .body(patch);
+        }
+        judged(request.send().await).await
+    }
+}
+
+async fn judged(sent: reqwest::Result<reqwest::Response>) -> Result<(), String> {
+    let response = sent.map_err(|error| format!("{error:?}"))?;
+    let status = response.status();
+    let text = response
+        .text()
+        .await
+        .map_err(|error| format!("{error:?}"))?;
+    match status.is_success() {
+        true => Ok(()),
+        false => Err(format!("{status}: {text}")),
+    }
+}
+
+/// A pod on each node that asks the API server by its service account's token, and an object for each server's writes.
+pub(crate) fn start_workload(cluster: &mut Cluster) {
+    let first = cluster.nodes[0].name;
+    let manifest = cluster.site.path("work.yaml");
+    let mut text = WORKLOAD.replace("IMAGE", WORK_IMAGE);
+    for server in cluster.names(Role::ControlPlane) {
+        text.push_str(&format!(
+            "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: load-{server}, namespace: default}}\n"
+        ));
+    }
+    std::fs::write(&manifest, text).unwrap();
+    cluster
+        .kubectl(first, &format!("apply -f {}", manifest.display()))
+        .unwrap();
+    cluster.until("the workload runs", 120, |cluster| {
+        cluster
+            .kubectl(first, "rollout status daemonset/work --timeout=5s")
+            .map(drop)
+    });
+}
+
+const WORKLOAD: &str = r#"apiVersion: v1
+kind: ServiceAccount
+metadata: {name: work, namespace: default}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: work}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}
+subjects: [{kind: ServiceAccount, name: work, namespace: default}]
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: work, namespace: default}
+spec:
+  selector: {matchLabels: {app: work}}
+  template:
+    metadata: {labels: {app: work}}
+    spec:
+      serviceAccountName: work
+      tolerations: [{operator: Exists}]
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: work
+        image: IMAGE
+        imagePullPolicy: Never
+        command: [/bin/sh, -c]
+        args:
+        - |
+          while :; do
+            if said=$(kubectl get --raw '/api/v1/namespaces/default/pods?limit=1' 2>&1 >/dev/null)
+            then echo "$(date) ok"; else echo "$(date) FAILED $said"; fi
+            sleep 2
+          done
+"#;

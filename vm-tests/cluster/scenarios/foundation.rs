@@ -1,0 +1,64 @@
+//! Three control-plane nodes and a worker.
+
+use crate::cluster::node::{Node, Role};
+use crate::cluster::{Cluster, Signer};
+use crate::machine::Machine;
+
+pub(crate) fn first_node(cluster: &mut Cluster) {
+    cluster.first("cp1");
+    remove_super_admin(cluster.node("cp1"));
+}
+
+/// As `nodepki doctor` advises once kubeadm init is over.
+pub(super) fn remove_super_admin(node: &mut Node) {
+    node.done(
+        "kubectl --kubeconfig /etc/kubernetes/admin.conf get nodes && rm /etc/kubernetes/super-admin.conf
+         umask 077
+         printf '%s\\n' 'apiVersion: nodepki.io/v1alpha1' 'kind: NodePKIConfiguration' 'certificates: {omit: [super-admin.conf]}' >/etc/nodepki/config.d/40-super-admin.yaml",
+    );
+}
+
+pub(crate) fn join(cluster: &mut Cluster) {
+    for name in ["cp2", "cp3"] {
+        join_after_cut(cluster, name, Role::ControlPlane);
+    }
+}
+
+/// A smaller cluster's only further one.
+pub(crate) fn join_one(cluster: &mut Cluster) {
+    cluster.join("cp2", Role::ControlPlane);
+}
+
+pub(crate) fn worker(cluster: &mut Cluster) {
+    join_after_cut(cluster, "w1", Role::Worker);
+}
+
+/// The power is cut in the middle of the node's bootstrap.
+fn join_after_cut(cluster: &mut Cluster, name: &'static str, role: Role) {
+    cluster.boot_to_join_without_signer(name, role);
+    match cluster.spec.signer {
+        // Its requests wait for the signer when the power is cut.
+        Signer::Directory => {
+            let waits = "systemctl is-active -q containerd && ls /srv/nodepki/outbox/*.csr";
+            cluster.node(name).machine.until(waits, 60);
+            cluster.node(name).machine.cut();
+            cluster.set_signer_away(false);
+        }
+        // The wrapping token, which is good for one use, has just been used when the power is cut.
+        Signer::OpenBao => {
+            let repeats = "systemctl is-active -q containerd && [ $(systemctl show -P NRestarts nodepki-bootstrap) -gt 0 ]";
+            cluster.node(name).machine.until(repeats, 60);
+            cluster.set_signer_away(false);
+            let node = cluster.node(name);
+            let used = "test -e /var/lib/nodepki/signers/vault/secret-id";
+            node.machine.until(used, 60);
+            node.machine.cut();
+        }
+    }
+    let node = cluster.node(name);
+    node.boot();
+    node.wait_until_joined();
+    cluster.say(&format!(
+        "{name} has joined after a power cut in its bootstrap"
+    ));
+}

@@ -1,0 +1,65 @@
+//! A cluster that kubeadm made, with its own CAs: their keys leave the nodes, come back, and leave again.
+
+use std::fs;
+
+use super::{foundation, rotation};
+use crate::cluster::node::Role;
+use crate::cluster::{Cluster, user_data};
+use crate::machine::Machine;
+
+const BACKUP: &str = "/mnt/usb/ca-keys";
+const PASSPHRASE: &str = "/root/passphrase";
+
+pub(crate) fn to_external(cluster: &mut Cluster) {
+    cluster.first_by_kubeadm("cp1");
+    cluster.join_by_kubeadm("cp2", Role::ControlPlane);
+    cluster.join_by_kubeadm("w1", Role::Worker);
+    for index in 0..cluster.nodes.len() {
+        let script = user_data::directory_script(cluster);
+        let node = &mut cluster.nodes[index];
+        fs::write(node.machine.shared().join("signer"), script).unwrap();
+        node.done("bash /run/tests/signer");
+    }
+    for name in cluster.names(Role::ControlPlane) {
+        migrate(cluster, name);
+    }
+    foundation::remove_super_admin(cluster.node("cp1"));
+    rotation::renew_everywhere(cluster);
+}
+
+pub(crate) fn to_internal_and_back(cluster: &mut Cluster) {
+    let node = cluster.node("cp1");
+    node.done(&format!(
+        "nodepki migrate to-internal --backup {BACKUP} --passphrase-file {PASSPHRASE} --apply"
+    ));
+    let serial = "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -serial";
+    let before = node.done(serial);
+    // kubeadm signs again.
+    node.done("kubeadm certs renew apiserver 2>&1");
+    assert_ne!(node.done(serial), before);
+    node.done(&format!("rm {BACKUP}"));
+    migrate(cluster, "cp1");
+}
+
+fn migrate(cluster: &mut Cluster, name: &str) {
+    let node = cluster.node(name);
+    // As the message of the first look says.
+    let look = node.machine.run("nodepki migrate to-external");
+    assert_eq!(look.status, 65, "{look:?}");
+    assert!(look.said.contains("cluster-signing"), "{}", look.said);
+    node.done(
+        "sed -i -E 's/(--cluster-signing-(cert|key)-file)=.*/\\1=/' /etc/kubernetes/manifests/kube-controller-manager.yaml",
+    );
+    node.done(&format!(
+        "test -e {PASSPHRASE} || (umask 077; openssl rand -base64 24 >{PASSPHRASE})"
+    ));
+    let apply = format!(
+        "nodepki migrate to-external --apply --backup {BACKUP} --passphrase-file {PASSPHRASE}"
+    );
+    let ran = node.machine.run(&apply);
+    assert!([0, 75].contains(&ran.status), "{name}: {ran:?}");
+    if ran.status == 75 {
+        node.machine.until(&apply, 120);
+    }
+    cluster.say(&format!("{name} has no CA keys any more"));
+}
