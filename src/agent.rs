@@ -8,16 +8,21 @@ mod clock;
 mod event;
 mod failure;
 mod install;
+pub mod join;
 mod keys;
 mod kubelet;
+pub mod load;
 mod offline;
 mod proof;
 mod provided;
+pub mod reload;
 mod renew;
 pub mod report;
 mod request;
 mod revocation;
+pub mod rotation;
 mod run;
+pub mod shared_certs;
 mod survey;
 
 use std::collections::BTreeMap;
@@ -27,12 +32,12 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
-use crate::assess::Action;
-use crate::failpoint;
-use crate::names::{Authority, NodePath};
-use crate::plan::{CertSpec, Output, Plan};
-use crate::schedule::Rotation;
+use crate::kube::names::{Authority, NodePath};
+use crate::process::failpoint;
 use crate::signer::{Identity, Kind, Rejection, Renewal, Signer, Wanted};
+use crate::spec::assess::Action;
+use crate::spec::schedule::Rotation;
+use crate::spec::{CertSpec, Output, Plan};
 use crate::store::{self, KeptNode, KnownDirectories, Root, Store};
 use crate::x509::TrustBundle;
 

@@ -8,6 +8,7 @@
 //! the same keys and the same tickets.
 
 mod alarm;
+pub mod metrics;
 mod notify;
 mod system;
 pub mod wake;
@@ -18,16 +19,16 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
+use crate::agent::load::{self, Inputs, Loaded};
+use crate::agent::rotation;
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Scope};
-use crate::confine::Reach;
-use crate::load::{self, Inputs, Loaded};
-use crate::metrics::{self, Metrics};
-use crate::plan::Output;
-use crate::rotation;
-use crate::settings::{Argument, FRAGMENT_DIRECTORIES, MAIN_FILE};
+use crate::config::{Argument, FRAGMENT_DIRECTORIES, MAIN_FILE};
+use crate::process::confine::Reach;
 use crate::signer::Carry;
+use crate::spec::Output;
 use crate::store::{self, Root};
 
+use metrics::Metrics;
 use system::System;
 use wake::{Agenda, Ended, Next};
 use watch::{Matter, Watched};

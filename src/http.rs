@@ -38,7 +38,7 @@ pub use error::{Error, Kind};
 pub use reqwest::{Method, Url};
 pub use served::served;
 
-use crate::schema::SecretFile;
+use crate::yaml::schema::SecretFile;
 use trust::Witness;
 
 /// DNS, TCP, CONNECT and TLS together.

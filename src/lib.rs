@@ -1,100 +1,56 @@
 //! nodepki gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
 //!
-//! This page is the architecture. `README.md` says what the tool is for and how to run it.
+//! This page lists the rooms of the source. `docs/architecture.md` has the data flow of a bootstrap and of a renewal, and
+//! the invariants.
 //!
-//! # The way of a certificate
+//! Imports go downward only: a room uses the rooms below it in this table. Pure rooms open no file and no socket and read
+//! no clock and no environment; the time is an argument. `tests/it/layers.rs` reads the table and verifies both.
 //!
-//! ```text
-//! kubeadm file ─ kubeadm ─▶ Cluster, Node ┐
-//! settings ──── settings ─▶ Policy, trust ┴─ plan ─▶ CertSpec (what is wanted)
-//!                                                       │
-//! disk ── store::Root ─▶ Found (what is there) ── assess ─▶ Keep | Rewrite | Issue(why) | Refuse(why)
-//!                                                       │ Issue
-//!                    agent: key ─▶ CSR ─▶ pending slot ─▶ signer ─▶ answer
-//!                                                       │
-//!                         x509::satisfies(answer, wanted) ─▶ differences, or a verified chain
-//!                                                       │
-//!                                         store::commit ─▶ /etc/kubernetes
-//! ```
+//! | room | pure | holds |
+//! | --- | --- | --- |
+//! | [`commands`] | no | one file a command: arguments, the call, the output |
+//! | [`daemon`] | no | the rotation loop, its alarms and watches, metrics |
+//! | [`agent`] | no | bootstrap and renewal: load the inputs, request, verify, install, restart components, join |
+//! | [`node`] | no | the files of the node, read and judged |
+//! | [`config`] | no | nodepki's settings: keys, defaults, sources, redaction |
+//! | [`signer`] | no | the contract of a signer, and the eleven kinds |
+//! | [`cluster`] | no | what is requested from a running cluster: API client, discovery |
+//! | [`http`] | no | the only TLS client |
+//! | [`store`] | no | the only writer below the root: transactions, journal, locks, pending requests |
+//! | [`process`] | no | this process: confinement, signals, core dumps, faults of the machine, failpoints |
+//! | [`spec`] | yes | the desired state: certificate table, key policy, schedule, and its comparison with the observed state |
+//! | [`kube`] | yes | formats of Kubernetes: names, kubeadm documents, kubeconfig, manifests, cluster-info, kubeadm-certs |
+//! | [`yaml`] | yes | YAML with positions, Go's durations, and the schema of settings |
+//! | [`x509`] | yes | keys, CSRs, certificates, chains, revocation lists, verification |
 //!
-//! The upper half is pure: [`yaml`], [`kubeadm`], [`clusterinfo`], [`sharedcerts`], [`schema`], [`schedule`], [`policy`],
-//! [`plan`], [`assess`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`] and [`names`] open no file and no socket and
-//! look at no clock or environment; the time is an argument. The lower half is the edge: [`load`] brings the inputs
-//! together, [`agent`] composes, [`signer`] asks, [`store`] writes.
-//! Imports go downward only, in the order of the table; a test reads the `use` lines.
+//! # Invariants
 //!
-//! | layer | modules |
-//! | --- | --- |
-//! | command line | [`cli`] |
-//! | commands | [`demo`], [`capi`], [`migrate`], [`doctor`], [`daemon`], [`authority`] |
-//! | the step of rotation | [`rotation`] |
-//! | inputs | [`load`] |
-//! | composition | [`join`], [`certs`], [`agent`], [`reload`], [`status`], [`offline`], [`metrics`] |
-//! | edge | [`settings`], [`signer`], [`discovery`], [`kubeapi`], [`http`], [`store`], [`confine`], [`harden`], [`interrupt`], [`failpoint`], [`machine`] |
-//! | pure | [`assess`], [`plan`], [`policy`], [`schedule`], [`components`], [`clusterinfo`], [`kubeadm`], [`sharedcerts`], [`kubeconfig`], [`manifest`], [`jwks`], [`x509`], [`yaml`], [`names`] |
-//!
-//! # What must always be true, and who sees to it
-//!
-//! - *A leaf private key never leaves the node.* A [`signer::Request`] has a CSR and no key; the signers have no
-//!   other input.
-//! - *Nothing is installed before it was checked against the wish.* `agent::install` takes only chains that
-//!   `agent::request` has put through [`x509::satisfies`]; offline answers take the same road.
-//! - *Files of one commit appear together or not at all.* [`store`] is the only writer below the root, and
-//!   recovery is the only way to get a [`store::Store`].
-//! - *A waiting request outlives the process.* Key, CSR and ticket are a pending slot on disk before the signer
-//!   hears of them, and each step is recorded before it is taken.
-//! - *What is wanted comes from configuration.* [`plan`] never sees the disk.
-//! - *A path in a message can be opened from where the command was given.* Below another root, [`names::NodePath`],
-//!   [`store::Root::on_this_machine`] and [`http::Files::shown`] give the path on this machine. Data keeps node paths.
-//! - *Never worse than found.* Whole families or nothing: what one authority signs is installed together, and a
-//!   certificate that still serves is not touched by a failure.
-//!
-//! # Where the shape differs from what one might expect
-//!
-//! Signers are asked concurrently on one thread; keys are made on plain threads and sent over a channel, so a
-//! finished key is signed while the next is being searched. The journal of the store is a redo journal with the
-//! contents in it: once it is on disk the commit happens, whatever is lost besides. Certificates are assessed
-//! against *all* subjects that kubeadm versions have used, since the running cluster may depend on an older one.
+//! - *A leaf private key never leaves the node.* A [`signer::Request`] contains a CSR and no key; signers have no other
+//!   input.
+//! - *Nothing is installed unverified.* `agent::install` accepts only chains that `agent::request` has verified with
+//!   [`x509::satisfies`]; imported certificates pass the same verification.
+//! - *Files of one commit appear together or not at all.* [`store`] is the only writer below the root, and a
+//!   [`store::Store`] is obtained through recovery only.
+//! - *A pending request survives the process.* Key, CSR and ticket are on disk before the signer receives the request,
+//!   and each step is recorded before it is taken.
+//! - *The desired state comes from configuration.* [`spec`] never reads the disk.
+//! - *Paths in messages exist on this machine.* Below another root, [`kube::names::NodePath`],
+//!   [`store::Root::on_this_machine`] and [`http::Files::shown`] return the path on this machine. Data contains paths of
+//!   the node.
+//! - *A failure never makes a node worse.* Certificates of one authority are installed together, and a certificate that
+//!   is still accepted is not touched by a failure.
 
 pub mod agent;
-pub mod assess;
-pub mod authority;
-pub mod capi;
-pub mod certs;
-pub mod cli;
-pub mod clusterinfo;
-pub mod components;
-pub mod confine;
+pub mod cluster;
+pub mod commands;
+pub mod config;
 pub mod daemon;
-pub mod demo;
-pub mod discovery;
-pub mod doctor;
-pub mod failpoint;
-pub mod harden;
 pub mod http;
-pub mod interrupt;
-pub mod join;
-pub mod jwks;
-pub mod kubeadm;
-pub mod kubeapi;
-pub mod kubeconfig;
-pub mod load;
-pub mod machine;
-pub mod manifest;
-pub mod metrics;
-pub mod migrate;
-pub mod names;
-pub mod offline;
-pub mod plan;
-pub mod policy;
-pub mod reload;
-pub mod rotation;
-pub mod schedule;
-pub mod schema;
-pub mod settings;
-pub mod sharedcerts;
+pub mod kube;
+pub mod node;
+pub mod process;
 pub mod signer;
-pub mod status;
+pub mod spec;
 pub mod store;
 pub mod x509;
 pub mod yaml;

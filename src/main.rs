@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    nodepki::harden::harden();
+    nodepki::process::harden::harden();
     // Nothing that this process or a plug-in of it makes is readable by others unless it says so.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
-    ExitCode::from(nodepki::cli::run(std::env::args_os()))
+    ExitCode::from(nodepki::commands::run(std::env::args_os()))
 }

@@ -23,6 +23,7 @@
 //! 4. One example, `packaging/examples/signers/KIND.yaml`, and one case in `tests/it/signer_contract.rs`, which runs
 //!    against every kind and fails for one that it does not know.
 
+pub mod bundle;
 pub mod cert_manager;
 pub mod cfssl;
 mod cluster;
@@ -57,13 +58,13 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use crate::http::Files;
-use crate::machine;
-use crate::names::{Authority, CertName, NodePath};
-use crate::schema::Key;
+use crate::kube::names::{Authority, CertName, NodePath};
+use crate::process::machine;
 use crate::store::{self, STATE_DIR};
 use crate::x509::{
     Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, Tolerance, UsageExtensions, hex,
 };
+use crate::yaml::schema::Key;
 use crate::yaml::{Field, Map};
 
 pub use crate::http::printable;

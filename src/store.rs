@@ -138,7 +138,7 @@ fn free_name(
 
 /// A place where a crash test may end or fail the run.
 fn failpoint(name: &'static str, path: impl AsRef<Path>) -> Result<(), Error> {
-    crate::failpoint::hit(name).map_err(|errno| Error::io("write", path, errno))
+    crate::process::failpoint::hit(name).map_err(|errno| Error::io("write", path, errno))
 }
 
 fn hex(bytes: &[u8]) -> String {

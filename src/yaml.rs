@@ -10,7 +10,9 @@
 //!
 //! To read a new kind of document: `parse`, `Walk::new`, `Field::root`, then `get` each key and `finish` each map.
 
+mod duration;
 mod fault;
+pub mod schema;
 mod walk;
 
 use std::collections::{HashMap, HashSet};
@@ -22,6 +24,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use zeroize::Zeroizing;
 
+pub use duration::{format_duration, parse_duration};
 pub use fault::{Fault, Faults, MAX_LISTED_FAULTS, Place, Severity, Spot};
 pub use walk::{Field, Map, Walk, did_you_mean};
 

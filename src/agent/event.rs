@@ -9,7 +9,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use crate::names::CertName;
+use crate::kube::names::CertName;
 use crate::signer::{Class, SignerError};
 use crate::store::Slot;
 use crate::x509::KeyAlgorithm;

@@ -5,10 +5,11 @@
 use std::cmp::Ordering;
 use std::fmt;
 
-use crate::machine;
-use crate::names::Authority;
+use crate::cluster::{api, discovery};
+use crate::kube::names::Authority;
+use crate::process::machine;
 use crate::signer::{Class, SignerError};
-use crate::{discovery, http, kubeapi, store};
+use crate::{http, store};
 
 use super::Report;
 
@@ -107,9 +108,9 @@ impl Failure {
     }
 
     /// A failed call of a cluster's API, made in order to be `doing` something: `reading the Secret …`.
-    pub fn of_cluster(doing: impl fmt::Display, error: &kubeapi::Error) -> Self {
+    pub fn of_cluster(doing: impl fmt::Display, error: &api::Error) -> Self {
         let (code, advice) = match error {
-            kubeapi::Error::Http(error) => {
+            api::Error::Http(error) => {
                 let code = match error.kind() {
                     http::Kind::Unreachable | http::Kind::Lost => ExitCode::Unreachable,
                     http::Kind::Untrusted | http::Kind::TooLarge => ExitCode::Refused,
@@ -118,7 +119,7 @@ impl Failure {
                 };
                 (code, error.advice())
             }
-            kubeapi::Error::Refused(status) => match status.code {
+            api::Error::Refused(status) => match status.code {
                 401 => (
                     ExitCode::NotPermitted,
                     "the credential is unknown or has expired: use one that is valid",
@@ -133,14 +134,14 @@ impl Failure {
                 ),
                 _ => (ExitCode::Refused, "see what the API server says"),
             },
-            kubeapi::Error::Unusable { .. } => (
+            api::Error::Unusable { .. } => (
                 ExitCode::Refused,
                 "make sure that the address is that of a Kubernetes API server",
             ),
-            kubeapi::Error::Unread { source, .. } => {
-                (ExitCode::Configuration, kubeapi::unread_advice(source))
+            api::Error::Unread { source, .. } => {
+                (ExitCode::Configuration, api::unread_advice(source))
             }
-            kubeapi::Error::Local { advice, .. } => (ExitCode::Configuration, *advice),
+            api::Error::Local { advice, .. } => (ExitCode::Configuration, *advice),
         };
         Failure::caused(
             code,

@@ -12,14 +12,14 @@ use super::{
     Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, Report, Row, ServiceAccountAction,
     Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
-use crate::assess::{Action, Age, Found, FoundStore, beyond_authority};
-use crate::components::Change;
-use crate::failpoint;
-use crate::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
-use crate::names::{Authority, CertName, NodePath};
-use crate::plan::{CertSpec, Output, ServiceAccountSpec};
-use crate::schedule::due_at;
+use crate::kube::components::Change;
+use crate::kube::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
+use crate::kube::names::{Authority, CertName, NodePath};
+use crate::process::failpoint;
 use crate::signer::Request;
+use crate::spec::assess::{Action, Age, Found, FoundStore, beyond_authority};
+use crate::spec::schedule::due_at;
+use crate::spec::{CertSpec, Output, ServiceAccountSpec};
 use crate::store::{Commit, Committed, Issued, Mode, Root, Slot, Store};
 use crate::x509::{Chain, Lifetime, PrivateKey, PublicKey, TrustBundle, hex, rfc3339};
 

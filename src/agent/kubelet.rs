@@ -13,10 +13,10 @@ use zeroize::Zeroizing;
 
 use super::Failure;
 use super::install::unrepairable;
-use crate::assess::{FoundStore, KubeletCurrent as Current};
-use crate::components::Change;
-use crate::kubeconfig::Kubeconfig;
-use crate::plan::{CertSpec, Output};
+use crate::kube::components::Change;
+use crate::kube::kubeconfig::Kubeconfig;
+use crate::spec::assess::{FoundStore, KubeletCurrent as Current};
+use crate::spec::{CertSpec, Output};
 use crate::store::{Commit, Mode, Root, STATE_DIR};
 use crate::x509::{Chain, PrivateKey, TrustBundle};
 
@@ -138,7 +138,7 @@ impl Identity<'_> {
         let mut document = self
             .document
             .unwrap_or_else(|| Kubeconfig::without_credentials(cluster, user));
-        let file = self.store.dir.join(crate::plan::KUBELET_CURRENT);
+        let file = self.store.dir.join(crate::spec::KUBELET_CURRENT);
         document
             .set_cluster(server, &self.trusted.roots_to_pem())
             .and_then(|()| document.set_client_file(&file.to_string_lossy()))

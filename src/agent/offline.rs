@@ -13,8 +13,8 @@ use super::request::{Asked, Desk, Fresh, Prepared, prepare};
 use super::{
     Clock, ExitCode, Failure, Progress, Report, Run, Setup, bootstrap_in, open_store, room,
 };
-use crate::names::{Authority, CertName};
-use crate::offline::{self, Candidate, Outstanding};
+use crate::kube::names::{Authority, CertName};
+use crate::signer::bundle::{self, Candidate, Outstanding};
 use crate::signer::{
     Answer, Caps, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
 };
@@ -143,7 +143,7 @@ pub async fn import_answers(
             })
         })
         .collect();
-    let collection = offline::collect(files, &outstanding, &installed);
+    let collection = bundle::collect(files, &outstanding, &installed);
     let remarks = collection.remarks.iter().take(MAX_REMARKS);
     notes.extend(remarks.map(ToString::to_string));
     if collection.remarks.len() > MAX_REMARKS {

@@ -14,9 +14,9 @@ use super::survey::{Survey, SurveyedCert};
 use super::{
     Clock, ExitCode, Failure, Progress, Setup, keys, same_authority, sentence, signer_failure,
 };
-use crate::assess::Action;
-use crate::names::Authority;
+use crate::kube::names::Authority;
 use crate::signer::Kind;
+use crate::spec::assess::Action;
 use crate::store::{Commit, Slot, Store};
 use crate::x509::{Certificate, Difference, TrustBundle, certificates_of, path_differences};
 

@@ -9,7 +9,7 @@ use std::fmt;
 
 use zeroize::Zeroizing;
 
-use crate::names::{Authority, NodePath};
+use crate::kube::names::{Authority, NodePath};
 use crate::store::Mode;
 use crate::x509::{PrivateKey, PublicKey, TrustBundle};
 

@@ -14,12 +14,12 @@ use super::{
     Clock, ExitCode, Failure, Progress, Report, Run, ServiceAccountAction, Setup, Survey, install,
     open_store, report, revocation, room_for, written,
 };
-use crate::assess::{Action, COPY_SERVICE_ACCOUNT, Demand, Found};
-use crate::components::Change;
-use crate::machine;
-use crate::names::{Authority, CertName};
-use crate::schedule;
+use crate::kube::components::Change;
+use crate::kube::names::{Authority, CertName};
+use crate::process::machine;
 use crate::signer::Renewal;
+use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, Demand, Found};
+use crate::spec::schedule;
 use crate::store::{RestartState, Root, Slot, Unsettled};
 use crate::x509::{TrustBundle, rfc3339};
 

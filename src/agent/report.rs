@@ -10,10 +10,10 @@ use super::request::Outcome;
 use super::{
     ExitCode, Failure, ProvidedFile, ServiceAccountAction, Setup, Survey, sentence, signer_code,
 };
-use crate::assess::{Action, Found};
-use crate::names::{Authority, NodePath};
-use crate::plan::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
+use crate::kube::names::{Authority, NodePath};
 use crate::signer::Carry;
+use crate::spec::assess::{Action, Found};
+use crate::spec::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
 use crate::store::STATE_DIR;
 use crate::x509::{Chain, TrustBundle};
 

@@ -10,12 +10,12 @@ use time::OffsetDateTime;
 use tokio::time::Instant;
 
 use super::{Clock, Event, Failure, Operation, Progress, event};
-use crate::failpoint;
-use crate::plan::CertSpec;
+use crate::process::failpoint;
 use crate::signer::{
     Answer, Class, Current, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
     retry,
 };
+use crate::spec::CertSpec;
 use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
 use crate::x509::{
     Chain, Csr, Lifetime, PrivateKey, TrustBundle, UsageExtensions, along_path, judge_lifetime,

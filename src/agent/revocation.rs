@@ -12,9 +12,9 @@ use super::{
     Clock, ExitCode, Failure, Operation, Outcomes, Progress, Report, Row, Setup, Survey,
     open_store, sentence, signer_code,
 };
-use crate::names::Authority;
-use crate::plan::{BundleSpec, crl_name};
+use crate::kube::names::Authority;
 use crate::signer::{Carry, Class, Signer, SignerError};
+use crate::spec::{BundleSpec, crl_name};
 use crate::store::{Commit, Mode, READ_LIMIT, Root, Store};
 use crate::x509::{Chain, CrlError, RevocationList, Revocations, TrustBundle, rfc3339};
 

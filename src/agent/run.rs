@@ -16,9 +16,9 @@ use super::failure::signer_failure;
 use super::request::{self, Desk, Enquiry, Fresh, Job, Outcome, Resumed};
 use super::survey::{ServiceAccountAction, Survey, SurveyedCert};
 use super::{Clock, Event, ExitCode, Failure, Operation, Progress, Setup, keys, preflight};
-use crate::assess::Demand;
-use crate::names::{Authority, CertName};
+use crate::kube::names::{Authority, CertName};
 use crate::signer::{Kind, Signer, SignerError};
+use crate::spec::assess::Demand;
 use crate::store::{Slot, Store};
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey, TrustBundle, TrustError, hex};
 

@@ -9,15 +9,15 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::{Provided, ServiceAccount};
-use crate::assess::{
+use crate::kube::manifest::MANIFESTS;
+use crate::kube::names::{Authority, CertName, NodePath};
+use crate::process::machine;
+use crate::signer::Current;
+use crate::spec::assess::{
     self, Action, Age, COPY_SERVICE_ACCOUNT, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk,
     ReadKubeconfig, assess, assess_bundle,
 };
-use crate::machine;
-use crate::manifest::MANIFESTS;
-use crate::names::{Authority, CertName, NodePath};
-use crate::plan::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
-use crate::signer::Current;
+use crate::spec::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
 use crate::store::{self, Issued, Obstacle, Root};
 use crate::x509::{
     Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, hex,
@@ -650,7 +650,7 @@ impl Survey {
     fn check_external_etcd(
         &mut self,
         root: &Root,
-        external: &crate::plan::ExternalEtcd,
+        external: &crate::spec::ExternalEtcd,
         provided: &Provided,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {

@@ -12,7 +12,7 @@ use super::alarm::{self, Alarm};
 use super::notify;
 use super::watch::{Watch, Watched};
 use super::{Surroundings, Tell, Wake};
-use crate::confine::{Reach, confine};
+use crate::process::confine::{Reach, confine};
 use crate::store::Root;
 
 /// No step takes so long; one that does is stuck, and the service manager shall see it.

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::agent::Event;
-use crate::names::{Authority, CertName};
-use crate::settings::StandIns;
+use crate::config::StandIns;
+use crate::kube::names::{Authority, CertName};
 use crate::signer::{
     self, Answer, Caps, Class, Kind, Rejection, Request, Signer, SignerError, Ticket, Wanted,
 };

@@ -11,9 +11,9 @@ use time::OffsetDateTime;
 
 use crate::agent::report::Row;
 use crate::agent::{ExitCode, Failure, Report};
-use crate::kubeadm::format_duration;
-use crate::schedule::{self, Life};
+use crate::spec::schedule::{self, Life};
 use crate::x509::rfc3339;
+use crate::yaml::format_duration;
 
 /// A clock that goes back by more than this is not believed at once.
 const BELIEVABLE: Duration = Duration::from_secs(5 * 60);

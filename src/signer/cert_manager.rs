@@ -29,12 +29,11 @@ use super::{
     About, Answer, Caps, Carry, Configured, Identity, Kind, Lookup, Part, Rejection, Request,
     Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint, server, wire,
 };
-use crate::kubeadm::format_duration;
-use crate::kubeapi::{Access, Resource};
-use crate::names::Authority;
-use crate::schema::{Form, Key, key, required, section};
+use crate::cluster::api::{Access, Resource};
+use crate::kube::names::Authority;
 use crate::x509::TrustBundle;
-use crate::yaml::Map;
+use crate::yaml::schema::{Form, Key, key, required, section};
+use crate::yaml::{Map, format_duration};
 
 const REQUESTS: Resource = Resource {
     group: "cert-manager.io",

@@ -47,11 +47,10 @@ use super::{
     Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint,
 };
 use crate::http::{Call, Endpoint};
-use crate::kubeadm::{format_duration, parse_duration};
-use crate::names::{Authority, CertName};
-use crate::schema::{Form, Key, SecretFile, key, required, section};
+use crate::kube::names::{Authority, CertName};
 use crate::x509::{ExtendedUsage, KeyType, TrustBundle, UsageExtensions, rfc3339};
-use crate::yaml::Map;
+use crate::yaml::schema::{Form, Key, SecretFile, key, required, section};
+use crate::yaml::{Map, format_duration, parse_duration};
 
 use refusal::{Envelope, Meaning, Refused};
 

@@ -21,13 +21,12 @@ use super::{
     Answer, Class, Identity, Memory, Request, SignerError, Site, Ticket, endpoint, printable,
     server,
 };
+use crate::cluster::api::{Access, Api, Error, Resource, Status, Token, unread_advice};
 use crate::http::Method;
-use crate::kubeadm::format_duration;
-use crate::kubeapi::{Access, Api, Error, Resource, Status, Token, unread_advice};
-use crate::names::CertName;
-use crate::schema::{Form, Key, SecretFile, key};
+use crate::kube::names::CertName;
 use crate::x509::hex;
-use crate::yaml::{self, Map};
+use crate::yaml::schema::{Form, Key, SecretFile, key};
+use crate::yaml::{self, Map, format_duration};
 
 /// Bytes of somebody else's words in a message.
 const SAID_LIMIT: usize = 512;

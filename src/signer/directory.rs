@@ -46,11 +46,11 @@ use super::{
     About, Answer, Caps, Class, Configured, Kind, Lookup, Rejection, Request, Resubmit, Signer,
     SignerError, Site, Ticket, Wanted, certifies, printable,
 };
-use crate::names::{Authority, CertName};
-use crate::schema::{Form, Key, absolute, key, required};
+use crate::kube::names::{Authority, CertName};
 use crate::store;
 use crate::x509::{Chain, ChainError, Csr};
 use crate::yaml::Map;
+use crate::yaml::schema::{Form, Key, absolute, key, required};
 
 /// Largest answer, bytes.
 pub const ANSWER_LIMIT: u64 = 256 << 10;

@@ -16,10 +16,10 @@ use super::{
     About, Answer, Caps, Configured, Kind, Rejection, Request, Signer, SignerError, Site, Ticket,
     Wanted, local,
 };
-use crate::names::Authority;
-use crate::schema::{Form, Key, key};
+use crate::kube::names::Authority;
 use crate::x509::{CertificateAuthority, KeyAlgorithm};
 use crate::yaml::Map;
+use crate::yaml::schema::{Form, Key, key};
 
 /// kubeadm's default for a CA: ten years.
 const LIFETIME: Duration = Duration::from_secs(87_600 * 60 * 60);

@@ -5,10 +5,9 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, Value, json};
 
 use crate::http::{Endpoint, Tls, Url};
-use crate::kubeadm::format_duration;
-use crate::schema::{Form, Key, absolute, duration, key, pins, section};
 use crate::x509::hex;
-use crate::yaml::{Field, Map};
+use crate::yaml::schema::{Form, Key, absolute, duration, key, pins, section};
+use crate::yaml::{Field, Map, format_duration};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -51,11 +51,10 @@ use super::{
     Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint, printable,
 };
 use crate::http::{Call, Endpoint, Response, encode};
-use crate::kubeadm::format_duration;
-use crate::names::{Authority, CertName};
-use crate::schema::{Form, Key, SecretFile, duration, key, pin, required, section};
+use crate::kube::names::{Authority, CertName};
 use crate::x509::{Certificate, Chain, UsageExtensions, certificates_of, hex};
-use crate::yaml::{Field, Map};
+use crate::yaml::schema::{Form, Key, SecretFile, duration, key, pin, required, section};
+use crate::yaml::{Field, Map, format_duration};
 
 use csrattrs::Attributes;
 

@@ -57,12 +57,11 @@ use super::{
     About, Answer, Caps, Carry, Class, Configured, Kind, Lookup, Programs, Rejection, Request,
     RequestId, Resubmit, Signer, SignerError, Site, Ticket, Wanted,
 };
-use crate::confine;
-use crate::kubeadm::format_duration;
-use crate::machine;
-use crate::names::{Authority, NodePath};
-use crate::schema::{Form, Key, absolute, duration, free_map, key, required, texts};
-use crate::yaml::Map;
+use crate::kube::names::{Authority, NodePath};
+use crate::process::confine;
+use crate::process::machine;
+use crate::yaml::schema::{Form, Key, absolute, duration, free_map, key, required, texts};
+use crate::yaml::{Map, format_duration};
 
 use documents::{InfoResponse, Inquiry, Response, TrustResponse, parse, understand};
 pub(crate) use process::run;

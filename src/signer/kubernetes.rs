@@ -52,11 +52,10 @@ use super::{
     About, Answer, Caps, Carry, Configured, Identity, Kind, Lookup, Part, Rejection, Request,
     Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint, server, wire,
 };
-use crate::kubeadm::format_duration;
-use crate::kubeapi::{Access, Resource};
-use crate::names::Authority;
-use crate::schema::{Form, Key, key, required};
-use crate::yaml::Map;
+use crate::cluster::api::{Access, Resource};
+use crate::kube::names::Authority;
+use crate::yaml::schema::{Form, Key, key, required};
+use crate::yaml::{Map, format_duration};
 
 use signer_name::SignerName;
 

@@ -17,12 +17,12 @@ use super::{
     Wanted,
 };
 use crate::http::Files;
-use crate::machine;
-use crate::names::Authority;
-use crate::schema::{Form, Key, absolute, key, required};
+use crate::kube::names::Authority;
+use crate::process::machine;
 use crate::store;
 use crate::x509::CertificateAuthority;
 use crate::yaml::Map;
+use crate::yaml::schema::{Form, Key, absolute, key, required};
 
 /// kubeadm's CA files in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]

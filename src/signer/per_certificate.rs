@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{Identity, Wanted};
-use crate::names::{self, Authority, CertName, PLACEHOLDERS};
+use crate::kube::names::{self, Authority, CertName, PLACEHOLDERS};
 use crate::yaml::{self, Field};
 
 /// A text for each certificate.

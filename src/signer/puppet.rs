@@ -44,12 +44,12 @@ use super::{
     printable,
 };
 use crate::http::{Call, Endpoint, Response, encode};
-use crate::names::Authority;
-use crate::schema::{Form, Key, key, pins, required};
+use crate::kube::names::Authority;
 use crate::x509::{
     Chain, Csr, ExtendedUsage, RevocationList, TrustBundle, TrustError, UsageExtensions, hex,
 };
 use crate::yaml::Map;
+use crate::yaml::schema::{Form, Key, key, pins, required};
 
 const BASE: &str = "/puppet-ca/v1";
 const SAID_LIMIT: usize = 512;

@@ -12,9 +12,9 @@ use zeroize::Zeroizing;
 
 use super::{Class, Request, SignerError, Site, printable};
 use crate::http::{self, Call, Client, Endpoint, Files, Identity, Kind, Method, Response};
-use crate::names::NodePath;
-use crate::schema::{NO_CREDENTIALS, SecretFile};
+use crate::kube::names::NodePath;
 use crate::store;
+use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
 
 /// Bytes of a server's own words in a message.
 const SAID_LIMIT: usize = 512;

@@ -47,11 +47,10 @@ use super::{
     Rejection, Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint,
 };
 use crate::http::{Call, Endpoint};
-use crate::kubeadm::format_duration;
-use crate::names::Authority;
-use crate::schema::{Form, Key, SecretFile, duration, key, required, section, sha256};
+use crate::kube::names::Authority;
 use crate::x509::{Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, hex};
-use crate::yaml::{Field, Map};
+use crate::yaml::schema::{Form, Key, SecretFile, duration, key, required, section, sha256};
+use crate::yaml::{Field, Map, format_duration};
 
 use provisioner::Known;
 pub use token::Auth;

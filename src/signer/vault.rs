@@ -50,9 +50,9 @@ use super::{
     Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint, printable,
 };
 use crate::http::{Call, Endpoint, Response, encode};
-use crate::names::{Authority, CertName};
-use crate::schema::{Form, Key, key, required};
+use crate::kube::names::{Authority, CertName};
 use crate::x509::{ExtendedUsage, UsageExtensions};
+use crate::yaml::schema::{Form, Key, key, required};
 use crate::yaml::{Field, Map};
 
 use api::{Api, Envelope, segments};

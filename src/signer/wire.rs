@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::{Request, Ticket, Wanted};
-use crate::names::{Authority, CertName};
+use crate::kube::names::{Authority, CertName};
 use crate::x509::{Csr, Profile, Subject, hex};
 
 /// The version of the contract.

@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 
 use super::error::Error;
 use super::{Mode, Root, STATE_DIR};
-use crate::names::Authority;
+use crate::kube::names::Authority;
 use crate::store::Commit;
 
 const CHANGES: &str = "authorities.json";

@@ -23,8 +23,8 @@ use super::recover::{STAGING, Staging};
 use super::restarts::{self, Amendment, RESTARTS, Unsettled};
 use super::target::{Change, New, Place, Plan, Step, Target};
 use super::{STATE_DIR, Store, failpoint, sha256, sync};
-use crate::machine;
-use crate::names::CertName;
+use crate::kube::names::CertName;
+use crate::process::machine;
 
 /// Permission bits of a file that is written.
 ///

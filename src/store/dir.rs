@@ -26,7 +26,7 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::error::{Error, Obstacle};
-use crate::names::NodePath;
+use crate::kube::names::NodePath;
 
 /// Names that start so are files of ours that were never finished.
 ///

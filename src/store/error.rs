@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use crate::machine;
+use crate::process::machine;
 
 /// Why the store could not do what it was asked.
 ///

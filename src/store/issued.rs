@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 
 use super::error::Error;
 use super::{Root, STATE_DIR};
-use crate::names::CertName;
+use crate::kube::names::CertName;
 
 pub(super) const ISSUED: &str = "issued.json";
 const VERSION: u64 = 1;

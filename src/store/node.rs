@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Error;
 use super::{Root, STATE_DIR, Store};
-use crate::kubeadm::{Endpoint, Node, Role, join_host_port};
+use crate::kube::kubeadm::{Endpoint, Node, Role, join_host_port};
 
 const NODE: &str = "node.json";
 const VERSION: u64 = 1;

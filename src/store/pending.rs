@@ -20,7 +20,7 @@ use zeroize::Zeroizing;
 use super::dir::{Dir, FileKind, unfinished};
 use super::error::{Error, Note};
 use super::{READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sync};
-use crate::names::{CertName, UnknownName};
+use crate::kube::names::{CertName, UnknownName};
 
 pub(super) const PENDING: &str = "pending";
 pub(super) const ASIDE: &str = "aside";

@@ -13,8 +13,8 @@ use zeroize::Zeroizing;
 use super::error::Error;
 use super::journal::Secret;
 use super::{AuthorityChange, Commit, Root, STATE_DIR};
-use crate::components::{self, Change, Component};
-use crate::names::Authority;
+use crate::kube::components::{self, Change, Component};
+use crate::kube::names::Authority;
 
 pub(super) const RESTARTS: &str = "restarts.json";
 const VERSION: u64 = 1;
@@ -486,7 +486,7 @@ mod tests {
     use time::macros::datetime;
 
     use super::*;
-    use crate::names::CertName;
+    use crate::kube::names::CertName;
     use crate::store::{Mode, Store};
 
     const AT: OffsetDateTime = datetime!(2026-11-21 12:00 UTC);

@@ -18,8 +18,8 @@ use super::dir::{self, Content, DIRECTORY, Dir, Metadata, READ, unfinished};
 use super::error::{Error, Obstacle};
 use super::mounts;
 use super::{READ_LIMIT, STATE_DIR};
-use crate::machine;
-use crate::names::NodePath;
+use crate::kube::names::NodePath;
+use crate::process::machine;
 
 /// What [`Root::resolve`] gives for a path on a mount of this machine.
 const FOREIGN: Errno = Errno::EXDEV;

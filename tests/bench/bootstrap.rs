@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
-use nodepki::names::Authority;
+use nodepki::kube::names::Authority;
 use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use tempfile::TempDir;
 use time::OffsetDateTime;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use nodepki::names::Authority;
-use nodepki::schedule::{self, Life, Rotation};
+use nodepki::kube::names::Authority;
+use nodepki::spec::schedule::{self, Life, Rotation};
 use nodepki::store::{Issued, Root};
 use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use tempfile::TempDir;

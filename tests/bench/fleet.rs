@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use nodepki::daemon::wake::{Agenda, Ended, Next, Open};
-use nodepki::schedule::{self, Due, Life, Percent, Rotation, Window};
+use nodepki::spec::schedule::{self, Due, Life, Percent, Rotation, Window};
 use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
 

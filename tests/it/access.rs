@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 
 use crate::node::{Node, Ran};
 use crate::signer_directory::sign_by_hand;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use nodepki::kubeconfig::Kubeconfig;
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::kubeconfig::Kubeconfig;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{
     CertificateAuthority, Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
 };
@@ -675,8 +675,8 @@ fn the_kubeconfig_is_an_administrators() {
 }
 
 fn who_am_i(kubeconfig: &Path) -> Value {
-    use nodepki::kubeapi::{Access, Api, Resource};
-    use nodepki::schema::SecretFile;
+    use nodepki::cluster::api::{Access, Api, Resource};
+    use nodepki::yaml::schema::SecretFile;
     let access = Access::Kubeconfig {
         file: SecretFile::Path(kubeconfig.to_owned()),
         timeout: Duration::from_secs(30),

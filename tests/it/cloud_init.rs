@@ -82,12 +82,13 @@ fn edits_make_user_data_of_a_worker() {
         let (content, _) = rest.split_once("\n    EOF").unwrap();
         content.replace("\n    ", "\n").trim_start().to_owned()
     };
-    let loaded = nodepki::kubeadm::load(&[("kubeadm.yaml", file("/etc/nodepki/kubeadm.yaml"))]);
-    assert_eq!(loaded.role(), Some(nodepki::kubeadm::Role::Worker));
+    let loaded =
+        nodepki::kube::kubeadm::load(&[("kubeadm.yaml", file("/etc/nodepki/kubeadm.yaml"))]);
+    assert_eq!(loaded.role(), Some(nodepki::kube::kubeadm::Role::Worker));
     assert!(!loaded.faults().has_errors(), "{:?}", loaded.faults());
     let settings = file("/etc/nodepki/config.d/20-node.yaml");
     let fragments = [("20-node.yaml", settings)];
-    let (settings, _) = nodepki::settings::Settings::from_fragments(&fragments).unwrap();
+    let (settings, _) = nodepki::config::Settings::from_fragments(&fragments).unwrap();
     assert!(settings.join.certificate_key.is_none());
 }
 

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nodepki::confine::{Reach, confine, spawn};
+use nodepki::process::confine::{Reach, confine, spawn};
 use tempfile::TempDir;
 
 use crate::log::logged;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{Chain, CrlError, RevocationList, Revocations, TrustBundle};
 use time::macros::datetime;
 

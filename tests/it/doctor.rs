@@ -10,8 +10,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use nodepki::doctor::{self, CHECKS, Inputs, Severity};
-use nodepki::names::Authority;
+use nodepki::commands::doctor::checks::{self, CHECKS, Inputs, Severity};
+use nodepki::kube::names::Authority;
 use nodepki::store::Root;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -120,7 +120,7 @@ impl Patient {
     /// At another time, by the library.
     fn at(&self, time: OffsetDateTime) -> BTreeSet<String> {
         let root = Root::open(self.root()).unwrap();
-        let diagnosis = signing::run(doctor::diagnose(&root, &Inputs::default(), time));
+        let diagnosis = signing::run(checks::diagnose(&root, &Inputs::default(), time));
         let findings = diagnosis.findings.iter();
         findings
             .filter(|finding| finding.severity != Severity::Info)

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 
 use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
 

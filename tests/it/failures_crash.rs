@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Stdio;
 
-use nodepki::failpoint;
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
+use nodepki::process::failpoint;
 
 use crate::failures_host::wait_until;
 use crate::node::{EVERYTHING, INIT, Node, Ran};

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 
 use crate::failures_host::wait_until;
 use crate::node::{EVERYTHING, INIT, Node, Ran, with_mounts};

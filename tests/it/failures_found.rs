@@ -5,8 +5,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use nodepki::kubeconfig::Kubeconfig;
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::kubeconfig::Kubeconfig;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{KeyAlgorithm, PrivateKey};
 
 use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 
 use crate::node::{EVERYTHING, INIT, NODEPKI, Node, Ran, Snapshot, with_mounts};
 use crate::signing::now;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::hex;
 
 use crate::kubeadm;

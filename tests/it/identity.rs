@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 use nodepki::x509::{KeyAlgorithm, PrivateKey};
 
 use crate::node::{INIT, JOIN, Node, Ran, Snapshot};

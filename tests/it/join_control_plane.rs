@@ -7,7 +7,7 @@ use std::thread;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 use serde_json::{Value, json};
 
 use crate::kubeadm::{accepts_external_ca, copy_tree};

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use nodepki::sharedcerts::CertificateKey;
+use nodepki::kube::kubeadm_certs::CertificateKey;
 use serde_json::{Value, json};
 
 use crate::kubeadm;

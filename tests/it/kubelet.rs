@@ -6,8 +6,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nodepki::kubeconfig::Kubeconfig;
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::kubeconfig::Kubeconfig;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{
     Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject, TrustBundle,
 };
@@ -372,7 +372,7 @@ fn killed_anywhere_it_is_the_old_one_or_the_new_one() {
     let target = link_of(&original);
     original.write(Path::new(PKI).join(&target), &expired);
     let (mut old, mut new) = (0, 0);
-    for name in nodepki::failpoint::STORE {
+    for name in nodepki::process::failpoint::STORE {
         for number in 1.. {
             let place = format!("{name}:{number}");
             let node = original.copied();

@@ -1,145 +1,177 @@
-//! Imports go downward only: the `use` lines of the library against the order of its layers.
+//! The rooms of the library, against the table in `src/lib.rs`: imports go downward, and pure rooms do no I/O.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// From top to bottom. A module may use what stands further down, and those that share its line.
-const LAYERS: &[&[&str]] = &[
-    &["cli"],
-    &["demo", "capi", "migrate", "doctor", "daemon", "authority"],
-    &["rotation"],
-    &["load"],
-    &[
-        "join", "certs", "agent", "reload", "status", "offline", "metrics",
-    ],
-    &["settings"],
-    &["signer"],
-    &["discovery"],
-    &["kubeapi"],
-    &["http"],
-    &["store"],
-    &["confine"],
-    &["harden", "interrupt"],
-    &["failpoint", "machine"],
-    &["assess"],
-    &["plan"],
-    &["policy"],
-    &["schedule", "schema"],
-    &["components", "clusterinfo"],
-    &["kubeadm", "sharedcerts"],
-    &["kubeconfig", "manifest", "jwks"],
-    &["x509", "yaml"],
-    &["names"],
+/// What a pure room must not use: file system, network, environment, clock, system calls.
+const IMPURE: [&str; 9] = [
+    "std::fs",
+    "std::net::Tcp",
+    "std::net::Udp",
+    "std::env",
+    "SystemTime::now",
+    "now_utc",
+    "tokio::",
+    "nix::",
+    "rustix::",
 ];
 
-/// The pure modules: no file system, network, environment or clock.
-const PURE: &[&str] = &[
-    "assess",
-    "plan",
-    "policy",
-    "schedule",
-    "schema",
-    "components",
-    "clusterinfo",
-    "kubeadm",
-    "sharedcerts",
-    "kubeconfig",
-    "manifest",
-    "jwks",
-    "x509",
-    "yaml",
-    "names",
-];
-
-fn depth(module: &str) -> usize {
-    LAYERS
-        .iter()
-        .position(|layer| layer.contains(&module))
-        .unwrap_or_else(|| {
-            panic!(
-                "src/{module}.rs stands in no layer: add it to LAYERS and to the page in src/lib.rs"
-            )
-        })
+/// A row of the table in `src/lib.rs`.
+struct Room {
+    name: String,
+    is_pure: bool,
 }
 
-/// The modules of the library with their source text, files below `foo/` under `foo`.
-fn sources() -> Vec<(String, String, String)> {
+struct Source {
+    room: String,
+    path: String,
+    /// Without comments and without the tests at its end.
+    code: String,
+}
+
+/// Returns the rooms of the table, from top to bottom.
+fn rooms() -> Vec<Room> {
+    let page = fs::read_to_string(src().join("lib.rs")).unwrap();
+    let rows = page.lines().filter_map(|line| {
+        let row = line.strip_prefix("//! | [`")?;
+        let (name, rest) = row.split_once("`] | ")?;
+        let (pure, _) = rest.split_once(" | ")?;
+        Some(Room {
+            name: name.to_owned(),
+            is_pure: match pure {
+                "yes" => true,
+                "no" => false,
+                other => panic!("the row of {name} in src/lib.rs has {other:?} for `pure`"),
+            },
+        })
+    });
+    let rooms: Vec<Room> = rows.collect();
+    assert!(rooms.len() > 10, "the table in src/lib.rs was not found");
+    rooms
+}
+
+fn src() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))
+}
+
+fn sources() -> Vec<Source> {
     let mut found = Vec::new();
-    collect(
-        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")),
-        None,
-        &mut found,
-    );
-    assert!(found.len() > 20, "the sources were not found");
+    collect(src(), None, &mut found);
+    assert!(found.len() > 100, "the sources were not found");
     found
 }
 
-fn collect(dir: &Path, module: Option<&str>, found: &mut Vec<(String, String, String)>) {
+fn collect(dir: &Path, room: Option<&str>, found: &mut Vec<Source>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        let module = module.unwrap_or(&stem);
+        let room = room.unwrap_or(&stem);
         if path.is_dir() {
-            collect(&path, Some(module), found);
-        } else if !matches!(module, "main" | "lib") && stem != "tests" {
-            found.push((
-                module.to_owned(),
-                path.display().to_string(),
-                fs::read_to_string(&path).unwrap(),
-            ));
+            collect(&path, Some(room), found);
+        } else if !matches!(room, "main" | "lib") && stem != "tests" {
+            found.push(Source {
+                room: room.to_owned(),
+                path: path.display().to_string(),
+                code: code(&fs::read_to_string(&path).unwrap()),
+            });
         }
     }
 }
 
-/// Code without comments and without the tests at its end.
 fn code(source: &str) -> String {
     let source = source.split("#[cfg(test)]\nmod tests").next().unwrap();
-    source
+    let lines = source.lines();
+    let code = lines.filter(|line| !line.trim_start().starts_with("//"));
+    code.collect::<Vec<_>>().join("\n")
+}
+
+/// The rooms that a file imports: `crate::room…` and the first names of `crate::{room…, room…}`.
+fn imported(code: &str) -> BTreeSet<String> {
+    let identifier = |text: &str| -> String {
+        let chars = text.chars();
+        chars
+            .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
+            .collect()
+    };
+    let mut rooms = BTreeSet::new();
+    for used in code.split("crate::").skip(1) {
+        match used.strip_prefix('{') {
+            None => {
+                rooms.insert(identifier(used));
+            }
+            Some(group) => {
+                let mut depth = 0;
+                let mut starts = true;
+                for (at, c) in group.char_indices() {
+                    match c {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' if depth == 0 => starts = true,
+                        c if starts && !c.is_whitespace() => {
+                            rooms.insert(identifier(&group[at..]));
+                            starts = false;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    rooms.remove("");
+    rooms
+}
+
+#[test]
+fn table_of_rooms_lists_every_module() {
+    let page = fs::read_to_string(src().join("lib.rs")).unwrap();
+    let declared: BTreeSet<&str> = page
         .lines()
-        .filter(|line| !line.trim_start().starts_with("//"))
-        .collect::<Vec<_>>()
-        .join("\n")
+        .filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'))
+        .collect();
+    let rooms = rooms();
+    let listed: BTreeSet<&str> = rooms.iter().map(|room| room.name.as_str()).collect();
+    assert_eq!(listed, declared, "the table and the modules in src/lib.rs");
 }
 
 #[test]
 fn imports_go_downward() {
-    for (module, path, source) in sources() {
-        let code = code(&source);
-        for used in code.split("crate::").skip(1) {
-            let name: String = used
-                .chars()
-                .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
-                .collect();
-            if name.is_empty() || name == module {
-                continue;
-            }
+    let rooms = rooms();
+    let depth = |name: &str| {
+        let place = rooms.iter().position(|room| room.name == name);
+        place.unwrap_or_else(|| panic!("the table in src/lib.rs has no row for {name}"))
+    };
+    for source in sources() {
+        for used in imported(&source.code) {
             assert!(
-                depth(&module) <= depth(&name),
-                "{path} uses crate::{name}, which stands above it"
+                depth(&source.room) <= depth(&used),
+                "{} uses crate::{used}, which is above its room in the table of src/lib.rs",
+                source.path
             );
         }
     }
 }
 
 #[test]
-fn pure_modules_do_no_io() {
-    let forbidden = [
-        "std::fs",
-        "std::net::Tcp",
-        "std::net::Udp",
-        "std::env",
-        "SystemTime::now",
-        "now_utc",
-        "tokio::",
-        "nix::",
-        "rustix::",
-    ];
-    for (module, path, source) in sources() {
-        if PURE.contains(&module.as_str()) {
-            for word in forbidden {
+fn finds_imports_in_groups() {
+    let code =
+        "use crate::{agent::{Clock, Failure}, http,\n    store};\nlet x = crate::x509::hex(1);";
+    let found: Vec<String> = imported(code).into_iter().collect();
+    assert_eq!(found, ["agent", "http", "store", "x509"]);
+}
+
+#[test]
+fn pure_rooms_do_no_io() {
+    let pure: Vec<Room> = rooms().into_iter().filter(|room| room.is_pure).collect();
+    assert!(!pure.is_empty());
+    for source in sources() {
+        if pure.iter().any(|room| room.name == source.room) {
+            for word in IMPURE {
                 assert!(
-                    !code(&source).contains(word),
-                    "{path} is pure and must not use {word}"
+                    !source.code.contains(word),
+                    "{} is in a pure room and must not use {word}",
+                    source.path
                 );
             }
         }

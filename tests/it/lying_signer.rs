@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{
     Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, PublicKey, Sans, Subject,
     Tolerance, TrustBundle, along_path, satisfies,

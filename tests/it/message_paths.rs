@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use nodepki::names::Authority;
+use nodepki::kube::names::Authority;
 use nodepki::x509::{KeyAlgorithm, PrivateKey};
 use serde_json::Value;
 

@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use nodepki::agent::load::{self, Inputs, Loaded};
 use nodepki::agent::{ExitCode, Progress};
-use nodepki::load::{self, Inputs, Loaded};
-use nodepki::metrics::{self, Metrics};
+use nodepki::daemon::metrics::{self, Metrics};
 use nodepki::store::Root;
 use time::OffsetDateTime;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

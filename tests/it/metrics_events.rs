@@ -111,7 +111,7 @@ fn certificates_are_told_with_id_and_fields() {
     let (ran, entries) = journalled(&node, &journalling(&node));
     ran.done();
     let issued = find(&entries, "certificate-issued", "etcd-peer");
-    let (chain, _) = node.leaf(nodepki::names::CertName::EtcdPeer).unwrap();
+    let (chain, _) = node.leaf(nodepki::kube::names::CertName::EtcdPeer).unwrap();
     assert_eq!(issued["NODEPKI_AUTHORITY"], "etcd-ca");
     assert_eq!(issued["NODEPKI_SIGNER"], "s");
     assert_eq!(issued["NODEPKI_SERIAL"], chain.leaf().serial());

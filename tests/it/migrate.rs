@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{KeyAlgorithm, PrivateKey};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -785,7 +785,7 @@ fn a_super_admin_kubeconfig_that_was_taken_away_is_mentioned() {
 #[test]
 fn no_crash_loses_a_key() {
     use crate::store::leftovers;
-    use nodepki::failpoint;
+    use nodepki::process::failpoint;
 
     let commits = failpoint::STORE
         .iter()

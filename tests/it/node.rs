@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use nodepki::kubeconfig::Kubeconfig;
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::kubeconfig::Kubeconfig;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::store::Root;
 use nodepki::x509::{CertificateAuthority, Chain, Csr, KeyAlgorithm, PrivateKey, hex};
 use tempfile::TempDir;

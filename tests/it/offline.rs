@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use nodepki::names::{Authority, CertName};
-use nodepki::offline::{Collection, Outstanding, Remark, collect, export, openssl_extensions};
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::Request;
+use nodepki::signer::bundle::{
+    Collection, Outstanding, Remark, collect, export, openssl_extensions,
+};
 use zeroize::Zeroizing;
 
 use crate::kubeadm;

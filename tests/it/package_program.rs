@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
-use nodepki::names::Authority;
+use nodepki::kube::names::Authority;
 use nodepki::signer::Kind;
 use serde_json::Value;
 use tempfile::TempDir;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use nodepki::settings::Settings;
+use nodepki::config::Settings;
 use nodepki::yaml;
 use serde_json::Value;
 

@@ -8,8 +8,8 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use nodepki::kubeconfig::Kubeconfig;
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::kubeconfig::Kubeconfig;
+use nodepki::kube::names::{Authority, CertName};
 use serde_json::Value;
 use time::format_description::well_known::Rfc3339;
 use time::{Duration as Span, OffsetDateTime};
@@ -548,7 +548,7 @@ fn r3_kubeconfigs_that_are_valid_since_the_ca_is_are_not_renewed_for_that() {
         .unwrap();
     assert_eq!(leaf.not_before(), authority.bundle().first().not_before());
     let mut conf = Kubeconfig::parse(&node.read("/etc/kubernetes/admin.conf")).unwrap();
-    conf.set_credentials(&nodepki::kubeconfig::Credentials {
+    conf.set_credentials(&nodepki::kube::kubeconfig::Credentials {
         server: "https://api.example.com:6443",
         authority: &authority.bundle().to_pem(),
         certificate: &leaf.to_pem(),
@@ -768,9 +768,9 @@ fn a_joined_node_renews_without_its_cluster() {
 fn killed_anywhere_a_pair_is_the_old_or_the_new_one() {
     let whole = node();
     made_before(&whole, &[CertName::Apiserver, CertName::SchedulerConf], DUE);
-    let places = nodepki::failpoint::STORE
+    let places = nodepki::process::failpoint::STORE
         .iter()
-        .chain(nodepki::failpoint::AGENT);
+        .chain(nodepki::process::failpoint::AGENT);
     let mut died = 0;
     for place in places {
         let node = whole.copied();

@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{CertificateAuthority, PrivateKey, certificates_of, hex};
 use serde_json::Value;
 

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use nodepki::names::{Authority, CertName};
-use nodepki::settings::Settings;
+use nodepki::config::Settings;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Kind, Request, Signer, Ticket};
 
 use crate::gateway::Upstream;

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -675,7 +675,7 @@ fn everything_verifies(node: &ClusterNode) {
         let authority = format!("{}.crt", name.authority().base_name());
         let file = if name.is_kubeconfig() {
             let text = fs::read_to_string(node.path(&format!("/etc/kubernetes/{name}"))).unwrap();
-            let current = nodepki::kubeconfig::Kubeconfig::parse(&text).unwrap();
+            let current = nodepki::kube::kubeconfig::Kubeconfig::parse(&text).unwrap();
             let current = current.current().unwrap();
             let file = scratch.path().join(name.as_str());
             fs::write(&file, current.certificate.unwrap()).unwrap();

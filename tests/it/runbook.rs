@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use nodepki::names::Authority;
+use nodepki::kube::names::Authority;
 use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use serde_json::json;
 use time::OffsetDateTime;

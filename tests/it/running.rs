@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 use serde_json::Value;
 
 use crate::kubeadm::{self, Node as Kubeadm};

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use nodepki::names::Authority;
+use nodepki::kube::names::Authority;
 
 use crate::node::{Node, Ran};
 use crate::signing::openssl;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::wire::SignRequest;
 use nodepki::signer::{
     Answer, Caps, Kind, Rejection, Request, Signer, SignerError, Ticket, Wanted, exec,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[cfg(feature = "failpoints")]
 use std::process::Stdio;
 
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::Kind;
 #[cfg(feature = "failpoints")]
 use nodepki::signer::{Lookup, Resubmit};

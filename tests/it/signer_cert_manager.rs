@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use nodepki::names::{Authority, CertName};
-use nodepki::settings::Settings;
+use nodepki::config::Settings;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Answer, Class, Kind, Request, Signer};
 use nodepki::x509::Chain;
 use serde_json::{Value, json};

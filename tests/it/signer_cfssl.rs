@@ -9,9 +9,9 @@ use std::rc::Rc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use nodepki::config::Settings;
 use nodepki::http::{Call, Client, Endpoint, Url};
-use nodepki::names::{Authority, CertName};
-use nodepki::settings::Settings;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Answer, Class, Kind, Request, Signer, SignerError};
 use nodepki::x509::{
     Chain, Csr, KeyAlgorithm, RevocationList, Revocations, TrustBundle, UsageExtensions,

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use nodepki::names::{Authority, CertName};
-use nodepki::settings::Settings;
+use nodepki::config::Settings;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{
     Answer, Carry, Class, Config, Kind, Lookup, Request, Resubmit, Signer, Ticket, embedded, exec,
     local,

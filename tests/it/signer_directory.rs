@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 use nodepki::signer::directory::Directory;
 use nodepki::signer::{Answer, Kind, Request, Signer, Ticket};
 use nodepki::x509::Csr;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use nodepki::names::{Authority, CertName};
-use nodepki::settings::Settings;
+use nodepki::config::Settings;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Answer, Class, Current, Kind, Request, Signer, SignerError, Ticket, Wanted};
 use nodepki::x509::{Chain, KeyAlgorithm, UsageExtensions, certificates_of, hex};
 use tempfile::TempDir;

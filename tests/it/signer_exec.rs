@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 use nodepki::signer::exec::{self, Exec, RunAs, UNCLEAN_LIMIT};
 use nodepki::signer::{
     Answer, Carry, Class, Config, Kind, Request, Resubmit, Signer, SignerError, Ticket,
@@ -476,7 +476,7 @@ fn a_program_without_a_usable_info_is_a_configuration_error() {
 
 #[test]
 fn a_program_may_have_no_opinion_on_trust() {
-    use nodepki::names::Authority;
+    use nodepki::kube::names::Authority;
     assert_eq!(run(odd("trust-none").trust(Authority::Ca)).unwrap(), None);
     let error = run(odd("half-json").trust(Authority::Ca)).unwrap_err();
     assert_eq!(error.class, Class::Config);

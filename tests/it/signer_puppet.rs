@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use nodepki::config::Settings;
 use nodepki::http::{Call, Client, Endpoint, Tls, Url};
-use nodepki::names::{Authority, CertName};
-use nodepki::settings::Settings;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Answer, Class, Current, Kind, Request, Signer, SignerError, Ticket, Wanted};
 use nodepki::x509::{
     Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Tolerance, TrustBundle, UsageExtensions, hex,

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use nodepki::config::Settings;
 use nodepki::http::{Call, Client, Endpoint, Identity, Url};
-use nodepki::names::{Authority, CertName};
-use nodepki::settings::Settings;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Answer, Class, Current, Kind, Request, Resubmit, Signer, SignerError};
 use nodepki::x509::{
     CertificateAuthority, Chain, RevocationList, TrustBundle, UsageExtensions, hex,

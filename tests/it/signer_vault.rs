@@ -6,9 +6,9 @@ use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
 
+use nodepki::config::Settings;
 use nodepki::http::Method;
-use nodepki::names::{Authority, CertName};
-use nodepki::settings::Settings;
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Answer, Class, Kind, Request, Signer, SignerError};
 use nodepki::x509::{RevocationList, TrustBundle, UsageExtensions};
 use serde_json::{Value, json};

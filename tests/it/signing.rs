@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use nodepki::http::Files;
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::directory::{DropDir, Dropped, Meta, Shape};
 use nodepki::signer::{Config, Identity, Memory, Programs, Request, Signer, Site, Wanted};
 use nodepki::x509::{

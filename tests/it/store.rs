@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 use nodepki::store::{
     Class, Commit, Committed, Durability, Error, FileKind, Issued, LastError, Mode, Note, Obstacle,
     Phase, Recovery, Root, Slot, Store, Ticket,

@@ -10,8 +10,8 @@ use std::process::ExitStatus;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use nodepki::failpoint;
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
+use nodepki::process::failpoint;
 use nodepki::store::{
     Class, Commit, Durability, Error, Issued, Mode, Note, Phase, Recovery, Root, Store, Ticket,
 };

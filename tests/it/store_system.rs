@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 use nodepki::store::{Class, Commit, Durability, Error, Mode, Root};
 
 use super::store::{CSR, KEY, PKI, leftovers, open, ticket};

@@ -194,7 +194,7 @@ fn bootstrap_waits_for_the_files_that_the_settings_name() {
         let condition = format!("|{}", file.as_str().unwrap());
         assert!(conditions.contains(&condition.as_str()), "{condition}");
     }
-    let kept = format!("|{}", nodepki::join::KEPT);
+    let kept = format!("|{}", nodepki::agent::join::KEPT);
     assert!(conditions.contains(&kept.as_str()), "{kept}");
     // The only record of a worker whose request is pending.
     assert!(conditions.contains(&"|/var/lib/nodepki/node.json"));

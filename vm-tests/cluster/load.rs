@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
-use nodepki::kubeconfig::Kubeconfig;
+use nodepki::kube::kubeconfig::Kubeconfig;
 use reqwest::{Certificate, Client, Identity, Method};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;

@@ -4,9 +4,9 @@ use time::OffsetDateTime;
 
 use super::{Survey, SurveyedBundle, SurveyedCert, TrustSource};
 use crate::agent::Provided;
-use crate::assess::{self, Replaced, Witness, shared_authorities, trusted_by};
-use crate::names::Authority;
-use crate::plan::Output;
+use crate::kube::names::Authority;
+use crate::spec::Output;
+use crate::spec::assess::{self, Replaced, Witness, shared_authorities, trusted_by};
 use crate::store::Root;
 use crate::x509::{Certificate, TrustBundle, hex};
 

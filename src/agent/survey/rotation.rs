@@ -3,10 +3,10 @@
 use time::OffsetDateTime;
 
 use super::{Survey, SurveyedCert};
-use crate::assess::{self, Action, Age, Demand, after_the_kubelet, rotate};
-use crate::machine;
-use crate::names::Authority;
-use crate::schedule::{Rotation, due_at};
+use crate::kube::names::Authority;
+use crate::process::machine;
+use crate::spec::assess::{self, Action, Age, Demand, after_the_kubelet, rotate};
+use crate::spec::schedule::{Rotation, due_at};
 use crate::store::{self, Root};
 use crate::x509::{TrustBundle, hex};
 

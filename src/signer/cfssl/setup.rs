@@ -10,10 +10,10 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, Value, json};
 
 use super::{Config, Place};
-use crate::kubeadm::format_duration;
 use crate::signer::shell::{one_line, quoted};
 use crate::signer::{Identity, Part, Wanted};
 use crate::x509::ExtendedUsage;
+use crate::yaml::format_duration;
 
 /// Another node's profiles may be in a file already.
 const PUT: &str = r#"put() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{ASSUMED, CallError, TEXT_LIMIT, Verb};
-use crate::names::Authority;
+use crate::kube::names::Authority;
 use crate::signer::wire::API_VERSION;
 use crate::signer::{Answer, Caps, Carry, Lookup, Request, Resubmit, Ticket, printable};
 use crate::x509::UsageExtensions;

@@ -14,8 +14,8 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{CallError, GRACE, LINGER, SAFE_PATH, STDERR_TAIL, STDOUT_LIMIT};
-use crate::confine;
-use crate::interrupt;
+use crate::process::confine;
+use crate::process::interrupt;
 use crate::signer::{SignerError, printable};
 
 /// The program's real path, once it is sure that nobody but root and this user could have put it there: the path

@@ -1,6 +1,6 @@
 //! Signer names: what the API server takes, what the known ones sign, and who to look for when nothing happens.
 
-use crate::names::Authority;
+use crate::kube::names::Authority;
 use crate::signer::Wanted;
 use crate::x509::ExtendedUsage;
 

@@ -12,8 +12,8 @@ use super::super::server::Server;
 use super::super::{SignerError, printable};
 use super::token::{Auth, Credential};
 use crate::http::{Call, encode};
-use crate::kubeadm::parse_duration;
 use crate::x509::{TrustBundle, verifies};
+use crate::yaml::parse_duration;
 
 /// A server has a few; whoever has more than this many pages of a hundred is no step-ca.
 const MAX_PAGES: usize = 50;

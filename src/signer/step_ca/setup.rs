@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use super::Config;
 use super::token::{Auth, command};
-use crate::kubeadm::format_duration;
 use crate::signer::shell::{one_line, quoted};
 use crate::signer::{Identity, Part};
+use crate::yaml::format_duration;
 
 /// Read by step-ca as it is; the tests use it from the printed script.
 const TEMPLATE: &str = include_str!("setup.tpl");

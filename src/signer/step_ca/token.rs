@@ -19,8 +19,8 @@ use super::super::per_certificate::PerCertificate;
 use super::super::server::Server;
 use super::super::shell::quoted;
 use super::super::{Class, Identity, Request, SignerError, Wanted, printable};
-use crate::schema::SecretFile;
 use crate::x509::{Chain, ExtendedUsage, PrivateKey, hex, rfc3339};
+use crate::yaml::schema::SecretFile;
 
 /// step-ca lets clocks differ by this much.
 pub(super) const LEEWAY: Duration = Duration::minutes(1);

@@ -3,8 +3,8 @@
 use serde_json::{Map as JsonMap, Value, json};
 
 use super::path;
-use crate::schema::{SecretFile, required, section};
 use crate::signer::server::Server;
+use crate::yaml::schema::{SecretFile, required, section};
 use crate::yaml::{Field, Map};
 
 /// How the node proves who it is.

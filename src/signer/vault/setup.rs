@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use super::role::Role;
 use super::{Auth, Config, RoleId};
-use crate::kubeadm::format_duration;
-use crate::names::{Authority, CertName};
+use crate::kube::names::{Authority, CertName};
 use crate::signer::shell::{one_line, quoted};
 use crate::signer::{Identity, Part, Wanted};
+use crate::yaml::format_duration;
 
 /// Ten years: what a CA in the mount may live. The server's own limit of 32 days would cut it short.
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);

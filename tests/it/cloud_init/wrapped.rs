@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::Command;
 
-use nodepki::names::{Authority, CertName};
+use nodepki::kube::names::{Authority, CertName};
 use serde_json::json;
 
 use super::machine::Machine;

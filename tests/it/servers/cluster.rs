@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use nodepki::kubeconfig::Kubeconfig;
+use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::x509::{TrustBundle, hex};
 use serde_json::{Value, json};
 

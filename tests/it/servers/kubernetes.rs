@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use nodepki::http::{Call, Client, Endpoint, Identity, Method, Url};
-use nodepki::kubeconfig::{Credentials, Kubeconfig};
-use nodepki::names::Authority;
+use nodepki::kube::kubeconfig::{Credentials, Kubeconfig};
+use nodepki::kube::names::Authority;
 use nodepki::x509::{
     Certificate, CertificateAuthority, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
     Subject, TrustBundle,

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use nodepki::names::CertName;
+use nodepki::kube::names::CertName;
 use nodepki::signer::wire::SignRequest;
 
 use crate::signing::BAD_SIGNER;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use nodepki::names::Authority;
+use nodepki::kube::names::Authority;
 use nodepki::x509::{Chain, KeyAlgorithm, PrivateKey};
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -1,0 +1,391 @@
+//! The node's identity in its several sources: the configuration, the files of a running node, and the record kept
+//! with pending requests.
+//!
+//! Certificates with another node's name or address are useless here and dangerous elsewhere, so that sources which
+//! disagree end the run. Each part of the identity is changed only with its own option. Reads the node only.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use super::running::{ETCD_MANIFEST, Running, kubelet_name, manifest_name};
+use crate::agent::{ExitCode, Failure};
+use crate::kube::kubeadm::{NodeName, Resolved, Role};
+use crate::kube::names::CertName;
+use crate::store::{IdentityPart, KeptNode, Root, Slot, kept_node_path};
+use crate::x509::Chain;
+
+/// kubeadm writes the kubelet's `--hostname-override` here if the node's name is not the host name (`writeKubeletFlags`).
+const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
+
+/// How a run treats an identity that differs from the node's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IdentityChange {
+    /// Refuses every difference outside this set.
+    Accept(BTreeSet<IdentityPart>),
+    /// Reports it, in a command that changes nothing.
+    Show,
+}
+
+impl Default for IdentityChange {
+    fn default() -> Self {
+        IdentityChange::Accept(BTreeSet::new())
+    }
+}
+
+/// One source of the node's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameSource {
+    /// The name.
+    pub name: NodeName,
+    /// The file on this machine.
+    pub file: String,
+    /// True for the files of etcd.
+    of_etcd: bool,
+}
+
+/// Returns the node's name in each file of the node that contains it: kubelet.conf, etcd's manifest and etcd's
+/// certificates. Files that cannot be read are left out.
+pub fn name_sources(root: &Root, certificates_dir: &Path) -> Vec<NameSource> {
+    let source = |(name, path): (String, PathBuf), of_etcd| {
+        Some(NameSource {
+            name: name.parse().ok()?,
+            file: root.on_this_machine(path).display().to_string(),
+            of_etcd,
+        })
+    };
+    let kubelet = kubelet_name(root).and_then(|found| source(found, false));
+    let manifest = manifest_name(root).and_then(|name| source((name, ETCD_MANIFEST.into()), true));
+    let certificates = ["etcd/server.crt", "etcd/peer.crt"].map(|file| {
+        let path = certificates_dir.join(file);
+        source((etcd_name(root, &path)?, path), true)
+    });
+    let all = [kubelet, manifest].into_iter().chain(certificates);
+    all.flatten().collect()
+}
+
+/// The common name of an etcd certificate if it is also one of its DNS names, as in kubeadm's certificates. A setting
+/// (`commonNames`) or another tool may put a name there that is not the node's.
+pub(super) fn etcd_name(root: &Root, path: &Path) -> Option<String> {
+    let content = root.read(path).ok().flatten()?;
+    let chain = Chain::from_pem(&content.bytes).ok()?;
+    let leaf = chain.leaf();
+    let name = leaf.subject().values("CN").next()?.to_owned();
+    let names = leaf.dns_names();
+    names.contains(&name).then_some(name)
+}
+
+/// Returns the name that the kubelet registers under by kubeadm's rule: `--hostname-override`, or the host name.
+pub fn computed_name(root: &Root, hostname: &str) -> Option<NodeName> {
+    let flags = root.read(KUBELET_FLAGS).ok().flatten();
+    let flags = flags.map(|content| String::from_utf8_lossy(&content.bytes).into_owned());
+    let given = flags.as_deref().and_then(|text| {
+        let (_, value) = text.rsplit_once("--hostname-override=")?;
+        value.split([' ', '"', '\n']).next()
+    });
+    given.unwrap_or(hostname).parse().ok()
+}
+
+/// The record of an earlier run, and what is still pending of it.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    pub(super) kept: Option<KeptNode>,
+    pending: Vec<CertName>,
+}
+
+/// What is compared with the node's own identity.
+pub(super) struct Wanted<'a> {
+    pub(super) resolved: &'a Resolved,
+    /// `nodeRegistration.name`, `nodeName` or `--node-name` is set.
+    pub(super) names_node: bool,
+    /// An InitConfiguration or JoinConfiguration describes the node.
+    pub(super) is_described: bool,
+    pub(super) hostname: &'a str,
+}
+
+/// A difference between the wanted identity and a source of the node's own.
+struct Difference {
+    part: IdentityPart,
+    words: String,
+    /// An option accepts it.
+    is_acceptable: bool,
+}
+
+impl Recorded {
+    pub(super) fn read(root: &Root) -> Result<Recorded, Failure> {
+        let pending = root.tickets()?.into_iter();
+        Ok(Recorded {
+            kept: root.kept_node()?,
+            pending: pending
+                .filter_map(|(slot, _)| match slot {
+                    Slot::Certificate(name) => Some(name),
+                    Slot::ServiceAccount => None,
+                })
+                .collect(),
+        })
+    }
+
+    /// The recorded node, while requests are pending.
+    fn pending(&self) -> Option<&KeptNode> {
+        self.kept.as_ref().filter(|_| !self.pending.is_empty())
+    }
+
+    /// The recorded node, if a run without a description of the node continues with it: while requests are pending, and
+    /// on a node on which nothing else says what it is.
+    pub(super) fn continued(&self, is_blank: bool) -> Option<&KeptNode> {
+        self.kept
+            .as_ref()
+            .filter(|_| !self.pending.is_empty() || is_blank)
+    }
+
+    /// True if the requests of a worker are pending.
+    pub(super) fn is_worker(&self) -> bool {
+        self.pending()
+            .is_some_and(|kept| kept.node.role == Role::Worker)
+    }
+
+    /// Refuses to continue requests of an older release, which recorded no identity.
+    ///
+    /// # Errors
+    /// 65 if neither the record nor anything else on the node says which node they are for.
+    pub(super) fn require_record(&self, root: &Root) -> Result<(), Failure> {
+        if self.kept.is_some() || self.pending.is_empty() {
+            return Ok(());
+        }
+        let pending: Vec<&str> = self.pending.iter().map(|name| name.as_str()).collect();
+        Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "requests are pending ({}), and {} does not say for which node: run again with the kubeadm file that they were made with (--kubeadm-config FILE)",
+                pending.join(", "),
+                root.on_this_machine(kept_node_path()).display()
+            ),
+        ))
+    }
+
+    /// Compares the wanted identity with every source of the node's own. Returns notes, and the record for this run.
+    ///
+    /// # Errors
+    /// A difference that `change` does not accept: 65, with every source named.
+    pub(super) fn compare(
+        &self,
+        root: &Root,
+        running: Option<&Running>,
+        wanted: &Wanted<'_>,
+        change: &IdentityChange,
+    ) -> Result<(Vec<String>, KeptNode), Failure> {
+        let node = &wanted.resolved.node;
+        let mut notes = Vec::new();
+        let mut refusals = Vec::new();
+        let mut accepted = BTreeSet::new();
+        let (named, note) = self.name_differences(root, running, wanted);
+        notes.extend(note);
+        let differences = named
+            .into_iter()
+            .chain(self.address_differences(root, running, wanted.resolved))
+            .chain(self.role_difference(root, node.role));
+        for difference in differences {
+            let part = difference.part;
+            let by_option = match change {
+                IdentityChange::Show => {
+                    notes.push(difference.words);
+                    continue;
+                }
+                IdentityChange::Accept(parts) => parts.contains(&part),
+            };
+            if difference.is_acceptable && (by_option || self.was_accepted(part, wanted.resolved)) {
+                accepted.insert(part);
+                notes.push(difference.words);
+            } else {
+                refusals.push(difference.words);
+            }
+        }
+        if !refusals.is_empty() {
+            return Err(Failure {
+                code: ExitCode::Refused,
+                messages: refusals,
+            });
+        }
+        let mut node = node.clone();
+        node.join = None;
+        Ok((notes, KeptNode { node, accepted }))
+    }
+
+    /// True if the pending requests result from the same change, accepted earlier.
+    fn was_accepted(&self, part: IdentityPart, resolved: &Resolved) -> bool {
+        let Some(kept) = self.pending().filter(|kept| kept.accepted.contains(&part)) else {
+            return false;
+        };
+        let (own, wanted) = (&kept.node, &resolved.node);
+        match part {
+            IdentityPart::Name => own.name == wanted.name,
+            IdentityPart::Address => {
+                (own.advertise_address, own.bind_port)
+                    == (wanted.advertise_address, wanted.bind_port)
+            }
+            IdentityPart::Role => own.role == wanted.role,
+        }
+    }
+
+    /// `pending requests (apiserver, etcd-server) were made for cp1 (/var/lib/nodepki/node.json)`.
+    fn requests_for(&self, root: &Root, what: &str) -> String {
+        let pending: Vec<&str> = self.pending.iter().map(|name| name.as_str()).collect();
+        format!(
+            "the pending requests of this node ({}) were made for {what} (recorded in {})",
+            pending.join(", "),
+            root.on_this_machine(kept_node_path()).display()
+        )
+    }
+
+    fn name_differences(
+        &self,
+        root: &Root,
+        running: Option<&Running>,
+        wanted: &Wanted<'_>,
+    ) -> (Vec<Difference>, Option<String>) {
+        let part = IdentityPart::Name;
+        let name = &wanted.resolved.node.name;
+        let mut differences = Vec::new();
+        if let Some(kept) = self.pending().filter(|kept| kept.node.name != *name) {
+            differences.push(Difference {
+                part,
+                words: format!(
+                    "{}, and this run is for {name}: run again with the configuration that names {own}, or without one; --accept-name-change sets these requests aside and makes new ones for {name}",
+                    self.requests_for(root, own_name(kept)),
+                    own = own_name(kept),
+                ),
+                is_acceptable: true,
+            });
+        }
+        let cluster = wanted.resolved.cluster.clone().unwrap_or_default();
+        let sources = name_sources(root, &cluster.certificates_dir);
+        let computed = computed_name(root, wanted.hostname);
+        // kubeadm has not run yet, and the file that it is given may still be corrected.
+        let is_binding = running.is_some_and(Running::is_set_up) || !wanted.is_described;
+        let others: Vec<&NameSource> = sources.iter().filter(|one| one.name != *name).collect();
+        if is_binding && let Some(first) = others.first() {
+            let own = &first.name;
+            let agree = sources.iter().all(|source| source.name == *own);
+            let files: Vec<&str> = sources.iter().map(|source| source.file.as_str()).collect();
+            let words = match wanted.names_node && agree {
+                true => format!(
+                    "the configuration calls this node {name}, and it runs as {own} (so says {}): its Node object, its kubelet's permissions and its etcd member have that name, and certificates alone do not rename it; set nodeName: {own} (or nodeRegistration.name) to keep it, or take the node out of the cluster (kubectl delete node {own}, kubeadm reset) and have it join again as {name}; --accept-name-change issues the certificates for {name} regardless",
+                    files.join(", ")
+                ),
+                false => disagreement(wanted, &sources, computed.as_ref()),
+            };
+            differences.push(Difference {
+                part,
+                words,
+                is_acceptable: wanted.names_node || self.was_accepted(part, wanted.resolved),
+            });
+        }
+        let has_etcd = sources.iter().any(|source| source.of_etcd);
+        let mut note = None;
+        if let Some(computed) = computed.filter(|computed| computed != name && !wanted.names_node)
+            && differences.is_empty()
+            && (!sources.is_empty() || self.pending().is_some())
+        {
+            // A host name changes with DHCP and cloud metadata; the flags were written by kubeadm for this kubelet.
+            let by_flags = !has_etcd
+                && is_binding
+                && computed_name(root, "").is_some_and(|flagged| flagged == computed);
+            match by_flags {
+                true => differences.push(Difference {
+                    part,
+                    words: disagreement(wanted, &sources, Some(&computed)),
+                    is_acceptable: false,
+                }),
+                false => {
+                    note = Some(format!(
+                        "the host name is {computed}, and this node is {name} (so says {}); the host name is not used",
+                        match sources.first() {
+                            Some(source) => source.file.clone(),
+                            None => root.node_path(kept_node_path()).to_string(),
+                        }
+                    ));
+                }
+            }
+        }
+        (differences, note)
+    }
+
+    fn address_differences(
+        &self,
+        root: &Root,
+        running: Option<&Running>,
+        resolved: &Resolved,
+    ) -> Vec<Difference> {
+        let part = IdentityPart::Address;
+        let address = |node: &crate::kube::kubeadm::Node| {
+            Some(SocketAddr::new(node.advertise_address?, node.bind_port))
+        };
+        let mut differences = Vec::new();
+        if let Some(kept) = self.pending()
+            && let (Some(own), Some(wanted)) = (address(&kept.node), address(&resolved.node))
+            && own != wanted
+        {
+            differences.push(Difference {
+                part,
+                words: format!(
+                    "{}, and this run is for {wanted}: run again with the configuration that has localAPIEndpoint {own}, or without one; --accept-address-change sets these requests aside and makes new ones for {wanted}",
+                    self.requests_for(root, &format!("an API server at {own}")),
+                ),
+                is_acceptable: true,
+            });
+        }
+        let of_manifest = running.and_then(|running| running.address_change(root, resolved));
+        differences.extend(of_manifest.map(|words| Difference {
+            part,
+            words,
+            is_acceptable: true,
+        }));
+        differences
+    }
+
+    fn role_difference(&self, root: &Root, wanted: Role) -> Option<Difference> {
+        let own = self.pending()?.node.role;
+        (own != wanted).then(|| Difference {
+            part: IdentityPart::Role,
+            words: format!(
+                "{}, and this run is for {}: run again with the same kind of configuration, or without one; --accept-role-change sets these requests aside and makes new ones",
+                self.requests_for(root, role_in_words(own)),
+                role_in_words(wanted),
+            ),
+            is_acceptable: true,
+        })
+    }
+}
+
+fn own_name(kept: &KeptNode) -> &str {
+    kept.node.name.as_str()
+}
+
+fn role_in_words(role: Role) -> &'static str {
+    match role {
+        Role::Init => "the first control-plane node",
+        Role::Join => "a joining control-plane node",
+        Role::Worker => "a worker",
+    }
+}
+
+/// Sources that contradict each other, all of them.
+fn disagreement(
+    wanted: &Wanted<'_>,
+    sources: &[NameSource],
+    computed: Option<&NodeName>,
+) -> String {
+    let name = &wanted.resolved.node.name;
+    let configured = wanted
+        .names_node
+        .then(|| format!("the configuration says {name}"));
+    let files = sources
+        .iter()
+        .map(|NameSource { name, file, .. }| format!("{file} says {name}"));
+    let host = computed.map(|computed| format!("the host name is {computed}"));
+    let all: Vec<String> = configured.into_iter().chain(files).chain(host).collect();
+    format!(
+        "the sources of this node's name disagree: {}; find out which name the Node object has (kubectl get nodes), then run again with --node-name NAME --accept-name-change, which replaces the certificates with another name",
+        all.join(", ")
+    )
+}

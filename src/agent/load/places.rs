@@ -1,0 +1,268 @@
+//! Where a path leads: below the root, or on this machine.
+//!
+//! The rule under `--root DIR`, where DIR may hold a system that is not trusted:
+//!
+//! - A path in a document of the node (settings, kubeadm files, kubeconfigs, state files) is resolved below DIR only.
+//!   Such a document starts no program, and no systemd credential of this machine is read for it.
+//! - A path on the command line ([`Argument`]) is resolved below DIR, and if nothing exists there, on this machine.
+//! - A settings file or kubeconfig of this machine that the command line names (`--config`, `--kubeconfig`) is the
+//!   operator's own: its signers, its certificate key and its credentials are files of this machine, and its programs
+//!   run. A path of such a settings file that does not exist on this machine is resolved below DIR.
+//! - A path of this machine that leads into DIR is resolved below DIR, so that no link of DIR leads out of it.
+//!
+//! With `--root /` all of these are the same. A message names a file by the path on this machine to which these rules
+//! lead ([`shown`]).
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use zeroize::Zeroizing;
+
+use crate::agent::Failure;
+use crate::config::{Argument, Origin};
+use crate::http::Files;
+use crate::store::{Content, Error, Root};
+
+/// Where systemd puts the credentials of units.
+const CREDENTIALS: &str = "/run/credentials";
+
+/// A path together with the root that it is resolved in.
+#[derive(Clone, Debug)]
+pub(crate) struct Location {
+    /// The node's root, or `/` of this machine.
+    pub(crate) root: Root,
+    /// The absolute path inside `root`.
+    pub(crate) path: PathBuf,
+    /// Whether `root` is the node's.
+    pub(crate) on_node: bool,
+}
+
+impl Location {
+    /// The path on this machine, for messages.
+    pub(crate) fn on_this_machine(&self) -> PathBuf {
+        self.root.on_this_machine(&self.path)
+    }
+
+    /// Reads the file; `None` if it does not exist.
+    pub(crate) fn read(&self) -> Result<Option<Content>, Error> {
+        self.root.read(&self.path)
+    }
+
+    /// The place where this document was found, for the paths in it.
+    pub(crate) fn origin(&self) -> Origin {
+        match self.on_node {
+            true => Origin::Node,
+            false => Origin::Machine,
+        }
+    }
+}
+
+/// The systems that are searched for a path, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Search {
+    Node,
+    Machine,
+    NodeThenMachine,
+    MachineThenNode,
+}
+
+impl From<Origin> for Search {
+    fn from(origin: Origin) -> Self {
+        match origin {
+            Origin::Node => Search::Node,
+            Origin::Machine => Search::MachineThenNode,
+            Origin::CommandLine => Search::NodeThenMachine,
+        }
+    }
+}
+
+/// Returns where a path of the command line leads. A path that does not exist yet leads to where its directory is.
+///
+/// # Errors
+/// What the system reports for the path below the root.
+pub(crate) fn argument(root: &Root, argument: &Argument) -> Result<Location, Error> {
+    locate(root, Origin::CommandLine.into(), argument.as_given())
+}
+
+/// Returns the path of an argument for messages: as given, unless it leads below `--root DIR`.
+pub(crate) fn shown(root: &Root, given: &Argument) -> PathBuf {
+    shown_as(root, Origin::CommandLine.into(), given.as_given())
+}
+
+/// As [`shown`], for a path in a definition found at `origin`.
+pub(crate) fn shown_defined(root: &Root, origin: Origin, path: &Path) -> PathBuf {
+    shown_as(root, origin.into(), path)
+}
+
+fn shown_as(root: &Root, search: Search, path: &Path) -> PathBuf {
+    match locate(root, search, path) {
+        _ if root.is_this_machine() => path.to_owned(),
+        Ok(found) if !found.on_node => path.to_owned(),
+        Ok(found) => found.on_this_machine(),
+        Err(_) => root.on_this_machine(path),
+    }
+}
+
+/// Returns where a path in a definition leads, by the place of the definition.
+///
+/// # Errors
+/// As for [`argument`].
+pub(crate) fn defined(root: &Root, origin: Origin, path: &Path) -> Result<Location, Error> {
+    locate(root, origin.into(), path)
+}
+
+/// Whether a path is that of a systemd credential.
+///
+/// Their directory is closed to other users, and the user of a unit reads them by an access control list, which shows as
+/// permissions of the group (systemd.exec(5), `LoadCredential=`).
+fn is_credential(path: &Path) -> bool {
+    let own = std::env::var_os("CREDENTIALS_DIRECTORY");
+    path.starts_with(CREDENTIALS) || own.is_some_and(|own| path.starts_with(own))
+}
+
+/// Whether a definition found at `origin` may start programs and use systemd credentials of this machine.
+pub(crate) fn is_trusted(root: &Root, origin: Origin) -> bool {
+    origin != Origin::Node || root.is_this_machine()
+}
+
+fn locate(root: &Root, search: Search, path: &Path) -> Result<Location, Error> {
+    let path = super::absolute(path);
+    let on_node = |path| Location {
+        root: root.clone(),
+        path,
+        on_node: true,
+    };
+    if search == Search::Node || root.is_this_machine() {
+        return Ok(on_node(path));
+    }
+    if let Some(inside) = root.inside(&path) {
+        return Ok(on_node(inside));
+    }
+    let here = Location {
+        root: Root::open("/")?,
+        path: path.clone(),
+        on_node: false,
+    };
+    let (first, second) = match search {
+        Search::Node => return Ok(on_node(path)),
+        Search::Machine => return Ok(here),
+        Search::NodeThenMachine => (on_node(path.clone()), here),
+        Search::MachineThenNode => (here, on_node(path.clone())),
+    };
+    for ancestor in path.ancestors().take(2) {
+        for place in [&first, &second] {
+            if place.root.metadata(ancestor)?.is_some() {
+                return Ok(place.clone());
+            }
+        }
+    }
+    Ok(on_node(path))
+}
+
+/// The files that a definition may name, by the place of the definition.
+pub(crate) struct DefinedFiles {
+    root: Root,
+    search: Search,
+}
+
+impl DefinedFiles {
+    /// The files for definitions found at `origin`.
+    pub(crate) fn new(root: &Root, origin: Origin) -> Rc<Self> {
+        Rc::new(DefinedFiles {
+            root: root.clone(),
+            search: origin.into(),
+        })
+    }
+
+    /// The files for what is named in the document at `location`, which is found nowhere else.
+    pub(crate) fn of(root: &Root, location: &Location) -> Rc<Self> {
+        Rc::new(DefinedFiles {
+            root: root.clone(),
+            search: match location.on_node {
+                true => Search::Node,
+                false => Search::Machine,
+            },
+        })
+    }
+}
+
+impl DefinedFiles {
+    fn open(&self, path: &Path) -> io::Result<(Location, Content)> {
+        let location = locate(&self.root, self.search, path).map_err(io::Error::other)?;
+        match location.read().map_err(io::Error::other)? {
+            Some(content) => Ok((location, content)),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "does not exist")),
+        }
+    }
+}
+
+impl Files for DefinedFiles {
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        self.open(path).map(|(_, content)| content.bytes)
+    }
+
+    fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        let (location, content) = self.open(path)?;
+        if !is_credential(path) {
+            let verified = content
+                .metadata
+                .require_private(&location.on_this_machine());
+            verified.map_err(io::Error::other)?;
+        }
+        Ok(content.bytes)
+    }
+
+    fn shown(&self, path: &Path) -> PathBuf {
+        shown_as(&self.root, self.search, path)
+    }
+
+    fn named_in(&self, document: &Path) -> io::Result<Option<Rc<dyn Files>>> {
+        let location = locate(&self.root, self.search, document).map_err(io::Error::other)?;
+        Ok(Some(DefinedFiles::of(&self.root, &location)))
+    }
+}
+
+/// A kubeconfig on the node, or one that the command line names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KubeconfigFile {
+    /// At this path on the node.
+    OnNode(PathBuf),
+    /// Named on the command line.
+    Given(Argument),
+}
+
+impl KubeconfigFile {
+    /// The path for messages.
+    pub(super) fn shown(&self, root: &Root) -> PathBuf {
+        match self {
+            KubeconfigFile::OnNode(path) => root.on_this_machine(path),
+            KubeconfigFile::Given(given) => shown(root, given),
+        }
+    }
+
+    pub(super) fn location(&self, root: &Root) -> Result<Location, Failure> {
+        Ok(match self {
+            KubeconfigFile::OnNode(path) => defined(root, Origin::Node, path)?,
+            KubeconfigFile::Given(given) => argument(root, given)?,
+        })
+    }
+}
+
+impl From<&Path> for KubeconfigFile {
+    fn from(path: &Path) -> Self {
+        KubeconfigFile::OnNode(path.to_owned())
+    }
+}
+
+impl From<&Argument> for KubeconfigFile {
+    fn from(given: &Argument) -> Self {
+        KubeconfigFile::Given(given.clone())
+    }
+}
+
+impl From<&KubeconfigFile> for KubeconfigFile {
+    fn from(file: &KubeconfigFile) -> Self {
+        file.clone()
+    }
+}

@@ -1,0 +1,70 @@
+//! What a run of this configuration needs of the machine, for [`confine`](crate::process::confine).
+
+use std::path::Path;
+
+use super::{Loaded, places};
+use crate::agent::Failure;
+use crate::kube::manifest::MANIFESTS;
+use crate::kube::names::NodePath;
+use crate::process::confine::Reach;
+use crate::signer;
+use crate::spec::Output;
+use crate::store::{Root, STATE_DIR};
+
+impl Loaded {
+    /// Where a step of it writes, and whether it runs programs of others.
+    ///
+    /// # Errors
+    /// When a path that the settings name cannot be looked up.
+    pub fn reach(&self, root: &Root) -> Result<Reach, Failure> {
+        let mut reach = Reach::default();
+        let origin = self.settings.signer_origin;
+        let signers = self.settings.signers.values();
+        for signer in signers {
+            match signer {
+                signer::Config::Exec(_) => reach.programs |= places::is_trusted(root, origin),
+                signer::Config::Directory(drop) => {
+                    let found = places::defined(root, origin, &drop.path)?;
+                    reach.writes.insert(found.on_this_machine());
+                }
+                _ => {}
+            }
+        }
+        if !root.is_this_machine() {
+            // Links in there lead elsewhere for the kernel than for the root.
+            reach.writes.insert(root.path().to_owned());
+            return Ok(reach);
+        }
+        reach.programs |= !self.settings.reload.hooks.is_empty();
+        reach.writes.insert(STATE_DIR.into());
+        reach.writes.insert(MANIFESTS.into());
+        let mut file = |path: &NodePath| reach.writes.extend(path.parent().map(Path::to_owned));
+        let plan = &self.setup.plan;
+        for spec in &plan.certs {
+            spec.output.paths().into_iter().for_each(&mut file);
+        }
+        for bundle in &plan.bundles {
+            file(&bundle.path);
+            file(&bundle.crl_path);
+        }
+        if let Some(pair) = &plan.service_account {
+            file(&pair.private);
+        }
+        for provided in &self.setup.provided.files {
+            file(&provided.path);
+        }
+        let textfile = self.settings.metrics.textfile.as_deref();
+        let directory = textfile.and_then(Path::parent).map(Path::to_owned);
+        reach.writes_if_there.extend(directory);
+        // An interrupted run, maybe of another configuration, is finished first.
+        reach.writes.extend(root.unfinished_in()?);
+        let stores = plan.certs.iter().filter_map(|spec| match &spec.output {
+            Output::Kubeconfig { store, .. } => store.as_ref(),
+            Output::Pair { .. } => None,
+        });
+        reach
+            .writes
+            .extend(stores.map(|store| store.dir.to_path_buf()));
+        Ok(reach)
+    }
+}

@@ -1,0 +1,174 @@
+//! Secrets of the settings that others can get at: files with open modes, and CA keys on the node.
+//!
+//! A file with an open mode is refused when it is used (see [`Metadata::require_private`](crate::store::Metadata)); here
+//! it is found before that, without asking a signer.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::places::{DefinedFiles, argument, defined};
+use crate::cluster::api::is_of_node;
+use crate::config::{Origin, Settings};
+use crate::http::Files;
+use crate::kube::kubeconfig::Kubeconfig;
+use crate::kube::names::Authority;
+use crate::signer;
+use crate::store::{self, Root};
+use crate::yaml;
+use crate::yaml::schema::{Form, SecretFile};
+
+/// Why CA keys on the node are reported, and what to do.
+pub const LOCAL_CA_KEYS_ADVICE: &str = "anyone who controls the node can sign certificates for the whole cluster: outside a lab, configure a signer on another machine and remove the keys";
+
+/// Keys of `InitConfiguration` and `JoinConfiguration` whose values are secrets.
+const KUBEADM_SECRETS: [&str; 3] = ["token", "tlsBootstrapToken", "certificateKey"];
+
+/// Returns each secret that other users can read or change: files that the settings name, and kubeadm's own. What is
+/// missing or cannot be read is left to the run that needs it.
+pub fn exposed_secrets(root: &Root, settings: &Settings) -> Vec<String> {
+    let mut exposed = exposed_files(root, settings);
+    exposed.extend(exposed_kubeadm_files(root, settings));
+    exposed
+}
+
+/// The kubeadm files that contain a secret and that every user can read. They are used all the same, as kubeadm uses them;
+/// Cluster API gives them mode 0640.
+fn exposed_kubeadm_files(root: &Root, settings: &Settings) -> Vec<String> {
+    let arguments = settings.kubeadm.arguments.iter();
+    let arguments = arguments.filter_map(|named| argument(root, named).ok());
+    let files = settings.kubeadm.files.iter();
+    let files = files.filter_map(|path| defined(root, Origin::Node, path).ok());
+    arguments
+        .chain(files)
+        .filter_map(|file| {
+            let content = file.read().ok()??;
+            let mode = content.metadata.mode;
+            let text = std::str::from_utf8(&content.bytes).ok()?;
+            let secret = kubeadm_secret(text).filter(|_| mode & 0o007 != 0)?;
+            let path = file.on_this_machine();
+            let path = path.display();
+            Some(format!(
+                "{path}: mode {mode:04o} lets other users get at the {secret} in it (chmod 600 {path})"
+            ))
+        })
+        .collect()
+}
+
+/// The first key of kubeadm's documents whose value is a secret.
+fn kubeadm_secret(text: &str) -> Option<&'static str> {
+    fn find(value: &Value) -> Option<&'static str> {
+        match value {
+            Value::Object(entries) => entries.iter().find_map(|(key, value)| {
+                let secret = KUBEADM_SECRETS.into_iter().find(|secret| key == secret);
+                match value {
+                    Value::Object(_) | Value::Array(_) => find(value),
+                    // A key of digits alone is a number.
+                    Value::String(_) | Value::Number(_) => secret,
+                    Value::Null | Value::Bool(_) => None,
+                }
+            }),
+            Value::Array(items) => items.iter().find_map(find),
+            _ => None,
+        }
+    }
+    let documents = yaml::parse("", text).ok()?;
+    documents
+        .iter()
+        .find_map(|document| find(&yaml::to_json(document)))
+}
+
+fn exposed_files(root: &Root, settings: &Settings) -> Vec<String> {
+    let named = named_files(settings).into_iter();
+    named
+        .filter_map(|named| {
+            let files = DefinedFiles::new(root, named.origin);
+            let is_public = named.is_kubeconfig
+                && (is_of_node(&named.path) || !has_secret(files.as_ref(), &named.path));
+            if is_public {
+                return None;
+            }
+            let error = files.read_secret(&named.path).err()?;
+            store::is_access_refusal(&error).then(|| format!("{}: {error}", named.setting))
+        })
+        .collect()
+}
+
+fn has_secret(files: &dyn Files, kubeconfig: &Path) -> bool {
+    let bytes = files.read(kubeconfig).unwrap_or_default();
+    let kubeconfig = std::str::from_utf8(&bytes).map(Kubeconfig::parse);
+    let current = kubeconfig.map(|parsed| parsed.and_then(|kubeconfig| kubeconfig.current()));
+    matches!(current, Ok(Ok(current)) if current.has_secret())
+}
+
+/// Returns each `local` signer whose CA private keys are on the node.
+pub fn local_ca_keys(root: &Root, settings: &Settings) -> Vec<String> {
+    let signers = settings.signers.iter();
+    signers
+        .filter_map(|(name, config)| {
+            let signer::Config::Local(local) = config else {
+                return None;
+            };
+            let keys: Vec<Authority> = Authority::ALL
+                .into_iter()
+                .filter(|authority| is_on_node(root, settings.signer_origin, &local.key(*authority)))
+                .collect();
+            let names: Vec<&str> = keys.iter().map(|authority| authority.as_str()).collect();
+            let directory = defined(root, settings.signer_origin, &local.directory).ok()?;
+            (!names.is_empty()).then(|| {
+                format!(
+                    "signers.{name}.local.directory: {} contains the private keys of {} on this node",
+                    directory.on_this_machine().display(),
+                    names.join(", ")
+                )
+            })
+        })
+        .collect()
+}
+
+fn is_on_node(root: &Root, origin: Origin, path: &Path) -> bool {
+    let Ok(found) = defined(root, origin, path) else {
+        return false;
+    };
+    found.on_node && matches!(found.root.metadata(&found.path), Ok(Some(_)))
+}
+
+/// A file that a setting names.
+struct NamedFile {
+    setting: String,
+    is_kubeconfig: bool,
+    origin: Origin,
+    path: PathBuf,
+}
+
+/// The files with secrets that the settings name. Credentials of systemd are private.
+fn named_files(settings: &Settings) -> Vec<NamedFile> {
+    let mut named = Vec::new();
+    for (name, config) in &settings.signers {
+        let about = config.kind().about();
+        let shown = config.redacted();
+        for key in about.keys.iter().flat_map(|keys| keys.iter()) {
+            let pointer = format!("/{}/{}", about.name, key.path.replace('.', "/"));
+            let text = shown.pointer(&pointer).and_then(Value::as_str);
+            if let Form::Secret | Form::SecretPath | Form::Kubeconfig = key.form
+                && let Some(Ok(SecretFile::Path(path))) = text.map(SecretFile::parse)
+            {
+                named.push(NamedFile {
+                    setting: format!("signers.{name}.{}.{}", about.name, key.path),
+                    is_kubeconfig: matches!(key.form, Form::Kubeconfig),
+                    origin: settings.signer_origin,
+                    path,
+                });
+            }
+        }
+    }
+    if let Some(SecretFile::Path(path)) = &settings.join.certificate_key {
+        named.push(NamedFile {
+            setting: "join.certificateKey".to_owned(),
+            is_kubeconfig: false,
+            origin: settings.origin,
+            path: path.clone(),
+        });
+    }
+    named
+}

@@ -1,0 +1,299 @@
+//! The signers of a configuration, each with what it may read and keep: files, credentials, a directory of its own.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
+
+use super::CLUSTER_TIMEOUT;
+use super::places::{self, DefinedFiles, KubeconfigFile};
+use crate::agent::{Failure, signer_code};
+use crate::cluster::api::{Access, Api};
+use crate::config::{Origin, Settings};
+use crate::kube::names::{Authority, NodePath};
+use crate::process::machine;
+use crate::signer::directory::{DropDir, Dropped, Meta, Shape};
+use crate::signer::{self, Identity, Memory, Signer, exec};
+use crate::store::{self, Dir, FileKind, Root, Trust};
+use crate::x509::KeyAlgorithm;
+use crate::yaml::schema::SecretFile;
+
+type Signers = BTreeMap<Authority, (String, Rc<dyn Signer>)>;
+
+pub(crate) fn open_signers(
+    root: &Root,
+    settings: &Settings,
+    identity: &Identity,
+    authority_key: KeyAlgorithm,
+    now: OffsetDateTime,
+) -> Result<Signers, Failure> {
+    let mut opened: BTreeMap<String, Rc<dyn Signer>> = BTreeMap::new();
+    let mut signers = Signers::new();
+    for authority in Authority::ALL {
+        let Some((name, config)) = settings.signer_of(authority) else {
+            continue;
+        };
+        let signer = match opened.get(name) {
+            Some(signer) => Rc::clone(signer),
+            None => {
+                let origin = settings.signer_origin;
+                let signer: Rc<dyn Signer> =
+                    open_signer(root, origin, name, config, identity, authority_key, now)?.into();
+                opened.insert(name.to_owned(), Rc::clone(&signer));
+                signer
+            }
+        };
+        signers.insert(authority, (name.to_owned(), signer));
+    }
+    Ok(signers)
+}
+
+fn open_signer(
+    root: &Root,
+    origin: Origin,
+    name: &str,
+    config: &signer::Config,
+    identity: &Identity,
+    authority_key: KeyAlgorithm,
+    now: OffsetDateTime,
+) -> Result<Box<dyn Signer>, Failure> {
+    let drop_dir = |path: &Path, owners: &[u32]| -> io::Result<Box<dyn DropDir>> {
+        let found = places::defined(root, origin, path).map_err(io::Error::other)?;
+        Ok(Box::new(RootedDrop {
+            root: found.root,
+            base: found.path,
+            owners: owners.to_vec(),
+        }))
+    };
+    let site = signer::Site {
+        name,
+        now,
+        clock: OffsetDateTime::now_utc,
+        identity: identity.clone(),
+        authority_key,
+        files: DefinedFiles::new(root, origin),
+        credentials: credentials(root, origin),
+        programs: match places::is_trusted(root, origin) {
+            true => signer::Programs::Run,
+            false => signer::Programs::Refused {
+                below: root.path().to_owned(),
+            },
+        },
+        memory: Rc::new(RootedMemory {
+            root: root.clone(),
+            directory: Path::new(store::STATE_DIR).join("signers").join(name),
+        }),
+        drop_dir: &drop_dir,
+        user: &user,
+    };
+    config
+        .open(&site)
+        .map_err(|error| Failure::new(signer_code(&error), format!("signer {name}: {error}")))
+}
+
+/// The cluster that a kubeconfig leads to.
+///
+/// # Errors
+/// A kubeconfig that cannot be used; nothing is sent yet.
+pub fn cluster(root: &Root, kubeconfig: impl Into<KubeconfigFile>) -> Result<Api, Failure> {
+    let kubeconfig = kubeconfig.into();
+    let location = kubeconfig.location(root)?;
+    let files = DefinedFiles::of(root, &location);
+    let credentials = credentials(root, location.origin());
+    let access = Access::Kubeconfig {
+        file: SecretFile::Path(location.path),
+        timeout: CLUSTER_TIMEOUT,
+    };
+    Api::new(access, files, credentials, OffsetDateTime::now_utc)
+        .map_err(|error| Failure::of_cluster(kubeconfig.shown(root).display(), &error))
+}
+
+/// The directory in which systemd put the unit's credentials; `None` for definitions that must not use them.
+pub(super) fn credentials(root: &Root, origin: Origin) -> Option<PathBuf> {
+    match places::is_trusted(root, origin) {
+        true => std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
+        false => None,
+    }
+}
+
+/// A user by name or number, with its primary group, from `/etc/passwd` alone: a static binary has no NSS.
+fn user(user: &str) -> io::Result<Option<exec::RunAs>> {
+    let passwd = match std::fs::read("/etc/passwd") {
+        Err(error) if machine::is_fault(&error) => return Err(error),
+        read => read.unwrap_or_default(),
+    };
+    let found = String::from_utf8_lossy(&passwd)
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find_map(|fields| match fields.as_slice() {
+            [name, _, uid, gid, ..] if *name == user || *uid == user => Some(exec::RunAs {
+                uid: uid.parse().ok()?,
+                gid: gid.parse().ok()?,
+            }),
+            _ => None,
+        });
+    Ok(found)
+}
+
+/// A signer's own directory in the state directory.
+struct RootedMemory {
+    root: Root,
+    directory: PathBuf,
+}
+
+impl Memory for RootedMemory {
+    fn recall(&self, name: &str) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
+        let content = self.root.read(self.directory.join(name));
+        Ok(content
+            .map_err(io::Error::other)?
+            .map(|content| content.bytes))
+    }
+
+    fn keep(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let directory = self.root.create_dir(&self.directory, 0o700);
+        let directory = directory.map_err(io::Error::other)?;
+        let kept = directory.write_atomic(name, bytes, 0o600);
+        kept.map(drop).map_err(io::Error::other)
+    }
+
+    fn forget(&self, name: &str) -> io::Result<()> {
+        match self.root.dir(&self.directory).map_err(io::Error::other)? {
+            Some(directory) => directory.remove(name).map(drop).map_err(io::Error::other),
+            None => Ok(()),
+        }
+    }
+
+    fn state_dir(&self) -> NodePath {
+        self.root.node_path(store::STATE_DIR)
+    }
+}
+
+/// The drop directory of a file-drop signer, inside its root. Every operation opens the directories anew and verifies
+/// the access rules of [`signer::directory`].
+struct RootedDrop {
+    root: Root,
+    base: PathBuf,
+    /// Users besides root and the running one that may own inbox and outbox.
+    owners: Vec<u32>,
+}
+
+impl RootedDrop {
+    /// Which of the two directories pass: another user's request in the outbox would be signed, whoever owns it.
+    fn trust(&self, name: &str) -> Trust<'_> {
+        Trust {
+            owners: &self.owners,
+            sticky: name == signer::directory::INBOX,
+        }
+    }
+
+    /// Opens a directory of the base; `None` when it does not exist.
+    fn open(&self, name: &str) -> Result<Option<Dir>, store::Error> {
+        match self.root.trusted_dir(&self.base)? {
+            Some(base) => base.trusted_dir(name, self.trust(name)),
+            None => Ok(None),
+        }
+    }
+
+    fn create(&self, name: &str, mode: u32) -> Result<Dir, store::Error> {
+        let base = self.root.create_trusted_dir(&self.base, 0o755)?;
+        base.make_trusted_dir(name, mode, self.trust(name))
+    }
+}
+
+/// The directory and the file of a name in a drop directory.
+fn dropped_file(name: &str) -> io::Result<(&str, &str)> {
+    name.split_once('/')
+        .ok_or_else(|| io::Error::other(format!("{name} is not the name of a file in a directory")))
+}
+
+impl DropDir for RootedDrop {
+    fn shown(&self, dir: &Path) -> PathBuf {
+        match self.root.is_this_machine() {
+            true => dir.to_owned(),
+            false => self.root.on_this_machine(&self.base),
+        }
+    }
+
+    fn verify(&self) -> io::Result<()> {
+        for name in [signer::directory::INBOX, signer::directory::OUTBOX] {
+            self.open(name).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    fn make_dir(&self, name: &str, mode: u32) -> io::Result<()> {
+        self.create(name, mode).map(drop).map_err(io::Error::other)
+    }
+
+    fn write_atomic(&self, name: &str, bytes: &[u8], mode: u32) -> io::Result<()> {
+        let (directory, file) = dropped_file(name)?;
+        let directory = self.create(directory, 0o755).map_err(io::Error::other)?;
+        directory
+            .write_atomic(file, bytes, mode)
+            .map(drop)
+            .map_err(io::Error::other)
+    }
+
+    fn read(&self, name: &str, limit: u64) -> io::Result<Option<Dropped>> {
+        let (directory, file) = dropped_file(name)?;
+        let Some(directory) = self.open(directory).map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        let Some(found) = directory.metadata(file).map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        let meta = |found: &store::Metadata| Meta {
+            shape: match found.kind {
+                FileKind::File => Shape::Regular,
+                FileKind::Symlink => Shape::Symlink,
+                _ => Shape::Other,
+            },
+            uid: found.uid,
+            mode: found.mode,
+            size: found.size,
+            links: found.links,
+            modified: (
+                found.modified.unix_timestamp(),
+                i64::from(found.modified.nanosecond()),
+            ),
+        };
+        if found.kind != FileKind::File || found.size > limit {
+            return Ok(Some(Dropped {
+                bytes: Vec::new(),
+                meta: meta(&found),
+            }));
+        }
+        let Some(content) = directory.read(file, limit).map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        Ok(Some(Dropped {
+            bytes: content.bytes.to_vec(),
+            meta: meta(&content.metadata),
+        }))
+    }
+
+    fn list(&self, name: &str, limit: usize) -> io::Result<Vec<String>> {
+        let Some(directory) = self.open(name).map_err(io::Error::other)? else {
+            return Ok(Vec::new());
+        };
+        let mut names: Vec<String> = directory
+            .list_at_most(limit)
+            .map_err(io::Error::other)?
+            .into_iter()
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let (directory, file) = dropped_file(name)?;
+        match self.open(directory).map_err(io::Error::other)? {
+            Some(directory) => directory.remove(file).map(drop).map_err(io::Error::other),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Taking turns: the Lease `kube-system/nodepki-reload`, held while this node restarts something.
+//!
+//! As client-go's leader election has it: whoever finds the Lease free or abandoned takes it, the API server lets one of
+//! two win (`resourceVersion`), and abandoned is what has not changed for the holder's own duration *as watched from
+//! here*, so that no two clocks are compared. What is to be written is decided by [`decide`], without I/O.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use time::format_description::well_known::Rfc3339;
+use time::macros::format_description;
+use time::{OffsetDateTime, UtcOffset};
+use tokio::time::{Instant, sleep};
+
+use crate::agent::Clock;
+use crate::cluster::api::{self, Api, Resource};
+
+pub(super) const LEASE: Resource = Resource {
+    group: "coordination.k8s.io",
+    version: "v1",
+    plural: "leases",
+    kind: "Lease",
+};
+pub(super) const NAMESPACE: &str = "kube-system";
+const NAME: &str = "nodepki-reload";
+/// Between two looks at a Lease that is another node's.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What a holder may claim and still be waited for.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// The right to restart something, for a while.
+pub(super) struct Turns {
+    pub(super) api: Api,
+    pub(super) node: String,
+    pub(super) duration: Duration,
+    pub(super) clock: Clock,
+}
+
+/// Why it is not this node's turn.
+pub(super) enum NotNow {
+    /// Another node's, which is named.
+    Held(String),
+    /// The API server did not let us find out.
+    Unknown(api::Error),
+}
+
+impl Turns {
+    /// Takes the Lease, waiting for at most `limit`, or as long as it takes to find out that a holder has vanished.
+    pub(super) async fn take(&self, limit: Duration) -> Result<(), NotNow> {
+        let began = Instant::now();
+        let mut give_up = began + limit;
+        let mut seen = None;
+        let mut waits = false;
+        loop {
+            let found = self.read().await.map_err(NotNow::Unknown)?;
+            let wall = (self.clock)();
+            let now = Instant::now();
+            match decide(
+                found.as_ref(),
+                &self.node,
+                self.duration,
+                &mut seen,
+                now,
+                wall,
+            ) {
+                Step::Write(lease) => match self.write(&lease, found.is_some()).await {
+                    Ok(()) => return Ok(()),
+                    Err(api::Error::Refused(status))
+                        if status.is_conflict() || status.is_already_exists() => {}
+                    Err(error) => return Err(NotNow::Unknown(error)),
+                },
+                Step::Wait { holder, left } => {
+                    if !std::mem::replace(&mut waits, true) {
+                        tracing::info!(
+                            "node {holder} holds the Lease {NAMESPACE}/{NAME}: waiting for this node's turn"
+                        );
+                    }
+                    give_up = give_up.max(began + patience(limit, left));
+                    if Instant::now() + left.min(LOOK) > give_up {
+                        return Err(NotNow::Held(holder));
+                    }
+                    sleep(left.min(LOOK)).await;
+                }
+            }
+        }
+    }
+
+    /// Renews the Lease for as long as it is polled; `lost` becomes true once it is another node's, or could be.
+    pub(super) async fn keep(&self, lost: &Cell<bool>) {
+        let mut renewed = Instant::now();
+        loop {
+            sleep(self.duration / 3).await;
+            let began = Instant::now();
+            match self.renew().await {
+                Ok(true) => renewed = began,
+                Ok(false) => lost.set(true),
+                // The API server may be what is being restarted.
+                Err(_) if renewed.elapsed() < self.duration => {}
+                Err(_) => lost.set(true),
+            }
+        }
+    }
+
+    async fn renew(&self) -> Result<bool, api::Error> {
+        let Some(mut lease) = self.read().await? else {
+            return Ok(false);
+        };
+        if holder(&lease) != self.node {
+            return Ok(false);
+        }
+        if let Some(spec) = lease.get_mut("spec").and_then(Value::as_object_mut) {
+            spec.insert("renewTime".to_owned(), json!(micro_time((self.clock)())));
+        }
+        self.write(&lease, true).await.map(|()| true)
+    }
+
+    /// Lets the next one go on at once. It would go on without, later.
+    pub(super) async fn release(&self) {
+        let Ok(Some(mut lease)) = self.read().await else {
+            return;
+        };
+        if holder(&lease) != self.node {
+            return;
+        }
+        if let Some(spec) = lease.get_mut("spec").and_then(Value::as_object_mut) {
+            spec.insert("holderIdentity".to_owned(), json!(""));
+            spec.insert("renewTime".to_owned(), json!(micro_time((self.clock)())));
+        }
+        let _ = self.write(&lease, true).await;
+    }
+
+    async fn read(&self) -> Result<Option<Value>, api::Error> {
+        self.api.read(&LEASE, Some(NAMESPACE), NAME).await
+    }
+
+    async fn write(&self, lease: &Value, exists: bool) -> Result<(), api::Error> {
+        let written = match exists {
+            true => self.api.replace(&LEASE, Some(NAMESPACE), NAME, lease).await,
+            false => self.api.create(&LEASE, Some(NAMESPACE), lease).await,
+        };
+        written.map(drop)
+    }
+}
+
+/// How long to wait in all. Whoever always leaves earlier never finds out that a holder is dead.
+fn patience(limit: Duration, left: Duration) -> Duration {
+    match left <= LONGEST {
+        true => limit.max(left + LOOK),
+        false => limit,
+    }
+}
+
+/// What is to be done about a Lease as it was found.
+#[derive(Debug, PartialEq)]
+enum Step {
+    /// Writing this takes it.
+    Write(Value),
+    /// It is somebody's, for so long at least.
+    Wait { holder: String, left: Duration },
+}
+
+/// `seen` is what stood there when it last changed, and when that was noticed.
+fn decide(
+    found: Option<&Value>,
+    node: &str,
+    duration: Duration,
+    seen: &mut Option<(Value, Instant)>,
+    now: Instant,
+    wall: OffsetDateTime,
+) -> Step {
+    let mut lease = found.cloned().unwrap_or_else(|| {
+        json!({
+            "apiVersion": LEASE.api_version(),
+            "kind": LEASE.kind,
+            "metadata": {"name": NAME, "namespace": NAMESPACE},
+        })
+    });
+    let holder = holder(&lease).to_owned();
+    let spec = lease.get("spec").cloned().unwrap_or_else(|| json!({}));
+    if !holder.is_empty() && holder != node {
+        let since = match seen {
+            Some((known, since)) if *known == spec => *since,
+            _ => {
+                *seen = Some((spec.clone(), now));
+                now
+            }
+        };
+        let theirs = spec.get("leaseDurationSeconds").and_then(Value::as_u64);
+        let theirs = theirs.map_or(duration, Duration::from_secs);
+        let left = (since + theirs).saturating_duration_since(now);
+        if !left.is_zero() {
+            return Step::Wait { holder, left };
+        }
+    }
+    let transitions = spec.get("leaseTransitions").and_then(Value::as_u64);
+    let transitions = transitions.map_or(0, |count| count + u64::from(holder != node));
+    let time = micro_time(wall);
+    if let Some(lease) = lease.as_object_mut() {
+        let spec = json!({
+            "holderIdentity": node,
+            "leaseDurationSeconds": duration.as_secs(),
+            "acquireTime": time,
+            "renewTime": time,
+            "leaseTransitions": transitions,
+        });
+        lease.insert("spec".to_owned(), spec);
+    }
+    Step::Write(lease)
+}
+
+/// Empty for nobody.
+pub(super) fn holder(lease: &Value) -> &str {
+    let holder = lease.pointer("/spec/holderIdentity");
+    holder.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// When it was renewed for the last time.
+pub(super) fn renewed(lease: &Value) -> Option<OffsetDateTime> {
+    let renewed = lease.pointer("/spec/renewTime")?.as_str()?;
+    OffsetDateTime::parse(renewed, &Rfc3339).ok()
+}
+
+/// As `metav1.MicroTime` is written; its parser takes nothing else.
+fn micro_time(time: OffsetDateTime) -> String {
+    let format =
+        format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
+    time.to_offset(UtcOffset::UTC)
+        .format(&format)
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    const WALL: OffsetDateTime = datetime!(2026-11-21 12:00:00.5 UTC);
+    const DURATION: Duration = Duration::from_secs(60);
+
+    fn lease(holder: &str, renewed: &str) -> Value {
+        json!({"metadata": {"resourceVersion": "7"}, "spec": {
+            "holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed, "leaseTransitions": 3}})
+    }
+
+    #[track_caller]
+    fn taken(step: Step) -> Value {
+        match step {
+            Step::Write(lease) => lease,
+            Step::Wait { holder, left } => panic!("{holder}'s for {left:?}"),
+        }
+    }
+
+    #[test]
+    fn a_free_lease_is_taken() {
+        let mut seen = None;
+        let now = Instant::now();
+        let made = taken(decide(None, "cp1", DURATION, &mut seen, now, WALL));
+        assert_eq!(
+            made,
+            json!({
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": "nodepki-reload", "namespace": "kube-system"},
+                "spec": {
+                    "holderIdentity": "cp1",
+                    "leaseDurationSeconds": 60,
+                    "acquireTime": "2026-11-21T12:00:00.500000Z",
+                    "renewTime": "2026-11-21T12:00:00.500000Z",
+                    "leaseTransitions": 0,
+                },
+            })
+        );
+        // One that was let go of, and our own of a run that was killed.
+        for (holder, transitions) in [("", 4), ("cp1", 3)] {
+            let found = lease(holder, "x");
+            let made = taken(decide(Some(&found), "cp1", DURATION, &mut seen, now, WALL));
+            assert_eq!(made["metadata"]["resourceVersion"], "7");
+            assert_eq!(made["spec"]["leaseTransitions"], transitions);
+        }
+    }
+
+    #[test]
+    fn a_held_lease_is_abandoned_once_it_has_not_changed_for_its_own_duration() {
+        let mut seen = None;
+        // Whatever the other clock says: only changes count.
+        let found = lease("cp2", "1999-01-01T00:00:00.000000Z");
+        let begin = Instant::now();
+        let step = |found: &Value, seen: &mut _, after| {
+            let now = begin + Duration::from_secs(after);
+            decide(Some(found), "cp1", DURATION, seen, now, WALL)
+        };
+        let waits = |left| Step::Wait {
+            holder: "cp2".to_owned(),
+            left: Duration::from_secs(left),
+        };
+        assert_eq!(step(&found, &mut seen, 0), waits(15));
+        assert_eq!(step(&found, &mut seen, 10), waits(5));
+        let renewed = lease("cp2", "1999-01-01T00:00:10.000000Z");
+        assert_eq!(step(&renewed, &mut seen, 10), waits(15));
+        let taken = taken(step(&renewed, &mut seen, 25));
+        assert_eq!(taken["spec"]["holderIdentity"], "cp1");
+        assert_eq!(taken["spec"]["leaseTransitions"], 4);
+    }
+
+    #[test]
+    fn a_dead_holder_is_found_out_also_by_who_has_little_patience() {
+        let seconds = Duration::from_secs;
+        assert_eq!(patience(seconds(120), seconds(60)), seconds(120));
+        assert_eq!(patience(seconds(3), seconds(60)), seconds(61));
+        assert_eq!(patience(seconds(3), seconds(3600)), seconds(3));
+    }
+}

@@ -1,0 +1,711 @@
+//! Restarting what must be restarted: when, in what order, how, and what happens when it does not come back.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use tokio::time::{Instant, sleep};
+
+use super::lease::{self, NotNow, Turns};
+use super::pod::Pod;
+use super::probe::{HostPathVolumes, makes_its_own};
+use super::{LOOK, Program, Run, State, busy_message, chain_of, names, of_unit, systemctl};
+use crate::agent::{Event, Failure};
+use crate::config::reload::On;
+use crate::kube::components::{Change, Component};
+use crate::kube::kubeconfig::Kubeconfig;
+use crate::kube::names::CertName;
+use crate::spec::Output;
+use crate::store::{Commit, Mode, Previous, Restart, RestartState};
+use crate::x509::rfc3339;
+
+/// Less than this before its end, or a tenth of its life if that is shorter, a credential is about to expire.
+const NEAR_THE_END: time::Duration = time::Duration::HOUR;
+const KUBELET_UNIT: &str = "kubelet.service";
+/// How long the kubelet waits for the volumes of a pod (`podAttachAndMountTimeout` in
+/// `pkg/kubelet/volumemanager/volume_manager.go`).
+const VOLUME_TIMEOUT: Duration = Duration::from_secs(123);
+/// How long the kubelet's count of volumes must be unchanged until it is taken for complete.
+const SETTLED_FOR: Duration = Duration::from_secs(2);
+const KUBELET_POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How a component is started anew.
+pub(super) enum Means {
+    /// By its manifest.
+    Pod,
+    /// By programs.
+    Programs(Vec<Program>),
+    /// By somebody else.
+    Nobody,
+}
+
+/// What was seen before a restart.
+struct Before {
+    served: Option<[u8; 32]>,
+    healthy: bool,
+    /// What led, if a process of this host did.
+    leader: Option<String>,
+    /// When the kubelet renewed its Lease.
+    lease: Option<OffsetDateTime>,
+}
+
+/// A component that is to be restarted.
+pub(super) type Due = (Restart, Option<Pod>, Means);
+
+impl Run<'_> {
+    pub(super) async fn restarts(&mut self) -> Result<(), Failure> {
+        if self.probe.root.unsettled()?.restarts.is_empty() {
+            return Ok(());
+        }
+        let holder = self.take_lock().await?;
+        let restarts = self.probe.root.unsettled()?.restarts;
+        if let Some(holder) = holder {
+            for restart in restarts {
+                self.tell(restart.component, State::Waits, busy_message(&holder));
+            }
+            return Ok(());
+        }
+        let mut due = Vec::new();
+        let mut over = Commit::new();
+        for restart in restarts {
+            let component = restart.component;
+            if let RestartState::RolledBack { why } = &restart.state {
+                self.tell(component, State::RolledBack, held(&restart, why));
+                continue;
+            }
+            let pod = match self.probe.pod(component) {
+                Ok(pod) => pod,
+                Err(why) => {
+                    self.tell(component, State::Failed, unreadable(&why));
+                    continue;
+                }
+            };
+            match self.means(component, pod.as_ref()) {
+                // Nothing of it runs here, as far as can be known.
+                Means::Nobody if pod.is_none() => {
+                    over.restarted(component);
+                    if component == Component::Kubelet {
+                        let detail = format!(
+                            "is not run by systemd here: restart it for {}, if it runs",
+                            names(&restart.causes)
+                        );
+                        self.tell(component, State::NotHere, detail);
+                    }
+                }
+                means => {
+                    if let Some(pod) = &pod
+                        && self
+                            .probe
+                            .started_after(component, pod, restart.since)
+                            .await
+                    {
+                        over.restarted(component);
+                        self.tell(component, State::Done, "was restarted by somebody since");
+                    } else if let Means::Nobody = means {
+                        let detail = format!(
+                            "has to be restarted for {}, and neither reload.staticPods nor a unit or hook on {component} lets nodepki do it: restart it",
+                            names(&restart.causes)
+                        );
+                        self.tell(component, State::Waits, detail);
+                    } else if let (Means::Pod, Some(pod)) = (&means, &pod)
+                        && let Err(why) = pod.annotated("")
+                    {
+                        let detail = format!(
+                            "has to be restarted for {}, and its manifest cannot be annotated: {why}; restart it, or name a unit or hook on {component} under reload",
+                            names(&restart.causes)
+                        );
+                        self.tell(component, State::Waits, detail);
+                    } else {
+                        due.push((restart, pod, means));
+                    }
+                }
+            }
+        }
+        if !over.is_empty() {
+            self.commit(over).await?;
+        }
+        let (mut kubelet, pods): (Vec<_>, Vec<_>) = due
+            .into_iter()
+            .partition(|(restart, ..)| restart.component == Component::Kubelet);
+        // The kubelet is last, since it restarts no pod reliably while it starts itself: see `settle_kubelet`. One that is
+        // unhealthy restarts no pod at all.
+        if self.probe.kubelet().await.is_err() {
+            self.in_order(std::mem::take(&mut kubelet), &Cell::new(false))
+                .await?;
+        }
+        self.release_lock();
+        let pods = self.without_spared(pods);
+        if !pods.is_empty() {
+            let done = self.in_turn(pods).await;
+            self.release_lock();
+            done?;
+        }
+        let kubelet = match kubelet.is_empty() {
+            true => kubelet,
+            false => self.still_due(kubelet).await?,
+        };
+        let done = self.in_order(kubelet, &Cell::new(false)).await;
+        self.release_lock();
+        done
+    }
+
+    /// Waits until the kubelet has mounted the volumes of all static pods; the reason if it does not in time.
+    ///
+    /// A kubelet that has just started begins to work for the pods that it finds, and each worker waits for its pod's
+    /// volumes. If the manifest changes before they are mounted, the old pod is not wanted any more, its volumes are never
+    /// mounted, and its container runs on until the worker gives up, [`VOLUME_TIMEOUT`] later. A healthy `/healthz` does
+    /// not say that this is over; the kubelet's metrics do.
+    async fn settle_kubelet(&self) -> Result<(), String> {
+        let give_up = Instant::now() + VOLUME_TIMEOUT + SETTLED_FOR;
+        let mut since: Option<(HostPathVolumes, Instant)> = None;
+        loop {
+            let volumes = match self.probe.host_path_volumes().await {
+                Ok(volumes) => volumes,
+                Err(error) => {
+                    tracing::debug!("the kubelet's metrics cannot be read: {error}");
+                    return Ok(());
+                }
+            };
+            since = match since {
+                Some((before, at)) if before == volumes => Some((before, at)),
+                _ => Some((volumes, Instant::now())),
+            };
+            let stable = since.is_some_and(|(_, at)| at.elapsed() >= SETTLED_FOR);
+            if stable && volumes.are_mounted() {
+                return Ok(());
+            }
+            if Instant::now() >= give_up {
+                let seconds = (VOLUME_TIMEOUT + SETTLED_FOR).as_secs();
+                return Err(format!(
+                    "the kubelet has not mounted the volumes of its pods within {seconds} s ({volumes})"
+                ));
+            }
+            sleep(KUBELET_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Takes the lock after a wait without it, and returns what no other run has restarted meanwhile; nothing if another
+    /// run holds the lock.
+    async fn still_due(&mut self, due: Vec<Due>) -> Result<Vec<Due>, Failure> {
+        if let Some(holder) = self.take_lock().await? {
+            self.all_wait(&due, &busy_message(&holder));
+            return Ok(Vec::new());
+        }
+        let recorded = self.probe.root.unsettled()?.restarts;
+        let mut left = Vec::new();
+        for (restart, pod, means) in due {
+            let component = restart.component;
+            let mut found = recorded.iter();
+            match found.find(|found| found.component == component) {
+                None if self.spared.contains(&component) => self.tell_spared(component),
+                None => self.tell(component, State::Done, "was restarted by another run"),
+                Some(found) => match (&found.state, pod) {
+                    (RestartState::RolledBack { why }, _) => {
+                        self.tell(component, State::RolledBack, held(found, why));
+                    }
+                    (RestartState::Due, None) => left.push((found.clone(), None, means)),
+                    // The other run may have annotated it.
+                    (RestartState::Due, Some(_)) => match self.probe.pod(component) {
+                        Ok(pod) => left.push((found.clone(), pod, means)),
+                        Err(why) => self.tell(component, State::Failed, unreadable(&why)),
+                    },
+                },
+            }
+        }
+        Ok(left)
+    }
+
+    /// Restarts what may be restarted now: the control plane is well, and it is this node's turn.
+    async fn in_turn(&mut self, due: Vec<Due>) -> Result<(), Failure> {
+        let disturbs_etcd = due
+            .iter()
+            .any(|(restart, ..)| restart.component == Component::Etcd);
+        if let Err(why) = self.well(disturbs_etcd).await {
+            let told = format!(
+                "nothing was restarted, since {why}; run `nodepki renew` again once it is well"
+            );
+            self.all_wait(&due, &told);
+            return Ok(());
+        }
+        let setup = self.probe.setup;
+        if !setup.reload.coordinate {
+            let due = self.still_due(due).await?;
+            return self.in_order(due, &Cell::new(false)).await;
+        }
+        let kubeconfig = &setup.reload.lease.kubeconfig;
+        let turns = self.probe.api(kubeconfig).map(|api| Turns {
+            api,
+            node: setup.node.clone(),
+            duration: setup.reload.lease.duration,
+            clock: self.probe.clock,
+        });
+        let taken = match &turns {
+            Ok(turns) => turns.take(self.patience()).await,
+            Err(error) => {
+                let told = Failure::of_cluster(kubeconfig.display(), error).to_string();
+                return self.alone(due, &told).await;
+            }
+        };
+        match (taken, &turns) {
+            (Ok(()), Ok(turns)) => {
+                let lost = Cell::new(false);
+                let done = {
+                    let work = async {
+                        let due = self.still_due(due).await?;
+                        self.in_order(due, &lost).await
+                    };
+                    tokio::pin!(work);
+                    tokio::select! {
+                        done = &mut work => done,
+                        () = turns.keep(&lost) => Ok(()),
+                    }
+                };
+                // A run of this node that holds the lock may rely on the Lease, which is the node's.
+                if self.store.is_some() {
+                    turns.release().await;
+                }
+                done
+            }
+            (Err(NotNow::Held(holder)), _) => {
+                let told = format!(
+                    "it is the turn of node {holder}, which holds the Lease {}/nodepki-reload; run `nodepki renew` again later",
+                    lease::NAMESPACE
+                );
+                self.all_wait(&due, &told);
+                Ok(())
+            }
+            (Err(NotNow::Unknown(error)), _) => {
+                let told =
+                    Failure::of_cluster("taking the Lease kube-system/nodepki-reload", &error);
+                self.alone(due, &told.to_string()).await
+            }
+            (_, Err(_)) => Ok(()),
+        }
+    }
+
+    /// Without a turn only what cannot wait is restarted.
+    async fn alone(&mut self, due: Vec<Due>, why: &str) -> Result<(), Failure> {
+        let now = (self.probe.clock)();
+        let (urgent, rest): (Vec<_>, Vec<_>) = due
+            .into_iter()
+            .partition(|(restart, ..)| cannot_wait(restart, now).is_some());
+        self.all_wait(&rest, &format!("it may be another node's turn: {why}"));
+        for (restart, ..) in &urgent {
+            if let Some(reason) = cannot_wait(restart, now) {
+                tracing::warn!(component = %restart.component, "restarted without knowing whether it is another node's turn ({why}), since {reason}");
+            }
+        }
+        let urgent = self.still_due(urgent).await?;
+        self.in_order(urgent, &Cell::new(false)).await
+    }
+
+    fn all_wait(&mut self, due: &[Due], why: &str) {
+        for (restart, ..) in due {
+            let detail = format!(
+                "waits to be restarted for {}: {why}",
+                names(&restart.causes)
+            );
+            self.tell(restart.component, State::Waits, detail);
+        }
+    }
+
+    async fn in_order(&mut self, due: Vec<Due>, lost: &Cell<bool>) -> Result<(), Failure> {
+        let mut stopped: Option<String> = None;
+        if due.iter().any(|(.., means)| matches!(means, Means::Pod)) {
+            stopped = self.settle_kubelet().await.err();
+        }
+        for (index, (restart, pod, means)) in due.into_iter().enumerate() {
+            if stopped.is_none() && lost.get() {
+                stopped = Some("the Lease was lost meanwhile".to_owned());
+            }
+            // The first one always has its turn: something may be due all the time.
+            let is_over = index > 0 && self.until.is_some_and(|until| Instant::now() >= until);
+            if stopped.is_none() && is_over {
+                stopped = Some("certificates are due again".to_owned());
+            }
+            if self.spared.contains(&restart.component) {
+                self.tell_spared(restart.component);
+            } else if let Some(why) = &stopped {
+                let detail = format!("was not restarted, since {why}; run `nodepki renew` again");
+                self.tell(restart.component, State::Waits, detail);
+            } else if !self.restart(&restart, pod.as_ref(), &means).await? {
+                stopped = Some(format!("{} did not come back", restart.component));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts one component anew, and puts back what it had if it does not come back. False then.
+    async fn restart(
+        &mut self,
+        restart: &Restart,
+        pod: Option<&Pod>,
+        means: &Means,
+    ) -> Result<bool, Failure> {
+        let component = restart.component;
+        let before = self.look(component, pod).await;
+        let unknown = match conf_of(component).and_then(|name| self.probe.setup.outputs.get(&name))
+        {
+            Some(Output::Kubeconfig { path, .. }) => self.probe.is_unknown(path).await,
+            _ => None,
+        };
+        let ended = match unknown {
+            Some(why) => Err(format!("the API server refuses its new credential ({why})")),
+            None => match self
+                .start_anew(component, pod, means, Commit::new(), restart)
+                .await?
+            {
+                Ok(()) => self.proof(component, pod, &before).await,
+                Err(why) => Err(why),
+            },
+        };
+        match ended {
+            Ok(proven) => {
+                let mut commit = Commit::new();
+                commit.restarted(component);
+                self.commit(commit).await?;
+                let name = component.as_str();
+                self.progress.event(Event::Restarted { component: name });
+                let detail = format!("was restarted for {}: {proven}", names(&restart.causes));
+                self.tell(component, State::Done, detail);
+                Ok(true)
+            }
+            Err(why) => {
+                self.roll_back(restart, pod, means, why).await?;
+                Ok(false)
+            }
+        }
+    }
+
+    async fn roll_back(
+        &mut self,
+        restart: &Restart,
+        pod: Option<&Pod>,
+        means: &Means,
+        why: String,
+    ) -> Result<(), Failure> {
+        let component = restart.component;
+        let mut commit = Commit::new();
+        let old = restart.previous.iter();
+        let old: Vec<&Previous> = old.filter(|file| !file.contents.is_empty()).collect();
+        let step = self.trust_step_of(component)?;
+        for file in &old {
+            if let Some(unusable) = self.probe.is_unusable(file).await {
+                let detail = format!(
+                    "did not come back with the new {}: {why}; the new files stay, since {unusable}; find out why (its log, `crictl ps -a`), then run `nodepki renew` again",
+                    names(&restart.causes)
+                );
+                self.tell(component, State::Failed, detail);
+                return Ok(());
+            }
+        }
+        for file in &old {
+            // What stands there keeps its own mode.
+            commit.file(file.path.clone(), file.contents.clone(), Mode::Other(0o600));
+        }
+        let mut recorded = Restart {
+            previous: Vec::new(),
+            state: RestartState::RolledBack { why: why.clone() },
+            ..restart.clone()
+        };
+        let mut again = Vec::new();
+        if let Some(step) = &step {
+            let cause = Change::Bundle(step.former.authority);
+            if !recorded.causes.contains(&cause) {
+                recorded.causes.push(cause);
+            }
+            again = self.roll_back_step(step, component, &old, &mut commit)?;
+        }
+        commit.restart(recorded.clone());
+        let back = if old.is_empty() && step.is_none() {
+            self.commit(commit).await?;
+            "there was nothing to go back to".to_owned()
+        } else {
+            let before = self.look(component, pod).await;
+            // The pod as it is now has an annotation already.
+            let fresh = self.probe.pod(component).ok().flatten();
+            let ended = match self
+                .start_anew(component, fresh.as_ref(), means, commit, restart)
+                .await?
+            {
+                Ok(()) => self.proof(component, pod, &before).await,
+                Err(why) => Err(why),
+            };
+            match ended {
+                Ok(proven) => format!("with the old files it is back: {proven}"),
+                Err(why) => format!("with the old files it is not back either: {why}"),
+            }
+        };
+        let why = format!("{why}; {back}");
+        recorded.state = RestartState::RolledBack { why: why.clone() };
+        let mut commit = Commit::new();
+        commit.restart(recorded.clone());
+        self.commit(commit).await?;
+        let detail = held(&recorded, &why);
+        let component_name = component.as_str();
+        self.progress.event(Event::RolledBack {
+            component: component_name,
+            why,
+        });
+        self.tell(component, State::RolledBack, detail);
+        for component in again {
+            let detail = format!(
+                "works with files that are rolled back now, as {} did not come back; run `nodepki renew`, which restarts it",
+                restart.component
+            );
+            self.tell(component, State::Waits, detail);
+        }
+        Ok(())
+    }
+
+    /// Commits, and in the same commit has the kubelet start the pod anew; or runs the programs afterwards.
+    async fn start_anew(
+        &mut self,
+        component: Component,
+        pod: Option<&Pod>,
+        means: &Means,
+        mut commit: Commit,
+        restart: &Restart,
+    ) -> Result<Result<(), String>, Failure> {
+        let mut unwritable = None;
+        if let (Means::Pod, Some(pod), Some(path)) = (means, pod, component.manifest()) {
+            let now = (self.probe.clock)();
+            let now = now
+                .format(&Rfc3339)
+                .unwrap_or_else(|_| now.unix_timestamp().to_string());
+            match pod.annotated(&now) {
+                Ok(text) => {
+                    commit.file(path, text.into_bytes(), Mode::Private);
+                }
+                Err(why) => unwritable = Some(format!("{path}: {why}")),
+            }
+        }
+        if !commit.is_empty() {
+            self.commit(commit).await?;
+        }
+        if let Some(why) = unwritable {
+            return Ok(Err(why));
+        }
+        if let Means::Programs(programs) = means {
+            for program in programs {
+                if let Err(why) = program.run(&restart.causes).await {
+                    return Ok(Err(why));
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    pub(super) fn means(&self, component: Component, pod: Option<&Pod>) -> Means {
+        let reload = &self.probe.setup.reload;
+        let on = On::Restart(component);
+        let units = reload.units.iter().filter(|unit| unit.on.contains(&on));
+        let hooks = reload.hooks.iter().filter(|hook| hook.on.contains(&on));
+        let hooks = hooks.map(|hook| Program {
+            command: hook.command.clone(),
+            limit: hook.timeout,
+        });
+        let programs: Vec<Program> = units.map(of_unit).chain(hooks).collect();
+        if !programs.is_empty() {
+            return Means::Programs(programs);
+        }
+        match (component, pod) {
+            (Component::Kubelet, _) if self.has_systemd() => {
+                // One that does not run has nothing to see.
+                Means::Programs(vec![systemctl("try-restart", KUBELET_UNIT)])
+            }
+            (_, Some(_)) if reload.static_pods => Means::Pod,
+            _ => Means::Nobody,
+        }
+    }
+
+    // ---- what is seen ----
+
+    /// sd_booted(3).
+    fn has_systemd(&self) -> bool {
+        let found = self.probe.root.metadata("/run/systemd/system");
+        found.is_ok_and(|found| found.is_some())
+    }
+
+    async fn well(&self, all_members: bool) -> Result<(), String> {
+        self.probe.livez().await?;
+        self.probe.etcd(all_members).await
+    }
+
+    async fn look(&self, component: Component, pod: Option<&Pod>) -> Before {
+        let mut before = Before {
+            served: None,
+            healthy: true,
+            leader: None,
+            lease: None,
+        };
+        if component == Component::Kubelet {
+            before.healthy = self.probe.kubelet().await.is_ok();
+            before.lease = self.probe.node_lease().await.ok().flatten();
+        } else if let Some(address) = pod.and_then(|pod| pod.addresses(component).first().copied())
+        {
+            let served = self.probe.served(component, address).await;
+            before.served = served.ok().map(|shown| shown.fingerprint());
+        }
+        if let Some(pod) = pod {
+            let host = nix::unistd::gethostname().unwrap_or_default();
+            let ours = format!("{}_", host.to_string_lossy());
+            let leader = self.probe.leader(component, pod).await;
+            before.leader = leader.filter(|leader| leader.starts_with(&ours));
+        }
+        before
+    }
+
+    /// Waits until a component was started anew, is well and works; what was proven.
+    async fn proof(
+        &self,
+        component: Component,
+        pod: Option<&Pod>,
+        before: &Before,
+    ) -> Result<String, String> {
+        let timeout = self.probe.setup.reload.timeout;
+        let give_up = Instant::now() + timeout;
+        let mut away = before.served.is_none();
+        loop {
+            let why = match self.stands(component, pod, before, &mut away).await {
+                Ok(proven) => return Ok(proven),
+                Err(why) => why,
+            };
+            if Instant::now() >= give_up {
+                let seconds = timeout.as_secs_f32();
+                return Err(format!("{seconds} s after its restart {why}"));
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Verifies that the kubelet is healthy and has used its credential since: it has renewed its Lease. Its `/healthz`
+    /// needs no access to the API server.
+    async fn kubelet_stands(&self, before: &Before) -> Result<String, String> {
+        match self.probe.kubelet().await {
+            Ok(()) => {}
+            // It may be configured not to say so.
+            Err(_) if !before.healthy => return Ok("its health is unknown, as before".to_owned()),
+            Err(why) => return Err(format!("it is not well: {why}")),
+        }
+        match self.probe.node_lease().await {
+            Ok(Some(renewed)) if before.lease != Some(renewed) => {
+                Ok("it is healthy and has renewed its Lease".to_owned())
+            }
+            Ok(Some(_)) => Err("it has not renewed its Lease in kube-node-lease".to_owned()),
+            Ok(None) => Ok("it is healthy".to_owned()),
+            Err(error) => Ok(format!(
+                "it is healthy; whether it has renewed its Lease is unknown: {error}"
+            )),
+        }
+    }
+
+    async fn stands(
+        &self,
+        component: Component,
+        pod: Option<&Pod>,
+        before: &Before,
+        away: &mut bool,
+    ) -> Result<String, String> {
+        if component == Component::Kubelet {
+            return self.kubelet_stands(before).await;
+        }
+        let Some(pod) = pod else {
+            self.well(false).await?;
+            return Ok("its programs ended well".to_owned());
+        };
+        let Some(address) = pod.addresses(component).first().copied() else {
+            self.well(false).await?;
+            return Ok("it serves nowhere, so that nothing could be looked at".to_owned());
+        };
+        let shown = match self.probe.served(component, address).await {
+            Ok(shown) => shown,
+            Err(why) => {
+                *away = true;
+                return Err(why);
+            }
+        };
+        let renewed = makes_its_own(component, pod) && before.served != Some(shown.fingerprint());
+        if !renewed && !*away {
+            return Err(format!("{address} is still served by the old process"));
+        }
+        if matches!(component, Component::KubeApiserver | Component::Etcd) {
+            self.well(component == Component::Etcd).await?;
+        } else {
+            self.probe.healthz(address).await?;
+            // An old process leads until its Lease ends; only one that works takes it over.
+            match self.probe.leader(component, pod).await {
+                Some(leader) if leader.is_empty() || before.leader.as_ref() == Some(&leader) => {
+                    return Err(
+                        "no process of it has taken the lead that the old one had".to_owned()
+                    );
+                }
+                _ => {}
+            }
+            self.well(false).await?;
+        }
+        Ok(format!("a new process serves at {address} and is healthy"))
+    }
+}
+
+fn unreadable(why: &str) -> String {
+    format!("was not restarted: {why}; mend the manifest and run `nodepki renew` again")
+}
+
+/// Kubeconfig that holds the component's client identity.
+fn conf_of(component: Component) -> Option<CertName> {
+    match component {
+        Component::KubeControllerManager => Some(CertName::ControllerManagerConf),
+        Component::KubeScheduler => Some(CertName::SchedulerConf),
+        Component::Kubelet => Some(CertName::KubeletConf),
+        _ => None,
+    }
+}
+
+/// Why a restart cannot wait: the credential that is still in use is of no use, or soon will be.
+fn cannot_wait(restart: &Restart, now: OffsetDateTime) -> Option<String> {
+    restart.previous.iter().find_map(|file| {
+        let path = file.path.display();
+        if file.contents.is_empty() {
+            return Some(format!("{path} was empty when it was started"));
+        }
+        let text = std::str::from_utf8(&file.contents).ok()?;
+        let kubeconfig = Kubeconfig::parse(text).ok()?;
+        let chain = chain_of(&kubeconfig.current().ok()?.certificate?)?;
+        let leaf = chain.leaf();
+        let life = leaf.not_after() - leaf.not_before();
+        let near = (life / 10_i32).min(NEAR_THE_END);
+        (leaf.not_after() - now <= near).then(|| {
+            format!(
+                "the certificate that it still uses from the former {path} ends {}",
+                rfc3339(leaf.not_after())
+            )
+        })
+    })
+}
+
+/// What a restart that was rolled back waits for.
+fn held(restart: &Restart, why: &str) -> String {
+    let certificates: Vec<_> = restart
+        .causes
+        .iter()
+        .filter(|cause| matches!(cause, Change::Certificate(_)))
+        .map(|cause| cause.as_str())
+        .collect();
+    let authority = restart.causes.iter().find_map(|cause| match cause {
+        Change::Bundle(authority) => Some(authority),
+        _ => None,
+    });
+    let again = match (authority, certificates.as_slice()) {
+        (Some(authority), _) => {
+            format!("repeat the step that `nodepki authority status {authority}` names")
+        }
+        (None, []) => "change it again".to_owned(),
+        (None, names) => format!("run `nodepki renew --name {}`", names.join(",")),
+    };
+    format!(
+        "did not come back with the new {}: {why}; nothing is tried again by itself: find out why (its log, `crictl ps -a`), then {again}",
+        names(&restart.causes)
+    )
+}

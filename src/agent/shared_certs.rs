@@ -1,0 +1,602 @@
+//! Shared certificates: what kubeadm copies between control-plane nodes by way of the Secret `kubeadm-certs`.
+//!
+//! Owns the way from the cluster to the files ([`download`]) and back ([`upload`]); the format is the matter of
+//! [`sharedcerts`]. The objects in the cluster are kubeadm's, field by field (its `phases/copycerts`): either program
+//! reads what the other one uploaded.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+use crate::agent::{Clock, ExitCode, Failure, Report, Row, recovery_notes};
+use crate::cluster::api::{self, Api, Resource};
+use crate::kube::kubeadm::{Cluster, Etcd};
+use crate::kube::kubeadm_certs::{
+    self, CertificateKey, Entry, NAMESPACE, SECRET, SharedCerts, UPLOAD,
+};
+use crate::kube::names::{Authority, NodePath};
+use crate::store::{Commit, KnownDirectories, Mode, Root};
+use crate::x509::rfc3339;
+
+/// kubeadm's `DefaultCertTokenDuration`.
+const LIFETIME: Duration = Duration::from_secs(2 * 60 * 60);
+/// kubeadm's `KubeadmCertsClusterRoleName`, of the Role and of the RoleBinding.
+const ROLE: &str = "kubeadm:kubeadm-certs";
+/// kubeadm's `NodeBootstrapTokenAuthGroup`.
+const BOOTSTRAPPERS: &str = "system:bootstrappers:kubeadm:default-node-token";
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+const ROLES: Resource = Resource {
+    group: RBAC,
+    version: "v1",
+    plural: "roles",
+    kind: "Role",
+};
+const ROLE_BINDINGS: Resource = Resource {
+    group: RBAC,
+    version: "v1",
+    plural: "rolebindings",
+    kind: "RoleBinding",
+};
+
+/// What a control-plane node of this cluster takes from the others, with or without the authorities' private keys.
+pub fn needed(cluster: &Cluster, with_ca_keys: bool) -> BTreeSet<Entry> {
+    let mut needed = BTreeSet::from([Entry::ServiceAccountKey, Entry::ServiceAccountPublic]);
+    let mut authorities = vec![Authority::Ca, Authority::FrontProxyCa];
+    match &cluster.etcd {
+        Etcd::Local { .. } => authorities.push(Authority::EtcdCa),
+        Etcd::External {
+            ca_file,
+            cert_file,
+            key_file,
+            ..
+        } => {
+            for (file, entry) in [
+                (ca_file, Entry::ExternalEtcdAuthority),
+                (cert_file, Entry::ExternalEtcdCertificate),
+                (key_file, Entry::ExternalEtcdKey),
+            ] {
+                needed.extend(file.as_ref().map(|_| entry));
+            }
+        }
+    }
+    for authority in authorities {
+        needed.insert(Entry::Authority(authority));
+        if with_ca_keys {
+            needed.insert(Entry::AuthorityKey(authority));
+        }
+    }
+    needed
+}
+
+/// Reads the Secret and takes what is needed from it, and notes on what is not.
+///
+/// # Errors
+/// When the Secret cannot be read, or does not have what is needed.
+pub async fn fetch(
+    api: &Api,
+    key: &CertificateKey,
+    needed: &BTreeSet<Entry>,
+) -> Result<(SharedCerts, Vec<String>), Failure> {
+    let secret = api
+        .read(&api::SECRET, Some(NAMESPACE), SECRET)
+        .await
+        .map_err(|error| {
+            let doing = format!("reading the Secret {NAMESPACE}/{SECRET}");
+            let mut failure = Failure::of_cluster(doing, &error);
+            if matches!(&error, api::Error::Refused(status) if status.code == 403) {
+                failure.messages.push(format!(
+                    "joining nodes may read the Secret {NAMESPACE}/{SECRET} from the first upload on; upload on a control-plane node, and use the certificate key that this prints: {UPLOAD}"
+                ));
+            }
+            failure
+        })?
+        .ok_or_else(|| {
+            Failure::new(
+                ExitCode::Refused,
+                format!(
+                    "there is no Secret {NAMESPACE}/{SECRET}: nothing was uploaded, or it has expired, as it does two hours after each upload; upload again on a control-plane node, and use the certificate key that this prints: {UPLOAD}"
+                ),
+            )
+        })?;
+    kubeadm_certs::open(&data(&secret)?, key, needed).map_err(|error| Failure {
+        code: ExitCode::Refused,
+        messages: error.messages(),
+    })
+}
+
+/// The API server gives each value in base64, and no `data` at all for a Secret without any.
+fn data(secret: &Value) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+    let entries = secret.get("data").and_then(Value::as_object);
+    entries
+        .into_iter()
+        .flatten()
+        .map(|(name, value)| {
+            let text = value.as_str().unwrap_or_default();
+            match BASE64_STANDARD.decode(text) {
+                Ok(bytes) => Ok((name.clone(), bytes)),
+                Err(_) => Err(Failure::new(
+                    ExitCode::Refused,
+                    format!(
+                        "{name:?} in the Secret {NAMESPACE}/{SECRET} is not base64, which no API server gives; make sure that the address is that of a Kubernetes API server"
+                    ),
+                )),
+            }
+        })
+        .collect()
+}
+
+/// The ClusterConfiguration in the ConfigMap that kubeadm keeps: where it comes from, and its text.
+///
+/// # Errors
+/// When there is none, or it cannot be read.
+pub async fn configuration(api: &Api) -> Result<(String, String), Failure> {
+    const DOING: &str =
+        "reading the ClusterConfiguration in the ConfigMap kube-system/kubeadm-config";
+    let object = api
+        .read(&api::CONFIG_MAP, Some(NAMESPACE), "kubeadm-config")
+        .await
+        .map_err(|error| Failure::of_cluster(DOING, &error))?;
+    let text = object
+        .as_ref()
+        .and_then(|object| object.pointer("/data/ClusterConfiguration"))
+        .and_then(Value::as_str);
+    match text {
+        Some(text) => Ok((
+            "ConfigMap kube-system/kubeadm-config#data.ClusterConfiguration".to_owned(),
+            text.to_owned(),
+        )),
+        None => Err(Failure::new(
+            ExitCode::Refused,
+            format!(
+                "{DOING}: there is none; run `kubeadm init phase upload-config kubeadm --config FILE` on a control-plane node, or name a file with it: --kubeadm-config FILE"
+            ),
+        )),
+    }
+}
+
+/// Where a shared file belongs on a node of this cluster; `None` for a file that it does not have.
+pub fn path(cluster: &Cluster, entry: Entry) -> Option<PathBuf> {
+    let below = |name: String| Some(cluster.certificates_dir.join(name));
+    match (entry, &cluster.etcd) {
+        (Entry::Authority(authority), _) => below(format!("{}.crt", authority.base_name())),
+        (Entry::AuthorityKey(authority), _) => below(format!("{}.key", authority.base_name())),
+        (Entry::ServiceAccountKey | Entry::ServiceAccountPublic, _) => below(entry.to_string()),
+        (Entry::ExternalEtcdAuthority, Etcd::External { ca_file, .. }) => ca_file.clone(),
+        (Entry::ExternalEtcdCertificate, Etcd::External { cert_file, .. }) => cert_file.clone(),
+        (Entry::ExternalEtcdKey, Etcd::External { key_file, .. }) => key_file.clone(),
+        (_, Etcd::Local { .. }) => None,
+    }
+}
+
+/// What is to be downloaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Download<'a> {
+    /// Says what is needed, and where it belongs.
+    pub cluster: &'a Cluster,
+    /// Also the authorities' private keys.
+    pub with_ca_keys: bool,
+    /// Files that say something else may be replaced.
+    pub replace: bool,
+    /// How long to wait for another run to end.
+    pub lock_wait: Duration,
+}
+
+/// Takes the shared files of the cluster and puts them in place, all or none.
+///
+/// # Errors
+/// What [`fetch`] says; files that say something else than the cluster's, all of them.
+pub async fn download(
+    root: &Root,
+    api: &Api,
+    key: &CertificateKey,
+    what: Download<'_>,
+    clock: Clock,
+) -> Result<Report, Failure> {
+    let needed = needed(what.cluster, what.with_ca_keys);
+    let (certs, mut notes) = fetch(api, key, &needed).await?;
+    let report = |rows: Vec<(Row, Entry)>, notes, written| Report {
+        rows: rows.into_iter().map(|(row, _)| row).collect(),
+        notes,
+        written,
+        ..Report::default()
+    };
+    // Where nothing is to be done nothing is touched, the lock included.
+    if !root.has_unfinished()? {
+        let rows = compare(root, &certs, what)?;
+        if rows.iter().all(|(row, _)| row.action == KEPT) {
+            return Ok(report(rows, notes, Vec::new()));
+        }
+    }
+    let locked = root.lock(what.lock_wait, "certs download")?;
+    let paths: Vec<PathBuf> = shared(what.cluster)
+        .into_iter()
+        .filter_map(|entry| path(what.cluster, entry))
+        .collect();
+    let known = KnownDirectories::default().with_files(paths.iter().map(PathBuf::as_path));
+    let (mut store, recovery) = locked.recover_in(&known, clock())?;
+    notes.extend(recovery_notes(root, &recovery));
+    let rows = compare(store.root(), &certs, what)?;
+    let mut commit = Commit::new();
+    for (row, entry) in &rows {
+        let mode = match entry.is_private() {
+            true => Mode::Private,
+            false => Mode::Public,
+        };
+        if let (Some(path), Some(bytes)) = (row.paths.first(), certs.contents(*entry)) {
+            match row.action {
+                KEPT => &mut commit,
+                REPLACED => commit.file(path.clone(), bytes.clone(), mode),
+                _ => commit.file_if_absent(path.clone(), bytes.clone(), mode),
+            };
+        }
+    }
+    let committed = store.commit(commit)?;
+    notes.extend(committed.notes.iter().map(ToString::to_string));
+    Ok(report(rows, notes, committed.written))
+}
+
+const KEPT: &str = "kept";
+const REPLACED: &str = "replaced";
+
+/// What becomes of each file.
+fn compare(
+    root: &Root,
+    certs: &SharedCerts,
+    what: Download<'_>,
+) -> Result<Vec<(Row, Entry)>, Failure> {
+    let mut rows = Vec::new();
+    let mut differences = Vec::new();
+    for entry in certs.entries() {
+        let (Some(path), Some(bytes)) = (path(what.cluster, entry), certs.contents(entry)) else {
+            continue;
+        };
+        let found = root.read(&path)?.filter(|found| !found.bytes.is_empty());
+        let action = match found {
+            None => "written",
+            Some(found) if is_same(entry, &found.bytes, bytes) => KEPT,
+            Some(_) if what.replace => REPLACED,
+            Some(found) => {
+                differences.push(format!(
+                    "{} is not the {entry} that the cluster shares: it holds {}, the Secret {NAMESPACE}/{SECRET} has {}; if this node is to be one of that cluster, run again with --replace, which puts the cluster's in its place",
+                    root.on_this_machine(&path).display(),
+                    in_words(entry, &found.bytes),
+                    in_words(entry, bytes)
+                ));
+                continue;
+            }
+        };
+        rows.push((row(entry, action, root.node_path(path), bytes), entry));
+    }
+    match differences.is_empty() {
+        true => Ok(rows),
+        false => Err(Failure {
+            code: ExitCode::Refused,
+            messages: differences,
+        }),
+    }
+}
+
+/// However the two are written.
+fn is_same(entry: Entry, found: &[u8], wanted: &[u8]) -> bool {
+    found == wanted || entry.holds(found) == entry.holds(wanted)
+}
+
+fn in_words(entry: Entry, bytes: &[u8]) -> String {
+    entry
+        .holds(bytes)
+        .map_or_else(|| "nothing of the kind".to_owned(), |held| held.to_string())
+}
+
+fn row(entry: Entry, action: &'static str, path: NodePath, bytes: &[u8]) -> Row {
+    let held = entry.holds(bytes);
+    let certificate = held.as_ref().and_then(|held| held.certificate());
+    Row {
+        name: entry.to_string(),
+        action,
+        subject: certificate.map(|certificate| certificate.subject().to_string()),
+        not_after: certificate.map(|certificate| certificate.not_after()),
+        key: held
+            .as_ref()
+            .and_then(|held| Some(held.key()?.key_type().to_string())),
+        paths: vec![path],
+        ..Row::default()
+    }
+}
+
+/// Shares the node's files: what `kubeadm init phase upload-certs` does, also where there are no CA keys.
+///
+/// # Errors
+/// Before anything is sent, files that are missing or are not what their names say, all of them. A token that was
+/// made for an upload that failed is removed.
+pub async fn upload(
+    root: &Root,
+    api: &Api,
+    key: &CertificateKey,
+    cluster: &Cluster,
+    with_ca_keys: bool,
+    clock: Clock,
+) -> Result<Report, Failure> {
+    let names = shared(cluster);
+    let (certs, rows) = gather(root, cluster, &names, with_ca_keys)?;
+    let data = kubeadm_certs::seal(&certs, &names, key).map_err(unsealed)?;
+
+    let expires = clock() + LIFETIME;
+    let token = create_token(api, &rfc3339(expires)).await?;
+    let sent = send(api, &data, &token).await;
+    if sent.is_err() {
+        // What was sent goes with it. Should this fail too, both end by themselves after two hours.
+        let removed = api.delete(&api::SECRET, Some(NAMESPACE), &token.name).await;
+        tracing::debug!(
+            token = token.name,
+            removed = removed.is_ok(),
+            "the upload failed"
+        );
+    }
+    sent?;
+    let mut notes = vec![format!(
+        "the Secret {NAMESPACE}/{SECRET} is removed by the cluster after {}",
+        rfc3339(expires)
+    )];
+    let empty = rows.iter().filter(|row| row.action == EMPTY);
+    let empty: Vec<_> = empty.map(|row| row.name.as_str()).collect();
+    if !empty.is_empty() {
+        notes.push(format!(
+            "without contents, as kubeadm has it for files that are not there: {}",
+            empty.join(", ")
+        ));
+    }
+    Ok(Report {
+        rows,
+        notes,
+        ..Report::default()
+    })
+}
+
+const EMPTY: &str = "left empty";
+
+/// The files to be shared, and a row for each name.
+fn gather(
+    root: &Root,
+    cluster: &Cluster,
+    names: &BTreeSet<Entry>,
+    with_ca_keys: bool,
+) -> Result<(SharedCerts, Vec<Row>), Failure> {
+    let needed = needed(cluster, false);
+    let mut rows = Vec::new();
+    let mut contents = BTreeMap::new();
+    let mut messages = Vec::new();
+    for entry in names {
+        let path = path(cluster, *entry);
+        let found = match &path {
+            Some(path) if with_ca_keys || !entry.is_authority_key() => root.read(path)?,
+            _ => None,
+        };
+        match (path, found.filter(|found| !found.bytes.is_empty())) {
+            (Some(path), Some(found)) => {
+                rows.push(row(*entry, "uploaded", root.node_path(path), &found.bytes));
+                contents.insert(*entry, found.bytes);
+            }
+            (Some(path), None) if needed.contains(entry) => messages.push(format!(
+                "{} is missing or empty, and every control-plane node needs it; run this on a node that has it, or copy it from one that has",
+                root.on_this_machine(&path).display()
+            )),
+            (path, _) => rows.push(Row {
+                name: entry.to_string(),
+                action: EMPTY,
+                paths: path.into_iter().map(|path| root.node_path(path)).collect(),
+                ..Row::default()
+            }),
+        }
+    }
+    match SharedCerts::new(contents) {
+        Ok(certs) if messages.is_empty() => return Ok((certs, rows)),
+        Ok(_) => {}
+        Err(wrong) => messages.extend(wrong.into_iter().map(|(entry, why)| {
+            format!(
+                "{} is not what its name says: {why}; mend it, or run this on a node where it is right",
+                root.on_this_machine(path(cluster, entry).unwrap_or_default()).display()
+            )
+        })),
+    }
+    Err(Failure {
+        code: ExitCode::Refused,
+        messages,
+    })
+}
+
+/// Every name that kubeadm has in the Secret of this cluster.
+fn shared(cluster: &Cluster) -> BTreeSet<Entry> {
+    let mut names = needed(cluster, true);
+    if matches!(cluster.etcd, Etcd::External { .. }) {
+        names.extend([
+            Entry::ExternalEtcdAuthority,
+            Entry::ExternalEtcdCertificate,
+            Entry::ExternalEtcdKey,
+        ]);
+    }
+    names
+}
+
+/// The bootstrap token that ends the Secret's life with its own; nobody can do anything with it.
+struct Token {
+    name: String,
+    uid: Value,
+}
+
+async fn create_token(api: &Api, expiration: &str) -> Result<Token, Failure> {
+    let (id, secret) = (random_text(6)?, random_text(16)?);
+    let name = format!("bootstrap-token-{}", *id);
+    let data: serde_json::Map<String, Value> = [
+        ("token-id", id.as_str()),
+        ("token-secret", secret.as_str()),
+        (
+            "description",
+            "Proxy for managing TTL for the kubeadm-certs secret",
+        ),
+        ("expiration", expiration),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), json!(BASE64_STANDARD.encode(value))))
+    .collect();
+    let object = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "type": "bootstrap.kubernetes.io/token",
+        "data": data,
+    });
+    let made = api
+        .create(&api::SECRET, Some(NAMESPACE), &object)
+        .await
+        .map_err(|error| {
+            Failure::of_cluster(format!("making the Secret {NAMESPACE}/{name}"), &error)
+        })?;
+    Ok(Token {
+        uid: made.pointer("/metadata/uid").cloned().unwrap_or_default(),
+        name,
+    })
+}
+
+/// Small letters and digits.
+fn random_text(length: usize) -> Result<Zeroizing<String>, Failure> {
+    const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    let mut text = Zeroizing::new(String::with_capacity(length));
+    let mut byte = [0];
+    while text.len() < length {
+        getrandom::fill(&mut byte)
+            .map_err(|error| unsealed(kubeadm_certs::SealError::Random(error)))?;
+        // The largest multiple of 36 in a byte: no letter is more likely than another.
+        let letter = byte.first().filter(|byte| **byte < 252);
+        text.extend(
+            letter
+                .and_then(|byte| LETTERS.get(usize::from(byte % 36)))
+                .map(|letter| char::from(*letter)),
+        );
+    }
+    Ok(text)
+}
+
+fn unsealed(error: kubeadm_certs::SealError) -> Failure {
+    Failure::new(
+        ExitCode::Pending,
+        format!("nothing was uploaded: {error}; run again"),
+    )
+}
+
+/// In kubeadm's order: what is secret comes before the right to read it.
+async fn send(api: &Api, data: &BTreeMap<String, Vec<u8>>, token: &Token) -> Result<(), Failure> {
+    let data: BTreeMap<_, _> = data
+        .iter()
+        .map(|(name, value)| (name, BASE64_STANDARD.encode(value)))
+        .collect();
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": SECRET,
+            "namespace": NAMESPACE,
+            "ownerReferences": [{
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "name": token.name,
+                "uid": token.uid,
+                "controller": true,
+                "blockOwnerDeletion": true,
+            }],
+        },
+        "type": "Opaque",
+        "data": data,
+    });
+    let role = json!({
+        "apiVersion": ROLES.api_version(),
+        "kind": "Role",
+        "metadata": {"name": ROLE, "namespace": NAMESPACE},
+        "rules": [{
+            "apiGroups": [""],
+            "resources": ["secrets"],
+            "resourceNames": [SECRET],
+            "verbs": ["get"],
+        }],
+    });
+    let binding = json!({
+        "apiVersion": ROLE_BINDINGS.api_version(),
+        "kind": "RoleBinding",
+        "metadata": {"name": ROLE, "namespace": NAMESPACE},
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": ROLE},
+        "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": BOOTSTRAPPERS}],
+    });
+    for (resource, name, object) in [
+        (&api::SECRET, SECRET, secret),
+        (&ROLES, ROLE, role),
+        (&ROLE_BINDINGS, ROLE, binding),
+    ] {
+        put(api, resource, name, &object).await.map_err(|error| {
+            Failure::of_cluster(
+                format!("writing the {} {NAMESPACE}/{name}", resource.kind),
+                &error,
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Makes the object, or replaces the one of that name.
+async fn put(api: &Api, resource: &Resource, name: &str, object: &Value) -> Result<(), api::Error> {
+    match api.create(resource, Some(NAMESPACE), object).await {
+        Err(api::Error::Refused(status)) if status.is_already_exists() => api
+            .replace(resource, Some(NAMESPACE), name, object)
+            .await
+            .map(drop),
+        other => other.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn names(cluster: &Cluster, with_ca_keys: bool) -> String {
+        let names: Vec<_> = needed(cluster, with_ca_keys)
+            .into_iter()
+            .map(Entry::as_str)
+            .collect();
+        names.join(" ")
+    }
+
+    #[test]
+    fn the_needed_set_follows_etcd() {
+        let mut cluster = Cluster::default();
+        assert_eq!(
+            names(&cluster, false),
+            "ca.crt etcd-ca.crt front-proxy-ca.crt sa.key sa.pub"
+        );
+        assert_eq!(
+            names(&cluster, true),
+            "ca.crt etcd-ca.crt front-proxy-ca.crt ca.key etcd-ca.key front-proxy-ca.key sa.key sa.pub"
+        );
+        let external = |name: Option<&str>| Etcd::External {
+            endpoints: vec!["http://192.0.2.21:2379".to_owned()],
+            ca_file: name.map(PathBuf::from),
+            cert_file: name.map(PathBuf::from),
+            key_file: name.map(PathBuf::from),
+        };
+        cluster.etcd = external(Some("/etc/etcd/file"));
+        assert_eq!(
+            names(&cluster, false),
+            "ca.crt front-proxy-ca.crt sa.key sa.pub external-etcd-ca.crt external-etcd.crt external-etcd.key"
+        );
+        cluster.etcd = external(None);
+        assert_eq!(
+            names(&cluster, true),
+            "ca.crt front-proxy-ca.crt ca.key front-proxy-ca.key sa.key sa.pub"
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! Discovery by a kubeconfig that somebody has put on the node, or serves over HTTPS.
+//!
+//! It is believed for the place it comes from: the CA certificates in it, whatever they are, are those of the
+//! cluster. `discovery.tlsBootstrapToken` goes before the credentials in it, as in kubeadm.
+
+use std::path::{Path, PathBuf};
+
+use zeroize::Zeroizing;
+
+use super::{Discovered, Error, Network, Refusal, TIMEOUT, https, read_cluster_info};
+use crate::cluster::api::{self, Access, Token};
+use crate::http::{self, Call, Client, Url};
+use crate::kube::cluster_info::ClusterInfo;
+use crate::kube::kubeadm::{BootstrapToken, DiscoveryFile};
+use crate::kube::kubeconfig::{Current, Kubeconfig};
+use crate::x509::TrustBundle;
+use crate::yaml::schema::SecretFile;
+
+const MEND: &str = "make it with: kubectl config view --raw --minify --flatten";
+
+pub(super) async fn discover(
+    network: &Network,
+    source: &DiscoveryFile,
+    token: Option<&BootstrapToken>,
+) -> Result<Discovered, Error> {
+    let file = File { network, source };
+    let text = file.read().await?;
+    let current = file.parse(&text)?;
+    let authority = file.authority(&current)?;
+    let server = current
+        .server
+        .clone()
+        .ok_or_else(|| file.wrong("names no server".to_owned(), MEND))?;
+    let access = file.access(current, &server, &authority, token)?;
+    let mut found = Discovered {
+        server,
+        authority,
+        notes: Vec::new(),
+        access,
+    };
+    file.confirm(&mut found).await?;
+    Ok(found)
+}
+
+struct File<'a> {
+    network: &'a Network,
+    source: &'a DiscoveryFile,
+}
+
+impl File<'_> {
+    async fn read(&self) -> Result<Zeroizing<String>, Error> {
+        let bytes = match self.source {
+            DiscoveryFile::Path(path) => self.local(path)?,
+            DiscoveryFile::Url(url) => Zeroizing::new(self.fetch(url).await?),
+        };
+        match std::str::from_utf8(&bytes) {
+            Ok(text) => Ok(Zeroizing::new(text.to_owned())),
+            Err(_) => Err(self.wrong("is not UTF-8 text".to_owned(), MEND)),
+        }
+    }
+
+    fn local(&self, path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
+        self.network
+            .files
+            .read(path)
+            .map_err(|source| Error::Unread {
+                file: self.shown(),
+                path: self.network.files.shown(path),
+                source,
+            })
+    }
+
+    /// By the CAs of the operating system, as kubeadm does.
+    async fn fetch(&self, address: &str) -> Result<Vec<u8>, Error> {
+        let wrong = |why: String| self.wrong(why, "correct discovery.file.kubeConfigPath");
+        let url = Url::parse(address).map_err(|error| wrong(format!("has no address: {error}")))?;
+        let path = match url.query() {
+            Some(query) => format!("{}?{query}", url.path()),
+            None => url.path().to_owned(),
+        };
+        let mut base = url;
+        base.set_path("");
+        base.set_query(None);
+        let mut endpoint = http::Endpoint::new(base);
+        endpoint.tls.system_roots = true;
+        endpoint.timeout = TIMEOUT;
+        let http = |error: http::Error| Error::Call {
+            doing: format!("fetching the discovery file {}", self.source),
+            source: error.into(),
+        };
+        let client =
+            Client::new(endpoint, self.network.files.clone(), self.network.clock).map_err(http)?;
+        let patient = async || match client.send(Call::get(&path)).await {
+            Ok(answer) if answer.is_success() => Ok(answer.body),
+            Ok(answer) => Err(Refusal::Final(wrong(format!(
+                "cannot be fetched: HTTP {}",
+                answer.status
+            )))),
+            Err(error) => Err(Refusal::of(http(error))),
+        };
+        self.network.patiently(patient).await
+    }
+
+    fn parse(&self, text: &str) -> Result<Current, Error> {
+        let current = Kubeconfig::parse(text)
+            .and_then(|kubeconfig| kubeconfig.to_join())
+            .map_err(|error| self.wrong(format!("cannot be used: {error}"), MEND))?;
+        if current.beyond.is_empty() {
+            return Ok(current);
+        }
+        Err(self.wrong(
+            format!("has {}, which nodepki does not follow", current.beyond.join(", ")),
+            "use one with certificate-authority-data, and with a token, a client certificate or no user at all",
+        ))
+    }
+
+    fn authority(&self, current: &Current) -> Result<TrustBundle, Error> {
+        let pem = match (&current.authority, &current.authority_file, self.source) {
+            (Some(pem), _, _) => pem.clone(),
+            (None, Some(name), DiscoveryFile::Path(path)) => {
+                self.local(&beside(path, name))?.to_vec()
+            }
+            _ => return Err(self.wrong("has no certificate-authority-data".to_owned(), MEND)),
+        };
+        TrustBundle::from_pem(&pem).map_err(|error| {
+            self.wrong(
+                format!("has CA certificates that cannot be used: {error}"),
+                MEND,
+            )
+        })
+    }
+
+    /// As whom the node speaks.
+    fn access(
+        &self,
+        mut current: Current,
+        server: &str,
+        authority: &TrustBundle,
+        token: Option<&BootstrapToken>,
+    ) -> Result<Access, Error> {
+        let has_certificate = current.certificate.is_some() || current.certificate_file.is_some();
+        let has_token = current.token.is_some() || current.token_file.is_some();
+        let held = match (token, self.source) {
+            (Some(token), _) => token.to_bearer(),
+            (None, _) if !has_certificate && !has_token => {
+                return Err(Error::NoCredential { file: self.shown() });
+            }
+            (None, DiscoveryFile::Path(path)) => {
+                return Ok(Access::Kubeconfig {
+                    file: SecretFile::Path(path.clone()),
+                    timeout: TIMEOUT,
+                });
+            }
+            (None, DiscoveryFile::Url(_)) => match current.token.take() {
+                Some(token) if !has_certificate && current.token_file.is_none() => token,
+                _ => {
+                    return Err(self.wrong(
+                        "has credentials that are not a token".to_owned(),
+                        "store it on the node and set discovery.file.kubeConfigPath to its path",
+                    ));
+                }
+            },
+        };
+        let wrong = |field: &str, why: String| {
+            self.wrong(format!("has a {field} that is no address: {why}"), MEND)
+        };
+        let mut endpoint = https(server).map_err(|why| wrong("server", why))?;
+        endpoint.tls.ca_pem = Some(authority.to_pem().into_bytes());
+        endpoint.tls.server_name = current.server_name.take();
+        if let Some(proxy) = &current.proxy {
+            let proxy = Url::parse(proxy);
+            endpoint.proxy = Some(proxy.map_err(|error| wrong("proxy-url", error.to_string()))?);
+        }
+        Ok(Access::Direct {
+            endpoint: Box::new(endpoint),
+            token: Some(Token::Held(held)),
+        })
+    }
+
+    /// Makes sure that the server is there and is the right one; what it says of itself is only compared. As it may
+    /// permit `cluster-info` to anonymous clients alone, 403 is as good an answer.
+    async fn confirm(&self, found: &mut Discovered) -> Result<(), Error> {
+        let api = self.network.api(&found.server, found.access.clone())?;
+        let patient = async || match read_cluster_info(&api).await {
+            Ok(object) => Ok(object),
+            Err(api::Error::Refused(status)) if status.code == 403 => Ok(None),
+            Err(error) => Err(Refusal::of(Error::call(&found.server, error))),
+        };
+        let object = self.network.patiently(patient).await?;
+        let info = object.and_then(|object| ClusterInfo::read(&object).ok());
+        if let Some(cluster) = info.and_then(|info| info.cluster().ok())
+            && cluster.server != found.server
+        {
+            found.notes.push(format!(
+                "cluster-info names {} as the API server; {}, which the discovery file names, is verified and used",
+                cluster.server, found.server
+            ));
+        }
+        Ok(())
+    }
+
+    fn shown(&self) -> String {
+        match self.source {
+            DiscoveryFile::Path(path) => self.network.files.shown(path).display().to_string(),
+            DiscoveryFile::Url(_) => self.source.to_string(),
+        }
+    }
+
+    fn wrong(&self, why: String, advice: &'static str) -> Error {
+        Error::File {
+            file: self.shown(),
+            why,
+            advice,
+        }
+    }
+}
+
+/// As client-go reads it, relative to the kubeconfig.
+fn beside(kubeconfig: &Path, name: &str) -> PathBuf {
+    kubeconfig.parent().unwrap_or(Path::new("/")).join(name)
+}

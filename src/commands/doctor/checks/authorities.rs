@@ -1,0 +1,207 @@
+//! The authorities' certificates and keys, and the service-account pair.
+
+use super::Note;
+use super::picture::{AuthorityKey, Of, Picture};
+use crate::kube::kubeadm;
+use crate::kube::names::Authority;
+use crate::node::status::{FileStatus, Trouble};
+use crate::spec::assess::{COPY_SERVICE_ACCOUNT, Replaced, shared_authorities};
+use crate::x509::hex;
+
+pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
+    let present = picture.authorities.iter().filter(|(_, authority)| {
+        matches!(
+            authority.key,
+            AuthorityKey::Closed | AuthorityKey::Usable(_)
+        )
+    });
+    present
+        .map(|(name, authority)| {
+            let path = picture.here(&authority.key_path);
+            match picture.configuration.external.get(name) {
+                Some(signer) => Note::error(
+                    format!("{path} is the private key of {name}, for which the configuration has the signer {signer}"),
+                    "run `nodepki migrate to-external`: it proves that the node does not need the key, and with --apply backs it up and removes it",
+                ),
+                None => Note::info(
+                    format!("{path} is the private key of {name}"),
+                    "whoever reads it is the cluster's administrator for as long as the CA lives; with a signer configured, `nodepki migrate to-external` takes it off the node",
+                ),
+            }
+        })
+        .collect()
+}
+
+pub(super) fn key_copy(picture: &Picture) -> Vec<Note> {
+    let mut notes = Vec::new();
+    for (path, key) in &picture.trees.keys {
+        for (name, authority) in &picture.authorities {
+            let certificates = authority.bundle.present().into_iter();
+            let mut certificates = certificates.flat_map(|bundle| bundle.certificates());
+            if !certificates.any(|certificate| certificate.public_key() == key) {
+                continue;
+            }
+            let evidence = format!("{} holds the private key of {name}", picture.here(path));
+            let fix = "keep it somewhere else if it is the only one, and remove it from this node";
+            // As kubeadm sees it: without its key an authority is external.
+            let external = picture.configuration.external.contains_key(name)
+                || matches!(authority.key, AuthorityKey::Absent);
+            notes.push(match external {
+                true => Note::error(evidence, fix),
+                false => Note::warning(evidence, fix),
+            });
+        }
+    }
+    notes
+}
+
+pub(super) fn missing(picture: &Picture) -> Vec<Note> {
+    let problems = picture.problems().into_iter();
+    problems
+        .filter(|problem| problem.trouble == Trouble::Absent && problem.is_of_authority())
+        .map(|problem| {
+            Note::error(
+                problem.sentence(),
+                "put the CA certificate there, as the signer or another control-plane node has it; kubeadm would make an authority of its own",
+            )
+        })
+        .collect()
+}
+
+pub(super) fn replaced(picture: &Picture) -> Vec<Note> {
+    let mut notes = Vec::new();
+    for (name, found) in &picture.authorities {
+        let (Some(replaced), Some(present)) =
+            (replaced_authority(picture, *name), found.bundle.present())
+        else {
+            continue;
+        };
+        let path = picture.here(&found.path);
+        let names: Vec<&str> = replaced.names.iter().map(|name| name.as_str()).collect();
+        let fix = replaced.fix(*name, &path, present);
+        let says = |words: String| Note::error(words, fix.clone());
+        notes.push(says(replaced.sentence(&path)));
+        notes.push(says(format!(
+            "under the old CA: {}; {path} holds {present}",
+            names.join(", ")
+        )));
+        if let AuthorityKey::Usable(key) = &found.key
+            && present.first().public_key() != key
+        {
+            let key_path = picture.here(&found.key_path);
+            notes.push(says(format!(
+                "{key_path} is not the key of the CA certificate in place"
+            )));
+        }
+    }
+    notes
+}
+
+/// Authorities that accept certificates of others.
+pub(super) fn shared(picture: &Picture) -> Vec<Note> {
+    let bundles: Vec<_> = Authority::ALL
+        .into_iter()
+        .filter_map(|name| Some((name, picture.bundle(name)?)))
+        .collect();
+    let shared = shared_authorities(&bundles).into_iter();
+    shared
+        .filter_map(|shared| {
+            let path = picture.here(&picture.authority(shared.authority)?.path);
+            Some(Note::error(shared.sentence(&path), shared.fix()))
+        })
+        .collect()
+}
+
+/// The CA that the certificates of this node belong to, if the one in place replaced it. One that the settings pin is
+/// wanted, whatever it replaced.
+pub(super) fn replaced_authority(picture: &Picture, name: Authority) -> Option<&Replaced> {
+    let replaced = picture.status.authority(name)?.replaced.as_ref()?;
+    let bundle = picture.bundle(name)?;
+    let pins = picture.configuration.pins.get(&name);
+    let is_pinned = pins.is_some_and(|pins| !pins.is_empty() && bundle.require_pins(pins).is_ok());
+    let is_activated = picture.activated.get(&name) == Some(&hex(&bundle.first().fingerprint()));
+    (!is_pinned && !is_activated).then_some(replaced)
+}
+
+pub(super) fn not_pinned(picture: &Picture) -> Vec<Note> {
+    let pins = picture.configuration.pins.iter();
+    let pins = pins.filter(|(name, _)| replaced_authority(picture, **name).is_none());
+    pins.filter_map(|(name, pins)| {
+        let authority = picture.authority(*name)?;
+        let refusal = authority.bundle.present()?.require_pins(pins).err()?;
+        Some(Note::error(
+            format!("{name}: {}: {refusal}", picture.here(&authority.path)),
+            "find out who changed the file or the pins (authorities.X.trust.sha256); the other control-plane nodes have the right certificate",
+        ))
+    })
+    .collect()
+}
+
+pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
+    let Some(row) = &picture.status.service_account else {
+        return Vec::new();
+    };
+    let absent = |file: &&FileStatus| file.access.is_none_or(|access| !access.regular);
+    let files: Vec<&FileStatus> = row.files.iter().filter(absent).collect();
+    if !row.troubles.contains(&Trouble::Absent) {
+        return Vec::new();
+    }
+    let only_public = files.iter().all(|file| !file.secret);
+    let is_first = picture
+        .configuration
+        .node
+        .as_ref()
+        .is_some_and(|node| node.role == kubeadm::Role::Init);
+    let fix = match (only_public, is_first) {
+        (true, _) => "run `nodepki bootstrap`, which derives it from sa.key",
+        (false, _) if picture.status.has_served => COPY_SERVICE_ACCOUNT,
+        (false, true) => {
+            "run `nodepki bootstrap`, which makes the pair for a new cluster; of a cluster that runs, copy both files from another control-plane node"
+        }
+        (false, false) => {
+            "copy sa.key and sa.pub from another control-plane node; never make a new pair for a cluster that runs"
+        }
+    };
+    files
+        .into_iter()
+        .map(|file| {
+            Note::error(
+                format!("{} is missing", picture.here(file.path.as_ref())),
+                fix,
+            )
+        })
+        .collect()
+}
+
+pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
+    const FIX: &str = "find out which of them the cluster uses (with --kubeconfig this command compares sa.key), and derive sa.pub anew: openssl pkey -in sa.key -pubout -out sa.pub";
+    let problems = picture.problems().into_iter();
+    problems
+        .filter(|problem| problem.trouble == Trouble::Torn && problem.of == Of::ServiceAccount)
+        .map(|problem| {
+            let fix = match picture.status.has_served {
+                true => COPY_SERVICE_ACCOUNT,
+                false => FIX,
+            };
+            Note::error(problem.words, fix)
+        })
+        .collect()
+}
+
+/// Whether an authority's certificate itself is not usable now, so that nothing needs to be said of what it signed.
+pub(super) fn is_out(picture: &Picture, name: Authority) -> bool {
+    picture.status.authority(name).is_some_and(|row| {
+        row.troubles.iter().any(|trouble| match trouble {
+            Trouble::Expiring | Trouble::Exposed => false,
+            Trouble::Replaced => replaced_authority(picture, name).is_some(),
+            _ => true,
+        })
+    })
+}
+
+/// Whether kubeadm takes the authority for one whose key is somewhere else.
+pub(super) fn is_external(picture: &Picture, name: Authority) -> bool {
+    picture
+        .authority(name)
+        .is_some_and(|authority| matches!(authority.key, AuthorityKey::Absent))
+}

@@ -1,0 +1,252 @@
+//! The kubeconfigs beside their certificates.
+
+use std::path::Path;
+
+use super::Note;
+use super::authorities::{is_external, replaced_authority};
+use super::picture::{FoundKubeconfig, Picture};
+use super::static_pods;
+use crate::kube::names::{Authority, CertName};
+use crate::node::status::{CertStatus, Trouble};
+use crate::spec::Output;
+
+const ISSUE: &str = "run `nodepki bootstrap`, which writes it anew; with the CA key on this node also kubeadm init phase kubeconfig";
+const RESTART: &str = "run `nodepki bootstrap`, which writes it anew, then restart the static pod that mounts it: it holds on to the empty file";
+
+/// The kubeconfigs with one of these in their row, in words.
+fn rows(picture: &Picture, wanted: Trouble) -> impl Iterator<Item = (&CertStatus, &String)> {
+    let rows = picture.status.certificates.iter();
+    rows.filter(|row| row.name.is_kubeconfig())
+        .flat_map(move |row| {
+            let problems = row.problems.iter().zip(&row.troubles);
+            problems
+                .filter(move |(_, trouble)| **trouble == wanted)
+                .map(move |(words, _)| (row, words))
+        })
+}
+
+fn present(picture: &Picture) -> impl Iterator<Item = (CertName, &FoundKubeconfig)> {
+    let leaves = picture.leaves.iter();
+    leaves.filter_map(|(name, leaf)| Some((*name, leaf.kubeconfig.as_ref()?.present()?)))
+}
+
+pub(super) fn missing(picture: &Picture) -> Vec<Note> {
+    let absent = |row: &CertStatus| {
+        row.files
+            .first()
+            .is_some_and(|file| file.access.is_none_or(|access| !access.regular))
+    };
+    let on_disk = rows(picture, Trouble::Absent)
+        .filter(|(row, _)| absent(row))
+        // How a kubelet without it comes to one is a question of its own.
+        .filter(|(row, _)| row.name != CertName::KubeletConf)
+        .filter(|(row, _)| {
+            let plan = picture.configuration.plan.as_ref();
+            plan.is_none_or(|plan| !plan.omitted.contains(&row.name))
+        })
+        .map(|(_, words)| words.clone());
+    let plan = picture
+        .configuration
+        .plan
+        .iter()
+        .flat_map(|plan| &plan.certs);
+    let planned = plan
+        .map(|spec| spec.name)
+        .filter(|name| name.is_kubeconfig() && *name != CertName::KubeletConf)
+        .filter(|name| picture.status.certificate(*name).is_none())
+        // It is needed once, and better gone afterwards.
+        .filter(|name| *name != CertName::SuperAdminConf || picture.apiserver.is_none())
+        .map(|name| {
+            format!(
+                "{} is not there",
+                picture
+                    .files(name)
+                    .first()
+                    .map_or_else(String::new, |path| picture.here(path))
+            )
+        });
+    on_disk
+        .chain(planned)
+        .map(|words| Note::error(words, ISSUE))
+        .collect()
+}
+
+pub(super) fn empty(picture: &Picture) -> Vec<Note> {
+    let leaves = picture.leaves.iter();
+    let empty = leaves
+        .filter(|(_, leaf)| matches!(leaf.kubeconfig, Some(crate::spec::assess::Found::Empty)));
+    empty
+        .flat_map(|(name, _)| picture.files(*name))
+        .map(|path| Note::error(format!("{} is empty", picture.here(&path)), RESTART))
+        .collect()
+}
+
+pub(super) fn directory(picture: &Picture) -> Vec<Note> {
+    rows(picture, Trouble::NotAFile)
+        .filter(|(row, _)| !picture.has_kubeconfig(row.name))
+        .map(|(_, words)| {
+            Note::error(
+                words,
+                "remove it, run `nodepki bootstrap`, and restart the static pod that mounts it",
+            )
+        })
+        .collect()
+}
+
+pub(super) fn dangling(picture: &Picture) -> Vec<Note> {
+    rows(picture, Trouble::NoContext)
+        .map(|(_, words)| {
+            Note::error(
+                words,
+                "mend current-context (kubectl config use-context --kubeconfig FILE), or move the file away and run `nodepki bootstrap`",
+            )
+        })
+        .collect()
+}
+
+pub(super) fn authority(picture: &Picture) -> Vec<Note> {
+    const FIX: &str = "run `nodepki bootstrap`, which writes the first certificate of ca.crt into it; restart what reads the file";
+    const FIX_OTHERS: &str = "run `nodepki authority status ca`: if a change of CA has left this, it names the step; otherwise run `nodepki bootstrap`, which writes the first certificate of ca.crt first, and remove from the file what it should not trust; restart what reads the file";
+    // The CA is the wrong one then, and has a finding of its own.
+    let replaced = replaced_authority(picture, Authority::Ca);
+    let folded = |name| replaced.is_some_and(|replaced| replaced.names.contains(&name));
+    let mut notes: Vec<Note> = rows(picture, Trouble::OtherAuthority)
+        .filter(|(row, _)| !folded(row.name))
+        .map(|(row, words)| Note::error(format!("{}: {words}", row.name), FIX))
+        .collect();
+    for row in &picture.status.certificates {
+        let not_first = row
+            .kubeconfig
+            .as_ref()
+            .is_some_and(|found| found.authority_is_first == Some(false));
+        if not_first && !row.troubles.contains(&Trouble::OtherAuthority) {
+            notes.push(Note::warning(
+                format!(
+                    "{}: its CA data does not begin with the first certificate of ca.crt, or has others than ca.crt",
+                    row.name
+                ),
+                FIX_OTHERS,
+            ));
+        }
+    }
+    for (name, found) in present(picture) {
+        if found.authority.present().is_none() {
+            let trouble = found.authority.trouble().unwrap_or_default();
+            notes.push(Note::error(format!("{name}: its CA data {trouble}"), FIX));
+        }
+    }
+    notes
+}
+
+/// By the plan, or else where kube-apiserver of this node listens.
+fn expected_server(picture: &Picture, name: CertName) -> Option<String> {
+    if let Some(plan) = &picture.configuration.plan {
+        return match &plan.cert(name)?.output {
+            Output::Kubeconfig { server, .. } => Some(server.clone()),
+            Output::Pair { .. } => None,
+        };
+    }
+    let local = matches!(
+        name,
+        CertName::ControllerManagerConf | CertName::SchedulerConf
+    );
+    let endpoint = static_pods::advertised(picture)?;
+    local.then(|| format!("https://{endpoint}"))
+}
+
+pub(super) fn server(picture: &Picture) -> Vec<Note> {
+    present(picture)
+        // kubeadm has changed its mind about it, and either address serves.
+        .filter(|(name, _)| *name != CertName::KubeletConf)
+        .filter_map(|(name, found)| {
+            let expected = expected_server(picture, name)?;
+            let server = found.server.as_deref().unwrap_or("not given");
+            (server != expected).then(|| {
+                Note::warning(
+                    format!("{name}: server is {server}, expected {expected}"),
+                    "make sure that the API server's certificate has the name; `nodepki bootstrap` with the node's configuration corrects the file",
+                )
+            })
+        })
+        .collect()
+}
+
+pub(super) fn by_file(picture: &Picture) -> Vec<Note> {
+    present(picture)
+        .filter(|(name, found)| *name != CertName::KubeletConf && !found.files.is_empty())
+        .map(|(name, found)| {
+            let files: Vec<String> = found.files.iter().map(|path| picture.here(path)).collect();
+            Note::warning(
+                format!("{name} names {}", files.join(" and ")),
+                "move the file away and run `nodepki bootstrap`, which writes it with the data in it",
+            )
+        })
+        .collect()
+}
+
+pub(super) fn stale_copy(picture: &Picture) -> Vec<Note> {
+    let copy = picture.own_copy.iter();
+    copy.filter(|certificate| certificate.not_after() < picture.at)
+        .map(|certificate| {
+            Note::warning(
+                format!(
+                    "the certificate of {} in {} expired at {}",
+                    certificate.subject(),
+                    picture.here("/root/.kube/config".as_ref()),
+                    crate::x509::rfc3339(certificate.not_after())
+                ),
+                format!(
+                    "copy {} over it, or remove it",
+                    picture.here("/etc/kubernetes/admin.conf".as_ref())
+                ),
+            )
+        })
+        .collect()
+}
+
+pub(super) fn copies(picture: &Picture) -> Vec<Note> {
+    let own = Path::new("/root/.kube/config").to_owned();
+    let own = picture.own_copy.iter().map(|copy| (&own, copy));
+    let others = picture.copies.iter().map(|(path, copy)| (path, copy));
+    own.chain(others)
+        .map(|(path, copy)| {
+            let end = match copy.not_after() < picture.at {
+                true => "expired at",
+                false => "is valid until",
+            };
+            Note::info(
+                format!(
+                    "{} holds a certificate of {} that {end} {}",
+                    picture.here(path),
+                    copy.subject(),
+                    crate::x509::rfc3339(copy.not_after())
+                ),
+                "nodepki never touches these: a copy does not follow a renewal, and one that is still valid serves whoever has it; remove what nobody needs",
+            )
+        })
+        .collect()
+}
+
+pub(super) fn super_admin(picture: &Picture) -> Vec<Note> {
+    let exists = picture
+        .status
+        .certificate(CertName::SuperAdminConf)
+        .is_some();
+    if !exists {
+        return Vec::new();
+    }
+    let fix = format!(
+        "once `kubectl --kubeconfig {} get nodes` works, move it to a safe place off this node, and set `certificates: {{omit: [super-admin.conf]}}` in the settings, so that `renew --all` does not issue it again",
+        picture.here("/etc/kubernetes/admin.conf".as_ref())
+    );
+    let path = picture.here("/etc/kubernetes/super-admin.conf".as_ref());
+    // Whoever has the CA key makes one at any time.
+    let was_used = picture.apiserver.is_some() && is_external(picture, Authority::Ca);
+    vec![match was_used {
+        true => Note::warning(
+            format!("{path} is still there, and kubeadm init is through"),
+            fix,
+        ),
+        false => Note::info(format!("{path} is there"), fix),
+    }]
+}

@@ -1,0 +1,206 @@
+//! The kubelet's own identity.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Note;
+use super::picture::Picture;
+use crate::agent::load::NameSource;
+use crate::kube::kubeadm;
+use crate::kube::names::CertName;
+use crate::node::status::Role;
+use crate::spec::Output;
+use crate::spec::assess::Found;
+use crate::store::FileKind;
+
+const USER: &str = "system:node:";
+
+fn kubeconfig(picture: &Picture) -> Option<&Found<super::picture::FoundKubeconfig>> {
+    picture.leaf(CertName::KubeletConf)?.kubeconfig.as_ref()
+}
+
+pub(super) fn no_identity(picture: &Picture) -> Vec<Note> {
+    let is_absent = matches!(kubeconfig(picture), Some(Found::Absent));
+    let is_node = picture.status.role != Role::Empty || picture.configuration.node.is_some();
+    if !is_absent || picture.kubelet.may_bootstrap || !is_node {
+        return Vec::new();
+    }
+    let path = picture.here("/etc/kubernetes/kubelet.conf".as_ref());
+    let evidence = format!("{path} is not there, and no bootstrap-kubelet.conf beside it");
+    let joins =
+        matches!(&picture.configuration.node, Some(node) if node.role != kubeadm::Role::Init);
+    let wanted = match &picture.configuration.plan {
+        Some(plan) => plan.cert(CertName::KubeletConf).is_some(),
+        None => !joins,
+    };
+    let fix = "run `nodepki bootstrap`, which issues it, or `kubeadm join` with a token";
+    match (picture.kubelet.is_set_up, wanted) {
+        (true, _) => vec![Note::error(evidence, fix)],
+        (false, true) => vec![Note::warning(evidence, fix)],
+        // kubeadm join brings it.
+        (false, false) => Vec::new(),
+    }
+}
+
+pub(super) fn file_missing(picture: &Picture) -> Vec<Note> {
+    let Some(Found::Present(found)) = kubeconfig(picture) else {
+        return Vec::new();
+    };
+    let gone = found.files.first().filter(|_| {
+        let leaf = picture.leaf(CertName::KubeletConf);
+        leaf.is_some_and(|leaf| matches!(leaf.chain, Found::Absent))
+    });
+    gone.map(|path| {
+        let leads = match picture.kubelet.link {
+            Some(FileKind::Symlink) if *path == picture.kubelet.link_path => "is a link that leads nowhere",
+            _ => "is not there",
+        };
+        Note::error(
+            format!("kubelet.conf names {}, which {leads}", picture.here(path)),
+            "run `nodepki bootstrap`, which issues another one and mends the link; or let the link lead to the newest kubelet-client-*.pem beside it; or, without either, move kubelet.conf away and join again",
+        )
+    })
+    .into_iter()
+    .collect()
+}
+
+pub(super) fn not_a_link(picture: &Picture) -> Vec<Note> {
+    match picture.kubelet.link {
+        None | Some(FileKind::Symlink) => Vec::new(),
+        Some(_) => vec![Note::error(
+            format!(
+                "{} is no symbolic link",
+                picture.here(&picture.kubelet.link_path)
+            ),
+            "run `nodepki bootstrap`, or give the file a dated name (kubelet-client-2026-01-31-12-00-00.pem) and put a link to it in its place",
+        )],
+    }
+}
+
+pub(super) fn embedded(picture: &Picture) -> Vec<Note> {
+    match kubeconfig(picture) {
+        Some(Found::Present(found)) if found.files.is_empty() => {}
+        _ => return Vec::new(),
+    }
+    let path = picture.here("/etc/kubernetes/kubelet.conf".as_ref());
+    let evidence = format!(
+        "{path} contains a certificate, while the kubelet uses {}",
+        picture.here(&picture.kubelet.link_path)
+    );
+    const FIX: &str = "run `nodepki bootstrap`, or kubeadm init phase kubelet-finalize: either makes it a reference";
+    vec![match picture.kubelet.link {
+        // A kubelet that rotates puts the link there on its first start, and uses it from then on.
+        Some(FileKind::Symlink) => Note::info(evidence, FIX),
+        Some(_) => Note::warning(evidence, FIX),
+        None => Note::info(
+            format!("{path} holds certificate and key itself"),
+            "nothing; a kubelet that rotates copies them to a file of its own, and asks the cluster for others at once unless kubelet.clientCertificate is file",
+        ),
+    }]
+}
+
+/// The kubelet shows the pair in its directory when its configuration names no other and leaves it alone
+/// (`InitializeTLS`).
+pub(super) fn serving_unused(picture: &Picture) -> Vec<Note> {
+    let wanted = picture.configuration.plan.as_ref();
+    let Some(Output::Pair { certificate, key }) = wanted
+        .and_then(|plan| plan.cert(CertName::KubeletServing))
+        .map(|spec| &spec.output)
+    else {
+        return Vec::new();
+    };
+    let Some(configuration) = &picture.kubelet.configuration else {
+        return Vec::new();
+    };
+    let differs = |field: &str, path: &Path| {
+        let named = configuration.get(field).and_then(Value::as_str);
+        let named = named.filter(|named| !named.is_empty() && *named != path.to_string_lossy());
+        named.map(|named| format!("{field} is {named}"))
+    };
+    let bootstraps = configuration.get("serverTLSBootstrap") == Some(&Value::Bool(true));
+    let evidence: Vec<String> = bootstraps
+        .then(|| "serverTLSBootstrap is true".to_owned())
+        .into_iter()
+        .chain(differs("tlsCertFile", certificate))
+        .chain(differs("tlsPrivateKeyFile", key))
+        .collect();
+    if evidence.is_empty() {
+        return Vec::new();
+    }
+    vec![Note::warning(
+        format!(
+            "in {}: {}",
+            picture.here("/var/lib/kubelet/config.yaml".as_ref()),
+            evidence.join(", ")
+        ),
+        format!(
+            "put `serverTLSBootstrap: false`, `tlsCertFile: {}` and `tlsPrivateKeyFile: {}` into the KubeletConfiguration, or into kubeletconfiguration0+merge.yaml in kubeadm's directory of patches, and restart the kubelet; or set kubelet.serving to false",
+            // In a configuration file, paths are those on the node.
+            Path::display(certificate),
+            Path::display(key)
+        ),
+    )]
+}
+
+pub(super) fn other_node(picture: &Picture) -> Vec<Note> {
+    let names = |name: CertName| -> Vec<String> {
+        let chain = picture.leaf(name).and_then(|leaf| leaf.chain.present());
+        let subjects = chain
+            .iter()
+            .flat_map(|chain| chain.leaf().subject().values("CN"));
+        subjects.map(str::to_owned).collect()
+    };
+    let found = names(CertName::KubeletConf);
+    let Some(found) = found.first() else {
+        return Vec::new();
+    };
+    let first = picture.names.first();
+    let disagree = picture
+        .names
+        .iter()
+        .any(|one| Some(&one.name) != first.map(|first| &first.name));
+    if disagree {
+        let files = picture.names.iter();
+        let files: Vec<String> = files
+            .map(|NameSource { name, file, .. }| format!("{file} says {name}"))
+            .collect();
+        return vec![Note::error(
+            format!(
+                "the sources of this node's name disagree: {}",
+                files.join(", ")
+            ),
+            "find out which name the Node object has (kubectl get nodes); then run `nodepki bootstrap --node-name NAME --accept-name-change`, which replaces the certificates with another name, or correct the file that has another name",
+        )];
+    }
+    let fix = "find out which name the Node object has; then correct nodeRegistration.name, or move kubelet.conf away and run `nodepki bootstrap`";
+    if let Some(node) = &picture.configuration.node {
+        let expected = format!("{USER}{}", node.name.as_str());
+        return (*found != expected)
+            .then(|| {
+                Note::error(
+                    format!("the kubelet is {found}, this node is {expected}"),
+                    fix,
+                )
+            })
+            .into_iter()
+            .collect();
+    }
+    // kubeadm writes the node's name into it; the subject may be another, as `commonNames` says.
+    let etcd = picture.leaf(CertName::EtcdServer);
+    let etcd = etcd.and_then(|leaf| leaf.chain.present());
+    let Some(names) = etcd.map(|chain| chain.leaf().dns_names()) else {
+        return Vec::new();
+    };
+    let is_node = |name: &str| *found == format!("{USER}{name}");
+    if names.iter().any(|name| is_node(name)) {
+        return Vec::new();
+    }
+    vec![Note::warning(
+        format!(
+            "the kubelet is {found}, while etcd's certificate is for {}",
+            names.join(", ")
+        ),
+        fix,
+    )]
+}

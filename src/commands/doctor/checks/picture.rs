@@ -1,0 +1,725 @@
+//! The edge: the node as it is, read once. Never fails; what cannot be read is in the picture as just that.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use time::OffsetDateTime;
+
+use super::Inputs;
+use super::cluster::Answers;
+use crate::agent::Survey;
+use crate::agent::join;
+use crate::agent::load::{self, NameSource};
+use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
+use crate::kube::kubeadm;
+use crate::kube::kubeconfig::{Current, Kubeconfig, KubeconfigError};
+use crate::kube::manifest::{MANIFESTS, Manifest};
+use crate::kube::names::{Authority, CertName};
+use crate::node::status::{self, Role, Status, Trouble};
+use crate::signer::Kind;
+use crate::spec::assess::Found;
+use crate::spec::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI, Plan};
+use crate::store::{self, Exposed, FileKind, Root, STATE_DIR};
+use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
+use crate::yaml;
+
+const CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
+const KUBELET: &str = "/var/lib/kubelet";
+/// No key is as long, and a backup may be.
+const KEY_LIMIT: u64 = 64 * 1024;
+/// `/etc/kubernetes/tmp/kubeadm-backup-…/pki/etcd` and then some.
+const DEPTH: usize = 6;
+/// Number of directory entries that are examined below the directories of Kubernetes, and again for backups in them.
+const MAX_EXAMINED_ENTRIES: usize = 10_000;
+
+/// A node as it was found.
+pub(super) struct Picture {
+    pub(super) at: OffsetDateTime,
+    root: PathBuf,
+    pub(super) certificates_dir: PathBuf,
+    pub(super) status: Status,
+    pub(super) configuration: Configuration,
+    pub(super) authorities: BTreeMap<Authority, FoundAuthority>,
+    pub(super) leaves: BTreeMap<CertName, FoundLeaf>,
+    /// SHA-256 of the CA certificates that `authority activate` has put in place.
+    pub(super) activated: BTreeMap<Authority, String>,
+    /// The public half of `sa.key`.
+    pub(super) service_account: Found<PublicKey>,
+    pub(super) trees: Trees,
+    pub(super) unfinished: bool,
+    /// Directories that other users can change, of those that nodepki writes to and those above them.
+    pub(super) exposed: Vec<Exposed>,
+    pub(super) apiserver: Option<Manifest>,
+    pub(super) controller_manager: Option<Manifest>,
+    /// Manifests that cannot be understood, and why.
+    pub(super) broken_manifests: Vec<String>,
+    pub(super) kubelet: Kubelet,
+    /// The node's name in each file that contains it.
+    pub(super) names: Vec<NameSource>,
+    /// `/root/.kube/config`.
+    pub(super) own_copy: Option<Certificate>,
+    /// Certificates of other files below `/etc/kubernetes`: backups, and what people put there.
+    pub(super) copies: Vec<(PathBuf, Certificate)>,
+    /// Of the files that the manifests name, where they lie in the certificates directory.
+    pub(super) signer: Option<SignerFiles>,
+    pub(super) answers: Option<Answers>,
+}
+
+/// What is known of what is wanted.
+#[derive(Default)]
+pub(super) struct Configuration {
+    /// Some file of it exists, or was named.
+    pub(super) exists: bool,
+    pub(super) faults: Vec<String>,
+    pub(super) node: Option<kubeadm::Node>,
+    pub(super) plan: Option<Plan>,
+    pub(super) survey: Option<Survey>,
+    /// The configured signers that keep the key somewhere else, by authority.
+    pub(super) external: BTreeMap<Authority, String>,
+    /// Secrets of the settings that other users can read or change.
+    pub(super) exposed_secrets: Vec<String>,
+    /// Signers of the settings whose CA keys are on the node.
+    pub(super) local_ca_keys: Vec<String>,
+    /// SHA-256 of the public keys that an authority may have; none, any.
+    pub(super) pins: BTreeMap<Authority, Vec<[u8; 32]>>,
+}
+
+pub(super) struct FoundAuthority {
+    pub(super) path: PathBuf,
+    pub(super) bundle: Found<TrustBundle>,
+    pub(super) key_path: PathBuf,
+    pub(super) key: AuthorityKey,
+}
+
+/// What lies in the place of an authority's private key.
+pub(super) enum AuthorityKey {
+    Absent,
+    /// Something, and this user may not look at it.
+    Closed,
+    /// This user may not even look whether there is something.
+    Unknown,
+    Unusable(String),
+    Usable(PublicKey),
+}
+
+pub(super) struct FoundLeaf {
+    pub(super) chain: Found<Chain>,
+    pub(super) key: Found<PublicKey>,
+    /// Of a kubeconfig.
+    pub(super) kubeconfig: Option<Found<FoundKubeconfig>>,
+}
+
+pub(super) struct FoundKubeconfig {
+    pub(super) server: Option<String>,
+    /// Embedded, or in the file that it names.
+    pub(super) authority: Found<Chain>,
+    /// `client-certificate` and `client-key`.
+    pub(super) files: Vec<PathBuf>,
+}
+
+/// What lies below `/etc/kubernetes` and the state directory besides what belongs there.
+#[derive(Default)]
+pub(super) struct Trees {
+    pub(super) keys: Vec<(PathBuf, PublicKey)>,
+    pub(super) unfinished: Vec<PathBuf>,
+    pub(super) requests: Vec<PathBuf>,
+    pub(super) denied: Vec<PathBuf>,
+    /// Number of entries that were examined.
+    examined: usize,
+}
+
+impl Trees {
+    /// How many entries were examined, if there are more than that.
+    pub(super) fn limit(&self) -> Option<usize> {
+        (self.examined > MAX_EXAMINED_ENTRIES).then_some(MAX_EXAMINED_ENTRIES)
+    }
+}
+
+/// What kube-controller-manager signs with.
+pub(super) struct SignerFiles {
+    pub(super) certificate: PathBuf,
+    pub(super) chain: Found<Chain>,
+    pub(super) key_path: PathBuf,
+    pub(super) key: AuthorityKey,
+}
+
+/// One problem of `status`.
+pub(super) struct Problem<'a> {
+    pub(super) of: Of,
+    pub(super) words: &'a str,
+    pub(super) trouble: Trouble,
+}
+
+impl Problem<'_> {
+    pub(super) fn sentence(&self) -> String {
+        match self.of {
+            Of::Authority(name) => format!("{name}: {}", self.words),
+            Of::Leaf(name) => format!("{name}: {}", self.words),
+            Of::ServiceAccount => format!("sa: {}", self.words),
+        }
+    }
+
+    pub(super) fn is_of_authority(&self) -> bool {
+        matches!(self.of, Of::Authority(_))
+    }
+}
+
+/// Whose problem it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Of {
+    Authority(Authority),
+    Leaf(CertName),
+    ServiceAccount,
+}
+
+pub(super) struct Kubelet {
+    pub(super) link_path: PathBuf,
+    /// What stands at the place of the link to the newest certificate.
+    pub(super) link: Option<FileKind>,
+    /// `bootstrap-kubelet.conf`.
+    pub(super) may_bootstrap: bool,
+    /// It was set up, by kubeadm or by somebody else.
+    pub(super) is_set_up: bool,
+    /// Its configuration file, where that can be read.
+    pub(super) configuration: Option<Value>,
+}
+
+impl Picture {
+    pub(super) fn read(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Picture {
+        let configuration = Configuration::read(root, &inputs.sources, now);
+        let configured = configuration.plan.as_ref().and_then(|plan| {
+            let bundle = plan.bundle(Authority::Ca)?;
+            bundle.path.parent().map(Path::to_owned)
+        });
+        let certificates_dir = inputs
+            .certificates_dir
+            .clone()
+            .or(configured)
+            .unwrap_or_else(|| PathBuf::from(CERTIFICATES_DIR));
+        let reader = Reader {
+            root,
+            dir: &certificates_dir,
+        };
+        let mut broken_manifests = Vec::new();
+        let mut manifest = |name| match reader.manifest(name) {
+            Found::Present(manifest) => Some(manifest),
+            Found::Absent => None,
+            other => {
+                let path = root.on_this_machine(Path::new(MANIFESTS).join(name));
+                let trouble = other.trouble().unwrap_or_default();
+                broken_manifests.push(format!("{} {trouble}", path.display()));
+                None
+            }
+        };
+        let apiserver = manifest("kube-apiserver.yaml");
+        let controller_manager = manifest("kube-controller-manager.yaml");
+        for name in ["kube-scheduler.yaml", "etcd.yaml"] {
+            manifest(name);
+        }
+        let authorities: BTreeMap<Authority, FoundAuthority> = Authority::ALL
+            .into_iter()
+            .map(|name| (name, reader.authority(name)))
+            .collect();
+        let described = load::described_role(root, &inputs.sources).map(Role::from);
+        let status = status::collect(root, &certificates_dir, described, now);
+        let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
+        let changes = root.authority_changes().unwrap_or_default().into_iter();
+        let activated = changes.filter(|(_, change)| change.activated.is_some());
+        Picture {
+            at: now,
+            root: root.path().to_owned(),
+            leaves: CertName::ALL
+                .into_iter()
+                // One that the kubelet has made itself is its own business.
+                .filter(|name| {
+                    *name != CertName::KubeletServing || status.certificate(*name).is_some()
+                })
+                .map(|name| (name, reader.leaf(name)))
+                .collect(),
+            status,
+            service_account: reader.key(&certificates_dir.join("sa.key")),
+            trees: reader.trees(&authorities),
+            copies: reader.copies(Path::new(KUBECONFIG_DIR), DEPTH),
+            activated: activated.map(|(name, change)| (name, change.new)).collect(),
+            authorities,
+            unfinished: root.has_unfinished().unwrap_or(false),
+            exposed: exposed(root, &certificates_dir),
+            apiserver,
+            signer: controller_manager
+                .as_ref()
+                .and_then(|manifest| reader.signer(manifest)),
+            controller_manager,
+            broken_manifests,
+            kubelet: reader.kubelet(),
+            names: load::name_sources(root, &certificates_dir),
+            own_copy: own_copy.present().map(|chain| chain.leaf().clone()),
+            answers: None,
+            configuration,
+            certificates_dir,
+        }
+    }
+
+    /// All that `status` finds fault with.
+    pub(super) fn problems(&self) -> Vec<Problem<'_>> {
+        let status = &self.status;
+        let authorities = status.authorities.iter();
+        let authorities =
+            authorities.map(|row| (Of::Authority(row.name), &row.problems, &row.troubles));
+        let leaves = status.certificates.iter();
+        let leaves = leaves.map(|row| (Of::Leaf(row.name), &row.problems, &row.troubles));
+        let pair = status.service_account.iter();
+        let pair = pair.map(|row| (Of::ServiceAccount, &row.problems, &row.troubles));
+        authorities
+            .chain(leaves)
+            .chain(pair)
+            .flat_map(|(of, problems, troubles)| {
+                let told = problems.iter().zip(troubles);
+                told.map(move |(words, trouble)| Problem {
+                    of,
+                    words,
+                    trouble: *trouble,
+                })
+            })
+            .collect()
+    }
+
+    /// The kubeconfig itself can be used, so that what is amiss is with what it names or holds.
+    pub(super) fn has_kubeconfig(&self, name: CertName) -> bool {
+        let found = self.leaf(name).and_then(|leaf| leaf.kubeconfig.as_ref());
+        found.is_some_and(|found| found.present().is_some())
+    }
+
+    /// A usable kubeconfig that names no files for certificate and key.
+    pub(super) fn is_embedded(&self, name: CertName) -> bool {
+        let found = self
+            .leaf(name)
+            .and_then(|leaf| leaf.kubeconfig.as_ref()?.present());
+        found.is_some_and(|found| found.files.is_empty())
+    }
+
+    /// A path of the node as it is on this machine, for messages.
+    pub(super) fn here(&self, path: &Path) -> String {
+        let below = path.strip_prefix("/").unwrap_or(path);
+        self.root.join(below).display().to_string()
+    }
+
+    pub(super) fn leaf(&self, name: CertName) -> Option<&FoundLeaf> {
+        self.leaves.get(&name)
+    }
+
+    pub(super) fn authority(&self, name: Authority) -> Option<&FoundAuthority> {
+        self.authorities.get(&name)
+    }
+
+    pub(super) fn bundle(&self, name: Authority) -> Option<&TrustBundle> {
+        self.authority(name)?.bundle.present()
+    }
+
+    /// By the rule of `status`; by the configuration alone on a node with nothing on it.
+    pub(super) fn is_control_plane(&self) -> bool {
+        match (self.status.role, &self.configuration.node) {
+            (Role::Empty, Some(node)) => node.role != kubeadm::Role::Worker,
+            (role, _) => role == Role::ControlPlane,
+        }
+    }
+
+    /// By the plan, or else by the files.
+    pub(super) fn has_etcd(&self) -> bool {
+        match &self.configuration.plan {
+            Some(plan) => plan.cert(CertName::EtcdServer).is_some(),
+            None => self.status.local_etcd,
+        }
+    }
+
+    /// Where a leaf lies, certificate first.
+    pub(super) fn files(&self, name: CertName) -> Vec<PathBuf> {
+        leaf_files(&self.certificates_dir, name)
+    }
+}
+
+/// Every exposed directory once. A directory that cannot be looked at is left to the other checks.
+fn exposed(root: &Root, certificates_dir: &Path) -> Vec<Exposed> {
+    let mut found: Vec<Exposed> = Vec::new();
+    let etcd = certificates_dir.join("etcd");
+    let written = [KUBECONFIG_DIR, KUBELET_PKI, STATE_DIR].map(Path::new);
+    for path in written.into_iter().chain([certificates_dir, &etcd]) {
+        for exposed in root.exposed(path).unwrap_or_default() {
+            if !found.contains(&exposed) {
+                found.push(exposed);
+            }
+        }
+    }
+    found
+}
+
+/// The first document of a YAML file.
+fn document(bytes: &[u8]) -> Result<Value, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let documents = yaml::parse("config.yaml", text).map_err(|faults| faults.to_string())?;
+    Ok(documents.first().map(yaml::to_json).unwrap_or_default())
+}
+
+fn leaf_files(dir: &Path, name: CertName) -> Vec<PathBuf> {
+    match name.is_kubeconfig() {
+        true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
+        false => ["crt", "key"]
+            .map(|extension| match name {
+                CertName::KubeletServing => {
+                    Path::new(KUBELET_PKI).join(format!("kubelet.{extension}"))
+                }
+                name => dir.join(format!("{}.{extension}", name.base_name())),
+            })
+            .to_vec(),
+    }
+}
+
+impl Configuration {
+    fn read(root: &Root, sources: &load::Inputs, now: OffsetDateTime) -> Configuration {
+        let mut read = Configuration {
+            exists: sources.config.is_some()
+                || !sources.stand_ins.kubeadm_configs.is_empty()
+                || sources.stand_ins.signer.is_some(),
+            ..Configuration::default()
+        };
+        let stands = |path: &Path| !matches!(root.metadata(path), Ok(None));
+        let has_entries =
+            |path: &&str| matches!(root.list(path), Ok(Some(names)) if !names.is_empty());
+        read.exists |= stands(Path::new(MAIN_FILE)) || FRAGMENT_DIRECTORIES.iter().any(has_entries);
+        let settings = match load::read_settings(root, sources) {
+            Ok((settings, _)) => settings,
+            Err(failure) => {
+                read.faults = failure.messages;
+                return read;
+            }
+        };
+        read.exposed_secrets = load::exposed_secrets(root, &settings);
+        read.local_ca_keys = load::local_ca_keys(root, &settings);
+        for authority in Authority::ALL {
+            if let Some((name, signer)) = settings.signer_of(authority)
+                && !matches!(signer.kind(), Kind::Local | Kind::Embedded)
+            {
+                read.external.insert(authority, name.to_owned());
+            }
+        }
+        let named = settings.kubeadm.cluster_configuration.iter();
+        let keeps = stands(Path::new(join::KEPT));
+        let mut files = settings.kubeadm.files.iter().chain(named);
+        let has_kubeadm = !settings.kubeadm.arguments.is_empty() || files.any(|path| stands(path));
+        if !has_kubeadm && !keeps {
+            return read;
+        }
+        read.exists = true;
+        match load::load(root, sources, now) {
+            Ok(loaded) => {
+                // Whatever is in the way is found where it stands.
+                read.survey = loaded.setup.survey(root, now).ok();
+                read.plan = Some(loaded.setup.plan);
+                let trust = loaded.setup.trust.into_iter();
+                read.pins = trust.map(|(name, source)| (name, source.pins)).collect();
+                read.node = Some(loaded.node);
+            }
+            // Before its first run a joining node may not know its cluster, and all else is in order.
+            Err(failure) => match load::check(root, sources, now) {
+                Ok((loaded, None)) => read.node = Some(loaded.node),
+                _ => read.faults = failure.messages,
+            },
+        }
+        read
+    }
+}
+
+struct Reader<'a> {
+    root: &'a Root,
+    dir: &'a Path,
+}
+
+impl Reader<'_> {
+    fn found<T, E: std::fmt::Display>(
+        &self,
+        path: &Path,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Found<T> {
+        match self.root.read(path) {
+            Ok(content) => Found::read(
+                content.as_ref().map(|content| content.bytes.as_slice()),
+                parse,
+            ),
+            Err(error) => Found::Unreadable(error.to_string()),
+        }
+    }
+
+    fn stands(&self, path: &Path) -> bool {
+        !matches!(self.root.metadata(path), Ok(None))
+    }
+
+    fn key(&self, path: &Path) -> Found<PublicKey> {
+        self.found(path, public_half)
+    }
+
+    fn authority(&self, name: Authority) -> FoundAuthority {
+        let [path, key_path] = ["crt", "key"]
+            .map(|extension| self.dir.join(format!("{}.{extension}", name.base_name())));
+        FoundAuthority {
+            bundle: self.found(&path, TrustBundle::from_pem),
+            path,
+            key: self.authority_key(&key_path),
+            key_path,
+        }
+    }
+
+    fn authority_key(&self, path: &Path) -> AuthorityKey {
+        match self.root.read(path) {
+            Ok(None) => AuthorityKey::Absent,
+            Ok(Some(content)) => match public_half(&content.bytes) {
+                Ok(key) => AuthorityKey::Usable(key),
+                Err(error) => AuthorityKey::Unusable(error.to_string()),
+            },
+            Err(error) if error.class() == store::Class::Denied => match self.root.metadata(path) {
+                Ok(Some(_)) => AuthorityKey::Closed,
+                _ => AuthorityKey::Unknown,
+            },
+            Err(error) => AuthorityKey::Unusable(error.to_string()),
+        }
+    }
+
+    fn leaf(&self, name: CertName) -> FoundLeaf {
+        match leaf_files(self.dir, name).as_slice() {
+            [certificate, key] => FoundLeaf {
+                chain: self.found(certificate, Chain::from_pem),
+                key: self.key(key),
+                kubeconfig: None,
+            },
+            files => self.kubeconfig(files.first().map_or(Path::new("/"), PathBuf::as_path)),
+        }
+    }
+
+    fn kubeconfig(&self, path: &Path) -> FoundLeaf {
+        let current = self.found(path, |bytes| {
+            let text = std::str::from_utf8(bytes)
+                .map_err(|_| KubeconfigError::NotYaml("it is not UTF-8 text".to_owned()))?;
+            Kubeconfig::parse(text)?.current()
+        });
+        let current = match current {
+            Found::Present(current) => current,
+            Found::Absent => return no_kubeconfig(|| Found::Absent, Found::Absent),
+            Found::Empty => return no_kubeconfig(|| Found::Empty, Found::Empty),
+            Found::Unreadable(why) => {
+                return no_kubeconfig(
+                    || Found::Unreadable(why.clone()),
+                    Found::Unreadable(why.clone()),
+                );
+            }
+        };
+        // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
+        let beside = |name: &String| path.parent().unwrap_or(path).join(name);
+        let Current {
+            server,
+            authority,
+            authority_file,
+            certificate,
+            certificate_file,
+            key,
+            key_file,
+            ..
+        } = current;
+        let chain = match (&certificate, &certificate_file) {
+            (None, Some(name)) => self.found(&beside(name), Chain::from_pem),
+            _ => Found::read(certificate.as_deref(), Chain::from_pem),
+        };
+        let key = match (&key, &key_file) {
+            (None, Some(name)) => self.key(&beside(name)),
+            _ => Found::read(key.as_deref().map(Vec::as_slice), public_half),
+        };
+        let authority = match (&authority, &authority_file) {
+            (None, Some(name)) => self.found(&beside(name), Chain::from_pem),
+            _ => Found::read(authority.as_deref(), Chain::from_pem),
+        };
+        FoundLeaf {
+            chain,
+            key,
+            kubeconfig: Some(Found::Present(FoundKubeconfig {
+                server,
+                authority,
+                files: certificate_file
+                    .iter()
+                    .chain(&key_file)
+                    .map(beside)
+                    .collect(),
+            })),
+        }
+    }
+
+    fn manifest(&self, name: &str) -> Found<Manifest> {
+        let path = Path::new(MANIFESTS).join(name);
+        match self.root.read(&path) {
+            // That is said of every file.
+            Err(error) if error.class() == store::Class::Denied => Found::Absent,
+            _ => self.found(&path, |bytes| Manifest::parse(path.clone(), bytes)),
+        }
+    }
+
+    fn signer(&self, manifest: &Manifest) -> Option<SignerFiles> {
+        let [certificate, key_path] = ["cluster-signing-cert-file", "cluster-signing-key-file"]
+            .map(|flag| PathBuf::from(manifest.flag(flag).unwrap_or_default()));
+        // Elsewhere the path in the pod need not be that on the node.
+        let is_known = |path: &PathBuf| path.starts_with(self.dir);
+        (is_known(&certificate) && is_known(&key_path)).then(|| SignerFiles {
+            chain: self.found(&certificate, Chain::from_pem),
+            certificate,
+            key: self.authority_key(&key_path),
+            key_path,
+        })
+    }
+
+    fn kubelet(&self) -> Kubelet {
+        let configuration = Path::new(KUBELET).join("config.yaml");
+        let link_path = Path::new(KUBELET_PKI).join(KUBELET_CURRENT);
+        let link = self.root.metadata(&link_path).ok().flatten();
+        Kubelet {
+            link: link.map(|found| found.kind),
+            link_path,
+            may_bootstrap: self.stands(&Path::new(KUBECONFIG_DIR).join("bootstrap-kubelet.conf")),
+            is_set_up: self.stands(&configuration),
+            configuration: self.found(&configuration, document).present().cloned(),
+        }
+    }
+
+    /// Looks where nothing that is in use lies: no manifest, nothing of the certificates directory itself.
+    fn copies(&self, path: &Path, depth: usize) -> Vec<(PathBuf, Certificate)> {
+        self.copies_below(path, depth, &mut 0)
+    }
+
+    fn copies_below(
+        &self,
+        path: &Path,
+        depth: usize,
+        examined: &mut usize,
+    ) -> Vec<(PathBuf, Certificate)> {
+        let etcd = self.dir.join("etcd");
+        let in_use = [Path::new(MANIFESTS), self.dir, &etcd].contains(&path);
+        let in_place: Vec<PathBuf> = CertName::ALL
+            .into_iter()
+            .flat_map(|name| leaf_files(self.dir, name))
+            .collect();
+        let names = self.root.list(path).ok().flatten().unwrap_or_default();
+        let mut copies = Vec::new();
+        for path in names.into_iter().map(|name| path.join(name)) {
+            *examined += 1;
+            if *examined > MAX_EXAMINED_ENTRIES {
+                break;
+            }
+            let Ok(Some(found)) = self.root.metadata(&path) else {
+                continue;
+            };
+            match found.kind {
+                FileKind::Directory if depth > 0 => {
+                    copies.extend(self.copies_below(&path, depth - 1, examined));
+                }
+                FileKind::File
+                    if !in_use && found.size <= KEY_LIMIT && !in_place.contains(&path) =>
+                {
+                    let chain = self.found(&path, Chain::from_pem);
+                    let held = match chain {
+                        Found::Present(_) => chain,
+                        _ => self.kubeconfig(&path).chain,
+                    };
+                    let leaf = held.present().map(|chain| chain.leaf().clone());
+                    copies.extend(leaf.map(|leaf| (path, leaf)));
+                }
+                _ => {}
+            }
+        }
+        copies
+    }
+
+    fn trees(&self, authorities: &BTreeMap<Authority, FoundAuthority>) -> Trees {
+        let places: Vec<&Path> = authorities
+            .values()
+            .map(|authority| authority.key_path.as_path())
+            .collect();
+        let mut trees = Trees::default();
+        let mut roots = vec![PathBuf::from(KUBECONFIG_DIR), PathBuf::from(STATE_DIR)];
+        if !self.dir.starts_with(KUBECONFIG_DIR) {
+            roots.push(self.dir.to_owned());
+        }
+        for path in roots {
+            self.look_below(&path, DEPTH, &places, &mut trees);
+        }
+        trees
+    }
+
+    fn look_below(&self, path: &Path, depth: usize, places: &[&Path], trees: &mut Trees) {
+        let denied = |error: &store::Error| error.class() == store::Class::Denied;
+        let dir = match self.root.dir(path) {
+            Ok(Some(dir)) => dir,
+            Ok(None) => return,
+            Err(error) => {
+                if denied(&error) {
+                    trees.denied.push(path.to_owned());
+                }
+                return;
+            }
+        };
+        let unfinished = dir.unfinished().unwrap_or_default();
+        trees
+            .unfinished
+            .extend(unfinished.into_iter().map(|name| path.join(name)));
+        for name in dir.list().unwrap_or_default() {
+            trees.examined += 1;
+            if trees.examined > MAX_EXAMINED_ENTRIES {
+                return;
+            }
+            let path = path.join(&name);
+            let Ok(Some(found)) = dir.metadata(&name) else {
+                continue;
+            };
+            match found.kind {
+                FileKind::Directory if depth > 0 => {
+                    self.look_below(&path, depth - 1, places, trees);
+                }
+                FileKind::File if path.extension().is_some_and(|extension| extension == "csr") => {
+                    trees.requests.push(path);
+                }
+                FileKind::File if found.size <= KEY_LIMIT && !places.contains(&path.as_path()) => {
+                    match dir.read(&name, KEY_LIMIT) {
+                        Ok(Some(content)) => {
+                            let keys =
+                                is_key(&content.bytes).then(|| public_halves(&content.bytes));
+                            let keys = keys.into_iter().flatten();
+                            trees.keys.extend(keys.map(|key| (path.clone(), key)));
+                        }
+                        Err(error) if denied(&error) => trees.denied.push(path),
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn no_kubeconfig(part: impl Fn() -> Found<Chain>, kubeconfig: Found<FoundKubeconfig>) -> FoundLeaf {
+    FoundLeaf {
+        chain: part(),
+        key: Found::Absent,
+        kubeconfig: Some(kubeconfig),
+    }
+}
+
+fn public_half(pem: &[u8]) -> Result<PublicKey, crate::x509::KeyError> {
+    PrivateKey::from_pem(pem).map(|key| key.public_key().clone())
+}
+
+/// As many as can be read.
+fn public_halves(pem: &[u8]) -> Vec<PublicKey> {
+    match PrivateKey::all_from_pem(pem) {
+        Ok(keys) => keys.iter().map(|key| key.public_key().clone()).collect(),
+        Err(_) => public_half(pem).into_iter().collect(),
+    }
+}
+
+fn is_key(bytes: &[u8]) -> bool {
+    const MARK: &[u8] = b"PRIVATE KEY-----";
+    bytes.windows(MARK.len()).any(|window| window == MARK)
+}

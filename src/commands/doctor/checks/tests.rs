@@ -1,0 +1,190 @@
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use super::cluster::Answers;
+use super::*;
+use crate::kube::jwks;
+use crate::kube::names::CertName;
+use crate::spec::assess::Found;
+use crate::x509::{CertificateAuthority, Chain, KeyAlgorithm, PrivateKey, Profile, Sans, Subject};
+
+fn now() -> OffsetDateTime {
+    // 2030-01-01, after any release.
+    OffsetDateTime::from_unix_timestamp(1_893_456_000).unwrap()
+}
+
+/// A node with nothing on it.
+fn blank() -> Picture {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::open(dir.path()).unwrap();
+    Picture::read(&root, &Inputs::default(), now())
+}
+
+/// With a certificate of this organization in a place.
+fn with_organization(name: CertName, organization: Option<&str>) -> Picture {
+    let mut picture = blank();
+    let day = std::time::Duration::from_secs(24 * 60 * 60);
+    let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let authority = CertificateAuthority::self_signed("kubernetes", key(), now(), day).unwrap();
+    let profile = Profile {
+        subject: Subject {
+            common_name: "somebody".to_owned(),
+            organizations: organization.map(str::to_owned).into_iter().collect(),
+        },
+        sans: Sans::default(),
+        usages: Vec::new(),
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: day,
+    };
+    let leaf = authority
+        .issue(key().public_key(), &profile, now())
+        .unwrap();
+    let chain = Chain::from_pem(leaf.to_pem().as_bytes()).unwrap();
+    picture.leaves.get_mut(&name).unwrap().chain = Found::Present(chain);
+    picture
+}
+
+/// `severity id` of everything found.
+fn found(picture: &Picture) -> Vec<String> {
+    findings(picture)
+        .iter()
+        .map(|finding| format!("{} {}", finding.severity.as_str(), finding.id))
+        .collect()
+}
+
+#[test]
+fn a_role_binding_is_asked_for_where_one_is_needed() {
+    let (client, admin) = (CertName::ApiserverKubeletClient, CertName::AdminConf);
+    let (group, masters) = (Some("kubeadm:cluster-admins"), Some("system:masters"));
+    for (name, organization, answer, expected) in [
+        (client, None, None, Some("info kubelet-client-rbac")),
+        (client, None, Some(true), None),
+        (client, None, Some(false), Some("error kubelet-client-rbac")),
+        (
+            client,
+            group,
+            Some(false),
+            Some("error kubelet-client-rbac"),
+        ),
+        (client, masters, Some(true), Some("info system-masters")),
+        (admin, group, None, Some("info admin-rbac")),
+        (admin, group, Some(true), None),
+        (admin, group, Some(false), Some("error admin-rbac")),
+        (admin, masters, None, Some("info system-masters")),
+    ] {
+        let mut picture = with_organization(name, organization);
+        picture.answers = answer.map(|answer| Answers {
+            kubelet_client: Some(answer),
+            admin: Some(answer),
+            ..Answers::default()
+        });
+        let known = found(&blank());
+        let mut found = found(&picture);
+        found.retain(|one| !known.contains(one));
+        let case = format!("{name} {organization:?} {answer:?}");
+        assert_eq!(found, Vec::from_iter(expected.map(str::to_owned)), "{case}");
+    }
+}
+
+#[test]
+fn the_binding_in_the_fix_is_the_one_that_the_subject_needs() {
+    for (organization, binding) in [
+        (None, "kubeadm:apiserver-kubelet-client"),
+        (Some("kubeadm:cluster-admins"), "kubeadm:cluster-admins"),
+    ] {
+        let mut picture = with_organization(CertName::ApiserverKubeletClient, organization);
+        picture.answers = Some(Answers {
+            kubelet_client: Some(false),
+            ..Answers::default()
+        });
+        let notes = cluster::kubelet_client(&picture);
+        let manifest = format!("\nmetadata:\n  name: {binding}\n");
+        assert!(notes[0].fix.contains(&manifest), "{}", notes[0].fix);
+    }
+}
+
+#[test]
+fn the_key_set_of_the_cluster_is_compared() {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let id = jwks::key_id(key.public_key());
+    for (set, words) in [
+        (Some(json!({"keys": [{"kid": id}]})), None),
+        (
+            Some(json!({"keys": [{"kid": "another"}]})),
+            Some("the cluster knows another"),
+        ),
+        (Some(json!("nonsense")), Some("it is no key set")),
+        (None, None),
+    ] {
+        let mut picture = blank();
+        picture.service_account = Found::Present(key.public_key().clone());
+        picture.answers = Some(Answers {
+            jwks: set,
+            ..Answers::default()
+        });
+        let notes = cluster::service_account(&picture);
+        assert_eq!(notes.len(), usize::from(words.is_some()));
+        for (note, words) in notes.iter().zip(words) {
+            assert!(note.evidence.contains(words), "{}", note.evidence);
+            assert!(note.evidence.contains(&id) || words.contains("no key set"));
+        }
+    }
+}
+
+#[test]
+fn notes_with_one_fix_are_one_finding_and_the_worst_comes_first() {
+    let mut picture = blank();
+    picture.configuration.faults = vec!["one".to_owned(), "two".to_owned()];
+    picture.unfinished = true;
+    picture.trees.unfinished = vec!["/etc/kubernetes/.nodepki-new.x".into()];
+    let findings = findings(&picture);
+    let ids: Vec<&str> = findings.iter().map(|finding| finding.id).collect();
+    assert_eq!(
+        ids,
+        [
+            "config-unusable",
+            "unfinished-commit",
+            "stray-files",
+            "empty-node"
+        ]
+    );
+    assert_eq!(findings[0].evidence, ["one", "two"]);
+    let text = table(&Diagnosis {
+        at: now(),
+        root: "/".to_owned(),
+        findings,
+    });
+    assert!(
+        text.starts_with("error    config-unusable\n    one\n    two\n    fix: "),
+        "{text}"
+    );
+    assert!(text.ends_with("2 errors, 1 warning, 1 info\n"), "{text}");
+}
+
+#[test]
+fn what_comes_from_a_file_changes_nothing_on_a_terminal() {
+    let mut picture = blank();
+    picture.configuration.faults = vec!["a\u{1b}[31mb".to_owned()];
+    let text = table(&Diagnosis {
+        at: now(),
+        root: "/".to_owned(),
+        findings: findings(&picture),
+    });
+    assert!(
+        !text.contains('\u{1b}') && text.contains("\\u{1b}[31m"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_table_is_in_order() {
+    let ids: BTreeSet<&str> = CHECKS.iter().map(|check| check.id).collect();
+    assert_eq!(ids.len(), CHECKS.len(), "an id is given twice");
+    for check in CHECKS {
+        let kebab = |c: char| c.is_ascii_lowercase() || c == '-';
+        assert!(check.id.chars().all(kebab), "{}", check.id);
+        assert!(check.severities.is_sorted() && !check.severities.is_empty());
+        assert!(!check.meaning.ends_with('.'), "{}", check.id);
+    }
+}

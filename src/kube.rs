@@ -1,0 +1,11 @@
+//! Formats of Kubernetes and kubeadm: names, configuration documents, kubeconfigs, static-pod manifests, cluster-info,
+//! the Secret `kubeadm-certs`, JWKS. Pure: bytes in, types out.
+
+pub mod cluster_info;
+pub mod components;
+pub mod jwks;
+pub mod kubeadm;
+pub mod kubeadm_certs;
+pub mod kubeconfig;
+pub mod manifest;
+pub mod names;

@@ -1,0 +1,227 @@
+//! The ConfigMap `kube-public/cluster-info`: whether a bootstrap token's signature makes it believable, which cluster
+//! it names, and whether the pins speak for every certificate in it.
+//!
+//! Anybody can send these bytes: nothing of a [`ClusterInfo`] is to be used before [`ClusterInfo::verify`] has
+//! accepted it. Pure; `discovery` fetches it, and decides what a refusal leads to.
+
+use std::collections::BTreeMap;
+
+use aws_lc_rs::hmac;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+use serde_json::Value;
+
+use crate::kube::kubeadm::BootstrapToken;
+use crate::kube::kubeconfig::{Kubeconfig, KubeconfigError};
+use crate::x509::{Certificate, TrustBundle, TrustError, hex};
+
+const KUBECONFIG: &str = "kubeconfig";
+const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
+
+/// What a ConfigMap `cluster-info` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterInfo {
+    kubeconfig: String,
+    /// Detached JWS by token id.
+    signatures: BTreeMap<String, String>,
+}
+
+/// The cluster that it names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// URL of an API server.
+    pub server: String,
+    /// All CA certificates, believed or not.
+    pub authority: TrustBundle,
+}
+
+/// Why a `cluster-info` is not believed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum Error {
+    #[error(
+        "it holds no kubeconfig, so this cluster is not set up for joining by token; run on a control-plane node: \
+         kubeadm init phase bootstrap-token"
+    )]
+    NoKubeconfig,
+    #[error(
+        "its signature for token {id} is damaged: {why}; delete the key {SIGNATURE_PREFIX}{id} from it, and \
+         kube-controller-manager signs it anew"
+    )]
+    Damaged { id: String, why: &'static str },
+    #[error(
+        "its signature for token {id} is of another kind: its header is {found}, wanted {wanted}; find out who wrote it \
+         before a node joins"
+    )]
+    Header {
+        id: String,
+        found: String,
+        wanted: String,
+    },
+    #[error(
+        "its signature does not fit the secret of token {id}: either the secret is mistyped, or the content was changed \
+         on its way; compare the token with what `kubeadm token list` prints on a control-plane node"
+    )]
+    Signature { id: String },
+    #[error("it is signed, but its kubeconfig cannot be used: {0}; correct it in the cluster")]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error("it is signed, but its kubeconfig names no {0}; correct it in the cluster")]
+    Missing(&'static str),
+    #[error(
+        "it is signed, but its CA certificates cannot be used: {0}; correct them in the cluster"
+    )]
+    Authority(#[from] TrustError),
+    #[error(
+        "none of its CA certificates is pinned: found {found}, pinned {pinned}; print the right pin on a control-plane \
+         node with `kubeadm token create --print-join-command` and correct discovery.bootstrapToken.caCertHashes, and \
+         if it is the one given here, somebody else's server has answered"
+    )]
+    NotPinned { found: String, pinned: String },
+    #[error(
+        "besides the pinned CA it holds what is neither pinned nor a CA below a pinned one: {found}; if it is right, add \
+         its pin to discovery.bootstrapToken.caCertHashes, else somebody who knows the token has put it there: delete \
+         the token on a control-plane node with `kubeadm token delete {id}`"
+    )]
+    Strangers { id: String, found: String },
+}
+
+impl ClusterInfo {
+    /// Takes the ConfigMap apart.
+    ///
+    /// # Errors
+    /// When there is no kubeconfig in it.
+    pub fn read(config_map: &Value) -> Result<Self, Error> {
+        let entries = || {
+            let data = config_map.get("data").and_then(Value::as_object);
+            let text =
+                |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+            data.into_iter().flatten().filter_map(text)
+        };
+        let kubeconfig = entries()
+            .find(|(key, text)| key == KUBECONFIG && !text.is_empty())
+            .map(|(_, text)| text)
+            .ok_or(Error::NoKubeconfig)?;
+        let signatures = entries()
+            .filter_map(|(key, text)| Some((key.strip_prefix(SIGNATURE_PREFIX)?.to_owned(), text)))
+            .collect();
+        Ok(ClusterInfo {
+            kubeconfig,
+            signatures,
+        })
+    }
+
+    /// Whether there is a signature by that token, right or wrong.
+    pub fn is_signed_for(&self, token: &BootstrapToken) -> bool {
+        self.signatures.contains_key(token.id())
+    }
+
+    /// Whether the kubeconfigs are the same to the byte.
+    pub fn says_the_same_as(&self, other: &ClusterInfo) -> bool {
+        self.kubeconfig == other.kubeconfig
+    }
+
+    /// Checks the token's signature over the bytes of the kubeconfig.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn verify(&self, token: &BootstrapToken) -> Result<(), Error> {
+        let jws = self.signatures.get(token.id()).map_or("", String::as_str);
+        verify(jws, &self.kubeconfig, token.id(), token.secret())
+    }
+
+    /// The cluster in the kubeconfig.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn cluster(&self) -> Result<Cluster, Error> {
+        let current = Kubeconfig::parse(&self.kubeconfig)?.to_join()?;
+        let authority = current
+            .authority
+            .ok_or(Error::Missing("certificate-authority-data"))?;
+        Ok(Cluster {
+            server: current.server.ok_or(Error::Missing("server"))?,
+            authority: TrustBundle::from_pem(&authority)?,
+        })
+    }
+}
+
+/// A JWS with detached content (RFC 7515, appendix F) and exactly the header that Kubernetes writes.
+fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Error> {
+    let damaged = |why| Error::Damaged {
+        id: id.to_owned(),
+        why,
+    };
+    let parts: Vec<&str> = jws.split('.').collect();
+    let &[header, "", signature] = parts.as_slice() else {
+        return Err(damaged("it is not HEADER..SIGNATURE"));
+    };
+    let found = BASE64
+        .decode(header)
+        .map_err(|_| damaged("its header is no base64url"))?;
+    let wanted = format!(r#"{{"alg":"HS256","kid":"{id}"}}"#);
+    if found != wanted.as_bytes() {
+        return Err(Error::Header {
+            id: id.to_owned(),
+            found: String::from_utf8_lossy(&found).escape_default().to_string(),
+            wanted,
+        });
+    }
+    let signature = BASE64
+        .decode(signature)
+        .map_err(|_| damaged("the part behind the dots is no base64url"))?;
+    if signature.len() != hmac::HMAC_SHA256.digest_algorithm().output_len {
+        return Err(damaged(
+            "the part behind the dots has not the length of an HMAC-SHA256",
+        ));
+    }
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+    let signed = format!("{header}.{}", BASE64.encode(content));
+    hmac::verify(&key, signed.as_bytes(), &signature)
+        .map_err(|_| Error::Signature { id: id.to_owned() })
+}
+
+/// Succeeds when every certificate is pinned or a CA below a pinned one. kubeadm is content with one pinned
+/// certificate and then trusts all of them, also those that a thief of the token has added.
+///
+/// # Errors
+/// [`Error::NotPinned`] and [`Error::Strangers`].
+pub fn require_pins(
+    authority: &TrustBundle,
+    pins: &[[u8; 32]],
+    token: &BootstrapToken,
+) -> Result<(), Error> {
+    let strangers = authority.strangers(pins);
+    if strangers.is_empty() {
+        Ok(())
+    } else if strangers.len() == authority.certificates().len() {
+        let pinned: Vec<_> = pins
+            .iter()
+            .map(|pin| format!("sha256:{}", hex(pin)))
+            .collect();
+        Err(Error::NotPinned {
+            found: named(authority.certificates()),
+            pinned: pinned.join(", "),
+        })
+    } else {
+        Err(Error::Strangers {
+            id: token.id().to_owned(),
+            found: named(strangers),
+        })
+    }
+}
+
+/// Certificates by subject and pin.
+pub fn named<'a>(certificates: impl IntoIterator<Item = &'a Certificate>) -> String {
+    let names: Vec<_> = certificates
+        .into_iter()
+        .map(|certificate| {
+            let pin = hex(&certificate.public_key().sha256());
+            format!("{} (public key sha256:{pin})", certificate.subject())
+        })
+        .collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests;

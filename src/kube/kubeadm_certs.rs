@@ -1,0 +1,537 @@
+//! The format of kubeadm's shared certificates: the data of the Secret `kubeadm-certs`.
+//!
+//! A value is `nonce (12 bytes) ‖ AES-256-GCM ciphertext ‖ tag (16 bytes)` without additional data, and the plain text is
+//! the file, byte for byte; a file that was not there is an empty value (kubeadm's `copycerts` and `util/crypto`). The
+//! certificate key is what `kubeadm init --upload-certs` prints: 32 bytes in 64 hexadecimal digits.
+//!
+//! Pure (nonces and new keys come from the kernel's random generator). Asking the cluster is the matter of `certs`.
+//! kubeadm takes whatever decrypts; here each entry must also be what its name says ([`SharedCerts::new`]).
+//!
+//! To share one more file, add an [`Entry`] and say in `fault_of` what it has to be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+
+use aes_gcm::aead::{Aead, KeyInit};
+use aes_gcm::{Aes256Gcm, Nonce};
+use zeroize::Zeroizing;
+
+use crate::kube::names::Authority;
+use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle, hex};
+
+/// Namespace of the Secret.
+pub const NAMESPACE: &str = "kube-system";
+/// Name of the Secret.
+pub const SECRET: &str = "kubeadm-certs";
+/// What makes the Secret anew, and prints the new certificate key.
+pub const UPLOAD: &str = "kubeadm init phase upload-certs --upload-certs";
+
+const NONCE: usize = 12;
+const TAG: usize = 16;
+
+/// A file that control-plane nodes share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Entry {
+    /// `ca.crt` and its like.
+    Authority(Authority),
+    /// `ca.key` and its like.
+    AuthorityKey(Authority),
+    /// `sa.key`.
+    ServiceAccountKey,
+    /// `sa.pub`.
+    ServiceAccountPublic,
+    /// `etcd.external.caFile`.
+    ExternalEtcdAuthority,
+    /// `etcd.external.certFile`.
+    ExternalEtcdCertificate,
+    /// `etcd.external.keyFile`.
+    ExternalEtcdKey,
+}
+
+impl Entry {
+    /// Every entry; an authority and its key stand together.
+    pub const ALL: [Entry; 11] = [
+        Entry::Authority(Authority::Ca),
+        Entry::AuthorityKey(Authority::Ca),
+        Entry::Authority(Authority::FrontProxyCa),
+        Entry::AuthorityKey(Authority::FrontProxyCa),
+        Entry::Authority(Authority::EtcdCa),
+        Entry::AuthorityKey(Authority::EtcdCa),
+        Entry::ServiceAccountKey,
+        Entry::ServiceAccountPublic,
+        Entry::ExternalEtcdAuthority,
+        Entry::ExternalEtcdCertificate,
+        Entry::ExternalEtcdKey,
+    ];
+
+    /// The key in the Secret's data: the file's name below the certificates directory, `-` for `/`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Entry::Authority(Authority::Ca) => "ca.crt",
+            Entry::Authority(Authority::FrontProxyCa) => "front-proxy-ca.crt",
+            Entry::Authority(Authority::EtcdCa) => "etcd-ca.crt",
+            Entry::AuthorityKey(Authority::Ca) => "ca.key",
+            Entry::AuthorityKey(Authority::FrontProxyCa) => "front-proxy-ca.key",
+            Entry::AuthorityKey(Authority::EtcdCa) => "etcd-ca.key",
+            Entry::ServiceAccountKey => "sa.key",
+            Entry::ServiceAccountPublic => "sa.pub",
+            Entry::ExternalEtcdAuthority => "external-etcd-ca.crt",
+            Entry::ExternalEtcdCertificate => "external-etcd.crt",
+            Entry::ExternalEtcdKey => "external-etcd.key",
+        }
+    }
+
+    /// The entry of that name; `None` for one that kubeadm does not know either.
+    pub fn parse(name: &str) -> Option<Entry> {
+        Entry::ALL.into_iter().find(|entry| entry.as_str() == name)
+    }
+
+    /// The private key of an authority: what a node with an external signer must never have.
+    pub const fn is_authority_key(self) -> bool {
+        matches!(self, Entry::AuthorityKey(_))
+    }
+
+    /// A private key of any kind.
+    pub const fn is_private(self) -> bool {
+        matches!(
+            self,
+            Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey
+        )
+    }
+
+    /// What a file of this name holds, however it is written; `None` when it is nothing of the kind.
+    pub fn holds(self, bytes: &[u8]) -> Option<Held> {
+        match self {
+            Entry::Authority(_) | Entry::ExternalEtcdAuthority => {
+                let bundle = TrustBundle::from_pem(bytes).ok()?;
+                Some(Held::Certificates(bundle.certificates().to_vec()))
+            }
+            Entry::ExternalEtcdCertificate => {
+                let chain = Chain::from_pem(bytes).ok()?;
+                let leaf = std::iter::once(chain.leaf());
+                Some(Held::Certificates(
+                    leaf.chain(chain.intermediates()).cloned().collect(),
+                ))
+            }
+            Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey => {
+                let key = PrivateKey::from_pem(bytes).ok()?;
+                Some(Held::Keys(vec![key.public_key().clone()]))
+            }
+            Entry::ServiceAccountPublic => PublicKey::all_from_pem(bytes).ok().map(Held::Keys),
+        }
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// What a shared file holds, for comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// In order, at least one.
+    Certificates(Vec<Certificate>),
+    /// Public keys in order, at least one, or that of a private key.
+    Keys(Vec<PublicKey>),
+}
+
+impl Held {
+    /// The first certificate.
+    pub fn certificate(&self) -> Option<&Certificate> {
+        match self {
+            Held::Certificates(certificates) => certificates.first(),
+            Held::Keys(_) => None,
+        }
+    }
+
+    /// The first public key, or that of the first certificate.
+    pub fn key(&self) -> Option<&PublicKey> {
+        match self {
+            Held::Certificates(_) => self.certificate().map(Certificate::public_key),
+            Held::Keys(keys) => keys.first(),
+        }
+    }
+}
+
+/// Digests only.
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<_> = match self {
+            Held::Certificates(certificates) => certificates
+                .iter()
+                .map(|one| {
+                    let print = hex(&one.fingerprint());
+                    format!("certificate sha256:{print} ({})", one.subject())
+                })
+                .collect(),
+            Held::Keys(keys) => keys
+                .iter()
+                .map(|key| format!("public key sha256:{}", hex(&key.sha256())))
+                .collect(),
+        };
+        f.write_str(&words.join(", "))
+    }
+}
+
+/// The key that shared certificates are encrypted with.
+#[derive(Clone)]
+pub struct CertificateKey(Zeroizing<[u8; 32]>);
+
+/// Why a text is no certificate key. Never carries the text.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum CertificateKeyError {
+    #[error("a certificate key has 64 hexadecimal digits, this one has {0} characters")]
+    Length(usize),
+    #[error("a certificate key has 64 hexadecimal digits, this one has something else among them")]
+    Digit,
+}
+
+/// Why a key could not be made, or nothing encrypted with one.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum SealError {
+    #[error("the kernel gave no random bytes: {0}")]
+    Random(getrandom::Error),
+    #[error("{0} cannot be encrypted")]
+    TooLarge(Entry),
+}
+
+impl CertificateKey {
+    /// A new key.
+    ///
+    /// # Errors
+    /// Without random bytes.
+    pub fn generate() -> Result<Self, SealError> {
+        let mut bytes = Zeroizing::new([0; 32]);
+        getrandom::fill(bytes.as_mut_slice()).map_err(SealError::Random)?;
+        Ok(CertificateKey(bytes))
+    }
+
+    /// As `kubeadm certs certificate-key` prints it.
+    pub fn to_hex(&self) -> Zeroizing<String> {
+        Zeroizing::new(hex(self.0.as_slice()))
+    }
+
+    fn cipher(&self) -> Aes256Gcm {
+        Aes256Gcm::new((&*self.0).into())
+    }
+
+    /// `None` when the value was changed or cut short, or is not of this key.
+    fn open(&self, value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+        let (nonce, sealed) = value.split_at_checked(NONCE)?;
+        let nonce = Nonce::try_from(nonce).ok()?;
+        let plain = self.cipher().decrypt(&nonce, sealed).ok()?;
+        Some(Zeroizing::new(plain))
+    }
+
+    /// `None` for more than GCM takes, some 64 GiB.
+    fn seal(&self, plain: &[u8], nonce: [u8; NONCE]) -> Option<Vec<u8>> {
+        let sealed = self.cipher().encrypt(&nonce.into(), plain).ok()?;
+        Some([nonce.as_slice(), &sealed].concat())
+    }
+}
+
+impl FromStr for CertificateKey {
+    type Err = CertificateKeyError;
+
+    fn from_str(text: &str) -> Result<Self, CertificateKeyError> {
+        let mut bytes = Zeroizing::new([0; 32]);
+        let count = text.chars().count();
+        if count != 2 * bytes.len() {
+            return Err(CertificateKeyError::Length(count));
+        }
+        let digit = |c: char| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        let mut digits = text.chars().map(digit);
+        for byte in bytes.iter_mut() {
+            match (digits.next().flatten(), digits.next().flatten()) {
+                (Some(high), Some(low)) => *byte = high << 4 | low,
+                _ => return Err(CertificateKeyError::Digit),
+            }
+        }
+        Ok(CertificateKey(bytes))
+    }
+}
+
+impl fmt::Debug for CertificateKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CertificateKey(redacted)")
+    }
+}
+
+/// Shared files in plain text, each of which is what its name says. Wiped on drop.
+#[derive(Clone, Default)]
+pub struct SharedCerts(BTreeMap<Entry, Zeroizing<Vec<u8>>>);
+
+impl SharedCerts {
+    /// Takes files whose contents are what their names say, as far as the others that are there can tell.
+    ///
+    /// # Errors
+    /// What is wrong with which, in words that follow the file's name and a colon.
+    pub fn new(
+        contents: BTreeMap<Entry, Zeroizing<Vec<u8>>>,
+    ) -> Result<Self, Vec<(Entry, String)>> {
+        let certs = SharedCerts(contents);
+        let faults: Vec<_> = certs
+            .0
+            .iter()
+            .filter_map(|(entry, bytes)| Some((*entry, certs.fault_of(*entry, bytes)?)))
+            .collect();
+        match faults.is_empty() {
+            true => Ok(certs),
+            false => Err(faults),
+        }
+    }
+
+    /// The bytes of a file; `None` when it is not among these.
+    pub fn contents(&self, entry: Entry) -> Option<&Zeroizing<Vec<u8>>> {
+        self.0.get(&entry)
+    }
+
+    /// The files that are here.
+    pub fn entries(&self) -> impl Iterator<Item = Entry> {
+        self.0.keys().copied()
+    }
+
+    fn fault_of(&self, entry: Entry, bytes: &[u8]) -> Option<String> {
+        match entry {
+            Entry::Authority(_) | Entry::ExternalEtcdAuthority => TrustBundle::from_pem(bytes)
+                .err()
+                .map(|error| error.to_string()),
+            Entry::AuthorityKey(authority) => {
+                let certificate = Entry::Authority(authority);
+                let bundle = self.parsed(certificate, TrustBundle::from_pem);
+                let of = bundle.map(|bundle| (certificate, bundle.first().public_key().clone()));
+                key_fault(bytes, of)
+            }
+            Entry::ServiceAccountKey => key_fault(bytes, None),
+            Entry::ServiceAccountPublic => match PublicKey::all_from_pem(bytes) {
+                Err(error) => Some(error.to_string()),
+                Ok(public) => {
+                    let key = self.parsed(Entry::ServiceAccountKey, PrivateKey::from_pem)?;
+                    (!public.contains(key.public_key()))
+                        .then(|| format!("it does not belong to {}", Entry::ServiceAccountKey))
+                }
+            },
+            Entry::ExternalEtcdCertificate => {
+                Chain::from_pem(bytes).err().map(|error| error.to_string())
+            }
+            Entry::ExternalEtcdKey => {
+                let certificate = Entry::ExternalEtcdCertificate;
+                let chain = self.parsed(certificate, Chain::from_pem);
+                let of = chain.map(|chain| (certificate, chain.leaf().public_key().clone()));
+                key_fault(bytes, of)
+            }
+        }
+    }
+
+    /// Another entry, for comparison; what is wrong with it is told of that one.
+    fn parsed<T, E>(&self, entry: Entry, parse: fn(&[u8]) -> Result<T, E>) -> Option<T> {
+        parse(self.contents(entry)?).ok()
+    }
+}
+
+/// The names only.
+impl fmt::Debug for SharedCerts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+fn key_fault(bytes: &[u8], certificate: Option<(Entry, PublicKey)>) -> Option<String> {
+    match (PrivateKey::from_pem(bytes), certificate) {
+        (Err(error), _) => Some(error.to_string()),
+        (Ok(key), Some((name, public))) if *key.public_key() != public => {
+            Some(format!("it does not belong to {name}"))
+        }
+        _ => None,
+    }
+}
+
+/// Why the entries that are needed cannot be had from the Secret.
+#[derive(Debug, Default, thiserror::Error)]
+#[error("{}", self.messages().join("\n"))]
+pub struct Error {
+    /// Decrypted, needed or not.
+    opened: Vec<Entry>,
+    /// Too short to be what they should be.
+    short: Vec<(Entry, usize)>,
+    /// Not decrypted.
+    closed: Vec<Entry>,
+    /// There, without a value.
+    empty: Vec<Entry>,
+    /// Not there.
+    missing: Vec<Entry>,
+    /// Not what they should be.
+    wrong: Vec<(Entry, String)>,
+}
+
+impl Error {
+    /// Whole sentences: what is wrong, and what to do now.
+    pub fn messages(&self) -> Vec<String> {
+        let secret = format!("the Secret {NAMESPACE}/{SECRET}");
+        let again = format!(
+            "upload again on a control-plane node, and use the certificate key that this prints: {UPLOAD}"
+        );
+        let mut messages = Vec::new();
+        if !self.closed.is_empty() {
+            let closed = listed(&self.closed);
+            messages.push(match self.opened.as_slice() {
+                [] => format!(
+                    "the certificate key does not fit {secret}: none of its entries can be decrypted with it ({closed}); each upload has a key of its own, so take the one that the latest upload printed, or {again}"
+                ),
+                opened => format!(
+                    "{secret} has entries that cannot be decrypted: {closed}, while the same certificate key decrypts {}; somebody changed them or put them there with another key; {again}",
+                    listed(opened)
+                ),
+            });
+        }
+        for (entry, size) in &self.short {
+            messages.push(format!(
+                "{entry} in {secret} is cut short: it has {size} bytes, and an empty file would have {}; {again}",
+                NONCE + TAG
+            ));
+        }
+        for (entries, what) in [
+            (&self.empty, "has no contents for"),
+            (&self.missing, "has no"),
+        ] {
+            if entries.is_empty() {
+                continue;
+            }
+            let consequence = match entries.iter().all(|entry| entry.is_authority_key()) {
+                true => "where the authorities are elsewhere, CA private keys cannot be had",
+                false => "a node without would make its own, which the other nodes do not accept",
+            };
+            messages.push(format!(
+                "{secret} {what} {}, which the node that uploaded did not have; {consequence}; put that right there, then {again}",
+                listed(entries)
+            ));
+        }
+        for (entry, why) in &self.wrong {
+            messages.push(format!(
+                "{entry} in {secret} is not what its name says: {why}; mend the file on the node that uploaded it, then {again}"
+            ));
+        }
+        messages
+    }
+
+    fn is_empty(&self) -> bool {
+        let Error {
+            opened: _,
+            short,
+            closed,
+            empty,
+            missing,
+            wrong,
+        } = self;
+        short.is_empty()
+            && closed.is_empty()
+            && empty.is_empty()
+            && missing.is_empty()
+            && wrong.is_empty()
+    }
+}
+
+fn listed(entries: &[Entry]) -> String {
+    let names: Vec<_> = entries.iter().map(|entry| entry.as_str()).collect();
+    names.join(", ")
+}
+
+/// Decrypts the data of the Secret and takes what is needed. What is not needed may be absent or damaged, is wiped at
+/// once, and is told of in the notes.
+///
+/// # Errors
+/// A needed entry that is not there, does not decrypt or is not what its name says.
+pub fn open(
+    data: &BTreeMap<String, Vec<u8>>,
+    key: &CertificateKey,
+    needed: &BTreeSet<Entry>,
+) -> Result<(SharedCerts, Vec<String>), Box<Error>> {
+    let mut error = Error::default();
+    let mut contents = BTreeMap::new();
+    let mut damaged = Vec::new();
+    for entry in Entry::ALL {
+        let wanted = needed.contains(&entry);
+        let value = match data.get(entry.as_str()) {
+            Some(value) if !value.is_empty() => value,
+            found => {
+                match found {
+                    _ if !wanted => {}
+                    Some(_) => error.empty.push(entry),
+                    None => error.missing.push(entry),
+                }
+                continue;
+            }
+        };
+        match key.open(value) {
+            Some(plain) => {
+                error.opened.push(entry);
+                if wanted {
+                    contents.insert(entry, plain);
+                }
+            }
+            None if !wanted => damaged.push(entry),
+            None if value.len() < NONCE + TAG => error.short.push((entry, value.len())),
+            None => error.closed.push(entry),
+        }
+    }
+    let left: Vec<_> = error
+        .opened
+        .iter()
+        .copied()
+        .filter(|entry| entry.is_authority_key() && !needed.contains(entry))
+        .collect();
+    match SharedCerts::new(contents) {
+        Ok(certs) if error.is_empty() => Ok((certs, notes(&left, &damaged))),
+        Ok(_) => Err(Box::new(error)),
+        Err(wrong) => Err(Box::new(Error { wrong, ..error })),
+    }
+}
+
+fn notes(left: &[Entry], damaged: &[Entry]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !left.is_empty() {
+        notes.push(format!(
+            "the Secret {NAMESPACE}/{SECRET} has CA private keys; they were left there and nothing of them was written: {}",
+            listed(left)
+        ));
+    }
+    if !damaged.is_empty() {
+        notes.push(format!(
+            "the Secret {NAMESPACE}/{SECRET} has entries that the certificate key does not decrypt, and that are not needed here: {}",
+            listed(damaged)
+        ));
+    }
+    notes
+}
+
+/// The data of the Secret: `names` with their contents encrypted, and empty where there are none, as kubeadm has it.
+///
+/// # Errors
+/// Without random bytes.
+pub fn seal(
+    certs: &SharedCerts,
+    names: &BTreeSet<Entry>,
+    key: &CertificateKey,
+) -> Result<BTreeMap<String, Vec<u8>>, SealError> {
+    let mut data = BTreeMap::new();
+    for entry in names {
+        let value = match certs.contents(*entry) {
+            Some(plain) => {
+                let mut nonce = [0; NONCE];
+                getrandom::fill(&mut nonce).map_err(SealError::Random)?;
+                key.seal(plain, nonce).ok_or(SealError::TooLarge(*entry))?
+            }
+            None => Vec::new(),
+        };
+        data.insert(entry.as_str().to_owned(), value);
+    }
+    Ok(data)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,3 @@
+//! The files of the node, read and judged.
+
+pub mod status;

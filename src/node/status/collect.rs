@@ -1,0 +1,1050 @@
+//! Reading and judging: from files to rows. Nothing here returns an error; what is wrong becomes words in a row.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use time::{Duration, OffsetDateTime};
+use zeroize::Zeroizing;
+
+use super::text::minute;
+use super::{
+    Access, AuthorityStatus, CertStatus, Facts, FileStatus, KubeconfigStatus, PendingStatus, Role,
+    ServiceAccountStatus, State, Status, Trouble, human_duration,
+};
+use crate::kube::kubeconfig::KubeconfigError;
+use crate::kube::manifest::MANIFESTS;
+use crate::kube::names::{Authority, CertName};
+use crate::spec::assess::{
+    self, COPY_SERVICE_ACCOUNT, Found, FoundKubeconfig, ReadKubeconfig, Replaced, Witness,
+    trusted_by,
+};
+use crate::spec::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI};
+use crate::store::{self, FileKind, Issued, Metadata, Root, Slot, Ticket};
+use crate::x509::{
+    Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, is_same_authority,
+    path_differences,
+};
+
+/// Reads everything below `root` that kubeadm's PKI consists of. `described` is the role that the node's kubeadm
+/// configuration gives it. Never fails.
+pub fn collect(
+    root: &Root,
+    certificates_dir: &Path,
+    described: Option<Role>,
+    now: OffsetDateTime,
+) -> Status {
+    let mut notes = Vec::new();
+    let pending = root.tickets().unwrap_or_else(|error| {
+        notes.push(format!("pending requests are unknown: {error}"));
+        Vec::new()
+    });
+    let node = Node {
+        root,
+        dir: certificates_dir,
+        now,
+        // Without the record only the finer points are missing.
+        issued: root.issued().unwrap_or_default(),
+    };
+    let role = node.role(&pending, described);
+    let local_etcd = role == Role::ControlPlane && node.runs_etcd();
+    if role == Role::Empty {
+        notes.push(format!(
+            "there is no certificate, key or kubeconfig in {} or {}",
+            root.on_this_machine(certificates_dir).display(),
+            root.on_this_machine(KUBECONFIG_DIR).display()
+        ));
+    }
+
+    if role == Role::Worker {
+        notes.extend(node.unused_on_worker());
+    }
+
+    let mut authorities: Vec<Bundle> = Authority::ALL
+        .into_iter()
+        .filter(|name| match (role, name) {
+            (Role::Empty, _) => false,
+            (_, Authority::Ca) => true,
+            (Role::Worker, _) => false,
+            (Role::ControlPlane, Authority::FrontProxyCa) => true,
+            (Role::ControlPlane, Authority::EtcdCa) => {
+                local_etcd || node.exists(&node.authority_file(*name, "crt"))
+            }
+        })
+        .map(|name| node.authority(name))
+        .collect();
+    let leaves: Vec<(CertName, Leaf)> = CertName::ALL
+        .into_iter()
+        .filter(|name| match (role, name) {
+            (Role::Empty, _) => false,
+            (_, CertName::KubeletConf) => true,
+            (_, CertName::KubeletServing) => node.has_issued_serving(&authorities),
+            (Role::Worker, _) => false,
+            (Role::ControlPlane, CertName::SuperAdminConf) => node.has_files_of(*name),
+            (Role::ControlPlane, name) => {
+                name.authority() != Authority::EtcdCa || local_etcd || node.has_files_of(*name)
+            }
+        })
+        .map(|name| (name, node.leaf(name)))
+        .collect();
+    let found: Vec<(Option<Replaced>, Option<String>)> = authorities
+        .iter()
+        .map(|bundle| {
+            let replaced = node.replaced(bundle, &authorities, &leaves);
+            (replaced, node.valid_copy(bundle, &leaves))
+        })
+        .collect();
+    for (bundle, (replaced, valid_copy)) in authorities.iter_mut().zip(found) {
+        bundle.is_replaced(replaced, &node);
+        bundle.status.remarks.extend(valid_copy.clone());
+        bundle.status.valid_copy = valid_copy;
+    }
+    let server = local_server(&leaves);
+    let certificates = leaves
+        .into_iter()
+        .map(|(name, leaf)| {
+            let bundle = authorities
+                .iter()
+                .find(|bundle| bundle.status.name == name.authority());
+            let server = server.as_deref().filter(|_| name == CertName::Apiserver);
+            node.judge(name, leaf, bundle, server)
+        })
+        .collect();
+
+    Status {
+        at: now,
+        root: root.path().display().to_string(),
+        certificates_dir: certificates_dir.display().to_string(),
+        role,
+        local_etcd,
+        authorities: authorities
+            .into_iter()
+            .map(|bundle| bundle.status)
+            .collect(),
+        certificates,
+        has_served: node.has_served(),
+        service_account: (role == Role::ControlPlane).then(|| node.service_account()),
+        pending: pending.into_iter().map(pending_status).collect(),
+        notes,
+    }
+}
+
+/// The host where the components of this node expect its API server; none where they differ.
+fn local_server(leaves: &[(CertName, Leaf)]) -> Option<String> {
+    let server = |wanted: CertName| {
+        let (_, leaf) = leaves.iter().find(|(name, _)| *name == wanted)?;
+        leaf.kubeconfig.as_ref()?.server.as_deref()
+    };
+    let server = server(CertName::ControllerManagerConf)
+        .filter(|one| server(CertName::SchedulerConf) == Some(*one))?;
+    let authority = server.strip_prefix("https://")?.split('/').next()?;
+    let host = match authority.strip_prefix('[') {
+        Some(v6) => v6.split(']').next()?,
+        None => authority
+            .rsplit_once(':')
+            .map_or(authority, |(host, _)| host),
+    };
+    Some(host.to_owned())
+}
+
+struct Node<'a> {
+    root: &'a Root,
+    dir: &'a Path,
+    now: OffsetDateTime,
+    issued: BTreeMap<CertName, Issued>,
+}
+
+/// What is wrong with a file or a certificate.
+#[derive(Debug)]
+struct Fault {
+    trouble: Trouble,
+    words: String,
+}
+
+impl Fault {
+    fn new(trouble: Trouble, words: impl Into<String>) -> Fault {
+        Fault {
+            trouble,
+            words: words.into(),
+        }
+    }
+
+    fn of_store(error: &store::Error) -> Fault {
+        let trouble = match error.class() {
+            store::Class::Denied => Trouble::Denied,
+            store::Class::Unsafe => Trouble::NotAFile,
+            _ => Trouble::Damaged,
+        };
+        Fault::new(trouble, error.to_string())
+    }
+}
+
+/// A file that was read, or not.
+struct Reading {
+    bytes: Result<Option<Zeroizing<Vec<u8>>>, Fault>,
+    status: FileStatus,
+}
+
+/// An authority's row, and what its leaves are verified with.
+struct Bundle {
+    status: AuthorityStatus,
+    trust: Result<TrustBundle, Fault>,
+    path: PathBuf,
+}
+
+impl Bundle {
+    fn is_replaced(&mut self, replaced: Option<Replaced>, node: &Node<'_>) {
+        if let Some(replaced) = &replaced {
+            let words = replaced.sentence(&node.here(&self.path));
+            self.status.problems.push(words);
+            self.status.troubles.push(Trouble::Replaced);
+            self.status.state = self.status.state.max(Trouble::Replaced.state());
+        }
+        self.status.replaced = replaced;
+    }
+}
+
+/// A leaf as found, wherever it lives.
+struct Leaf {
+    chain: Result<Chain, Fault>,
+    key: Result<PrivateKey, Fault>,
+    kubeconfig: Option<FoundKubeconfig>,
+    remarks: Vec<String>,
+    files: Vec<FileStatus>,
+}
+
+// ---- which rows there are ----
+
+impl Node<'_> {
+    /// The rule in the header of [`super`].
+    fn role(&self, pending: &[(Slot, Option<Ticket>)], described: Option<Role>) -> Role {
+        let waits_for_control_plane = pending
+            .iter()
+            .any(|(slot, _)| !matches!(slot, Slot::Certificate(name) if name.is_of_kubelet()));
+        let of_control_plane = waits_for_control_plane || !self.files_of_control_plane().is_empty();
+        let anything = of_control_plane
+            || !pending.is_empty()
+            || self.has_files_of(CertName::KubeletConf)
+            || self.exists(&self.authority_file(Authority::Ca, "crt"))
+            || self.exists(&Path::new(KUBELET_PKI).join(KUBELET_CURRENT));
+        if self.exists(&Path::new(MANIFESTS).join("kube-apiserver.yaml")) {
+            return Role::ControlPlane;
+        }
+        match (anything, described, of_control_plane) {
+            (false, ..) => Role::Empty,
+            (true, Some(described), _) => described,
+            (true, None, true) => Role::ControlPlane,
+            (true, None, false) => Role::Worker,
+        }
+    }
+
+    /// The files that only a control-plane node has, except for the CA certificate of etcd, which workers have too if
+    /// their network plug-in uses etcd.
+    fn files_of_control_plane(&self) -> Vec<PathBuf> {
+        let leaves = CertName::KUBEADM
+            .into_iter()
+            .filter(|name| !name.is_of_kubelet())
+            .flat_map(|name| self.files_of(name));
+        let files = leaves.chain([
+            self.authority_file(Authority::Ca, "key"),
+            self.authority_file(Authority::FrontProxyCa, "crt"),
+            self.authority_file(Authority::FrontProxyCa, "key"),
+            self.authority_file(Authority::EtcdCa, "key"),
+            self.dir.join("sa.key"),
+            self.dir.join("sa.pub"),
+        ]);
+        files.filter(|path| self.exists(path)).collect()
+    }
+
+    fn unused_on_worker(&self) -> Option<String> {
+        let found = self.files_of_control_plane();
+        (!found.is_empty()).then(|| {
+            let found: Vec<String> = found.iter().map(|path| self.here(path)).collect();
+            format!(
+                "files of a control plane on a worker: {} (its JoinConfiguration has no controlPlane; remove the files if no other program uses them)",
+                found.join(", ")
+            )
+        })
+    }
+
+    fn runs_etcd(&self) -> bool {
+        if !self.exists(&self.dir.join("etcd")) {
+            return false;
+        }
+        let manifest = |name: &str| self.exists(&Path::new(MANIFESTS).join(name));
+        // Cluster API puts the CA of an external etcd at etcd/ca.crt.
+        let only_ca = !self.exists(&self.authority_file(Authority::EtcdCa, "key"))
+            && ![
+                CertName::EtcdServer,
+                CertName::EtcdPeer,
+                CertName::EtcdHealthcheckClient,
+            ]
+            .into_iter()
+            .any(|name| self.has_files_of(name));
+        let external = only_ca && manifest("kube-apiserver.yaml") && !manifest("etcd.yaml");
+        !external
+    }
+
+    /// One that the kubelet has made and signed itself is its own business.
+    fn has_issued_serving(&self, authorities: &[Bundle]) -> bool {
+        let name = CertName::KubeletServing;
+        let bundle = authorities
+            .iter()
+            .find(|one| one.status.name == name.authority());
+        let of_authority = |leaf: &Certificate| {
+            let trust = bundle.and_then(|bundle| bundle.trust.as_ref().ok());
+            trust.is_some_and(|trust| {
+                let mut certificates = trust.certificates().iter();
+                certificates.any(|one| one.subject() == leaf.issuer())
+            })
+        };
+        let leaf = self.read_pair(name);
+        self.issued.contains_key(&name) || leaf.chain.is_ok_and(|chain| of_authority(chain.leaf()))
+    }
+
+    fn has_files_of(&self, name: CertName) -> bool {
+        self.files_of(name).iter().any(|path| self.exists(path))
+    }
+
+    /// Something stands there, be it only something that cannot be looked at.
+    fn exists(&self, path: &Path) -> bool {
+        !matches!(self.root.metadata(path), Ok(None))
+    }
+
+    fn files_of(&self, name: CertName) -> Vec<PathBuf> {
+        match name.is_kubeconfig() {
+            true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
+            false => self.pair_of(name).to_vec(),
+        }
+    }
+
+    fn pair_of(&self, name: CertName) -> [PathBuf; 2] {
+        ["crt", "key"].map(|extension| match name {
+            CertName::KubeletServing => Path::new(KUBELET_PKI).join(format!("kubelet.{extension}")),
+            name => self.dir.join(format!("{}.{extension}", name.base_name())),
+        })
+    }
+
+    fn authority_file(&self, name: Authority, extension: &str) -> PathBuf {
+        self.dir.join(format!("{}.{extension}", name.base_name()))
+    }
+}
+
+// ---- files ----
+
+impl Node<'_> {
+    fn here(&self, path: &Path) -> String {
+        self.root.on_this_machine(path).display().to_string()
+    }
+
+    fn read(&self, path: &Path, secret: bool) -> Reading {
+        let (bytes, access) = match self.root.read(path) {
+            Ok(Some(content)) => (Ok(Some(content.bytes)), Some(access(&content.metadata))),
+            Ok(None) => (Ok(None), self.access(path)),
+            Err(error) => (Err(Fault::of_store(&error)), self.access(path)),
+        };
+        Reading {
+            bytes,
+            status: FileStatus {
+                path: path.display().to_string(),
+                secret,
+                access,
+            },
+        }
+    }
+
+    /// What stands at a path, a link not followed.
+    fn access(&self, path: &Path) -> Option<Access> {
+        let metadata = self.root.metadata(path).ok().flatten()?;
+        Some(access(&metadata))
+    }
+
+    /// Understands what was read, or says what is wrong with it.
+    fn parse<T, E: fmt::Display>(
+        &self,
+        reading: Reading,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Result<T, Fault> {
+        let bytes = reading.bytes?;
+        let here = self.here(Path::new(&reading.status.path));
+        let absent = match (&bytes, &reading.status.access) {
+            (None, Some(_)) => "is a symbolic link that leads nowhere (dangling)",
+            _ => "is missing",
+        };
+        understood(
+            Found::read(bytes.as_deref().map(Vec::as_slice), parse),
+            &here,
+            absent,
+        )
+    }
+
+    /// What is wrong with the mode of a file that holds a private key, or of one that is trusted.
+    fn exposure(&self, file: &FileStatus) -> Option<Fault> {
+        let Access { mode, .. } = file.access.filter(|access| access.regular)?;
+        let here = self.here(Path::new(&file.path));
+        let words = if file.secret && mode & 0o007 != 0 {
+            format!(
+                "{here} holds a private key and has mode {mode:04o}: every user of this machine can read it; run chmod 600 {here}"
+            )
+        } else if mode & 0o002 != 0 {
+            format!(
+                "{here} has mode {mode:04o}: every user of this machine can change it; run chmod o-w {here}"
+            )
+        } else {
+            return None;
+        };
+        Some(Fault::new(Trouble::Exposed, words))
+    }
+}
+
+fn understood<T>(found: Found<T>, what: &str, absent: &str) -> Result<T, Fault> {
+    match found {
+        Found::Present(value) => Ok(value),
+        Found::Absent => Err(Fault::new(Trouble::Absent, format!("{what} {absent}"))),
+        Found::Empty => Err(Fault::new(Trouble::Empty, format!("{what} is empty"))),
+        Found::Unreadable(why) => Err(Fault::new(
+            Trouble::Damaged,
+            format!("{what} is unreadable: {why}"),
+        )),
+    }
+}
+
+fn access(metadata: &Metadata) -> Access {
+    Access {
+        regular: metadata.kind == FileKind::File,
+        mode: metadata.mode,
+        uid: metadata.uid,
+        gid: metadata.gid,
+    }
+}
+
+// ---- leaves ----
+
+impl Node<'_> {
+    fn leaf(&self, name: CertName) -> Leaf {
+        match name.is_kubeconfig() {
+            true => self.read_kubeconfig(name),
+            false => self.read_pair(name),
+        }
+    }
+
+    /// The CA that the certificates in place belong to, if it is not the one in `bundle`.
+    fn replaced(
+        &self,
+        bundle: &Bundle,
+        authorities: &[Bundle],
+        leaves: &[(CertName, Leaf)],
+    ) -> Option<Replaced> {
+        let trust = bundle.trust.as_ref().ok()?;
+        let witnesses = self.witnesses(bundle, leaves);
+        let others = authorities
+            .iter()
+            .filter(|other| other.status.name != bundle.status.name);
+        let elsewhere: Vec<(String, Certificate)> = others
+            .filter_map(|other| Some((self.here(&other.path), other.trust.as_ref().ok()?)))
+            .flat_map(|(file, trust)| {
+                let certificates = trust.certificates().iter().cloned();
+                certificates.map(move |certificate| (file.clone(), certificate))
+            })
+            .collect();
+        assess::replaced(trust, &witnesses, &elsewhere)
+    }
+
+    fn valid_copy(&self, bundle: &Bundle, leaves: &[(CertName, Leaf)]) -> Option<String> {
+        let trust = bundle.trust.as_ref().ok()?;
+        let witnesses = self.witnesses(bundle, leaves);
+        assess::valid_copy(trust, &witnesses, &self.here(&bundle.path), self.now)
+    }
+
+    fn witnesses<'l>(&self, bundle: &Bundle, leaves: &'l [(CertName, Leaf)]) -> Vec<Witness<'l>> {
+        leaves
+            .iter()
+            .filter(|(name, _)| name.authority() == bundle.status.name)
+            .map(|(name, leaf)| {
+                let chain = leaf.chain.as_ref().ok();
+                let kubeconfig = leaf.kubeconfig.as_ref();
+                let file = leaf.files.first();
+                Witness {
+                    name: *name,
+                    file: file.map_or_else(String::new, |file| self.here(file.path.as_ref())),
+                    chain,
+                    trusts: trusted_by(kubeconfig.and_then(|found| found.authority.as_deref())),
+                    installed: self.issued.get(name).and_then(|record| {
+                        Some(record.sha256 == hex(&chain?.leaf().fingerprint()))
+                    }),
+                }
+            })
+            .collect()
+    }
+
+    fn read_pair(&self, name: CertName) -> Leaf {
+        let [certificate, key] = self.pair_of(name);
+        let certificate = self.read(&certificate, false);
+        let key = self.read(&key, true);
+        let mut remarks = Vec::new();
+        if let Ok(Some(pem)) = &key.bytes
+            && !assess::is_our_form(pem)
+        {
+            remarks.push(PKCS8.to_owned());
+        }
+        Leaf {
+            files: vec![certificate.status.clone(), key.status.clone()],
+            chain: self.parse(certificate, Chain::from_pem),
+            key: self.parse(key, PrivateKey::from_pem),
+            kubeconfig: None,
+            remarks,
+        }
+    }
+
+    fn read_kubeconfig(&self, name: CertName) -> Leaf {
+        let file = Path::new(KUBECONFIG_DIR).join(name.base_name());
+        let reading = self.read(&file, true);
+        let files = vec![reading.status.clone()];
+        // Absent, empty and unreadable files are told by `parse`, as for any other file.
+        let text = match self.parse(reading, |bytes| {
+            Ok::<_, String>(Zeroizing::new(bytes.to_vec()))
+        }) {
+            Ok(text) => text,
+            Err(fault) => {
+                return Leaf {
+                    key: Err(Fault::new(fault.trouble, String::new())),
+                    chain: Err(fault),
+                    kubeconfig: None,
+                    remarks: Vec::new(),
+                    files,
+                };
+            }
+        };
+        let here = self.here(&file);
+        match assess::read_kubeconfig(Some(&text)) {
+            ReadKubeconfig::Usable(found) => {
+                let found = *found;
+                Leaf {
+                    chain: understood(
+                        found.chain,
+                        &format!("the client certificate in {here}"),
+                        "is missing",
+                    ),
+                    key: understood(
+                        found.key,
+                        &format!("the client key in {here}"),
+                        "is missing",
+                    ),
+                    kubeconfig: found.kubeconfig,
+                    remarks: match found.key_form_is_ours {
+                        true => Vec::new(),
+                        false => vec![PKCS8.to_owned()],
+                    },
+                    files,
+                }
+            }
+            ReadKubeconfig::ByFile {
+                certificate,
+                key,
+                kubeconfig,
+            } => self.read_by_file(&certificate, &key, kubeconfig, files),
+            ReadKubeconfig::Unrepairable(error) => {
+                let trouble = match error {
+                    KubeconfigError::NoCurrentContext | KubeconfigError::Dangling(_) => {
+                        Trouble::NoContext
+                    }
+                    _ => Trouble::Damaged,
+                };
+                Leaf {
+                    chain: Err(Fault::new(
+                        trouble,
+                        format!("{here} is unreadable: {error}"),
+                    )),
+                    key: Err(Fault::new(trouble, String::new())),
+                    kubeconfig: None,
+                    remarks: Vec::new(),
+                    files,
+                }
+            }
+        }
+    }
+
+    fn read_by_file(
+        &self,
+        certificate: &str,
+        key: &str,
+        kubeconfig: FoundKubeconfig,
+        mut files: Vec<FileStatus>,
+    ) -> Leaf {
+        // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
+        let path = |name: &str| Path::new(KUBECONFIG_DIR).join(name);
+        let same = certificate == key;
+        let certificate = self.read(&path(certificate), same);
+        files.push(certificate.status.clone());
+        // The kubeconfig itself holds no key then.
+        if let Some(file) = files.first_mut() {
+            file.secret = false;
+        }
+        let key = self.read(&path(key), true);
+        if !same {
+            files.push(key.status.clone());
+        }
+        let chain = self.parse(certificate, Chain::from_pem);
+        let mut key = self.parse(key, PrivateKey::from_pem);
+        if let (true, Err(chain), Err(key)) = (same, &chain, &mut key)
+            && chain.words == key.words
+        {
+            key.words.clear();
+        }
+        Leaf {
+            chain,
+            key,
+            kubeconfig: Some(kubeconfig),
+            remarks: Vec::new(),
+            files,
+        }
+    }
+
+    /// `server` is a host that the API server must have a name for.
+    fn judge(
+        &self,
+        name: CertName,
+        leaf: Leaf,
+        bundle: Option<&Bundle>,
+        server: Option<&str>,
+    ) -> CertStatus {
+        let mut faults = Vec::new();
+        let mut remarks = leaf.remarks;
+        let mut verified = None;
+        let mut issued = None;
+        if let Ok(chain) = &leaf.chain {
+            let certificate = chain.leaf();
+            issued = self.issue_time(name, certificate);
+            faults.extend(self.validity(certificate, issued));
+            if let Ok(key) = &leaf.key
+                && key.public_key() != certificate.public_key()
+            {
+                faults.push(Fault::new(
+                    Trouble::Torn,
+                    "the key does not match the certificate: they do not belong together; issue it anew, or restore the file that was lost",
+                ));
+            }
+            let mut misplaced = assess::misplaced(name, certificate);
+            misplaced.extend(server.and_then(|server| assess::lacks_host(certificate, server)));
+            faults.extend(
+                misplaced
+                    .iter()
+                    .map(|difference| Fault::new(Trouble::Misplaced, difference.to_string())),
+            );
+            verified = self.verify(name, chain, bundle, &mut faults, &mut remarks);
+        }
+        let kubeconfig = leaf
+            .kubeconfig
+            .map(|found| kubeconfig_status(&found, bundle, &mut faults, &mut remarks));
+        let certificate = leaf
+            .chain
+            .as_ref()
+            .ok()
+            .map(|chain| self.facts(chain.leaf(), chain.intermediates().len()));
+        faults.extend(leaf.chain.err());
+        faults.extend(leaf.key.err());
+        faults.extend(leaf.files.iter().filter_map(|file| self.exposure(file)));
+        let state = gravest(&faults);
+        let (problems, troubles) = told(faults);
+        CertStatus {
+            name,
+            authority: name.authority(),
+            state,
+            problems,
+            troubles,
+            remarks,
+            certificate,
+            verified,
+            issued,
+            kubeconfig,
+            files: leaf.files,
+        }
+    }
+
+    /// The recorded time of issue, where the record is about this certificate.
+    fn issue_time(&self, name: CertName, certificate: &Certificate) -> Option<OffsetDateTime> {
+        let record = self.issued.get(&name)?;
+        (record.sha256 == hex(&certificate.fingerprint())).then_some(record.at)
+    }
+
+    fn validity(&self, certificate: &Certificate, issued: Option<OffsetDateTime>) -> Option<Fault> {
+        let (not_before, not_after) = (certificate.not_before(), certificate.not_after());
+        let left = not_after - self.now;
+        if left.is_negative() {
+            let ago = human_duration(-left.whole_seconds());
+            return Some(Fault::new(
+                Trouble::Expired,
+                format!("it expired at {}, {ago} ago", minute(not_after)),
+            ));
+        }
+        if self.now < not_before {
+            return Some(Fault::new(
+                Trouble::NotYetValid,
+                format!(
+                    "it is not valid before {}; if that is not in the future, the clock of this machine is wrong",
+                    minute(not_before)
+                ),
+            ));
+        }
+        let lifetime = not_after - issued.unwrap_or(not_before);
+        (left < Duration::days(30) && left < lifetime / 3).then(|| {
+            Fault::new(
+                Trouble::Expiring,
+                format!(
+                    "it expires at {}, in {}",
+                    minute(not_after),
+                    human_duration(left.whole_seconds())
+                ),
+            )
+        })
+    }
+
+    fn verify(
+        &self,
+        name: CertName,
+        chain: &Chain,
+        bundle: Option<&Bundle>,
+        faults: &mut Vec<Fault>,
+        remarks: &mut Vec<String>,
+    ) -> Option<bool> {
+        let Some(bundle) = bundle else {
+            remarks.push(format!(
+                "not verified: {} is not on this node",
+                name.authority()
+            ));
+            return None;
+        };
+        let trust = match &bundle.trust {
+            Ok(trust) => trust,
+            Err(fault) => {
+                faults.push(Fault::new(
+                    Trouble::NoAuthority,
+                    format!("there is nothing to verify it under: {}", fault.words),
+                ));
+                return None;
+            }
+        };
+        let mut good = true;
+        for difference in path_differences(chain, trust, self.now) {
+            if matches!(difference, Difference::NotUnderFirst { .. }) {
+                remarks.push(difference.to_string());
+                continue;
+            }
+            good = false;
+            // Reported whether or not there is an authority to verify it under.
+            if difference == Difference::IsCa {
+                continue;
+            }
+            let anchors = || {
+                format!(
+                    "in {}: its issuer is {}, the anchor there is {trust}",
+                    self.here(&bundle.path),
+                    chain.leaf().issuer()
+                )
+            };
+            let mut candidates = trust.certificates().iter();
+            let words = match difference {
+                Difference::UntrustedIssuer { .. } => format!(
+                    "no path leads from it to the authority {}; {}",
+                    anchors(),
+                    match candidates.any(|anchor| chain.leaf().names_issuer(anchor)) {
+                        true => "the name is the same, the key is not",
+                        false => {
+                            "another authority signed it, or intermediates are missing in its file"
+                        }
+                    }
+                ),
+                // The path builder's own word, without the bytes that follow it.
+                Difference::Path(why) => format!(
+                    "it does not verify under the authority {} ({})",
+                    anchors(),
+                    why.split([' ', '(', '{']).next().unwrap_or_default()
+                ),
+                other => other.to_string(),
+            };
+            faults.push(Fault::new(Trouble::Unverified, words));
+        }
+        let end = trust
+            .certificates()
+            .iter()
+            .map(Certificate::not_after)
+            .max();
+        if let Some(end) = end
+            && chain.leaf().not_after() > end
+        {
+            remarks.push(format!(
+                "it outlives its authority, which ends at {}",
+                minute(end)
+            ));
+        }
+        Some(good)
+    }
+
+    fn facts(&self, certificate: &Certificate, intermediates: usize) -> Facts {
+        let dns = certificate.dns_names().iter();
+        let ips = certificate.ip_addresses().iter();
+        Facts {
+            subject: certificate.subject().to_string(),
+            issuer: certificate.issuer().to_string(),
+            serial: certificate.serial().to_owned(),
+            sans: dns
+                .map(|name| format!("DNS:{name}"))
+                .chain(ips.map(|ip| format!("IP:{ip}")))
+                .chain(certificate.other_names().iter().cloned())
+                .collect(),
+            usages: certificate.extended_usages().unwrap_or_default().to_vec(),
+            key: certificate.public_key().key_type().to_string(),
+            not_before: certificate.not_before(),
+            not_after: certificate.not_after(),
+            residual_seconds: (certificate.not_after() - self.now).whole_seconds(),
+            pin: format!("sha256:{}", hex(&certificate.public_key().sha256())),
+            fingerprint: hex(&certificate.fingerprint()),
+            intermediates,
+        }
+    }
+}
+
+const PKCS8: &str =
+    "the key is PKCS#8, which not all of Kubernetes reads; kubeadm writes PKCS#1 or SEC1";
+
+fn kubeconfig_status(
+    found: &FoundKubeconfig,
+    bundle: Option<&Bundle>,
+    faults: &mut Vec<Fault>,
+    remarks: &mut Vec<String>,
+) -> KubeconfigStatus {
+    if found.server.is_none() {
+        remarks.push("it names no server".to_owned());
+    }
+    let own = match found.authority.as_deref().map(TrustBundle::from_pem) {
+        Some(Ok(own)) => Some(own),
+        Some(Err(error)) => {
+            faults.push(Fault::new(
+                Trouble::Damaged,
+                format!("its CA data is unreadable: {error}"),
+            ));
+            None
+        }
+        None => {
+            remarks.push("it embeds no CA data".to_owned());
+            None
+        }
+    };
+    let trust = bundle.and_then(|bundle| bundle.trust.as_ref().ok());
+    let (Some(own), Some(trust)) = (own, trust) else {
+        return KubeconfigStatus {
+            server: found.server.clone(),
+            authority_is_first: None,
+            by_file: found.by_file,
+        };
+    };
+    let is_trusted = |certificate| trust.certificates().contains(certificate);
+    let mut certificates = own.certificates().iter();
+    // While a CA is being changed every client knows both.
+    let is_first = own.first() == trust.first() && certificates.clone().all(is_trusted);
+    // A CA certificate that was renewed with its key verifies what the other one verifies.
+    let common = certificates.any(|certificate| {
+        let mut trusted = trust.certificates().iter();
+        trusted.any(|trusted| is_same_authority(trusted, certificate))
+    });
+    if !common {
+        faults.push(Fault::new(
+            Trouble::OtherAuthority,
+            format!(
+                "its CA data is {own}, but ca.crt holds {trust}: it does not trust the API server"
+            ),
+        ));
+    } else if !is_first {
+        remarks.push(format!(
+            "its CA data is {own}; kubeadm writes the first certificate of ca.crt"
+        ));
+    }
+    KubeconfigStatus {
+        server: found.server.clone(),
+        authority_is_first: Some(is_first),
+        by_file: found.by_file,
+    }
+}
+
+// ---- authorities, the service-account pair, pending requests ----
+
+impl Node<'_> {
+    fn authority(&self, name: Authority) -> Bundle {
+        let path = self.authority_file(name, "crt");
+        let reading = self.read(&path, false);
+        let mut files = vec![reading.status.clone()];
+        // The key is looked at, never opened; opening it as a directory tells whether a link leads anywhere.
+        let key_path = self.authority_file(name, "key");
+        let key = FileStatus {
+            path: key_path.display().to_string(),
+            secret: true,
+            access: self.access(&key_path),
+        };
+        let dangling = || {
+            let kind = self.root.metadata(&key_path).ok().flatten();
+            kind.is_some_and(|found| found.kind == FileKind::Symlink)
+                && matches!(self.root.dir(&key_path), Ok(None))
+        };
+        let has_key = self.exists(&key_path) && !dangling();
+        files.push(key);
+
+        let mut remarks: Vec<String> = Vec::new();
+        let mut faults = Vec::new();
+        // A file of certificates in any order has a chain's form; whether it may serve as a bundle is the next question.
+        let both = self.parse(reading, |bytes| {
+            Chain::from_pem(bytes).map(|chain| (chain, TrustBundle::from_pem(bytes)))
+        });
+        let (certificates, trust) = match both {
+            Ok((chain, trust)) => {
+                faults.extend(self.validity(chain.leaf(), None));
+                for other in chain.intermediates() {
+                    if self.now > other.not_after() {
+                        remarks.push(format!(
+                            "its bundle also holds {}, which expired at {}; remove it when convenient",
+                            other.subject(),
+                            minute(other.not_after())
+                        ));
+                    }
+                }
+                let certificates = std::iter::once(chain.leaf()).chain(chain.intermediates());
+                let facts = certificates.map(|certificate| self.facts(certificate, 0));
+                let trust = trust.map_err(|error| {
+                    Fault::new(
+                        Trouble::Damaged,
+                        format!("{} cannot serve as a CA: {error}", self.here(&path)),
+                    )
+                });
+                (facts.collect(), trust)
+            }
+            Err(fault) => (Vec::new(), Err(fault)),
+        };
+        if let Err(fault) = &trust {
+            faults.push(Fault::new(fault.trouble, fault.words.clone()));
+        }
+        faults.extend(files.iter().filter_map(|file| self.exposure(file)));
+        let state = gravest(&faults);
+        let (problems, troubles) = told(faults);
+        Bundle {
+            status: AuthorityStatus {
+                name,
+                state,
+                problems,
+                troubles,
+                remarks,
+                certificates,
+                replaced: None,
+                valid_copy: None,
+                has_key,
+                files,
+            },
+            trust,
+            path,
+        }
+    }
+
+    /// As for a survey; without a configuration the files alone tell.
+    fn has_served(&self) -> bool {
+        let manifest = Path::new(MANIFESTS).join("kube-apiserver.yaml");
+        let [certificate, _] = self.pair_of(CertName::Apiserver);
+        let kubeconfig = CertName::ControllerManagerConf.base_name();
+        let is_set_up =
+            self.exists(&certificate) && self.exists(&Path::new(KUBECONFIG_DIR).join(kubeconfig));
+        is_set_up || self.exists(&manifest)
+    }
+
+    fn service_account(&self) -> ServiceAccountStatus {
+        let private = self.read(&self.dir.join("sa.key"), true);
+        let public = self.read(&self.dir.join("sa.pub"), false);
+        let files = vec![private.status.clone(), public.status.clone()];
+        let mut remarks: Vec<String> = Vec::new();
+        if let Ok(Some(pem)) = &private.bytes
+            && !assess::is_our_form(pem)
+        {
+            remarks.push(PKCS8.to_owned());
+        }
+        let private = self.parse(private, PrivateKey::from_pem);
+        // While a pair is replaced, the old one is accepted beside the new.
+        let public = self.parse(public, PublicKey::all_from_pem);
+        let key = match (&private, &public) {
+            (Ok(private), _) => Some(private.public_key().clone()),
+            (_, Ok(public)) => public.first().cloned(),
+            _ => None,
+        };
+        let mut faults = Vec::new();
+        match (private, public) {
+            (Ok(private), Ok(public)) if !public.contains(private.public_key()) => {
+                faults.push(Fault::new(
+                    Trouble::Torn,
+                    format!("sa.key and sa.pub are not a pair: tokens signed with the one are refused by the other; {COPY_SERVICE_ACCOUNT}"),
+                ));
+            }
+            (Ok(_), Err(mut fault)) => {
+                if fault.trouble == Trouble::Absent {
+                    fault.words.push_str("; it can be derived from sa.key");
+                }
+                faults.push(fault);
+            }
+            (private, public) => {
+                let lost = private.err().map(|mut fault| {
+                    if self.has_served() && fault.trouble != Trouble::Denied {
+                        fault.words.push_str(&format!("; {COPY_SERVICE_ACCOUNT}"));
+                    }
+                    fault
+                });
+                faults.extend(lost);
+                faults.extend(public.err());
+            }
+        }
+        faults.extend(files.iter().filter_map(|file| self.exposure(file)));
+        let state = gravest(&faults);
+        let (problems, troubles) = told(faults);
+        ServiceAccountStatus {
+            state,
+            problems,
+            troubles,
+            remarks,
+            key: key.as_ref().map(|key| key.key_type().to_string()),
+            key_id: key.map(|key| URL_SAFE_NO_PAD.encode(key.sha256())),
+            files,
+        }
+    }
+}
+
+fn pending_status((slot, ticket): (Slot, Option<Ticket>)) -> PendingStatus {
+    let name = slot.to_string();
+    match ticket {
+        Some(ticket) => PendingStatus {
+            name,
+            signer: Some(ticket.signer),
+            phase: Some(ticket.phase),
+            since: ticket.first_submitted,
+            last_error: ticket.last_error,
+        },
+        None => PendingStatus {
+            name,
+            signer: None,
+            phase: None,
+            since: None,
+            last_error: None,
+        },
+    }
+}
+
+fn gravest(faults: &[Fault]) -> State {
+    faults
+        .iter()
+        .map(|fault| fault.trouble.state())
+        .fold(State::Ok, State::max)
+}
+
+/// The words and what they are about, gravest first; a fault of one file that was told already has none.
+fn told(mut faults: Vec<Fault>) -> (Vec<String>, Vec<Trouble>) {
+    faults.sort_by_key(|fault| std::cmp::Reverse(fault.trouble.state()));
+    faults
+        .into_iter()
+        .filter(|fault| !fault.words.is_empty())
+        .map(|fault| (fault.words, fault.trouble))
+        .unzip()
+}

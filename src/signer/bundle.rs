@@ -1,0 +1,531 @@
+//! Offline signing: the bundle that `csr export` writes and the trees that `csr import` reads. Pure: lists of
+//! (path, bytes) in and out; the caller does the files, and the verification of what came back.
+//!
+//! A bundle is named as `kubeadm certs generate-csr` names things, so runbooks written for it work:
+//!
+//! | path | holds |
+//! | --- | --- |
+//! | `pki/apiserver.csr`, `pki/etcd/server.csr`, `admin.conf.csr`, … | the CSRs |
+//! | the same with `.ext` | the profile as an OpenSSL extension file |
+//! | `request.json` | for each slot its [`SignRequest`], the paths, the profile in words |
+//! | `README` | the command for each, for the person who has only OpenSSL |
+//!
+//! What comes back is matched by public key and never by file name: a certificate under another slot's name is
+//! taken for the slot whose key it has, and said. A tree that kubeadm made brings keys, too (`pki/*.key`,
+//! `client-key-data`): those that have a certificate in the tree come out with it, and it is the caller's policy
+//! whether a key that was not made here may be installed.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use saphyr_parser::{Event, Parser};
+use serde::Serialize;
+use zeroize::Zeroizing;
+
+use crate::kube::names::{Authority, CertName};
+use crate::signer::Request;
+use crate::signer::wire::{API_VERSION, SignRequest, csr_sha256, profile_line};
+use crate::x509::{Certificate, Csr, PrivateKey, Profile, PublicKey, certificates_of};
+
+/// One file to be written below the bundle's directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BundleFile {
+    /// Relative.
+    pub path: PathBuf,
+    /// Content.
+    pub bytes: Vec<u8>,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+/// The bundle for these requests: the same bytes for the same requests.
+pub fn export(requests: &[Request]) -> Vec<BundleFile> {
+    let mut files = Vec::new();
+    let mut items = Vec::new();
+    let mut commands = String::new();
+    for request in requests {
+        let name = request.name();
+        let profile = &request.wanted.profile;
+        let base = bundle_base(name);
+        let (csr, extensions, certificate) = (
+            format!("{base}.csr"),
+            format!("{base}.ext"),
+            format!("{base}.crt"),
+        );
+        files.push(public(&csr, request.csr.to_pem().into_bytes()));
+        files.push(public(
+            &extensions,
+            openssl_extensions(profile).into_bytes(),
+        ));
+        let authority = request.wanted.authority.base_name();
+        // Whole days, rounded up: OpenSSL counts in days.
+        let days = profile.lifetime.as_secs().div_ceil(24 * 60 * 60);
+        let _ = writeln!(
+            commands,
+            "\n# {name}: {}\nopenssl x509 -req -in {csr} -extfile {extensions} -days {days} -CA \"$CA\"/{authority}.crt -CAkey \"$CA\"/{authority}.key -CAcreateserial -out {certificate}",
+            profile_line(profile)
+        );
+        items.push(ManifestItem {
+            csr_path: csr,
+            csr_sha256: csr_sha256(&request.csr),
+            extensions_path: extensions,
+            certificate_path: certificate,
+            profile: profile_line(profile),
+            request: SignRequest::lasting(request),
+        });
+    }
+    let manifest = Manifest {
+        api_version: API_VERSION,
+        kind: "SignRequestList",
+        items,
+    };
+    let mut json = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
+    json.push(b'\n');
+    files.push(public("request.json", json));
+    files.push(public("README", format!("{README}{commands}").into_bytes()));
+    files
+}
+
+const README: &str = "\
+# Certificate signing requests of nodepki. There is no secret in here.
+#
+# Sign each *.csr with the authority named in request.json and put the certificate, followed by its intermediates,
+# beside it under the same name with .crt. PEM, DER and PKCS#7 are read. Then: nodepki csr import DIR
+#
+# Whatever signs must copy the subject and set the extensions of the *.ext file. `openssl x509 -req` without
+# -extfile drops all of them, and nodepki refuses such a certificate.
+#
+# With OpenSSL, run here; $CA holds ca.crt and ca.key, etcd/ca.*, front-proxy-ca.*:
+";
+
+fn public(path: &str, bytes: Vec<u8>) -> BundleFile {
+    BundleFile {
+        path: PathBuf::from(path),
+        bytes,
+        mode: 0o644,
+    }
+}
+
+fn bundle_base(name: CertName) -> String {
+    if name.is_kubeconfig() {
+        name.base_name().to_owned()
+    } else {
+        format!("pki/{}", name.base_name())
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    api_version: &'static str,
+    kind: &'static str,
+    items: Vec<ManifestItem>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ManifestItem {
+    csr_path: String,
+    csr_sha256: String,
+    extensions_path: String,
+    certificate_path: String,
+    profile: String,
+    request: SignRequest,
+}
+
+/// The profile for `openssl x509 -req -extfile`. Names stand in a section of their own, one a line, where a comma
+/// in a name could not become a second name.
+pub fn openssl_extensions(profile: &Profile) -> String {
+    let usages: Vec<_> = profile
+        .usages
+        .iter()
+        .map(|usage| match usage {
+            crate::x509::ExtendedUsage::ServerAuth => "serverAuth",
+            crate::x509::ExtendedUsage::ClientAuth => "clientAuth",
+        })
+        .collect();
+    let mut text = format!(
+        "# {}\nbasicConstraints = critical, CA:FALSE\nkeyUsage = critical, digitalSignature, keyEncipherment\nextendedKeyUsage = {}\nauthorityKeyIdentifier = keyid\n",
+        profile_line(profile),
+        usages.join(", ")
+    );
+    if !profile.sans.is_empty() {
+        text.push_str("subjectAltName = @names\n\n[names]\n");
+        for (index, name) in (1..).zip(&profile.sans.dns) {
+            let _ = writeln!(text, "DNS.{index} = {name}");
+        }
+        for (index, ip) in (1..).zip(&profile.sans.ips) {
+            let _ = writeln!(text, "IP.{index} = {ip}");
+        }
+    }
+    text
+}
+
+/// A request that waits for its certificate.
+#[derive(Clone, Debug)]
+pub struct Outstanding {
+    /// The slot.
+    pub name: CertName,
+    /// Its pending key.
+    pub key: PublicKey,
+}
+
+/// What a tree holds.
+#[derive(Debug, Default)]
+pub struct Collection {
+    /// At most one a slot, in kubeadm's order.
+    pub candidates: Vec<Candidate>,
+    /// Slots whose installed certificate has the key of a certificate in the tree.
+    pub installed: Vec<CertName>,
+    /// CA certificates that came along: candidates for trust, which files and pins decide.
+    pub authorities: Vec<(Authority, PathBuf, Vec<u8>)>,
+    /// What a person should know, in the order of the files.
+    pub remarks: Vec<Remark>,
+}
+
+/// A certificate that came back for a slot, not verified yet.
+pub struct Candidate {
+    /// The slot.
+    pub name: CertName,
+    /// Where it was.
+    pub path: PathBuf,
+    /// Bytes in any form that a chain may have.
+    pub answer: Vec<u8>,
+    /// The key that came with it, where it is not one of the outstanding ones.
+    pub key: Option<PrivateKey>,
+}
+
+impl fmt::Debug for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Candidate")
+            .field("name", &self.name)
+            .field("path", &self.path)
+            .field("key", &self.key.as_ref().map(|_| "redacted"))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Something odd about a file of the tree.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum Remark {
+    #[error("{} is {belongs_to}'s certificate by its key, and is taken as that", path.display())]
+    Misnamed { path: PathBuf, belongs_to: CertName },
+    #[error("{} certifies the key of {}, and that private key is neither pending here nor in the tree: import it on the node that made the CSR", path.display(), csr.display())]
+    KeyElsewhere { path: PathBuf, csr: PathBuf },
+    #[error("{} ({subject}) is for a key that no outstanding request has: sign the CSRs of the last `nodepki csr export`", path.display())]
+    UnknownKey { path: PathBuf, subject: String },
+    #[error("{} is not used: {why}", path.display())]
+    Damaged { path: PathBuf, why: String },
+    #[error("{} is not used: {} is already {name}'s certificate; remove one of the two", path.display(), instead.display())]
+    Duplicate {
+        path: PathBuf,
+        instead: PathBuf,
+        name: CertName,
+    },
+}
+
+/// Whether a file may be part of an import, by its name.
+pub fn is_imported(path: &Path) -> bool {
+    matches!(
+        path.extension().and_then(|extension| extension.to_str()),
+        Some("crt" | "cer" | "pem" | "der" | "p7b" | "p7c" | "key" | "csr" | "conf")
+    )
+}
+
+/// Sorts out a tree of files, paths relative to its top: an exported bundle after signing, the tree of `kubeadm
+/// certs generate-csr` after signing (certificates beside the keys, or pasted into the kubeconfigs), or an inbox.
+/// `installed` are the keys of certificates that need no replacement: an import that is repeated finds those.
+pub fn collect(
+    files: &[(PathBuf, Zeroizing<Vec<u8>>)],
+    outstanding: &[Outstanding],
+    installed: &[Outstanding],
+) -> Collection {
+    let mut tree = Tree::default();
+    let mut found = Collection::default();
+    for (path, bytes) in files {
+        tree.take(path, bytes, &mut found);
+    }
+    let certificates = std::mem::take(&mut tree.certificates);
+    let owners = Owners::new(&tree, outstanding, installed);
+    for (path, bytes) in certificates {
+        if let Some(Place::Authority(authority)) = place(&path) {
+            found.authorities.push((authority, path, bytes));
+            continue;
+        }
+        match owners.of(&bytes) {
+            Ok(Owner::Installed(name)) => {
+                if !found.installed.contains(&name) {
+                    found.installed.push(name);
+                }
+            }
+            Ok(Owner::Wanted(name, key)) => {
+                if let Some(Place::Slot(by_path)) = place(&path)
+                    && by_path != name
+                {
+                    found.remarks.push(Remark::Misnamed {
+                        path: path.clone(),
+                        belongs_to: name,
+                    });
+                }
+                found.add(Candidate {
+                    name,
+                    path,
+                    answer: bytes,
+                    key,
+                });
+            }
+            Err(why) => found.remarks.push(why.about(path)),
+        }
+    }
+    found.candidates.sort_by_key(|candidate| candidate.name);
+    found
+}
+
+impl Collection {
+    fn add(&mut self, candidate: Candidate) {
+        let name = candidate.name;
+        match self.candidates.iter_mut().find(|other| other.name == name) {
+            None => self.candidates.push(candidate),
+            // The same certificate twice, as a file and pasted into the kubeconfig.
+            Some(other) if other.answer == candidate.answer => {}
+            Some(other) => {
+                // A key that was made here goes before one that came along.
+                let (used, unused) = if other.key.is_some() && candidate.key.is_none() {
+                    let unused = std::mem::replace(other, candidate);
+                    (other.path.clone(), unused.path)
+                } else {
+                    (other.path.clone(), candidate.path)
+                };
+                self.remarks.push(Remark::Duplicate {
+                    path: unused,
+                    instead: used,
+                    name,
+                });
+            }
+        }
+    }
+}
+
+/// A tree's files by what they hold.
+#[derive(Default)]
+struct Tree {
+    certificates: Vec<(PathBuf, Vec<u8>)>,
+    keys: Vec<(PathBuf, PrivateKey)>,
+    csrs: Vec<(PathBuf, Csr)>,
+}
+
+enum Stray {
+    KeyElsewhere(PathBuf),
+    UnknownKey(String),
+    Damaged(String),
+}
+
+impl Stray {
+    fn about(self, path: PathBuf) -> Remark {
+        match self {
+            Stray::KeyElsewhere(csr) => Remark::KeyElsewhere { path, csr },
+            Stray::UnknownKey(subject) => Remark::UnknownKey { path, subject },
+            Stray::Damaged(why) => Remark::Damaged { path, why },
+        }
+    }
+}
+
+impl Tree {
+    fn take(&mut self, path: &Path, bytes: &[u8], found: &mut Collection) {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        match extension {
+            Some("crt" | "cer" | "pem" | "der" | "p7b" | "p7c") => {
+                if contains(bytes, b"PRIVATE KEY-----") {
+                    self.take_key(path, bytes, found);
+                }
+                self.certificates.push((path.to_owned(), bytes.to_vec()));
+            }
+            // sa.key belongs to no certificate, and the CA's own keys have no business here.
+            Some("key") if matches!(place(path), Some(Place::Slot(_))) => {
+                self.take_key(path, bytes, found);
+            }
+            Some("csr") => {
+                if let Ok(csr) = Csr::from_pem(bytes).or_else(|_| Csr::from_der(bytes)) {
+                    self.csrs.push((path.to_owned(), csr));
+                }
+            }
+            Some("conf") => self.take_kubeconfig(path, bytes, found),
+            _ => {}
+        }
+    }
+
+    fn take_key(&mut self, path: &Path, bytes: &[u8], found: &mut Collection) {
+        match PrivateKey::from_pem(bytes) {
+            Ok(key) => self.keys.push((path.to_owned(), key)),
+            Err(error) => found.remarks.push(Remark::Damaged {
+                path: path.to_owned(),
+                why: error.to_string(),
+            }),
+        }
+    }
+
+    fn take_kubeconfig(&mut self, path: &Path, bytes: &[u8], found: &mut Collection) {
+        let pasted = match pasted_data(bytes) {
+            Ok(pasted) => pasted,
+            Err(why) => {
+                return found.remarks.push(Remark::Damaged {
+                    path: path.to_owned(),
+                    why,
+                });
+            }
+        };
+        for (field, bytes) in pasted {
+            match field {
+                Pasted::Certificate => self.certificates.push((path.to_owned(), bytes.to_vec())),
+                Pasted::Key => self.take_key(path, &bytes, found),
+            }
+        }
+    }
+}
+
+/// The slot that a certificate belongs to.
+enum Owner {
+    /// The slot, with the private key if that came with the tree.
+    Wanted(CertName, Option<PrivateKey>),
+    Installed(CertName),
+}
+
+/// Who has the private key of a certificate, by the SHA-256 of the public key.
+struct Owners<'a> {
+    outstanding: HashMap<[u8; 32], CertName>,
+    installed: HashMap<[u8; 32], CertName>,
+    keys: HashMap<[u8; 32], &'a (PathBuf, PrivateKey)>,
+    csrs: HashMap<[u8; 32], &'a Path>,
+}
+
+impl<'a> Owners<'a> {
+    fn new(tree: &'a Tree, outstanding: &[Outstanding], installed: &[Outstanding]) -> Self {
+        let by_key = |slots: &[Outstanding]| {
+            let slots = slots.iter().rev();
+            slots.map(|slot| (slot.key.sha256(), slot.name)).collect()
+        };
+        // Of two files with one key the first one counts.
+        let keys = tree.keys.iter().rev();
+        let csrs = tree.csrs.iter().rev();
+        Owners {
+            outstanding: by_key(outstanding),
+            installed: by_key(installed),
+            keys: keys
+                .map(|held| (held.1.public_key().sha256(), held))
+                .collect(),
+            csrs: csrs
+                .map(|(path, csr)| (csr.public_key().sha256(), path.as_path()))
+                .collect(),
+        }
+    }
+
+    /// Whose certificate these bytes are.
+    fn of(&self, bytes: &[u8]) -> Result<Owner, Stray> {
+        let certificates =
+            certificates_of(bytes).map_err(|error| Stray::Damaged(error.to_string()))?;
+        let keys: Vec<[u8; 32]> = certificates
+            .iter()
+            .map(|certificate| certificate.public_key().sha256())
+            .collect();
+        if let Some(name) = keys.iter().find_map(|key| self.outstanding.get(key)) {
+            return Ok(Owner::Wanted(*name, None));
+        }
+        if let Some(name) = keys.iter().find_map(|key| self.installed.get(key)) {
+            return Ok(Owner::Installed(*name));
+        }
+        if let Some((path, key)) = keys.iter().find_map(|key| self.keys.get(key)) {
+            return match place(path) {
+                Some(Place::Slot(name)) => PrivateKey::from_pem(key.to_pem().as_bytes())
+                    .map(|key| Owner::Wanted(name, Some(key)))
+                    .map_err(|error| Stray::Damaged(error.to_string())),
+                _ => Err(Stray::Damaged(format!(
+                    "its key is in {}, which is not the name of a certificate",
+                    path.display()
+                ))),
+            };
+        }
+        if let Some(path) = keys.iter().find_map(|key| self.csrs.get(key)) {
+            return Err(Stray::KeyElsewhere((*path).to_owned()));
+        }
+        Err(match certificates.first() {
+            Some(certificate) => Stray::UnknownKey(Certificate::subject(certificate).to_string()),
+            None => Stray::Damaged("it does not contain a certificate".to_owned()),
+        })
+    }
+}
+
+enum Place {
+    Slot(CertName),
+    Authority(Authority),
+}
+
+/// What a path is called after: `…/pki/etcd/server.crt`, `etcd-server.crt`, `admin.conf.crt` and `admin.conf`.
+fn place(path: &Path) -> Option<Place> {
+    let stem = if path
+        .extension()
+        .is_some_and(|extension| extension == "conf")
+    {
+        path.to_owned()
+    } else {
+        path.with_extension("")
+    };
+    // Whole path components count, so `apiserver` does not end `kube-apiserver`; `etcd/ca` goes before `ca`.
+    let slot = CertName::ALL
+        .into_iter()
+        .find(|name| stem.ends_with(name.base_name()) || stem.ends_with(name.as_str()));
+    let authority = [Authority::EtcdCa, Authority::FrontProxyCa, Authority::Ca]
+        .into_iter()
+        .find(|name| stem.ends_with(name.base_name()) || stem.ends_with(name.as_str()));
+    slot.map(Place::Slot).or(authority.map(Place::Authority))
+}
+
+type PastedData = Vec<(Pasted, Zeroizing<Vec<u8>>)>;
+
+#[derive(Clone, Copy)]
+enum Pasted {
+    Certificate,
+    Key,
+}
+
+/// The decoded `client-certificate-data` and `client-key-data` of a kubeconfig (YAML or JSON), in its order.
+fn pasted_data(text: &[u8]) -> Result<PastedData, String> {
+    let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8 text".to_owned())?;
+    let mut pasted = Vec::new();
+    let mut expecting = None;
+    for event in Parser::new_from_str(text) {
+        let (event, _) = event.map_err(|error| format!("it is not YAML: {error}"))?;
+        let Event::Scalar(value, ..) = event else {
+            expecting = None;
+            continue;
+        };
+        match (expecting.take(), value.as_ref()) {
+            (None, "client-certificate-data") => expecting = Some(Pasted::Certificate),
+            (None, "client-key-data") => expecting = Some(Pasted::Key),
+            (None, _) | (Some(_), "" | "~" | "null") => {}
+            (Some(field), value) => {
+                // `base64` without -w0 breaks lines, and pasting keeps them.
+                let joined: Zeroizing<String> =
+                    Zeroizing::new(value.split_ascii_whitespace().collect());
+                let bytes = STANDARD.decode(joined.as_bytes()).map_err(|_| {
+                    let name = match field {
+                        Pasted::Certificate => "client-certificate-data",
+                        Pasted::Key => "client-key-data",
+                    };
+                    format!("its {name} is not base64; paste the output of: base64 -w0 FILE")
+                })?;
+                pasted.push((field, Zeroizing::new(bytes)));
+            }
+        }
+    }
+    Ok(pasted)
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}

@@ -1,0 +1,219 @@
+use std::time::Duration;
+
+use time::macros::datetime;
+
+use super::*;
+use crate::kube::kubeconfig::{Credentials, Kubeconfig};
+use crate::spec::assess::{ReadKubeconfig, read_kubeconfig};
+use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
+
+const NOW: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const DATED: &str = "kubelet-client-2026-03-01-00-00-00.pem";
+const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+
+struct Stage {
+    authority: CertificateAuthority,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let authority = CertificateAuthority::self_signed(
+            "kubernetes",
+            PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap(),
+            NOW - DAY * 30,
+            DAY * 100,
+        )
+        .unwrap();
+        Stage { authority }
+    }
+
+    /// Certificate and key of a pair that is issued so many days ago, for ten days.
+    fn pair(&self, days_ago: u32) -> (String, String) {
+        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+        let profile = Profile {
+            subject: Subject {
+                common_name: "system:node:cp1".to_owned(),
+                organizations: vec!["system:nodes".to_owned()],
+            },
+            sans: Sans::default(),
+            usages: vec![ExtendedUsage::ClientAuth],
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime: DAY * 10,
+        };
+        let at = NOW - DAY * days_ago;
+        let leaf = self
+            .authority
+            .issue(key.public_key(), &profile, at)
+            .unwrap();
+        (leaf.to_pem(), key.to_pem().to_string())
+    }
+}
+
+fn conf(pair: Option<&(String, String)>) -> (FoundCert, Form) {
+    let text = pair.map(|(certificate, key)| {
+        let credentials = Credentials {
+            server: "https://192.0.2.11:6443",
+            authority: "CA",
+            certificate,
+            key,
+        };
+        Kubeconfig::new("kubernetes", "me", &credentials).to_yaml()
+    });
+    let form = match pair {
+        Some(_) => Form::Embedded,
+        None => Form::Nothing,
+    };
+    match read_kubeconfig(text.as_deref().map(|text| text.as_bytes())) {
+        ReadKubeconfig::Usable(found) => (*found, form),
+        _ => panic!("not embedded"),
+    }
+}
+
+/// As the edge reads a kubelet.conf by file: what the files hold.
+fn by_file(path: &str, pem: Option<&(String, String)>) -> (FoundCert, Form) {
+    let (mut found, _) = conf(pem);
+    found.kubeconfig = None;
+    let form = Form::ByFile {
+        certificate: path.into(),
+        key: path.into(),
+    };
+    (found, form)
+}
+
+fn on_disk(current: Current, pair: Option<&(String, String)>) -> OnDisk {
+    let pem = |(certificate, key): &(String, String)| format!("{certificate}{key}").into_bytes();
+    OnDisk {
+        current,
+        pem: pair.map(pem).map(Zeroizing::new),
+        exposed: None,
+    }
+}
+
+fn link(target: &str) -> Current {
+    Current::Link(target.into())
+}
+
+fn leaf_of(found: &FoundCert) -> Option<String> {
+    Some(found.chain.present()?.leaf().to_pem())
+}
+
+#[test]
+fn what_counts_is_what_the_kubelet_uses() {
+    let stage = Stage::new();
+    let (old, fresh, expired) = (stage.pair(5), stage.pair(1), stage.pair(20));
+    let weighed = |layout, (found, form): (FoundCert, Form), disk: OnDisk| {
+        let store = KubeletStore {
+            dir: "/var/lib/kubelet/pki".into(),
+            layout,
+        };
+        weigh(found, &form, &store, disk, NOW)
+    };
+    use KubeletLayout::{Auto, File};
+
+    // Nothing there but kubelet.conf: kubeadm's form, unless the file is wished for.
+    let found = weighed(Auto, conf(Some(&fresh)), on_disk(Current::Nothing, None));
+    assert!(found.store.is_none());
+    let found = weighed(Auto, conf(None), on_disk(Current::Nothing, None));
+    assert!(found.store.is_none());
+    let found = weighed(File, conf(Some(&fresh)), on_disk(Current::Nothing, None));
+    assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
+    let store = found.store.unwrap();
+    assert_eq!(
+        store.faults,
+        [format!(
+            "kubelet.conf holds the certificate, where it is to name {LINK}"
+        )]
+    );
+    assert!(!store.in_place && store.superseded.is_none());
+
+    for layout in [Auto, File] {
+        // In order.
+        let disk = || on_disk(link(DATED), Some(&fresh));
+        let found = weighed(layout, by_file(LINK, Some(&fresh)), disk());
+        let store = found.store.as_ref().unwrap();
+        assert_eq!(store.faults, [""; 0]);
+        assert!(store.in_place);
+        assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
+        assert_eq!(
+            store.target().unwrap(),
+            NodePath::from("/var/lib/kubelet/pki").join(DATED)
+        );
+
+        // kubeadm init before kubelet-finalize, and every join: the kubelet has rotated, kubelet.conf is old.
+        let found = weighed(layout, conf(Some(&old)), disk());
+        assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
+        let store = found.store.unwrap();
+        assert_eq!(
+            store.faults,
+            [format!(
+                "kubelet.conf holds a certificate, while the kubelet uses {LINK}"
+            )]
+        );
+        assert_eq!(store.superseded.unwrap().0.leaf().to_pem(), old.0);
+        // The same one in both places is not kept twice.
+        let found = weighed(layout, conf(Some(&fresh)), disk());
+        assert!(found.store.unwrap().superseded.is_none());
+
+        // kubelet.conf is lost.
+        let found = weighed(layout, conf(None), disk());
+        assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
+        assert_eq!(found.store.unwrap().faults, ["kubelet.conf is absent"]);
+
+        // What the kubelet would not use.
+        for pair in [Some(&expired), None] {
+            let found = weighed(layout, conf(Some(&fresh)), on_disk(link("gone.pem"), pair));
+            assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
+            assert!(!found.store.unwrap().in_place);
+        }
+        let torn = (expired.0.clone(), fresh.1.clone());
+        let found = weighed(
+            layout,
+            conf(Some(&fresh)),
+            on_disk(link(DATED), Some(&torn)),
+        );
+        assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
+
+        // A dangling link is an absent certificate, and named.
+        let found = weighed(layout, by_file(LINK, None), on_disk(link("gone.pem"), None));
+        assert!(matches!(found.chain, Found::Absent));
+        assert_eq!(
+            found.store.unwrap().absence(),
+            format!("{LINK} leads nowhere")
+        );
+
+        // A file where the link belongs.
+        let found = weighed(
+            layout,
+            by_file(LINK, Some(&fresh)),
+            on_disk(Current::File, Some(&fresh)),
+        );
+        let store = found.store.unwrap();
+        assert_eq!(
+            store.faults,
+            [format!(
+                "{LINK} is no link to a file beside it, so that the kubelet cannot put a new one there"
+            )]
+        );
+        assert!(!store.in_place);
+    }
+
+    // Files of somebody's own choice stay as long as they serve and the kubelet has none of its own.
+    let found = weighed(
+        Auto,
+        by_file("/etc/k/kubelet.pem", Some(&fresh)),
+        on_disk(Current::Nothing, None),
+    );
+    let store = found.store.unwrap();
+    assert_eq!(store.faults, [""; 0]);
+    assert!(!store.in_place);
+
+    // Another directory, by --cert-dir.
+    let elsewhere = "/data/pki/kubelet-client-current.pem";
+    let found = weighed(
+        Auto,
+        by_file(elsewhere, Some(&fresh)),
+        on_disk(link(DATED), Some(&fresh)),
+    );
+    assert_eq!(found.store.unwrap().link(), NodePath::from(elsewhere));
+}

@@ -1,0 +1,127 @@
+//! What a certificate must be for its place, whatever the configuration says: the part of kubeadm's table that does not
+//! depend on names of nodes and on versions.
+//!
+//! Pure. `status` has nothing else to judge by; with a configuration [`assess`](super::assess) is stricter.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::kube::names::CertName;
+use crate::spec::{CLUSTER_ADMINS, MASTERS, usages};
+use crate::x509::{Certificate, Difference, usage_differences};
+
+/// Every way in which `leaf` cannot be the certificate `name` of any cluster that kubeadm made.
+pub fn misplaced(name: CertName, leaf: &Certificate) -> Vec<Difference> {
+    let mut found = usage_differences(leaf, &usages(name));
+    found.extend(identity_differences(name, leaf));
+    found.extend(missing_names(name, leaf));
+    found
+}
+
+/// What a server's certificate lacks to be accepted by clients that call it `host`.
+pub fn lacks_host(leaf: &Certificate, host: &str) -> Option<Difference> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        let has = leaf.ip_addresses().contains(&ip.to_canonical());
+        return (!has).then_some(Difference::IpMissing(ip));
+    }
+    let matches = |name: &String| {
+        name.eq_ignore_ascii_case(host)
+            || name.strip_prefix("*.").is_some_and(|parent| {
+                host.split_once('.')
+                    .is_some_and(|(_, rest)| rest.eq_ignore_ascii_case(parent))
+            })
+    };
+    let has = leaf.dns_names().iter().any(matches);
+    (!has).then(|| Difference::DnsMissing(host.to_owned()))
+}
+
+/// True for the certificates that a version of kubeadm puts into `system:masters`: super-admin.conf, and before 1.29
+/// admin.conf and three clients, whose subject a renewal by kubeadm keeps.
+pub fn may_be_in_masters(name: CertName) -> bool {
+    matches!(
+        name,
+        CertName::SuperAdminConf
+            | CertName::AdminConf
+            | CertName::ApiserverKubeletClient
+            | CertName::ApiserverEtcdClient
+            | CertName::EtcdHealthcheckClient
+    )
+}
+
+fn identity_differences(name: CertName, leaf: &Certificate) -> Vec<Difference> {
+    const NODES: &str = "system:nodes";
+    let subject = leaf.subject();
+    let organizations: Vec<&str> = subject.values("O").collect();
+    let mut found = Vec::new();
+    let required = match name {
+        CertName::SuperAdminConf => Some(MASTERS),
+        CertName::KubeletConf => Some(NODES),
+        _ => None,
+    };
+    let missing = required.filter(|required| !organizations.contains(required));
+    found.extend(missing.map(|missing| Difference::OrganizationMissing(missing.to_owned())));
+    // Groups of these are of nobody's choice; of the others only the two that are administrators count.
+    let is_fixed = matches!(
+        name,
+        CertName::ControllerManagerConf | CertName::SchedulerConf | CertName::KubeletConf
+    );
+    let is_allowed = |organization: &str| match organization {
+        MASTERS => may_be_in_masters(name),
+        CLUSTER_ADMINS => matches!(
+            name,
+            CertName::SuperAdminConf | CertName::AdminConf | CertName::ApiserverKubeletClient
+        ),
+        other => !is_fixed || required == Some(other),
+    };
+    let extra = organizations.iter().filter(|one| !is_allowed(one));
+    found.extend(extra.map(|extra| Difference::OrganizationExtra((*extra).to_owned())));
+    let user = match name {
+        CertName::ControllerManagerConf => Some("system:kube-controller-manager"),
+        CertName::SchedulerConf => Some("system:kube-scheduler"),
+        // With a group its name does not matter.
+        CertName::ApiserverKubeletClient if organizations.is_empty() => {
+            Some("kube-apiserver-kubelet-client")
+        }
+        CertName::KubeletConf => Some("system:node:"),
+        _ => None,
+    };
+    let names: Vec<&str> = subject.values("CN").collect();
+    let fits = |user: &str| match names.as_slice() {
+        [only] if name == CertName::KubeletConf => {
+            only.len() > user.len() && only.starts_with(user)
+        }
+        [only] => *only == user,
+        _ => false,
+    };
+    found.extend(
+        user.filter(|user| !fits(user))
+            .map(|user| Difference::CommonName {
+                wanted: match name {
+                    CertName::KubeletConf => format!("{user}NAME"),
+                    _ => user.to_owned(),
+                },
+                found: names.join(", "),
+            }),
+    );
+    found
+}
+
+/// The names that every certificate in this place has.
+fn missing_names(name: CertName, leaf: &Certificate) -> Vec<Difference> {
+    let (dns, ips): (&[&str], &[IpAddr]) = match name {
+        CertName::Apiserver => (
+            &["kubernetes", "kubernetes.default", "kubernetes.default.svc"],
+            &[],
+        ),
+        CertName::EtcdServer | CertName::EtcdPeer => {
+            (&["localhost"], &[IpAddr::V4(Ipv4Addr::LOCALHOST)])
+        }
+        _ => (&[], &[]),
+    };
+    let has = |name: &str| leaf.dns_names().iter().any(|one| one == name);
+    let missing_dns = dns.iter().filter(|name| !has(name));
+    let missing_ips = ips.iter().filter(|ip| !leaf.ip_addresses().contains(ip));
+    let missing_dns = missing_dns.map(|name| Difference::DnsMissing((*name).to_owned()));
+    missing_dns
+        .chain(missing_ips.copied().map(Difference::IpMissing))
+        .collect()
+}

@@ -1,0 +1,306 @@
+use time::macros::datetime;
+
+use super::*;
+use crate::spec::schedule::{Percent, RenewAt, Window};
+use crate::x509::{
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+};
+
+const ISSUED: OffsetDateTime = datetime!(2026-01-01 00:00 UTC);
+const YEAR: Duration = Duration::from_secs(365 * 86400);
+
+fn age(length: time::Duration) -> Age {
+    Age {
+        life: Life {
+            issued_at: ISSUED,
+            not_after: ISSUED + length,
+        },
+        recorded: true,
+    }
+}
+
+fn rotation(windows: Vec<Window>) -> Rotation {
+    Rotation {
+        renew_at: RenewAt::Share(Percent::new(66).unwrap()),
+        jitter: Percent::new(0).unwrap(),
+        windows,
+        ..Rotation::default()
+    }
+}
+
+fn rules(rotation: &Rotation, demand: Demand) -> Rules<'_> {
+    Rules {
+        rotation,
+        node: "cp-1",
+        demand,
+        authority_ends: None,
+    }
+}
+
+fn keep() -> Action {
+    Action::Keep { notes: Vec::new() }
+}
+
+fn drift() -> Action {
+    Action::Issue {
+        reasons: vec!["SAN DNS:b is missing".to_owned()],
+    }
+}
+
+fn kept(note: &str) -> Action {
+    Action::Keep {
+        notes: vec![note.to_owned()],
+    }
+}
+
+fn issue(reasons: &[&str]) -> Action {
+    Action::Issue {
+        reasons: reasons.iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[test]
+fn decisions() {
+    let year = age(time::Duration::days(365));
+    let days = |days| ISSUED + time::Duration::days(days);
+    let always = rotation(Vec::new());
+    let saturday = rotation(vec![Window::weekly("Sat 02:00-03:00").unwrap()]);
+    let due = "due since 2026-08-29T21:36:00Z: 66 % of its life of 8760h is over";
+    let opens = datetime!(2026-09-05 02:00 UTC);
+    let Wait::Until { turn, .. } = schedule::in_window(&year.life, &saturday, "cp-1", days(241))
+    else {
+        panic!()
+    };
+    for (what, action, rotation, demand, now, wanted, next) in [
+        (
+            "young",
+            keep(),
+            &always,
+            Demand::Due,
+            days(100),
+            keep(),
+            Some(datetime!(2026-08-29 21:36 UTC)),
+        ),
+        (
+            "due",
+            keep(),
+            &always,
+            Demand::Due,
+            days(241),
+            issue(&[due]),
+            None,
+        ),
+        (
+            "due, and of the wrong form",
+            Action::Rewrite {
+                reasons: vec!["form".to_owned()],
+            },
+            &always,
+            Demand::Due,
+            days(241),
+            issue(&[due]),
+            None,
+        ),
+        (
+            "young and drifted",
+            drift(),
+            &always,
+            Demand::Due,
+            days(100),
+            issue(&["SAN DNS:b is missing"]),
+            None,
+        ),
+        (
+            "due and drifted",
+            drift(),
+            &always,
+            Demand::Due,
+            days(241),
+            issue(&["SAN DNS:b is missing", due]),
+            None,
+        ),
+        (
+            "just renewed",
+            drift(),
+            &always,
+            Demand::Due,
+            ISSUED + time::Duration::minutes(12),
+            kept("SAN DNS:b is missing; renewed 12m ago, tried again after 2026-01-01T01:00:00Z"),
+            Some(datetime!(2026-01-01 01:00 UTC)),
+        ),
+        (
+            "just renewed and asked for",
+            keep(),
+            &always,
+            Demand::Asked,
+            ISSUED + time::Duration::minutes(12),
+            kept(
+                "asked for; renewed 12m ago, tried again after 2026-01-01T01:00:00Z (--force renews it now)",
+            ),
+            Some(datetime!(2026-01-01 01:00 UTC)),
+        ),
+        (
+            "just renewed and forced",
+            keep(),
+            &always,
+            Demand::Forced,
+            ISSUED + time::Duration::minutes(12),
+            issue(&["asked for with --force"]),
+            None,
+        ),
+        (
+            "asked for",
+            keep(),
+            &always,
+            Demand::Asked,
+            days(1),
+            issue(&["asked for"]),
+            None,
+        ),
+        (
+            "outside of the window",
+            keep(),
+            &saturday,
+            Demand::Due,
+            days(241),
+            kept(&format!(
+                "{due}; waits for the window that opens at 2026-09-05T02:00:00Z"
+            )),
+            Some(turn),
+        ),
+        (
+            "a form is mended outside of the window too",
+            Action::Rewrite {
+                reasons: vec!["form".to_owned()],
+            },
+            &saturday,
+            Demand::Due,
+            days(241),
+            Action::Rewrite {
+                reasons: vec![
+                    "form".to_owned(),
+                    format!("{due}; waits for the window that opens at 2026-09-05T02:00:00Z"),
+                ],
+            },
+            Some(turn),
+        ),
+        (
+            "in the window",
+            keep(),
+            &saturday,
+            Demand::Due,
+            opens,
+            issue(&[due]),
+            None,
+        ),
+        (
+            "asked for outside of the window",
+            drift(),
+            &saturday,
+            Demand::Asked,
+            days(241),
+            issue(&["SAN DNS:b is missing", due]),
+            None,
+        ),
+        (
+            "about to expire",
+            keep(),
+            &saturday,
+            Demand::Due,
+            days(364),
+            issue(&[
+                due,
+                "the next window opens at 2027-01-02T02:00:00Z, too late for a certificate that ends at 2027-01-01T00:00:00Z: it is renewed outside of any window",
+            ]),
+            None,
+        ),
+    ] {
+        let rotated = rotate(action, Some(&year), rules(rotation, demand), now);
+        assert_eq!((&rotated.action, rotated.next), (&wanted, next), "{what}");
+    }
+}
+
+#[test]
+fn what_does_not_serve_waits_for_nothing() {
+    let never = rotation(vec![Window::weekly("Sat 02:00-03:00").unwrap()]);
+    let rotated = rotate(drift(), None, rules(&never, Demand::Due), ISSUED);
+    assert_eq!(rotated.action, drift());
+    assert!(rotated.urgent && !rotated.for_age);
+}
+
+#[test]
+fn nothing_is_renewed_for_age_when_its_authority_ends_with_it() {
+    let year = age(time::Duration::days(365));
+    let always = rotation(Vec::new());
+    let rules = Rules {
+        authority_ends: Some(year.life.not_after),
+        ..rules(&always, Demand::Due)
+    };
+    let now = ISSUED + time::Duration::days(300);
+    let rotated = rotate(keep(), Some(&year), rules, now);
+    assert_eq!(
+        rotated.action,
+        kept(
+            "it ends with its authority, at 2027-01-01T00:00:00Z: a new one would end no later; replace the authority"
+        )
+    );
+    // What has drifted is mended all the same.
+    assert_eq!(rotate(drift(), Some(&year), rules, now).action, drift());
+}
+
+#[test]
+fn only_a_recorded_renewal_cools_down() {
+    let concluded = Age {
+        recorded: false,
+        ..age(time::Duration::days(365))
+    };
+    let always = rotation(Vec::new());
+    let now = ISSUED + time::Duration::minutes(12);
+    let rotated = rotate(drift(), Some(&concluded), rules(&always, Demand::Due), now);
+    assert_eq!(rotated.action, drift());
+}
+
+#[test]
+fn ages_are_recorded_or_concluded() {
+    let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let born = datetime!(2020-01-01 00:00 UTC);
+    let authority =
+        CertificateAuthority::self_signed("kubernetes", key(), born, 10 * YEAR).unwrap();
+    let profile = |lifetime| Profile {
+        subject: Subject {
+            common_name: "kubernetes-admin".to_owned(),
+            organizations: Vec::new(),
+        },
+        sans: Sans::default(),
+        usages: vec![ExtendedUsage::ClientAuth],
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime,
+    };
+    let chain = |now, lifetime| {
+        let leaf = authority.issue(key().public_key(), &profile(lifetime), now);
+        Chain::from_pem(leaf.unwrap().to_pem().as_bytes()).unwrap()
+    };
+    let trust = Some(authority.bundle());
+    let of = |chain: &Chain, recorded| Age::of(chain, recorded, trust, YEAR).life.issued_at;
+
+    let ordinary = chain(ISSUED, YEAR);
+    assert_eq!(of(&ordinary, None), ordinary.leaf().not_before());
+    assert_eq!(of(&ordinary, Some(ISSUED)), ISSUED);
+
+    // As kubeadm's kubeconfigs: valid since the CA is, for a year from the day of issue.
+    let since_the_authority = chain(born, 6 * YEAR + 20 * Duration::from_secs(86400));
+    let leaf = since_the_authority.leaf();
+    assert_eq!(leaf.not_before(), authority.bundle().first().not_before());
+    let concluded = of(&since_the_authority, None);
+    assert_eq!(concluded, leaf.not_after() - YEAR);
+    // 66 % of the years since the CA's birth are long over; those of its own life are not.
+    let life = Life {
+        issued_at: concluded,
+        not_after: leaf.not_after(),
+    };
+    let due = schedule::due(&life, &rotation(Vec::new()), "cp-1", concluded + YEAR / 2);
+    assert!(matches!(due, Due::Later { .. }), "{due:?}");
+    // A life that is shorter than the configured one is its own.
+    let short = chain(born, YEAR / 2);
+    assert_eq!(of(&short, None), short.leaf().not_before());
+}

@@ -1,0 +1,240 @@
+use std::time::Duration;
+
+use time::macros::datetime;
+
+use super::*;
+use crate::kube::names::{Authority, CertName};
+use crate::x509::{
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject, Tolerance,
+};
+
+const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
+const YEAR: Duration = Duration::from_secs(365 * 86400);
+
+fn authority() -> CertificateAuthority {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    CertificateAuthority::self_signed("kubernetes", key, NOW, 10 * YEAR).unwrap()
+}
+
+fn subject(organization: Option<&str>) -> Subject {
+    Subject {
+        common_name: "kube-apiserver-kubelet-client".to_owned(),
+        organizations: organization.map(str::to_owned).into_iter().collect(),
+    }
+}
+
+fn spec() -> CertSpec {
+    CertSpec {
+        name: CertName::ApiserverKubeletClient,
+        authority: Authority::Ca,
+        profile: Profile {
+            subject: subject(None),
+            sans: Sans::default(),
+            usages: vec![ExtendedUsage::ClientAuth],
+            key: KeyAlgorithm::EcdsaP256,
+            lifetime: YEAR,
+        },
+        other_subjects: vec![subject(Some("kubeadm:cluster-admins"))],
+        under_first: false,
+        is_omittable: false,
+        tolerance: Tolerance::default(),
+        output: Output::Pair {
+            certificate: "/c".into(),
+            key: "/k".into(),
+        },
+    }
+}
+
+fn found(chain: Found<Chain>, key: Found<PrivateKey>) -> FoundCert {
+    FoundCert {
+        chain,
+        key,
+        key_form_is_ours: true,
+        exposed: None,
+        revoked: None,
+        kubeconfig: None,
+        store: None,
+    }
+}
+
+/// A pair as `authority` issues it for `profile`.
+fn issued(authority: &CertificateAuthority, profile: &Profile) -> FoundCert {
+    let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    let leaf = authority.issue(key.public_key(), profile, NOW).unwrap();
+    found(
+        Found::Present(Chain::from_pem(leaf.to_pem().as_bytes()).unwrap()),
+        Found::Present(key),
+    )
+}
+
+fn reasons(action: Action) -> Vec<String> {
+    match action {
+        Action::Issue { reasons } => reasons,
+        other => panic!("not issued: {other:?}"),
+    }
+}
+
+#[test]
+fn what_is_as_wanted_is_kept() {
+    let authority = authority();
+    let action = assess(
+        &spec(),
+        &issued(&authority, &spec().profile),
+        Some(authority.bundle()),
+        NOW,
+    );
+    assert_eq!(action, Action::Keep { notes: Vec::new() });
+}
+
+#[test]
+fn what_is_tolerated_is_kept_and_issued_anew_when_it_is_not_any_more() {
+    let authority = authority();
+    let mut both = spec().profile;
+    both.usages.insert(0, ExtendedUsage::ServerAuth);
+    let found = issued(&authority, &both);
+    assert_eq!(
+        reasons(assess(&spec(), &found, Some(authority.bundle()), NOW)),
+        ["extended key usage server auth is not wanted"]
+    );
+    let tolerant = CertSpec {
+        tolerance: Tolerance {
+            extra_usages: true,
+            ..Tolerance::default()
+        },
+        ..spec()
+    };
+    assert_eq!(
+        assess(&tolerant, &found, Some(authority.bundle()), NOW),
+        Action::Keep { notes: Vec::new() }
+    );
+}
+
+#[test]
+fn what_is_missing_is_issued_and_half_a_pair_says_which_half() {
+    let authority = authority();
+    let judge = |found: FoundCert| reasons(assess(&spec(), &found, Some(authority.bundle()), NOW));
+    assert_eq!(judge(found(Found::Absent, Found::Absent)), ["absent"]);
+    assert_eq!(judge(found(Found::Empty, Found::Empty)), ["empty file"]);
+    let whole = issued(&authority, &spec().profile);
+    assert_eq!(
+        judge(FoundCert {
+            key: Found::Absent,
+            ..whole
+        }),
+        ["key is absent"]
+    );
+    let whole = issued(&authority, &spec().profile);
+    assert_eq!(
+        judge(FoundCert {
+            chain: Found::Unreadable("garbage".to_owned()),
+            ..whole
+        }),
+        ["certificate is unreadable: garbage"]
+    );
+}
+
+#[test]
+fn a_subject_of_another_generation_is_kept_with_a_note() {
+    let authority = authority();
+    let mut older = spec().profile;
+    older.subject = subject(Some("kubeadm:cluster-admins"));
+    match assess(
+        &spec(),
+        &issued(&authority, &older),
+        Some(authority.bundle()),
+        NOW,
+    ) {
+        Action::Keep { notes } => {
+            assert!(notes[0].contains("of another kubeadm version"), "{notes:?}")
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut foreign = spec().profile;
+    foreign.subject = subject(Some("wheel"));
+    let action = assess(
+        &spec(),
+        &issued(&authority, &foreign),
+        Some(authority.bundle()),
+        NOW,
+    );
+    assert!(reasons(action)[0].contains("wheel"));
+}
+
+#[test]
+fn a_torn_pair_an_expired_leaf_and_a_foreign_authority_are_issued_anew() {
+    let (authority, foreign) = (authority(), authority());
+    let torn = FoundCert {
+        key: Found::Present(PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap()),
+        ..issued(&authority, &spec().profile)
+    };
+    assert!(
+        reasons(assess(&spec(), &torn, Some(authority.bundle()), NOW))[0]
+            .contains("for another key")
+    );
+    let later = NOW + 2 * YEAR;
+    let old = issued(&authority, &spec().profile);
+    assert_eq!(
+        reasons(assess(&spec(), &old, Some(authority.bundle()), later)),
+        ["it expired at 2027-06-01T12:00:00Z"]
+    );
+    assert!(
+        reasons(assess(&spec(), &old, Some(foreign.bundle()), NOW))[0].contains("no path from it")
+    );
+}
+
+#[test]
+fn only_the_form_is_rewritten() {
+    let authority = authority();
+    let pkcs8 = FoundCert {
+        key_form_is_ours: false,
+        ..issued(&authority, &spec().profile)
+    };
+    let exposed = FoundCert {
+        exposed: Some(0o644),
+        ..issued(&authority, &spec().profile)
+    };
+    for (found, why) in [(pkcs8, "PKCS#8"), (exposed, "0644")] {
+        match assess(&spec(), &found, Some(authority.bundle()), NOW) {
+            Action::Rewrite { reasons } => assert!(reasons[0].contains(why), "{reasons:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn an_expired_authority_stops_everything() {
+    let authority = authority();
+    let spec = BundleSpec {
+        authority: Authority::Ca,
+        path: "/etc/kubernetes/pki/ca.crt".into(),
+        key_path: "/etc/kubernetes/pki/ca.key".into(),
+        crl_path: "/etc/kubernetes/pki/crl.pem".into(),
+        key: KeyAlgorithm::EcdsaP256,
+        lifetime: YEAR,
+    };
+    let bundle = Found::Present(authority.bundle().clone());
+    assert!(assess_bundle(&spec, &bundle, &[], NOW).is_ok());
+    let refusal = assess_bundle(&spec, &bundle, &[], NOW + 11 * YEAR).unwrap_err();
+    assert!(refusal.contains("replace the CA first"), "{refusal}");
+    let refusal = assess_bundle(&spec, &bundle, &[[0; 32]], NOW).unwrap_err();
+    assert!(refusal.contains("authorities.ca.trust.sha256"), "{refusal}");
+}
+
+#[test]
+fn a_kubeconfig_that_cannot_be_repaired_is_told_from_an_empty_one() {
+    assert!(matches!(
+        read_kubeconfig(Some(b"  \n")),
+        ReadKubeconfig::Usable(found) if matches!(found.chain, Found::Empty)
+    ));
+    for broken in [
+        &b"\xff\xfe"[..],
+        b"- a\n",
+        b"current-context: gone\n",
+        b"a: [\n",
+    ] {
+        assert!(matches!(
+            read_kubeconfig(Some(broken)),
+            ReadKubeconfig::Unrepairable(_)
+        ));
+    }
+}

@@ -1,0 +1,444 @@
+//! Reads a policy: the `pki` block of the settings, and `PKI` documents of `config.openshift.io` in the three shapes that
+//! exist: the enhancement's (`defaults`, `categories`, `overrides`), and the API's two `certificateManagement.custom`
+//! forms.
+//!
+//! To map one more OpenShift name, add a row to `OPENSHIFT_NAMES`.
+
+use super::KeyOwner::{Authority as Ca, Leaf};
+use super::{Category, Choice, KeyOwner, Rules};
+use crate::kube::names::{Authority, CertName};
+use crate::x509::KeyAlgorithm;
+use crate::yaml::{Faults, Field, Map, Node, Severity, Walk, did_you_mean};
+
+/// OpenShift's well-known names and what they are in a kubeadm cluster; an empty list means there is nothing like it.
+///
+/// OpenShift has many signers where kubeadm has one, so several names may mean the same key; they must then agree.
+/// `kubelet-client` is OpenShift's bootstrap identity, which a kubeadm cluster covers with a token.
+#[rustfmt::skip]
+pub(super) const OPENSHIFT_NAMES: &[(&str, &[KeyOwner])] = &[
+    ("admin-kubeconfig-signer",               &[Ca(Authority::Ca)]),
+    ("kubelet-bootstrap-kubeconfig-signer",   &[Ca(Authority::Ca)]),
+    ("kube-apiserver-localhost-signer",       &[Ca(Authority::Ca)]),
+    ("kube-apiserver-service-network-signer", &[Ca(Authority::Ca)]),
+    ("kube-apiserver-lb-signer",              &[Ca(Authority::Ca)]),
+    ("kube-apiserver-to-kubelet-signer",      &[Ca(Authority::Ca)]),
+    ("kube-control-plane-signer",             &[Ca(Authority::Ca)]),
+    ("kubelet-signer",                        &[Ca(Authority::Ca)]),
+    ("csr-signer-ca",                         &[Ca(Authority::Ca)]),
+    ("aggregator-signer",                     &[Ca(Authority::FrontProxyCa)]),
+    ("aggregator-ca",                         &[Ca(Authority::FrontProxyCa)]),
+    ("etcd-signer",                           &[Ca(Authority::EtcdCa)]),
+    ("etcd-metrics-signer",                   &[]),
+    ("service-ca",                            &[]),
+    ("root-ca",                               &[]),
+    ("kube-apiserver-localhost-server",       &[Leaf(CertName::Apiserver)]),
+    ("kube-apiserver-service-network-server", &[Leaf(CertName::Apiserver)]),
+    ("kube-apiserver-lb-server",              &[Leaf(CertName::Apiserver)]),
+    ("kube-apiserver-internal-lb-server",     &[Leaf(CertName::Apiserver)]),
+    ("machine-config-server",                 &[]),
+    ("ironic-server",                         &[]),
+    ("etcd-peer-server",                      &[Leaf(CertName::EtcdPeer)]),
+    ("etcd-metrics-server",                   &[]),
+    ("admin-kubeconfig-client",               &[Leaf(CertName::AdminConf), Leaf(CertName::SuperAdminConf)]),
+    ("kubelet-client",                        &[]),
+    ("kube-apiserver-to-kubelet-client",      &[Leaf(CertName::ApiserverKubeletClient)]),
+    ("kube-control-plane-kube-controller-manager-client", &[Leaf(CertName::ControllerManagerConf)]),
+    ("kube-control-plane-kube-scheduler-client", &[Leaf(CertName::SchedulerConf)]),
+    ("aggregator-client",                     &[Leaf(CertName::FrontProxyClient)]),
+    ("apiserver-proxy-client",                &[Leaf(CertName::FrontProxyClient)]),
+    ("journal-gatewayd-client",               &[]),
+];
+
+impl Rules {
+    /// Reads the `pki` block of the settings; faults go to the walk it belongs to.
+    pub fn read(field: &Field<'_>, faults: &mut Faults) -> Rules {
+        let mut rules = Rules::default();
+        if let Some(map) = field.map() {
+            rules.read_spec(&map, faults);
+        }
+        rules
+    }
+
+    /// Reads a `PKI` document of `config.openshift.io/v1` or `v1alpha1`.
+    ///
+    /// # Errors
+    /// All faults of the document.
+    pub fn from_document(document: &Node) -> Result<(Rules, Faults), Faults> {
+        let mut faults = Faults::default();
+        document.duplicates(Severity::Error, &mut faults);
+        let walk = Walk::new(true);
+        let mut rules = Rules::default();
+        if let Some(map) = Field::root(&walk, document).map() {
+            map.ignore(&["kind", "metadata", "status"]);
+            if let Some(field) = map.get("apiVersion")
+                && let Some(version) = field.string()
+                && !matches!(
+                    version.as_str(),
+                    "config.openshift.io/v1" | "config.openshift.io/v1alpha1"
+                )
+            {
+                field.error(
+                    format!("{version:?} is not a known version of the PKI resource"),
+                    "use config.openshift.io/v1 or config.openshift.io/v1alpha1",
+                );
+            }
+            match map.get("spec") {
+                Some(spec) => {
+                    if let Some(spec) = spec.map() {
+                        rules.read_spec(&spec, &mut faults);
+                    }
+                }
+                None => map
+                    .field()
+                    .error("has no spec", "add spec:, which may be {}"),
+            }
+            map.finish();
+        }
+        faults.extend(walk.into_faults());
+        faults.outcome(rules)
+    }
+
+    /// Either the enhancement's three lists or the API's `certificateManagement`.
+    fn read_spec(&mut self, map: &Map<'_>, faults: &mut Faults) {
+        if let Some(management) = map.get("certificateManagement") {
+            for key in ["defaults", "categories", "overrides"] {
+                if let Some(other) = map.get(key) {
+                    other.error(
+                        "stands beside certificateManagement, which is another shape of the same policy",
+                        "move it below certificateManagement.custom",
+                    );
+                }
+            }
+            if let Some(management) = management.map() {
+                self.read_management(&management, faults);
+            }
+        } else {
+            self.defaults = map.get("defaults").and_then(|field| certificate(&field));
+            for item in items(map, "categories") {
+                let choice = required_certificate(&item);
+                match item.get("category") {
+                    Some(category) => self.add_category(&category, choice, faults),
+                    None => item.field().error("has no category", CATEGORY_FIX),
+                }
+                item.finish();
+            }
+            for item in items(map, "overrides") {
+                self.read_override(&item, faults);
+                item.finish();
+            }
+        }
+        map.finish();
+    }
+
+    fn read_management(&mut self, map: &Map<'_>, faults: &mut Faults) {
+        const MODES: &str = "use Unmanaged, Default or Custom";
+        let mode = map
+            .get("mode")
+            .and_then(|field| Some((field.string()?, field)));
+        let custom = map.get("custom");
+        match (
+            mode.as_ref().map(|(mode, field)| (mode.as_str(), field)),
+            custom,
+        ) {
+            (Some(("Custom", _)), Some(custom)) => {
+                if let Some(custom) = custom.map() {
+                    self.read_custom(&custom, faults);
+                    custom.finish();
+                }
+            }
+            (Some(("Custom", field)), None) => {
+                field.error(
+                    "mode Custom needs custom",
+                    "add custom with its defaults beside it",
+                );
+            }
+            (Some(("Unmanaged" | "Default", _)), Some(custom)) => {
+                custom.error(
+                    "custom is forbidden unless mode is Custom",
+                    "set mode: Custom, or remove custom",
+                );
+            }
+            // kubeadm's own choice is what both mean here.
+            (Some(("Unmanaged" | "Default", _)), None) => {}
+            (Some((other, field)), _) => field.error(format!("{other:?} is not a mode"), MODES),
+            (None, _) => map.field().error("has no mode", MODES),
+        }
+        map.finish();
+    }
+
+    fn read_custom(&mut self, map: &Map<'_>, faults: &mut Faults) {
+        match map.get("defaults") {
+            Some(field) => self.defaults = certificate(&field),
+            None => map.field().error(
+                "has no defaults, which mode Custom requires",
+                "add defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}",
+            ),
+        }
+        for (key, category) in [
+            ("signerCertificates", Category::Signer),
+            ("servingCertificates", Category::Serving),
+            ("clientCertificates", Category::Client),
+        ] {
+            if let Some(field) = map.get(key)
+                && let Some(choice) = certificate(&field)
+            {
+                self.categories.insert(category, choice);
+            }
+        }
+        for item in items(map, "overrides") {
+            match item.get("type") {
+                Some(kind) => {
+                    if let Some(text) = kind.string()
+                        && text != "Category"
+                    {
+                        kind.error(
+                            format!("{text:?} is not a type of override"),
+                            "use Category",
+                        );
+                    }
+                }
+                None => item.field().error("has no type", "add type: Category"),
+            }
+            let choice = required_certificate(&item);
+            match item.get("category") {
+                Some(category) => {
+                    if let Some(category) = category.map() {
+                        match category.get("name") {
+                            Some(name) => self.add_category(&name, choice, faults),
+                            None => category.field().error("has no name", CATEGORY_FIX),
+                        }
+                        category.finish();
+                    }
+                }
+                None => item.field().error("has no category", CATEGORY_FIX),
+            }
+            item.finish();
+        }
+    }
+
+    fn add_category(&mut self, field: &Field<'_>, choice: Option<Choice>, faults: &mut Faults) {
+        let Some(text) = field.string() else { return };
+        let Some(category) = Category::parse(&text) else {
+            field.error(
+                format!("{text:?} is not a category of certificates"),
+                CATEGORY_FIX,
+            );
+            return;
+        };
+        let Some(choice) = choice else { return };
+        if let Some(earlier) = self.categories.get(&category) {
+            let message = format!(
+                "category {text} is given twice, first in line {}",
+                earlier.spot.place.line
+            );
+            faults.push(field.spot().error(message, "keep one of them"));
+            return;
+        }
+        self.categories.insert(category, choice);
+    }
+
+    fn read_override(&mut self, item: &Map<'_>, faults: &mut Faults) {
+        let choice = required_certificate(item);
+        let Some(field) = item.get("certificateName") else {
+            item.field().error(
+                "has no certificateName",
+                "add certificateName: NAME, as in etcd-server",
+            );
+            return;
+        };
+        let Some(name) = field.string() else { return };
+        let openshift = OPENSHIFT_NAMES.iter().find(|(known, _)| *known == name);
+        let owners = match (KeyOwner::parse(&name), openshift) {
+            (Some(owner), _) => vec![owner],
+            (None, Some((_, []))) => {
+                field.warning(
+                    format!("{name} has no counterpart in a kubeadm cluster and is ignored"),
+                    "remove the entry if the file is for kubeadm clusters only",
+                );
+                return;
+            }
+            (None, Some((_, owners))) => owners.to_vec(),
+            (None, None) => {
+                let names: Vec<String> = KeyOwner::all().map(|owner| owner.to_string()).collect();
+                let known = names.iter().map(String::as_str);
+                let near = did_you_mean(
+                    &name,
+                    known.chain(OPENSHIFT_NAMES.iter().map(|(name, _)| *name)),
+                );
+                field.error(
+                    format!("{name:?} is not a name of a certificate, an authority or sa"),
+                    match near {
+                        Some(near) => format!("did you mean {near}?"),
+                        None => format!(
+                            "use one of {}, or a well-known name of OpenShift",
+                            names.join(", ")
+                        ),
+                    },
+                );
+                return;
+            }
+        };
+        let Some(choice) = choice else { return };
+        for owner in owners {
+            match self.overrides.get(&owner) {
+                Some(earlier) if earlier.key != choice.key => {
+                    let message = format!(
+                        "{name} asks for {} for {owner}, line {} asks for {}",
+                        choice.key, earlier.spot.place.line, earlier.key
+                    );
+                    faults.push(field.spot().error(
+                        message,
+                        "a kubeadm cluster has one key for both: make them agree",
+                    ));
+                }
+                Some(_) => {}
+                None => {
+                    self.overrides.insert(owner, choice.clone());
+                }
+            }
+        }
+    }
+}
+
+const CATEGORY_FIX: &str = "use SignerCertificate, ServingCertificate or ClientCertificate";
+
+fn items<'a>(map: &Map<'a>, key: &str) -> Vec<Map<'a>> {
+    map.get(key)
+        .and_then(|field| field.list())
+        .unwrap_or_default()
+        .iter()
+        .filter_map(Field::map)
+        .collect()
+}
+
+fn required_certificate(item: &Map<'_>) -> Option<Choice> {
+    match item.get("certificate") {
+        Some(field) => certificate(&field),
+        None => {
+            item.field().error(
+                "has no certificate",
+                "add certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}",
+            );
+            None
+        }
+    }
+}
+
+/// `{key: {algorithm, rsa | ecdsa}}`.
+fn certificate(field: &Field<'_>) -> Option<Choice> {
+    let map = field.map()?;
+    let key = map.get("key");
+    map.finish();
+    let Some(key) = key else {
+        field.error(
+            "has no key",
+            "add key: {algorithm: RSA, rsa: {keySize: 2048}}",
+        );
+        return None;
+    };
+    let spot = key.spot();
+    let map = key.map()?;
+    let algorithm = map.get("algorithm");
+    let rsa = map.get("rsa");
+    let ecdsa = map.get("ecdsa");
+    map.finish();
+    let Some(algorithm) = algorithm else {
+        key.error("has no algorithm", "add algorithm: RSA or algorithm: ECDSA");
+        return None;
+    };
+    let forbid = |field: Option<Field<'_>>, block: &str, name: &str| {
+        if let Some(field) = field {
+            field.error(
+                format!("{block} is forbidden when algorithm is {name}"),
+                format!("remove it, or change algorithm to {}", block.to_uppercase()),
+            );
+        }
+    };
+    let key = match algorithm.string()?.as_str() {
+        "RSA" => {
+            forbid(ecdsa, "ecdsa", "RSA");
+            match rsa {
+                Some(rsa) => rsa_size(&rsa),
+                None => {
+                    key.error(
+                        "rsa is required when algorithm is RSA",
+                        "add rsa: {keySize: 2048}",
+                    );
+                    None
+                }
+            }
+        }
+        "ECDSA" => {
+            forbid(rsa, "rsa", "ECDSA");
+            match ecdsa {
+                Some(ecdsa) => curve(&ecdsa),
+                None => {
+                    key.error(
+                        "ecdsa is required when algorithm is ECDSA",
+                        "add ecdsa: {curve: P256}",
+                    );
+                    None
+                }
+            }
+        }
+        other => {
+            algorithm.error(
+                format!("{other:?} is not a key algorithm"),
+                "use RSA or ECDSA",
+            );
+            None
+        }
+    };
+    key.map(|key| Choice { key, spot })
+}
+
+fn rsa_size(rsa: &Field<'_>) -> Option<KeyAlgorithm> {
+    let map = rsa.map()?;
+    let field = map.get("keySize");
+    map.finish();
+    let Some(field) = field else {
+        rsa.error("has no keySize", "add keySize: 2048, 3072 or 4096");
+        return None;
+    };
+    match field.integer()? {
+        2048 => Some(KeyAlgorithm::Rsa2048),
+        3072 => Some(KeyAlgorithm::Rsa3072),
+        4096 => Some(KeyAlgorithm::Rsa4096),
+        size @ (5120 | 6144 | 7168 | 8192) => {
+            field.error(
+                format!("RSA keys of {size} bits are not made: each handshake would cost many times that of 4096 bits, and kubeadm has no name for them"),
+                "use 2048, 3072 or 4096",
+            );
+            None
+        }
+        size => {
+            field.error(
+                format!("{size} is not an RSA key size"),
+                "use 2048, 3072 or 4096",
+            );
+            None
+        }
+    }
+}
+
+fn curve(ecdsa: &Field<'_>) -> Option<KeyAlgorithm> {
+    let map = ecdsa.map()?;
+    let field = map.get("curve");
+    map.finish();
+    let Some(field) = field else {
+        ecdsa.error("has no curve", "add curve: P256, P384 or P521");
+        return None;
+    };
+    match field.string()?.as_str() {
+        "P256" => Some(KeyAlgorithm::EcdsaP256),
+        "P384" => Some(KeyAlgorithm::EcdsaP384),
+        "P521" => Some(KeyAlgorithm::EcdsaP521),
+        other => {
+            field.error(
+                format!("{other:?} is not a curve"),
+                "use P256, P384 or P521",
+            );
+            None
+        }
+    }
+}

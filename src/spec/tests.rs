@@ -1,0 +1,290 @@
+use super::*;
+use crate::kube::kubeadm::{HostFacts, Overrides, load, resolve};
+use crate::spec::policy::Rules;
+
+const INIT: &str = "\
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+nodeRegistration: {name: cp1}
+localAPIEndpoint: {advertiseAddress: 192.0.2.11}
+";
+
+const JOIN: &str = "\
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: JoinConfiguration
+nodeRegistration: {name: cp2}
+controlPlane: {localAPIEndpoint: {advertiseAddress: '2001:db8::12', bindPort: 7443}}
+discovery: {bootstrapToken: {token: abcdef.0123456789abcdef, apiServerEndpoint: 'api.example:6443', unsafeSkipCAVerification: true}}
+";
+
+fn cluster(fields: &str) -> String {
+    format!("apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n{fields}")
+}
+
+fn planned(node: &str, cluster: &str, choices: &Choices) -> Plan {
+    let loaded = load(&[("node.yaml", node), ("cluster.yaml", cluster)]);
+    let resolved = resolve(&loaded, &HostFacts::default(), &Overrides::default()).unwrap();
+    let cluster = resolved.cluster.unwrap_or_default();
+    let policy = Policy::new(Rules::default(), cluster.key_algorithm);
+    plan(&cluster, &resolved.node, &policy, choices)
+}
+
+fn names(plan: &Plan) -> Vec<&'static str> {
+    plan.certs.iter().map(|spec| spec.name.as_str()).collect()
+}
+
+fn server(plan: &Plan, name: CertName) -> &str {
+    match &plan.cert(name).unwrap().output {
+        Output::Kubeconfig { server, .. } => server,
+        Output::Pair { .. } => panic!("{name} is no kubeconfig"),
+    }
+}
+
+fn organization(version: &str, choices: &Choices) -> Vec<String> {
+    let plan = planned(
+        INIT,
+        &cluster(&format!("kubernetesVersion: {version}\n")),
+        choices,
+    );
+    plan.cert(CertName::ApiserverKubeletClient)
+        .unwrap()
+        .profile
+        .subject
+        .organizations
+        .clone()
+}
+
+#[test]
+fn a_first_node_holds_everything_and_a_joiner_all_but_super_admin() {
+    let first = planned(
+        INIT,
+        &cluster("controlPlaneEndpoint: api.example\n"),
+        &Choices::default(),
+    );
+    assert_eq!(first.certs.len(), 12);
+    assert!(first.service_account.unwrap().may_make);
+    let joining = planned(
+        JOIN,
+        &cluster("controlPlaneEndpoint: api.example\n"),
+        &Choices::default(),
+    );
+    assert_eq!(joining.certs.len(), 11);
+    assert!(joining.cert(CertName::SuperAdminConf).is_none());
+    assert!(
+        !joining.service_account.unwrap().may_make,
+        "a joiner never makes the service-account key"
+    );
+}
+
+#[test]
+fn a_worker_gets_its_kubelet_identity_only() {
+    let worker = JOIN
+        .lines()
+        .filter(|line| !line.starts_with("controlPlane"))
+        .collect::<Vec<_>>()
+        .join("\n");
+    let plan = planned(&worker, "", &Choices::default());
+    assert_eq!(names(&plan), ["kubelet.conf"]);
+    assert_eq!(
+        server(&plan, CertName::KubeletConf),
+        "https://api.example:6443"
+    );
+    assert_eq!(
+        plan.bundles
+            .iter()
+            .map(|bundle| bundle.authority)
+            .collect::<Vec<_>>(),
+        [Authority::Ca]
+    );
+    assert!(plan.service_account.is_none());
+}
+
+#[test]
+fn kubeconfigs_of_local_components_point_at_the_node_itself() {
+    let plan = planned(
+        JOIN,
+        &cluster("controlPlaneEndpoint: 'api.example:8443'\n"),
+        &Choices::default(),
+    );
+    assert_eq!(
+        server(&plan, CertName::AdminConf),
+        "https://api.example:8443"
+    );
+    for local in [
+        CertName::ControllerManagerConf,
+        CertName::SchedulerConf,
+        CertName::KubeletConf,
+    ] {
+        assert_eq!(server(&plan, local), "https://[2001:db8::12]:7443");
+    }
+    let older = "controlPlaneEndpoint: 'api.example:8443'\nkubernetesVersion: v1.32.4\n";
+    let plan = planned(JOIN, &cluster(older), &Choices::default());
+    assert_eq!(
+        server(&plan, CertName::KubeletConf),
+        "https://api.example:8443",
+        "before ControlPlaneKubeletLocalMode"
+    );
+}
+
+#[test]
+fn the_kubelet_may_bootstrap_itself() {
+    let choices = Choices {
+        kubelet_bootstraps_itself: true,
+        ..Choices::default()
+    };
+    let plan = planned(
+        JOIN,
+        &cluster("controlPlaneEndpoint: api.example\n"),
+        &choices,
+    );
+    assert!(plan.cert(CertName::KubeletConf).is_none());
+}
+
+#[test]
+fn external_etcd_is_somebody_elses() {
+    let fields = "etcd: {external: {endpoints: ['https://etcd:2379'], caFile: /e/ca.crt, certFile: /e/c.crt, keyFile: /e/c.key}}\n";
+    let plan = planned(INIT, &cluster(fields), &Choices::default());
+    assert!(
+        plan.certs
+            .iter()
+            .all(|spec| spec.authority != Authority::EtcdCa)
+    );
+    assert!(plan.bundle(Authority::EtcdCa).is_none());
+    assert_eq!(plan.external_etcd.unwrap().key, Some("/e/c.key".into()));
+}
+
+#[test]
+fn the_kubelet_client_subject_follows_the_version_that_makes_its_binding() {
+    let auto = Choices::default();
+    for with_binding in ["v1.36.1", "v1.36.2", "v1.35.5", "v1.37.0"] {
+        assert_eq!(organization(with_binding, &auto), [""; 0], "{with_binding}");
+    }
+    for without in ["v1.29.0", "v1.34.9", "v1.35.4", "v1.36.0", "stable-1"] {
+        assert_eq!(
+            organization(without, &auto),
+            ["kubeadm:cluster-admins"],
+            "{without}"
+        );
+    }
+    assert_eq!(organization("v1.28.3", &auto), ["system:masters"]);
+    let forced = Choices {
+        kubelet_client_subject: KubeletClientSubject::None,
+        ..Choices::default()
+    };
+    assert_eq!(organization("v1.30.0", &forced), [""; 0]);
+}
+
+#[test]
+fn other_generations_of_a_subject_are_known_and_not_wanted() {
+    let plan = planned(
+        INIT,
+        &cluster("kubernetesVersion: v1.36.2\n"),
+        &Choices::default(),
+    );
+    let spec = plan.cert(CertName::ApiserverKubeletClient).unwrap();
+    let others: Vec<_> = spec
+        .other_subjects
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(
+        others,
+        [
+            "O=kubeadm:cluster-admins, CN=kube-apiserver-kubelet-client",
+            "O=system:masters, CN=kube-apiserver-kubelet-client"
+        ]
+    );
+}
+
+#[test]
+fn before_1_29_there_is_no_super_admin_and_admin_is_a_master() {
+    let plan = planned(
+        INIT,
+        &cluster("kubernetesVersion: v1.28.3\n"),
+        &Choices::default(),
+    );
+    assert!(plan.cert(CertName::SuperAdminConf).is_none());
+    assert_eq!(
+        plan.cert(CertName::AdminConf)
+            .unwrap()
+            .profile
+            .subject
+            .organizations,
+        ["system:masters"]
+    );
+}
+
+#[test]
+fn extra_names_are_sorted_in_and_said_once() {
+    let choices = Choices {
+        apiserver_sans: vec![
+            San::Dns("localhost".to_owned()),
+            San::Ip("127.0.0.1".parse().unwrap()),
+            San::Ip("192.0.2.11".parse().unwrap()),
+        ],
+        ..Choices::default()
+    };
+    let plan = planned(INIT, &cluster(""), &choices);
+    assert_eq!(
+        plan.cert(CertName::Apiserver)
+            .unwrap()
+            .profile
+            .sans
+            .to_string(),
+        "DNS:cp1, DNS:kubernetes, DNS:kubernetes.default, DNS:kubernetes.default.svc, \
+         DNS:kubernetes.default.svc.cluster.local, DNS:localhost, IP:10.96.0.1, IP:192.0.2.11, IP:127.0.0.1"
+    );
+}
+
+#[test]
+fn the_second_service_address_is_a_note_until_it_is_named() {
+    let fields = "networking: {serviceSubnet: '10.96.0.0/16,fd00:10:96::/112'}\n";
+    let plan = planned(INIT, &cluster(fields), &Choices::default());
+    assert!(
+        plan.notes.iter().any(|note| note.contains("fd00:10:96::1")),
+        "{:?}",
+        plan.notes
+    );
+    let choices = Choices {
+        apiserver_sans: vec![San::Ip("fd00:10:96::1".parse().unwrap())],
+        ..Choices::default()
+    };
+    assert!(planned(INIT, &cluster(fields), &choices).notes.is_empty());
+}
+
+#[test]
+fn a_chosen_common_name_is_the_only_one_wanted() {
+    let choices = Choices {
+        common_names: [
+            (CertName::EtcdPeer, "{certificate}.{node}.{cluster}"),
+            (CertName::ApiserverEtcdClient, "client"),
+            (CertName::FrontProxyClient, "front-proxy-client.{node}"),
+            // Not free: who it is to Kubernetes stays.
+            (CertName::KubeletConf, "me"),
+        ]
+        .map(|(name, text)| (name, text.to_owned()))
+        .into(),
+        ..Choices::default()
+    };
+    let plan = planned(INIT, &cluster("clusterName: prod\n"), &choices);
+    let subject = |name| plan.cert(name).unwrap().profile.subject.to_string();
+    assert_eq!(subject(CertName::EtcdPeer), "CN=etcd-peer.cp1.prod");
+    assert_eq!(subject(CertName::EtcdServer), "CN=cp1");
+    assert_eq!(
+        subject(CertName::KubeletConf),
+        "O=system:nodes, CN=system:node:cp1"
+    );
+    let client = plan.cert(CertName::ApiserverEtcdClient).unwrap();
+    assert_eq!(client.profile.subject.to_string(), "CN=client");
+    assert!(client.other_subjects.is_empty());
+    let [note] = plan.notes.as_slice() else {
+        panic!("{:?}", plan.notes)
+    };
+    for part in [
+        "front-proxy-client.cp1",
+        "--requestheader-allowed-names",
+        "every control-plane node",
+    ] {
+        assert!(note.contains(part), "{note}");
+    }
+}
