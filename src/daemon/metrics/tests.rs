@@ -111,9 +111,9 @@ fn names_say_what_they_count() {
 #[test]
 fn what_is_packaged_names_only_what_is_exported() {
     let packaged = [
-        include_str!("../../packaging/prometheus/nodepki.rules.yaml"),
-        include_str!("../../packaging/prometheus/nodepki.rules.test.yaml"),
-        include_str!("../../packaging/grafana/nodepki.json"),
+        include_str!("../../../packaging/prometheus/nodepki.rules.yaml"),
+        include_str!("../../../packaging/prometheus/nodepki.rules.test.yaml"),
+        include_str!("../../../packaging/grafana/nodepki.json"),
     ];
     let known = |name: &str| {
         ALL.iter().any(|family| match family.kind {

@@ -17,7 +17,7 @@ fn token(text: &str) -> BootstrapToken {
 
 fn golden() -> Value {
     serde_json::from_str(include_str!(
-        "../../tests/golden/cluster-info/configmap.json"
+        "../../../tests/golden/cluster-info/configmap.json"
     ))
     .unwrap()
 }
