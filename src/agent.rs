@@ -33,6 +33,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use crate::kube::names::{Authority, NodePath};
+use crate::node::NodeState;
 use crate::process::failpoint;
 use crate::signer::{Identity, Kind, Rejection, Renewal, Signer, Wanted};
 use crate::spec::assess::Action;
@@ -209,14 +210,27 @@ impl Setup {
     /// # Errors
     /// What cannot be read.
     pub fn survey(&self, root: &Root, now: OffsetDateTime) -> Result<Survey, Failure> {
+        self.survey_of(&self.state(root), now)
+    }
+
+    /// The files of the node from now on, where the plan has them.
+    pub fn state(&self, root: &Root) -> NodeState {
+        NodeState::new(root, self.plan.layout.clone())
+    }
+
+    /// As [`Setup::survey`], of a state that other judgements share.
+    ///
+    /// # Errors
+    /// As of [`Setup::survey`].
+    pub fn survey_of(&self, state: &NodeState, now: OffsetDateTime) -> Result<Survey, Failure> {
         let mut survey = survey(
-            root,
+            state,
             &self.plan,
             |authority| self.trust_source(authority),
             &self.provided,
             now,
         )?;
-        survey.tell_age(root, &self.rotation, &self.identity.node)?;
+        survey.tell_age(state.root(), &self.rotation, &self.identity.node)?;
         for spec in survey.ca_keys().cloned().collect::<Vec<_>>() {
             // A CA key is the point of the local signer, and none of anybody else's business.
             let external = self

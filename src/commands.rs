@@ -38,7 +38,7 @@ use crate::process::confine::confine;
 use crate::process::interrupt;
 use crate::process::machine;
 use crate::signer::{self, Identity, Kind, Part};
-use crate::spec;
+use crate::spec::{self, CERTIFICATES_DIR};
 use crate::store::{IdentityPart, Root};
 use crate::yaml::{self, parse_duration};
 
@@ -48,7 +48,6 @@ use terminal::{LogFormat, Terminal};
 /// Apart from a command's own options.
 const GLOBAL: &str = "Global options";
 /// kubeadm's default.
-const DEFAULT_CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
 
 /// Gives a Kubernetes control-plane node its PKI without a CA private key ever being on the node.
 ///
@@ -220,9 +219,9 @@ struct StatusArgs {
     /// Print kubeadm's own expiry report: its table, or its CertificateExpirationInfo with -o json or yaml
     #[arg(long)]
     kubeadm: bool,
-    /// Certificates directory, where it is not kubeadm's default
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_CERTIFICATES_DIR)]
-    cert_dir: PathBuf,
+    /// Certificates directory [default: that of the configuration, or /etc/kubernetes/pki]
+    #[arg(long, value_name = "DIR")]
+    cert_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -447,8 +446,9 @@ impl Global {
             config: self.config.clone(),
             ..Inputs::default()
         };
-        let described = load::described_role(&root, &inputs).map(status::Role::from);
-        let status = status::collect(&root, &arguments.cert_dir, described, now());
+        let described = load::described(&root, &inputs, arguments.cert_dir.clone());
+        let role = described.role.map(status::Role::from);
+        let status = status::collect(&described.state, role, now());
         let code = |_| judged_from(&root, ExitCode::Done);
         if self.output == Output::Prometheus {
             return print_exact(&metrics::of_status(&root, &status)).map(code);
@@ -523,9 +523,10 @@ impl Global {
         drop(terminal);
         let report = report?;
         let role = Some(loaded.node.role.into());
-        let status = status::collect(&root, DEFAULT_CERTIFICATES_DIR.as_ref(), role, now());
+        let state = loaded.setup.state(&root);
+        let status = status::collect(&state, role, now());
         print(&status::tree(&status, stdout().is_terminal()))?;
-        let pki = root.on_this_machine(DEFAULT_CERTIFICATES_DIR);
+        let pki = root.on_this_machine(CERTIFICATES_DIR);
         print(&format!(
             "\nNo CA private key was written. Look for yourself:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",
             pki = pki.display(),

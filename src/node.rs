@@ -1,3 +1,10 @@
 //! The files of the node, read and judged.
+//!
+//! [`NodeState`] reads, [`role`] tells a control-plane node from a worker, and [`status`] judges without a configuration.
+//! The comparison with the desired state is `agent::survey`.
 
+mod read;
+pub mod role;
 pub mod status;
+
+pub use read::{KubeconfigFile, KubeletStore, NodeFile, NodeState};

@@ -5,18 +5,21 @@
 //! differs on purpose the reason stands at the place.
 
 pub mod assess;
+mod layout;
 pub mod policy;
 pub mod schedule;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::kube::kubeadm::{Cluster, Endpoint, Etcd, Host, Node, Role, San, Version};
 use crate::kube::names::{self, Authority, CertName, NodePath};
 use crate::spec::policy::Policy;
 use crate::x509::{ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject, Tolerance};
+
+pub use layout::{CERTIFICATES_DIR, Layout, crl_name, kubeconfig_path};
 
 /// Where the kubeconfigs are.
 pub const KUBECONFIG_DIR: &str = "/etc/kubernetes";
@@ -30,6 +33,8 @@ pub const KUBELET_CURRENT: &str = "kubelet-client-current.pem";
 /// Everything that one node must hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
+    /// Where its files are.
+    pub layout: Layout,
     /// Leaf certificates, in the order in which kubeadm makes them.
     pub certs: Vec<CertSpec>,
     /// Trust bundles, in the order in which kubeadm makes them.
@@ -329,6 +334,7 @@ pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) 
         notes.push("kubelet-serving names no IP address, and kube-apiserver reaches kubelets by theirs: set node-ip in nodeRegistration.kubeletExtraArgs, or extraSANs.kubelet-serving".to_owned());
     }
     Plan {
+        layout: table.layout(),
         ignore_preflight_errors: table.ignore_preflight_errors(&certs),
         certs,
         bundles: table.bundles(),
@@ -601,36 +607,28 @@ impl Table<'_> {
     }
 
     fn output(&self, name: CertName, user: &str) -> Output {
-        if name.is_kubeconfig() {
-            return Output::Kubeconfig {
-                path: NodePath::from(KUBECONFIG_DIR).join(name.as_str()),
-                server: self.server(name),
-                cluster: self.cluster.cluster_name.clone(),
-                user: user.to_owned(),
-                store: (name == CertName::KubeletConf).then(|| KubeletStore {
-                    dir: self.kubelet_pki(),
-                    layout: self.choices.kubelet_layout,
-                }),
-            };
+        let layout = self.layout();
+        let [certificate, key] = layout.pair(name).map(NodePath::from);
+        if !name.is_kubeconfig() {
+            return Output::Pair { certificate, key };
         }
-        if name == CertName::KubeletServing {
-            // The kubelet takes these when its configuration names no others (`InitializeTLS`).
-            let dir = self.kubelet_pki();
-            return Output::Pair {
-                certificate: dir.join("kubelet.crt"),
-                key: dir.join("kubelet.key"),
-            };
-        }
-        let base = self.cluster.certificates_dir.join(name.base_name());
-        Output::Pair {
-            certificate: with_suffix(&base, "crt"),
-            key: with_suffix(&base, "key"),
+        Output::Kubeconfig {
+            path: certificate,
+            server: self.server(name),
+            cluster: self.cluster.cluster_name.clone(),
+            user: user.to_owned(),
+            store: (name == CertName::KubeletConf).then(|| KubeletStore {
+                dir: layout.kubelet_pki().into(),
+                layout: self.choices.kubelet_layout,
+            }),
         }
     }
 
-    fn kubelet_pki(&self) -> NodePath {
-        let chosen = self.node.kubelet_cert_dir.as_deref();
-        chosen.unwrap_or(Path::new(KUBELET_PKI)).into()
+    fn layout(&self) -> Layout {
+        Layout::new(
+            Some(self.cluster.certificates_dir.clone()),
+            self.node.kubelet_cert_dir.clone(),
+        )
     }
 
     fn server(&self, name: CertName) -> String {
@@ -661,6 +659,7 @@ impl Table<'_> {
     }
 
     fn bundles(&self) -> Vec<BundleSpec> {
+        let layout = self.layout();
         Authority::ALL
             .into_iter()
             .filter(|authority| match authority {
@@ -669,16 +668,12 @@ impl Table<'_> {
                 Authority::EtcdCa => self.node.role != Role::Worker && self.etcd_is_stacked(),
             })
             .map(|authority| {
-                let base = self.cluster.certificates_dir.join(authority.base_name());
+                let [path, key_path] = layout.authority(authority).map(NodePath::from);
                 BundleSpec {
                     authority,
-                    path: with_suffix(&base, "crt"),
-                    key_path: with_suffix(&base, "key"),
-                    crl_path: self
-                        .cluster
-                        .certificates_dir
-                        .join(crl_name(authority))
-                        .into(),
+                    path,
+                    key_path,
+                    crl_path: layout.revocation_lists(authority).into(),
                     key: self.policy.key_for_authority(authority),
                     lifetime: self.cluster.ca_validity,
                 }
@@ -687,9 +682,10 @@ impl Table<'_> {
     }
 
     fn service_account(&self) -> Option<ServiceAccountSpec> {
+        let [private, public] = self.layout().service_account().map(NodePath::from);
         (self.node.role != Role::Worker).then(|| ServiceAccountSpec {
-            private: self.cluster.certificates_dir.join("sa.key").into(),
-            public: self.cluster.certificates_dir.join("sa.pub").into(),
+            private,
+            public,
             key: self.policy.key_for_service_account(),
             may_make: self.node.role == Role::Init,
         })
@@ -757,21 +753,6 @@ fn url(host: &Host, port: u16) -> String {
         Host::Ip(IpAddr::V4(ip)) => format!("https://{ip}:{port}"),
         Host::Ip(IpAddr::V6(ip)) => format!("https://[{ip}]:{port}"),
     }
-}
-
-/// The file with an authority's revocation lists, below kubeadm's certificates directory: `etcd/crl.pem` beside
-/// `etcd/ca.crt`, `front-proxy-crl.pem` beside `front-proxy-ca.crt`.
-pub fn crl_name(authority: Authority) -> String {
-    let base = authority.base_name();
-    format!("{}crl.pem", base.strip_suffix("ca").unwrap_or(base))
-}
-
-/// `etcd/healthcheck-client` + `crt`; `Path::with_extension` would eat a dot in the name.
-fn with_suffix(base: &Path, suffix: &str) -> NodePath {
-    let mut path = base.as_os_str().to_owned();
-    path.push(".");
-    path.push(suffix);
-    PathBuf::from(path).into()
 }
 
 /// DNS names sorted bytewise and unique, IP addresses unique in the order given, as kubeadm.

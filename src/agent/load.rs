@@ -40,10 +40,11 @@ use crate::config::{
 };
 use crate::kube::kubeadm::{self, Cluster, HostFacts, Overrides, Resolved, Role};
 use crate::kube::names::{Authority, CertName};
+use crate::node::NodeState;
 use crate::process::machine;
 use crate::signer::Identity;
 use crate::spec::policy::Policy;
-use crate::spec::{self, Choices};
+use crate::spec::{self, Choices, Layout};
 use crate::store::{self, Metadata, Root};
 use crate::x509::{KeyAlgorithm, Tolerance};
 use crate::yaml::Faults;
@@ -98,6 +99,8 @@ pub struct Inputs {
 pub struct Loaded {
     /// What the agent works with.
     pub setup: Setup,
+    /// The files of the node as they were read for the setup.
+    pub state: NodeState,
     /// The node as kubeadm's configuration has it.
     pub node: kubeadm::Node,
     /// The settings in force.
@@ -120,6 +123,8 @@ struct Known {
     /// A ClusterConfiguration is kept.
     kept: Option<(String, String)>,
     running: Option<Running>,
+    /// What was read of the node so far.
+    state: NodeState,
     recorded: Recorded,
     /// Why a worker's ClusterConfiguration is not known.
     unknown_cluster: Option<String>,
@@ -138,7 +143,8 @@ impl Known {
         let sources = existing_sources(root, &settings)?;
         let kept = join::kept_configuration(root)?;
         let documents = kubeadm::load(&sources);
-        let running = Running::read(root, !sources.is_empty());
+        let state = state_of(root, &documents);
+        let running = Running::read(&state, !sources.is_empty(), documents.role());
         require_readable(root)?;
         let mut known = Known {
             settings,
@@ -147,6 +153,7 @@ impl Known {
             documents,
             kept,
             running,
+            state,
             recorded: Recorded::read(root)?,
             unknown_cluster: None,
         };
@@ -520,17 +527,50 @@ fn has_authority_of_worker(
     Ok(found.is_some_and(|found| found.size > 0))
 }
 
-/// The role that the node's kubeadm configuration gives it: that of the kubeadm files, or of the JoinConfiguration that
-/// an earlier `bootstrap` left for `kubeadm join`. `None` where neither can be read or says it.
-pub fn described_role(root: &Root, inputs: &Inputs) -> Option<Role> {
+/// What the kubeadm configuration of a node says of it, for commands that work without one.
+pub struct Described {
+    /// The role in the kubeadm files, or in the JoinConfiguration that an earlier `bootstrap` left for `kubeadm join`.
+    pub role: Option<Role>,
+    /// The files of the node, where the configuration places them.
+    pub state: NodeState,
+}
+
+/// Returns what the kubeadm configuration says of the node. A configuration that cannot be read says nothing.
+/// `certificates_dir` is the one on the command line.
+pub fn described(root: &Root, inputs: &Inputs, certificates_dir: Option<PathBuf>) -> Described {
     let settings = read_settings(root, inputs).map(|(settings, _)| settings);
     let settings = settings.unwrap_or_else(|_| Settings::default().with(inputs.stand_ins.clone()));
     let sources = existing_sources(root, &settings).unwrap_or_default();
-    kubeadm::load(&sources).role().or_else(|| {
+    let mut documents = kubeadm::load(&sources);
+    if documents.cluster().is_none()
+        && let Ok(Some((name, text))) = join::kept_configuration(root)
+    {
+        documents = kubeadm::load_over((&name, &text), &sources);
+    }
+    let role = documents.role().or_else(|| {
         let content = root.read(join::HANDOVER).ok().flatten()?;
         let text = std::str::from_utf8(&content.bytes).ok()?;
         kubeadm::load(&[(join::HANDOVER, text)]).role()
-    })
+    });
+    let state = state_of(root, &documents);
+    let state = match certificates_dir {
+        Some(dir) => {
+            let kubelet_pki = state.layout().kubelet_pki().to_owned();
+            state.with_layout(Layout::new(Some(dir), Some(kubelet_pki)))
+        }
+        None => state,
+    };
+    Described { role, state }
+}
+
+/// The files of the node, where the documents place them.
+fn state_of(root: &Root, documents: &kubeadm::Loaded) -> NodeState {
+    let cluster = documents.cluster();
+    NodeState::of_node(
+        root,
+        cluster.map(|cluster| cluster.certificates_dir.clone()),
+        documents.kubelet_cert_dir().map(Path::to_owned),
+    )
 }
 
 impl Loaded {
@@ -577,6 +617,7 @@ impl Known {
             mut warnings,
             documents,
             running,
+            state,
             recorded,
             sources,
             unknown_cluster,
@@ -599,11 +640,15 @@ impl Known {
             is_described: documents.describes_node(),
             hostname: &host.hostname,
         };
-        let (mut notes, kept) = recorded.compare(root, running.as_ref(), &wanted, change)?;
+        let cluster = resolved.cluster.clone().unwrap_or_default();
+        let state = state.with_layout(Layout::new(
+            Some(cluster.certificates_dir.clone()),
+            resolved.node.kubelet_cert_dir.clone(),
+        ));
+        let (mut notes, kept) = recorded.compare(&state, running.as_ref(), &wanted, change)?;
         if let Some(running) = &running {
             notes.extend(running.notes(root, &resolved));
         }
-        let cluster = resolved.cluster.clone().unwrap_or_default();
         warnings.extend(resolved.warnings);
         warnings.extend(policy.warnings(cluster.kubernetes_version.as_ref()));
         let identity = Identity {
@@ -672,6 +717,7 @@ impl Known {
         warnings.extend(local.map(|found| format!("{found}: {LOCAL_CA_KEYS_ADVICE}")));
         Ok(Loaded {
             setup,
+            state,
             node: resolved.node,
             settings,
             knows_cluster,

@@ -9,16 +9,16 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::{Provided, ServiceAccount};
-use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::{Authority, CertName, NodePath};
+use crate::node::{KubeconfigFile, KubeletStore, NodeState};
 use crate::process::machine;
 use crate::signer::Current;
 use crate::spec::assess::{
     self, Action, Age, COPY_SERVICE_ACCOUNT, Found, FoundCert, KubeletCurrent, KubeletForm, OnDisk,
-    ReadKubeconfig, assess, assess_bundle,
+    assess, assess_bundle,
 };
-use crate::spec::{BundleSpec, CertSpec, KUBELET_CURRENT, Output, Plan, ServiceAccountSpec};
-use crate::store::{self, Issued, Obstacle, Root};
+use crate::spec::{BundleSpec, CertSpec, Output, Plan, ServiceAccountSpec};
+use crate::store::{self, Issued};
 use crate::x509::{
     Chain, KeyType, PrivateKey, PublicKey, RevocationList, Revocations, TrustBundle, hex,
     is_for_names, rfc3339,
@@ -176,12 +176,12 @@ pub struct TrustSource {
     pub pins: Vec<[u8; 32]>,
 }
 
-/// Reads and judges everything.
+/// Judges the state of the node against the plan.
 ///
 /// # Errors
-/// What the store cannot read at all: a directory in the way, a file too large, an I/O error.
+/// A file that the store cannot read at all: a directory in its place, a file too large, an I/O error.
 pub fn survey(
-    root: &Root,
+    state: &NodeState,
     plan: &Plan,
     trust: impl Fn(Authority) -> TrustSource,
     provided: &Provided,
@@ -200,24 +200,24 @@ pub fn survey(
     };
     for spec in &plan.bundles {
         let handed = provided.bundles.get(&spec.authority);
-        survey.read_bundle(root, spec, &trust(spec.authority), handed, now)?;
+        survey.read_bundle(state, spec, &trust(spec.authority), handed, now)?;
     }
     // A damaged record is reported elsewhere; without it only the finer points are missing.
-    let issued = root.issued().unwrap_or_default();
+    let issued = state.root().issued().unwrap_or_default();
     for spec in &plan.certs {
-        survey.read_cert(root, spec, issued.get(&spec.name), now)?;
+        survey.read_cert(state, spec, issued.get(&spec.name), now)?;
     }
-    survey.judge_authorities(root, trust, provided, now);
+    survey.judge_authorities(state.root(), trust, provided, now);
     survey.note_shared_authorities(|_| None);
-    survey.read_revocations(root)?;
+    survey.read_revocations(state)?;
     if let Some(spec) = &plan.service_account {
         let before = survey.refusals.len();
-        survey.read_service_account(root, spec, provided)?;
+        survey.read_service_account(state, spec, provided)?;
         survey.service_account_refused = survey.refusals.get(before).cloned();
     }
-    survey.read_provided_files(root, provided)?;
+    survey.read_provided_files(state, provided)?;
     if let Some(external) = &plan.external_etcd {
-        survey.check_external_etcd(root, external, provided, now)?;
+        survey.check_external_etcd(state, external, provided, now)?;
         survey.notes.extend(survey.external_etcd.iter().cloned());
     }
     Ok(survey)
@@ -288,29 +288,29 @@ impl Survey {
 
     fn read_bundle(
         &mut self,
-        root: &Root,
+        state: &NodeState,
         spec: &BundleSpec,
         source: &TrustSource,
         handed: Option<&(String, TrustBundle)>,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
         let refused_before = self.refusals.len();
-        let mut bytes = read(root, &spec.path)?;
-        let in_place = bytes.as_ref().is_some_and(|bytes| !bytes.is_empty());
+        let mut file = state.file(&spec.path);
+        let in_place = file.bytes()?.is_some_and(|bytes| !bytes.is_empty());
         if !in_place
-            && let Some(file) = &source.file
-            && **file != *spec.path
+            && let Some(configured) = &source.file
+            && **configured != *spec.path
         {
-            bytes = read(root, file)?;
-            if bytes.is_none() {
+            file = state.file(configured);
+            if file.bytes()?.is_none() {
                 self.refusals.push(format!(
                     "{} is absent; authorities.{}.trust.file names it as the CA certificate: put it there or correct the setting",
-                    root.on_this_machine(file).display(),
+                    state.root().on_this_machine(configured).display(),
                     spec.authority
                 ));
             }
         }
-        let mut found = Found::read(bytes.as_deref().map(Vec::as_slice), TrustBundle::from_pem);
+        let mut found = file.parse(TrustBundle::from_pem)?;
         match (&found, handed) {
             (Found::Absent | Found::Empty, Some((_, offered))) => {
                 found = Found::Present(offered.clone());
@@ -342,7 +342,7 @@ impl Survey {
                 ));
             }
         }
-        let has_key = root.metadata(&spec.key_path)?.is_some();
+        let has_key = state.root().metadata(&spec.key_path)?.is_some();
         self.bundles.push(SurveyedBundle {
             spec: spec.clone(),
             found,
@@ -359,72 +359,53 @@ impl Survey {
 
     fn read_cert(
         &mut self,
-        root: &Root,
+        state: &NodeState,
         spec: &CertSpec,
         issued: Option<&Issued>,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
         let mut found = match &spec.output {
             Output::Pair { certificate, key } => {
-                let Private {
-                    text: key_pem,
-                    exposed,
-                } = read_private(root, key)?;
+                let key = state.file(key);
                 FoundCert {
-                    chain: Found::read(
-                        read(root, certificate)?.as_deref().map(Vec::as_slice),
-                        Chain::from_pem,
-                    ),
-                    key_form_is_ours: key_pem
-                        .as_deref()
-                        .is_none_or(|pem| assess::is_our_form(pem)),
-                    key: Found::read(key_pem.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
-                    exposed,
+                    chain: state.file(certificate).parse(Chain::from_pem)?,
+                    key_form_is_ours: key.bytes()?.is_none_or(assess::is_our_form),
+                    key: key.parse(PrivateKey::from_pem)?,
+                    exposed: key.mode_if_exposed(),
                     revoked: None,
                     kubeconfig: None,
                     store: None,
                 }
             }
             Output::Kubeconfig { path, store, .. } => {
-                let Private { text, exposed } = read_private(root, path)?;
-                let (found, form) = match assess::read_kubeconfig(
-                    text.as_deref().map(Vec::as_slice),
-                ) {
-                    ReadKubeconfig::Usable(found) => {
+                let (found, form) = match state.kubeconfig(path)? {
+                    KubeconfigFile::Embedded(found) => {
                         let form = match found.kubeconfig {
                             Some(_) => KubeletForm::Embedded,
                             None => KubeletForm::Nothing,
                         };
+                        let exposed = state.file(path).mode_if_exposed();
                         (FoundCert { exposed, ..*found }, form)
                     }
-                    ReadKubeconfig::ByFile {
+                    KubeconfigFile::ByFile {
                         certificate,
                         key,
                         kubeconfig,
                     } => {
-                        // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
-                        let beside = |name: &str| path.directory().join(name);
-                        let (certificate, key) = (beside(&certificate), beside(&key));
                         let found = FoundCert {
-                            chain: Found::read(
-                                read_linked(root, &certificate)?
-                                    .as_deref()
-                                    .map(Vec::as_slice),
-                                Chain::from_pem,
-                            ),
-                            key: Found::read(
-                                read_linked(root, &key)?.as_deref().map(Vec::as_slice),
-                                PrivateKey::from_pem,
-                            ),
+                            chain: Found::read(certificate.bytes_behind_link()?, Chain::from_pem),
+                            key: Found::read(key.bytes_behind_link()?, PrivateKey::from_pem),
                             key_form_is_ours: true,
                             exposed: None,
                             revoked: None,
                             kubeconfig: Some(kubeconfig),
                             store: None,
                         };
+                        let certificate = certificate.path().into();
+                        let key = key.path().into();
                         (found, KubeletForm::ByFile { certificate, key })
                     }
-                    ReadKubeconfig::Unrepairable(error) => {
+                    KubeconfigFile::Unusable(error) => {
                         let reason = format!(
                             "{path} cannot be repaired without losing what is in it: {error}; move it away and run again"
                         );
@@ -446,7 +427,7 @@ impl Survey {
                 };
                 match store {
                     Some(store) => {
-                        let on_disk = read_store(root, &assess::store_dir(&form, store))?;
+                        let on_disk = read_store(state, &assess::store_dir(&form, store))?;
                         assess::weigh(found, &form, store, on_disk, now)
                     }
                     None => found,
@@ -469,13 +450,14 @@ impl Survey {
     }
 
     /// Comes after bundles and certificates: lists are signed by the first or by the intermediates of the second.
-    fn read_revocations(&mut self, root: &Root) -> Result<(), store::Error> {
+    fn read_revocations(&mut self, state: &NodeState) -> Result<(), store::Error> {
         for bundle in &mut self.bundles {
             let path = &bundle.spec.crl_path;
             let Some(trust) = bundle.found.present() else {
                 continue;
             };
-            let bytes = match read(root, path) {
+            let file = state.file(path);
+            let bytes = match file.bytes() {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) => continue,
                 Err(error) if machine::is_fault(&error) => return Err(error),
@@ -493,7 +475,7 @@ impl Survey {
                 .filter(|cert| cert.spec.authority == bundle.spec.authority)
                 .filter_map(|cert| cert.found.chain.present())
                 .collect();
-            let lists = RevocationList::read_all(&bytes)
+            let lists = RevocationList::read_all(bytes)
                 .and_then(|lists| Revocations::verified(lists, trust, &chains));
             match lists {
                 Ok(lists) => {
@@ -512,22 +494,16 @@ impl Survey {
 
     fn read_service_account(
         &mut self,
-        root: &Root,
+        state: &NodeState,
         spec: &ServiceAccountSpec,
         provided: &Provided,
     ) -> Result<(), store::Error> {
-        let Private {
-            text: private,
-            exposed,
-        } = read_private(root, &spec.private)?;
-        let private = Found::read(private.as_deref().map(Vec::as_slice), PrivateKey::from_pem);
-        let public = read(root, &spec.public)?;
-        let public = Found::read(
-            public.as_deref().map(Vec::as_slice),
-            PublicKey::all_from_pem,
-        );
+        let file = state.file(&spec.private);
+        let private = file.parse(PrivateKey::from_pem)?;
+        let exposed = file.mode_if_exposed();
+        let public = state.file(&spec.public).parse(PublicKey::all_from_pem)?;
         let (key_path, public_path) = (&spec.private, &spec.public);
-        let has_served = self.has_served(root)?;
+        let has_served = state.has_served();
         let copy = format!(
             "{COPY_SERVICE_ACCOUNT} to {}, and run again",
             spec.private.directory()
@@ -614,26 +590,14 @@ impl Survey {
         Ok(())
     }
 
-    /// The node has been set up: its API server has a manifest, or certificates that are installed together with the
-    /// service-account pair.
-    fn has_served(&self, root: &Root) -> Result<bool, store::Error> {
-        let has = |name| {
-            self.cert(name)
-                .is_some_and(|cert| cert.found.chain.present().is_some())
-        };
-        let manifest = Path::new(MANIFESTS).join("kube-apiserver.yaml");
-        let is_set_up = has(CertName::Apiserver) && has(CertName::ControllerManagerConf);
-        Ok(is_set_up || root.metadata(manifest)?.is_some())
-    }
-
     fn read_provided_files(
         &mut self,
-        root: &Root,
+        state: &NodeState,
         provided: &Provided,
     ) -> Result<(), store::Error> {
         for (place, file) in provided.files.iter().enumerate() {
-            match read(root, &file.path)? {
-                Some(found) if same_text(&found, &file.bytes) => {}
+            match state.file(&file.path).bytes()? {
+                Some(found) if same_text(found, &file.bytes) => {}
                 Some(found) if !found.is_empty() && !file.ours => self.refusals.push(format!(
                     "{} ({}) differs from what {} has; find out which is right, move the file away if it is the cluster's, and run again",
                     file.path,
@@ -649,14 +613,17 @@ impl Survey {
     /// The files of an external etcd belong to somebody else: what is wrong with them is told, nothing is changed.
     fn check_external_etcd(
         &mut self,
-        root: &Root,
+        state: &NodeState,
         external: &crate::spec::ExternalEtcd,
         provided: &Provided,
         now: OffsetDateTime,
     ) -> Result<(), store::Error> {
-        let read = |root: &Root, path: &Path| {
-            let handed = provided.files.iter().find(|file| *file.path == *path);
-            Ok::<_, store::Error>(read(root, path)?.or(handed.map(|file| file.bytes.clone())))
+        // A file that the cluster hands over counts before it is installed.
+        let read = |path: &NodePath| {
+            let handed = provided.files.iter().find(|file| *file.path == **path);
+            let handed = handed.map(|file| file.bytes.to_vec());
+            let found = state.file(path).bytes()?.map(<[u8]>::to_vec);
+            Ok::<_, store::Error>(found.or(handed).map(Zeroizing::new))
         };
         let mut report = |field: &str, path: &NodePath, problem: &str| {
             self.external_etcd
@@ -665,7 +632,7 @@ impl Survey {
         let mut bundle = None;
         if let Some(path) = &external.authority {
             match Found::read(
-                read(root, path)?.as_deref().map(Vec::as_slice),
+                read(path)?.as_deref().map(Vec::as_slice),
                 TrustBundle::from_pem,
             ) {
                 Found::Present(found) => bundle = Some(found),
@@ -682,11 +649,11 @@ impl Survey {
             return Ok(());
         };
         let chain = Found::read(
-            read(root, certificate)?.as_deref().map(Vec::as_slice),
+            read(certificate)?.as_deref().map(Vec::as_slice),
             Chain::from_pem,
         );
         let private = Found::read(
-            read(root, key)?.as_deref().map(Vec::as_slice),
+            read(key)?.as_deref().map(Vec::as_slice),
             PrivateKey::from_pem,
         );
         for (field, path, problem) in [
@@ -747,67 +714,22 @@ fn same_text(one: &[u8], other: &[u8]) -> bool {
     lines(one).eq(lines(other))
 }
 
-fn read(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::Error> {
-    Ok(root.read(path)?.map(|content| content.bytes))
-}
-
-/// A file that a kubeconfig names. A link in a circle leads nowhere, as one does whose target is gone.
-fn read_linked(root: &Root, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, store::Error> {
-    match read(root, path) {
-        Err(store::Error::Unsafe {
-            why: Obstacle::Loop,
-            ..
-        }) => Ok(None),
-        other => other,
-    }
-}
-
 /// The kubelet's client certificate in its own directory.
-fn read_store(root: &Root, dir: &Path) -> Result<OnDisk, store::Error> {
-    let path = dir.join(KUBELET_CURRENT);
-    let current = match root.link(&path)? {
+fn read_store(state: &NodeState, dir: &Path) -> Result<OnDisk, store::Error> {
+    let KubeletStore { file, link } = state.kubelet_store(dir)?;
+    let is_link = link.is_some();
+    let current = match link {
         Some(target) => KubeletCurrent::Link(target),
-        None if root.metadata(&path)?.is_some() => KubeletCurrent::File,
+        None if state.root().metadata(file.path())?.is_some() => KubeletCurrent::File,
         None => KubeletCurrent::Nothing,
     };
-    let Private { text, exposed } = match (read_private(root, &path), &current) {
-        // A link in a circle leads nowhere, and another one may take its place.
-        (
-            Err(store::Error::Unsafe {
-                why: Obstacle::Loop,
-                ..
-            }),
-            KubeletCurrent::Link(_),
-        ) => Private {
-            text: None,
-            exposed: None,
-        },
-        (found, _) => found?,
+    let bytes = match is_link {
+        true => file.bytes_behind_link()?,
+        false => file.bytes()?,
     };
     Ok(OnDisk {
         current,
-        pem: text,
-        exposed,
-    })
-}
-
-/// A file with a key in it.
-struct Private {
-    text: Option<Zeroizing<Vec<u8>>>,
-    /// Its mode, when everybody can read it.
-    exposed: Option<u32>,
-}
-
-fn read_private(root: &Root, path: &Path) -> Result<Private, store::Error> {
-    let Some(content) = root.read(path)? else {
-        return Ok(Private {
-            text: None,
-            exposed: None,
-        });
-    };
-    let mode = content.metadata.mode;
-    Ok(Private {
-        text: Some(content.bytes),
-        exposed: (mode & 0o007 != 0).then_some(mode),
+        pem: bytes.map(|bytes| Zeroizing::new(bytes.to_vec())),
+        exposed: file.mode_if_exposed(),
     })
 }

@@ -24,7 +24,7 @@ use zeroize::Zeroizing;
 use crate::http::{
     self, Call, Client, Endpoint, Files, Identity, Method, Response, Url, encode, printable,
 };
-use crate::kube::kubeconfig::Kubeconfig;
+use crate::kube::kubeconfig::{Kubeconfig, resolve_path};
 use crate::spec::KUBECONFIG_DIR;
 use crate::store;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
@@ -481,11 +481,7 @@ impl Api {
                 "use one with certificate-authority-data and a token, a tokenFile or a client certificate",
             ));
         }
-        // As client-go does, relative to the file itself.
-        let beside = |name: &str| match path.parent() {
-            Some(dir) => dir.join(name),
-            None => PathBuf::from(name),
-        };
+        let beside = |name: &str| resolve_path(&path, name);
         let address = |field: &str, text: &str| {
             Url::parse(text).map_err(|error| {
                 // Without the text: there may be a password in it.

@@ -23,10 +23,12 @@ use time::OffsetDateTime;
 
 use crate::agent::{Event, ExitCode, Progress, Setup};
 use crate::config::MetricsSettings;
-use crate::kube::names::{Authority, CertName};
+use crate::kube::names::CertName;
+use crate::node::NodeState;
 use crate::node::status::{self, State, Status};
 use crate::process::machine;
 use crate::signer::Class;
+use crate::spec::Layout;
 use crate::store::{self, Root, Slot};
 use crate::x509::rfc3339;
 
@@ -77,7 +79,7 @@ struct Counted {
     running: Option<OffsetDateTime>,
     /// When the next one is due.
     next: Option<OffsetDateTime>,
-    certificates_dir: PathBuf,
+    layout: Layout,
     /// Of the configuration.
     role: Option<status::Role>,
     /// What the configuration says of what is in place, after the last step.
@@ -114,7 +116,7 @@ impl Metrics {
             wanted,
             state: RefCell::new(Counted {
                 kept,
-                certificates_dir: certificates_dir(setup),
+                layout: setup.plan.layout.clone(),
                 role: Some(role(setup)),
                 ..Counted::default()
             }),
@@ -130,7 +132,7 @@ impl Metrics {
     ) -> Recorder<'a> {
         let mut state = self.0.state.borrow_mut();
         state.running = Some(now);
-        state.certificates_dir = certificates_dir(setup);
+        state.layout = setup.plan.layout.clone();
         state.role = Some(role(setup));
         // A counter that is there before it counts has an increase when it does.
         for spec in &setup.plan.certs {
@@ -294,7 +296,7 @@ impl Metrics {
             return;
         }
         let root = &self.0.root;
-        let status = status::collect(root, &state.certificates_dir, state.role, now);
+        let status = status::collect(&NodeState::new(root, state.layout.clone()), state.role, now);
         let mut page = gauges::found(&status);
         gauges::restarts(&mut page, root);
         let is_over = |state: State| state == State::Expired;
@@ -322,12 +324,6 @@ const CLASSES: [Class; 5] = [
     Class::Config,
     Class::Permanent,
 ];
-
-fn certificates_dir(setup: &Setup) -> PathBuf {
-    let bundle = setup.plan.bundle(Authority::Ca);
-    let directory = bundle.and_then(|bundle| bundle.path.parent());
-    directory.map(Path::to_owned).unwrap_or_default()
-}
 
 /// The role that the plan is for: every control-plane node has a service-account pair, and no worker has.
 fn role(setup: &Setup) -> status::Role {

@@ -28,7 +28,7 @@ mod resolve;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -264,6 +264,8 @@ pub struct Running {
     pub endpoint: Option<SocketAddr>,
     /// The API server that its kubelet talks to.
     pub server: Option<Endpoint>,
+    /// The kubelet's `--cert-dir`, as kubeadm wrote it for the kubelet.
+    pub kubelet_cert_dir: Option<PathBuf>,
     /// It serves, or nothing else says what it is: this goes before the host's name and address. Otherwise it is what
     /// a run left before kubeadm's, and goes behind them.
     pub settled: bool,
@@ -342,6 +344,12 @@ impl Loaded {
     pub fn names_node(&self) -> bool {
         let input = self.join.as_ref().or(self.init.as_ref());
         input.is_some_and(|input| input.name.is_some())
+    }
+
+    /// The kubelet's `cert-dir` in the documents.
+    pub fn kubelet_cert_dir(&self) -> Option<&Path> {
+        let input = self.join.as_ref().or(self.init.as_ref());
+        input?.kubelet.cert_dir.as_deref()
     }
 
     /// True when a JoinConfiguration makes the node a further control-plane node.

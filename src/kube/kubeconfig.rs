@@ -4,6 +4,8 @@
 //! field, known or not, is kept in its place. Both hold secrets, so both are wiped on drop and have no derived
 //! `Debug`.
 
+use std::path::{Path, PathBuf};
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value, json};
@@ -83,6 +85,12 @@ impl Current {
     pub fn has_secret(&self) -> bool {
         self.key.is_some() || self.token.is_some()
     }
+}
+
+/// Resolves a file reference of a kubeconfig: a relative path is relative to the directory of the kubeconfig (client-go,
+/// `ResolveLocalPaths`).
+pub fn resolve_path(kubeconfig: &Path, reference: &str) -> PathBuf {
+    kubeconfig.parent().unwrap_or(kubeconfig).join(reference)
 }
 
 /// What only client-go can do, or nobody should: programs that make credentials, passwords, somebody else's identity,

@@ -4,16 +4,9 @@
 //! not a file at all becomes a row that says so. It needs no configuration, takes no lock, writes nothing, and reads
 //! no CA private key. The renderers are pure text; the exit status is the caller's business ([`Status::worst`]).
 //!
-//! # Which names a node is expected to hold
+//! # Which certificates a node is expected to have
 //!
-//! The node's role decides, and the first of these rules that applies gives it:
-//!
-//! 1. Nothing of kubeadm's at all: no rows, and [`Status::worst`] is [`State::Missing`].
-//! 2. A manifest of kube-apiserver: a control-plane node.
-//! 3. The kubeadm configuration of the node: a JoinConfiguration without `controlPlane` makes it a worker, one with it
-//!    and an InitConfiguration a control-plane node.
-//! 4. A file that only a control-plane node has: a control-plane node. Otherwise a worker.
-//!
+//! The node's [`Role`] decides. An empty node has no rows, and [`Status::worst`] is [`State::Missing`].
 //! Of a worker `ca.crt` and what belongs to `kubelet.conf` are shown, of a control-plane node everything that kubeadm
 //! makes, missing or not, except:
 //!
@@ -41,12 +34,12 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 use time::OffsetDateTime;
 
-use crate::kube::kubeadm as kubeadm_configuration;
 use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::Replaced;
 use crate::store::{LastError, Phase};
 use crate::yaml;
 
+pub use super::role::Role;
 pub use collect::collect;
 pub use duration::human_duration;
 pub use kubeadm::{kubeadm_json, kubeadm_notes, kubeadm_table, kubeadm_yaml};
@@ -107,29 +100,6 @@ impl Status {
     /// One authority, unless its row is left out.
     pub fn authority(&self, name: Authority) -> Option<&AuthorityStatus> {
         self.authorities.iter().find(|row| row.name == name)
-    }
-}
-
-/// What kind of node it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Role {
-    /// A control-plane node.
-    ControlPlane,
-    /// A node without a control plane.
-    Worker,
-    /// Nothing at all.
-    Empty,
-}
-
-impl From<kubeadm_configuration::Role> for Role {
-    fn from(described: kubeadm_configuration::Role) -> Role {
-        match described {
-            kubeadm_configuration::Role::Worker => Role::Worker,
-            kubeadm_configuration::Role::Init | kubeadm_configuration::Role::Join => {
-                Role::ControlPlane
-            }
-        }
     }
 }
 

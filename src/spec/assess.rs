@@ -9,10 +9,11 @@ mod replaced;
 mod shared;
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use time::OffsetDateTime;
 
-use crate::kube::kubeconfig::{Current, Kubeconfig, KubeconfigError};
+use crate::kube::kubeconfig::{Current, Kubeconfig, KubeconfigError, resolve_path};
 use crate::spec::{BundleSpec, CertSpec, Output};
 use crate::x509::{
     Chain, Difference, KeyAlgorithm, KeyType, PrivateKey, PublicKey, TrustBundle, rfc3339,
@@ -67,6 +68,16 @@ impl<T> Found<T> {
         match self {
             Found::Present(value) => Some(value),
             _ => None,
+        }
+    }
+
+    /// Maps the value, if there is one.
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Found<U> {
+        match self {
+            Found::Absent => Found::Absent,
+            Found::Empty => Found::Empty,
+            Found::Unreadable(why) => Found::Unreadable(why),
+            Found::Present(value) => Found::Present(change(value)),
         }
     }
 
@@ -125,6 +136,8 @@ pub struct FoundKubeconfig {
     pub server: Option<String>,
     /// Its CA data.
     pub authority: Option<Vec<u8>>,
+    /// The file with its CA instead of data; absolute.
+    pub authority_file: Option<PathBuf>,
     /// Certificate and key are files, as the kubelet's own rotation keeps them.
     pub by_file: bool,
 }
@@ -135,10 +148,10 @@ pub enum ReadKubeconfig {
     Usable(Box<FoundCert>),
     /// `client-certificate` and `client-key` name these files, which must be read next.
     ByFile {
-        /// `client-certificate`.
-        certificate: String,
-        /// `client-key`.
-        key: String,
+        /// `client-certificate`, absolute.
+        certificate: PathBuf,
+        /// `client-key`, absolute.
+        key: PathBuf,
         /// The rest.
         kubeconfig: FoundKubeconfig,
     },
@@ -146,8 +159,8 @@ pub enum ReadKubeconfig {
     Unrepairable(KubeconfigError),
 }
 
-/// Takes a kubeconfig file apart. `None` and blank text are an absent and an empty certificate.
-pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
+/// Returns the parts of the kubeconfig at `path`. `None` and blank text are an absent and an empty certificate.
+pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
     let blank = |chain: Found<Chain>, key: Found<PrivateKey>| {
         ReadKubeconfig::Usable(Box::new(FoundCert {
             chain,
@@ -180,18 +193,21 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
         key,
         certificate_file,
         key_file,
+        authority_file,
         ..
     } = current;
+    let absolute = |reference: String| resolve_path(path, &reference);
     let kubeconfig = FoundKubeconfig {
         document,
         server,
         authority,
+        authority_file: authority_file.map(absolute),
         by_file: certificate.is_none(),
     };
     match (certificate_file, key_file) {
         (Some(certificate), Some(key)) if kubeconfig.by_file => ReadKubeconfig::ByFile {
-            certificate,
-            key,
+            certificate: absolute(certificate),
+            key: absolute(key),
             kubeconfig,
         },
         _ => ReadKubeconfig::Usable(Box::new(FoundCert {

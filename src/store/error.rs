@@ -9,7 +9,7 @@ use crate::process::machine;
 /// Why the store could not do what it was asked.
 ///
 /// Paths are those of this machine, `--root` included, so that a command in a message can be typed as it stands.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No block, inode or quota left.

@@ -50,6 +50,7 @@ mod metrics_events;
 mod migrate;
 mod node;
 mod offline;
+mod one_node;
 mod openssl;
 mod package_budget;
 mod package_install;

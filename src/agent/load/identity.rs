@@ -12,11 +12,10 @@ use super::running::{ETCD_MANIFEST, Running, kubelet_name, manifest_name};
 use crate::agent::{ExitCode, Failure};
 use crate::kube::kubeadm::{NodeName, Resolved, Role};
 use crate::kube::names::CertName;
+use crate::node::NodeState;
+use crate::spec::kubeconfig_path;
 use crate::store::{IdentityPart, KeptNode, Root, Slot, kept_node_path};
 use crate::x509::Chain;
-
-/// kubeadm writes the kubelet's `--hostname-override` here if the node's name is not the host name (`writeKubeletFlags`).
-const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
 
 /// How a run treats an identity that differs from the node's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,19 +45,20 @@ pub struct NameSource {
 
 /// Returns the node's name in each file of the node that contains it: kubelet.conf, etcd's manifest and etcd's
 /// certificates. Files that cannot be read are left out.
-pub fn name_sources(root: &Root, certificates_dir: &Path) -> Vec<NameSource> {
-    let source = |(name, path): (String, PathBuf), of_etcd| {
+pub fn name_sources(state: &NodeState) -> Vec<NameSource> {
+    let source = |name: String, path: PathBuf, of_etcd| {
         Some(NameSource {
             name: name.parse().ok()?,
-            file: root.on_this_machine(path).display().to_string(),
+            file: state.root().on_this_machine(path).display().to_string(),
             of_etcd,
         })
     };
-    let kubelet = kubelet_name(root).and_then(|found| source(found, false));
-    let manifest = manifest_name(root).and_then(|name| source((name, ETCD_MANIFEST.into()), true));
-    let certificates = ["etcd/server.crt", "etcd/peer.crt"].map(|file| {
-        let path = certificates_dir.join(file);
-        source((etcd_name(root, &path)?, path), true)
+    let kubelet = kubelet_name(state)
+        .and_then(|name| source(name, kubeconfig_path(CertName::KubeletConf), false));
+    let manifest = manifest_name(state).and_then(|name| source(name, ETCD_MANIFEST.into(), true));
+    let certificates = [CertName::EtcdServer, CertName::EtcdPeer].map(|name| {
+        let [path, _] = state.layout().pair(name);
+        source(etcd_name(state, &path)?, path, true)
     });
     let all = [kubelet, manifest].into_iter().chain(certificates);
     all.flatten().collect()
@@ -66,24 +66,18 @@ pub fn name_sources(root: &Root, certificates_dir: &Path) -> Vec<NameSource> {
 
 /// The common name of an etcd certificate if it is also one of its DNS names, as in kubeadm's certificates. A setting
 /// (`commonNames`) or another tool may put a name there that is not the node's.
-pub(super) fn etcd_name(root: &Root, path: &Path) -> Option<String> {
-    let content = root.read(path).ok().flatten()?;
-    let chain = Chain::from_pem(&content.bytes).ok()?;
-    let leaf = chain.leaf();
+pub(super) fn etcd_name(state: &NodeState, path: &Path) -> Option<String> {
+    let chain = state.file(path).found(Chain::from_pem);
+    let leaf = chain.present()?.leaf();
     let name = leaf.subject().values("CN").next()?.to_owned();
     let names = leaf.dns_names();
     names.contains(&name).then_some(name)
 }
 
 /// Returns the name that the kubelet registers under by kubeadm's rule: `--hostname-override`, or the host name.
-pub fn computed_name(root: &Root, hostname: &str) -> Option<NodeName> {
-    let flags = root.read(KUBELET_FLAGS).ok().flatten();
-    let flags = flags.map(|content| String::from_utf8_lossy(&content.bytes).into_owned());
-    let given = flags.as_deref().and_then(|text| {
-        let (_, value) = text.rsplit_once("--hostname-override=")?;
-        value.split([' ', '"', '\n']).next()
-    });
-    given.unwrap_or(hostname).parse().ok()
+pub fn computed_name(state: &NodeState, hostname: &str) -> Option<NodeName> {
+    let flag = state.kubelet_flag("hostname-override");
+    flag.as_deref().unwrap_or(hostname).parse().ok()
 }
 
 /// The record of an earlier run, and what is still pending of it.
@@ -169,7 +163,7 @@ impl Recorded {
     /// A difference that `change` does not accept: 65, with every source named.
     pub(super) fn compare(
         &self,
-        root: &Root,
+        state: &NodeState,
         running: Option<&Running>,
         wanted: &Wanted<'_>,
         change: &IdentityChange,
@@ -178,12 +172,12 @@ impl Recorded {
         let mut notes = Vec::new();
         let mut refusals = Vec::new();
         let mut accepted = BTreeSet::new();
-        let (named, note) = self.name_differences(root, running, wanted);
+        let (named, note) = self.name_differences(state, running, wanted);
         notes.extend(note);
         let differences = named
             .into_iter()
-            .chain(self.address_differences(root, running, wanted.resolved))
-            .chain(self.role_difference(root, node.role));
+            .chain(self.address_differences(state.root(), running, wanted.resolved))
+            .chain(self.role_difference(state.root(), node.role));
         for difference in differences {
             let part = difference.part;
             let by_option = match change {
@@ -239,10 +233,11 @@ impl Recorded {
 
     fn name_differences(
         &self,
-        root: &Root,
+        state: &NodeState,
         running: Option<&Running>,
         wanted: &Wanted<'_>,
     ) -> (Vec<Difference>, Option<String>) {
+        let root = state.root();
         let part = IdentityPart::Name;
         let name = &wanted.resolved.node.name;
         let mut differences = Vec::new();
@@ -257,9 +252,8 @@ impl Recorded {
                 is_acceptable: true,
             });
         }
-        let cluster = wanted.resolved.cluster.clone().unwrap_or_default();
-        let sources = name_sources(root, &cluster.certificates_dir);
-        let computed = computed_name(root, wanted.hostname);
+        let sources = name_sources(state);
+        let computed = computed_name(state, wanted.hostname);
         // kubeadm has not run yet, and the file that it is given may still be corrected.
         let is_binding = running.is_some_and(Running::is_set_up) || !wanted.is_described;
         let others: Vec<&NameSource> = sources.iter().filter(|one| one.name != *name).collect();
@@ -289,7 +283,7 @@ impl Recorded {
             // A host name changes with DHCP and cloud metadata; the flags were written by kubeadm for this kubelet.
             let by_flags = !has_etcd
                 && is_binding
-                && computed_name(root, "").is_some_and(|flagged| flagged == computed);
+                && computed_name(state, "").is_some_and(|flagged| flagged == computed);
             match by_flags {
                 true => differences.push(Difference {
                     part,

@@ -4,14 +4,16 @@
 //! compared with the configuration in `identity`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::identity::etcd_name;
 use crate::kube::kubeadm::{self, Cluster, Endpoint, Etcd, NodeName, Resolved, Role};
-use crate::kube::kubeconfig::{Current, Kubeconfig};
 use crate::kube::manifest::{MANIFESTS, Manifest};
 use crate::kube::names::CertName;
-use crate::spec::KUBECONFIG_DIR;
+use crate::node::role::role_of;
+use crate::node::{self, KubeconfigFile, NodeState};
+use crate::spec::assess::{Found, FoundKubeconfig};
+use crate::spec::kubeconfig_path;
 use crate::store::Root;
 use crate::x509::Chain;
 
@@ -19,8 +21,6 @@ use crate::x509::Chain;
 const NODE_USER: &str = "system:node:";
 /// kubeadm's manifest of etcd.
 pub(super) const ETCD_MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
-/// kubeadm's place for etcd's certificate.
-const ETCD_CERTIFICATE: &str = "/etc/kubernetes/pki/etcd/server.crt";
 /// Where `kubeadm init` and `join` put the kubelet's configuration.
 const KUBELET_CONFIGURATION: &str = "/var/lib/kubelet/config.yaml";
 
@@ -36,56 +36,66 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// `None` on a node that nobody has set up. `is_described`: files other than the kept one describe the node.
-    pub(super) fn read(root: &Root, is_described: bool) -> Option<Running> {
+    /// Returns `None` for a node that was not set up. `is_described`: files other than the kept one describe the node, with
+    /// `described` as its role.
+    pub(super) fn read(
+        state: &NodeState,
+        is_described: bool,
+        described: Option<Role>,
+    ) -> Option<Running> {
         let mut notes = Vec::new();
-        let mut manifest = |name: &str| {
-            let path = Path::new(MANIFESTS).join(name);
-            let content = root.read(&path).map_err(|error| error.to_string());
-            let parsed = content.and_then(|content| {
-                let parse =
-                    |content: crate::store::Content| Manifest::parse(path.clone(), &content.bytes);
-                content.map(parse).transpose()
-            });
-            parsed.unwrap_or_else(|why| {
-                let path = root.on_this_machine(&path);
-                notes.push(format!("{} is not understood: {why}", path.display()));
+        let mut manifest = |name: &str| match state.manifest(name) {
+            Found::Present(manifest) => Some(manifest),
+            Found::Absent => None,
+            Found::Empty => {
+                notes.push(misunderstood(state, name, "it is empty"));
                 None
-            })
+            }
+            Found::Unreadable(why) => {
+                notes.push(misunderstood(state, name, &why));
+                None
+            }
         };
         let apiserver = manifest("kube-apiserver.yaml");
         let etcd = manifest("etcd.yaml");
-        let stands = |path: &Path| matches!(root.metadata(path), Ok(Some(_)));
-        let has_manifest = stands(&Path::new(MANIFESTS).join("kube-apiserver.yaml"));
-        let kubelet = kubeconfig(root, CertName::KubeletConf);
-        let controller_manager = kubeconfig(root, CertName::ControllerManagerConf);
-        let super_admin = Path::new(KUBECONFIG_DIR).join(CertName::SuperAdminConf.base_name());
-        let role = match (has_manifest || controller_manager.is_some(), &kubelet) {
-            // What only the first node of a cluster is given.
-            (true, _) if stands(&super_admin) => Role::Init,
-            (true, _) => Role::Join,
-            (false, Some(_)) => Role::Worker,
-            (false, None) => return None,
+        let has_manifest = state.has_apiserver_manifest();
+        let kubelet = usable(state, CertName::KubeletConf);
+        let controller_manager = usable(state, CertName::ControllerManagerConf);
+        if !has_manifest && kubelet.is_none() && controller_manager.is_none() {
+            return None;
+        }
+        let role = match role_of(state, &[], described.map(node::role::Role::from)) {
+            node::role::Role::Worker | node::role::Role::Empty => Role::Worker,
+            // Only the first node of a cluster has it.
+            node::role::Role::ControlPlane
+                if state.exists(kubeconfig_path(CertName::SuperAdminConf)) =>
+            {
+                Role::Init
+            }
+            node::role::Role::ControlPlane => Role::Join,
         };
-        let name = kubelet_name(root)
-            .map(|(name, _)| name)
+        let [etcd_certificate, _] = state.layout().pair(CertName::EtcdServer);
+        let name = kubelet_name(state)
             .or_else(|| Some(etcd.as_ref()?.flag("name")?.to_owned()))
-            .or_else(|| etcd_name(root, Path::new(ETCD_CERTIFICATE)))
+            .or_else(|| etcd_name(state, &etcd_certificate))
             .and_then(|name| name.parse::<NodeName>().ok());
         // kubeadm, like this program, has kube-controller-manager talk to the node's own API server.
         let endpoint = apiserver
             .as_ref()
             .and_then(Manifest::endpoint)
-            .or_else(|| controller_manager.as_ref().and_then(own_endpoint));
+            .or_else(|| own_endpoint(controller_manager.as_ref()?.server.as_deref()?));
         Some(Running {
             facts: kubeadm::Running {
                 role,
                 name,
                 endpoint,
-                server: kubelet.as_ref().and_then(server),
+                server: kubelet
+                    .as_ref()
+                    .and_then(|kubelet| server(kubelet.server.as_deref()?)),
+                kubelet_cert_dir: state.kubelet_cert_dir(),
                 settled: has_manifest || !is_described,
             },
-            is_set_up: has_manifest || stands(Path::new(KUBELET_CONFIGURATION)),
+            is_set_up: has_manifest || state.exists(KUBELET_CONFIGURATION),
             apiserver,
             etcd,
             notes,
@@ -178,57 +188,57 @@ pub(super) fn unowned(address: IpAddr, interfaces: &[IpAddr]) -> Option<String> 
     })
 }
 
-fn kubeconfig(root: &Root, name: CertName) -> Option<Current> {
-    let path = Path::new(KUBECONFIG_DIR).join(name.base_name());
-    let content = root.read(path).ok().flatten()?;
-    let text = std::str::from_utf8(&content.bytes).ok()?;
-    Kubeconfig::parse(text).ok()?.current().ok()
+fn misunderstood(state: &NodeState, name: &str, why: &str) -> String {
+    let path = state
+        .root()
+        .on_this_machine(Path::new(MANIFESTS).join(name));
+    format!("{} is not understood: {why}", path.display())
 }
 
-/// Returns the node's name in kubelet.conf, and the file. kubeadm's `getNodeNameFromKubeletConfig`: the common name of
-/// the client certificate, embedded or in a file.
-pub(super) fn kubelet_name(root: &Root) -> Option<(String, PathBuf)> {
-    let current = kubeconfig(root, CertName::KubeletConf)?;
-    let path = Path::new(KUBECONFIG_DIR).join(CertName::KubeletConf.base_name());
-    let pem = match (&current.certificate, &current.certificate_file) {
-        (Some(pem), _) => pem.clone(),
-        (None, Some(file)) => {
-            // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
-            let file = Path::new(KUBECONFIG_DIR).join(file);
-            root.read(file).ok().flatten()?.bytes.to_vec()
-        }
-        (None, None) => return None,
+/// A kubeconfig that can be used, wherever its credentials are.
+fn usable(state: &NodeState, name: CertName) -> Option<FoundKubeconfig> {
+    match state.kubeconfig(kubeconfig_path(name)).ok()? {
+        KubeconfigFile::Embedded(found) => found.kubeconfig,
+        KubeconfigFile::ByFile { kubeconfig, .. } => Some(kubeconfig),
+        KubeconfigFile::Unusable(_) => None,
+    }
+}
+
+/// Returns the node's name in kubelet.conf. kubeadm's `getNodeNameFromKubeletConfig`: the common name of the client
+/// certificate, embedded or in a file.
+pub(super) fn kubelet_name(state: &NodeState) -> Option<String> {
+    let chain = match state
+        .kubeconfig(kubeconfig_path(CertName::KubeletConf))
+        .ok()?
+    {
+        KubeconfigFile::Embedded(found) => found.chain,
+        KubeconfigFile::ByFile { certificate, .. } => certificate.found(Chain::from_pem),
+        KubeconfigFile::Unusable(_) => return None,
     };
-    let name = common_name(&pem)?;
-    Some((name.strip_prefix(NODE_USER)?.to_owned(), path))
+    let leaf = chain.present()?.leaf();
+    let name = leaf.subject().values("CN").next()?;
+    name.strip_prefix(NODE_USER).map(str::to_owned)
 }
 
 /// Returns the name of the etcd member in its manifest.
-pub(super) fn manifest_name(root: &Root) -> Option<String> {
-    let content = root.read(ETCD_MANIFEST).ok().flatten()?;
-    let manifest = Manifest::parse(ETCD_MANIFEST.into(), &content.bytes).ok()?;
-    manifest.flag("name").map(str::to_owned)
+pub(super) fn manifest_name(state: &NodeState) -> Option<String> {
+    let manifest = state.manifest("etcd.yaml");
+    manifest.present()?.flag("name").map(str::to_owned)
 }
 
-fn common_name(pem: &[u8]) -> Option<String> {
-    let chain = Chain::from_pem(pem).ok()?;
-    let name = chain.leaf().subject().values("CN").next();
-    name.map(str::to_owned)
-}
-
-fn server(current: &Current) -> Option<Endpoint> {
-    let rest = current.server.as_ref()?.strip_prefix("https://")?;
+fn server(url: &str) -> Option<Endpoint> {
+    let rest = url.strip_prefix("https://")?;
     let authority = rest.split('/').next()?;
     Endpoint::parse(authority)
         .ok()
         .map(|(endpoint, _)| endpoint)
 }
 
-fn own_endpoint(current: &Current) -> Option<SocketAddr> {
+fn own_endpoint(url: &str) -> Option<SocketAddr> {
     let Endpoint {
         host: kubeadm::Host::Ip(ip),
         port: Some(port),
-    } = server(current)?
+    } = server(url)?
     else {
         return None;
     };

@@ -3,7 +3,7 @@
 //! It is believed for the place it comes from: the CA certificates in it, whatever they are, are those of the
 //! cluster. `discovery.tlsBootstrapToken` goes before the credentials in it, as in kubeadm.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use zeroize::Zeroizing;
 
@@ -12,7 +12,7 @@ use crate::cluster::api::{self, Access, Token};
 use crate::http::{self, Call, Client, Url};
 use crate::kube::cluster_info::ClusterInfo;
 use crate::kube::kubeadm::{BootstrapToken, DiscoveryFile};
-use crate::kube::kubeconfig::{Current, Kubeconfig};
+use crate::kube::kubeconfig::{Current, Kubeconfig, resolve_path};
 use crate::x509::TrustBundle;
 use crate::yaml::schema::SecretFile;
 
@@ -118,7 +118,7 @@ impl File<'_> {
         let pem = match (&current.authority, &current.authority_file, self.source) {
             (Some(pem), _, _) => pem.clone(),
             (None, Some(name), DiscoveryFile::Path(path)) => {
-                self.local(&beside(path, name))?.to_vec()
+                self.local(&resolve_path(path, name))?.to_vec()
             }
             _ => return Err(self.wrong("has no certificate-authority-data".to_owned(), MEND)),
         };
@@ -213,9 +213,4 @@ impl File<'_> {
             advice,
         }
     }
-}
-
-/// As client-go reads it, relative to the kubeconfig.
-fn beside(kubeconfig: &Path, name: &str) -> PathBuf {
-    kubeconfig.parent().unwrap_or(Path::new("/")).join(name)
 }

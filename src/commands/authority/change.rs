@@ -125,8 +125,9 @@ pub async fn settle(
         .await
         .rows;
     let (setup, now) = (&loaded.setup, clock());
-    let survey = setup.survey(root, now)?;
-    let evidence = evidence::read(root, setup, &survey, outcome.report.authority)?;
+    let state = setup.state(root);
+    let survey = setup.survey_of(&state, now)?;
+    let evidence = evidence::read(&state, setup, &survey, outcome.report.authority)?;
     outcome.report = AuthorityReport::of(&evidence, now);
     Ok(outcome)
 }
@@ -145,14 +146,15 @@ pub fn status(
     authorities: &BTreeSet<Authority>,
     now: OffsetDateTime,
 ) -> Result<NodeReport, Failure> {
-    let survey = setup.survey(root, now)?;
+    let state = setup.state(root);
+    let survey = setup.survey_of(&state, now)?;
     let bundles = setup.plan.bundles.iter();
     let wanted = bundles
         .map(|bundle| bundle.authority)
         .filter(|authority| authorities.is_empty() || authorities.contains(authority));
     let reports = wanted
         .map(|authority| {
-            let evidence = evidence::read(root, setup, &survey, authority)?;
+            let evidence = evidence::read(&state, setup, &survey, authority)?;
             Ok(AuthorityReport::of(&evidence, now))
         })
         .collect::<Result<_, Failure>>()?;
@@ -178,8 +180,9 @@ pub async fn look(
     authority: Authority,
     now: OffsetDateTime,
 ) -> Result<Seen, Failure> {
-    let survey = setup.survey(root, now)?;
-    let evidence = evidence::read(root, setup, &survey, authority)?;
+    let state = setup.state(root);
+    let survey = setup.survey_of(&state, now)?;
+    let evidence = evidence::read(&state, setup, &survey, authority)?;
     let api = load::cluster(root, kubeconfig)?;
     Ok(cluster::look(&api, authority, evidence.incoming()).await)
 }

@@ -138,7 +138,9 @@ pub fn resolve(
         },
         hostname_override,
         kubelet_addresses,
-        kubelet_cert_dir: kubelet.and_then(|kubelet| kubelet.cert_dir.clone()),
+        kubelet_cert_dir: kubelet
+            .and_then(|kubelet| kubelet.cert_dir.clone())
+            .or_else(|| running?.kubelet_cert_dir.clone()),
         join_endpoint,
         join: input.and_then(|input| input.join.clone()),
     });

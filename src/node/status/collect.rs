@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use time::{Duration, OffsetDateTime};
-use zeroize::Zeroizing;
 
 use super::text::minute;
 use super::{
@@ -17,44 +16,40 @@ use super::{
 use crate::kube::kubeconfig::KubeconfigError;
 use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::{Authority, CertName};
+use crate::node::role::{files_of_control_plane, role_of};
+use crate::node::{KubeconfigFile, NodeFile, NodeState};
 use crate::spec::assess::{
-    self, COPY_SERVICE_ACCOUNT, Found, FoundKubeconfig, ReadKubeconfig, Replaced, Witness,
-    trusted_by,
+    self, COPY_SERVICE_ACCOUNT, Found, FoundKubeconfig, Replaced, Witness, trusted_by,
 };
-use crate::spec::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI};
-use crate::store::{self, FileKind, Issued, Metadata, Root, Slot, Ticket};
+use crate::spec::{KUBECONFIG_DIR, kubeconfig_path};
+use crate::store::{self, FileKind, Issued, Metadata, Slot, Ticket};
 use crate::x509::{
     Certificate, Chain, Difference, PrivateKey, PublicKey, TrustBundle, hex, is_same_authority,
     path_differences,
 };
 
-/// Reads everything below `root` that kubeadm's PKI consists of. `described` is the role that the node's kubeadm
-/// configuration gives it. Never fails.
-pub fn collect(
-    root: &Root,
-    certificates_dir: &Path,
-    described: Option<Role>,
-    now: OffsetDateTime,
-) -> Status {
+/// Judges everything that kubeadm's PKI consists of. `described` is the role that the node's kubeadm configuration gives
+/// it. Never fails.
+pub fn collect(state: &NodeState, described: Option<Role>, now: OffsetDateTime) -> Status {
+    let root = state.root();
     let mut notes = Vec::new();
     let pending = root.tickets().unwrap_or_else(|error| {
         notes.push(format!("pending requests are unknown: {error}"));
         Vec::new()
     });
     let node = Node {
-        root,
-        dir: certificates_dir,
+        state,
         now,
         // Without the record only the finer points are missing.
         issued: root.issued().unwrap_or_default(),
     };
-    let role = node.role(&pending, described);
+    let role = role_of(state, &pending, described);
     let local_etcd = role == Role::ControlPlane && node.runs_etcd();
     if role == Role::Empty {
         notes.push(format!(
             "there is no certificate, key or kubeconfig in {} or {}",
-            root.on_this_machine(certificates_dir).display(),
-            root.on_this_machine(KUBECONFIG_DIR).display()
+            node.here(state.layout().certificates_dir()),
+            node.here(Path::new(KUBECONFIG_DIR))
         ));
     }
 
@@ -70,7 +65,7 @@ pub fn collect(
             (Role::Worker, _) => false,
             (Role::ControlPlane, Authority::FrontProxyCa) => true,
             (Role::ControlPlane, Authority::EtcdCa) => {
-                local_etcd || node.exists(&node.authority_file(*name, "crt"))
+                local_etcd || state.exists(&state.layout().authority(*name)[0])
             }
         })
         .map(|name| node.authority(name))
@@ -82,9 +77,9 @@ pub fn collect(
             (_, CertName::KubeletConf) => true,
             (_, CertName::KubeletServing) => node.has_issued_serving(&authorities),
             (Role::Worker, _) => false,
-            (Role::ControlPlane, CertName::SuperAdminConf) => node.has_files_of(*name),
+            (Role::ControlPlane, CertName::SuperAdminConf) => state.has_files_of(*name),
             (Role::ControlPlane, name) => {
-                name.authority() != Authority::EtcdCa || local_etcd || node.has_files_of(*name)
+                name.authority() != Authority::EtcdCa || local_etcd || state.has_files_of(*name)
             }
         })
         .map(|name| (name, node.leaf(name)))
@@ -116,7 +111,7 @@ pub fn collect(
     Status {
         at: now,
         root: root.path().display().to_string(),
-        certificates_dir: certificates_dir.display().to_string(),
+        certificates_dir: state.layout().certificates_dir().display().to_string(),
         role,
         local_etcd,
         authorities: authorities
@@ -124,7 +119,7 @@ pub fn collect(
             .map(|bundle| bundle.status)
             .collect(),
         certificates,
-        has_served: node.has_served(),
+        has_served: state.has_served(),
         service_account: (role == Role::ControlPlane).then(|| node.service_account()),
         pending: pending.into_iter().map(pending_status).collect(),
         notes,
@@ -150,8 +145,7 @@ fn local_server(leaves: &[(CertName, Leaf)]) -> Option<String> {
 }
 
 struct Node<'a> {
-    root: &'a Root,
-    dir: &'a Path,
+    state: &'a NodeState,
     now: OffsetDateTime,
     issued: BTreeMap<CertName, Issued>,
 }
@@ -179,12 +173,6 @@ impl Fault {
         };
         Fault::new(trouble, error.to_string())
     }
-}
-
-/// A file that was read, or not.
-struct Reading {
-    bytes: Result<Option<Zeroizing<Vec<u8>>>, Fault>,
-    status: FileStatus,
 }
 
 /// An authority's row, and what its leaves are verified with.
@@ -218,48 +206,8 @@ struct Leaf {
 // ---- which rows there are ----
 
 impl Node<'_> {
-    /// The rule in the header of [`super`].
-    fn role(&self, pending: &[(Slot, Option<Ticket>)], described: Option<Role>) -> Role {
-        let waits_for_control_plane = pending
-            .iter()
-            .any(|(slot, _)| !matches!(slot, Slot::Certificate(name) if name.is_of_kubelet()));
-        let of_control_plane = waits_for_control_plane || !self.files_of_control_plane().is_empty();
-        let anything = of_control_plane
-            || !pending.is_empty()
-            || self.has_files_of(CertName::KubeletConf)
-            || self.exists(&self.authority_file(Authority::Ca, "crt"))
-            || self.exists(&Path::new(KUBELET_PKI).join(KUBELET_CURRENT));
-        if self.exists(&Path::new(MANIFESTS).join("kube-apiserver.yaml")) {
-            return Role::ControlPlane;
-        }
-        match (anything, described, of_control_plane) {
-            (false, ..) => Role::Empty,
-            (true, Some(described), _) => described,
-            (true, None, true) => Role::ControlPlane,
-            (true, None, false) => Role::Worker,
-        }
-    }
-
-    /// The files that only a control-plane node has, except for the CA certificate of etcd, which workers have too if
-    /// their network plug-in uses etcd.
-    fn files_of_control_plane(&self) -> Vec<PathBuf> {
-        let leaves = CertName::KUBEADM
-            .into_iter()
-            .filter(|name| !name.is_of_kubelet())
-            .flat_map(|name| self.files_of(name));
-        let files = leaves.chain([
-            self.authority_file(Authority::Ca, "key"),
-            self.authority_file(Authority::FrontProxyCa, "crt"),
-            self.authority_file(Authority::FrontProxyCa, "key"),
-            self.authority_file(Authority::EtcdCa, "key"),
-            self.dir.join("sa.key"),
-            self.dir.join("sa.pub"),
-        ]);
-        files.filter(|path| self.exists(path)).collect()
-    }
-
     fn unused_on_worker(&self) -> Option<String> {
-        let found = self.files_of_control_plane();
+        let found = files_of_control_plane(self.state);
         (!found.is_empty()).then(|| {
             let found: Vec<String> = found.iter().map(|path| self.here(path)).collect();
             format!(
@@ -270,20 +218,22 @@ impl Node<'_> {
     }
 
     fn runs_etcd(&self) -> bool {
-        if !self.exists(&self.dir.join("etcd")) {
+        let state = self.state;
+        let [ca, ca_key] = state.layout().authority(Authority::EtcdCa);
+        if !ca.parent().is_some_and(|etcd| state.exists(etcd)) {
             return false;
         }
-        let manifest = |name: &str| self.exists(&Path::new(MANIFESTS).join(name));
         // Cluster API puts the CA of an external etcd at etcd/ca.crt.
-        let only_ca = !self.exists(&self.authority_file(Authority::EtcdCa, "key"))
+        let only_ca = !state.exists(ca_key)
             && ![
                 CertName::EtcdServer,
                 CertName::EtcdPeer,
                 CertName::EtcdHealthcheckClient,
             ]
             .into_iter()
-            .any(|name| self.has_files_of(name));
-        let external = only_ca && manifest("kube-apiserver.yaml") && !manifest("etcd.yaml");
+            .any(|name| state.has_files_of(name));
+        let has_etcd_manifest = || state.exists(Path::new(MANIFESTS).join("etcd.yaml"));
+        let external = only_ca && state.has_apiserver_manifest() && !has_etcd_manifest();
         !external
     }
 
@@ -303,81 +253,41 @@ impl Node<'_> {
         let leaf = self.read_pair(name);
         self.issued.contains_key(&name) || leaf.chain.is_ok_and(|chain| of_authority(chain.leaf()))
     }
-
-    fn has_files_of(&self, name: CertName) -> bool {
-        self.files_of(name).iter().any(|path| self.exists(path))
-    }
-
-    /// Something stands there, be it only something that cannot be looked at.
-    fn exists(&self, path: &Path) -> bool {
-        !matches!(self.root.metadata(path), Ok(None))
-    }
-
-    fn files_of(&self, name: CertName) -> Vec<PathBuf> {
-        match name.is_kubeconfig() {
-            true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
-            false => self.pair_of(name).to_vec(),
-        }
-    }
-
-    fn pair_of(&self, name: CertName) -> [PathBuf; 2] {
-        ["crt", "key"].map(|extension| match name {
-            CertName::KubeletServing => Path::new(KUBELET_PKI).join(format!("kubelet.{extension}")),
-            name => self.dir.join(format!("{}.{extension}", name.base_name())),
-        })
-    }
-
-    fn authority_file(&self, name: Authority, extension: &str) -> PathBuf {
-        self.dir.join(format!("{}.{extension}", name.base_name()))
-    }
 }
 
 // ---- files ----
 
 impl Node<'_> {
     fn here(&self, path: &Path) -> String {
-        self.root.on_this_machine(path).display().to_string()
+        self.state
+            .root()
+            .on_this_machine(path)
+            .display()
+            .to_string()
     }
 
-    fn read(&self, path: &Path, secret: bool) -> Reading {
-        let (bytes, access) = match self.root.read(path) {
-            Ok(Some(content)) => (Ok(Some(content.bytes)), Some(access(&content.metadata))),
-            Ok(None) => (Ok(None), self.access(path)),
-            Err(error) => (Err(Fault::of_store(&error)), self.access(path)),
-        };
-        Reading {
-            bytes,
-            status: FileStatus {
-                path: path.display().to_string(),
-                secret,
-                access,
-            },
+    fn status_of(&self, file: &NodeFile, secret: bool) -> FileStatus {
+        // Read first: the metadata is then that of the file behind a link.
+        let _ = file.bytes();
+        FileStatus {
+            path: file.path().display().to_string(),
+            secret,
+            access: file.metadata().map(access),
         }
     }
 
-    /// What stands at a path, a link not followed.
-    fn access(&self, path: &Path) -> Option<Access> {
-        let metadata = self.root.metadata(path).ok().flatten()?;
-        Some(access(&metadata))
-    }
-
-    /// Understands what was read, or says what is wrong with it.
+    /// Returns what `parse` makes of a file, or what is wrong with it.
     fn parse<T, E: fmt::Display>(
         &self,
-        reading: Reading,
+        file: &NodeFile,
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
     ) -> Result<T, Fault> {
-        let bytes = reading.bytes?;
-        let here = self.here(Path::new(&reading.status.path));
-        let absent = match (&bytes, &reading.status.access) {
-            (None, Some(_)) => "is a symbolic link that leads nowhere (dangling)",
-            _ => "is missing",
+        let bytes = file.bytes().map_err(|error| Fault::of_store(&error))?;
+        let absent = match file.is_dangling() {
+            true => "is a symbolic link that leads nowhere (dangling)",
+            false => "is missing",
         };
-        understood(
-            Found::read(bytes.as_deref().map(Vec::as_slice), parse),
-            &here,
-            absent,
-        )
+        understood(Found::read(bytes, parse), &self.here(file.path()), absent)
     }
 
     /// What is wrong with the mode of a file that holds a private key, or of one that is trusted.
@@ -480,111 +390,100 @@ impl Node<'_> {
     }
 
     fn read_pair(&self, name: CertName) -> Leaf {
-        let [certificate, key] = self.pair_of(name);
-        let certificate = self.read(&certificate, false);
-        let key = self.read(&key, true);
+        let [certificate, key] = self
+            .state
+            .layout()
+            .pair(name)
+            .map(|path| self.state.file(path));
         let mut remarks = Vec::new();
-        if let Ok(Some(pem)) = &key.bytes
+        if let Ok(Some(pem)) = key.bytes()
             && !assess::is_our_form(pem)
         {
             remarks.push(PKCS8.to_owned());
         }
         Leaf {
-            files: vec![certificate.status.clone(), key.status.clone()],
-            chain: self.parse(certificate, Chain::from_pem),
-            key: self.parse(key, PrivateKey::from_pem),
+            files: vec![
+                self.status_of(&certificate, false),
+                self.status_of(&key, true),
+            ],
+            chain: self.parse(&certificate, Chain::from_pem),
+            key: self.parse(&key, PrivateKey::from_pem),
             kubeconfig: None,
             remarks,
         }
     }
 
     fn read_kubeconfig(&self, name: CertName) -> Leaf {
-        let file = Path::new(KUBECONFIG_DIR).join(name.base_name());
-        let reading = self.read(&file, true);
-        let files = vec![reading.status.clone()];
-        // Absent, empty and unreadable files are told by `parse`, as for any other file.
-        let text = match self.parse(reading, |bytes| {
-            Ok::<_, String>(Zeroizing::new(bytes.to_vec()))
-        }) {
-            Ok(text) => text,
-            Err(fault) => {
-                return Leaf {
-                    key: Err(Fault::new(fault.trouble, String::new())),
-                    chain: Err(fault),
-                    kubeconfig: None,
-                    remarks: Vec::new(),
-                    files,
-                };
-            }
+        let file = self.state.file(kubeconfig_path(name));
+        let files = vec![self.status_of(&file, true)];
+        let here = self.here(file.path());
+        // Absent, empty and unreadable files are reported as any other file.
+        let read = self.parse(&file, |_| Ok::<_, String>(())).and_then(|()| {
+            let read = self.state.kubeconfig(file.path());
+            read.map_err(|error| Fault::of_store(&error))
+        });
+        let unusable = |fault: Fault| Leaf {
+            key: Err(Fault::new(fault.trouble, String::new())),
+            chain: Err(fault),
+            kubeconfig: None,
+            remarks: Vec::new(),
+            files: files.clone(),
         };
-        let here = self.here(&file);
-        match assess::read_kubeconfig(Some(&text)) {
-            ReadKubeconfig::Usable(found) => {
-                let found = *found;
-                Leaf {
-                    chain: understood(
-                        found.chain,
-                        &format!("the client certificate in {here}"),
-                        "is missing",
-                    ),
-                    key: understood(
-                        found.key,
-                        &format!("the client key in {here}"),
-                        "is missing",
-                    ),
-                    kubeconfig: found.kubeconfig,
-                    remarks: match found.key_form_is_ours {
-                        true => Vec::new(),
-                        false => vec![PKCS8.to_owned()],
-                    },
-                    files,
-                }
-            }
-            ReadKubeconfig::ByFile {
+        match read {
+            Err(fault) => unusable(fault),
+            Ok(KubeconfigFile::Embedded(found)) => Leaf {
+                chain: understood(
+                    found.chain,
+                    &format!("the client certificate in {here}"),
+                    "is missing",
+                ),
+                key: understood(
+                    found.key,
+                    &format!("the client key in {here}"),
+                    "is missing",
+                ),
+                kubeconfig: found.kubeconfig,
+                remarks: match found.key_form_is_ours {
+                    true => Vec::new(),
+                    false => vec![PKCS8.to_owned()],
+                },
+                files,
+            },
+            Ok(KubeconfigFile::ByFile {
                 certificate,
                 key,
                 kubeconfig,
-            } => self.read_by_file(&certificate, &key, kubeconfig, files),
-            ReadKubeconfig::Unrepairable(error) => {
+            }) => self.read_by_file(&certificate, &key, kubeconfig, files),
+            Ok(KubeconfigFile::Unusable(error)) => {
                 let trouble = match error {
                     KubeconfigError::NoCurrentContext | KubeconfigError::Dangling(_) => {
                         Trouble::NoContext
                     }
                     _ => Trouble::Damaged,
                 };
-                Leaf {
-                    chain: Err(Fault::new(
-                        trouble,
-                        format!("{here} is unreadable: {error}"),
-                    )),
-                    key: Err(Fault::new(trouble, String::new())),
-                    kubeconfig: None,
-                    remarks: Vec::new(),
-                    files,
-                }
+                unusable(Fault::new(
+                    trouble,
+                    format!("{here} is unreadable: {error}"),
+                ))
             }
         }
     }
 
     fn read_by_file(
         &self,
-        certificate: &str,
-        key: &str,
+        certificate: &NodeFile,
+        key: &NodeFile,
         kubeconfig: FoundKubeconfig,
         mut files: Vec<FileStatus>,
     ) -> Leaf {
-        // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
-        let path = |name: &str| Path::new(KUBECONFIG_DIR).join(name);
-        let same = certificate == key;
-        let certificate = self.read(&path(certificate), same);
-        files.push(certificate.status.clone());
-        // The kubeconfig itself holds no key then.
+        let same = certificate.path() == key.path();
+        // The kubeconfig itself does not contain the key then.
         if let Some(file) = files.first_mut() {
             file.secret = false;
         }
-        let key = self.read(&path(key), true);
+        files.push(self.status_of(certificate, same));
         if !same {
-            files.push(key.status.clone());
+            files.push(self.status_of(key, true));
         }
         let chain = self.parse(certificate, Chain::from_pem);
         let mut key = self.parse(key, PrivateKey::from_pem);
@@ -872,28 +771,27 @@ fn kubeconfig_status(
 
 impl Node<'_> {
     fn authority(&self, name: Authority) -> Bundle {
-        let path = self.authority_file(name, "crt");
-        let reading = self.read(&path, false);
-        let mut files = vec![reading.status.clone()];
-        // The key is looked at, never opened; opening it as a directory tells whether a link leads anywhere.
-        let key_path = self.authority_file(name, "key");
-        let key = FileStatus {
+        let [path, key_path] = self.state.layout().authority(name);
+        let certificate = self.state.file(&path);
+        let mut files = vec![self.status_of(&certificate, false)];
+        // The key is examined and never opened; opening it as a directory tells whether a link leads anywhere.
+        let key_file = self.state.file(&key_path);
+        let is_dangling = || {
+            let metadata = key_file.metadata();
+            metadata.is_some_and(|found| found.kind == FileKind::Symlink)
+                && matches!(self.state.root().dir(&key_path), Ok(None))
+        };
+        let has_key = key_file.exists() && !is_dangling();
+        files.push(FileStatus {
             path: key_path.display().to_string(),
             secret: true,
-            access: self.access(&key_path),
-        };
-        let dangling = || {
-            let kind = self.root.metadata(&key_path).ok().flatten();
-            kind.is_some_and(|found| found.kind == FileKind::Symlink)
-                && matches!(self.root.dir(&key_path), Ok(None))
-        };
-        let has_key = self.exists(&key_path) && !dangling();
-        files.push(key);
+            access: key_file.metadata().map(access),
+        });
 
         let mut remarks: Vec<String> = Vec::new();
         let mut faults = Vec::new();
         // A file of certificates in any order has a chain's form; whether it may serve as a bundle is the next question.
-        let both = self.parse(reading, |bytes| {
+        let both = self.parse(&certificate, |bytes| {
             Chain::from_pem(bytes).map(|chain| (chain, TrustBundle::from_pem(bytes)))
         });
         let (certificates, trust) = match both {
@@ -944,29 +842,22 @@ impl Node<'_> {
         }
     }
 
-    /// As for a survey; without a configuration the files alone tell.
-    fn has_served(&self) -> bool {
-        let manifest = Path::new(MANIFESTS).join("kube-apiserver.yaml");
-        let [certificate, _] = self.pair_of(CertName::Apiserver);
-        let kubeconfig = CertName::ControllerManagerConf.base_name();
-        let is_set_up =
-            self.exists(&certificate) && self.exists(&Path::new(KUBECONFIG_DIR).join(kubeconfig));
-        is_set_up || self.exists(&manifest)
-    }
-
     fn service_account(&self) -> ServiceAccountStatus {
-        let private = self.read(&self.dir.join("sa.key"), true);
-        let public = self.read(&self.dir.join("sa.pub"), false);
-        let files = vec![private.status.clone(), public.status.clone()];
+        let layout = self.state.layout();
+        let [private, public] = layout.service_account().map(|path| self.state.file(path));
+        let files = vec![
+            self.status_of(&private, true),
+            self.status_of(&public, false),
+        ];
         let mut remarks: Vec<String> = Vec::new();
-        if let Ok(Some(pem)) = &private.bytes
+        if let Ok(Some(pem)) = private.bytes()
             && !assess::is_our_form(pem)
         {
             remarks.push(PKCS8.to_owned());
         }
-        let private = self.parse(private, PrivateKey::from_pem);
+        let private = self.parse(&private, PrivateKey::from_pem);
         // While a pair is replaced, the old one is accepted beside the new.
-        let public = self.parse(public, PublicKey::all_from_pem);
+        let public = self.parse(&public, PublicKey::all_from_pem);
         let key = match (&private, &public) {
             (Ok(private), _) => Some(private.public_key().clone()),
             (_, Ok(public)) => public.first().cloned(),
@@ -988,7 +879,7 @@ impl Node<'_> {
             }
             (private, public) => {
                 let lost = private.err().map(|mut fault| {
-                    if self.has_served() && fault.trouble != Trouble::Denied {
+                    if self.state.has_served() && fault.trouble != Trouble::Denied {
                         fault.words.push_str(&format!("; {COPY_SERVICE_ACCOUNT}"));
                     }
                     fault

@@ -9,6 +9,8 @@ use time::{Duration, OffsetDateTime};
 
 use super::*;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
+use crate::node::NodeState;
+use crate::spec::Layout;
 use crate::store::{Durability, Root, Ticket};
 use crate::x509::{
     Certificate, CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
@@ -786,7 +788,7 @@ fn a_worker_shows_its_two_files_only() {
 fn takes_role_from_kubeadm_configuration_before_files() {
     let described = |node: &TestNode, role| {
         let root = Root::open(node.dir.path()).unwrap();
-        collect(&root, Path::new(PKI), role, NOW)
+        collect(&NodeState::new(&root, Layout::default()), role, NOW)
     };
     let node = TestNode::control_plane();
     let worker = described(&node, Some(Role::Worker));
@@ -1046,7 +1048,7 @@ impl TestNode {
 
     fn status_at(&self, now: OffsetDateTime) -> Status {
         let root = Root::open(self.dir.path()).unwrap();
-        collect(&root, Path::new(PKI), None, now)
+        collect(&NodeState::new(&root, Layout::default()), None, now)
     }
 
     fn row(&self, name: CertName) -> CertStatus {

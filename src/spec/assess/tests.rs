@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use std::time::Duration;
 
 use time::macros::datetime;
@@ -223,7 +225,7 @@ fn an_expired_authority_stops_everything() {
 #[test]
 fn a_kubeconfig_that_cannot_be_repaired_is_told_from_an_empty_one() {
     assert!(matches!(
-        read_kubeconfig(Some(b"  \n")),
+        read_kubeconfig(Path::new("/etc/kubernetes/kubelet.conf"), Some(b"  \n")),
         ReadKubeconfig::Usable(found) if matches!(found.chain, Found::Empty)
     ));
     for broken in [
@@ -233,7 +235,7 @@ fn a_kubeconfig_that_cannot_be_repaired_is_told_from_an_empty_one() {
         b"a: [\n",
     ] {
         assert!(matches!(
-            read_kubeconfig(Some(broken)),
+            read_kubeconfig(Path::new("/etc/kubernetes/kubelet.conf"), Some(broken)),
             ReadKubeconfig::Unrepairable(_)
         ));
     }

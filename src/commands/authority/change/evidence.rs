@@ -5,16 +5,14 @@ use std::path::{Path, PathBuf};
 use super::judge::{Evidence, Leaf, RolledBack, Signing, Trusting};
 use crate::agent::{ExitCode, Failure, Setup, Survey};
 use crate::kube::components::Change;
-use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::{Authority, CertName};
-use crate::spec::assess::{Found, ReadKubeconfig, read_kubeconfig};
-use crate::spec::{BundleSpec, KUBECONFIG_DIR};
+use crate::node::{KubeconfigFile, NodeState};
+use crate::spec::assess::Found;
+use crate::spec::{BundleSpec, kubeconfig_path};
 use crate::store::{self, RestartState, Root, Unsettled};
 use crate::x509::{Certificate, Chain, certificates_of, rfc3339};
 
 const CONTROLLER_MANAGER: &str = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
-/// Where the kubelet keeps a serving certificate that nobody configured.
-const KUBELET_SERVING: &str = "/var/lib/kubelet/pki/kubelet.crt";
 const KUBELETS_OWN: &str = "the kubelet renews it by itself once who signs for kubelets does so with the new CA; to have it at once, remove the link kubelet-client-current.pem and give the kubelet a bootstrap kubeconfig, or issue kubelet.conf with nodepki bootstrap";
 const SOMEBODYS: &str = "have who issued it issue it anew";
 
@@ -38,7 +36,7 @@ pub fn kubeconfigs() -> impl Iterator<Item = (CertName, PathBuf)> {
     let names = CertName::ALL.into_iter();
     names
         .filter(|name| name.is_kubeconfig())
-        .map(|name| (name, Path::new(KUBECONFIG_DIR).join(name.as_str())))
+        .map(|name| (name, kubeconfig_path(name)))
 }
 
 /// Reads everything.
@@ -46,11 +44,12 @@ pub fn kubeconfigs() -> impl Iterator<Item = (CertName, PathBuf)> {
 /// # Errors
 /// What the system does not let be read, and a node without the CA certificate.
 pub fn read(
-    root: &Root,
+    state: &NodeState,
     setup: &Setup,
     survey: &Survey,
     authority: Authority,
 ) -> Result<Evidence, Failure> {
+    let root = state.root();
     let spec = spec(setup, authority)?;
     let shown = |path: &Path| root.on_this_machine(path).display().to_string();
     let bundle = match survey.bundles.iter().find(|one| one.spec.path == spec.path) {
@@ -72,9 +71,9 @@ pub fn read(
     let mut signing = Vec::new();
     if authority == Authority::Ca {
         for (_, path) in kubeconfigs() {
-            trusting.extend(read_trusting(root, &path, &spec.path, &bundle)?);
+            trusting.extend(read_trusting(state, &path, &spec.path, &bundle)?);
         }
-        signing = read_signing(root, &spec.path)?;
+        signing = read_signing(state, &spec.path)?;
     }
     let planned = survey
         .certs
@@ -94,7 +93,7 @@ pub fn read(
         })
         .collect();
     if authority == Authority::Ca {
-        leaves.extend(read_kubelet(root, survey, &bundle)?);
+        leaves.extend(read_kubelet(state, survey, &bundle)?);
     }
     let (restarts, rolled_back) = unsettled(root, authority)?;
     Ok(Evidence {
@@ -172,35 +171,32 @@ fn chain(found: &Found<Chain>) -> Result<Chain, String> {
 }
 
 fn read_trusting(
-    root: &Root,
+    state: &NodeState,
     path: &Path,
     bundle_path: &Path,
     bundle: &[Certificate],
 ) -> Result<Option<Trusting>, store::Error> {
-    let Some(content) = root.read(path)? else {
-        return Ok(None);
+    let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
+    let kubeconfig = match state.kubeconfig(path)? {
+        KubeconfigFile::Embedded(found) => match found.kubeconfig {
+            Some(kubeconfig) => Ok(kubeconfig),
+            // Absent or empty.
+            None => return Ok(None),
+        },
+        KubeconfigFile::ByFile { kubeconfig, .. } => Ok(kubeconfig),
+        KubeconfigFile::Unusable(error) => Err(error),
     };
-    if content.bytes.iter().all(u8::is_ascii_whitespace) {
-        return Ok(None);
-    }
-    let shown = |path: &Path| root.on_this_machine(path).display().to_string();
-    let text = String::from_utf8_lossy(&content.bytes);
-    let current = Kubeconfig::parse(&text).and_then(|document| document.current());
     let mut elsewhere = None;
-    let certificates = match current {
+    let certificates = match &kubeconfig {
         Err(error) => Err(format!("{error}; mend it, or move it away")),
-        Ok(current) => match (&current.authority, &current.authority_file) {
+        Ok(kubeconfig) => match (&kubeconfig.authority, &kubeconfig.authority_file) {
             (Some(data), _) => certificates(data),
+            (None, Some(file)) if file == bundle_path => Ok(bundle.to_vec()),
             (None, Some(file)) => {
-                let file = path.parent().unwrap_or(Path::new("/")).join(file);
-                if file == bundle_path {
-                    Ok(bundle.to_vec())
-                } else {
-                    elsewhere = Some(shown(&file));
-                    match root.read(&file)? {
-                        Some(content) => certificates(&content.bytes),
-                        None => Err(format!("it takes its CA from {}, which is absent", shown(&file))),
-                    }
+                elsewhere = Some(shown(file));
+                match state.file(file).bytes()? {
+                    Some(bytes) => certificates(bytes),
+                    None => Err(format!("it takes its CA from {}, which is absent", shown(file))),
                 }
             }
             (None, None) => Err(
@@ -221,11 +217,13 @@ pub fn certificates(data: &[u8]) -> Result<Vec<Certificate>, String> {
     certificates_of(data).map_err(|error| format!("its CA data is unreadable: {error}"))
 }
 
-fn read_signing(root: &Root, bundle: &Path) -> Result<Vec<Signing>, store::Error> {
-    let Some(manifest) = root.read(CONTROLLER_MANAGER)? else {
+fn read_signing(state: &NodeState, bundle: &Path) -> Result<Vec<Signing>, store::Error> {
+    let root = state.root();
+    let file = state.file(CONTROLLER_MANAGER);
+    let Some(manifest) = file.bytes()? else {
         return Ok(Vec::new());
     };
-    let text = String::from_utf8_lossy(&manifest.bytes);
+    let text = String::from_utf8_lossy(manifest);
     let flags = text.lines().filter_map(|line| {
         let argument = line.trim().strip_prefix("- ")?.trim_matches(['"', '\'']);
         let (flag, file) = argument.strip_prefix("--")?.split_once('=')?;
@@ -234,8 +232,8 @@ fn read_signing(root: &Root, bundle: &Path) -> Result<Vec<Signing>, store::Error
     });
     let mut signing = Vec::new();
     for (flag, file) in flags {
-        let content = root.read(file)?;
-        let certificates = content.map(|content| certificates_of(&content.bytes));
+        let content = state.file(file);
+        let certificates = content.bytes()?.map(certificates_of);
         signing.push(Signing {
             flag: flag.to_owned(),
             file: root.node_path(file),
@@ -248,56 +246,38 @@ fn read_signing(root: &Root, bundle: &Path) -> Result<Vec<Signing>, store::Error
     Ok(signing)
 }
 
-/// What the kubelet has of this CA without nodepki's doing.
+/// The certificates of this CA that the kubelet has without nodepki.
 fn read_kubelet(
-    root: &Root,
+    state: &NodeState,
     survey: &Survey,
     bundle: &[Certificate],
 ) -> Result<Vec<Leaf>, store::Error> {
-    let shown = |path: &Path| root.on_this_machine(path).display().to_string();
+    let shown = |path: &Path| state.root().on_this_machine(path).display().to_string();
     let mut leaves = Vec::new();
-    let conf = Path::new(KUBECONFIG_DIR).join(CertName::KubeletConf.as_str());
     if survey.cert(CertName::KubeletConf).is_none()
-        && let Some(content) = root.read(&conf)?
-        && let ReadKubeconfig::ByFile { certificate, .. } = read_kubeconfig(Some(&content.bytes))
+        && let KubeconfigFile::ByFile { certificate, .. } =
+            state.kubeconfig(kubeconfig_path(CertName::KubeletConf))?
     {
-        let content = root.read(&certificate)?;
-        let found = Found::read(
-            content.as_ref().map(|content| content.bytes.as_slice()),
-            Chain::from_pem,
-        );
         leaves.push(Leaf {
             name: CertName::KubeletConf.to_string(),
-            file: shown(Path::new(&certificate)),
-            chain: chain(&found),
+            file: shown(certificate.path()),
+            chain: chain(&certificate.parse(Chain::from_pem)?),
             foreign: Some(KUBELETS_OWN),
         });
     }
-    let planned = survey.certs.iter().any(|cert| {
-        cert.spec
-            .output
-            .paths()
-            .iter()
-            .any(|path| ***path == *Path::new(KUBELET_SERVING))
-    });
-    if !planned
-        && let Some(content) = root.read(KUBELET_SERVING)?
-        && let Ok(chain) = Chain::from_pem(&content.bytes)
+    let [serving, _] = state.layout().pair(CertName::KubeletServing);
+    if survey.cert(CertName::KubeletServing).is_none()
+        && let Found::Present(chain) = state.file(&serving).parse(Chain::from_pem)?
     {
-        let leaf = Leaf {
-            name: "the kubelet's serving certificate".to_owned(),
-            file: shown(Path::new(KUBELET_SERVING)),
-            chain: Ok(chain),
-            foreign: Some(SOMEBODYS),
-        };
         // By default it is the kubelet's own authority that signed it.
-        let issuers = bundle.iter();
-        let is_ours = |issuer: &Certificate| match &leaf.chain {
-            Ok(chain) => chain.leaf().names_issuer(issuer),
-            Err(_) => false,
-        };
-        if issuers.clone().any(is_ours) {
-            leaves.push(leaf);
+        let mut issuers = bundle.iter();
+        if issuers.any(|issuer| chain.leaf().names_issuer(issuer)) {
+            leaves.push(Leaf {
+                name: "the kubelet's serving certificate".to_owned(),
+                file: shown(&serving),
+                chain: Ok(chain),
+                foreign: Some(SOMEBODYS),
+            });
         }
     }
     Ok(leaves)

@@ -70,8 +70,9 @@ impl<'a> Step<'a> {
                 false => notes = agent::open_store(root, setup, "authority", clock)?.1,
             }
         }
-        let survey = setup.survey(root, clock())?;
-        let evidence = evidence::read(root, setup, &survey, wish.authority)?;
+        let state = setup.state(root);
+        let survey = setup.survey_of(&state, clock())?;
+        let evidence = evidence::read(&state, setup, &survey, wish.authority)?;
         Ok(Step {
             root,
             setup,
@@ -187,8 +188,9 @@ impl<'a> Step<'a> {
         let (mut store, notes) = agent::open_store(self.root, self.setup, "authority", clock)?;
         self.notes.extend(notes);
         // Nobody may have come between the look and the lock.
-        self.survey = self.setup.survey(self.root, now)?;
-        let there = evidence::read(self.root, self.setup, &self.survey, self.wish.authority)?;
+        let state = self.setup.state(self.root);
+        self.survey = self.setup.survey_of(&state, now)?;
+        let there = evidence::read(&state, self.setup, &self.survey, self.wish.authority)?;
         if there.bundle != self.evidence.bundle || there.change != self.evidence.change {
             return Err(Failure::new(
                 ExitCode::Pending,
@@ -248,8 +250,9 @@ impl<'a> Step<'a> {
     }
 
     fn reread(&mut self, now: OffsetDateTime) -> Result<(), Failure> {
-        self.survey = self.setup.survey(self.root, now)?;
-        self.evidence = evidence::read(self.root, self.setup, &self.survey, self.wish.authority)?;
+        let state = self.setup.state(self.root);
+        self.survey = self.setup.survey_of(&state, now)?;
+        self.evidence = evidence::read(&state, self.setup, &self.survey, self.wish.authority)?;
         Ok(())
     }
 

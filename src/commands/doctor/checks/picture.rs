@@ -13,18 +13,17 @@ use crate::agent::join;
 use crate::agent::load::{self, NameSource};
 use crate::config::{FRAGMENT_DIRECTORIES, MAIN_FILE};
 use crate::kube::kubeadm;
-use crate::kube::kubeconfig::{Current, Kubeconfig, KubeconfigError};
 use crate::kube::manifest::{MANIFESTS, Manifest};
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{self, Role, Status, Trouble};
+use crate::node::{KubeconfigFile, NodeState};
 use crate::signer::Kind;
 use crate::spec::assess::Found;
-use crate::spec::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI, Plan};
+use crate::spec::{KUBECONFIG_DIR, Layout, Plan, kubeconfig_path};
 use crate::store::{self, Exposed, FileKind, Root, STATE_DIR};
 use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle};
 use crate::yaml;
 
-const CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
 const KUBELET: &str = "/var/lib/kubelet";
 /// No key is as long, and a backup may be.
 const KEY_LIMIT: u64 = 64 * 1024;
@@ -37,7 +36,7 @@ const MAX_EXAMINED_ENTRIES: usize = 10_000;
 pub(super) struct Picture {
     pub(super) at: OffsetDateTime,
     root: PathBuf,
-    pub(super) certificates_dir: PathBuf,
+    layout: Layout,
     pub(super) status: Status,
     pub(super) configuration: Configuration,
     pub(super) authorities: BTreeMap<Authority, FoundAuthority>,
@@ -75,6 +74,8 @@ pub(super) struct Configuration {
     pub(super) node: Option<kubeadm::Node>,
     pub(super) plan: Option<Plan>,
     pub(super) survey: Option<Survey>,
+    /// The files that the survey is about.
+    state: Option<NodeState>,
     /// The configured signers that keep the key somewhere else, by authority.
     pub(super) external: BTreeMap<Authority, String>,
     /// Secrets of the settings that other users can read or change.
@@ -188,19 +189,12 @@ pub(super) struct Kubelet {
 impl Picture {
     pub(super) fn read(root: &Root, inputs: &Inputs, now: OffsetDateTime) -> Picture {
         let configuration = Configuration::read(root, &inputs.sources, now);
-        let configured = configuration.plan.as_ref().and_then(|plan| {
-            let bundle = plan.bundle(Authority::Ca)?;
-            bundle.path.parent().map(Path::to_owned)
-        });
-        let certificates_dir = inputs
-            .certificates_dir
-            .clone()
-            .or(configured)
-            .unwrap_or_else(|| PathBuf::from(CERTIFICATES_DIR));
-        let reader = Reader {
-            root,
-            dir: &certificates_dir,
+        let described = load::described(root, &inputs.sources, inputs.certificates_dir.clone());
+        let state = match (&configuration.state, &inputs.certificates_dir) {
+            (Some(state), None) => state.clone(),
+            _ => described.state,
         };
+        let reader = Reader { state: &state };
         let mut broken_manifests = Vec::new();
         let mut manifest = |name| match reader.manifest(name) {
             Found::Present(manifest) => Some(manifest),
@@ -221,9 +215,9 @@ impl Picture {
             .into_iter()
             .map(|name| (name, reader.authority(name)))
             .collect();
-        let described = load::described_role(root, &inputs.sources).map(Role::from);
-        let status = status::collect(root, &certificates_dir, described, now);
+        let status = status::collect(&state, described.role.map(Role::from), now);
         let own_copy = reader.kubeconfig(Path::new("/root/.kube/config")).chain;
+        let [service_account, _] = state.layout().service_account();
         let changes = root.authority_changes().unwrap_or_default().into_iter();
         let activated = changes.filter(|(_, change)| change.activated.is_some());
         Picture {
@@ -238,13 +232,13 @@ impl Picture {
                 .map(|name| (name, reader.leaf(name)))
                 .collect(),
             status,
-            service_account: reader.key(&certificates_dir.join("sa.key")),
+            service_account: reader.key(&service_account),
             trees: reader.trees(&authorities),
             copies: reader.copies(Path::new(KUBECONFIG_DIR), DEPTH),
             activated: activated.map(|(name, change)| (name, change.new)).collect(),
             authorities,
             unfinished: root.has_unfinished().unwrap_or(false),
-            exposed: exposed(root, &certificates_dir),
+            exposed: exposed(&state),
             apiserver,
             signer: controller_manager
                 .as_ref()
@@ -252,11 +246,11 @@ impl Picture {
             controller_manager,
             broken_manifests,
             kubelet: reader.kubelet(),
-            names: load::name_sources(root, &certificates_dir),
+            names: load::name_sources(&state),
             own_copy: own_copy.present().map(|chain| chain.leaf().clone()),
             answers: None,
             configuration,
-            certificates_dir,
+            layout: state.layout().clone(),
         }
     }
 
@@ -334,17 +328,19 @@ impl Picture {
 
     /// Where a leaf lies, certificate first.
     pub(super) fn files(&self, name: CertName) -> Vec<PathBuf> {
-        leaf_files(&self.certificates_dir, name)
+        self.layout.files(name)
     }
 }
 
 /// Every exposed directory once. A directory that cannot be looked at is left to the other checks.
-fn exposed(root: &Root, certificates_dir: &Path) -> Vec<Exposed> {
+fn exposed(state: &NodeState) -> Vec<Exposed> {
     let mut found: Vec<Exposed> = Vec::new();
-    let etcd = certificates_dir.join("etcd");
-    let written = [KUBECONFIG_DIR, KUBELET_PKI, STATE_DIR].map(Path::new);
-    for path in written.into_iter().chain([certificates_dir, &etcd]) {
-        for exposed in root.exposed(path).unwrap_or_default() {
+    let layout = state.layout();
+    let etcd = layout.certificates_dir().join("etcd");
+    let written = [Path::new(KUBECONFIG_DIR), Path::new(STATE_DIR)];
+    let varying = [layout.kubelet_pki(), layout.certificates_dir(), &etcd];
+    for path in written.into_iter().chain(varying) {
+        for exposed in state.root().exposed(path).unwrap_or_default() {
             if !found.contains(&exposed) {
                 found.push(exposed);
             }
@@ -358,20 +354,6 @@ fn document(bytes: &[u8]) -> Result<Value, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let documents = yaml::parse("config.yaml", text).map_err(|faults| faults.to_string())?;
     Ok(documents.first().map(yaml::to_json).unwrap_or_default())
-}
-
-fn leaf_files(dir: &Path, name: CertName) -> Vec<PathBuf> {
-    match name.is_kubeconfig() {
-        true => vec![Path::new(KUBECONFIG_DIR).join(name.base_name())],
-        false => ["crt", "key"]
-            .map(|extension| match name {
-                CertName::KubeletServing => {
-                    Path::new(KUBELET_PKI).join(format!("kubelet.{extension}"))
-                }
-                name => dir.join(format!("{}.{extension}", name.base_name())),
-            })
-            .to_vec(),
-    }
 }
 
 impl Configuration {
@@ -413,7 +395,8 @@ impl Configuration {
         match load::load(root, sources, now) {
             Ok(loaded) => {
                 // Whatever is in the way is found where it stands.
-                read.survey = loaded.setup.survey(root, now).ok();
+                read.survey = loaded.setup.survey_of(&loaded.state, now).ok();
+                read.state = Some(loaded.state);
                 read.plan = Some(loaded.setup.plan);
                 let trust = loaded.setup.trust.into_iter();
                 read.pins = trust.map(|(name, source)| (name, source.pins)).collect();
@@ -430,8 +413,7 @@ impl Configuration {
 }
 
 struct Reader<'a> {
-    root: &'a Root,
-    dir: &'a Path,
+    state: &'a NodeState,
 }
 
 impl Reader<'_> {
@@ -440,17 +422,7 @@ impl Reader<'_> {
         path: &Path,
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
     ) -> Found<T> {
-        match self.root.read(path) {
-            Ok(content) => Found::read(
-                content.as_ref().map(|content| content.bytes.as_slice()),
-                parse,
-            ),
-            Err(error) => Found::Unreadable(error.to_string()),
-        }
-    }
-
-    fn stands(&self, path: &Path) -> bool {
-        !matches!(self.root.metadata(path), Ok(None))
+        self.state.file(path).found(parse)
     }
 
     fn key(&self, path: &Path) -> Found<PublicKey> {
@@ -458,8 +430,7 @@ impl Reader<'_> {
     }
 
     fn authority(&self, name: Authority) -> FoundAuthority {
-        let [path, key_path] = ["crt", "key"]
-            .map(|extension| self.dir.join(format!("{}.{extension}", name.base_name())));
+        let [path, key_path] = self.state.layout().authority(name);
         FoundAuthority {
             bundle: self.found(&path, TrustBundle::from_pem),
             path,
@@ -469,93 +440,79 @@ impl Reader<'_> {
     }
 
     fn authority_key(&self, path: &Path) -> AuthorityKey {
-        match self.root.read(path) {
+        let file = self.state.file(path);
+        match file.bytes() {
             Ok(None) => AuthorityKey::Absent,
-            Ok(Some(content)) => match public_half(&content.bytes) {
+            Ok(Some(bytes)) => match public_half(bytes) {
                 Ok(key) => AuthorityKey::Usable(key),
                 Err(error) => AuthorityKey::Unusable(error.to_string()),
             },
-            Err(error) if error.class() == store::Class::Denied => match self.root.metadata(path) {
-                Ok(Some(_)) => AuthorityKey::Closed,
-                _ => AuthorityKey::Unknown,
+            Err(error) if error.class() == store::Class::Denied => match file.metadata() {
+                Some(_) => AuthorityKey::Closed,
+                None => AuthorityKey::Unknown,
             },
             Err(error) => AuthorityKey::Unusable(error.to_string()),
         }
     }
 
     fn leaf(&self, name: CertName) -> FoundLeaf {
-        match leaf_files(self.dir, name).as_slice() {
-            [certificate, key] => FoundLeaf {
-                chain: self.found(certificate, Chain::from_pem),
-                key: self.key(key),
-                kubeconfig: None,
-            },
-            files => self.kubeconfig(files.first().map_or(Path::new("/"), PathBuf::as_path)),
+        if name.is_kubeconfig() {
+            return self.kubeconfig(&kubeconfig_path(name));
+        }
+        let [certificate, key] = self.state.layout().pair(name);
+        FoundLeaf {
+            chain: self.found(&certificate, Chain::from_pem),
+            key: self.key(&key),
+            kubeconfig: None,
         }
     }
 
     fn kubeconfig(&self, path: &Path) -> FoundLeaf {
-        let current = self.found(path, |bytes| {
-            let text = std::str::from_utf8(bytes)
-                .map_err(|_| KubeconfigError::NotYaml("it is not UTF-8 text".to_owned()))?;
-            Kubeconfig::parse(text)?.current()
-        });
-        let current = match current {
-            Found::Present(current) => current,
-            Found::Absent => return no_kubeconfig(|| Found::Absent, Found::Absent),
-            Found::Empty => return no_kubeconfig(|| Found::Empty, Found::Empty),
-            Found::Unreadable(why) => {
-                return no_kubeconfig(
-                    || Found::Unreadable(why.clone()),
-                    Found::Unreadable(why.clone()),
-                );
-            }
+        let unreadable =
+            |why: String| no_kubeconfig(Found::Unreadable(why.clone()), Found::Unreadable(why));
+        let (chain, key, kubeconfig, files) = match self.state.kubeconfig(path) {
+            Err(error) => return unreadable(error.to_string()),
+            Ok(KubeconfigFile::Unusable(error)) => return unreadable(error.to_string()),
+            Ok(KubeconfigFile::Embedded(found)) => match (found.kubeconfig, found.chain) {
+                (None, Found::Empty) => return no_kubeconfig(Found::Empty, Found::Empty),
+                (None, _) => return no_kubeconfig(Found::Absent, Found::Absent),
+                (Some(kubeconfig), chain) => {
+                    let key = found.key.map(|key| key.public_key().clone());
+                    (chain, key, kubeconfig, Vec::new())
+                }
+            },
+            Ok(KubeconfigFile::ByFile {
+                certificate,
+                key,
+                kubeconfig,
+            }) => (
+                certificate.found(Chain::from_pem),
+                key.found(public_half),
+                kubeconfig,
+                vec![certificate.path().to_owned(), key.path().to_owned()],
+            ),
         };
-        // A relative path is relative to the kubeconfig (client-go, `ResolveLocalPaths`).
-        let beside = |name: &String| path.parent().unwrap_or(path).join(name);
-        let Current {
-            server,
-            authority,
-            authority_file,
-            certificate,
-            certificate_file,
-            key,
-            key_file,
-            ..
-        } = current;
-        let chain = match (&certificate, &certificate_file) {
-            (None, Some(name)) => self.found(&beside(name), Chain::from_pem),
-            _ => Found::read(certificate.as_deref(), Chain::from_pem),
-        };
-        let key = match (&key, &key_file) {
-            (None, Some(name)) => self.key(&beside(name)),
-            _ => Found::read(key.as_deref().map(Vec::as_slice), public_half),
-        };
-        let authority = match (&authority, &authority_file) {
-            (None, Some(name)) => self.found(&beside(name), Chain::from_pem),
-            _ => Found::read(authority.as_deref(), Chain::from_pem),
+        let authority = match (&kubeconfig.authority, &kubeconfig.authority_file) {
+            (None, Some(file)) => self.found(file, Chain::from_pem),
+            (data, _) => Found::read(data.as_deref(), Chain::from_pem),
         };
         FoundLeaf {
             chain,
             key,
             kubeconfig: Some(Found::Present(FoundKubeconfig {
-                server,
+                server: kubeconfig.server,
                 authority,
-                files: certificate_file
-                    .iter()
-                    .chain(&key_file)
-                    .map(beside)
-                    .collect(),
+                files,
             })),
         }
     }
 
     fn manifest(&self, name: &str) -> Found<Manifest> {
-        let path = Path::new(MANIFESTS).join(name);
-        match self.root.read(&path) {
-            // That is said of every file.
+        let file = self.state.file(Path::new(MANIFESTS).join(name));
+        match file.bytes() {
+            // Another check reports it for every file.
             Err(error) if error.class() == store::Class::Denied => Found::Absent,
-            _ => self.found(&path, |bytes| Manifest::parse(path.clone(), bytes)),
+            _ => self.state.manifest(name),
         }
     }
 
@@ -563,7 +520,7 @@ impl Reader<'_> {
         let [certificate, key_path] = ["cluster-signing-cert-file", "cluster-signing-key-file"]
             .map(|flag| PathBuf::from(manifest.flag(flag).unwrap_or_default()));
         // Elsewhere the path in the pod need not be that on the node.
-        let is_known = |path: &PathBuf| path.starts_with(self.dir);
+        let is_known = |path: &PathBuf| path.starts_with(self.dir());
         (is_known(&certificate) && is_known(&key_path)).then(|| SignerFiles {
             chain: self.found(&certificate, Chain::from_pem),
             certificate,
@@ -574,15 +531,21 @@ impl Reader<'_> {
 
     fn kubelet(&self) -> Kubelet {
         let configuration = Path::new(KUBELET).join("config.yaml");
-        let link_path = Path::new(KUBELET_PKI).join(KUBELET_CURRENT);
-        let link = self.root.metadata(&link_path).ok().flatten();
+        let link_path = self.state.layout().kubelet_link();
+        let link = self.state.root().metadata(&link_path).ok().flatten();
         Kubelet {
             link: link.map(|found| found.kind),
             link_path,
-            may_bootstrap: self.stands(&Path::new(KUBECONFIG_DIR).join("bootstrap-kubelet.conf")),
-            is_set_up: self.stands(&configuration),
+            may_bootstrap: self
+                .state
+                .exists(Path::new(KUBECONFIG_DIR).join("bootstrap-kubelet.conf")),
+            is_set_up: self.state.exists(&configuration),
             configuration: self.found(&configuration, document).present().cloned(),
         }
+    }
+
+    fn dir(&self) -> &Path {
+        self.state.layout().certificates_dir()
     }
 
     /// Looks where nothing that is in use lies: no manifest, nothing of the certificates directory itself.
@@ -596,20 +559,26 @@ impl Reader<'_> {
         depth: usize,
         examined: &mut usize,
     ) -> Vec<(PathBuf, Certificate)> {
-        let etcd = self.dir.join("etcd");
-        let in_use = [Path::new(MANIFESTS), self.dir, &etcd].contains(&path);
+        let etcd = self.dir().join("etcd");
+        let in_use = [Path::new(MANIFESTS), self.dir(), &etcd].contains(&path);
         let in_place: Vec<PathBuf> = CertName::ALL
             .into_iter()
-            .flat_map(|name| leaf_files(self.dir, name))
+            .flat_map(|name| self.state.layout().files(name))
             .collect();
-        let names = self.root.list(path).ok().flatten().unwrap_or_default();
+        let names = self
+            .state
+            .root()
+            .list(path)
+            .ok()
+            .flatten()
+            .unwrap_or_default();
         let mut copies = Vec::new();
         for path in names.into_iter().map(|name| path.join(name)) {
             *examined += 1;
             if *examined > MAX_EXAMINED_ENTRIES {
                 break;
             }
-            let Ok(Some(found)) = self.root.metadata(&path) else {
+            let Ok(Some(found)) = self.state.root().metadata(&path) else {
                 continue;
             };
             match found.kind {
@@ -640,8 +609,8 @@ impl Reader<'_> {
             .collect();
         let mut trees = Trees::default();
         let mut roots = vec![PathBuf::from(KUBECONFIG_DIR), PathBuf::from(STATE_DIR)];
-        if !self.dir.starts_with(KUBECONFIG_DIR) {
-            roots.push(self.dir.to_owned());
+        if !self.dir().starts_with(KUBECONFIG_DIR) {
+            roots.push(self.dir().to_owned());
         }
         for path in roots {
             self.look_below(&path, DEPTH, &places, &mut trees);
@@ -651,7 +620,7 @@ impl Reader<'_> {
 
     fn look_below(&self, path: &Path, depth: usize, places: &[&Path], trees: &mut Trees) {
         let denied = |error: &store::Error| error.class() == store::Class::Denied;
-        let dir = match self.root.dir(path) {
+        let dir = match self.state.root().dir(path) {
             Ok(Some(dir)) => dir,
             Ok(None) => return,
             Err(error) => {
@@ -699,9 +668,9 @@ impl Reader<'_> {
     }
 }
 
-fn no_kubeconfig(part: impl Fn() -> Found<Chain>, kubeconfig: Found<FoundKubeconfig>) -> FoundLeaf {
+fn no_kubeconfig(chain: Found<Chain>, kubeconfig: Found<FoundKubeconfig>) -> FoundLeaf {
     FoundLeaf {
-        chain: part(),
+        chain,
         key: Found::Absent,
         kubeconfig: Some(kubeconfig),
     }

@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use std::time::Duration;
 
 use time::macros::datetime;
@@ -64,7 +66,10 @@ fn conf(pair: Option<&(String, String)>) -> (FoundCert, Form) {
         Some(_) => Form::Embedded,
         None => Form::Nothing,
     };
-    match read_kubeconfig(text.as_deref().map(|text| text.as_bytes())) {
+    match read_kubeconfig(
+        Path::new("/etc/kubernetes/kubelet.conf"),
+        text.as_deref().map(|text| text.as_bytes()),
+    ) {
         ReadKubeconfig::Usable(found) => (*found, form),
         _ => panic!("not embedded"),
     }

@@ -1,0 +1,303 @@
+//! The files of a node, each read at most once.
+//!
+//! `plan`, `bootstrap`, `renew`, `status`, `doctor`, `authority` and the metrics judge the same [`NodeState`], so that
+//! they agree on what is on the node. A file is read when it is first needed; later judgements see the same content, and
+//! a failure to read it is part of the state. Reading needs no configuration: the paths come from a [`Layout`] or from
+//! the plan.
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use crate::kube::manifest::{MANIFESTS, Manifest};
+use crate::kube::names::CertName;
+use crate::spec::assess::{Found, FoundKubeconfig, ReadKubeconfig, read_kubeconfig};
+use crate::spec::{KUBELET_CURRENT, Layout, kubeconfig_path};
+use crate::store::{self, Content, FileKind, Metadata, Obstacle, Root};
+
+/// Flags that kubeadm gives the kubelet (`writeKubeletFlags`), such as `--hostname-override` and `--cert-dir`.
+const KUBELET_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
+
+/// The files of one node at one moment. A clone shares them.
+#[derive(Clone)]
+pub struct NodeState {
+    root: Root,
+    layout: Layout,
+    files: Rc<RefCell<HashMap<PathBuf, Rc<NodeFile>>>>,
+}
+
+/// One file, or the place where it would be.
+pub struct NodeFile {
+    root: Root,
+    path: PathBuf,
+    content: OnceCell<Result<Option<Content>, store::Error>>,
+    entry: OnceCell<Result<Option<Metadata>, store::Error>>,
+}
+
+/// A kubeconfig, and the files that contain its client certificate and key.
+pub enum KubeconfigFile {
+    /// An absent or empty file, or one with the credentials in it.
+    Embedded(Box<crate::spec::assess::FoundCert>),
+    /// The current context names a file with the certificate and one with the key, perhaps the same.
+    ByFile {
+        /// `client-certificate`.
+        certificate: Rc<NodeFile>,
+        /// `client-key`.
+        key: Rc<NodeFile>,
+        /// The rest.
+        kubeconfig: FoundKubeconfig,
+    },
+    /// Not a usable kubeconfig.
+    Unusable(crate::kube::kubeconfig::KubeconfigError),
+}
+
+/// The kubelet's own client certificate.
+pub struct KubeletStore {
+    /// `kubelet-client-current.pem`, links followed.
+    pub file: Rc<NodeFile>,
+    /// The target of the link, as it is written in the link.
+    pub link: Option<PathBuf>,
+}
+
+impl NodeState {
+    /// The state of the node at `root` from now on.
+    pub fn new(root: &Root, layout: Layout) -> NodeState {
+        NodeState {
+            root: root.clone(),
+            layout,
+            files: Rc::default(),
+        }
+    }
+
+    /// The state of a node whose configuration names these directories, or none. The kubelet's is then the one that
+    /// kubeadm wrote for the kubelet.
+    pub fn of_node(
+        root: &Root,
+        certificates_dir: Option<PathBuf>,
+        kubelet_cert_dir: Option<PathBuf>,
+    ) -> NodeState {
+        let state = NodeState::new(root, Layout::default());
+        let kubelet_cert_dir = kubelet_cert_dir.or_else(|| state.kubelet_cert_dir());
+        state.with_layout(Layout::new(certificates_dir, kubelet_cert_dir))
+    }
+
+    /// The same files, with other paths for the certificates.
+    #[must_use]
+    pub fn with_layout(&self, layout: Layout) -> NodeState {
+        NodeState {
+            layout,
+            ..self.clone()
+        }
+    }
+
+    /// The node's root.
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// The paths of the node.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Returns the file at a path of the node.
+    pub fn file(&self, path: impl AsRef<Path>) -> Rc<NodeFile> {
+        let path = path.as_ref();
+        let mut files = self.files.borrow_mut();
+        let file = files.entry(path.to_owned());
+        let file = file.or_insert_with(|| Rc::new(NodeFile::new(&self.root, path)));
+        Rc::clone(file)
+    }
+
+    /// True if something exists at a path of the node, even if it cannot be examined.
+    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
+        self.file(path).exists()
+    }
+
+    /// Returns a kubeconfig and the files that it names.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be read. Files that it names are read later.
+    pub fn kubeconfig(&self, path: impl AsRef<Path>) -> Result<KubeconfigFile, store::Error> {
+        let path = path.as_ref();
+        let file = self.file(path);
+        Ok(match read_kubeconfig(path, file.bytes()?) {
+            ReadKubeconfig::Usable(found) => KubeconfigFile::Embedded(found),
+            ReadKubeconfig::ByFile {
+                certificate,
+                key,
+                kubeconfig,
+            } => KubeconfigFile::ByFile {
+                certificate: self.file(certificate),
+                key: self.file(key),
+                kubeconfig,
+            },
+            ReadKubeconfig::Unrepairable(error) => KubeconfigFile::Unusable(error),
+        })
+    }
+
+    /// Returns the kubelet's own client certificate in `dir`.
+    ///
+    /// # Errors
+    /// The link cannot be examined.
+    pub fn kubelet_store(&self, dir: &Path) -> Result<KubeletStore, store::Error> {
+        let path = dir.join(KUBELET_CURRENT);
+        Ok(KubeletStore {
+            link: self.root.link(&path)?,
+            file: self.file(path),
+        })
+    }
+
+    /// Returns a static-pod manifest of kubeadm's by its file name.
+    pub fn manifest(&self, name: &str) -> Found<Manifest> {
+        let path = Path::new(MANIFESTS).join(name);
+        self.file(&path)
+            .found(|bytes| Manifest::parse(path.clone(), bytes))
+    }
+
+    /// Returns the value of a flag that kubeadm gave the kubelet.
+    pub fn kubelet_flag(&self, name: &str) -> Option<String> {
+        let file = self.file(KUBELET_FLAGS);
+        let text = String::from_utf8_lossy(file.bytes().ok()??).into_owned();
+        let (_, value) = text.rsplit_once(&format!("--{name}="))?;
+        let value = value.split([' ', '"', '\n']).next()?;
+        (!value.is_empty()).then(|| value.to_owned())
+    }
+
+    /// Returns the `--cert-dir` that kubeadm gave the kubelet.
+    pub fn kubelet_cert_dir(&self) -> Option<PathBuf> {
+        let path = PathBuf::from(self.kubelet_flag("cert-dir")?);
+        path.is_absolute().then_some(path)
+    }
+
+    /// True if a file of this certificate exists.
+    pub fn has_files_of(&self, name: CertName) -> bool {
+        let files = self.layout.files(name);
+        files.iter().any(|path| self.exists(path))
+    }
+
+    /// True if the node runs, or ran, an API server: its manifest exists, or its certificate together with
+    /// controller-manager.conf. nodepki installs these two together with the service-account pair.
+    pub fn has_served(&self) -> bool {
+        let [certificate, _] = self.layout.pair(CertName::Apiserver);
+        let controller_manager = kubeconfig_path(CertName::ControllerManagerConf);
+        let is_set_up =
+            self.file(certificate).has_content() && self.file(controller_manager).has_content();
+        is_set_up || self.has_apiserver_manifest()
+    }
+
+    /// True if kubeadm's manifest of kube-apiserver exists.
+    pub fn has_apiserver_manifest(&self) -> bool {
+        self.exists(Path::new(MANIFESTS).join("kube-apiserver.yaml"))
+    }
+}
+
+impl NodeFile {
+    fn new(root: &Root, path: &Path) -> NodeFile {
+        NodeFile {
+            root: root.clone(),
+            path: path.to_owned(),
+            content: OnceCell::new(),
+            entry: OnceCell::new(),
+        }
+    }
+
+    /// The path on the node.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the content, links followed; `None` if the file does not exist.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not a regular file.
+    pub fn bytes(&self) -> Result<Option<&[u8]>, store::Error> {
+        let content = self.content()?;
+        Ok(content.map(|content| content.bytes.as_slice()))
+    }
+
+    /// As [`NodeFile::bytes`], for a file behind a link of the kubelet: a link that leads to itself is an absent file,
+    /// which a new link may replace.
+    ///
+    /// # Errors
+    /// As of [`NodeFile::bytes`].
+    pub fn bytes_behind_link(&self) -> Result<Option<&[u8]>, store::Error> {
+        match self.bytes() {
+            Err(store::Error::Unsafe {
+                why: Obstacle::Loop,
+                ..
+            }) => Ok(None),
+            other => other,
+        }
+    }
+
+    /// Returns what `parse` makes of the content. A file that cannot be read is unreadable.
+    pub fn found<T, E: fmt::Display>(&self, parse: impl FnOnce(&[u8]) -> Result<T, E>) -> Found<T> {
+        match self.bytes() {
+            Ok(bytes) => Found::read(bytes, parse),
+            Err(error) => Found::Unreadable(error.to_string()),
+        }
+    }
+
+    /// As [`NodeFile::found`], with a file that cannot be read as an error.
+    ///
+    /// # Errors
+    /// As of [`NodeFile::bytes`].
+    pub fn parse<T, E: fmt::Display>(
+        &self,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Result<Found<T>, store::Error> {
+        Ok(Found::read(self.bytes()?, parse))
+    }
+
+    /// Returns the metadata of the file that was read, or else of the directory entry, a link not followed.
+    pub fn metadata(&self) -> Option<&Metadata> {
+        match self.content.get() {
+            Some(Ok(Some(content))) => Some(&content.metadata),
+            _ => self.entry().as_ref().ok()?.as_ref(),
+        }
+    }
+
+    /// True if something exists at the path, even if it cannot be examined.
+    pub fn exists(&self) -> bool {
+        match self.content.get() {
+            Some(Ok(Some(_))) => true,
+            _ => !matches!(self.entry(), Ok(None)),
+        }
+    }
+
+    /// True for a file that is not empty, even if it cannot be read.
+    pub fn has_content(&self) -> bool {
+        !matches!(
+            self.found(|_| Ok::<_, String>(())),
+            Found::Absent | Found::Empty
+        )
+    }
+
+    /// True for a symbolic link that does not lead to a file.
+    pub fn is_dangling(&self) -> bool {
+        let is_link = |entry: &Metadata| entry.kind == FileKind::Symlink;
+        matches!(self.bytes(), Ok(None))
+            && matches!(self.entry(), Ok(Some(entry)) if is_link(entry))
+    }
+
+    /// Returns the mode of a file that every user can read, change or execute.
+    pub fn mode_if_exposed(&self) -> Option<u32> {
+        let mode = self.content().ok()??.metadata.mode;
+        (mode & 0o007 != 0).then_some(mode)
+    }
+
+    fn content(&self) -> Result<Option<&Content>, store::Error> {
+        let read = || self.root.read(&self.path);
+        match self.content.get_or_init(read) {
+            Ok(content) => Ok(content.as_ref()),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    fn entry(&self) -> &Result<Option<Metadata>, store::Error> {
+        self.entry.get_or_init(|| self.root.metadata(&self.path))
+    }
+}

@@ -1,0 +1,81 @@
+//! Whether a node is a control-plane node or a worker.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::NodeState;
+use crate::kube::kubeadm;
+use crate::kube::names::{Authority, CertName};
+use crate::store::{Slot, Ticket};
+
+/// The kind of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// A control-plane node.
+    ControlPlane,
+    /// A node without a control plane.
+    Worker,
+    /// No file of kubeadm's PKI exists, and no request is pending.
+    Empty,
+}
+
+impl From<kubeadm::Role> for Role {
+    fn from(described: kubeadm::Role) -> Role {
+        match described {
+            kubeadm::Role::Worker => Role::Worker,
+            kubeadm::Role::Init | kubeadm::Role::Join => Role::ControlPlane,
+        }
+    }
+}
+
+/// Returns the role of a node. The first of these rules that applies gives it:
+///
+/// 1. No file of kubeadm's and no pending request: empty.
+/// 2. A manifest of kube-apiserver: a control-plane node.
+/// 3. The kubeadm configuration of the node, as `described`: a JoinConfiguration without `controlPlane` makes it a
+///    worker, one with it and an InitConfiguration a control-plane node.
+/// 4. A file that only a control-plane node has, or a pending request for one: a control-plane node. Otherwise a worker.
+pub fn role_of(
+    state: &NodeState,
+    pending: &[(Slot, Option<Ticket>)],
+    described: Option<Role>,
+) -> Role {
+    if state.has_apiserver_manifest() {
+        return Role::ControlPlane;
+    }
+    let waits_for_control_plane = pending
+        .iter()
+        .any(|(slot, _)| !matches!(slot, Slot::Certificate(name) if name.is_of_kubelet()));
+    let of_control_plane = waits_for_control_plane || !files_of_control_plane(state).is_empty();
+    let [ca, _] = state.layout().authority(Authority::Ca);
+    let is_empty = !of_control_plane
+        && pending.is_empty()
+        && !state.has_files_of(CertName::KubeletConf)
+        && !state.exists(ca)
+        && !state.exists(state.layout().kubelet_link());
+    match (is_empty, described) {
+        (true, _) => Role::Empty,
+        (false, Some(described)) => described,
+        (false, None) if of_control_plane => Role::ControlPlane,
+        (false, None) => Role::Worker,
+    }
+}
+
+/// Returns the existing files that only a control-plane node has. The CA certificate of etcd is not one of them: workers
+/// have it too if their network plug-in uses etcd.
+pub fn files_of_control_plane(state: &NodeState) -> Vec<PathBuf> {
+    let layout = state.layout();
+    let leaves = CertName::KUBEADM
+        .into_iter()
+        .filter(|name| !name.is_of_kubelet())
+        .flat_map(|name| layout.files(name));
+    let [_, ca_key] = layout.authority(Authority::Ca);
+    let [_, etcd_ca_key] = layout.authority(Authority::EtcdCa);
+    let files = leaves
+        .chain([ca_key, etcd_ca_key])
+        .chain(layout.authority(Authority::FrontProxyCa))
+        .chain(layout.service_account());
+    files.filter(|path| state.exists(path)).collect()
+}

@@ -1,0 +1,145 @@
+//! The paths of the files of a node's PKI.
+//!
+//! The only place that builds a path from the name of a certificate or authority. Two directories vary: kubeadm's
+//! `certificatesDir` and the kubelet's `--cert-dir`.
+
+use std::path::{Path, PathBuf};
+
+use super::{KUBECONFIG_DIR, KUBELET_CURRENT, KUBELET_PKI};
+use crate::kube::names::{Authority, CertName};
+
+/// kubeadm's default `certificatesDir`.
+pub const CERTIFICATES_DIR: &str = "/etc/kubernetes/pki";
+
+/// The paths of one node, as the node itself has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    certificates_dir: PathBuf,
+    kubelet_pki: PathBuf,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Layout::new(None, None)
+    }
+}
+
+impl Layout {
+    /// `certificates_dir` is kubeadm's `certificatesDir`, `kubelet_cert_dir` the kubelet's `--cert-dir`; the defaults of
+    /// kubeadm and the kubelet if absent.
+    pub fn new(certificates_dir: Option<PathBuf>, kubelet_cert_dir: Option<PathBuf>) -> Layout {
+        Layout {
+            certificates_dir: certificates_dir.unwrap_or_else(|| CERTIFICATES_DIR.into()),
+            kubelet_pki: kubelet_cert_dir.unwrap_or_else(|| KUBELET_PKI.into()),
+        }
+    }
+
+    /// kubeadm's `certificatesDir`.
+    pub fn certificates_dir(&self) -> &Path {
+        &self.certificates_dir
+    }
+
+    /// The directory of the kubelet's own certificates.
+    pub fn kubelet_pki(&self) -> &Path {
+        &self.kubelet_pki
+    }
+
+    /// Certificate and private key of an authority.
+    pub fn authority(&self, name: Authority) -> [PathBuf; 2] {
+        self.below_certificates_dir(name.base_name())
+    }
+
+    /// The revocation lists of an authority.
+    pub fn revocation_lists(&self, name: Authority) -> PathBuf {
+        self.certificates_dir.join(crl_name(name))
+    }
+
+    /// Certificate and private key. A kubeconfig contains both, so that both are its path.
+    pub fn pair(&self, name: CertName) -> [PathBuf; 2] {
+        match name {
+            // Where the kubelet looks if its configuration names no other files (`InitializeTLS`).
+            CertName::KubeletServing => {
+                ["kubelet.crt", "kubelet.key"].map(|file| self.kubelet_pki.join(file))
+            }
+            name if name.is_kubeconfig() => [kubeconfig_path(name), kubeconfig_path(name)],
+            name => self.below_certificates_dir(name.base_name()),
+        }
+    }
+
+    /// The files of a certificate: certificate and key, or the kubeconfig.
+    pub fn files(&self, name: CertName) -> Vec<PathBuf> {
+        match name.is_kubeconfig() {
+            true => vec![kubeconfig_path(name)],
+            false => self.pair(name).to_vec(),
+        }
+    }
+
+    /// `sa.key` and `sa.pub`.
+    pub fn service_account(&self) -> [PathBuf; 2] {
+        ["sa.key", "sa.pub"].map(|file| self.certificates_dir.join(file))
+    }
+
+    /// The link to the kubelet's newest client certificate.
+    pub fn kubelet_link(&self) -> PathBuf {
+        self.kubelet_pki.join(KUBELET_CURRENT)
+    }
+
+    // `Path::with_extension` would replace what follows a dot in the name.
+    fn below_certificates_dir(&self, base_name: &str) -> [PathBuf; 2] {
+        ["crt", "key"].map(|suffix| self.certificates_dir.join(format!("{base_name}.{suffix}")))
+    }
+}
+
+/// The path of a kubeconfig.
+pub fn kubeconfig_path(name: CertName) -> PathBuf {
+    Path::new(KUBECONFIG_DIR).join(name.base_name())
+}
+
+/// The file with an authority's revocation lists, below kubeadm's certificates directory: `etcd/crl.pem` beside
+/// `etcd/ca.crt`, `front-proxy-crl.pem` beside `front-proxy-ca.crt`.
+pub fn crl_name(authority: Authority) -> String {
+    let base = authority.base_name();
+    format!("{}crl.pem", base.strip_suffix("ca").unwrap_or(base))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lays_out_files_as_kubeadm_and_kubelet_do() {
+        let layout = Layout::new(Some("/srv/pki".into()), Some("/srv/kubelet".into()));
+        let cases = [
+            (
+                layout.pair(CertName::EtcdHealthcheckClient),
+                "/srv/pki/etcd/healthcheck-client.crt /srv/pki/etcd/healthcheck-client.key",
+            ),
+            (
+                layout.pair(CertName::KubeletServing),
+                "/srv/kubelet/kubelet.crt /srv/kubelet/kubelet.key",
+            ),
+            (
+                layout.pair(CertName::AdminConf),
+                "/etc/kubernetes/admin.conf /etc/kubernetes/admin.conf",
+            ),
+            (
+                layout.authority(Authority::FrontProxyCa),
+                "/srv/pki/front-proxy-ca.crt /srv/pki/front-proxy-ca.key",
+            ),
+            (layout.service_account(), "/srv/pki/sa.key /srv/pki/sa.pub"),
+        ];
+        for ([one, two], expected) in cases {
+            assert_eq!(format!("{} {}", one.display(), two.display()), expected);
+        }
+        assert_eq!(layout.files(CertName::AdminConf).len(), 1);
+        assert_eq!(
+            layout.kubelet_link(),
+            Path::new("/srv/kubelet/kubelet-client-current.pem")
+        );
+        let lists = Authority::ALL.map(|name| layout.revocation_lists(name));
+        let expected = ["crl.pem", "front-proxy-crl.pem", "etcd/crl.pem"];
+        for file in expected {
+            assert!(lists.contains(&Path::new("/srv/pki").join(file)), "{file}");
+        }
+    }
+}
