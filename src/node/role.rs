@@ -35,7 +35,8 @@ impl From<kubeadm::Role> for Role {
 /// 1. No file of kubeadm's and no pending request: empty.
 /// 2. A manifest of kube-apiserver: a control-plane node.
 /// 3. The kubeadm configuration of the node, as `described`: a JoinConfiguration without `controlPlane` makes it a
-///    worker, one with it and an InitConfiguration a control-plane node.
+///    worker, one with it and an InitConfiguration a control-plane node. Without one, the role that the last run of
+///    nodepki recorded.
 /// 4. A file that only a control-plane node has, or a pending request for one: a control-plane node. Otherwise a worker.
 pub fn role_of(
     state: &NodeState,
@@ -55,7 +56,11 @@ pub fn role_of(
         && !state.has_files_of(CertName::KubeletConf)
         && !state.exists(ca)
         && !state.exists(state.layout().kubelet_link());
-    match (is_empty, described) {
+    let recorded = || {
+        let kept = state.root().kept_node().ok().flatten()?;
+        Some(kept.node.role.into())
+    };
+    match (is_empty, described.or_else(recorded)) {
         (true, _) => Role::Empty,
         (false, Some(described)) => described,
         (false, None) if of_control_plane => Role::ControlPlane,

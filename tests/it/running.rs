@@ -435,7 +435,6 @@ fn a_worker_is_what_its_kubelet_conf_says() {
     let config = crate::node::JOIN.split_once("controlPlane:").unwrap().0;
     let node = Node::of(config);
     node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
-    node.remove("/etc/kubernetes/pki/front-proxy-ca.crt");
     bootstrap(&node).done();
     let before = wishes(&plan(&node));
     forget(&node);
@@ -479,6 +478,9 @@ fn takes_node_with_join_configuration_of_worker_for_a_worker() {
     assert!(node.path("/var/lib/nodepki/kubeadm-join.yaml").exists());
     is_worker();
     node.remove(Path::new("/var/lib/nodepki/kubeadm-join.yaml"));
+    // The last run of nodepki recorded it.
+    is_worker();
+    node.remove(Path::new("/var/lib/nodepki/node.json"));
     let status = node.run(&["status", "-o", "json"]);
     let status: Value = serde_json::from_str(&status.done().stdout).unwrap();
     assert_eq!(

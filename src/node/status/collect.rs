@@ -211,7 +211,7 @@ impl Node<'_> {
         (!found.is_empty()).then(|| {
             let found: Vec<String> = found.iter().map(|path| self.here(path)).collect();
             format!(
-                "files of a control plane on a worker: {} (its JoinConfiguration has no controlPlane; remove the files if no other program uses them)",
+                "files of a control plane on a worker: {} (it joined without controlPlane; remove the files if no other program uses them)",
                 found.join(", ")
             )
         })
