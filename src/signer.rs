@@ -750,6 +750,17 @@ pub enum Class {
 }
 
 impl Class {
+    /// The name in records, events and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Class::Transient => "transient",
+            Class::Ambiguous => "ambiguous",
+            Class::Auth => "auth",
+            Class::Config => "config",
+            Class::Permanent => "permanent",
+        }
+    }
+
     /// True when the same request may work in a moment, without anybody doing anything.
     pub const fn passes(self) -> bool {
         matches!(self, Class::Transient | Class::Ambiguous)

@@ -3,6 +3,8 @@
 //! Everything that must survive a crash is on disk before it is acted on: key and CSR before the first word to the
 //! signer, `submitting` before the request, the ticket before the first poll, the answer before the commit.
 
+mod next;
+
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,15 +14,16 @@ use tokio::time::Instant;
 use super::{Clock, Event, Failure, Operation, Progress, event};
 use crate::process::failpoint;
 use crate::signer::{
-    Answer, Class, Current, Identity, Kind, Request, Resubmit, Signer, SignerError, Ticket, Wanted,
-    retry,
+    Answer, Current, Identity, Kind, Request, Signer, SignerError, Ticket, Wanted,
 };
 use crate::spec::CertSpec;
-use crate::store::{self, Durability, LastError, Pending, Phase, Slot, Store};
+use crate::store::{self, Durability, Pending, Phase, Slot, Store};
 use crate::x509::{
     Chain, Csr, Lifetime, PrivateKey, TrustBundle, UsageExtensions, along_path, judge_lifetime,
     rfc3339, satisfies,
 };
+
+use next::{Attempts, Circumstances, Next, Response, SignerCall, next, wait_before_retry};
 
 /// How a request ended, for this run.
 #[derive(Debug)]
@@ -144,17 +147,10 @@ impl Resumed {
     }
 }
 
-/// What the loop does next.
-enum Step {
-    Submit,
-    Recover,
-    Poll(Ticket),
-}
-
-/// Drives one request as far as it gets before the deadline.
+/// Drives one request as far as possible before the deadline.
 ///
 /// # Errors
-/// Only those of the store: without a place for its key nothing is sent.
+/// Those of the store only: nothing is sent unless key and record are on disk.
 pub(super) async fn obtain(
     desk: &Desk<'_>,
     job: &Job<'_>,
@@ -174,180 +170,158 @@ pub(super) async fn obtain(
         .replacing(asked.replaces.as_ref());
     if record.request_id != request.id.as_str() || record.signer_config != asked.signer.configured()
     {
-        // Another wish or another signer: nothing is known of this request there.
+        // Another spec or another signer, to which this request is unknown.
         record = new_record(asked, request.id.as_str());
     }
+    let signed = |chain, key, request| Outcome::Signed {
+        chain,
+        key,
+        request: Box::new(request),
+    };
     if let Some(answer) = answer
         && let Ok(chain) = verified(&answer, desk, job, &key)
     {
-        return Ok(Outcome::Signed {
-            chain,
-            key,
-            request: Box::new(request),
-        });
+        return Ok(signed(chain, key, request));
     }
-    let mut current = asked.current.as_ref();
-    let mut step = match (record.phase, record.handle.clone().map(Ticket::try_from)) {
-        (Phase::Ready, _) => Step::Submit,
-        (Phase::Requested, Some(Ok(ticket))) => Step::Poll(ticket),
-        _ => Step::Recover,
+    let keep = |record: &store::Ticket| {
+        desk.store
+            .update_ticket(asked.slot(), record, asked.durability())
     };
-    let (mut failures, mut polls) = (0, 0);
+    let mut exchangeable = asked.current.as_ref();
+    let mut call = SignerCall::first(&record, exchangeable.is_some());
+    let mut attempts = Attempts::default();
     loop {
         record.attempt += 1;
         request = request.again(record.attempt, desk.now(), deadline_at(desk));
-        if let Step::Submit = &step {
+        if call.is_submission() {
             record.phase = Phase::Submitting;
             record.first_submitted.get_or_insert(desk.now());
-            desk.store
-                .update_ticket(asked.slot(), &record, asked.durability())?;
+            keep(&record)?;
             failpoint::reached("request:submitting");
             desk.progress.event(Event::Submitted(asked.spec.name));
         }
-        let operation = match (&step, current) {
-            (Step::Submit, Some(_)) => Operation::Renew,
-            (Step::Submit, None) => Operation::Submit,
-            (Step::Recover, _) => Operation::Recover,
-            (Step::Poll(_), _) => Operation::Poll,
-        };
-        let exchange = exchange(asked, &step, current, &request, &record);
-        let result = event::asked(desk.progress, &asked.signer_name, operation, exchange).await;
+        let exchange = perform(asked, &call, exchangeable, &request, &record);
+        let answer = event::asked(
+            desk.progress,
+            &asked.signer_name,
+            call.operation(),
+            exchange,
+        );
+        let answer = answer.await;
         failpoint::reached("request:answered");
-        let wait = match result {
-            Ok(Answer::Issued(answer)) => {
-                return match verified(&answer, desk, job, &key) {
-                    Ok(chain) => {
-                        desk.store
-                            .keep_answer(asked.slot(), &answer, asked.durability())?;
-                        record.phase = Phase::Answered;
-                        desk.store
-                            .update_ticket(asked.slot(), &record, asked.durability())?;
-                        failpoint::reached("request:verified");
-                        desk.progress.event(Event::Signed(asked.spec.name));
-                        Ok(Outcome::Signed {
-                            chain,
-                            key,
-                            request: Box::new(request),
-                        })
-                    }
-                    Err(differences) => {
-                        record.phase = Phase::Failed;
-                        record.last_error = Some(LastError {
-                            class: "refused".to_owned(),
-                            code: "verification".to_owned(),
-                            detail: differences.join("; "),
-                            at: desk.now(),
-                        });
-                        desk.store
-                            .update_ticket(asked.slot(), &record, asked.durability())?;
-                        Ok(Outcome::Refused(differences))
-                    }
-                };
+        let (response, chain) = judge(desk, job, &key, answer)?;
+        let waiting = match &response {
+            Response::Pending { note, .. } => Some(note.clone()),
+            _ => None,
+        };
+        let failure = match &response {
+            Response::Failed(error) => Some(error.to_string()),
+            _ => None,
+        };
+        let circumstances = Circumstances {
+            now: desk.now(),
+            time_left: desk.deadline.saturating_duration_since(Instant::now()),
+            resubmit: asked.signer.caps().resubmit,
+            can_exchange: exchangeable.is_some(),
+            random: random_fraction(),
+        };
+        let before = record.clone();
+        let next = next(&mut record, &mut attempts, call, response, &circumstances);
+        if record != before {
+            keep(&record)?;
+        }
+        if let Some(note) = waiting {
+            failpoint::reached("request:pending");
+            desk.progress.event(Event::Waiting(asked.spec.name, note));
+        }
+        let wait = match (next, chain) {
+            (Next::Install, Some(chain)) => {
+                failpoint::reached("request:verified");
+                desk.progress.event(Event::Signed(asked.spec.name));
+                return Ok(signed(chain, key, request));
             }
-            Ok(Answer::Pending {
-                ticket,
-                after,
-                note,
-            }) => {
-                record.phase = Phase::Requested;
-                record.handle = Some(ticket.as_str().to_owned());
-                let wait = retry::poll_delay(polls, after);
-                record.next_poll = Some(desk.now() + wait);
-                desk.store
-                    .update_ticket(asked.slot(), &record, asked.durability())?;
-                failpoint::reached("request:pending");
-                desk.progress
-                    .event(Event::Waiting(asked.spec.name, note.clone()));
-                polls += 1;
-                if Instant::now() + wait > desk.deadline {
-                    return Ok(Outcome::Pending(note));
+            (Next::Call { call: next, wait }, _) => {
+                if let Some(failure) = failure {
+                    let (name, operation) = (asked.spec.name, next.operation().as_str());
+                    tracing::info!(certificate = %name, "{failure}; next: {operation} in {wait:.0?}");
                 }
-                step = Step::Poll(ticket);
+                if next == SignerCall::Submit {
+                    exchangeable = None;
+                }
+                call = next;
                 wait
             }
-            Ok(Answer::Denied { reason }) => {
-                record.phase = Phase::Denied;
-                desk.store
-                    .update_ticket(asked.slot(), &record, asked.durability())?;
-                return Ok(Outcome::Denied(reason));
-            }
-            // Sending it again would only go round in circles.
-            Ok(Answer::Gone) if matches!(step, Step::Submit) => {
+            (Next::Wait(note), _) => return Ok(Outcome::Pending(note)),
+            (Next::Denied(reason), _) => return Ok(Outcome::Denied(reason)),
+            (Next::Refused(differences), _) => return Ok(Outcome::Refused(differences)),
+            (Next::Failed(error), _) => return Ok(Outcome::Failed(Rc::new(error))),
+            (Next::Lost | Next::Install, _) => {
                 return Ok(Outcome::Failed(Rc::new(forgotten(asked))));
             }
-            Ok(Answer::Gone) => {
-                if record.first_submitted.is_some()
-                    && asked.signer.caps().resubmit == Resubmit::Forbidden
-                {
-                    return Ok(Outcome::Failed(Rc::new(forbidden(desk, asked))));
-                }
-                record.handle = None;
-                step = Step::Submit;
-                Duration::ZERO
-            }
-            // The exchange was refused, not the certificate.
-            Err(error)
-                if current.is_some() && matches!(step, Step::Submit) && !error.class.passes() =>
-            {
-                tracing::info!(certificate = %asked.spec.name, "{error}; asking as for a first certificate");
-                current = None;
-                step = Step::Submit;
-                Duration::ZERO
-            }
-            Err(error) => {
-                failures += 1;
-                record.last_error = Some(LastError {
-                    class: format!("{:?}", error.class).to_lowercase(),
-                    code: "exchange".to_owned(),
-                    detail: error.to_string(),
-                    at: desk.now(),
-                });
-                desk.store
-                    .update_ticket(asked.slot(), &record, asked.durability())?;
-                match next_try(&error, failures, desk.deadline) {
-                    Some(wait) => {
-                        tracing::info!(certificate = %asked.spec.name, "{error}; trying again in {wait:.0?}");
-                        if error.class == Class::Ambiguous {
-                            step = Step::Recover;
-                        }
-                        wait
-                    }
-                    None => return Ok(Outcome::Failed(Rc::new(error))),
-                }
+            (Next::MustNotResubmit, _) => {
+                return Ok(Outcome::Failed(Rc::new(forbidden(desk, asked))));
             }
         };
         tokio::time::sleep(wait).await;
     }
 }
 
-/// One call of the signer.
-async fn exchange(
+/// Verifies a signer's answer. A certificate that satisfies the spec is kept on disk and returned.
+fn judge(
+    desk: &Desk<'_>,
+    job: &Job<'_>,
+    key: &PrivateKey,
+    answer: Result<Answer, SignerError>,
+) -> Result<(Response, Option<Chain>), store::Error> {
+    let response = match answer {
+        Ok(Answer::Issued(answer)) => match verified(&answer, desk, job, key) {
+            Ok(chain) => {
+                let (slot, durability) = (job.asked.slot(), job.asked.durability());
+                desk.store.keep_answer(slot, &answer, durability)?;
+                return Ok((Response::Accepted, Some(chain)));
+            }
+            Err(differences) => Response::Mismatch(differences),
+        },
+        Ok(Answer::Pending {
+            ticket,
+            after,
+            note,
+        }) => Response::Pending {
+            ticket,
+            after,
+            note,
+        },
+        Ok(Answer::Denied { reason }) => Response::Denied(reason),
+        Ok(Answer::Gone) => Response::Unknown,
+        Err(error) => Response::Failed(error),
+    };
+    Ok((response, None))
+}
+
+/// Calls the signer once.
+async fn perform(
     asked: &Asked<'_>,
-    step: &Step,
-    current: Option<&Current>,
+    call: &SignerCall,
+    exchangeable: Option<&Current>,
     request: &Request,
     record: &store::Ticket,
 ) -> Result<Answer, SignerError> {
-    match step {
-        Step::Submit => match current {
-            Some(current) => asked.signer.renew(request, current).await,
-            None => asked.signer.submit(request).await,
-        },
-        Step::Recover => {
+    match (call, exchangeable) {
+        (SignerCall::Renew, Some(current)) => asked.signer.renew(request, current).await,
+        (SignerCall::Submit | SignerCall::Renew, _) => asked.signer.submit(request).await,
+        (SignerCall::Recover, _) => {
             let handle = record.handle.clone();
             let ticket = handle.and_then(|handle| Ticket::try_from(handle).ok());
             let answer = asked.signer.recover(request, ticket.as_ref()).await?;
             Ok(answer.unwrap_or(Answer::Gone))
         }
-        Step::Poll(ticket) => asked.signer.poll(request, ticket).await,
+        (SignerCall::Poll(ticket), _) => asked.signer.poll(request, ticket).await,
     }
 }
 
-/// How long to wait before the next try after `failures` failures in a row; `None` when there is no sense or no time
-/// for another one.
 fn next_try(error: &SignerError, failures: u32, deadline: Instant) -> Option<Duration> {
-    let wait = retry::delay(error.class, failures, error.retry_after, random_fraction())?;
-    (error.class.passes() && Instant::now() + wait < deadline).then_some(wait)
+    let time_left = deadline.saturating_duration_since(Instant::now());
+    wait_before_retry(error, failures, time_left, random_fraction())
 }
 
 /// Asks again after a passing failure, as long as there is time.

@@ -339,8 +339,8 @@ fn generated(name: CertName, key: &str, result: &str) -> String {
 }
 
 fn failed(signer: &str, class: Class) -> String {
-    let class = format!("{class:?}").to_lowercase();
-    labels(&[("signer", signer), ("class", &class)])
+    let class = class.as_str();
+    labels(&[("signer", signer), ("class", class)])
 }
 
 /// Counts what happens, and passes it on.
