@@ -57,6 +57,11 @@ impl Scope {
         }
     }
 
+    /// True for a renewal of the whole node, false for one of named certificates.
+    fn is_of_node(&self) -> bool {
+        matches!(self, Scope::Due | Scope::All)
+    }
+
     fn demand(&self) -> Demand {
         match self {
             Scope::Due => Demand::Due,
@@ -152,58 +157,10 @@ fn look_for(
 ) -> Result<Survey, Failure> {
     steady(root, setup, now)?;
     let mut survey = setup.survey(root, now)?;
-    survey.certs.retain(|cert| scope.has(cert.spec.name));
-    if let Scope::Names(_) | Scope::Forced(_) | Scope::Anew(_) = scope {
-        let wanted: BTreeSet<Authority> = survey
-            .certs
-            .iter()
-            .map(|cert| cert.spec.authority)
-            .collect();
-        survey
-            .bundles
-            .retain(|bundle| wanted.contains(&bundle.spec.authority));
-    }
-    let service_account = service_account_fault(setup, &mut survey);
-    let on_everything = matches!(scope, Scope::Due | Scope::All);
-    survey.service_account_refused = service_account.clone().filter(|_| on_everything);
-    survey
-        .refusals
-        .retain(|refusal| service_account.as_ref() != Some(refusal));
-    survey
-        .notes
-        .extend(service_account.filter(|_| !on_everything));
-    // What stops a bootstrap stops the certificates that it is about, and no other.
-    survey.notes.append(&mut survey.refusals);
-    let refused: BTreeMap<Authority, String> = survey
-        .bundles
-        .iter()
-        .filter_map(|bundle| Some((bundle.spec.authority, bundle.refused.clone()?)))
-        .collect();
-    survey.notes.retain(|note| {
-        let of_certs = survey
-            .certs
-            .iter()
-            .any(|cert| matches!(&cert.action, Action::Refuse { reason } if reason == note));
-        !of_certs
-            && !refused
-                .values()
-                .any(|reason| reason.contains(note.as_str()))
-    });
-    for cert in &mut survey.certs {
-        if let Some(reason) = refused.get(&cert.spec.authority) {
-            cert.action = Action::Refuse {
-                reason: reason.clone(),
-            };
-        }
-        let same_key_only = setup
-            .signers
-            .get(&cert.spec.authority)
-            .is_some_and(|(_, signer)| signer.caps().renewal == Renewal::SameKey);
-        // A signer that wants the same key refuses another one, rather than that a known key is certified again.
-        cert.keep_key = demand != Demand::Forced
-            && (!setup.rotation.rekey || same_key_only)
-            && cert.has_good_key();
-    }
+    restrict(&mut survey, scope);
+    report_service_account(setup, scope, &mut survey);
+    refuse_per_authority(&mut survey);
+    choose_keys(setup, demand, &mut survey);
     let trust: BTreeMap<_, _> = survey
         .bundles
         .iter()
@@ -225,6 +182,75 @@ fn look_for(
         }
     }
     Ok(survey)
+}
+
+/// Removes what `scope` does not name: certificates, and then the authorities of no certificate.
+fn restrict(survey: &mut Survey, scope: &Scope) {
+    survey.certs.retain(|cert| scope.has(cert.spec.name));
+    if scope.is_of_node() {
+        return;
+    }
+    let certs = survey.certs.iter();
+    let wanted: BTreeSet<Authority> = certs.map(|cert| cert.spec.authority).collect();
+    survey
+        .bundles
+        .retain(|bundle| wanted.contains(&bundle.spec.authority));
+}
+
+/// Reports a fault of the service-account pair: it fails a renewal of the whole node, and is a note in one of single
+/// certificates.
+fn report_service_account(setup: &Setup, scope: &Scope, survey: &mut Survey) {
+    let fault = service_account_fault(setup, survey);
+    survey
+        .refusals
+        .retain(|refusal| fault.as_ref() != Some(refusal));
+    match scope.is_of_node() {
+        true => survey.service_account_refused = fault,
+        false => {
+            survey.service_account_refused = None;
+            survey.notes.extend(fault);
+        }
+    }
+}
+
+/// Refuses the certificates of an authority that was refused, and no others. A bootstrap stops at any refusal; here the
+/// remaining refusals become notes, each said once.
+fn refuse_per_authority(survey: &mut Survey) {
+    survey.notes.append(&mut survey.refusals);
+    let bundles = survey.bundles.iter();
+    let refused: BTreeMap<Authority, String> = bundles
+        .filter_map(|bundle| Some((bundle.spec.authority, bundle.refused.clone()?)))
+        .collect();
+    let certs = &survey.certs;
+    survey.notes.retain(|note| {
+        let is_of_cert =
+            |action: &Action| matches!(action, Action::Refuse { reason } if reason == note);
+        !certs.iter().any(|cert| is_of_cert(&cert.action))
+            && !refused
+                .values()
+                .any(|reason| reason.contains(note.as_str()))
+    });
+    for cert in &mut survey.certs {
+        if let Some(reason) = refused.get(&cert.spec.authority) {
+            cert.action = Action::Refuse {
+                reason: reason.clone(),
+            };
+        }
+    }
+}
+
+/// Decides which certificates are renewed with the key in place.
+fn choose_keys(setup: &Setup, demand: Demand, survey: &mut Survey) {
+    for cert in &mut survey.certs {
+        // A signer that wants the same key refuses another one, rather than certify a known key again.
+        let same_key_only = setup
+            .signers
+            .get(&cert.spec.authority)
+            .is_some_and(|(_, signer)| signer.caps().renewal == Renewal::SameKey);
+        cert.keep_key = demand != Demand::Forced
+            && (!setup.rotation.rekey || same_key_only)
+            && cert.has_good_key();
+    }
 }
 
 /// What is wrong with the service-account pair, which a renewal never touches: a new pair would differ from the cluster's.
