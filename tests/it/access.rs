@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nodepki::kube::names::CertName;
 
-use crate::node::{Node, Ran};
+use crate::node::Node;
 use crate::signer_directory::sign_by_hand;
 use crate::signing::run_program;
 
@@ -23,16 +23,6 @@ fn mode(path: &Path, mode: u32) {
 }
 
 // ---- file drop ----
-
-fn drop_command(node: &Node, drop: &Path) -> Ran {
-    let mut command = node.command(["bootstrap", "--wait", "0s", "--clock-wait", "0s"]);
-    command
-        .arg("--kubeadm-config")
-        .arg(node.outside("kubeadm.yaml"))
-        .arg("--signer")
-        .arg(format!("directory:{}", drop.display()));
-    Ran::of(&mut command)
-}
 
 /// A node beside an empty drop directory `srv/drop`.
 fn node_with_drop() -> (Node, PathBuf) {
@@ -127,7 +117,7 @@ fn refuses_drop_directory_that_another_user_can_replace() {
         let (node, drop) = node_with_drop();
         arrange(&drop);
         let before = node.etc();
-        let ran = drop_command(&node, &drop);
+        let ran = node.bootstrap_by_drop(&drop);
         assert_eq!(ran.code, Some(65), "{case}: {}", ran.said());
         ran.says(&format!(
             "{}/{culprit}",
@@ -151,7 +141,7 @@ fn keeps_live_certificate_when_inbox_becomes_a_link() {
     let pki = node.path("/etc/kubernetes/pki");
     // The certificate is due, and its answer is ready.
     fs::remove_file(pki.join("apiserver.crt")).unwrap();
-    drop_command(&node, &drop).ended(75);
+    node.bootstrap_by_drop(&drop).ended(75);
     sign_by_hand(&drop, &node.ca(), CertName::Apiserver);
     let signed = fs::read(drop.join("inbox/apiserver.crt")).unwrap();
     fs::remove_dir_all(drop.join("inbox")).unwrap();
@@ -159,7 +149,7 @@ fn keeps_live_certificate_when_inbox_becomes_a_link() {
     symlink(&pki, drop.join("inbox")).unwrap();
     for owner in [MALLORY, 0] {
         give(&drop, owner);
-        drop_command(&node, &drop).ended(65);
+        node.bootstrap_by_drop(&drop).ended(65);
         assert_eq!(fs::read(pki.join("apiserver.crt")).unwrap(), signed);
         assert!(pki.join("etcd/server.crt").exists());
     }
@@ -194,7 +184,7 @@ fn follows_links_of_root_to_the_drop_directory() {
     let (node, drop) = node_with_drop();
     let link = node.outside("link");
     symlink("srv/./../srv", &link).unwrap();
-    drop_command(&node, &link.join("drop")).ended(75);
+    node.bootstrap_by_drop(&link.join("drop")).ended(75);
     assert!(drop.join("outbox/apiserver.csr").exists());
 }
 
@@ -203,9 +193,9 @@ fn refuses_denial_that_is_a_hard_link() {
     let (node, drop) = node_with_drop();
     let secret = node.outside("shadow");
     fs::write(&secret, "root:secret-hash").unwrap();
-    drop_command(&node, &drop).ended(75);
+    node.bootstrap_by_drop(&drop).ended(75);
     fs::hard_link(&secret, drop.join("inbox/apiserver.denied")).unwrap();
-    drop_command(&node, &drop)
+    node.bootstrap_by_drop(&drop)
         .ended(75)
         .says("it has 2 hard links")
         .says_not("secret-hash");
@@ -214,7 +204,7 @@ fn refuses_denial_that_is_a_hard_link() {
 #[test]
 fn reads_only_expected_names_of_a_crowded_inbox() {
     let (node, drop) = node_with_drop();
-    drop_command(&node, &drop).ended(75);
+    node.bootstrap_by_drop(&drop).ended(75);
     sign_by_hand(&drop, &node.ca(), CertName::EtcdServer);
     let answer = fs::read(drop.join("inbox/etcd-server.crt")).unwrap();
     fs::remove_file(drop.join("inbox/etcd-server.crt")).unwrap();
@@ -222,7 +212,7 @@ fn reads_only_expected_names_of_a_crowded_inbox() {
         fs::write(drop.join(format!("inbox/{number}.crt")), &answer).unwrap();
     }
     let began = std::time::Instant::now();
-    drop_command(&node, &drop).ended(75);
+    node.bootstrap_by_drop(&drop).ended(75);
     assert!(
         began.elapsed() < std::time::Duration::from_secs(10),
         "{:?}",
@@ -230,21 +220,12 @@ fn reads_only_expected_names_of_a_crowded_inbox() {
     );
     // Under the name of another certificate it is still found.
     fs::write(drop.join("inbox/etcd-peer.crt"), &answer).unwrap();
-    drop_command(&node, &drop)
+    node.bootstrap_by_drop(&drop)
         .ended(75)
         .row_says("etcd-server", "rename it to inbox/etcd-server.crt");
 }
 
 // ---- offline signing ----
-
-fn csr(node: &Node, verb: &str, dir: &Path) -> Ran {
-    Ran::of(
-        node.command(["csr", verb])
-            .arg(dir)
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml")),
-    )
-}
 
 fn sign(node: &Node, bundle: &Path) {
     let script = format!(
@@ -301,7 +282,7 @@ fn refuses_export_to_directory_that_another_user_can_replace() {
         let dir = node.outside("media/stick");
         fs::create_dir_all(&dir).unwrap();
         arrange(&dir);
-        let ran = csr(&node, "export", &dir);
+        let ran = node.csr("export", &dir);
         assert_eq!(ran.code, Some(65), "{case}: {}", ran.said());
         assert!(ran.said().contains(words), "{case}: {}", ran.said());
         assert!(!dir.join("README").exists(), "{case}");
@@ -313,24 +294,24 @@ fn refuses_import_from_directory_that_another_user_can_replace() {
     let node = Node::new();
     let dir = node.outside("media/stick");
     fs::create_dir(dir.parent().unwrap()).unwrap();
-    csr(&node, "export", &dir).done();
+    node.csr("export", &dir).done();
     sign(&node, &dir);
     let before = node.etc();
     for path in ["", "pki", "pki/apiserver.crt", ".."] {
         let path = dir.join(path);
         give(&path, MALLORY);
-        csr(&node, "import", &dir)
+        node.csr("import", &dir)
             .ended(65)
             .says("owned by user 4242 and group 4242")
             .says("chown root:root ");
         give(&path, 0);
         let kept = fs::metadata(&path).unwrap().permissions();
         mode(&path, 0o777);
-        csr(&node, "import", &dir).ended(65).says("chmod go-w ");
+        node.csr("import", &dir).ended(65).says("chmod go-w ");
         fs::set_permissions(&path, kept).unwrap();
     }
     before.unchanged(&node.etc());
-    csr(&node, "import", &dir).done();
+    node.csr("import", &dir).done();
 }
 
 #[test]
@@ -339,18 +320,18 @@ fn exports_to_directories_of_root_below_sticky_ones() {
     let top = node.outside("tmp");
     fs::create_dir(&top).unwrap();
     mode(&top, 0o1777);
-    csr(&node, "export", &top.join("new")).done();
+    node.csr("export", &top.join("new")).done();
     symlink("new", top.join("link")).unwrap();
-    csr(&node, "export", &top.join("link")).done();
+    node.csr("export", &top.join("link")).done();
     sign(&node, &top.join("new"));
-    csr(&node, "import", &top.join("link")).done();
+    node.csr("import", &top.join("link")).done();
 }
 
 #[test]
 fn import_reads_only_files_of_an_import_and_limits_them() {
     let node = Node::new();
     let dir = node.outside("stick");
-    csr(&node, "export", &dir).done();
+    node.csr("export", &dir).done();
     sign(&node, &dir);
     // Neither is opened: it could block, or be larger than the memory.
     nix::unistd::mkfifo(&dir.join("pipe.crt"), nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -361,7 +342,7 @@ fn import_reads_only_files_of_an_import_and_limits_them() {
     for number in 0..17 {
         fs::write(dir.join(format!("{number}.pem")), &filler).unwrap();
     }
-    csr(&node, "import", &dir).ended(78).says(
+    node.csr("import", &dir).ended(78).says(
         "more than 16 MiB of files (name a directory that contains only the signed certificates)",
     );
     for number in 0..17 {
@@ -371,11 +352,11 @@ fn import_reads_only_files_of_an_import_and_limits_them() {
     for number in 0..2001 {
         fs::write(dir.join(format!("many/{number}.pem")), "").unwrap();
     }
-    csr(&node, "import", &dir)
+    node.csr("import", &dir)
         .ended(78)
         .says("more than 2000 files");
     fs::remove_dir_all(dir.join("many")).unwrap();
-    csr(&node, "import", &dir).done();
+    node.csr("import", &dir).done();
 }
 
 // ---- keys ----

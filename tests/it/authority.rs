@@ -1,5 +1,5 @@
-//! A CA is changed by the real binary: what is trusted, issued and refused in each phase, judged by OpenSSL and by the
-//! real kubeadm; and on a real cluster that serves meanwhile.
+//! Changes a CA with the real binary: OpenSSL and the real kubeadm judge what is trusted, issued and refused in each
+//! phase. The same change also runs on a real cluster while its clients are served.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,9 +15,10 @@ use crate::kubeadm;
 use crate::node::{INIT, JOIN, Node, Ran};
 use crate::signing::{now, openssl, write_secret};
 
-const YEAR: Duration = Duration::from_secs(365 * 86_400);
-const RESTARTS: &str = "/var/lib/nodepki/restarts.json";
-const KUBECONFIGS: [CertName; 5] = [
+const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
+const RESTART_RECORD: &str = "/var/lib/nodepki/restarts.json";
+/// The kubeconfigs of a first control-plane node.
+pub(crate) const KUBECONFIGS: [CertName; 5] = [
     CertName::AdminConf,
     CertName::SuperAdminConf,
     CertName::KubeletConf,
@@ -29,22 +30,29 @@ fn bundle_path(authority: Authority) -> String {
     format!("/etc/kubernetes/pki/{}.crt", authority.base_name())
 }
 
-/// A new CA in `new/` beside the node, in kubeadm's layout: its certificate's path.
-fn new_authority(node: &Node, authority: Authority, key: Option<PrivateKey>) -> PathBuf {
-    let key = key.unwrap_or_else(|| PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap());
+/// Returns a self-signed CA with kubeadm's name for `authority`.
+pub(crate) fn self_signed(authority: Authority, key: PrivateKey) -> CertificateAuthority {
+    CertificateAuthority::self_signed(authority.common_name(), key, now(), CA_LIFETIME).unwrap()
+}
+
+pub(crate) fn new_key() -> PrivateKey {
+    PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap()
+}
+
+/// Creates a CA in `new/` outside the node's root, in kubeadm's layout, and returns the path of its certificate.
+fn new_authority(node: &Node, authority: Authority, key: PrivateKey) -> PathBuf {
     let pem = key.to_pem();
-    let name = authority.common_name();
-    let made = CertificateAuthority::self_signed(name, key, now(), 10 * YEAR).unwrap();
     let base = node.outside("new").join(authority.base_name());
     fs::create_dir_all(base.parent().unwrap()).unwrap();
     write_secret(base.with_extension("key"), pem.as_bytes());
     let certificate = base.with_extension("crt");
-    fs::write(&certificate, made.bundle().to_pem()).unwrap();
+    let bundle = self_signed(authority, key).bundle().to_pem();
+    fs::write(&certificate, bundle).unwrap();
     certificate
 }
 
-/// From now on the local signer has the new CA.
-fn signer_changes(node: &Node, authority: Authority) {
+/// Gives the local signer the new CA.
+fn give_signer_new_authority(node: &Node, authority: Authority) {
     for extension in ["crt", "key"] {
         let file = format!("{}.{extension}", authority.base_name());
         fs::copy(node.outside("new").join(&file), node.ca().join(&file)).unwrap();
@@ -78,14 +86,14 @@ fn phase(node: &Node, authority: Authority) -> String {
         .to_owned()
 }
 
-/// What the reload would do: below a root of its own nothing runs.
-fn restarted(node: &Node) {
-    let _ = fs::remove_file(node.path(RESTARTS));
+/// Removes the record of due restarts, as a reload would: below another root no component runs.
+fn clear_due_restarts(node: &Node) {
+    let _ = fs::remove_file(node.path(RESTART_RECORD));
 }
 
 /// The components whose restart is recorded.
-fn due(node: &Node) -> BTreeSet<String> {
-    let Ok(text) = fs::read_to_string(node.path(RESTARTS)) else {
+fn due_restarts(node: &Node) -> BTreeSet<String> {
+    let Ok(text) = fs::read_to_string(node.path(RESTART_RECORD)) else {
         return BTreeSet::new();
     };
     let record: Value = serde_json::from_str(&text).unwrap();
@@ -103,10 +111,14 @@ fn bundle(node: &Node, authority: Authority) -> Vec<Certificate> {
     certificates(&node.path(bundle_path(authority)))
 }
 
-fn trusted_by(node: &Node, name: CertName) -> Vec<Certificate> {
-    let text = node.read(format!("/etc/kubernetes/{name}"));
-    let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
+/// Returns the CA certificates that a kubeconfig trusts.
+pub(crate) fn trusted_in(kubeconfig: &str) -> Vec<Certificate> {
+    let current = Kubeconfig::parse(kubeconfig).unwrap().current().unwrap();
     certificates_of(&current.authority.unwrap()).unwrap()
+}
+
+fn trusted_by(node: &Node, name: CertName) -> Vec<Certificate> {
+    trusted_in(&node.read(format!("/etc/kubernetes/{name}")))
 }
 
 fn names_of(authority: Authority) -> Vec<CertName> {
@@ -114,8 +126,8 @@ fn names_of(authority: Authority) -> Vec<CertName> {
     names.filter(|name| name.authority() == authority).collect()
 }
 
-/// OpenSSL verifies every leaf of the authority under this one certificate.
-fn leads_to(node: &Node, authority: Authority, certificate: &Path) {
+/// Verifies every leaf of the authority with OpenSSL under `certificate` alone.
+fn assert_leaves_under(node: &Node, authority: Authority, certificate: &Path) {
     let scratch = tempfile::tempdir().unwrap();
     for name in names_of(authority) {
         let file = scratch.path().join(name.as_str());
@@ -125,8 +137,9 @@ fn leads_to(node: &Node, authority: Authority, certificate: &Path) {
     }
 }
 
-/// Nothing that looks after the node sees anything to do or anything wrong, and kubeadm would go on.
-fn at_ease(node: &Node, findings: &BTreeSet<String>) {
+/// Asserts that `bootstrap` and `plan` have nothing to do, that `doctor` has no other `findings`, and that kubeadm
+/// accepts the node.
+fn assert_nothing_to_do(node: &Node, findings: &BTreeSet<String>) {
     let before = node.etc();
     node.bootstrap().done();
     node.plan().done();
@@ -136,12 +149,12 @@ fn at_ease(node: &Node, findings: &BTreeSet<String>) {
         assert!(!plan.stdout.contains(word), "{}", plan.said());
     }
     node.assert_sound(&CertName::KUBEADM);
-    assert_eq!(*findings, ill(node), "doctor");
+    assert_eq!(*findings, doctor_findings(node), "doctor");
     kubeadm::accepts_external_ca(&node.path("/etc/kubernetes"), INIT);
 }
 
-/// What doctor finds wrong, by id.
-fn ill(node: &Node) -> BTreeSet<String> {
+/// The findings of `doctor`, without the informational ones, by id.
+fn doctor_findings(node: &Node) -> BTreeSet<String> {
     let ran = Ran::of(&mut node.with_local(&["-o", "json", "doctor"], &[]));
     let diagnosis: Value =
         serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.said()));
@@ -153,7 +166,7 @@ fn ill(node: &Node) -> BTreeSet<String> {
 }
 
 #[test]
-fn each_authority_is_changed_in_three_steps() {
+fn changes_each_authority_in_three_steps() {
     for (authority, expected) in [
         (
             Authority::Ca,
@@ -164,16 +177,16 @@ fn each_authority_is_changed_in_three_steps() {
     ] {
         let node = Node::bootstrapped();
         let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
-        let findings = ill(&node);
+        let findings = doctor_findings(&node);
         let old = node.ca().join(authority.base_name()).with_extension("crt");
-        let was = certificates(&old).remove(0);
+        let old_certificate = certificates(&old).remove(0);
         let old = {
             let kept = node.outside("old.crt");
             fs::copy(old, &kept).unwrap();
             kept
         };
-        let new = new_authority(&node, authority, None);
-        let comes = certificates(&new).remove(0);
+        let new = new_authority(&node, authority, new_key());
+        let new_certificate = certificates(&new).remove(0);
         let file = new.to_str().unwrap();
 
         // Nothing is staged.
@@ -192,23 +205,26 @@ fn each_authority_is_changed_in_three_steps() {
         )
         .done()
         .says("nothing was changed")
-        .says(&nodepki::x509::hex(&comes.fingerprint()));
+        .says(&nodepki::x509::hex(&new_certificate.fingerprint()));
         before.unchanged(&node.snapshot());
 
-        // Below a root of its own nothing can be proven, whatever it is.
+        // Below another root the restarts cannot be verified.
         stage(&node, authority, &new).ended(75).says("staged");
-        assert_eq!(bundle(&node, authority), [was.clone(), comes.clone()]);
-        assert_eq!(due(&node), expected);
+        assert_eq!(
+            bundle(&node, authority),
+            [old_certificate.clone(), new_certificate.clone()]
+        );
+        assert_eq!(due_restarts(&node), expected);
         let kubeconfigs = || KUBECONFIGS.iter().filter(|_| authority == Authority::Ca);
         for name in kubeconfigs() {
             assert_eq!(
                 trusted_by(&node, *name),
-                [was.clone(), comes.clone()],
+                [old_certificate.clone(), new_certificate.clone()],
                 "{name}"
             );
         }
-        leads_to(&node, authority, &old);
-        at_ease(&node, &findings);
+        assert_leaves_under(&node, authority, &old);
+        assert_nothing_to_do(&node, &findings);
         let staged = node.etc();
         stage(&node, authority, &new)
             .ended(75)
@@ -221,19 +237,19 @@ fn each_authority_is_changed_in_three_steps() {
         step(&node, "activate", authority, &["--all-nodes-staged"])
             .ended(65)
             .says("`nodepki renew` on the node itself carries out what is due");
-        restarted(&node);
+        clear_due_restarts(&node);
         step(&node, "activate", authority, &[])
             .ended(65)
             .says("--peer-report")
             .says("--all-nodes-staged");
-        // The signer has the old CA still.
+        // The signer still has the old CA.
         step(&node, "activate", authority, &["--all-nodes-staged"])
             .ended(65)
             .says("to prove that it signs for");
         staged.unchanged(&node.etc());
         assert_eq!(phase(&node, authority), "staged");
 
-        signer_changes(&node, authority);
+        give_signer_new_authority(&node, authority);
         let activated = step(&node, "activate", authority, &["--all-nodes-staged"]);
         assert!(
             matches!(activated.code, Some(0 | 75)),
@@ -241,16 +257,19 @@ fn each_authority_is_changed_in_three_steps() {
             activated.said()
         );
         activated.says("has signed a certificate like");
-        assert_eq!(bundle(&node, authority), [comes.clone(), was.clone()]);
+        assert_eq!(
+            bundle(&node, authority),
+            [new_certificate.clone(), old_certificate.clone()]
+        );
         for name in kubeconfigs() {
             assert_eq!(
                 trusted_by(&node, *name),
-                [comes.clone(), was.clone()],
+                [new_certificate.clone(), old_certificate.clone()],
                 "{name}"
             );
         }
-        leads_to(&node, authority, &new);
-        at_ease(&node, &findings);
+        assert_leaves_under(&node, authority, &new);
+        assert_nothing_to_do(&node, &findings);
         assert_eq!(phase(&node, authority), "activated");
         let before = node.etc();
         step(&node, "activate", authority, &["--all-nodes-staged"]).says("nothing to do");
@@ -261,7 +280,7 @@ fn each_authority_is_changed_in_three_steps() {
                 .ended(65)
                 .says("kube-controller-manager was not restarted since");
         }
-        restarted(&node);
+        clear_due_restarts(&node);
         step(&node, "retire", authority, &[])
             .ended(65)
             .says("--all-nodes-activated");
@@ -274,27 +293,30 @@ fn each_authority_is_changed_in_three_steps() {
         .ended(65)
         .says("since it was activated");
         step(&node, "retire", authority, &["--all-nodes-activated"]).ended(75);
-        assert_eq!(bundle(&node, authority), std::slice::from_ref(&comes));
+        assert_eq!(
+            bundle(&node, authority),
+            std::slice::from_ref(&new_certificate)
+        );
         for name in kubeconfigs() {
             assert_eq!(
                 trusted_by(&node, *name),
-                std::slice::from_ref(&comes),
+                std::slice::from_ref(&new_certificate),
                 "{name}"
             );
         }
-        assert_eq!(due(&node), expected);
-        restarted(&node);
-        at_ease(&node, &findings);
+        assert_eq!(due_restarts(&node), expected);
+        clear_due_restarts(&node);
+        assert_nothing_to_do(&node, &findings);
         assert_eq!(phase(&node, authority), "settled");
         stage(&node, authority, &new).done().says("nothing to do");
     }
 }
 
 #[test]
-fn a_staged_ca_is_taken_out_again() {
+fn removes_staged_ca_on_undo() {
     let node = Node::bootstrapped();
     let before = node.etc();
-    let new = new_authority(&node, Authority::Ca, None);
+    let new = new_authority(&node, Authority::Ca, new_key());
     stage(&node, Authority::Ca, &new).ended(75);
     step(&node, "stage", Authority::Ca, &["--undo"])
         .ended(65)
@@ -308,14 +330,14 @@ fn a_staged_ca_is_taken_out_again() {
     .ended(75);
     assert_eq!(before.content(), node.etc().content());
     assert_eq!(phase(&node, Authority::Ca), "settled");
-    restarted(&node);
+    clear_due_restarts(&node);
     step(&node, "stage", Authority::Ca, &["--undo"])
         .done()
         .says("nothing to do");
 }
 
 #[test]
-fn the_reports_of_other_nodes_are_read_and_weighed() {
+fn requires_reports_that_show_other_nodes_ready() {
     let authority = Authority::EtcdCa;
     let (first, second) = (Node::bootstrapped(), Node::of(JOIN));
     fs::remove_dir_all(second.ca()).unwrap();
@@ -332,9 +354,9 @@ fn the_reports_of_other_nodes_are_read_and_weighed() {
         second.write(&path, fs::read(first.path(&path)).unwrap());
     }
     second.bootstrap().done();
-    let new = new_authority(&first, authority, None);
+    let new = new_authority(&first, authority, new_key());
     stage(&first, authority, &new).ended(75);
-    restarted(&first);
+    clear_due_restarts(&first);
 
     let write = |name: &str| {
         let file = first.outside(name);
@@ -354,14 +376,14 @@ fn the_reports_of_other_nodes_are_read_and_weighed() {
     activate(&write("waiting.json"))
         .ended(65)
         .says("restarts are due there");
-    restarted(&second);
+    clear_due_restarts(&second);
     let ready = write("ready.json");
-    signer_changes(&first, authority);
+    give_signer_new_authority(&first, authority);
     activate(&ready).ended(75).says("cp2 is as far");
     step(&first, "retire", authority, &["--all-nodes-activated"])
         .ended(65)
         .says("nobody has looked yet whether what was replaced is in effect (etcd-");
-    restarted(&first);
+    clear_due_restarts(&first);
     let retire = ["--peer-report", &ready, "--all-nodes-activated"];
     step(&first, "retire", authority, &retire)
         .ended(65)
@@ -374,23 +396,23 @@ fn the_reports_of_other_nodes_are_read_and_weighed() {
 }
 
 #[test]
-fn a_renewed_ca_certificate_needs_no_new_leaf() {
+fn keeps_leaves_when_new_ca_certificate_has_the_old_key() {
     let node = Node::bootstrapped();
     let key = fs::read(node.ca().join("ca.key")).unwrap();
     let key = PrivateKey::from_pem(&key).unwrap();
-    let new = new_authority(&node, Authority::Ca, Some(key));
+    let new = new_authority(&node, Authority::Ca, key);
     let leaves = || CertName::KUBEADM.map(|name| node.leaf(name).unwrap().0.to_pem());
     let before = leaves();
     stage(&node, Authority::Ca, &new)
         .ended(75)
         .says("its certificate is renewed");
-    restarted(&node);
-    // Nobody is asked, neither a peer nor the signer.
+    clear_due_restarts(&node);
+    // Neither a peer nor the signer is asked.
     step(&node, "activate", Authority::Ca, &[]).done();
     step(&node, "retire", Authority::Ca, &[]).ended(75);
     assert_eq!(bundle(&node, Authority::Ca), certificates(&new));
     assert_eq!(leaves(), before);
-    leads_to(&node, Authority::Ca, &new);
+    assert_leaves_under(&node, Authority::Ca, &new);
 }
 
 #[test]
@@ -399,29 +421,17 @@ fn reports_activation_as_pending_while_certificates_are_under_old_ca() {
     let node = Node::bootstrapped();
     let authority = Authority::FrontProxyCa;
     let old = certificates(&node.path(bundle_path(authority)));
-    let new = new_authority(&node, authority, None);
+    let new = new_authority(&node, authority, new_key());
     stage(&node, authority, &new);
-    restarted(&node);
-    signer_changes(&node, authority);
-    // The signer passes the rehearsal, whose request has another slot, and is away afterwards.
+    clear_due_restarts(&node);
+    give_signer_new_authority(&node, authority);
+    // The signer answers the test request, which has another slot, and is unreachable afterwards.
     let activate = || {
-        let mut command = node.command([
-            "authority",
-            "activate",
-            authority.as_str(),
-            "--all-nodes-staged",
-            "--wait",
-            "0s",
-        ]);
-        command
-            .arg("--config")
-            .arg(node.outside("config.yaml"))
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml"));
-        command
+        let step = ["authority", "activate", authority.as_str()];
+        node.configured(&[&step[..], &["--all-nodes-staged", "--wait", "0s"]].concat())
     };
     let before = node.leaf(CertName::FrontProxyClient).unwrap().0.to_pem();
-    // Everything that is proven before the certificates are asked for is behind it in a second run.
+    // A second run does not repeat the checks that precede the requests.
     let killed = Ran::of(activate().env("NODEPKI_FAILPOINT", "authority:ordered"));
     assert_eq!(killed.signal, Some(9), "{}", killed.said());
     for how in ["retry", "pending", "unreachable"] {
@@ -440,23 +450,23 @@ fn reports_activation_as_pending_while_certificates_are_under_old_ca() {
             before
         );
     }
-    // The step after it refuses, too.
+    // The next step is refused too.
     step(&node, "retire", authority, &["--all-nodes-activated"]).ended(65);
     node.signer_behaves();
     let ran = Ran::of(&mut activate());
     ran.says("issued by the new CA: front-proxy-client");
     assert!(matches!(ran.code, Some(0 | 75)), "{}", ran.said());
     assert_ne!(certificates(&node.path(bundle_path(authority))), old);
-    leads_to(&node, authority, &new);
+    assert_leaves_under(&node, authority, &new);
 }
 
 #[test]
-fn what_cannot_be_staged_is_said_and_nothing_is_changed() {
+fn refuses_to_stage_unusable_ca_and_changes_nothing() {
     let node = Node::bootstrapped();
     let ca = Authority::Ca;
-    let new = new_authority(&node, ca, None);
+    let new = new_authority(&node, ca, new_key());
     let before = node.etc();
-    // Without pins nothing that a signer says is believed.
+    // Without pins the answer of a signer is not trusted.
     step(&node, "stage", ca, &[])
         .ended(78)
         .says("--certificate FILE")
@@ -481,7 +491,7 @@ fn what_cannot_be_staged_is_said_and_nothing_is_changed() {
     refused
         .ended(65)
         .says("takes no file with two certificates");
-    // What it says is to be done does it.
+    // The commands in the message solve the problem.
     let said = refused.stderr.clone();
     let commands = said.split("of its own first: ").nth(1).unwrap();
     let commands = commands.split("; then set").next().unwrap();
@@ -501,7 +511,7 @@ fn what_cannot_be_staged_is_said_and_nothing_is_changed() {
 }
 
 #[test]
-fn the_signer_is_believed_under_pins() {
+fn stages_the_ca_of_the_signer_if_it_is_pinned() {
     let node = Node::new();
     let ca = Authority::Ca;
     let pin = |path: &Path| {
@@ -509,30 +519,17 @@ fn the_signer_is_believed_under_pins() {
         format!("sha256:{}", nodepki::x509::hex(&key.public_key().sha256()))
     };
     let old = pin(&node.ca().join("ca.crt"));
-    let new = new_authority(&node, ca, None);
+    let new = new_authority(&node, ca, new_key());
     let settings = |pins: &str| {
         node.settings("");
-        let path = node.outside("config.yaml");
-        let text = fs::read_to_string(&path).unwrap();
-        let text = text.replacen(
-            "{ca: {signer: s}",
-            &format!("{{ca: {{signer: s, trust: {{sha256: [{pins}]}}}}"),
-            1,
-        );
-        fs::write(path, text).unwrap();
+        let pinned = format!("{{ca: {{signer: s, trust: {{sha256: [{pins}]}}}}");
+        node.edit_settings("{ca: {signer: s}", &pinned);
     };
     settings(&format!("'{old}'"));
     node.ask().done();
-    let stage = || {
-        let mut command = node.command(["authority", "stage", "ca", "--wait", "0s"]);
-        command.arg("--config").arg(node.outside("config.yaml"));
-        command
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml"));
-        Ran::of(&mut command)
-    };
+    let stage = || Ran::of(&mut node.configured(&["authority", "stage", "ca", "--wait", "0s"]));
     stage().done().says("nothing to do");
-    signer_changes(&node, ca);
+    give_signer_new_authority(&node, ca);
     let before = node.etc();
     stage()
         .ended(65)
@@ -545,9 +542,9 @@ fn the_signer_is_believed_under_pins() {
 }
 
 #[test]
-fn kubeconfigs_of_people_keep_what_is_theirs() {
+fn keeps_edits_in_administrators_kubeconfigs() {
     let node = Node::bootstrapped();
-    let extra = certificates(&new_authority(&node, Authority::FrontProxyCa, None)).remove(0);
+    let extra = certificates(&new_authority(&node, Authority::FrontProxyCa, new_key())).remove(0);
     let path = "/etc/kubernetes/admin.conf";
     let text = node.read(path);
     let mut document = Kubeconfig::parse(&text).unwrap();
@@ -559,7 +556,7 @@ fn kubeconfigs_of_people_keep_what_is_theirs() {
         .to_yaml()
         .replace("kind: Config", "kind: Config\npreferences: {colors: true}");
     node.write(path, edited);
-    // This one follows the bundle by itself.
+    // This kubeconfig names the bundle by file and needs no change.
     let path = "/etc/kubernetes/super-admin.conf";
     let text = node.read(path);
     let lines = text.lines().map(|line| match line.trim_start() {
@@ -570,25 +567,28 @@ fn kubeconfigs_of_people_keep_what_is_theirs() {
     });
     let by_file = lines.collect::<Vec<_>>().join("\n");
     node.write(path, &by_file);
-    let new = new_authority(&node, Authority::Ca, None);
+    let new = new_authority(&node, Authority::Ca, new_key());
     stage(&node, Authority::Ca, &new).ended(75);
-    let comes = certificates(&new).remove(0);
-    assert_eq!(trusted_by(&node, CertName::AdminConf), [own, comes, extra]);
+    let new_certificate = certificates(&new).remove(0);
+    assert_eq!(
+        trusted_by(&node, CertName::AdminConf),
+        [own, new_certificate, extra]
+    );
     assert!(
         node.read("/etc/kubernetes/admin.conf")
             .contains("colors: true")
     );
     assert_eq!(node.read(path), by_file);
-    restarted(&node);
+    clear_due_restarts(&node);
     let report = report(&node, Authority::Ca);
     assert_eq!(report["authorities"][0]["missing"], serde_json::json!([]));
 }
 
 #[test]
-fn a_look_at_any_step_changes_nothing() {
+fn changes_nothing_in_a_dry_run_of_any_step() {
     let (node, authority) = (Node::bootstrapped(), Authority::Ca);
-    let new = new_authority(&node, authority, None);
-    let looks = |name: &str, more: &[&str], words: &str| {
+    let new = new_authority(&node, authority, new_key());
+    let dry_run = |name: &str, more: &[&str], words: &str| {
         let before = node.snapshot();
         step(&node, name, authority, &[&["--dry-run"], more].concat())
             .done()
@@ -597,25 +597,25 @@ fn a_look_at_any_step_changes_nothing() {
         before.unchanged(&node.snapshot());
     };
     stage(&node, authority, &new).ended(75);
-    restarted(&node);
-    looks("stage", &["--undo", "--no-node-activated"], "ca.crt holds");
-    signer_changes(&node, authority);
+    clear_due_restarts(&node);
+    dry_run("stage", &["--undo", "--no-node-activated"], "ca.crt holds");
+    give_signer_new_authority(&node, authority);
     let words = "issued by the new CA: apiserver, ";
-    looks("activate", &["--all-nodes-staged"], words);
+    dry_run("activate", &["--all-nodes-staged"], words);
     step(&node, "activate", authority, &["--all-nodes-staged"]).ended(75);
-    restarted(&node);
-    looks("retire", &["--all-nodes-activated"], "ca.crt holds");
-    // A step that is not allowed is not allowed to be looked at either.
+    clear_due_restarts(&node);
+    dry_run("retire", &["--all-nodes-activated"], "ca.crt holds");
+    // A step that is refused is refused in a dry run too.
     step(&node, "retire", authority, &["--dry-run"]).ended(65);
 }
 
 #[test]
-fn a_new_ca_is_read_in_every_form_and_is_the_only_one() {
+fn reads_new_ca_in_every_encoding_and_refuses_a_third_one() {
     let made = Node::bootstrapped();
     let authority = Authority::Ca;
-    let new = new_authority(&made, authority, None);
-    let was = bundle(&made, authority).remove(0);
-    let comes = certificates(&new).remove(0);
+    let new = new_authority(&made, authority, new_key());
+    let old_certificate = bundle(&made, authority).remove(0);
+    let new_certificate = certificates(&new).remove(0);
     let pem = fs::read_to_string(&new).unwrap();
     let der = openssl(
         &["x509", "-in", new.to_str().unwrap(), "-outform", "DER"],
@@ -627,20 +627,23 @@ fn a_new_ca_is_read_in_every_form_and_is_the_only_one() {
         let file = node.outside("form");
         fs::write(&file, form).unwrap();
         stage(&node, authority, &file).ended(75);
-        assert_eq!(bundle(&node, authority), [was.clone(), comes.clone()]);
+        assert_eq!(
+            bundle(&node, authority),
+            [old_certificate.clone(), new_certificate.clone()]
+        );
     }
 
     stage(&made, authority, &new).ended(75);
-    restarted(&made);
+    clear_due_restarts(&made);
     let before = made.snapshot();
-    let third = new_authority(&made, authority, None);
+    let third = new_authority(&made, authority, new_key());
     stage(&made, authority, &third)
         .ended(65)
         .says("is under way since")
         .says("authority stage ca --undo");
     before.unchanged(&made.snapshot());
 
-    // What is somebody else's file is somebody else's to write.
+    // A CA file that nodepki does not manage is not changed.
     let path = "/etc/kubernetes/admin.conf";
     let elsewhere = made.read(path).lines().fold(String::new(), |text, line| {
         let other = line.contains("certificate-authority-data");
@@ -648,7 +651,7 @@ fn a_new_ca_is_read_in_every_form_and_is_the_only_one() {
         text + if other { by_file } else { line } + "\n"
     });
     made.write(path, elsewhere);
-    made.write("/etc/kubernetes/pki/other.crt", was.to_pem());
+    made.write("/etc/kubernetes/pki/other.crt", old_certificate.to_pem());
     step(&made, "activate", authority, &["--all-nodes-staged"])
         .ended(65)
         .says("pki/other.crt, which lacks")
@@ -656,20 +659,19 @@ fn a_new_ca_is_read_in_every_form_and_is_the_only_one() {
 }
 
 #[test]
-fn a_kubelet_conf_by_file_that_is_written_anew_trusts_both() {
+fn writes_kubelet_conf_by_file_with_both_staged_cas() {
     let node = Node::new();
     node.settings("kubelet: {clientCertificate: file}\n");
     node.ask().done();
-    let new = new_authority(&node, Authority::Ca, None);
-    let mut command = node.command(["authority", "stage", "ca", "--certificate"]);
-    command.arg(&new);
-    for (option, file) in [
-        ("--config", "config.yaml"),
-        ("--kubeadm-config", "kubeadm.yaml"),
-    ] {
-        command.arg(option).arg(node.outside(file));
-    }
-    Ran::of(&mut command).ended(75);
+    let new = new_authority(&node, Authority::Ca, new_key());
+    let stage = [
+        "authority",
+        "stage",
+        "ca",
+        "--certificate",
+        new.to_str().unwrap(),
+    ];
+    Ran::of(&mut node.configured(&stage)).ended(75);
     let both = trusted_by(&node, CertName::KubeletConf);
     assert_eq!(both.len(), 2);
     node.remove("/etc/kubernetes/kubelet.conf");
@@ -678,14 +680,14 @@ fn a_kubelet_conf_by_file_that_is_written_anew_trusts_both() {
 }
 
 #[test]
-fn revocation_lists_of_the_old_ca_go_with_it() {
+fn removes_crls_of_the_retired_ca() {
     const PEM: &str = "/etc/kubernetes/pki/etcd/crl.pem";
     const DER: &str = "/etc/kubernetes/pki/etcd/crl.der";
     let (node, authority) = (Node::bootstrapped(), Authority::EtcdCa);
     let list = |ca: &Path| {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("index.txt"), "").unwrap();
-        // With a number the list is of version 2, the only one that Go parses.
+        // A CRL number makes the list version 2, the only one that Go parses.
         fs::write(dir.path().join("crlnumber"), "01\n").unwrap();
         let config = dir.path().join("ca.cnf");
         let lines = format!(
@@ -700,13 +702,13 @@ fn revocation_lists_of_the_old_ca_go_with_it() {
         arguments.extend(["-keyfile", key.to_str().unwrap()]);
         String::from_utf8(openssl(&arguments, b"")).unwrap()
     };
-    let new = new_authority(&node, authority, None);
+    let new = new_authority(&node, authority, new_key());
     let (of_old, of_new) = (list(&node.ca().join("etcd/ca")), list(&new));
     stage(&node, authority, &new).ended(75);
-    restarted(&node);
-    signer_changes(&node, authority);
+    clear_due_restarts(&node);
+    give_signer_new_authority(&node, authority);
     step(&node, "activate", authority, &["--all-nodes-staged"]).ended(75);
-    restarted(&node);
+    clear_due_restarts(&node);
     let retire = |node: &Node| step(node, "retire", authority, &["--all-nodes-activated"]);
 
     let both = node.copied();
@@ -736,10 +738,10 @@ fn revocation_lists_of_the_old_ca_go_with_it() {
 
 #[cfg(feature = "failpoints")]
 #[test]
-fn a_step_that_is_killed_anywhere_is_finished_by_the_next_one() {
+fn completes_a_killed_step_in_the_next_run() {
     let authority = Authority::Ca;
     let made = Node::bootstrapped();
-    let new = new_authority(&made, authority, None);
+    let new = new_authority(&made, authority, new_key());
     let file = new.to_str().unwrap().to_owned();
     let kill = |node: &Node, step: &str, more: &[&str], at: &str| {
         let mut command = node.with_local(&["authority", step, authority.as_str()], more);
@@ -748,7 +750,7 @@ fn a_step_that_is_killed_anywhere_is_finished_by_the_next_one() {
     };
     let finish = |node: &Node| {
         stage(node, authority, &new);
-        restarted(node);
+        clear_due_restarts(node);
         assert_eq!(bundle(node, authority).len(), 2);
         node.assert_sound(&CertName::KUBEADM);
     };
@@ -767,7 +769,7 @@ fn a_step_that_is_killed_anywhere_is_finished_by_the_next_one() {
     }
     let staged = made.copied();
     finish(&staged);
-    signer_changes(&staged, authority);
+    give_signer_new_authority(&staged, authority);
     let activating = ["--all-nodes-staged"];
     for at in [
         "authority:proven",
@@ -781,13 +783,13 @@ fn a_step_that_is_killed_anywhere_is_finished_by_the_next_one() {
         kill(&node, "activate", &activating, at);
         let ran = step(&node, "activate", authority, &activating);
         assert!(matches!(ran.code, Some(0 | 75)), "{at}: {}", ran.said());
-        leads_to(&node, authority, &new);
+        assert_leaves_under(&node, authority, &new);
         assert_eq!(phase(&node, authority), "activated", "{at}");
     }
 }
 
 mod on_a_cluster {
-    //! The whole of it while the control plane serves.
+    //! The same steps on a control plane that serves clients.
 
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -802,6 +804,7 @@ mod on_a_cluster {
     use crate::servers::static_pods::StaticPods;
 
     const NAMESPACE: &str = "/api/v1/namespaces/default";
+    const ROOT_CA: &str = "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt";
 
     /// `nodepki authority STEP AUTHORITY …` on the node.
     fn on(node: &ClusterNode, step: &str, authority: Authority, more: &[&str]) -> Ran {
@@ -814,16 +817,41 @@ mod on_a_cluster {
         node.nodepki(&[&["authority", step, authority.as_str()], &common[..], more].concat())
     }
 
-    fn make_new(node: &ClusterNode, authority: Authority) {
-        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
+    /// Creates a CA in `/var/new` of the node.
+    fn make_new_authority(node: &ClusterNode, authority: Authority) {
+        let key = new_key();
         let base = format!("/var/new/{}", authority.base_name());
         node.write_secret(&format!("{base}.key"), key.to_pem().as_str());
-        let name = authority.common_name();
-        let made = CertificateAuthority::self_signed(name, key, now(), 10 * YEAR).unwrap();
-        node.write(&format!("{base}.crt"), &made.bundle().to_pem());
+        let bundle = self_signed(authority, key).bundle().to_pem();
+        node.write(&format!("{base}.crt"), &bundle);
     }
 
-    fn signer_has_new(node: &ClusterNode, authority: Authority) {
+    /// Sets up the local signer of a node with the CAs of the cluster.
+    fn set_up_signer(node: &ClusterNode, cluster: &Cluster) {
+        fs::create_dir_all(node.path("/var/signer/etcd")).unwrap();
+        for authority in Authority::ALL {
+            for extension in ["crt", "key"] {
+                let file = format!("{}.{extension}", authority.base_name());
+                let to = node.path("/var/signer").join(&file);
+                fs::copy(cluster.authorities().join(&file), to).unwrap();
+            }
+        }
+    }
+
+    /// Waits until the published CA certificates satisfy `condition`.
+    fn wait_for_root_ca(
+        caller: impl Fn() -> Value,
+        what: &str,
+        condition: impl Fn(&[Certificate]) -> bool,
+    ) {
+        wait_until(what, || {
+            let map = caller();
+            let text = map["data"]["ca.crt"].as_str().unwrap_or_default();
+            certificates_of(text.as_bytes()).is_ok_and(|all| condition(&all))
+        });
+    }
+
+    fn give_signer_new_ca(node: &ClusterNode, authority: Authority) {
         for extension in ["crt", "key"] {
             let file = format!("{}.{extension}", authority.base_name());
             let (new, signer) = (format!("/var/new/{file}"), format!("/var/signer/{file}"));
@@ -831,7 +859,7 @@ mod on_a_cluster {
         }
     }
 
-    /// How often each was started anew.
+    /// Number of restarts of each component.
     fn restarts(pods: &StaticPods) -> [usize; 4] {
         [
             "kube-controller-manager",
@@ -846,8 +874,8 @@ mod on_a_cluster {
         caller.get(NAMESPACE).0
     }
 
-    /// Whether etcd takes this client, and shows a certificate that the client's CA file vouches for.
-    fn etcd_takes(node: &ClusterNode, files: &str) -> bool {
+    /// Whether etcd accepts this client and serves a certificate that the client's CA file verifies.
+    fn etcd_accepts(node: &ClusterNode, files: &str) -> bool {
         let of = |name: &str| format!("{files}/{name}");
         let curl = node.run(
             "curl",
@@ -866,8 +894,8 @@ mod on_a_cluster {
         curl.code == Some(0)
     }
 
-    /// What a client of etcd has now.
-    fn keep_etcd_client(node: &ClusterNode, files: &str) {
+    /// Copies the present files of an etcd client.
+    fn copy_etcd_client(node: &ClusterNode, files: &str) {
         for (from, to) in [
             ("ca.crt", "ca.crt"),
             ("healthcheck-client.crt", "client.crt"),
@@ -879,18 +907,13 @@ mod on_a_cluster {
     }
 
     #[test]
-    fn ca_and_etcd_ca_are_changed_while_clients_are_served() {
+    fn changes_ca_and_etcd_ca_while_clients_are_served() {
         let cluster = Cluster::start(Authorities::External);
         let node = cluster.first();
         node.write("/etc/kubeadm.yaml", cluster::INIT);
-        fs::create_dir_all(node.path("/var/signer/etcd")).unwrap();
+        set_up_signer(node, &cluster);
         for authority in Authority::ALL {
-            for extension in ["crt", "key"] {
-                let file = format!("{}.{extension}", authority.base_name());
-                let to = node.path("/var/signer").join(&file);
-                fs::copy(cluster.authorities().join(&file), to).unwrap();
-            }
-            make_new(node, authority);
+            make_new_authority(node, authority);
         }
         let pods = StaticPods::of(node);
         change_ca(&cluster, node, &pods);
@@ -905,7 +928,7 @@ mod on_a_cluster {
         }
     }
 
-    /// Runs a block of the runbook with `kubeadm token`, which looks for the address of the default route.
+    /// Runs a block of the runbook that calls `kubeadm token`, which needs a default route.
     fn with_default_route(node: &ClusterNode, block: usize) -> Ran {
         let route = |device| {
             node.run("ip", &["route", "replace", "default", "dev", device])
@@ -919,21 +942,19 @@ mod on_a_cluster {
 
     fn change_ca(cluster: &Cluster, node: &ClusterNode, pods: &StaticPods) {
         let ca = Authority::Ca;
-        // Each step carries out the restarts that it takes.
+        // Each step restarts the components that need it.
         on(node, "stage", ca, &["--certificate", "/var/new/ca.crt"])
             .done()
             .says("kube-controller-manager in effect: was restarted for ca")
             .says("kubelet not here: is not run by systemd here");
         assert_eq!(restarts(pods), [1, 1, 0, 0]);
-        let comes = certificates(&node.path("/var/new/ca.crt")).remove(0);
-        let published = "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt";
-        wait_until("kube-root-ca.crt has both", || {
-            let (_, map) = cluster.admin().get(published);
-            let text = map["data"]["ca.crt"].as_str().unwrap_or_default();
-            certificates_of(text.as_bytes()).is_ok_and(|all| all.contains(&comes))
+        let new_certificate = certificates(&node.path("/var/new/ca.crt")).remove(0);
+        let published = || cluster.admin().get(ROOT_CA).1;
+        wait_for_root_ca(published, "kube-root-ca.crt contains both CAs", |all| {
+            all.contains(&new_certificate)
         });
 
-        // What the runbook has done after this step.
+        // The runbook requires these commands after this step.
         on(node, "activate", ca, &["--dry-run"])
             .says("cluster-info in kube-public does not hold")
             .says("runbook.md, section 8");
@@ -970,16 +991,16 @@ mod on_a_cluster {
 
         let staged = cluster.admin();
         assert_eq!(status_of(&staged), 200);
-        signer_has_new(node, ca);
+        give_signer_new_ca(node, ca);
         let (stop, asked, failed) = (
             AtomicBool::new(false),
             AtomicUsize::new(0),
             Mutex::new(Vec::<String>::new()),
         );
         thread::scope(|scope| {
-            // A failure below ends the client too.
+            // A panic below stops the client too.
             let end = SetOnDrop(&stop);
-            // Somebody whose certificate the old CA has signed, and who trusts both.
+            // A client with a certificate of the old CA that trusts both CAs.
             let client = scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     asked.fetch_add(1, Ordering::Relaxed);
@@ -989,7 +1010,7 @@ mod on_a_cluster {
                     }
                 }
             });
-            // The API lists this node alone, so that nobody has to say anything.
+            // The API server lists this node alone, so no confirmation for other nodes is needed.
             on(node, "activate", ca, &[])
                 .done()
                 .says_not("does not hold")
@@ -1026,18 +1047,19 @@ mod on_a_cluster {
         let info = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
         let (_, info) = renewed.get(info);
         let info = Kubeconfig::parse(info["data"]["kubeconfig"].as_str().unwrap()).unwrap();
-        let believed = info.to_join().unwrap().authority.unwrap();
-        let believed = certificates_of(&believed).unwrap();
-        assert_eq!(believed, std::slice::from_ref(&comes));
-        wait_until("the old CA's clients are nobody", || {
+        let trusted = info.to_join().unwrap().authority.unwrap();
+        let trusted = certificates_of(&trusted).unwrap();
+        assert_eq!(trusted, std::slice::from_ref(&new_certificate));
+        wait_until("the API server rejects clients of the old CA", || {
             status_of(&staged) == 401
         });
-        // Both are at work, with what they have now.
-        wait_until("kube-controller-manager publishes the new CA alone", || {
-            let (_, map) = renewed.get(published);
-            let text = map["data"]["ca.crt"].as_str().unwrap_or_default();
-            certificates_of(text.as_bytes()).is_ok_and(|all| all == [comes.clone()])
-        });
+        // kube-controller-manager works with its renewed certificate.
+        let published = || renewed.get(ROOT_CA).1;
+        wait_for_root_ca(
+            published,
+            "kube-root-ca.crt contains the new CA alone",
+            |all| all == [new_certificate.clone()],
+        );
     }
 
     fn change_etcd_ca(cluster: &Cluster, node: &ClusterNode, pods: &StaticPods) {
@@ -1045,25 +1067,25 @@ mod on_a_cluster {
         let file = "/var/new/etcd/ca.crt";
         on(node, "stage", etcd, &["--certificate", file]).done();
         assert_eq!(restarts(pods), [3, 3, 1, 1]);
-        keep_etcd_client(node, "/var/staged");
-        assert!(etcd_takes(node, "/var/staged"));
-        signer_has_new(node, etcd);
+        copy_etcd_client(node, "/var/staged");
+        assert!(etcd_accepts(node, "/var/staged"));
+        give_signer_new_ca(node, etcd);
         on(node, "activate", etcd, &[]).done();
-        keep_etcd_client(node, "/var/activated");
+        copy_etcd_client(node, "/var/activated");
         for files in ["/var/staged", "/var/activated"] {
-            assert!(etcd_takes(node, files), "{files}");
+            assert!(etcd_accepts(node, files), "{files}");
         }
         let admin = cluster.admin();
         assert_eq!(status_of(&admin), 200);
         on(node, "retire", etcd, &[]).done();
         assert_eq!(restarts(pods), [3, 3, 2, 2]);
-        assert!(etcd_takes(node, "/var/activated"));
-        assert!(!etcd_takes(node, "/var/staged"));
+        assert!(etcd_accepts(node, "/var/activated"));
+        assert!(!etcd_accepts(node, "/var/staged"));
         assert_eq!(status_of(&admin), 200);
     }
 
-    /// The report of a node as the first node finds it.
-    fn reported(node: &ClusterNode, first: &ClusterNode) -> String {
+    /// Copies the report of a node to the first node and returns its path there.
+    fn copy_report(node: &ClusterNode, first: &ClusterNode) -> String {
         let ran = node.nodepki(&["-o", "json", "authority", "status", "ca"]);
         ran.done();
         let file = format!("/var/{}.json", node.name());
@@ -1072,7 +1094,7 @@ mod on_a_cluster {
     }
 
     #[test]
-    fn takes_reports_of_a_worker_in_every_step() {
+    fn accepts_reports_of_a_worker_in_every_step() {
         const SETTINGS: &str = "/etc/nodepki/config.yaml";
         let ca = Authority::Ca;
         let init = cluster::INIT.replace(
@@ -1084,23 +1106,16 @@ mod on_a_cluster {
         first.write("/etc/kubeadm.yaml", &init);
         let worker = cluster.add_node("w1", "192.0.2.31");
         for node in [first, &worker] {
-            fs::create_dir_all(node.path("/var/signer/etcd")).unwrap();
-            for authority in Authority::ALL {
-                for extension in ["crt", "key"] {
-                    let file = format!("{}.{extension}", authority.base_name());
-                    let to = node.path("/var/signer").join(&file);
-                    fs::copy(cluster.authorities().join(&file), to).unwrap();
-                }
-            }
+            set_up_signer(node, &cluster);
         }
-        make_new(first, ca);
+        make_new_authority(first, ca);
         for file in ["ca.crt", "ca.key"] {
             let text = fs::read_to_string(first.path("/var/new").join(file)).unwrap();
             worker.write_secret(&format!("/var/new/{file}"), &text);
         }
         let _pods = StaticPods::of(first);
 
-        // The worker joins, and learns the cluster's name by its token.
+        // The worker joins with a token and reads the cluster's name.
         let admin = cluster.admin();
         let registered = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "w1"}});
         assert_eq!(admin.post("/api/v1/nodes", &registered).0, 201);
@@ -1114,16 +1129,14 @@ mod on_a_cluster {
         fs::remove_file(worker.path("/run/kubeadm/kubeadm-join-config.yaml")).unwrap();
 
         on(first, "stage", ca, &["--certificate", "/var/new/ca.crt"]).done();
-        let comes = certificates(&first.path("/var/new/ca.crt")).remove(0);
-        let published = "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt";
-        wait_until("kube-root-ca.crt has both", || {
-            let (_, map) = cluster.admin().get(published);
-            let text = map["data"]["ca.crt"].as_str().unwrap_or_default();
-            certificates_of(text.as_bytes()).is_ok_and(|all| all.contains(&comes))
+        let new_certificate = certificates(&first.path("/var/new/ca.crt")).remove(0);
+        let published = || cluster.admin().get(ROOT_CA).1;
+        wait_for_root_ca(published, "kube-root-ca.crt contains both CAs", |all| {
+            all.contains(&new_certificate)
         });
-        signer_has_new(first, ca);
+        give_signer_new_ca(first, ca);
         let by_report = |step: &str| {
-            let file = reported(&worker, first);
+            let file = copy_report(&worker, first);
             on(first, step, ca, &["--peer-report", &file])
         };
         on(first, "activate", ca, &[])
@@ -1136,7 +1149,7 @@ mod on_a_cluster {
         let take = |step: &str, more: &[&str]| {
             worker.nodepki(&[&["authority", step, "ca"], more].concat())
         };
-        // Its kubelet does not come back: the CA certificates in its two files are rolled back together.
+        // Its kubelet does not become ready: the CA certificates in its two files are rolled back together.
         let files = || {
             let files = ["/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/kubelet.conf"];
             files.map(|file| fs::read_to_string(worker.path(file)).unwrap())
@@ -1158,11 +1171,11 @@ mod on_a_cluster {
         by_report("retire")
             .ended(65)
             .says("kubelet.conf is not under");
-        signer_has_new(&worker, ca);
+        give_signer_new_ca(&worker, ca);
         take("activate", &["--all-nodes-staged"]).done();
         by_report("retire").done().says("w1 is as far");
         take("retire", &["--all-nodes-activated"]).done();
         let left = certificates(&worker.pki("ca.crt"));
-        assert_eq!(left, std::slice::from_ref(&comes));
+        assert_eq!(left, std::slice::from_ref(&new_certificate));
     }
 }

@@ -1,32 +1,29 @@
-//! A step of a CA change whose components do not come back: all of its files are rolled back, and the step can be
-//! repeated. On a real control plane.
+//! A step of a CA change after which a component does not become ready, on a real control plane: all of its files are
+//! rolled back, and the step can be repeated.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
-use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::x509::{Certificate, CertificateAuthority, KeyAlgorithm, PrivateKey, certificates_of};
+use nodepki::x509::{Certificate, PrivateKey};
 use serde_json::{Value, json};
 
+use crate::authority::{KUBECONFIGS, new_key, self_signed, trusted_in};
 use crate::node::{NODEPKI, Ran};
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
 use crate::servers::static_pods::StaticPods;
-use crate::signing::now;
 
 const CONTROLLERS: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
-const NONE: [&str; 0] = [];
-const YEAR: Duration = Duration::from_secs(365 * 86_400);
-const RECORD: &str = "/var/lib/nodepki/restarts.json";
-const NEW: &str = "/var/new.crt";
-/// Restarts the component that it is called with, unless a file of that name exists in [`BROKEN`].
-const HOOK: &str = "/etc/nodepki/restart";
-/// Copy of etcd's `ca.crt` that a hook makes.
-const COPY: &str = "/var/etcd-ca.crt";
-const BROKEN: &str = "/var/broken";
+const NO_FILE: [&str; 0] = [];
+const RESTART_RECORD: &str = "/var/lib/nodepki/restarts.json";
+const NEW_CA: &str = "/var/new.crt";
+/// Hook that restarts the component named by its argument, and fails if [`BROKEN_COMPONENTS`] has a file of that name.
+const RESTART_HOOK: &str = "/etc/nodepki/restart";
+/// Copy of etcd's `ca.crt` that a hook writes.
+const ETCD_CA_COPY: &str = "/var/etcd-ca.crt";
+const BROKEN_COMPONENTS: &str = "/var/broken";
 
 struct Plane {
     cluster: Cluster,
@@ -40,7 +37,7 @@ impl Plane {
         node.write("/run/kubeadm/kubeadm.yaml", INIT);
         let pods = StaticPods::of(node);
         let plane = Plane { cluster, pods };
-        // Long enough for a restart on a busy machine; a component that is led astray takes all of it.
+        // Long enough for a restart on a busy machine; a component with a wrong server address uses all of it.
         plane.configure("  timeout: 40s\n");
         plane
     }
@@ -49,7 +46,7 @@ impl Plane {
         self.cluster.first()
     }
 
-    /// `reload` are further keys of that block.
+    /// Writes the settings, with further keys of the block `reload`.
     fn configure(&self, reload: &str) {
         let text = format!(
             "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {{own: {{directory: {{path: /var/requests}}}}}}\nauthorities: {{ca: {{signer: own}}, etcd-ca: {{signer: own}}, front-proxy-ca: {{signer: own}}}}\nreload:\n  lease: {{duration: 10s}}\n{reload}"
@@ -57,42 +54,46 @@ impl Plane {
         self.node().write("/etc/nodepki/config.yaml", &text);
     }
 
-    /// Has [`HOOK`] restart these.
+    /// Configures [`RESTART_HOOK`] for these components.
     fn hook(&self, components: &[&str]) {
         let hooks = components
             .iter()
-            .map(|name| format!("{{on: [{name}], command: [{HOOK}, {name}]}}"));
+            .map(|name| format!("{{on: [{name}], command: [{RESTART_HOOK}, {name}]}}"));
         let copy = format!(
-            "{{on: [etcd-ca], command: [/bin/cp, /etc/kubernetes/pki/etcd/ca.crt, {COPY}]}}"
+            "{{on: [etcd-ca], command: [/bin/cp, /etc/kubernetes/pki/etcd/ca.crt, {ETCD_CA_COPY}]}}"
         );
         let hooks: Vec<String> = hooks.chain([copy]).collect();
         self.configure(&format!("  hooks: [{}]\n", hooks.join(", ")));
-        // A manifest that changes in any byte is a restart.
+        // The kubelet restarts a pod when any byte of its manifest changes.
         let script = format!(
-            "#!/bin/sh\nif test -e {BROKEN}/$1; then exit 1; fi\necho \"# $(date +%s%N)\" >>/etc/kubernetes/manifests/$1.yaml\n"
+            "#!/bin/sh\nif test -e {BROKEN_COMPONENTS}/$1; then exit 1; fi\necho \"# $(date +%s%N)\" >>/etc/kubernetes/manifests/$1.yaml\n"
         );
-        self.node().write(HOOK, &script);
-        fs::set_permissions(self.node().path(HOOK), fs::Permissions::from_mode(0o755)).unwrap();
+        self.node().write(RESTART_HOOK, &script);
+        fs::set_permissions(
+            self.node().path(RESTART_HOOK),
+            fs::Permissions::from_mode(0o755),
+        )
+        .unwrap();
     }
 
-    fn breaks(&self, component: &str) {
-        self.node().write(&format!("{BROKEN}/{component}"), "");
+    fn break_component(&self, component: &str) {
+        self.node()
+            .write(&format!("{BROKEN_COMPONENTS}/{component}"), "");
     }
 
-    fn is_mended(&self, component: &str) {
-        let broken = self.node().path(BROKEN).join(component);
+    fn repair_component(&self, component: &str) {
+        let broken = self.node().path(BROKEN_COMPONENTS).join(component);
         fs::remove_file(broken).unwrap();
     }
 
-    /// Makes the new CA; a renewed certificate where it has the key of the old one.
+    /// Creates the new CA certificate, which is a renewed one if `key` is the key of the old CA.
     fn make_new(&self, authority: Authority, key: PrivateKey) {
-        let name = authority.common_name();
-        let made = CertificateAuthority::self_signed(name, key, now(), 10 * YEAR).unwrap();
-        self.node().write(NEW, &made.bundle().to_pem());
+        let bundle = self_signed(authority, key).bundle().to_pem();
+        self.node().write(NEW_CA, &bundle);
     }
 
     fn new_ca(&self) -> String {
-        fs::read_to_string(self.node().path(NEW)).unwrap()
+        fs::read_to_string(self.node().path(NEW_CA)).unwrap()
     }
 
     fn step(&self, step: &str, authority: Authority, more: &[&str]) -> Ran {
@@ -101,30 +102,30 @@ impl Plane {
     }
 
     fn stage(&self, authority: Authority) -> Ran {
-        self.step("stage", authority, &["--certificate", NEW])
+        self.step("stage", authority, &["--certificate", NEW_CA])
     }
 
-    /// Repeats a step that was killed until its restarts are decided: on a busy machine they may wait (75).
+    /// Repeats a killed step until its restarts succeed or fail: on a busy machine they can be postponed (exit status 75).
     fn stage_until_decided(&self, authority: Authority) -> Ran {
         let mut runs = (0..5).map(|_| self.stage(authority));
         runs.find(|ran| ran.code != Some(75)).unwrap()
     }
 
-    /// Killed once the new files and the record are on disk.
+    /// Runs the step and kills it once the new files and the record are on disk.
     fn stage_killed(&self, authority: Authority) {
         let mut command = self.node().command("env");
         command.args(["NODEPKI_FAILPOINT=authority:committed", NODEPKI]);
         command.args(["--root", "/", "authority", "stage", authority.as_str()]);
-        let output = command.args(["--certificate", NEW]).output().unwrap();
+        let output = command.args(["--certificate", NEW_CA]).output().unwrap();
         assert!(!output.status.success(), "{}", Ran::from(output).said());
-        assert!(self.node().path(RECORD).exists());
+        assert!(self.node().path(RESTART_RECORD).exists());
     }
 
     fn renew(&self) -> Ran {
         self.node().nodepki(&["renew", "--clock-wait", "0s"])
     }
 
-    /// The authority's part of the report.
+    /// The authority's part of `authority status`.
     fn report(&self, authority: Authority) -> Value {
         let ran = self.step("status", authority, &["-o", "json"]);
         let report: Value = serde_json::from_str(&ran.stdout)
@@ -132,8 +133,8 @@ impl Plane {
         report["authorities"][0].clone()
     }
 
-    /// Everything that a CA change writes, by its name.
-    fn trust(&self) -> BTreeMap<String, String> {
+    /// Contents of all files that a CA change writes, by name.
+    fn trust_files(&self) -> BTreeMap<String, String> {
         let mut files: Vec<String> = KUBECONFIGS.map(|name| name.as_str().to_owned()).to_vec();
         files.extend(Authority::ALL.map(|authority| format!("pki/{}.crt", authority.base_name())));
         let text = |file: &String| {
@@ -146,14 +147,14 @@ impl Plane {
             .collect()
     }
 
-    /// The files that are not as they were.
-    fn differ(&self, before: &BTreeMap<String, String>) -> Vec<String> {
-        let after = self.trust();
+    /// Names of the files that differ from `before`.
+    fn changed_files(&self, before: &BTreeMap<String, String>) -> Vec<String> {
+        let after = self.trust_files();
         let differ = before.iter().filter(|(file, text)| after[*file] != **text);
         differ.map(|(file, _)| file.clone()).collect()
     }
 
-    /// How many CA certificates each kubeconfig trusts.
+    /// Number of CA certificates that each kubeconfig trusts.
     fn trusted(&self) -> [usize; 5] {
         KUBECONFIGS.map(|name| trusted_by(self.node(), name).len())
     }
@@ -163,23 +164,13 @@ impl Plane {
     }
 }
 
-const KUBECONFIGS: [CertName; 5] = [
-    CertName::AdminConf,
-    CertName::SuperAdminConf,
-    CertName::KubeletConf,
-    CertName::ControllerManagerConf,
-    CertName::SchedulerConf,
-];
-
 fn trusted_by(node: &ClusterNode, name: CertName) -> Vec<Certificate> {
     let path = node.path("/etc/kubernetes").join(name.as_str());
-    let text = fs::read_to_string(path).unwrap();
-    let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
-    certificates_of(&current.authority.unwrap()).unwrap()
+    trusted_in(&fs::read_to_string(path).unwrap())
 }
 
-/// Has a component name an API server that does not exist.
-fn lead_astray(node: &ClusterNode, name: CertName) {
+/// Gives a component the address of an API server that does not exist.
+fn point_to_missing_api_server(node: &ClusterNode, name: CertName) {
     let path = node.path("/etc/kubernetes").join(name.as_str());
     let text = fs::read_to_string(&path).unwrap();
     let broken = text.replace("https://192.0.2.11:6443", "https://192.0.2.11:1");
@@ -190,15 +181,15 @@ fn lead_astray(node: &ClusterNode, name: CertName) {
 #[test]
 fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
     let (plane, ca) = (Plane::start(), Authority::Ca);
-    plane.make_new(ca, PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap());
-    let before = plane.trust();
+    plane.make_new(ca, new_key());
+    let before = plane.trust_files();
 
-    // The first component that is restarted does not come back.
+    // The component that is restarted first does not become ready.
     plane.stage_killed(ca);
     assert_eq!(plane.trusted(), [2; 5]);
-    lead_astray(plane.node(), CertName::ControllerManagerConf);
+    point_to_missing_api_server(plane.node(), CertName::ControllerManagerConf);
     let ran = plane.stage_until_decided(ca);
-    assert_eq!(plane.differ(&before), NONE, "{}", ran.said());
+    assert_eq!(plane.changed_files(&before), NO_FILE, "{}", ran.said());
     ran.ended(65)
         .says("kube-controller-manager rolled back: did not come back with the new ca")
         .says("with the old files it is back")
@@ -222,15 +213,15 @@ fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
     plane
         .step("stage", ca, &["--undo", "--no-node-activated"])
         .done();
-    assert_eq!(plane.differ(&before), NONE);
+    assert_eq!(plane.changed_files(&before), NO_FILE);
     assert_eq!(plane.restarts(), [4, 2, 0, 0]);
 
-    // The second one does not: the first one works with files that are rolled back, and is restarted once more.
+    // The second component does not: the first runs with files that are rolled back, and is restarted once more.
     plane.hook(&[SCHEDULER]);
-    plane.breaks(SCHEDULER);
+    plane.break_component(SCHEDULER);
     plane.stage_killed(ca);
     let ran = plane.stage_until_decided(ca);
-    assert_eq!(plane.differ(&before), NONE, "{}", ran.said());
+    assert_eq!(plane.changed_files(&before), NO_FILE, "{}", ran.said());
     ran.ended(65)
         .says("kube-controller-manager waits: works with files that are rolled back now")
         .says("kube-scheduler rolled back: did not come back with the new scheduler.conf");
@@ -240,12 +231,12 @@ fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
         .ended(65)
         .row_says(CONTROLLERS, "was restarted for ca");
     assert_eq!(plane.restarts(), [6, 2, 0, 0]);
-    // To leave it at the old CA.
-    plane.is_mended(SCHEDULER);
+    // Undo returns to the old CA.
+    plane.repair_component(SCHEDULER);
     plane.step("stage", ca, &["--undo"]).done();
     assert_eq!(plane.restarts(), [6, 3, 0, 0]);
-    assert_eq!(plane.differ(&before), NONE);
-    assert!(!plane.node().path(RECORD).exists());
+    assert_eq!(plane.changed_files(&before), NO_FILE);
+    assert!(!plane.node().path(RESTART_RECORD).exists());
     plane.renew().done();
 }
 
@@ -256,18 +247,18 @@ fn rolls_back_stage_and_retire_of_etcd_ca_if_api_server_fails() {
     plane.hook(&[API_SERVER]);
     let key = fs::read(plane.cluster.authorities().join("etcd/ca.key")).unwrap();
     plane.make_new(etcd, PrivateKey::from_pem(&key).unwrap());
-    let before = plane.trust();
+    let before = plane.trust_files();
     let left = plane.new_ca();
-    let copy = || fs::read_to_string(plane.node().path(COPY)).ok();
+    let copy = || fs::read_to_string(plane.node().path(ETCD_CA_COPY)).ok();
 
-    plane.breaks(API_SERVER);
+    plane.break_component(API_SERVER);
     let ran = plane.stage(etcd);
-    assert_eq!(plane.differ(&before), NONE, "{}", ran.said());
+    assert_eq!(plane.changed_files(&before), NO_FILE, "{}", ran.said());
     ran.ended(65).says("rolled back");
     assert_eq!(plane.report(etcd)["phase"], "settled");
     assert_eq!(plane.restarts(), [0, 0, 0, 1]);
-    plane.is_mended(API_SERVER);
-    // etcd works with the file that was rolled back.
+    plane.repair_component(API_SERVER);
+    // etcd runs with the file that was rolled back.
     plane
         .renew()
         .ended(65)
@@ -278,20 +269,20 @@ fn rolls_back_stage_and_retire_of_etcd_ca_if_api_server_fails() {
     assert_eq!(plane.restarts(), [0, 0, 1, 3]);
 
     plane.step("activate", etcd, &[]).done();
-    let activated = plane.trust();
-    assert_eq!(plane.differ(&before), ["pki/etcd/ca.crt"]);
-    plane.breaks(API_SERVER);
+    let activated = plane.trust_files();
+    assert_eq!(plane.changed_files(&before), ["pki/etcd/ca.crt"]);
+    plane.break_component(API_SERVER);
     let ran = plane.step("retire", etcd, &[]);
-    assert_eq!(plane.differ(&activated), NONE, "{}", ran.said());
+    assert_eq!(plane.changed_files(&activated), NO_FILE, "{}", ran.said());
     ran.ended(65).says("rolled back");
     assert_eq!(plane.report(etcd)["phase"], "activated");
     assert_eq!(copy().as_ref(), Some(&left));
-    plane.is_mended(API_SERVER);
+    plane.repair_component(API_SERVER);
     plane.renew().ended(65);
-    // The hook sees the file that was rolled back.
+    // The hook reads the file that was rolled back.
     assert_eq!(copy().as_ref(), Some(&activated["pki/etcd/ca.crt"]));
     plane.step("retire", etcd, &[]).done();
     assert_eq!(plane.report(etcd)["phase"], "settled");
-    assert_eq!(plane.trust()["pki/etcd/ca.crt"], left);
-    assert!(!plane.node().path(RECORD).exists());
+    assert_eq!(plane.trust_files()["pki/etcd/ca.crt"], left);
+    assert!(!plane.node().path(RESTART_RECORD).exists());
 }

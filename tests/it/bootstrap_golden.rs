@@ -1,7 +1,8 @@
-//! What nodepki makes of the configuration of each golden case, beside what kubeadm made of it.
+//! Compares the files that nodepki writes for each golden configuration with those that kubeadm wrote.
 //!
-//! A new folder below `tests/golden/init` or `tests/golden/csr` is compared without a line here. Where the two
-//! are meant to differ, a row of `INIT`, `CSR` or `VERDICTS` says so and why; a row that does not occur fails too.
+//! A new folder below `tests/golden/init` or `tests/golden/csr` is compared without a change here. An intended
+//! difference is a row of `INIT_DIFFERENCES`, `CSR_DIFFERENCES` or `VERDICTS` with its reason; a row that matches
+//! nothing fails the test.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -17,102 +18,119 @@ use crate::golden::{Case, Difference, assert_same};
 use crate::machine::{Authorities, Machine, stderr, succeeded};
 use crate::openssl::{Tree, facts_of_csr, facts_of_tree, public_key_of_key};
 
-/// A case, or `*` for every one of the group that is compared, and what differs there.
-type Named = (&'static str, Difference);
+/// A case, or `*` for all compared cases of the group, and the difference expected there.
+type CaseDifference = (&'static str, Difference);
 
-const fn differs(
+const fn difference(
     case: &'static str,
     file: &'static str,
     fact: &'static str,
     why: &'static str,
-) -> Named {
+) -> CaseDifference {
     (case, Difference { file, fact, why })
 }
 
-/// Beside `kubeadm init phase certs all` and `kubeconfig all`. Extensions are named: see `by_name`.
-const INIT: &[Named] = &[
-    differs("*", "pki/*ca.key", "", "no CA private key is on the node"),
-    differs("*", "pki/*ca.crt", "pem[0].seconds", GIVEN),
-    differs(
+/// Differences from `kubeadm init phase certs all` and `kubeconfig all`. Extensions are addressed by name: see
+/// `with_extensions_by_name`.
+const INIT_DIFFERENCES: &[CaseDifference] = &[
+    difference("*", "pki/*ca.key", "", "no CA private key is on the node"),
+    difference("*", "pki/*ca.crt", "pem[0].seconds", GIVEN_AUTHORITIES),
+    difference(
         "*",
         "pki/*.crt",
         "pem[0].extensions.subjectKeyIdentifier",
-        SKI,
+        KEY_IDENTIFIER,
     ),
-    differs("*", "pki/*.crt", "pem[0].order", ORDER),
-    differs("*", "*.conf", EMBEDDED_SKI, SKI),
-    differs("*", "*.conf", EMBEDDED_ORDER, ORDER),
-    differs("init/v1beta4-ds-v6first", "*admin.conf", SERVER, CANONICAL),
-    differs("init/umask-077", "pki/", "mode", UMASK),
-    differs("init/umask-077", "pki/etcd/", "mode", UMASK),
-    differs("init/umask-077", "pki/*.crt", "mode", UMASK),
+    difference("*", "pki/*.crt", "pem[0].order", EXTENSION_ORDER),
+    difference("*", "*.conf", EMBEDDED_KEY_IDENTIFIER, KEY_IDENTIFIER),
+    difference("*", "*.conf", EMBEDDED_EXTENSION_ORDER, EXTENSION_ORDER),
+    difference(
+        "init/v1beta4-ds-v6first",
+        "*admin.conf",
+        SERVER_FIELD,
+        CANONICAL_ADDRESS,
+    ),
+    difference("init/umask-077", "pki/", "mode", FIXED_MODES),
+    difference("init/umask-077", "pki/etcd/", "mode", FIXED_MODES),
+    difference("init/umask-077", "pki/*.crt", "mode", FIXED_MODES),
 ];
 
-/// Beside `kubeadm certs generate-csr`: the requests of `csr export`, and what `bootstrap` then makes of the same
-/// keys, without the certificates that nobody has signed for kubeadm yet.
-const CSR: &[Named] = &[
-    differs(
+/// Differences from `kubeadm certs generate-csr`: the requests of `csr export`, and the files that `bootstrap` writes
+/// with the same keys, without the certificates, which generate-csr does not have yet.
+const CSR_DIFFERENCES: &[CaseDifference] = &[
+    difference(
         "*",
         "*.csr",
         "mode",
-        "a request holds no secret and is carried away by other hands",
+        "a request contains no secret and is copied to the signer by other users",
     ),
-    differs("*", "*.csr", "pem[0].extensions.keyUsage", USAGES),
-    differs("*", "*.csr", "pem[0].extensions.extendedKeyUsage", USAGES),
-    differs(
+    difference("*", "*.csr", "pem[0].extensions.keyUsage", REQUESTED_USAGES),
+    difference(
+        "*",
+        "*.csr",
+        "pem[0].extensions.extendedKeyUsage",
+        REQUESTED_USAGES,
+    ),
+    difference(
         "*",
         "pki/sa.*",
         "",
-        "generate-csr makes no service-account pair, and kube-apiserver does not start without",
+        "generate-csr creates no service-account pair, and kube-apiserver does not start without it",
     ),
-    differs("csr/umask-077", "pki/", "mode", UMASK),
-    differs("csr/umask-077", "pki/etcd/", "mode", UMASK),
-    differs(
+    difference("csr/umask-077", "pki/", "mode", FIXED_MODES),
+    difference("csr/umask-077", "pki/etcd/", "mode", FIXED_MODES),
+    difference(
         "csr/v1beta4-cpe-dns-port",
         "kubelet.conf",
-        SERVER,
-        LOCAL_KUBELET,
+        SERVER_FIELD,
+        LOCAL_KUBELET_ENDPOINT,
     ),
-    differs("csr/v1beta4-cpe-ip", "kubelet.conf", SERVER, LOCAL_KUBELET),
-    differs("csr/v1beta4-external-etcd", "pki/etcd/*", "", UNUSED_ETCD),
-    differs(
+    difference(
+        "csr/v1beta4-cpe-ip",
+        "kubelet.conf",
+        SERVER_FIELD,
+        LOCAL_KUBELET_ENDPOINT,
+    ),
+    difference("csr/v1beta4-external-etcd", "pki/etcd/*", "", EXTERNAL_ETCD),
+    difference(
         "csr/v1beta4-external-etcd",
         "pki/apiserver-etcd-client.*",
         "",
-        UNUSED_ETCD,
+        EXTERNAL_ETCD,
     ),
-    differs(
+    difference(
         "csr/v1beta4-nokubeversion",
         "pki/apiserver-kubelet-client.csr",
         "pem[0].subject",
-        "kubeadm takes its own version; here it is unknown, and O=kubeadm:cluster-admins works with every kubeadm from 1.29 on",
+        "kubeadm uses its own version; nodepki does not know one, and O=kubeadm:cluster-admins works with every kubeadm since 1.29",
     ),
 ];
 
-const EMBEDDED_SKI: &str =
+const EMBEDDED_KEY_IDENTIFIER: &str =
     "kubeconfig.users[0].user.client-certificate-data[0].extensions.subjectKeyIdentifier";
-const EMBEDDED_ORDER: &str = "kubeconfig.users[0].user.client-certificate-data[0].order";
-const SERVER: &str = "kubeconfig.clusters[0].cluster.server";
+const EMBEDDED_EXTENSION_ORDER: &str = "kubeconfig.users[0].user.client-certificate-data[0].order";
+const SERVER_FIELD: &str = "kubeconfig.clusters[0].cluster.server";
 
-const GIVEN: &str = "an authority is given and not made: these are OpenSSL's, for whole days";
-const SKI: &str =
-    "RFC 5280 4.2.1.2 wants a key identifier in leaves too, and the local signer adds it";
-const ORDER: &str = "the order of extensions has no meaning; rcgen has its own";
-const USAGES: &str =
-    "the request says what it is for, so that a signer need not guess from a file name";
-const CANONICAL: &str = "kubeadm writes the address of controlPlaneEndpoint as it was typed, here it has its one form (RFC 5952)";
-const UMASK: &str = "modes are nodepki's own: kube-apiserver may run as another user, whatever umask cloud-init has";
-const LOCAL_KUBELET: &str =
+const GIVEN_AUTHORITIES: &str =
+    "the authorities are inputs: OpenSSL created them, with a lifetime in whole days";
+const KEY_IDENTIFIER: &str =
+    "RFC 5280 4.2.1.2 recommends a key identifier in leaves too, and the local signer adds it";
+const EXTENSION_ORDER: &str = "the order of extensions has no meaning; rcgen uses its own";
+const REQUESTED_USAGES: &str = "the request contains its usages, so that a signer does not have to infer them from a file name";
+const CANONICAL_ADDRESS: &str = "kubeadm copies the address of controlPlaneEndpoint, nodepki writes its canonical form (RFC 5952)";
+const FIXED_MODES: &str =
+    "nodepki sets the modes: kube-apiserver may run as another user, whatever umask cloud-init has";
+const LOCAL_KUBELET_ENDPOINT: &str =
     "generate-csr still writes the shared endpoint; kubeadm init and join write the local one";
-const UNUSED_ETCD: &str =
-    "generate-csr makes the files of a stacked etcd also when nobody reads them";
+const EXTERNAL_ETCD: &str =
+    "generate-csr creates the files of a stacked etcd even if no component reads them";
 
-/// Where the two do not agree on whether a configuration can be used, or kubeadm's refusal names no field.
+/// A configuration that only one of the two accepts, or that kubeadm refuses without naming a field.
 struct Verdict {
     case: &'static str,
-    /// Exit status here.
+    /// Exit status of nodepki.
     code: i32,
-    /// What stderr must hold.
+    /// Text that stderr must contain.
     said: &'static str,
     why: &'static str,
 }
@@ -122,7 +140,7 @@ const VERDICTS: &[Verdict] = &[
         case: "csr/v1beta2",
         code: 78,
         said: "kubeadm.k8s.io/v1beta2 (kind InitConfiguration)",
-        why: "the version of a document is no field",
+        why: "the version of a document is not a field",
     },
     Verdict {
         case: "csr/v1beta4-join-only",
@@ -134,29 +152,29 @@ const VERDICTS: &[Verdict] = &[
         case: "csr/v1beta4-cpe-upper",
         code: 0,
         said: "controlPlaneEndpoint: \"API.Prod.example.com\" is read as \"api.prod.example.com\"",
-        why: "DNS names have no case; certificates get the small letters",
+        why: "DNS names are case-insensitive; certificates contain lower case",
     },
     Verdict {
         case: "csr/v1beta4-adv-any",
         code: 78,
         said: "localAPIEndpoint.advertiseAddress",
-        why: "0.0.0.0 asks for the address of the default route, and with --root this host's routes are not those of the node",
+        why: "0.0.0.0 means the address of the default route, and with --root the routes of this host are not those of the node",
     },
     Verdict {
         case: "csr/v1beta4-join-cluster",
         code: 78,
         said: "controlPlaneEndpoint",
-        why: "kubeadm ignores the JoinConfiguration and writes the host's name; here it counts, and joining needs the endpoint",
+        why: "kubeadm ignores the JoinConfiguration and writes the host's name; nodepki reads it, and joining requires the endpoint",
     },
 ];
 
 #[test]
-fn bootstrap_makes_what_kubeadm_init_makes() {
+fn writes_the_files_of_kubeadm_init() {
     let rsa = Authorities::new("RSA-2048");
     let ecdsa = Authorities::new("ECDSA-P256");
     let cases = Case::group("init");
-    assert_cases_exist(&cases, INIT, &[]);
-    each(&cases, |case| {
+    assert_cases_exist(&cases, INIT_DIFFERENCES, &[]);
+    run_in_parallel(&cases, |case| {
         let kubeadm = case.files();
         let signs_as_rsa = kubeadm["pki/ca.crt"]["pem"][0]["key"] != "ECDSA-P256";
         let authorities = if signs_as_rsa { &rsa } else { &ecdsa };
@@ -164,9 +182,9 @@ fn bootstrap_makes_what_kubeadm_init_makes() {
         succeeded(bootstrap(&machine, case, authorities));
         assert_same(
             &case.name,
-            &by_name(kubeadm),
-            &by_name(facts_of_tree(&machine.etc_kubernetes())),
-            &named(INIT, case),
+            &with_extensions_by_name(kubeadm),
+            &with_extensions_by_name(facts_of_tree(&machine.etc_kubernetes())),
+            &differences_of(INIT_DIFFERENCES, case),
         );
         for authority in ["ca", "front-proxy-ca", "etcd/ca"] {
             let file = format!("{authority}.crt");
@@ -181,12 +199,12 @@ fn bootstrap_makes_what_kubeadm_init_makes() {
 }
 
 #[test]
-fn csr_export_asks_for_what_kubeadm_asks_for() {
+fn exports_the_requests_of_kubeadm_generate_csr() {
     let authorities = Authorities::new("ECDSA-P256");
-    let usages = by_name(Case::load("init/v1beta4-stacked").files());
+    let usages = with_extensions_by_name(Case::load("init/v1beta4-stacked").files());
     let cases = Case::group("csr");
-    assert_cases_exist(&cases, CSR, VERDICTS);
-    each(&cases, |case| {
+    assert_cases_exist(&cases, CSR_DIFFERENCES, VERDICTS);
+    run_in_parallel(&cases, |case| {
         let machine = Machine::new();
         let requests = machine.root().join("requests");
         let exported = export(&machine, case, &requests);
@@ -204,8 +222,8 @@ fn csr_export_asks_for_what_kubeadm_asks_for() {
             return;
         }
         succeeded(exported);
-        let asked = csrs(&requests);
-        for (file, facts) in &asked {
+        let requested = csrs(&requests);
+        for (file, facts) in &requested {
             let extensions = &facts["pem"][0]["extensions"];
             let made = wanted_extensions(&usages, file);
             for extension in ["keyUsage", "extendedKeyUsage"] {
@@ -216,28 +234,33 @@ fn csr_export_asks_for_what_kubeadm_asks_for() {
             }
         }
 
-        // The same keys, on their way to certificates.
+        // `bootstrap` continues with the same keys.
         succeeded(bootstrap(&machine, case, &authorities));
-        for file in asked.keys().filter(|file| file.starts_with("pki/")) {
+        for file in requested.keys().filter(|file| file.starts_with("pki/")) {
             let key = machine.etc_kubernetes().join(file.replace(".csr", ".key"));
             let key = public_key_of_key(&std::fs::read_to_string(key).unwrap());
             assert_eq!(facts_of_csr(&requests.join(file)).public_key, key, "{file}");
         }
-        let mut ours = unsigned(facts_of_tree(&machine.etc_kubernetes()));
-        ours.extend(asked);
-        assert_same(&case.name, &by_name(case.files()), &ours, &named(CSR, case));
+        let mut ours = without_certificates(facts_of_tree(&machine.etc_kubernetes()));
+        ours.extend(requested);
+        assert_same(
+            &case.name,
+            &with_extensions_by_name(case.files()),
+            &ours,
+            &differences_of(CSR_DIFFERENCES, case),
+        );
     });
 }
 
 #[test]
-fn capitals_in_the_endpoint_become_small_letters_everywhere() {
+fn writes_endpoint_in_lower_case_everywhere() {
     let machine = Machine::new();
     let case = Case::load("csr/v1beta4-cpe-upper");
     succeeded(bootstrap(&machine, &case, &Authorities::new("ECDSA-P256")));
     let tree = facts_of_tree(&machine.etc_kubernetes());
     let server = &tree["admin.conf"]["kubeconfig"]["clusters"][0]["cluster"]["server"];
     assert_eq!(server, "https://api.prod.example.com:8443");
-    let apiserver = by_name(tree)["pki/apiserver.crt"].to_string();
+    let apiserver = with_extensions_by_name(tree)["pki/apiserver.crt"].to_string();
     assert!(
         apiserver.contains("DNS:api.prod.example.com,"),
         "{apiserver}"
@@ -245,15 +268,15 @@ fn capitals_in_the_endpoint_become_small_letters_everywhere() {
     assert!(!apiserver.contains("API"), "{apiserver}");
 }
 
-/// `kubeadm certs generate-csr` would write the name and address of the host it runs on.
+/// `kubeadm certs generate-csr` would write the name and address of the host on which it runs.
 #[test]
-fn a_joiner_asks_for_its_own_name_and_address() {
+fn exports_requests_for_the_name_and_address_of_a_joining_node() {
     let machine = Machine::new();
     let mut case = Case::load("csr/v1beta4-join-cluster");
     case.config
         .push_str("controlPlaneEndpoint: api.prod.example.com:8443\n");
     let requests = machine.root().join("requests");
-    // A joiner is given the pair; it never makes one.
+    // A joining node receives the service-account pair and never creates it.
     let refused = export(&machine, &case, &requests);
     assert_eq!(refused.status.code(), Some(65));
     assert!(
@@ -264,8 +287,8 @@ fn a_joiner_asks_for_its_own_name_and_address() {
     let key = machine.write("etc/kubernetes/pki/sa.key", "");
     crate::machine::make_key(&key, "ECDSA-P256");
     succeeded(export(&machine, &case, &requests));
-    let asked = csrs(&requests);
-    let sans = |file: &str| asked[file]["pem"][0]["extensions"]["subjectAltName"].clone();
+    let requested = csrs(&requests);
+    let sans = |file: &str| requested[file]["pem"][0]["extensions"]["subjectAltName"].clone();
     assert_eq!(
         sans("pki/apiserver.csr"),
         "DNS:api.prod.example.com, DNS:cp2, DNS:kubernetes, DNS:kubernetes.default, DNS:kubernetes.default.svc, DNS:kubernetes.default.svc.cluster.local, IP:10.96.0.1, IP:192.0.2.12"
@@ -275,10 +298,10 @@ fn a_joiner_asks_for_its_own_name_and_address() {
         "DNS:cp2, DNS:localhost, IP:192.0.2.12, IP:127.0.0.1, IP:::1"
     );
     assert!(
-        !asked.contains_key("super-admin.conf.csr"),
-        "only the first node has it"
+        !requested.contains_key("super-admin.conf.csr"),
+        "only the first node has super-admin.conf"
     );
-    assert!(asked.contains_key("kubelet.conf.csr"));
+    assert!(requested.contains_key("kubelet.conf.csr"));
 }
 
 fn bootstrap(machine: &Machine, case: &Case, authorities: &Authorities) -> Output {
@@ -300,14 +323,14 @@ fn export(machine: &Machine, case: &Case, to: &Path) -> Output {
     machine.nodepki_with_umask(case.umask(), &arguments)
 }
 
-/// The requests of an export, by kubeadm's names for them.
+/// The requests of an export, by kubeadm's file names.
 fn csrs(exported: &Path) -> Tree {
     let tree = facts_of_tree(exported).into_iter();
-    by_name(tree.filter(|(file, _)| file.ends_with(".csr")).collect())
+    with_extensions_by_name(tree.filter(|(file, _)| file.ends_with(".csr")).collect())
 }
 
-/// What is there before anybody has signed.
-fn unsigned(tree: Tree) -> Tree {
+/// The tree without its certificates.
+fn without_certificates(tree: Tree) -> Tree {
     let is_certificate = |file: &str| file.ends_with(".crt");
     let mut tree: Tree = tree
         .into_iter()
@@ -329,7 +352,7 @@ fn unsigned(tree: Tree) -> Tree {
     tree
 }
 
-/// The extensions of the certificate that kubeadm would make in place of a request.
+/// The extensions of the certificate that kubeadm would create for a request.
 fn wanted_extensions(made: &Tree, csr: &str) -> Value {
     let certificate = match csr.strip_suffix(".csr").unwrap() {
         conf if conf.ends_with(".conf") => {
@@ -340,9 +363,9 @@ fn wanted_extensions(made: &Tree, csr: &str) -> Value {
     certificate["extensions"].clone()
 }
 
-/// Each list of extensions as an object by name, so that a difference in one can be named; their order in a
-/// certificate is `order`.
-fn by_name(tree: Tree) -> Tree {
+/// Converts each list of extensions to an object by name, so that a difference in one can be named; the order of the
+/// list becomes `order`.
+fn with_extensions_by_name(tree: Tree) -> Tree {
     tree.into_iter()
         .map(|(file, facts)| (file, named_extensions(facts)))
         .collect()
@@ -352,10 +375,10 @@ fn named_extensions(value: Value) -> Value {
     match value {
         Value::Array(items) => items.into_iter().map(named_extensions).collect(),
         Value::Object(fields) => {
-            let mut named = Map::new();
+            let mut differences_of = Map::new();
             for (name, value) in fields {
                 if name != "extensions" {
-                    named.insert(name, named_extensions(value));
+                    differences_of.insert(name, named_extensions(value));
                     continue;
                 }
                 let lines = value
@@ -373,18 +396,18 @@ fn named_extensions(value: Value) -> Value {
                     order.push(extension.to_owned());
                     extensions.insert(extension.to_owned(), json!(format!("{critical}{value}")));
                 }
-                named.insert("extensions".into(), Value::Object(extensions));
-                if named["type"] == "CERTIFICATE" {
-                    named.insert("order".into(), json!(order));
+                differences_of.insert("extensions".into(), Value::Object(extensions));
+                if differences_of["type"] == "CERTIFICATE" {
+                    differences_of.insert("order".into(), json!(order));
                 }
             }
-            Value::Object(named)
+            Value::Object(differences_of)
         }
         other => other,
     }
 }
 
-/// `apiServer.certSANs` of `error: [apiServer.certSANs: Invalid value: …`.
+/// Returns `apiServer.certSANs` of `error: [apiServer.certSANs: Invalid value: …`.
 fn field_of(said: &Value) -> String {
     let lines = said
         .as_array()
@@ -396,20 +419,20 @@ fn field_of(said: &Value) -> String {
         .next()
         .unwrap();
     let (field, _) = error.split_once(": Invalid value").unwrap_or_else(|| {
-        panic!("kubeadm names no field: add a row to VERDICTS with what is to be said: {error}")
+        panic!("kubeadm names no field: add a row to VERDICTS with the expected text: {error}")
     });
     field.trim_start_matches('[').to_owned()
 }
 
-fn named(list: &[Named], case: &Case) -> Vec<Difference> {
+fn differences_of(list: &[CaseDifference], case: &Case) -> Vec<Difference> {
     let applies = list
         .iter()
         .filter(|(name, _)| *name == "*" || *name == case.name);
     applies.map(|(_, difference)| *difference).collect()
 }
 
-/// Rows about folders that are gone would be believed for ever.
-fn assert_cases_exist(cases: &[Case], differences: &[Named], verdicts: &[Verdict]) {
+/// Fails if a row names a case that no longer exists.
+fn assert_cases_exist(cases: &[Case], differences: &[CaseDifference], verdicts: &[Verdict]) {
     let cases: BTreeSet<_> = cases
         .iter()
         .map(|case| case.name.as_str())
@@ -417,12 +440,12 @@ fn assert_cases_exist(cases: &[Case], differences: &[Named], verdicts: &[Verdict
         .collect();
     let rows = differences.iter().map(|(case, _)| *case);
     for row in rows.chain(verdicts.iter().map(|verdict| verdict.case)) {
-        assert!(cases.contains(row), "there is no case {row} any more");
+        assert!(cases.contains(row), "there is no case {row}");
     }
 }
 
-/// Runs every case on all cores, and tells all failures together.
-fn each(cases: &[Case], run: impl Fn(&Case) + Sync) {
+/// Runs all cases in parallel on all cores and reports all failures together.
+fn run_in_parallel(cases: &[Case], run: impl Fn(&Case) + Sync) {
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
     std::thread::scope(|scope| {

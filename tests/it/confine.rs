@@ -14,7 +14,7 @@ use nodepki::process::confine::{Reach, confine, spawn};
 use tempfile::TempDir;
 
 use crate::log::logged;
-use crate::node::{INIT, NODEPKI, Node, Ran};
+use crate::node::{INIT, NODEPKI, Node, Ran, SIGNER};
 use crate::signing::write_authorities;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -146,11 +146,7 @@ fn a_plug_in_is_not_confined() {
     );
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
-    let signer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
-    assert!(settings.contains(signer), "{settings}");
-    let settings = settings.replace(signer, script.to_str().unwrap());
-    fs::write(node.outside("config.yaml"), settings).unwrap();
+    node.edit_settings(SIGNER, script.to_str().unwrap());
     Ran::of(&mut node.ask_command("60s")).done();
     assert!(!no_new_privs(marker.to_str().unwrap()));
 }

@@ -1,4 +1,5 @@
-//! The daemon as a service manager sees it: the real binary, a notify socket, signals, files, and what is on disk after.
+//! The daemon as a service manager observes it: the real binary with a notify socket, signals, file changes and the
+//! state on disk afterwards.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -14,33 +15,30 @@ use serde_json::Value;
 use crate::node::{EVERYTHING, INIT, Node, Ran};
 use crate::signing::now;
 
-/// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Longer than the daemon takes to notice a change of files that concerns it.
-const QUIET: Duration = Duration::from_secs(3);
+/// Longer than every reaction of the daemon on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Longer than the daemon takes to react to a relevant file change.
+const REACTION_TIME: Duration = Duration::from_secs(3);
 
-/// A daemon on a node, and the service manager that it tells.
+/// A running daemon on a node, with the socket of the service manager.
 struct Daemon {
     child: Child,
     socket: UnixDatagram,
-    /// All that it was told so far, in order, each assignment on its own.
-    told: Vec<String>,
-    /// How many of them a test has seen.
+    /// All notifications so far in order, one assignment per entry.
+    notification: Vec<String>,
+    /// Number of notifications that the test has consumed.
     heard: usize,
     log: std::path::PathBuf,
 }
 
 impl Daemon {
-    /// With the signer that logs. `watchdog` as the unit's WatchdogSec=.
+    /// Starts the daemon with the plug-in signer. `watchdog` is the WatchdogSec= of the unit.
     fn start(node: &Node, watchdog: Option<Duration>) -> Self {
         let socket = node.outside("notify");
         let _ = fs::remove_file(&socket);
         let log = node.outside("daemon.log");
-        let mut command = node.command(["daemon", "-v", "--log", "text", "--config"]);
+        let mut command = node.configured(["daemon", "-v", "--log", "text"]);
         command
-            .arg(node.outside("config.yaml"))
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml"))
             .env("NOTIFY_SOCKET", &socket)
             .env_remove("WATCHDOG_PID")
             .env_remove("WATCHDOG_USEC")
@@ -54,19 +52,19 @@ impl Daemon {
         Daemon {
             child,
             socket,
-            told: Vec::new(),
+            notification: Vec::new(),
             heard: 0,
             log,
         }
     }
 
-    /// Reads what it is told until `words` are in it, and gives the whole assignment.
+    /// Reads notifications until one contains `words`, and returns it.
     #[track_caller]
-    fn tells(&mut self, words: &str) -> String {
-        let give_up = Instant::now() + PATIENCE;
+    fn wait_for_notification(&mut self, words: &str) -> String {
+        let give_up = Instant::now() + TIMEOUT;
         let mut buffer = [0; 4096];
         while Instant::now() < give_up {
-            while let Some(text) = self.told.get(self.heard) {
+            while let Some(text) = self.notification.get(self.heard) {
                 self.heard += 1;
                 if text.contains(words) {
                     return text.clone();
@@ -77,12 +75,12 @@ impl Daemon {
                 .unwrap();
             if let Ok(length) = self.socket.recv(&mut buffer) {
                 let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                self.told.extend(text.lines().map(str::to_owned));
+                self.notification.extend(text.lines().map(str::to_owned));
             }
         }
         panic!(
-            "{words:?} was never told, but {:?}\n{}",
-            self.told,
+            "no notification contains {words:?}, but {:?}\n{}",
+            self.notification,
             self.log()
         );
     }
@@ -91,7 +89,7 @@ impl Daemon {
         fs::read_to_string(&self.log).unwrap()
     }
 
-    /// How many steps it has taken.
+    /// Number of rotation steps so far.
     fn steps(&self) -> usize {
         self.log()
             .lines()
@@ -103,11 +101,11 @@ impl Daemon {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// Sends SIGTERM; it must end well, and soon.
+    /// Sends SIGTERM and asserts that the daemon ends soon with status 0.
     #[track_caller]
     fn stop(mut self) {
         self.signal(Signal::SIGTERM);
-        self.tells("STOPPING=1");
+        self.wait_for_notification("STOPPING=1");
         let asked = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -115,7 +113,7 @@ impl Daemon {
             }
             assert!(
                 asked.elapsed() < Duration::from_secs(5),
-                "it does not stop\n{}",
+                "the daemon does not stop\n{}",
                 self.log()
             );
             std::thread::sleep(Duration::from_millis(20));
@@ -132,33 +130,33 @@ impl Drop for Daemon {
 }
 
 #[test]
-fn it_tells_the_service_manager_how_things_are() {
+fn notifies_the_service_manager_of_its_state() {
     let node = Node::with_service_account();
     let mut daemon = Daemon::start(&node, Some(Duration::from_millis(400)));
-    daemon.tells("READY=1");
-    let status = daemon.tells("STATUS=everything is in place; next at 20");
+    daemon.wait_for_notification("READY=1");
+    let status = daemon.wait_for_notification("STATUS=everything is in place; next at 20");
     assert!(status.ends_with('Z'), "{status}");
     node.assert_sound(&EVERYTHING);
     for _ in 0..3 {
-        daemon.tells("WATCHDOG=1");
+        daemon.wait_for_notification("WATCHDOG=1");
     }
     daemon.signal(Signal::SIGHUP);
-    daemon.tells("RELOADING=1");
-    let since = daemon.tells("MONOTONIC_USEC=");
+    daemon.wait_for_notification("RELOADING=1");
+    let since = daemon.wait_for_notification("MONOTONIC_USEC=");
     assert!(since["MONOTONIC_USEC=".len()..].parse::<u64>().unwrap() > 0);
-    daemon.tells("READY=1");
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("READY=1");
+    daemon.wait_for_notification("STATUS=everything is in place");
     daemon.stop();
 }
 
 #[test]
-fn an_abstract_socket_is_told_too() {
+fn notifies_abstract_socket() {
     use std::os::linux::net::SocketAddrExt;
     let node = Node::bootstrapped();
     let name = format!("nodepki-test-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
     let socket = UnixDatagram::bind_addr(&address).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut child = node
         .with_local(&["daemon"], &[])
         .env("NOTIFY_SOCKET", format!("@{name}"))
@@ -173,39 +171,38 @@ fn an_abstract_socket_is_told_too() {
 }
 
 #[test]
-fn a_broken_configuration_is_reported_and_the_old_one_stays() {
+fn reports_broken_configuration_and_keeps_the_previous_one() {
     let node = Node::with_service_account();
     let mut daemon = Daemon::start(&node, None);
-    daemon.tells("STATUS=everything is in place");
-    // The change of the file alone is enough; the signal says it again.
-    fs::write(
-        node.outside("config.yaml"),
+    daemon.wait_for_notification("STATUS=everything is in place");
+    // The file change alone triggers a reload; the signal triggers another one.
+    node.write_settings(
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nrotatoin: {}\n",
-    )
-    .unwrap();
-    let told =
-        daemon.tells("STATUS=the new configuration is faulty and the one before stays in force");
-    assert!(told.contains("config.yaml:3:1"), "{told}");
+    );
+    let notification = daemon.wait_for_notification(
+        "STATUS=the new configuration is faulty and the one before stays in force",
+    );
+    assert!(notification.contains("config.yaml:3:1"), "{notification}");
     daemon.signal(Signal::SIGHUP);
-    daemon.tells("RELOADING=1");
-    daemon.tells("READY=1");
-    daemon.tells("STATUS=the new configuration is faulty");
+    daemon.wait_for_notification("RELOADING=1");
+    daemon.wait_for_notification("READY=1");
+    daemon.wait_for_notification("STATUS=the new configuration is faulty");
     assert!(daemon.log().contains("config.yaml:3:1"), "{}", daemon.log());
-    // It still does its work.
+    // The daemon keeps working.
     node.remove("/etc/kubernetes/pki/apiserver.crt");
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("STATUS=everything is in place");
     node.assert_sound(&EVERYTHING);
-    // And with the right one it goes on as if nothing had been.
+    // A valid configuration is used again.
     node.settings("");
-    daemon.tells("RELOADING=1");
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("RELOADING=1");
+    daemon.wait_for_notification("STATUS=everything is in place");
     daemon.stop();
 }
 
 #[test]
-fn at_the_start_a_broken_configuration_is_the_end() {
+fn exits_at_start_on_broken_configuration() {
     let node = Node::new();
-    fs::write(node.outside("config.yaml"), "kind: NodePKIConfiguration\n").unwrap();
+    node.write_settings("kind: NodePKIConfiguration\n");
     node.run(&[
         "daemon",
         "--config",
@@ -216,17 +213,17 @@ fn at_the_start_a_broken_configuration_is_the_end() {
 }
 
 #[test]
-fn a_configuration_of_kubeadm_that_changes_is_followed() {
+fn follows_changed_kubeadm_configuration() {
     let node = Node::with_service_account();
     let mut daemon = Daemon::start(&node, None);
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("STATUS=everything is in place");
     node.configure(&INIT.replace(
         "api.example.com:6443",
         "api.example.com:6443\napiServer: {certSANs: [more.example.com]}",
     ));
-    daemon.tells("RELOADING=1");
-    daemon.tells("STATUS=everything is in place");
-    // What was issued a moment ago cools down first.
+    daemon.wait_for_notification("RELOADING=1");
+    daemon.wait_for_notification("STATUS=everything is in place");
+    // The new certificate is within its cool-down first.
     assert!(
         daemon.log().contains("more.example.com"),
         "{}",
@@ -236,37 +233,37 @@ fn a_configuration_of_kubeadm_that_changes_is_followed() {
 }
 
 #[test]
-fn what_others_do_wakes_it_and_what_it_does_itself_does_not() {
+fn wakes_on_changes_by_other_processes_and_not_on_its_own() {
     let node = Node::with_service_account();
     let mut daemon = Daemon::start(&node, None);
-    daemon.tells("STATUS=everything is in place");
-    std::thread::sleep(QUIET);
+    daemon.wait_for_notification("STATUS=everything is in place");
+    std::thread::sleep(REACTION_TIME);
     assert_eq!(
         daemon.steps(),
         1,
-        "its own files wake it:\n{}",
+        "its own file changes wake the daemon:\n{}",
         daemon.log()
     );
-    // kubeadm writes one after the other, in place; what matters is that the end is seen.
+    // kubeadm writes one file after the other in place; the daemon must see the final state.
     node.remove("/etc/kubernetes/pki/etcd/peer.crt");
     node.write("/etc/kubernetes/scheduler.conf", "");
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("STATUS=everything is in place");
     node.assert_sound(&EVERYTHING);
-    std::thread::sleep(QUIET);
+    std::thread::sleep(REACTION_TIME);
     let steps = daemon.steps();
-    assert!(steps <= 3, "it goes round in circles:\n{}", daemon.log());
-    // A file that says the same is no change, and neither is one that came and went.
+    assert!(steps <= 3, "the daemon loops:\n{}", daemon.log());
+    // Rewriting the same content is not a change, and neither is a file that is created and removed.
     let apiserver = node.path("/etc/kubernetes/pki/apiserver.crt");
     fs::write(&apiserver, fs::read(&apiserver).unwrap()).unwrap();
     node.write("/etc/kubernetes/pki/.swp", "x");
     node.remove("/etc/kubernetes/pki/.swp");
-    std::thread::sleep(QUIET);
+    std::thread::sleep(REACTION_TIME);
     assert_eq!(daemon.steps(), steps, "{}", daemon.log());
     daemon.stop();
 }
 
-/// Which keys wait for a signer.
-fn waiting(node: &Node) -> Vec<String> {
+/// Slots with a pending key.
+fn pending_slots(node: &Node) -> Vec<String> {
     let slots = node.path("/var/lib/nodepki/pending");
     let mut keys: Vec<String> = fs::read_dir(slots)
         .unwrap()
@@ -276,45 +273,45 @@ fn waiting(node: &Node) -> Vec<String> {
     keys
 }
 
-fn the_next_one_finishes_with_the_same_keys(node: &Node) {
+fn assert_next_run_completes_with_the_same_keys(node: &Node) {
     node.signer_behaves();
     let mut daemon = Daemon::start(node, None);
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("STATUS=everything is in place");
     daemon.stop();
     node.assert_sound(&EVERYTHING);
     for (slot, keys) in node.keys_seen() {
-        assert_eq!(keys.len(), 1, "{slot} was asked for with several keys");
+        assert_eq!(keys.len(), 1, "{slot} was requested with several keys");
     }
 }
 
 #[test]
-fn a_stop_while_a_request_is_pending_loses_nothing() {
+fn keeps_pending_requests_when_stopped() {
     let node = Node::with_service_account();
     node.signer_does("all", "pending");
     let mut daemon = Daemon::start(&node, None);
-    daemon.tells("READY=1");
+    daemon.wait_for_notification("READY=1");
     wait_for(|| node.submissions().len() == EVERYTHING.len());
     daemon.stop();
-    let before = waiting(&node);
+    let before = pending_slots(&node);
     assert_eq!(before.len(), EVERYTHING.len());
-    the_next_one_finishes_with_the_same_keys(&node);
+    assert_next_run_completes_with_the_same_keys(&node);
 }
 
 #[test]
-fn kill_9_is_harmless() {
+fn keeps_pending_requests_when_killed() {
     let node = Node::with_service_account();
     node.signer_does("all", "hang");
     let mut daemon = Daemon::start(&node, None);
-    daemon.tells("READY=1");
+    daemon.wait_for_notification("READY=1");
     wait_for(|| node.submissions().len() == EVERYTHING.len());
     daemon.signal(Signal::SIGKILL);
     daemon.child.wait().unwrap();
     drop(daemon);
-    the_next_one_finishes_with_the_same_keys(&node);
+    assert_next_run_completes_with_the_same_keys(&node);
 }
 
 #[test]
-fn it_waits_its_turn_while_another_run_is_at_work() {
+fn waits_while_another_run_holds_the_lock() {
     let node = Node::with_service_account();
     node.signer_does("all", "hang");
     let mut other = node
@@ -325,12 +322,12 @@ fn it_waits_its_turn_while_another_run_is_at_work() {
         .unwrap();
     wait_for(|| !node.submissions().is_empty());
     let mut daemon = Daemon::start(&node, None);
-    daemon.tells("READY=1");
-    let status = daemon.tells("STATUS=another run holds the lock: pid ");
+    daemon.wait_for_notification("READY=1");
+    let status = daemon.wait_for_notification("STATUS=another run holds the lock: pid ");
     assert!(status.contains("bootstrap"), "{status}");
-    // Tried again and again, and logged once.
+    // Retried many times, logged once.
     for _ in 0..2 {
-        daemon.tells("STATUS=another run holds the lock: pid ");
+        daemon.wait_for_notification("STATUS=another run holds the lock: pid ");
     }
     let logged = |words: &str| {
         let log = daemon.log();
@@ -344,7 +341,7 @@ fn it_waits_its_turn_while_another_run_is_at_work() {
     );
     node.signer_behaves();
     other.wait().unwrap();
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("STATUS=everything is in place");
     node.assert_sound(&EVERYTHING);
     let log = daemon.log();
     assert_eq!(log.matches("the lock is free again").count(), 1, "{log}");
@@ -359,11 +356,11 @@ fn it_waits_its_turn_while_another_run_is_at_work() {
 #[test]
 fn manual_command_succeeds_while_daemon_waits_for_a_signer() {
     let node = Node::with_service_account();
-    // A daemon that may wait for longer than any command waits for the lock.
+    // The daemon may wait for the signer longer than any command waits for the lock.
     node.settings("wait: 10m\n");
     node.signer_does("apiserver", "pending");
     let mut daemon = Daemon::start(&node, None);
-    daemon.tells("READY=1");
+    daemon.wait_for_notification("READY=1");
     wait_for(|| node.submissions().contains_key("apiserver"));
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let lifetime = Duration::from_secs(365 * 86_400);
@@ -375,24 +372,24 @@ fn manual_command_succeeds_while_daemon_waits_for_a_signer() {
         &["-o", "json", "authority", "stage", "front-proxy-ca"],
         &["--certificate", file.to_str().unwrap()],
     ));
-    // Restarts are due for it, and nothing runs below a root of its own.
+    // The restarts are recorded only: below another root no component runs.
     ran.ended(75);
     let outcome: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(outcome["applied"], true, "{}", ran.said());
     assert!(begin.elapsed() < Duration::from_secs(40), "{}", ran.said());
-    // The daemon goes on with the same request.
+    // The daemon continues with the same request.
     node.signer_behaves();
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("STATUS=everything is in place");
     node.assert_sound(&EVERYTHING);
     daemon.stop();
 }
 
 #[test]
-fn a_refusal_is_said_in_the_status() {
+fn shows_refusal_of_signer_in_the_status() {
     let node = Node::with_service_account();
     node.signer_does("etcd-peer", "denied");
     let mut daemon = Daemon::start(&node, None);
-    let status = daemon.tells("STATUS=etcd-peer");
+    let status = daemon.wait_for_notification("STATUS=etcd-peer");
     assert!(status.contains("not on a Friday"), "{status}");
     assert!(
         status.contains("somebody has to see to it, next at 20"),
@@ -401,25 +398,25 @@ fn a_refusal_is_said_in_the_status() {
     daemon.stop();
 }
 
-/// The kernel's own tale: nothing wakes an idle daemon.
+/// Counts context switches as the kernel reports them.
 #[test]
-fn an_idle_daemon_is_not_woken() {
+fn stays_asleep_while_idle() {
     let node = Node::bootstrapped();
     let mut daemon = Daemon::start(&node, None);
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("STATUS=everything is in place");
     std::thread::sleep(Duration::from_secs(1));
-    let before = switches(daemon.child.id());
+    let before = context_switches(daemon.child.id());
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(
-        switches(daemon.child.id()),
+        context_switches(daemon.child.id()),
         before,
         "context switches while nothing is due"
     );
     daemon.stop();
 }
 
-/// Voluntary context switches of all threads of a process.
-fn switches(pid: u32) -> u64 {
+/// Number of voluntary context switches of all threads of a process.
+fn context_switches(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     tasks
         .map(|task| {
@@ -439,20 +436,23 @@ fn switches(pid: u32) -> u64 {
 
 #[track_caller]
 fn wait_for(met: impl Fn() -> bool) {
-    let give_up = Instant::now() + PATIENCE;
+    let give_up = Instant::now() + TIMEOUT;
     while !met() {
-        assert!(Instant::now() < give_up, "it never happens");
+        assert!(
+            Instant::now() < give_up,
+            "the condition was not met in time"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
-fn the_alarm_is_cancelled_when_the_clock_is_set() {
-    // Setting the machine's clock is not for a test. What the kernel was asked for can be read: the bit with which it
-    // wakes the daemon when somebody else sets it.
+fn arms_alarm_that_is_cancelled_when_the_clock_is_set() {
+    // A test must not set the machine's clock. /proc shows the timer flag that makes the kernel wake the daemon when
+    // the clock is set.
     let node = Node::bootstrapped();
     let mut daemon = Daemon::start(&node, None);
-    daemon.tells("STATUS=everything is in place");
+    daemon.wait_for_notification("STATUS=everything is in place");
     let descriptors = format!("/proc/{}/fdinfo", daemon.child.id());
     let timers = || -> Vec<String> {
         let entries = fs::read_dir(Path::new(&descriptors)).unwrap();
@@ -473,6 +473,10 @@ fn the_alarm_is_cancelled_when_the_clock_is_set() {
     assert_eq!(field(timer, "clockid:"), "0", "CLOCK_REALTIME");
     // TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, in octal.
     assert_eq!(field(timer, "settime flags:"), "03", "{timer}");
-    assert_ne!(field(timer, "it_value:"), "(0, 0)", "it is armed");
+    assert_ne!(
+        field(timer, "it_value:"),
+        "(0, 0)",
+        "the timer is not armed"
+    );
     daemon.stop();
 }

@@ -1,7 +1,7 @@
-//! `nodepki doctor` on nodes that the real kubeadm and nodepki made, sound and damaged in every way that it knows.
+//! `nodepki doctor` on nodes that the real kubeadm and nodepki created, sound and with each damage that it detects.
 //!
-//! A case is a shell script that runs in `/etc/kubernetes` of a copy, and the findings of severity error and warning
-//! that must follow, all of them. Where kubeadm has a verdict of its own, it is asked.
+//! A case is a shell script that runs in `/etc/kubernetes` of a copy, and the complete list of findings of severity
+//! error and warning that must follow. If kubeadm judges the same fault, its verdict is compared.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,35 +23,35 @@ use crate::node::{INIT, JOIN, NODEPKI, Node, Ran, Snapshot};
 use crate::servers::cluster::{Authorities, Cluster, wait_until};
 use crate::signing;
 
-const CONFIG: &str = include_str!("../golden/init/v1beta4-alg-ECDSA-P256/config.yaml");
+const KUBEADM_CONFIG: &str = include_str!("../golden/init/v1beta4-alg-ECDSA-P256/config.yaml");
 
-/// A control-plane node as kubeadm makes it, CA keys and static pods included: two of them, which know nothing of
-/// each other, and the kubelet.conf that the first one's CA gave to a node cp9.
-struct Made {
+/// Two control-plane nodes as kubeadm creates them, with CA keys and static pods and with different CAs, and the
+/// kubelet.conf that the first one's CA issued for a node cp9.
+struct KubeadmNodes {
     own: TempDir,
     other: TempDir,
     foreign_kubelet: TempDir,
 }
 
-fn made() -> &'static Made {
-    static MADE: OnceLock<Made> = OnceLock::new();
-    MADE.get_or_init(|| {
+fn kubeadm_nodes() -> &'static KubeadmNodes {
+    static NODES: OnceLock<KubeadmNodes> = OnceLock::new();
+    NODES.get_or_init(|| {
         let [own, other] = [(); 2].map(|()| {
             let tree = tempfile::tempdir().unwrap();
-            for output in kubeadm::init(Kubeadm::new(tree.path()), CONFIG) {
+            for output in kubeadm::init(Kubeadm::new(tree.path()), KUBEADM_CONFIG) {
                 Ran::from(output).done();
             }
             let phase = ["init", "phase", "control-plane", "all"];
-            Ran::from(Kubeadm::new(tree.path()).run(CONFIG, &phase)).done();
+            Ran::from(Kubeadm::new(tree.path()).run(KUBEADM_CONFIG, &phase)).done();
             tree
         });
         let foreign_kubelet = tempfile::tempdir().unwrap();
         kubeadm::copy_tree(own.path(), foreign_kubelet.path());
         fs::remove_file(foreign_kubelet.path().join("kubelet.conf")).unwrap();
-        let config = CONFIG.replace("name: cp1", "name: cp9");
+        let config = KUBEADM_CONFIG.replace("name: cp1", "name: cp9");
         let phase = ["init", "phase", "kubeconfig", "kubelet"];
         Ran::from(Kubeadm::new(foreign_kubelet.path()).run(&config, &phase)).done();
-        Made {
+        KubeadmNodes {
             own,
             other,
             foreign_kubelet,
@@ -59,24 +59,24 @@ fn made() -> &'static Made {
     })
 }
 
-/// A node's root in a directory of the test's own.
-struct Patient(TempDir);
+/// A node's root in a temporary directory.
+struct KubeadmNode(TempDir);
 
-impl Patient {
-    /// A copy of what kubeadm made, after `change`.
+impl KubeadmNode {
+    /// Copies the node that kubeadm created and runs the script `change` on it.
     fn after(change: &str) -> Self {
-        let patient = Patient(tempfile::tempdir().unwrap());
-        fs::create_dir_all(patient.etc_kubernetes()).unwrap();
-        kubeadm::copy_tree(made().own.path(), &patient.etc_kubernetes());
+        let node = KubeadmNode(tempfile::tempdir().unwrap());
+        fs::create_dir_all(node.etc_kubernetes()).unwrap();
+        kubeadm::copy_tree(kubeadm_nodes().own.path(), &node.etc_kubernetes());
         let mut shell = Command::new("bash");
         shell
             .args(["-euc", change])
-            .current_dir(patient.etc_kubernetes())
-            .env("ROOT", patient.root())
-            .env("OTHER", made().other.path())
-            .env("FOREIGN", made().foreign_kubelet.path());
+            .current_dir(node.etc_kubernetes())
+            .env("ROOT", node.root())
+            .env("OTHER", kubeadm_nodes().other.path())
+            .env("FOREIGN", kubeadm_nodes().foreign_kubelet.path());
         assert!(shell.status().unwrap().success(), "{change}");
-        patient
+        node
     }
 
     fn root(&self) -> &Path {
@@ -97,27 +97,27 @@ impl Patient {
         )
     }
 
-    /// With the configuration that kubeadm had.
+    /// Runs `doctor` with the configuration that kubeadm had.
     fn configured_doctor(&self, config: &str) -> Diagnosis {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), config).unwrap();
         self.doctor(&["--kubeadm-config", file.path().to_str().unwrap()])
     }
 
-    /// By a user who owns nothing here.
+    /// Runs `doctor` as a user who owns none of the files.
     fn doctor_of_nobody(&self) -> Diagnosis {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
-        // A copy, since the build directory may be closed to others.
+        // A copy of the binary, since other users may not have access to the build directory.
         let program = self.root().join("nodepki");
-        // By another process: a file that is open for writing anywhere is not executed.
+        // Another process copies it: a file that any process has open for writing cannot be executed.
         let copied = Command::new("cp").arg(NODEPKI).arg(&program).status();
         assert!(copied.unwrap().success());
         command.arg(&program).arg("--root").arg(self.root());
         Diagnosis::of(command.args(["doctor", "-o", "json"]))
     }
 
-    /// At another time, by the library.
+    /// The findings at another time, from the library.
     fn at(&self, time: OffsetDateTime) -> BTreeSet<String> {
         let root = Root::open(self.root()).unwrap();
         let diagnosis = signing::run(checks::diagnose(&root, &Inputs::default(), time));
@@ -129,7 +129,7 @@ impl Patient {
     }
 }
 
-/// What one run found.
+/// The findings of one run.
 struct Diagnosis {
     ran: Ran,
     report: Value,
@@ -143,7 +143,7 @@ impl Diagnosis {
             .unwrap_or_else(|error| panic!("{error}:\n{}", ran.said()));
         let diagnosis = Diagnosis { ran, report };
         let errors = diagnosis
-            .grave()
+            .errors_and_warnings()
             .iter()
             .any(|found| found.starts_with("error "));
         diagnosis.ran.ended(if errors { 65 } else { 0 });
@@ -178,8 +178,8 @@ impl Diagnosis {
             .collect()
     }
 
-    /// `error expired`, without what is only worth knowing.
-    fn grave(&self) -> BTreeSet<String> {
+    /// The errors and warnings, as in `error expired`.
+    fn errors_and_warnings(&self) -> BTreeSet<String> {
         let mut all = self.all();
         all.retain(|found| !found.starts_with("info "));
         all
@@ -189,14 +189,14 @@ impl Diagnosis {
     fn exactly(&self, expected: &[&str], case: &str) {
         let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
         assert!(
-            self.grave() == expected,
+            self.errors_and_warnings() == expected,
             "{case}\nexpected {expected:?}, found {:?}\n{}",
-            self.grave(),
+            self.errors_and_warnings(),
             self.ran.said()
         );
     }
 
-    /// The evidence of a finding, as one text.
+    /// The evidence of a finding as one text.
     #[track_caller]
     fn evidence(&self, id: &str) -> String {
         let finding = self.findings().iter().find(|finding| finding["id"] == id);
@@ -205,13 +205,13 @@ impl Diagnosis {
     }
 }
 
-// ---- sound nodes ----
+// ---- Sound nodes ----
 
 #[test]
-fn what_kubeadm_makes_is_sound() {
-    let patient = Patient::after("true");
-    let before = Snapshot::of(patient.root());
-    let found = patient.doctor(&[]);
+fn finds_nothing_on_node_of_kubeadm() {
+    let node = KubeadmNode::after("true");
+    let before = Snapshot::of(node.root());
+    let found = node.doctor(&[]);
     found.exactly(&[], "without a configuration");
     assert_eq!(
         found.all(),
@@ -226,12 +226,13 @@ fn what_kubeadm_makes_is_sound() {
         .map(|id| format!("info {id}"))
         .into()
     );
-    patient.configured_doctor(CONFIG).exactly(&[], "with one");
-    before.unchanged(&Snapshot::of(patient.root()));
+    node.configured_doctor(KUBEADM_CONFIG)
+        .exactly(&[], "with one");
+    before.unchanged(&Snapshot::of(node.root()));
 }
 
 #[test]
-fn what_nodepki_makes_is_sound() {
+fn finds_nothing_on_node_of_nodepki() {
     let node = Node::bootstrapped();
     let before = node.snapshot();
     let doctor = |arguments: &[&str]| {
@@ -256,7 +257,7 @@ fn what_nodepki_makes_is_sound() {
 
     before.unchanged(&node.snapshot());
 
-    // What policy says is external has no key here.
+    // An authority with an external signer must not have its key here.
     fs::copy(
         node.ca().join("ca.key"),
         node.path("/etc/kubernetes/pki/ca.key"),
@@ -266,13 +267,13 @@ fn what_nodepki_makes_is_sound() {
     let found = doctor(&configured);
     found.exactly(
         &["error ca-key-on-disk"],
-        "a CA key in spite of an external signer",
+        "a CA key despite an external signer",
     );
     assert!(found.evidence("ca-key-on-disk").contains("the signer s"));
 }
 
 #[test]
-fn other_sound_nodes_of_nodepkis_are_sound() {
+fn finds_nothing_on_other_sound_nodes_of_nodepki() {
     let sixth = INIT.replace("192.0.2.11", "fd00::11").replace(
         "kind: ClusterConfiguration",
         "kind: ClusterConfiguration\nnetworking: {serviceSubnet: 'fd00:1::/112'}",
@@ -297,7 +298,7 @@ fn other_sound_nodes_of_nodepkis_are_sound() {
         }
         node.ask().done();
         if what == "an external etcd" {
-            // What tells it from an etcd whose certificates are still to be made.
+            // This manifest distinguishes external etcd from a node whose etcd certificates do not exist yet.
             let pod = "spec: {containers: [{command: [kube-apiserver]}]}\n";
             node.write("/etc/kubernetes/manifests/kube-apiserver.yaml", pod);
             node.remove("/etc/kubernetes/super-admin.conf");
@@ -306,24 +307,20 @@ fn other_sound_nodes_of_nodepkis_are_sound() {
         kept.exactly(&[], what);
         node.remove("/var/lib/nodepki/cluster-configuration.yaml");
         let bare = Diagnosis::of(&mut node.command(["doctor", "-o", "json"]));
-        // It might be a first node's.
+        // Without a configuration this can be a first node.
         let expected: &[&str] = match what {
             "joined" => &["warning kubeadm-external-ca"],
             _ => &[],
         };
         bare.exactly(expected, what);
-        let mut command = node.command(["doctor", "-o", "json", "--config"]);
-        command.arg(node.outside("config.yaml"));
-        command
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml"));
+        let mut command = node.configured(["doctor", "-o", "json"]);
         Diagnosis::of(&mut command).exactly(&[], what);
     }
 }
 
 #[test]
-fn a_node_with_nothing_on_it_is_no_error() {
-    let empty = Patient(tempfile::tempdir().unwrap());
+fn reports_empty_node_as_info() {
+    let empty = KubeadmNode(tempfile::tempdir().unwrap());
     let found = empty.doctor(&[]);
     found.exactly(&[], "nothing");
     assert!(found.all().contains("info empty-node"));
@@ -337,12 +334,12 @@ fn a_node_with_nothing_on_it_is_no_error() {
 }
 
 #[test]
-fn the_table_of_checks_is_printed() {
+fn prints_the_table_of_checks() {
     let listed = Ran::of(Command::new(NODEPKI).args(["doctor", "--list"]));
     let lines: Vec<&str> = listed.done().stdout.lines().collect();
     assert_eq!(lines.len(), CHECKS.len());
     let ids: BTreeSet<&str> = CHECKS.iter().map(|check| check.id).collect();
-    assert_eq!(ids.len(), CHECKS.len(), "an id is given twice");
+    assert_eq!(ids.len(), CHECKS.len(), "an id occurs twice");
     for (line, check) in lines.iter().zip(CHECKS) {
         assert!(
             line.starts_with(check.id) && line.ends_with(check.meaning),
@@ -354,11 +351,11 @@ fn the_table_of_checks_is_printed() {
     assert_eq!(json.as_array().unwrap().len(), CHECKS.len());
 }
 
-// ---- damaged ones ----
+// ---- Damaged nodes ----
 
 #[test]
-fn each_damage_is_found_and_nothing_else() {
-    const BY_FILE: &str = "
+fn finds_each_damage_and_nothing_else() {
+    const CREDENTIALS_BY_FILE: &str = "
         for part in certificate key; do
             sed -n \"s/.*client-$part-data: //p\" admin.conf | base64 -d >admin.$part
             sed -i \"s|client-$part-data:.*|client-$part: /etc/kubernetes/admin.$part|\" admin.conf
@@ -428,7 +425,7 @@ fn each_damage_is_found_and_nothing_else() {
             "sed -i 's|server: .*|server: https://192.0.2.50:6443|' scheduler.conf",
             &["warning kubeconfig-server"],
         ),
-        (BY_FILE, &["warning kubeconfig-by-file"]),
+        (CREDENTIALS_BY_FILE, &["warning kubeconfig-by-file"]),
         (
             "cat $OTHER/pki/ca.crt >>pki/ca.crt",
             &["error controller-manager-signer-bundle"],
@@ -500,11 +497,13 @@ fn each_damage_is_found_and_nothing_else() {
             &[],
         ),
     ] {
-        Patient::after(change).doctor(&[]).exactly(expected, change);
+        KubeadmNode::after(change)
+            .doctor(&[])
+            .exactly(expected, change);
     }
 }
 
-/// Signs a certificate for the key in place with the CA key of the node, as a signer that lies would.
+/// Signs a certificate for the installed key with the CA key of the node, as a faulty signer would.
 const SIGN: &str = "sign() { # CERTIFICATE SUBJECT EXTENSIONS…
     base=$1; ca=ca; case $base in etcd/*|apiserver-etcd*) ca=etcd/ca;; front*) ca=front-proxy-ca;; esac
     subject=$2; shift 2; printf '%s\\n' \"$@\" >ext
@@ -521,8 +520,8 @@ const SIGN: &str = "sign() { # CERTIFICATE SUBJECT EXTENSIONS…
 ";
 
 #[test]
-fn reports_errors_for_certificates_that_do_not_fit_their_place() {
-    const USAGE: &str = "keyUsage=digitalSignature,keyEncipherment";
+fn reports_errors_for_certificates_with_wrong_subject_usage_or_names() {
+    const KEY_USAGE: &str = "keyUsage=digitalSignature,keyEncipherment";
     let apiserver = |usage: &str, extended: &str, sans: &str| {
         format!(
             "sign apiserver /CN=kube-apiserver keyUsage={usage} extendedKeyUsage={extended} subjectAltName={sans}"
@@ -530,7 +529,7 @@ fn reports_errors_for_certificates_that_do_not_fit_their_place() {
     };
     let sound = "digitalSignature,keyEncipherment";
     let masters = "/O=system:masters/CN=kube-apiserver-kubelet-client";
-    let client = format!("{USAGE} extendedKeyUsage=clientAuth");
+    let client = format!("{KEY_USAGE} extendedKeyUsage=clientAuth");
     for (change, bare, configured) in [
         (apiserver(sound, "serverAuth", "$SANS"), &[][..], &[][..]),
         (
@@ -548,7 +547,7 @@ fn reports_errors_for_certificates_that_do_not_fit_their_place() {
             &["error system-masters"],
             &["error system-masters"],
         ),
-        // Of kubeadm before 1.29, which a renewal by kubeadm keeps.
+        // The subject of kubeadm before 1.29, which a renewal by kubeadm preserves.
         (
             format!("sign apiserver-kubelet-client {masters} {client}"),
             &[],
@@ -600,14 +599,14 @@ fn reports_errors_for_certificates_that_do_not_fit_their_place() {
             &["warning not-as-configured"],
         ),
     ] {
-        let patient = Patient::after(&format!("{SIGN}{change}"));
-        patient.doctor(&[]).exactly(bare, &change);
-        patient.configured_doctor(CONFIG).exactly(configured, &change);
+        let node = KubeadmNode::after(&format!("{SIGN}{change}"));
+        node.doctor(&[]).exactly(bare, &change);
+        node.configured_doctor(KUBEADM_CONFIG).exactly(configured, &change);
     }
 }
 
 #[test]
-fn what_the_kubelet_keeps_is_looked_at() {
+fn checks_certificates_that_the_kubelet_rotates() {
     const ROTATED: &str = "
         pki=$ROOT/var/lib/kubelet/pki; mkdir -p $pki
         newest=$pki/kubelet-client-2026-11-21-10-00-00.pem
@@ -635,8 +634,8 @@ fn what_the_kubelet_keeps_is_looked_at() {
             &["error kubelet-file-missing"],
         ),
     ] {
-        let patient = Patient::after(&format!("{ROTATED}\n{more}"));
-        let found = patient.doctor(&[]);
+        let node = KubeadmNode::after(&format!("{ROTATED}\n{more}"));
+        let found = node.doctor(&[]);
         found.exactly(expected, more);
         assert!(
             !found.all().contains("info kubelet-embedded"),
@@ -647,8 +646,8 @@ fn what_the_kubelet_keeps_is_looked_at() {
 }
 
 #[test]
-fn a_kubelet_that_does_not_use_what_is_issued_for_it_is_found() {
-    let embedded = Patient::after(
+fn finds_kubelet_that_does_not_use_its_issued_certificates() {
+    let embedded = KubeadmNode::after(
         "pki=$ROOT/var/lib/kubelet/pki; mkdir -p $pki
         for part in certificate key; do
             sed -n \"s/.*client-$part-data: //p\" kubelet.conf | base64 -d >>$pki/a.pem
@@ -664,13 +663,7 @@ fn a_kubelet_that_does_not_use_what_is_issued_for_it_is_found() {
     node.ask().done();
     let doctor = |configuration: &str| {
         node.write("/var/lib/kubelet/config.yaml", configuration);
-        let mut command = node.command(["doctor", "--config"]);
-        command.arg(node.outside("config.yaml"));
-        Ran::of(
-            command
-                .arg("--kubeadm-config")
-                .arg(node.outside("kubeadm.yaml")),
-        )
+        Ran::of(&mut node.configured(["doctor"]))
     };
     for fine in [
         "kind: KubeletConfiguration\n",
@@ -691,9 +684,9 @@ fn a_kubelet_that_does_not_use_what_is_issued_for_it_is_found() {
 }
 
 #[test]
-fn the_configuration_is_compared() {
-    let sound = Patient::after("true");
-    let with = |from: &str, to: &str| sound.configured_doctor(&CONFIG.replace(from, to));
+fn compares_files_with_the_configuration() {
+    let sound = KubeadmNode::after("true");
+    let with = |from: &str, to: &str| sound.configured_doctor(&KUBEADM_CONFIG.replace(from, to));
     let node = with("name: cp1", "name: cp2");
     node.exactly(
         &[
@@ -721,7 +714,7 @@ fn the_configuration_is_compared() {
     let unusable = with("192.0.2.11", "nowhere");
     unusable.exactly(&["error config-unusable"], "an address that is none");
     assert!(unusable.evidence("config-unusable").contains("nowhere"));
-    let cluster = CONFIG.find("---").unwrap();
+    let cluster = KUBEADM_CONFIG.find("---").unwrap();
     let joins = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration: {name: cp1}\n\
         discovery: {bootstrapToken: {token: abcdef.0123456789abcdef, apiServerEndpoint: 'api.example.com:6443', unsafeSkipCAVerification: true}}\n\
         controlPlane: {localAPIEndpoint: {advertiseAddress: 192.0.2.11}}\n";
@@ -745,8 +738,8 @@ fn the_configuration_is_compared() {
     absent.exactly(&["error config-unusable"], "settings that do not exist");
 
     let etcd = "etcd: {external: {endpoints: ['https://192.0.2.30:2379'], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}";
-    let external = Patient::after("rm -r pki/etcd pki/apiserver-etcd-client.*");
-    let found = external.configured_doctor(&CONFIG.replace(
+    let external = KubeadmNode::after("rm -r pki/etcd pki/apiserver-etcd-client.*");
+    let found = external.configured_doctor(&KUBEADM_CONFIG.replace(
         "kind: ClusterConfiguration",
         &format!("kind: ClusterConfiguration\n{etcd}"),
     ));
@@ -756,29 +749,26 @@ fn the_configuration_is_compared() {
         assert!(found.evidence("external-etcd").contains(&path));
     }
 
-    let bare = Patient::after("rm -r pki/* *.conf manifests");
-    bare.configured_doctor(CONFIG).exactly(
+    let bare = KubeadmNode::after("rm -r pki/* *.conf manifests");
+    bare.configured_doctor(KUBEADM_CONFIG).exactly(
         &[
             "error kubeconfig-missing",
             "error missing-certificate",
             "warning kubelet-no-identity",
         ],
-        "nothing but a configuration",
+        "a configuration only",
     );
 }
 
 #[test]
-fn an_authority_that_no_pin_speaks_for_is_found() {
+fn finds_authority_without_matching_pin() {
     let node = Node::bootstrapped();
-    let settings = node.outside("config.yaml");
-    let text = fs::read_to_string(&settings).unwrap();
+    let unpinned = fs::read_to_string(node.outside("config.yaml")).unwrap();
     let pinned = |pin: [u8; 32]| {
         let pin: String = pin.iter().map(|byte| format!("{byte:02x}")).collect();
         let with = format!("etcd-ca: {{signer: s, trust: {{sha256: [\"{pin}\"]}}}}");
-        fs::write(&settings, text.replace("etcd-ca: {signer: s}", &with)).unwrap();
-        let mut command = node.command(["doctor", "-o", "json", "--config"]);
-        command.arg(&settings).arg("--kubeadm-config");
-        Diagnosis::of(command.arg(node.outside("kubeadm.yaml")))
+        node.write_settings(&unpinned.replace("etcd-ca: {signer: s}", &with));
+        Diagnosis::of(&mut node.configured(["doctor", "-o", "json"]))
     };
     let authority = node.authority(Authority::EtcdCa);
     pinned(authority.bundle().first().public_key().sha256()).exactly(&[], "its own pin");
@@ -789,12 +779,9 @@ fn an_authority_that_no_pin_speaks_for_is_found() {
 }
 
 #[test]
-fn a_name_of_etcds_own_is_no_other_node() {
+fn accepts_configured_common_name_of_etcd() {
     let node = Node::new();
-    let settings = node.outside("config.yaml");
-    let text = fs::read_to_string(&settings).unwrap();
-    let named = format!("{text}commonNames:\n  etcd-server: \"etcd-server.{{node}}\"\n");
-    fs::write(&settings, named).unwrap();
+    node.settings("commonNames:\n  etcd-server: \"etcd-server.{node}\"\n");
     node.ask().done();
     node.remove("/var/lib/nodepki/cluster-configuration.yaml");
     let mut command = node.command(["doctor", "-o", "json"]);
@@ -802,8 +789,9 @@ fn a_name_of_etcds_own_is_no_other_node() {
 }
 
 #[test]
-fn time_is_looked_at() {
-    let sound = Patient::after("mkdir -p $ROOT/root/.kube; cp admin.conf $ROOT/root/.kube/config");
+fn finds_expiring_and_expired_certificates() {
+    let sound =
+        KubeadmNode::after("mkdir -p $ROOT/root/.kube; cp admin.conf $ROOT/root/.kube/config");
     let now = OffsetDateTime::now_utc();
     let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
     let found = |expected: &[&str]| expected.iter().map(ToString::to_string).collect();
@@ -813,7 +801,7 @@ fn time_is_looked_at() {
         sound.at(now + days(400)),
         found(&["error expired", "warning stale-copy"])
     );
-    // Authorities too, and nothing is said of paths then.
+    // Authorities expire too, and chains are not checked then.
     assert_eq!(
         sound.at(now + days(4000)),
         found(&["error expired", "warning stale-copy"])
@@ -825,26 +813,26 @@ fn time_is_looked_at() {
 }
 
 #[test]
-fn a_user_who_may_not_read_is_told_so() {
-    let found = Patient::after("chmod 755 $ROOT").doctor_of_nobody();
+fn reports_files_that_the_user_cannot_read() {
+    let found = KubeadmNode::after("chmod 755 $ROOT").doctor_of_nobody();
     found.exactly(&["warning not-permitted"], "another user");
     assert!(found.evidence("not-permitted").contains("sa.key"));
 }
 
 #[test]
-fn a_closed_directory_holds_no_ca_keys_that_anybody_saw() {
-    let patient = Patient::after("rm pki/*ca.key pki/etcd/ca.key; chmod 700 pki; chmod 755 $ROOT");
-    let found = patient.doctor_of_nobody();
+fn reports_no_ca_keys_in_an_unreadable_directory() {
+    let node = KubeadmNode::after("rm pki/*ca.key pki/etcd/ca.key; chmod 700 pki; chmod 755 $ROOT");
+    let found = node.doctor_of_nobody();
     found.exactly(&["warning not-permitted"], "another user");
     assert!(!found.all().contains("info ca-key-on-disk"));
 }
 
-// ---- the real kubeadm's verdict ----
+// ---- Comparison with the real kubeadm ----
 
-/// Whether doctor says that kubeadm init refuses, and whether it does: on every state of the golden table in which an
-/// authority has no usable key here, and on some more.
+/// Compares whether doctor predicts that kubeadm init refuses with whether it does, on every golden state in which an
+/// authority has no usable key, and on some more.
 #[test]
-fn kubeadm_and_doctor_agree_on_external_authorities() {
+fn agrees_with_kubeadm_on_external_authorities() {
     const KEYLESS: &str = "rm pki/ca.key; ";
     const ALL_KEYLESS: &str = "rm pki/ca.key pki/front-proxy-ca.key pki/etcd/ca.key; ";
     let golden: Vec<(String, String)> = Case::group("state")
@@ -914,14 +902,16 @@ fn kubeadm_and_doctor_agree_on_external_authorities() {
         ),
         ("", "rm pki/front-proxy-ca.key pki/front-proxy-client.crt"),
     ];
-    let more = more.map(|(first, then)| (format!("{first}{then}"), CONFIG.to_owned()));
+    let more = more.map(|(first, then)| (format!("{first}{then}"), KUBEADM_CONFIG.to_owned()));
     let mut refused = 0;
     let mut wrong = Vec::new();
     for (change, config) in golden.into_iter().chain(more) {
-        let patient = Patient::after(&format!("rm -r manifests; {change}"));
-        let found = patient.configured_doctor(&config);
-        let says_no = found.grave().contains("error kubeadm-external-ca");
-        let outputs = kubeadm::init(Kubeadm::new(&patient.etc_kubernetes()), &config);
+        let node = KubeadmNode::after(&format!("rm -r manifests; {change}"));
+        let found = node.configured_doctor(&config);
+        let says_no = found
+            .errors_and_warnings()
+            .contains("error kubeadm-external-ca");
+        let outputs = kubeadm::init(Kubeadm::new(&node.etc_kubernetes()), &config);
         let goes_on = outputs.iter().all(|output| output.status.success());
         refused += usize::from(!goes_on);
         if says_no == goes_on {
@@ -929,7 +919,7 @@ fn kubeadm_and_doctor_agree_on_external_authorities() {
             wrong.push(format!(
                 "{change}: kubeadm {}, doctor {:?}\n{}",
                 if goes_on { "goes on" } else { "refuses" },
-                found.grave(),
+                found.errors_and_warnings(),
                 said.join("")
             ));
         }
@@ -938,9 +928,9 @@ fn kubeadm_and_doctor_agree_on_external_authorities() {
     assert!(refused > 15, "{refused}");
 }
 
-/// A missing key of etcd's family stops `renew`, not `init`.
+/// A missing key of an etcd certificate stops `kubeadm certs renew`, not `kubeadm init`.
 #[test]
-fn kubeadm_and_doctor_agree_on_renewal() {
+fn agrees_with_kubeadm_on_renewal() {
     for (change, expected) in [
         ("rm pki/etcd/ca.key", &[][..]),
         (
@@ -948,42 +938,42 @@ fn kubeadm_and_doctor_agree_on_renewal() {
             &["error missing-key", "warning kubeadm-renewal"],
         ),
     ] {
-        let patient = Patient::after(&format!("rm -r manifests; {change}"));
-        let found = patient.configured_doctor(CONFIG);
+        let node = KubeadmNode::after(&format!("rm -r manifests; {change}"));
+        let found = node.configured_doctor(KUBEADM_CONFIG);
         found.exactly(expected, change);
         let output =
-            kubeadm::check_expiration(Kubeadm::new(&patient.etc_kubernetes()), CONFIG, "json");
+            kubeadm::check_expiration(Kubeadm::new(&node.etc_kubernetes()), KUBEADM_CONFIG, "json");
         let says_no = found.all().contains("warning kubeadm-renewal");
         assert_eq!(output.status.success(), !says_no, "{change}: {output:?}");
     }
 }
 
-/// What kubeadm init asks for is no matter of a node that joins, or on which it has run.
+/// Requirements of kubeadm init do not apply to a node that joins or on which kubeadm init has run.
 #[test]
-fn kubeconfigs_matter_to_a_first_node_only() {
+fn requires_kubeconfigs_on_first_node_only() {
     const CHANGE: &str = "rm pki/ca.key super-admin.conf";
-    let before_init = Patient::after(&format!("{CHANGE}; rm -r manifests"));
-    before_init.configured_doctor(CONFIG).exactly(
+    let before_init = KubeadmNode::after(&format!("{CHANGE}; rm -r manifests"));
+    before_init.configured_doctor(KUBEADM_CONFIG).exactly(
         &["error kubeadm-external-ca", "error kubeconfig-missing"],
         "the first node",
     );
     before_init
         .doctor(&[])
         .exactly(&["warning kubeadm-external-ca"], "who knows");
-    let after_init = Patient::after(&format!(
+    let after_init = KubeadmNode::after(&format!(
         "{CHANGE}; sed -i 's|\\(cluster-signing-[a-z]*-file\\)=.*|\\1=|' manifests/kube-controller-manager.yaml"
     ));
-    let found = after_init.configured_doctor(CONFIG);
+    let found = after_init.configured_doctor(KUBEADM_CONFIG);
     found.exactly(&[], "a first node that runs");
     assert!(found.all().contains("info kubeadm-external-ca"));
     assert!(found.all().contains("info controller-manager-no-signer"));
 }
 
-// ---- a real cluster ----
+// ---- A real cluster ----
 
 #[test]
-fn the_cluster_is_asked() {
-    const ADMIN: &str = "/etc/kubernetes/super-admin.conf";
+fn checks_what_the_cluster_publishes() {
+    const SUPER_ADMIN: &str = "/etc/kubernetes/super-admin.conf";
     let cluster = Cluster::start(Authorities::External);
     let node = cluster.first();
     let doctor = |kubeconfig: &str| {
@@ -999,8 +989,8 @@ fn the_cluster_is_asked() {
         ];
         Diagnosis::of(command.args(arguments))
     };
-    let healthy = doctor(ADMIN);
-    // kubeadm init is through, and the file is still there.
+    let healthy = doctor(SUPER_ADMIN);
+    // kubeadm init has finished, and super-admin.conf still exists.
     healthy.exactly(&["warning super-admin-left"], "a sound cluster");
     for asked in ["kubelet-client-rbac", "admin-rbac"] {
         assert!(
@@ -1020,9 +1010,11 @@ fn the_cluster_is_asked() {
     ] {
         let (code, _) = cluster.admin().delete(&format!("{bindings}/{binding}"));
         assert_eq!(code, 200);
-        wait_until(finding, || doctor(ADMIN).grave().contains(finding));
+        wait_until(finding, || {
+            doctor(SUPER_ADMIN).errors_and_warnings().contains(finding)
+        });
     }
-    let found = doctor(ADMIN);
+    let found = doctor(SUPER_ADMIN);
     found.exactly(
         &[
             "error admin-rbac",
@@ -1031,7 +1023,7 @@ fn the_cluster_is_asked() {
         ],
         "no role bindings",
     );
-    // The manifests in the fixes are what is missing.
+    // The manifests in the fixes create the missing role bindings.
     for finding in found.findings() {
         let fix = finding["fix"].as_str().unwrap();
         let Some((_, manifest)) = fix.split_once("administrator:\n") else {
@@ -1043,24 +1035,27 @@ fn the_cluster_is_asked() {
         assert_eq!(code, 201, "{answer}");
     }
     wait_until("the bindings are in force", || {
-        doctor(ADMIN).grave() == BTreeSet::from(["warning super-admin-left".to_owned()])
+        doctor(SUPER_ADMIN).errors_and_warnings()
+            == BTreeSet::from(["warning super-admin-left".to_owned()])
     });
-    // Who may not ask is told so.
+    // Missing permissions are reported.
     let scheduler = doctor("/etc/kubernetes/scheduler.conf");
     assert!(
-        scheduler.grave().contains("warning cluster-refused"),
+        scheduler
+            .errors_and_warnings()
+            .contains("warning cluster-refused"),
         "{}",
         scheduler.ran.said()
     );
 
-    // Another pair than the cluster's, whole in itself.
+    // A valid pair of another cluster.
     let [key, public] = ["sa.key", "sa.pub"].map(|name| {
         let path = node.path(&format!("/etc/kubernetes/pki/{name}"));
         let kept = fs::read(&path).unwrap();
-        fs::copy(made().other.path().join("pki").join(name), &path).unwrap();
+        fs::copy(kubeadm_nodes().other.path().join("pki").join(name), &path).unwrap();
         (path, kept)
     });
-    doctor(ADMIN).exactly(
+    doctor(SUPER_ADMIN).exactly(
         &["error sa-divergence", "warning super-admin-left"],
         "another pair",
     );
@@ -1069,7 +1064,7 @@ fn the_cluster_is_asked() {
     }
 
     node.stop("kube-apiserver");
-    let found = doctor(ADMIN);
+    let found = doctor(SUPER_ADMIN);
     found.exactly(
         &["error cluster-unreachable", "warning super-admin-left"],
         "nobody there",

@@ -366,12 +366,10 @@ fn c12_secrets_of_the_configuration_are_never_shown() {
         }
     }
     // Those of a plug-in neither.
-    let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
-    let with_secrets = settings.replace(
+    node.edit_settings(
         "exec: {",
         &format!("exec: {{env: {{VAULT_TOKEN: {password}}}, params: {{password: {password}}}, "),
     );
-    fs::write(node.outside("config.yaml"), with_secrets).unwrap();
     for command in runs {
         Ran::of(node.command(command).arg("-vv").args(&sources)).says_not(password);
     }
@@ -448,12 +446,7 @@ fn all_faults_of_all_files_come_at_once() {
     );
     node.settings("wait: soon\nunknown: 1\n");
     let before = node.snapshot();
-    let ran = Ran::of(node.command(["config", "check"]).args([
-        "--config",
-        node.outside("config.yaml").to_str().unwrap(),
-        "--kubeadm-config",
-        node.outside("kubeadm.yaml").to_str().unwrap(),
-    ]));
+    let ran = Ran::of(&mut node.configured(["config", "check"]));
     ran.ended(78);
     for field in [
         "config.yaml:5:7: wait",

@@ -419,13 +419,8 @@ fn a_local_signer_forgets_with_the_process() {
 
 /// `csr import` of `dir`, killed at `place` unless that is empty.
 fn import(node: &Node, dir: &std::path::Path, place: &str) -> Ran {
-    let mut command = node.command(["csr", "import"]);
-    command
-        .arg(dir)
-        .arg("--kubeadm-config")
-        .arg(node.outside("kubeadm.yaml"))
-        .arg("--config")
-        .arg(node.outside("config.yaml"));
+    let mut command = node.configured(["csr", "import"]);
+    command.arg(dir);
     if !place.is_empty() {
         command.env("NODEPKI_FAILPOINT", place);
     }
@@ -436,14 +431,7 @@ fn import(node: &Node, dir: &std::path::Path, place: &str) -> Ran {
 fn with_signed_bundle() -> Node {
     let node = fresh();
     let bundle = node.outside("bundle");
-    let mut command = node.command(["csr", "export"]);
-    command
-        .arg(&bundle)
-        .arg("--kubeadm-config")
-        .arg(node.outside("kubeadm.yaml"))
-        .arg("--config")
-        .arg(node.outside("config.yaml"));
-    Ran::of(&mut command).done();
+    Ran::of(node.configured(["csr", "export"]).arg(&bundle)).done();
     let script = format!(
         "set -e; cd {}; CA={}; . ./README",
         bundle.display(),

@@ -12,7 +12,7 @@ use nodepki::kube::names::CertName;
 
 use crate::failures_host::wait_until;
 use crate::node::{EVERYTHING, INIT, Node, Ran, with_mounts};
-use crate::renew::made_before;
+use crate::renew::backdate;
 
 /// `renew` with the local signer.
 fn renew(node: &Node) -> Command {
@@ -22,7 +22,7 @@ fn renew(node: &Node) -> Command {
 /// A node on which every certificate is to be issued anew, since another key algorithm is wanted.
 fn drifted() -> Node {
     let node = Node::bootstrapped();
-    made_before(&node, &EVERYTHING, time::Duration::hours(2));
+    backdate(&node, &EVERYTHING, time::Duration::hours(2));
     node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
     node
 }

@@ -1,4 +1,4 @@
-//! What lies on the disk already: repaired where that loses nothing, refused by name where a person must look first.
+//! Faulty files already on the disk: repaired if no data is lost, otherwise refused with the name of the file.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,8 +15,8 @@ use crate::signing::{now, openssl, wanted, write_secret};
 const PKI: &str = "/etc/kubernetes/pki";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The run is refused with 65 and these words, nobody is asked, and nothing below `/etc` changes.
-fn refused(node: &Node, words: &[&str]) -> Ran {
+/// Asserts that the run is refused with status 65 and `words`, sends no request and changes nothing below `/etc`.
+fn assert_refused(node: &Node, words: &[&str]) -> Ran {
     let before = node.etc();
     let ran = node.ask();
     ran.ended(65);
@@ -25,7 +25,7 @@ fn refused(node: &Node, words: &[&str]) -> Ran {
     }
     before.unchanged(&node.etc());
     assert_eq!(node.exchanges(), []);
-    // The plan says the same and ends the same.
+    // `plan` reports the same with the same status.
     let plan = node.plan();
     plan.ended(65);
     for words in words {
@@ -34,8 +34,8 @@ fn refused(node: &Node, words: &[&str]) -> Ran {
     ran
 }
 
-/// The run repairs what is wrong, tells these words of the row, and leaves everything else as it was.
-fn repaired(node: &Node, name: CertName, words: &[&str]) -> Ran {
+/// Asserts that the run repairs the certificate, that its row contains `words`, and that all other keys are kept.
+fn assert_repaired(node: &Node, name: CertName, words: &[&str]) -> Ran {
     let others: Vec<CertName> = EVERYTHING
         .into_iter()
         .filter(|other| *other != name)
@@ -53,7 +53,7 @@ fn repaired(node: &Node, name: CertName, words: &[&str]) -> Ran {
         ran.row_says(name.as_str(), words);
     }
     node.assert_sound(&EVERYTHING);
-    assert_eq!(before, keys(node), "the other keys are the same");
+    assert_eq!(before, keys(node), "the other keys change");
     let settled = node.etc();
     node.bootstrap().done();
     settled.unchanged(&node.etc());
@@ -61,10 +61,10 @@ fn repaired(node: &Node, name: CertName, words: &[&str]) -> Ran {
 }
 
 #[test]
-fn d1_empty_files_are_absent_files() {
+fn treats_empty_files_as_absent() {
     let node = Node::bootstrapped();
     node.write("/etc/kubernetes/controller-manager.conf", "");
-    repaired(
+    assert_repaired(
         &node,
         CertName::ControllerManagerConf,
         &["issued", "empty file"],
@@ -72,15 +72,15 @@ fn d1_empty_files_are_absent_files() {
     assert_eq!(node.mode("/etc/kubernetes/controller-manager.conf"), 0o600);
     node.write(format!("{PKI}/etcd/server.crt"), "");
     node.write(format!("{PKI}/etcd/server.key"), "\n");
-    repaired(&node, CertName::EtcdServer, &["issued", "empty file"]);
-    // An empty bundle is filled by a signer that may be believed.
+    assert_repaired(&node, CertName::EtcdServer, &["issued", "empty file"]);
+    // An empty bundle is replaced by the one of a signer with a pinned CA.
     node.write(format!("{PKI}/ca.crt"), "");
     node.bootstrap().done().row_says("ca", "written");
     node.assert_sound(&EVERYTHING);
 }
 
 #[test]
-fn d1_a_directory_in_the_place_of_a_file_is_named() {
+fn refuses_directory_in_place_of_a_file() {
     for path in [
         "/etc/kubernetes/scheduler.conf",
         "/etc/kubernetes/pki/apiserver.crt",
@@ -90,7 +90,7 @@ fn d1_a_directory_in_the_place_of_a_file_is_named() {
         let node = Node::new();
         let _ = fs::remove_file(node.path(path));
         fs::create_dir(node.path(path)).unwrap();
-        refused(
+        assert_refused(
             &node,
             &[&format!(
                 "nodepki: {} is a directory (a container runtime makes one when a hostPath file is missing); remove it with rmdir and run again",
@@ -100,7 +100,7 @@ fn d1_a_directory_in_the_place_of_a_file_is_named() {
     }
 }
 
-/// Puts a certificate for the key in place, of a `profile` for `signing::wanted`, issued at another time.
+/// Installs a certificate for the present key as `signing::wanted` describes it, issued at another time.
 fn install_issued_at(node: &Node, name: CertName, at: time::OffsetDateTime) {
     let (_, key) = node.leaf(name).unwrap();
     let mut profile = wanted(name).profile;
@@ -113,10 +113,10 @@ fn install_issued_at(node: &Node, name: CertName, at: time::OffsetDateTime) {
 }
 
 #[test]
-fn d2_an_expired_leaf_is_issued_anew() {
+fn reissues_expired_leaf() {
     let node = Node::bootstrapped();
     install_issued_at(&node, CertName::FrontProxyClient, now() - 90 * DAY);
-    repaired(
+    assert_repaired(
         &node,
         CertName::FrontProxyClient,
         &["issued", "it expired at 20"],
@@ -124,10 +124,10 @@ fn d2_an_expired_leaf_is_issued_anew() {
 }
 
 #[test]
-fn d2_an_expired_ca_is_refused_with_what_hangs_on_it() {
+fn refuses_expired_ca_and_the_certificates_under_it() {
     let node = Node::new();
     node.replace_authority(Authority::EtcdCa, now() - 400 * DAY, 365 * DAY);
-    refused(
+    assert_refused(
         &node,
         &[
             "nodepki: the CA certificate in @/etc/kubernetes/pki/etcd/ca.crt (CN=etcd-ca) expired at 20",
@@ -137,21 +137,21 @@ fn d2_an_expired_ca_is_refused_with_what_hangs_on_it() {
 }
 
 #[test]
-fn d3_a_key_without_its_certificate_is_issued_anew() {
+fn reissues_certificate_or_key_that_is_missing() {
     let node = Node::bootstrapped();
     node.remove(format!("{PKI}/etcd/peer.crt"));
-    repaired(
+    assert_repaired(
         &node,
         CertName::EtcdPeer,
         &["issued", "certificate is absent"],
     );
     node.remove(format!("{PKI}/apiserver.key"));
-    repaired(&node, CertName::Apiserver, &["issued", "key is absent"]);
+    assert_repaired(&node, CertName::Apiserver, &["issued", "key is absent"]);
     node.write(
         format!("{PKI}/apiserver.crt"),
         "-----BEGIN CERTIFICATE-----\nnonsense\n",
     );
-    repaired(
+    assert_repaired(
         &node,
         CertName::Apiserver,
         &["issued", "certificate is unreadable"],
@@ -159,9 +159,9 @@ fn d3_a_key_without_its_certificate_is_issued_anew() {
 }
 
 #[test]
-fn d4_a_leaf_of_another_ca_names_both() {
+fn names_both_cas_when_leaf_is_of_another_ca() {
     let node = Node::bootstrapped();
-    // etcd's certificate under the cluster's CA.
+    // etcd's certificate, issued by the cluster's CA.
     let (_, key) = node.leaf(CertName::EtcdServer).unwrap();
     let leaf = node
         .authority(Authority::Ca)
@@ -172,7 +172,7 @@ fn d4_a_leaf_of_another_ca_names_both() {
         )
         .unwrap();
     node.write(format!("{PKI}/etcd/server.crt"), leaf.to_pem());
-    repaired(
+    assert_repaired(
         &node,
         CertName::EtcdServer,
         &[
@@ -183,7 +183,7 @@ fn d4_a_leaf_of_another_ca_names_both() {
 }
 
 #[test]
-fn d4_a_kubeconfig_with_the_old_ca_gets_the_new_one() {
+fn replaces_old_ca_in_kubeconfig() {
     let node = Node::bootstrapped();
     let other = Node::new();
     let path = "/etc/kubernetes/scheduler.conf";
@@ -194,7 +194,7 @@ fn d4_a_kubeconfig_with_the_old_ca_gets_the_new_one() {
         .unwrap();
     node.write(path, kubeconfig.to_yaml().as_bytes());
     let key = node.key_in_place(CertName::SchedulerConf);
-    repaired(
+    assert_repaired(
         &node,
         CertName::SchedulerConf,
         &[
@@ -211,7 +211,7 @@ fn d4_a_kubeconfig_with_the_old_ca_gets_the_new_one() {
 }
 
 #[test]
-fn d5_bundles_of_every_shape_serve() {
+fn accepts_bundles_of_every_shape() {
     let root = |node: &Node| node.authority(Authority::Ca).bundle().to_pem();
     let node = Node::bootstrapped();
     let (own, foreign) = (root(&node), root(&Node::new()));
@@ -242,23 +242,23 @@ fn d5_bundles_of_every_shape_serve() {
         before.unchanged(&node.etc());
         assert_eq!(node.read(format!("{PKI}/ca.crt")), bundle, "{label}");
     }
-    // The issuing root second: kubeadm would fail, so it is told.
+    // The issuing root is second: kubeadm would fail, so a note says so.
     node.write(format!("{PKI}/ca.crt"), format!("{foreign}{own}"));
     node.bootstrap().done().row_says(
         "apiserver",
         "but kubeadm only looks at the first certificate of the bundle, CN=kubernetes: put the issuing root first",
     );
-    // No CA certificate first.
+    // The first certificate is not a CA certificate.
     let leaf = node.read(format!("{PKI}/apiserver.crt"));
     node.write(format!("{PKI}/ca.crt"), format!("{leaf}{own}"));
-    refused(
+    assert_refused(
         &node,
         &[
             "@/etc/kubernetes/pki/ca.crt cannot serve as the trust bundle of ca: its first certificate (CN=kube-apiserver) is not a CA certificate, and kubeadm takes the first one as the CA; put the CA certificate there and run again",
         ],
     );
     node.write(format!("{PKI}/ca.crt"), "no certificate at all\n");
-    refused(
+    assert_refused(
         &node,
         &[
             "@/etc/kubernetes/pki/ca.crt cannot serve as the trust bundle of ca: there is no certificate in it",
@@ -267,25 +267,22 @@ fn d5_bundles_of_every_shape_serve() {
 }
 
 #[test]
-fn d6_stray_keys_and_requests_do_no_harm() {
+fn ignores_stray_keys_and_requests() {
     let node = Node::new();
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     node.write(format!("{PKI}/apiserver.key"), key.to_pem().as_bytes());
-    node.write(format!("{PKI}/apiserver.csr"), "left by somebody");
+    node.write(format!("{PKI}/apiserver.csr"), "left over");
     node.write(format!("{PKI}/unknown.key"), "not of kubeadm");
     node.bootstrap()
         .done()
         .row_says("apiserver", "certificate is absent");
     node.assert_sound(&EVERYTHING);
-    assert_eq!(
-        node.read(format!("{PKI}/apiserver.csr")),
-        "left by somebody"
-    );
+    assert_eq!(node.read(format!("{PKI}/apiserver.csr")), "left over");
     assert_eq!(node.read(format!("{PKI}/unknown.key")), "not of kubeadm");
 }
 
 #[test]
-fn d7_a_ca_key_on_a_node_of_an_external_ca_is_told() {
+fn notes_ca_key_on_node_with_external_ca() {
     let node = Node::new();
     fs::copy(node.ca().join("ca.key"), node.path(format!("{PKI}/ca.key"))).unwrap();
     node.ask().done().says(&node.here(
@@ -295,11 +292,11 @@ fn d7_a_ca_key_on_a_node_of_an_external_ca_is_told() {
 }
 
 #[test]
-fn d8_a_joiner_never_makes_a_service_account_key() {
+fn never_generates_service_account_key_on_joining_node() {
     let node = Node::of(JOIN);
     let words = "nodepki: @/etc/kubernetes/pki/sa.key is absent and this node belongs to a cluster: a new pair would differ from that of the other control-plane nodes and service-account tokens would fail; have it fetched from kubeadm-certs (join.certificateKey, or controlPlane.certificateKey of the JoinConfiguration), or copy sa.key and sa.pub from a control-plane node to @/etc/kubernetes/pki, and run again";
-    refused(&node, &[words]);
-    // With the key alone, the public half follows.
+    assert_refused(&node, &[words]);
+    // Given the key, the public half is derived.
     let key = PrivateKey::generate(KeyAlgorithm::Rsa2048).unwrap();
     node.write(format!("{PKI}/sa.key"), key.to_pem().as_bytes());
     node.set_mode(format!("{PKI}/sa.key"), 0o600);
@@ -314,7 +311,7 @@ fn d8_a_joiner_never_makes_a_service_account_key() {
 
 #[test]
 fn advises_only_copy_of_service_account_pair_on_node_that_has_served() {
-    const COPY: &str = "copy both sa.key and sa.pub from another control-plane node";
+    const ADVICE: &str = "copy both sa.key and sa.pub from another control-plane node";
     let other = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let (key, public) = (format!("{PKI}/sa.key"), format!("{PKI}/sa.pub"));
     let remove_key = |node: &Node| node.remove(&key);
@@ -327,7 +324,7 @@ fn advises_only_copy_of_service_account_pair_on_node_that_has_served() {
             node.remove(&key);
             node.remove(&public);
         },
-        // kubeadm has made the manifest, and everything else is lost.
+        // kubeadm has written the manifest, and all other files are lost.
         &|node| {
             for path in ["/etc/kubernetes/controller-manager.conf", &key, &public] {
                 node.remove(path);
@@ -355,7 +352,7 @@ fn advises_only_copy_of_service_account_pair_on_node_that_has_served() {
             node.run(&["doctor"]),
             node.run(&["status"]),
         ] {
-            assert!(ran.said().contains(COPY), "{number}: {}", ran.said());
+            assert!(ran.said().contains(ADVICE), "{number}: {}", ran.said());
             for wrong in [
                 "remove sa.pub",
                 "derive",
@@ -370,27 +367,27 @@ fn advises_only_copy_of_service_account_pair_on_node_that_has_served() {
 }
 
 #[test]
-fn d8_service_account_pairs_that_do_not_fit_are_refused() {
+fn refuses_service_account_files_that_are_not_a_pair() {
     let node = Node::new();
     let own = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     node.write(format!("{PKI}/sa.key"), own.to_pem().as_bytes());
     let other = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     node.write(format!("{PKI}/sa.pub"), other.public_key().to_pem());
-    refused(
+    assert_refused(
         &node,
         &[
             "@/etc/kubernetes/pki/sa.key and @/etc/kubernetes/pki/sa.pub are not a pair: tokens signed with the one are refused by the other; find out which of them the cluster uses (compare with another control-plane node), then remove the wrong one and run again",
         ],
     );
     node.remove(format!("{PKI}/sa.key"));
-    refused(
+    assert_refused(
         &node,
         &[
             "@/etc/kubernetes/pki/sa.pub is there but @/etc/kubernetes/pki/sa.key is not; copy the matching sa.key from where sa.pub came, or remove sa.pub if the cluster is new, and run again",
         ],
     );
     node.write(format!("{PKI}/sa.key"), "nonsense");
-    refused(
+    assert_refused(
         &node,
         &[
             "@/etc/kubernetes/pki/sa.key is not usable: no PEM block with a private key in it; restore it from another control-plane node and run again",
@@ -398,7 +395,7 @@ fn d8_service_account_pairs_that_do_not_fit_are_refused() {
     );
     node.write(format!("{PKI}/sa.key"), other.to_pem().as_bytes());
     node.write(format!("{PKI}/sa.pub"), "nonsense");
-    refused(
+    assert_refused(
         &node,
         &[
             "@/etc/kubernetes/pki/sa.pub is not usable: ",
@@ -408,7 +405,7 @@ fn d8_service_account_pairs_that_do_not_fit_are_refused() {
     node.remove(format!("{PKI}/sa.pub"));
     node.set_mode(format!("{PKI}/sa.key"), 0o600);
     node.bootstrap().done().row_says("sa", "sa.pub derived");
-    // Readable by everybody: made private, with the same key.
+    // A key readable by everybody is made private and kept.
     node.set_mode(format!("{PKI}/sa.key"), 0o644);
     node.bootstrap()
         .done()
@@ -418,7 +415,7 @@ fn d8_service_account_pairs_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn d11_what_people_added_to_a_kubeconfig_stays() {
+fn keeps_administrator_additions_in_kubeconfig() {
     let node = Node::bootstrapped();
     let path = "/etc/kubernetes/admin.conf";
     let edited = node
@@ -434,7 +431,7 @@ fn d11_what_people_added_to_a_kubeconfig_stays() {
     let before = node.etc();
     node.bootstrap().done();
     before.unchanged(&node.etc());
-    // Another endpoint and another certificate: all of it is still there.
+    // A new endpoint and a new certificate keep all of them.
     node.configure(&INIT.replace("api.example.com", "other.example.com"));
     node.bootstrap().done().row_says("admin.conf", "rewritten");
     let text = node.read(path);
@@ -453,7 +450,7 @@ fn d11_what_people_added_to_a_kubeconfig_stays() {
 }
 
 #[test]
-fn d11_a_kubeconfig_that_cannot_be_repaired_is_refused() {
+fn refuses_kubeconfig_that_cannot_be_repaired() {
     for (from, to, words) in [
         (
             "current-context: kubernetes-admin@kubernetes",
@@ -475,7 +472,7 @@ fn d11_a_kubeconfig_that_cannot_be_repaired_is_refused() {
         let node = Node::bootstrapped();
         let path = "/etc/kubernetes/admin.conf";
         node.write(path, node.read(path).replace(from, to));
-        refused(
+        assert_refused(
             &node,
             &[
                 &format!("@/etc/kubernetes/admin.conf cannot be repaired without losing what is in it: {words}"),
@@ -486,19 +483,19 @@ fn d11_a_kubeconfig_that_cannot_be_repaired_is_refused() {
     }
 }
 
-/// Replaces the key of a pair with another form of itself or another key, by OpenSSL.
+/// Converts a private key with OpenSSL, to another encoding or another key.
 fn convert(node: &Node, path: &str, arguments: &[&str]) {
     let pem = fs::read(node.path(path)).unwrap();
     node.write(path, openssl(arguments, &pem));
 }
 
 #[test]
-fn d12_pkcs8_keys_are_rewritten_and_kept() {
+fn rewrites_pkcs8_keys_and_keeps_them() {
     let node = Node::bootstrapped();
     let path = format!("{PKI}/apiserver.key");
     let before = node.key_in_place(CertName::Apiserver);
     convert(&node, &path, &["pkcs8", "-topk8", "-nocrypt"]);
-    repaired(
+    assert_repaired(
         &node,
         CertName::Apiserver,
         &[
@@ -511,7 +508,7 @@ fn d12_pkcs8_keys_are_rewritten_and_kept() {
         node.read(&path)
             .starts_with("-----BEGIN EC PRIVATE KEY-----")
     );
-    // As `openssl ecparam -genkey` writes it: fine as it is.
+    // The form that `openssl ecparam -genkey` writes is accepted.
     let pem = node.read(&path);
     node.write(
         &path,
@@ -525,7 +522,7 @@ fn d12_pkcs8_keys_are_rewritten_and_kept() {
 }
 
 #[test]
-fn d12_leaf_keys_that_no_component_reads_are_named_and_replaced() {
+fn replaces_leaf_keys_that_no_component_reads() {
     let node = Node::bootstrapped();
     let path = format!("{PKI}/apiserver.key");
     convert(
@@ -533,7 +530,7 @@ fn d12_leaf_keys_that_no_component_reads_are_named_and_replaced() {
         &path,
         &["pkcs8", "-topk8", "-passout", "pass:secret"],
     );
-    repaired(
+    assert_repaired(
         &node,
         CertName::Apiserver,
         &[
@@ -542,7 +539,7 @@ fn d12_leaf_keys_that_no_component_reads_are_named_and_replaced() {
         ],
     );
     convert(&node, &path, &["genpkey", "-algorithm", "ed25519"]);
-    repaired(
+    assert_repaired(
         &node,
         CertName::Apiserver,
         &[
@@ -551,7 +548,7 @@ fn d12_leaf_keys_that_no_component_reads_are_named_and_replaced() {
         ],
     );
     convert(&node, &path, &["genrsa", "-traditional", "1024"]);
-    repaired(
+    assert_repaired(
         &node,
         CertName::Apiserver,
         &[
@@ -562,7 +559,7 @@ fn d12_leaf_keys_that_no_component_reads_are_named_and_replaced() {
 }
 
 #[test]
-fn d12_ca_keys_of_the_local_signer_that_cannot_be_used_are_named() {
+fn refuses_unusable_ca_keys_of_the_local_signer() {
     for (arguments, words) in [
         (
             &["genpkey", "-algorithm", "ed25519"][..],
@@ -606,7 +603,7 @@ fn d12_ca_keys_of_the_local_signer_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn d13_keys_that_everybody_can_read_are_made_private() {
+fn makes_keys_private_that_everybody_can_read() {
     let node = Node::bootstrapped();
     for (name, path) in [
         (CertName::EtcdServer, "/etc/kubernetes/pki/etcd/server.key"),
@@ -614,7 +611,7 @@ fn d13_keys_that_everybody_can_read_are_made_private() {
     ] {
         let key = node.key_in_place(name);
         node.set_mode(path, 0o644);
-        let ran = repaired(
+        let ran = assert_repaired(
             &node,
             name,
             &["rewritten", "everybody can read the key (mode 0644)"],
@@ -629,18 +626,18 @@ fn d13_keys_that_everybody_can_read_are_made_private() {
 }
 
 #[test]
-fn d13_links_in_the_place_of_files_are_never_written_through() {
+fn never_writes_through_symbolic_links() {
     let node = Node::bootstrapped();
     let (inside, path) = ("/srv/server.key", "/etc/kubernetes/pki/etcd/server.key");
     node.write(inside, node.read(path));
     node.set_mode(inside, 0o600);
     node.remove(path);
     symlink(inside, node.path(path)).unwrap();
-    // It serves, inside the root.
+    // A link inside the root is read.
     let before = node.etc();
     node.bootstrap().done();
     before.unchanged(&node.etc());
-    // Its replacement would be another thing.
+    // It is not replaced.
     node.write(inside, "");
     let words = format!(
         "nodepki: {} is a symbolic link to {}; nodepki replaces files, not what links point to: put the file itself here and run again",
@@ -651,7 +648,7 @@ fn d13_links_in_the_place_of_files_are_never_written_through() {
     node.ask().ended(65).says(&words);
     before.unchanged(&node.etc());
     assert_eq!(node.exchanges(), []);
-    // One that leads out of the root leads nowhere in it.
+    // A link that leads out of the root is dangling in it.
     let outside = node.outside("secret.key");
     fs::write(&outside, "untouched").unwrap();
     node.remove(path);
@@ -665,9 +662,9 @@ fn d13_links_in_the_place_of_files_are_never_written_through() {
 }
 
 #[test]
-fn d14_weak_leaves_are_issued_anew() {
+fn reissues_leaves_with_weak_signature_or_key() {
     let node = Node::bootstrapped();
-    // SHA-1 under the right CA, with the right names.
+    // A SHA-1 signature of the right CA over the right names.
     let base = node.ca().join("front-proxy-ca");
     let key = node.path(format!("{PKI}/front-proxy-client.key"));
     let text = |path: &Path| path.to_str().unwrap().to_owned();
@@ -705,7 +702,7 @@ fn d14_weak_leaves_are_issued_anew() {
         &csr,
     );
     node.write(format!("{PKI}/front-proxy-client.crt"), leaf);
-    repaired(
+    assert_repaired(
         &node,
         CertName::FrontProxyClient,
         &[
@@ -714,7 +711,7 @@ fn d14_weak_leaves_are_issued_anew() {
             "which Kubernetes components refuse",
         ],
     );
-    // A key that is not of the wanted kind.
+    // A key of another algorithm than configured.
     node.configure(&INIT.replace("ECDSA-P256", "ECDSA-P384"));
     node.bootstrap()
         .done()

@@ -303,13 +303,10 @@ fn a_ca_certificate_from_a_signer_is_believed_only_under_a_pin() {
     ));
     before.unchanged(&node.etc());
     assert!(node.submissions().is_empty());
-    let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
     let pinned = |pin: &str| {
-        let text = settings.replace(
-            "{ca: {signer: s}",
-            &format!("{{ca: {{signer: s, trust: {{sha256: [\"{pin}\"]}}}}"),
-        );
-        fs::write(node.outside("config.yaml"), text).unwrap();
+        let authority = format!("{{ca: {{signer: s, trust: {{sha256: [\"{pin}\"]}}}}");
+        node.settings("");
+        node.edit_settings("{ca: {signer: s}", &authority);
     };
     pinned(&"0".repeat(64));
     node.ask().ended(65).says("the CA certificate that exec:/bin/bash offers for authority ca is refused: it holds a certificate that is neither pinned nor issued by a pinned one; found public key sha256:");
@@ -555,16 +552,7 @@ fn the_file_drop_from_outbox_to_inbox() {
     let node = Node::new();
     let drop = node.outside("drop");
     fs::create_dir(&drop).unwrap();
-    let run = || {
-        let mut command = node.command(["bootstrap", "--wait", "0s"]);
-        command
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml"));
-        command
-            .arg("--signer")
-            .arg(format!("directory:{}", drop.display()));
-        Ran::of(&mut command)
-    };
+    let run = || node.bootstrap_by_drop(&drop);
     let before = node.etc();
     run().ended(75).row_says(
         "apiserver",
@@ -691,21 +679,12 @@ fn the_file_drop_says_what_is_wrong_with_a_certificate() {
         );
 }
 
-fn csr_command(node: &Node, verb: &str, dir: &Path) -> Ran {
-    Ran::of(
-        node.command(["csr", verb])
-            .arg(dir)
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml")),
-    )
-}
-
 #[test]
 fn a_bundle_goes_out_and_comes_back_signed() {
     let node = Node::new();
     let bundle = node.outside("stick");
     let before = node.etc();
-    csr_command(&node, "export", &bundle).done().says(&format!("12 requests written to {0}; have them signed, put each certificate beside its CSR as .crt, then run: nodepki --root {1} csr import {0}", bundle.display(), node.root().display()));
+    node.csr("export", &bundle).done().says(&format!("12 requests written to {0}; have them signed, put each certificate beside its CSR as .crt, then run: nodepki --root {1} csr import {0}", bundle.display(), node.root().display()));
     before.unchanged(&node.etc());
     for (path, bytes) in crate::signing::tree(&bundle) {
         assert!(
@@ -728,12 +707,12 @@ fn a_bundle_goes_out_and_comes_back_signed() {
         .collect();
     // Exporting again gives the same; importing too early says what is missing.
     let first = crate::signing::tree(&bundle);
-    csr_command(&node, "export", &bundle).done();
+    node.csr("export", &bundle).done();
     assert!(first == crate::signing::tree(&bundle));
-    csr_command(&node, "import", &bundle)
+    node.csr("import", &bundle)
         .ended(65)
         .says("there is no certificate in it for any request of this node");
-    csr_command(&node, "import", &node.outside("nowhere"))
+    node.csr("import", &node.outside("nowhere"))
         .ended(78)
         .says("does not exist or is empty; name the directory with the signed certificates");
     let script = format!(
@@ -749,7 +728,7 @@ fn a_bundle_goes_out_and_comes_back_signed() {
         path(CertName::EtcdPeer, "crt"),
     )
     .unwrap();
-    let ran = csr_command(&node, "import", &bundle);
+    let ran = node.csr("import", &bundle);
     ran.ended(75)
         .row_says(
             "etcd-peer",
@@ -758,14 +737,14 @@ fn a_bundle_goes_out_and_comes_back_signed() {
         .row_says("etcd-server", "held back")
         .row_says("apiserver", "issued");
     fs::write(path(CertName::EtcdPeer, "crt"), kept).unwrap();
-    csr_command(&node, "import", &bundle).done();
+    node.csr("import", &bundle).done();
     node.assert_sound(&EVERYTHING);
     let installed: Vec<String> = EVERYTHING
         .iter()
         .map(|name| node.key_in_place(*name))
         .collect();
     assert_eq!(installed, exported);
-    csr_command(&node, "export", &bundle)
+    node.csr("export", &bundle)
         .done()
         .says("nothing to sign: everything is in place");
 }
@@ -784,7 +763,7 @@ fn the_tree_of_kubeadm_is_imported_with_its_keys() {
     // kubeadm's CSRs carry neither key usage nor extended key usage: whoever signs them must know the profiles. Here
     // they are those of a bundle of another node with the same configuration.
     let (other, profiles) = (Node::new(), node.outside("profiles"));
-    csr_command(&other, "export", &profiles).done();
+    other.csr("export", &profiles).done();
     let (mut keys, mut files) = (BTreeMap::new(), Vec::new());
     for name in EVERYTHING {
         let base = if name.is_kubeconfig() {
@@ -799,7 +778,7 @@ fn the_tree_of_kubeadm_is_imported_with_its_keys() {
         files.push((name, beside("csr"), beside("crt")));
     }
     let before = node.etc();
-    csr_command(&node, "import", &tree)
+    node.csr("import", &tree)
         .ended(65)
         .row_says("apiserver", "extended key usage server auth is missing")
         .row_says(
@@ -830,7 +809,7 @@ fn the_tree_of_kubeadm_is_imported_with_its_keys() {
         fs::write(crt, signed).unwrap();
     }
     let before = crate::signing::tree(&tree);
-    csr_command(&node, "import", &tree).done();
+    node.csr("import", &tree).done();
     node.assert_sound(&EVERYTHING);
     for (name, key) in keys {
         assert_eq!(
@@ -989,12 +968,10 @@ fn judges_life_of_certificate_against_wish() {
         assert_eq!(ran.said().contains("it lives"), !words.is_empty());
     }
     // Written down, a longer life is taken, and said.
-    let config = fs::read_to_string(node.outside("config.yaml")).unwrap();
-    let accepted = config.replace(
+    node.edit_settings(
         "front-proxy-ca: {signer: s}",
         "front-proxy-ca: {signer: s, maxLifetime: 87600h}",
     );
-    fs::write(node.outside("config.yaml"), accepted).unwrap();
     node.remove("/etc/kubernetes/pki/front-proxy-client.crt");
     node.signer_does("front-proxy-client", &format!("bad life:{}", 3650 * DAY));
     node.ask()

@@ -1,20 +1,20 @@
-//! What a signer sees of ten thousand nodes, against the goals.
+//! Compares the load that ten thousand nodes put on a signer with the goals.
 
 #[path = "../bench/fleet.rs"]
 mod simulation;
 
 #[test]
-fn a_fleet_never_asks_at_once() {
+fn spreads_requests_of_a_fleet_over_time() {
     let cases = simulation::cases();
     assert_eq!(cases.len(), 7);
     for case in cases {
         let (load, ratio) = (&case.load, case.load.ratio());
-        let told = format!(
+        let summary = format!(
             "{}: {} requests, {:.1} in a {} on average, {} at most: {ratio:.2}",
             case.what, load.requests, load.mean, case.per, load.peak
         );
-        println!("{told}");
-        assert!(load.requests > 2000, "too few to tell anything: {told}");
-        assert!(case.goal.is_none_or(|goal| ratio <= goal), "{told}");
+        println!("{summary}");
+        assert!(load.requests > 2000, "too few requests to judge: {summary}");
+        assert!(case.goal.is_none_or(|goal| ratio <= goal), "{summary}");
     }
 }

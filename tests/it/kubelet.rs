@@ -249,15 +249,7 @@ fn a_link_in_a_circle_is_mended() {
 #[test]
 fn what_the_kubelet_renews_by_itself_is_left_to_it() {
     let node = whole();
-    let renew = || {
-        let mut command = node.command(["renew", "--wait", "0s", "--clock-wait", "0s", "--config"]);
-        command.arg(node.outside("config.yaml"));
-        Ran::of(
-            command
-                .arg("--kubeadm-config")
-                .arg(node.outside("kubeadm.yaml")),
-        )
-    };
+    let renew = || Ran::of(&mut node.configured(["renew", "--wait", "0s", "--clock-wait", "0s"]));
     // 80 % of its life are over: it would have been renewed, were it not the kubelet's, which takes its time to 90 %.
     let theirs = pair(&node, 8);
     kubelet_stores(&node, "kubelet-client-2026-02-02-03-04-05.pem", &theirs);

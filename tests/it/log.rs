@@ -1,7 +1,7 @@
-//! What the library logs while a test acts.
+//! Captures the events that the library logs during a test.
 //!
-//! One subscriber for the whole process, writing to the thread that logs: with a subscriber a test, `tracing` would
-//! now and then remember of another test's thread that nobody listens.
+//! One subscriber serves the whole process and writes to a buffer of the logging thread. With one subscriber per test,
+//! `tracing` would sometimes cache the absence of a subscriber for another test's thread.
 
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -11,9 +11,9 @@ thread_local! {
     static LOG: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-struct Here;
+struct ThreadBuffer;
 
-impl Write for Here {
+impl Write for ThreadBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         LOG.with_borrow_mut(|log| log.iter_mut().for_each(|log| log.extend_from_slice(bytes)));
         Ok(bytes.len())
@@ -24,14 +24,14 @@ impl Write for Here {
     }
 }
 
-/// Acts, and gives the events of this thread meanwhile, one a line.
+/// Runs `act` and returns the events that this thread logged, one a line.
 pub(crate) fn logged<T>(act: impl FnOnce() -> T) -> (T, String) {
-    static LISTENER: Once = Once::new();
-    LISTENER.call_once(|| {
+    static SUBSCRIBER: Once = Once::new();
+    SUBSCRIBER.call_once(|| {
         tracing_subscriber::fmt()
             .with_max_level(tracing::Level::TRACE)
             .with_ansi(false)
-            .with_writer(|| Here)
+            .with_writer(|| ThreadBuffer)
             .init();
     });
     LOG.set(Some(Vec::new()));

@@ -172,14 +172,10 @@ const COMMANDS_BESIDE: [(&[&str], With); 2] = [
 ];
 
 fn line(node: &Node, (words, with): (&[&str], With)) -> Command {
-    let mut command = node.command(words);
-    if let With::Configuration = with {
-        command.arg("--config").arg(node.outside("config.yaml"));
-        command
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml"));
+    match with {
+        With::Configuration => node.configured(words),
+        With::Nothing | With::Node => node.command(words),
     }
-    command
 }
 
 /// The tokens of a text that are or contain an absolute path.

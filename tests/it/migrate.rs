@@ -51,13 +51,7 @@ fn filled_by_kubeadm(node: Node) -> Node {
 }
 
 fn migrate(node: &Node, direction: &str, arguments: &[&str]) -> Command {
-    let mut command = node.command(["migrate", direction]);
-    for (option, file) in [
-        ("--config", "config.yaml"),
-        ("--kubeadm-config", "kubeadm.yaml"),
-    ] {
-        command.arg(option).arg(node.outside(file));
-    }
+    let mut command = node.configured(["migrate", direction]);
     command.args(arguments);
     command
 }

@@ -1,7 +1,7 @@
-//! A node in a directory, its authorities and a signer beside it, and the real binary run against them.
+//! The fixture of tests that run the whole program: a node, its authorities and a signer, all in one directory.
 //!
-//! Owns: what a test of the whole program needs. [`Node`] is the fixture, [`Ran`] what a run said, [`Snapshot`] the
-//! proof that nothing changed. A signer's misbehaviour is set with [`Node::signer_does`].
+//! [`Node`] is the fixture, [`Ran`] the result of a run of the binary, and [`Snapshot`] proves that no file changed.
+//! [`Node::signer_does`] makes the plug-in signer fail.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -22,9 +22,9 @@ use time::OffsetDateTime;
 use crate::signing::{openssl, write_authorities, write_secret};
 
 pub(crate) const NODEPKI: &str = env!("CARGO_BIN_EXE_nodepki");
-const SIGNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
+pub(crate) const SIGNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
 
-/// The first node of a cluster.
+/// kubeadm configuration of the first node of a cluster.
 pub(crate) const INIT: &str = "\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
@@ -38,7 +38,7 @@ encryptionAlgorithm: ECDSA-P256
 controlPlaneEndpoint: api.example.com:6443
 ";
 
-/// A further control-plane node.
+/// kubeadm configuration of a control-plane node that joins.
 pub(crate) const JOIN: &str = "\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: JoinConfiguration
@@ -53,14 +53,15 @@ encryptionAlgorithm: ECDSA-P256
 controlPlaneEndpoint: api.example.com:6443
 ";
 
-/// Below a directory of its own: `root` is the node's root, `ca` the authorities in kubeadm's layout, `kubeadm.yaml`
-/// the configuration, `config.yaml` the settings with the signer of `tests/fixtures/signer.sh`, which logs to `log`.
+/// A node in a temporary directory with these entries: `root` is the node's root, `ca` the authorities in kubeadm's
+/// layout, `kubeadm.yaml` the kubeadm configuration, `config.yaml` the settings, with the plug-in signer
+/// `tests/fixtures/signer.sh`, and `log` the calls of that signer.
 pub(crate) struct Node {
     dir: TempDir,
 }
 
 impl Node {
-    /// The first node, with the authorities' certificates in place and nothing else.
+    /// Creates a first node that has the authorities' certificates and no other file.
     pub(crate) fn new() -> Self {
         Self::of(INIT)
     }
@@ -75,7 +76,7 @@ impl Node {
         Self::below(dir.unwrap(), kubeadm)
     }
 
-    /// On a file system that knows attributes.
+    /// As [`Node::new`], on a file system that supports file attributes.
     pub(crate) fn on_disk() -> Self {
         Self::below(TempDir::new().unwrap(), INIT)
     }
@@ -94,7 +95,7 @@ impl Node {
         node
     }
 
-    /// A copy, all of it; its settings still name the signer of this one.
+    /// Copies the whole directory; the settings of the copy still use the signer of the original.
     #[cfg(feature = "failpoints")]
     pub(crate) fn copied(&self) -> Self {
         let dir = TempDir::new_in(self.dir.path().parent().unwrap()).unwrap();
@@ -106,7 +107,7 @@ impl Node {
         write_secret(self.outside("kubeadm.yaml"), kubeadm);
     }
 
-    /// The settings, with `more` added.
+    /// Writes the settings, followed by `more`.
     pub(crate) fn settings(&self, more: &str) {
         let settings = format!(
             "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
@@ -114,14 +115,27 @@ impl Node {
              signers: {{s: {{exec: {{command: /bin/bash, args: [{SIGNER}, {}]}}}}}}\n{more}",
             self.dir.path().display()
         );
-        fs::write(self.outside("config.yaml"), settings).unwrap();
+        self.write_settings(&settings);
+    }
+
+    /// Writes the whole text of the settings.
+    pub(crate) fn write_settings(&self, text: &str) {
+        fs::write(self.outside("config.yaml"), text).unwrap();
+    }
+
+    /// Replaces the first occurrence of `from` in the settings.
+    #[track_caller]
+    pub(crate) fn edit_settings(&self, from: &str, to: &str) {
+        let text = fs::read_to_string(self.outside("config.yaml")).unwrap();
+        assert!(text.contains(from), "{text}");
+        self.write_settings(&text.replacen(from, to, 1));
     }
 
     pub(crate) fn root(&self) -> PathBuf {
         self.outside("root")
     }
 
-    /// A path beside the node.
+    /// A path in the directory that contains the root.
     pub(crate) fn outside(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -130,7 +144,7 @@ impl Node {
         self.outside("ca")
     }
 
-    /// Puts another certificate authority in the place of one, as of `now`, beside the node and on it.
+    /// Replaces a certificate authority, both the signer's and the node's, by a new one that starts at `now`.
     pub(crate) fn replace_authority(
         &self,
         authority: Authority,
@@ -150,18 +164,12 @@ impl Node {
         );
     }
 
-    /// Pins the authority that the signer has now in the settings.
+    /// Pins the signer's present authority in the settings.
     pub(crate) fn pin_authority(&self, authority: Authority) {
         let pin = hex(&self.authority(authority).public_key().sha256());
-        let text = fs::read_to_string(self.outside("config.yaml")).unwrap();
         let unpinned = format!("{authority}: {{signer: s}}");
-        assert!(text.contains(&unpinned), "{text}");
         let pinned = format!("{authority}: {{signer: s, trust: {{sha256: [\"{pin}\"]}}}}");
-        fs::write(
-            self.outside("config.yaml"),
-            text.replacen(&unpinned, &pinned, 1),
-        )
-        .unwrap();
+        self.edit_settings(&unpinned, &pinned);
     }
 
     pub(crate) fn authority(&self, authority: Authority) -> CertificateAuthority {
@@ -170,13 +178,13 @@ impl Node {
         CertificateAuthority::from_pem(&read("crt"), &read("key")).unwrap()
     }
 
-    /// A path on the node.
+    /// The path on this machine of a path on the node.
     pub(crate) fn path(&self, on_node: impl AsRef<Path>) -> PathBuf {
         self.root()
             .join(on_node.as_ref().strip_prefix("/").unwrap())
     }
 
-    /// Words with `@` for the node's root directory on this machine, as in `@/etc/kubernetes`.
+    /// Replaces `@` by the node's root directory on this machine, as in `@/etc/kubernetes`.
     pub(crate) fn here(&self, words: &str) -> String {
         words.replace("@/", &format!("{}/", self.root().display()))
     }
@@ -187,7 +195,7 @@ impl Node {
         fs::write(path, bytes).unwrap();
     }
 
-    /// As [`Node::write`], readable for its owner alone.
+    /// As [`Node::write`], readable by its owner only.
     pub(crate) fn write_secret(&self, on_node: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
         self.write(&on_node, bytes);
         self.set_mode(on_node, 0o600);
@@ -209,7 +217,7 @@ impl Node {
         fs::remove_file(self.path(on_node)).unwrap();
     }
 
-    /// nodepki on this node, with the arguments that follow `--root`.
+    /// The command `nodepki --root ROOT` with further arguments.
     pub(crate) fn command<A: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = A>,
@@ -226,6 +234,41 @@ impl Node {
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
         Ran::of(&mut self.command(arguments))
+    }
+
+    /// A command with the settings and the kubeadm configuration.
+    pub(crate) fn configured<A: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Command {
+        let mut command = self.command(arguments);
+        command
+            .arg("--config")
+            .arg(self.outside("config.yaml"))
+            .arg("--kubeadm-config")
+            .arg(self.outside("kubeadm.yaml"));
+        command
+    }
+
+    /// `csr export` or `csr import` of a bundle, with the kubeadm configuration and without settings.
+    pub(crate) fn csr(&self, verb: &str, bundle: &Path) -> Ran {
+        Ran::of(
+            self.command(["csr", verb])
+                .arg(bundle)
+                .arg("--kubeadm-config")
+                .arg(self.outside("kubeadm.yaml")),
+        )
+    }
+
+    /// Runs `bootstrap` with the signer of kind `directory`, without waiting for certificates.
+    pub(crate) fn bootstrap_by_drop(&self, drop: &Path) -> Ran {
+        Ran::of(
+            self.command(["bootstrap", "--wait", "0s", "--clock-wait", "0s"])
+                .arg("--kubeadm-config")
+                .arg(self.outside("kubeadm.yaml"))
+                .arg("--signer")
+                .arg(format!("directory:{}", drop.display())),
+        )
     }
 
     /// A command with the kubeadm configuration and the local signer.
@@ -250,23 +293,17 @@ impl Node {
         Ran::of(&mut self.with_local(&["plan"], &[]))
     }
 
-    /// `bootstrap` with the signer that logs.
+    /// `bootstrap` with the plug-in signer.
     pub(crate) fn ask_command(&self, wait: &str) -> Command {
-        let mut command = self.command(["bootstrap", "--wait", wait, "--clock-wait", "0s"]);
-        command
-            .arg("--config")
-            .arg(self.outside("config.yaml"))
-            .arg("--kubeadm-config")
-            .arg(self.outside("kubeadm.yaml"));
-        command
+        self.configured(["bootstrap", "--wait", wait, "--clock-wait", "0s"])
     }
 
-    /// The same, waiting for nothing.
+    /// Runs [`Node::ask_command`] without waiting for pending certificates.
     pub(crate) fn ask(&self) -> Ran {
         Ran::of(&mut self.ask_command("0s"))
     }
 
-    /// A first node with the service-account pair, which only `bootstrap` makes.
+    /// Creates a first node with the service-account pair, which only `bootstrap` generates.
     pub(crate) fn with_service_account() -> Self {
         let node = Self::new();
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
@@ -275,24 +312,26 @@ impl Node {
         node
     }
 
-    /// A control-plane node on which everything is in place.
+    /// Creates a first node that `bootstrap` has completed.
     pub(crate) fn bootstrapped() -> Self {
         let node = Self::new();
         node.bootstrap().done();
         node
     }
 
-    /// See `tests/fixtures/signer.sh`; `sign` is what it does when nothing else is said.
+    /// Sets the behaviour of the plug-in signer for a slot, or for `all`: see `tests/fixtures/signer.sh`. The default is
+    /// `sign`.
     pub(crate) fn signer_does(&self, slot: &str, how: &str) {
         fs::write(self.outside("how").join(slot), how).unwrap();
     }
 
+    /// Restores the default behaviour of the plug-in signer.
     pub(crate) fn signer_behaves(&self) {
         fs::remove_dir_all(self.outside("how")).unwrap();
         fs::create_dir(self.outside("how")).unwrap();
     }
 
-    /// What the signer was asked, in order: verb, slot, request.
+    /// The calls of the plug-in signer, in order: verb, slot, request.
     pub(crate) fn exchanges(&self) -> Vec<(String, String, String)> {
         let log = fs::read_to_string(self.outside("log")).unwrap_or_default();
         let word = |line: &str, at: usize| line.split(' ').nth(at).unwrap_or_default().to_owned();
@@ -301,7 +340,7 @@ impl Node {
             .collect()
     }
 
-    /// How often each slot's `sign` was called.
+    /// Number of `sign` calls for each slot.
     pub(crate) fn submissions(&self) -> BTreeMap<String, usize> {
         let mut count = BTreeMap::new();
         for (verb, slot, _) in self.exchanges() {
@@ -312,7 +351,7 @@ impl Node {
         count
     }
 
-    /// SHA-256 of the public keys that the signer saw, each one once, by slot.
+    /// SHA-256 digests of the distinct public keys that the signer received, by slot.
     pub(crate) fn keys_seen(&self) -> BTreeMap<String, Vec<String>> {
         let mut keys: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (_, slot, id) in self.exchanges() {
@@ -328,7 +367,7 @@ impl Node {
         keys
     }
 
-    /// The chain and key of a slot, from its pair or its kubeconfig; `None` when a file is missing.
+    /// The chain and key of a certificate, from its pair or its kubeconfig; `None` if a file is missing.
     pub(crate) fn leaf(&self, name: CertName) -> Option<(Chain, PrivateKey)> {
         let (chain, key) = if name.is_kubeconfig() {
             let text = fs::read_to_string(self.path(format!("/etc/kubernetes/{name}"))).ok()?;
@@ -353,12 +392,12 @@ impl Node {
         ))
     }
 
-    /// SHA-256 of the public key in place.
+    /// SHA-256 digest of the installed public key.
     pub(crate) fn key_in_place(&self, name: CertName) -> String {
         hex(&self.leaf(name).unwrap().1.public_key().sha256())
     }
 
-    /// SHA-256 of the public keys that wait in pending slots.
+    /// SHA-256 digests of the public keys of pending requests.
     #[cfg(feature = "failpoints")]
     pub(crate) fn pending_keys(&self) -> BTreeMap<CertName, String> {
         let key = |name: &CertName| {
@@ -369,7 +408,7 @@ impl Node {
         CertName::KUBEADM.iter().filter_map(key).collect()
     }
 
-    /// Every one of `names` is a pair, and OpenSSL verifies it under the authority on the node.
+    /// Asserts that each certificate matches its key and that OpenSSL verifies it under the node's authority.
     pub(crate) fn assert_sound(&self, names: &[CertName]) {
         let scratch = tempfile::tempdir().unwrap();
         let mut by_authority: BTreeMap<Authority, Vec<String>> = BTreeMap::new();
@@ -380,7 +419,7 @@ impl Node {
             assert_eq!(
                 chain.leaf().public_key(),
                 key.public_key(),
-                "{name} is no pair"
+                "{name}: certificate and key differ"
             );
             let file = scratch.path().join(name.as_str());
             fs::write(&file, chain.to_pem()).unwrap();
@@ -404,17 +443,18 @@ impl Node {
         }
     }
 
+    /// All files of the node.
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot::of(&self.root())
     }
 
-    /// What lies below `/etc` of the node.
+    /// The files below `/etc` of the node.
     pub(crate) fn etc(&self) -> Snapshot {
         Snapshot::of(&self.path("/etc"))
     }
 }
 
-/// The command in a mount namespace of its own, after `script` was run by a shell with the node's root as `$1`.
+/// Runs the command in a new mount namespace, after a shell has run `script` there with the node's root as `$1`.
 pub(crate) fn with_mounts(node: &Node, inner: &Command, script: &str) -> Ran {
     let mut command = Command::new("unshare");
     command.arg("--mount");
@@ -432,7 +472,7 @@ pub(crate) fn with_mounts(node: &Node, inner: &Command, script: &str) -> Ran {
     Ran::of(&mut command)
 }
 
-/// A run that has ended.
+/// The result of a finished run.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
     pub(crate) signal: Option<i32>,
@@ -445,7 +485,7 @@ impl Ran {
         Self::from(command.output().unwrap())
     }
 
-    /// All that it said.
+    /// Standard output followed by standard error.
     pub(crate) fn said(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
@@ -487,7 +527,7 @@ impl Ran {
         self
     }
 
-    /// The row of a certificate in the table, with what stands beneath it.
+    /// The row of a certificate in the table, with the indented lines that follow it.
     #[track_caller]
     pub(crate) fn row(&self, name: &str) -> String {
         let mut lines = self
@@ -504,7 +544,7 @@ impl Ran {
             .join("\n")
     }
 
-    /// The action in a row of the table.
+    /// Asserts that a certificate's row of the table contains `words`.
     #[track_caller]
     pub(crate) fn row_says(&self, name: &str, words: &str) -> &Self {
         let row = self.row(name);
@@ -529,12 +569,12 @@ impl From<Output> for Ran {
     }
 }
 
-/// Every file and directory of a tree: what it is, owner, mode, times, inode and content.
+/// The state of every file and directory of a tree: kind, owner, mode, modification time, inode and content.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Snapshot(BTreeMap<PathBuf, Seen>);
+pub(crate) struct Snapshot(BTreeMap<PathBuf, FileState>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct FileState {
     mode: u32,
     owner: (u32, u32),
     inode: u64,
@@ -545,11 +585,11 @@ struct Seen {
 impl Snapshot {
     pub(crate) fn of(dir: &Path) -> Self {
         let mut seen = BTreeMap::new();
-        look(dir, &mut seen);
+        collect(dir, &mut seen);
         Snapshot(seen)
     }
 
-    /// Only content, kind and mode: what a rename onto the same bytes leaves as it was.
+    /// Content, kind and mode only: the parts that a rename onto the same bytes preserves.
     pub(crate) fn content(&self) -> Vec<(&Path, u32, &[u8])> {
         self.0
             .iter()
@@ -574,7 +614,7 @@ impl Snapshot {
     }
 }
 
-fn look(path: &Path, seen: &mut BTreeMap<PathBuf, Seen>) {
+fn collect(path: &Path, seen: &mut BTreeMap<PathBuf, FileState>) {
     let Ok(found) = path.symlink_metadata() else {
         return;
     };
@@ -588,7 +628,7 @@ fn look(path: &Path, seen: &mut BTreeMap<PathBuf, Seen>) {
     } else {
         Vec::new()
     };
-    let entry = Seen {
+    let entry = FileState {
         mode: found.mode(),
         owner: (found.uid(), found.gid()),
         inode: found.ino(),
@@ -598,12 +638,12 @@ fn look(path: &Path, seen: &mut BTreeMap<PathBuf, Seen>) {
     seen.insert(path.to_owned(), entry);
     if found.is_dir() {
         for entry in fs::read_dir(path).unwrap() {
-            look(&entry.unwrap().path(), seen);
+            collect(&entry.unwrap().path(), seen);
         }
     }
 }
 
-/// A file of the node, a link in the last place resolved on the node.
+/// Reads a file of the node; a symbolic link as the last component is resolved below the root.
 fn read_in_root(root: &Path, on_node: &str) -> Option<Vec<u8>> {
     Some(
         Root::open(root)

@@ -1,7 +1,8 @@
-//! `renew` and `needs-renewal`: what is due, what has drifted, what waits, and what a failure costs.
+//! `renew` and `needs-renewal`: certificates that are due, that differ from the configuration or that are pending, and
+//! the effect of a failing signer.
 //!
-//! Age is made by writing issue times into the record: a certificate of 365 days that was issued three years ago has a
-//! quarter of its life left.
+//! Tests age certificates by writing issue times into the record: a certificate of 365 days that was issued three
+//! years ago is treated as if a quarter of its lifetime were left.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,43 +18,46 @@ use time::{Duration as Span, OffsetDateTime};
 use crate::kubeadm;
 use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
 
-/// Half a percent of a quarter of a life would do: no node is due later than this.
+/// An age at which every node renews: later than the due date with the largest jitter.
 const DUE: Span = Span::days(3 * 365);
-/// Less than a tenth is left.
+/// An age at which less than a tenth of the lifetime is left.
 const URGENT: Span = Span::days(20 * 365);
-/// Older than any cool-down.
+/// An age older than every cool-down.
 const SETTLED: Span = Span::hours(2);
 
 const RECORD: &str = "/var/lib/nodepki/issued.json";
 
-fn rotating(node: &Node, command: &str, more: &[&str]) -> Command {
-    let mut run = node.command([command, "--wait", "0s", "--clock-wait", "0s"]);
-    run.arg("--config")
-        .arg(node.outside("config.yaml"))
-        .arg("--kubeadm-config")
-        .arg(node.outside("kubeadm.yaml"))
-        .args(more);
+fn rotation_command(node: &Node, command: &str, more: &[&str]) -> Command {
+    let mut run = node.configured([command, "--wait", "0s", "--clock-wait", "0s"]);
+    run.args(more);
     run
 }
 
 fn renew(node: &Node, more: &[&str]) -> Ran {
-    Ran::of(&mut rotating(node, "renew", more))
+    Ran::of(&mut rotation_command(node, "renew", more))
 }
 
-fn needs(node: &Node, more: &[&str]) -> Ran {
-    Ran::of(&mut rotating(node, "needs-renewal", more))
+/// `renew` with the local signer, whose certificates have the configured lifetime.
+fn renew_locally(node: &Node, more: &[&str]) -> Ran {
+    let config = node.outside("config.yaml");
+    let config = ["--config", config.to_str().unwrap(), "--clock-wait", "0s"];
+    Ran::of(&mut node.with_local(&["renew"], &[&config, more].concat()))
 }
 
-/// A node on which everything was made by the signer that logs, two hours ago.
+fn needs_renewal(node: &Node, more: &[&str]) -> Ran {
+    Ran::of(&mut rotation_command(node, "needs-renewal", more))
+}
+
+/// A node whose certificates the logging plug-in signer issued two hours ago.
 fn node() -> Node {
     let node = Node::new();
     node.ask().done();
-    made_before(&node, &EVERYTHING, SETTLED);
+    backdate(&node, &EVERYTHING, SETTLED);
     node
 }
 
-/// As if these had been issued so long ago.
-pub(crate) fn made_before(node: &Node, names: &[CertName], ago: Span) {
+/// Records that the certificates `names` were issued `ago` before now.
+pub(crate) fn backdate(node: &Node, names: &[CertName], ago: Span) {
     let mut record: Value = serde_json::from_str(&node.read(RECORD)).unwrap();
     let at = (OffsetDateTime::now_utc() - ago).format(&Rfc3339).unwrap();
     for name in names {
@@ -79,7 +83,7 @@ fn serials(node: &Node) -> BTreeMap<CertName, String> {
         .collect()
 }
 
-/// Which of two states differ.
+/// The certificates in which two states differ.
 fn changed(before: &BTreeMap<CertName, String>, now: &BTreeMap<CertName, String>) -> Vec<CertName> {
     EVERYTHING
         .into_iter()
@@ -88,27 +92,29 @@ fn changed(before: &BTreeMap<CertName, String>, now: &BTreeMap<CertName, String>
 }
 
 #[test]
-fn r1_nothing_due_means_nothing_touched_and_nobody_asked() {
+fn changes_nothing_and_sends_no_request_when_nothing_is_due() {
     let node = node();
-    let (before, asked) = (node.snapshot(), node.exchanges().len());
+    let (before, requests) = (node.snapshot(), node.exchanges().len());
     for _ in 0..2 {
         renew(&node, &[]).done().row_says("apiserver", "kept");
-        needs(&node, &[]).ended(1).says("nothing is due before 20");
+        needs_renewal(&node, &[])
+            .ended(1)
+            .says("nothing is due before 20");
     }
     before.unchanged(&node.snapshot());
-    assert_eq!(node.exchanges().len(), asked);
+    assert_eq!(node.exchanges().len(), requests);
 }
 
 #[test]
-fn what_is_due_is_rekeyed_and_the_rest_is_kept() {
+fn rekeys_due_certificates_and_keeps_the_others() {
     let node = node();
-    made_before(&node, &[CertName::Apiserver, CertName::AdminConf], DUE);
-    needs(&node, &[])
+    backdate(&node, &[CertName::Apiserver, CertName::AdminConf], DUE);
+    needs_renewal(&node, &[])
         .ended(0)
         .says("apiserver: due since ")
         .says(" % of its life of ");
-    needs(&node, &["--name", "etcd-peer,scheduler.conf"]).ended(1);
-    needs(&node, &["--name", "etcd-peer", "--name", "admin.conf"]).ended(0);
+    needs_renewal(&node, &["--name", "etcd-peer,scheduler.conf"]).ended(1);
+    needs_renewal(&node, &["--name", "etcd-peer", "--name", "admin.conf"]).ended(0);
     let (before, old) = (node.snapshot(), keys(&node));
     let ends = node.leaf(CertName::AdminConf).unwrap().0.leaf().not_after();
 
@@ -124,7 +130,7 @@ fn what_is_due_is_rekeyed_and_the_rest_is_kept() {
         .row_says("apiserver", "rekeyed")
         .row_says("apiserver", "due since ")
         .row_says("etcd-peer", "kept")
-        // R8.
+        // The end date is the one of the new certificate.
         .row_says("admin.conf", "copies of the old admin.conf work until ")
         .row_says("admin.conf", &ends.format(&Rfc3339).unwrap());
     assert_eq!(
@@ -132,14 +138,14 @@ fn what_is_due_is_rekeyed_and_the_rest_is_kept() {
         [CertName::Apiserver, CertName::AdminConf]
     );
     node.assert_sound(&EVERYTHING);
-    needs(&node, &[]).ended(1);
+    needs_renewal(&node, &[]).ended(1);
 }
 
 #[test]
-fn json_has_what_the_table_has() {
+fn prints_the_table_as_json() {
     let node = node();
-    made_before(&node, &[CertName::EtcdPeer], DUE);
-    let need: Value = serde_json::from_str(&needs(&node, &["-o", "json"]).stdout).unwrap();
+    backdate(&node, &[CertName::EtcdPeer], DUE);
+    let need: Value = serde_json::from_str(&needs_renewal(&node, &["-o", "json"]).stdout).unwrap();
     assert_eq!(need["answer"], "yes");
     assert!(
         need["reason"]
@@ -157,8 +163,8 @@ fn json_has_what_the_table_has() {
 }
 
 #[test]
-fn without_rekey_the_key_stays_byte_for_byte() {
-    // RSA signs a CSR the same way twice: the signer must still take it for another request.
+fn keeps_key_bytes_when_rekey_is_off() {
+    // An RSA signature over the same CSR is always the same, and the signer must still accept the second request.
     for algorithm in ["ECDSA-P256", "RSA-2048"] {
         let few = "etcd: {external: {endpoints: ['http://192.0.2.50:2379']}}\n";
         let node = Node::of(&format!("{}{few}", INIT.replace("ECDSA-P256", algorithm)));
@@ -173,8 +179,8 @@ fn without_rekey_the_key_stays_byte_for_byte() {
         };
         let names = [CertName::Apiserver, CertName::FrontProxyClient];
         let (old, old_leaf) = (read(&paths), node.leaf(CertName::Apiserver).unwrap().0);
-        made_before(&node, &names, DUE);
-        // One second later, so that the new one ends later.
+        backdate(&node, &names, DUE);
+        // One second later, so that the new certificate ends later.
         std::thread::sleep(Duration::from_millis(1100));
         renew(&node, &[])
             .done()
@@ -185,13 +191,13 @@ fn without_rekey_the_key_stays_byte_for_byte() {
         assert_ne!(leaf.leaf().serial(), old_leaf.leaf().serial());
         assert!(leaf.leaf().not_after() > old_leaf.leaf().not_after());
         node.assert_sound(&names);
-        // A key that may be known is not certified again.
+        // An exposed key is never certified again.
         renew(&node, &["--force", "--name", "apiserver"])
             .done()
             .row_says("apiserver", "rekeyed");
         assert_ne!(read(&paths)[0], old[0]);
-        // Another algorithm is another key, whatever rekey says.
-        made_before(&node, &names, SETTLED);
+        // A key of another algorithm is a new key, whatever `rekey` is.
+        backdate(&node, &names, SETTLED);
         node.configure(&format!(
             "{}{few}",
             INIT.replace("ECDSA-P256", "ECDSA-P384")
@@ -205,7 +211,7 @@ fn without_rekey_the_key_stays_byte_for_byte() {
 }
 
 #[test]
-fn names_and_all() {
+fn renews_named_certificates_and_all_of_them() {
     let node = node();
     let old = keys(&node);
     renew(
@@ -220,7 +226,7 @@ fn names_and_all() {
         changed(&old, &now),
         [CertName::Apiserver, CertName::EtcdPeer, CertName::AdminConf]
     );
-    // R4: not again so soon, whoever asks.
+    // The cool-down applies to explicit requests too.
     renew(&node, &["--all"])
         .done()
         .row_says("apiserver", "kept")
@@ -250,9 +256,13 @@ fn names_and_all() {
     renew(&node, &["--force", "--all"]).done();
     assert_eq!(changed(&now, &keys(&node)).len(), EVERYTHING.len());
     for (command, status) in [("renew", 64), ("needs-renewal", 255)] {
-        Ran::of(&mut rotating(&node, command, &["--name", "apisever"]))
-            .ended(status)
-            .says("--name \"apisever\" is no certificate; did you mean apiserver?");
+        Ran::of(&mut rotation_command(
+            &node,
+            command,
+            &["--name", "apisever"],
+        ))
+        .ended(status)
+        .says("--name \"apisever\" is no certificate; did you mean apiserver?");
     }
     node.configure(&format!(
         "{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n"
@@ -263,7 +273,7 @@ fn names_and_all() {
 }
 
 #[test]
-fn every_drift_is_renewed_for_its_reason() {
+fn renews_each_drifted_certificate_and_names_the_reason() {
     let kubeadm = |from: &str, to: &str| INIT.replace(from, to);
     let drifts: [(&str, String, &str, &str, &str); 5] = [
         (
@@ -306,14 +316,16 @@ fn every_drift_is_renewed_for_its_reason() {
         let node = node();
         node.configure(&kubeadm);
         node.settings(settings);
-        needs(&node, &["--name", name]).ended(0).says(reason);
+        needs_renewal(&node, &["--name", name])
+            .ended(0)
+            .says(reason);
         renew(&node, &[]).done().row_says(name, reason);
         node.assert_sound(&EVERYTHING);
-        let asked = node.exchanges().len();
+        let requests = node.exchanges().len();
         renew(&node, &[]).done().row_says(name, "kept");
-        assert_eq!(node.exchanges().len(), asked, "{what}");
+        assert_eq!(node.exchanges().len(), requests, "{what}");
     }
-    // What is on disk has changed, not what is wanted.
+    // The files differ, the configuration does not.
     let node = node();
     let etcd_server = fs::read(node.path("/etc/kubernetes/pki/etcd/server.crt")).unwrap();
     let key = fs::read(node.path("/etc/kubernetes/pki/etcd/server.key")).unwrap();
@@ -344,49 +356,44 @@ fn every_drift_is_renewed_for_its_reason() {
 }
 
 #[test]
-fn windows_are_waited_for_but_not_by_what_is_about_to_expire() {
+fn waits_for_window_unless_certificate_expires_before_it() {
     let node = node();
     let later = (OffsetDateTime::now_utc() + Span::days(3))
         .weekday()
         .to_string();
     let (day, _) = later.split_at(3);
     node.settings(&format!("rotation: {{window: \"{day} 02:00-03:00\"}}\n"));
-    made_before(&node, &[CertName::Apiserver, CertName::EtcdPeer], DUE);
+    backdate(&node, &[CertName::Apiserver, CertName::EtcdPeer], DUE);
     let old = keys(&node);
-    needs(&node, &[]).ended(1);
+    needs_renewal(&node, &[]).ended(1);
     renew(&node, &[])
         .done()
         .row_says("apiserver", "kept")
         .row_says("apiserver", "; waits for the window that opens at 20");
     assert_eq!(changed(&old, &keys(&node)), []);
-    // A person does not wait.
+    // An explicit request does not wait.
     renew(&node, &["--name", "etcd-peer"])
         .done()
         .row_says("etcd-peer", "rekeyed");
-    // What lives for less than the time to the window does not either.
+    // Neither does a certificate that ends before the window opens.
     node.configure(&INIT.replace(
         "kubernetesVersion:",
         "certificateValidityPeriod: 24h\nkubernetesVersion:",
     ));
-    let local = |command: &str| {
-        let config = node.outside("config.yaml");
-        let config = ["--config", config.to_str().unwrap(), "--clock-wait", "0s"];
-        Ran::of(&mut node.with_local(&[command, "--name", "apiserver"], &config))
-    };
-    local("renew").done().row_says("apiserver", "rekeyed");
-    made_before(&node, &[CertName::Apiserver], Span::days(4));
-    let all = node.outside("config.yaml");
-    let all = ["--config", all.to_str().unwrap(), "--clock-wait", "0s"];
-    Ran::of(&mut node.with_local(&["renew"], &all))
+    renew_locally(&node, &["--name", "apiserver"])
+        .done()
+        .row_says("apiserver", "rekeyed");
+    backdate(&node, &[CertName::Apiserver], Span::days(4));
+    renew_locally(&node, &[])
         .done()
         .row_says("apiserver", "rekeyed")
         .row_says("apiserver", ", too late for a certificate that ends at 20");
 }
 
 #[test]
-fn one_that_is_refused_holds_up_no_other() {
+fn renews_the_others_when_one_certificate_is_refused() {
     let node = node();
-    made_before(&node, &EVERYTHING, DUE);
+    backdate(&node, &EVERYTHING, DUE);
     node.signer_does("etcd-peer", "bad missing-san");
     let old = keys(&node);
     renew(&node, &[])
@@ -407,14 +414,14 @@ fn one_that_is_refused_holds_up_no_other() {
 }
 
 #[test]
-fn a_file_that_nobody_can_mend_holds_up_no_other() {
+fn renews_the_others_when_a_file_needs_manual_action() {
     let node = node();
-    made_before(&node, &EVERYTHING, DUE);
+    backdate(&node, &EVERYTHING, DUE);
     node.write(
         "/etc/kubernetes/admin.conf",
         "apiVersion: v1\nkind: Config\ncurrent-context: nowhere\n",
     );
-    // The pair of another cluster is no reason to let certificates expire either.
+    // A damaged service-account key must not let certificates expire either.
     node.write("/etc/kubernetes/pki/sa.pub", "garbage");
     renew(&node, &[])
         .ended(65)
@@ -427,18 +434,18 @@ fn a_file_that_nobody_can_mend_holds_up_no_other() {
         .filter(|name| *name != CertName::AdminConf)
         .collect();
     node.assert_sound(&rest);
-    needs(&node, &[]).ended(255).says("admin.conf: ");
-    needs(&node, &["--name", "apiserver"]).ended(1);
+    needs_renewal(&node, &[]).ended(255).says("admin.conf: ");
+    needs_renewal(&node, &["--name", "apiserver"]).ended(1);
 }
 
 #[test]
-fn valid_certificates_survive_an_outage_and_it_is_told_when_it_hurts() {
+fn keeps_valid_certificates_in_an_outage_and_fails_when_urgent() {
     let node = node();
-    made_before(&node, &EVERYTHING, DUE);
+    backdate(&node, &EVERYTHING, DUE);
     let before = node.etc();
     for (how, action, urgent) in [("unreachable", "failed", 69), ("pending", "pending", 75)] {
         node.signer_does("all", how);
-        made_before(&node, &EVERYTHING, DUE);
+        backdate(&node, &EVERYTHING, DUE);
         renew(&node, &[])
             .done()
             .row_says("apiserver", action)
@@ -447,24 +454,24 @@ fn valid_certificates_survive_an_outage_and_it_is_told_when_it_hurts() {
                 "the certificate in place is kept and still valid",
             )
             .says("WARN");
-        made_before(&node, &[CertName::EtcdServer], URGENT);
+        backdate(&node, &[CertName::EtcdServer], URGENT);
         renew(&node, &[])
             .ended(urgent)
             .row_says("etcd-server", action);
         before.unchanged(&node.etc());
-        // In an outage no key is made that would be thrown away.
+        // In an outage no key is generated that would be discarded.
         if how == "unreachable" {
             assert!(!node.path("/var/lib/nodepki/pending/apiserver").exists());
         }
     }
-    // The same keys are asked for again, and put in place.
+    // The pending keys are requested again and installed.
     node.signer_behaves();
     renew(&node, &[]).done().row_says("apiserver", "rekeyed");
     for (slot, keys) in node.keys_seen() {
         assert_eq!(
             keys.len(),
             2,
-            "{slot}: one for the bootstrap, one for the renewal"
+            "{slot}: one key of the bootstrap, one of the renewal"
         );
         let name: CertName = slot.parse().unwrap();
         assert_eq!(keys[1], node.key_in_place(name), "{slot}");
@@ -473,7 +480,7 @@ fn valid_certificates_survive_an_outage_and_it_is_told_when_it_hurts() {
 }
 
 #[test]
-fn what_has_expired_is_told_as_unreachable_and_renewed_when_the_signer_is_back() {
+fn reports_unreachable_signer_for_expired_certificates_and_renews_later() {
     let node = Node::of(&INIT.replace(
         "kubernetesVersion:",
         "certificateValidityPeriod: 2s\nkubernetesVersion:",
@@ -481,10 +488,10 @@ fn what_has_expired_is_told_as_unreachable_and_renewed_when_the_signer_is_back()
     node.bootstrap().done();
     std::thread::sleep(Duration::from_secs(3));
     node.signer_does("all", "unreachable");
-    needs(&node, &[]).ended(0).says("it expired at ");
+    needs_renewal(&node, &[]).ended(0).says("it expired at ");
     renew(&node, &[]).ended(69).row_says("apiserver", "failed");
     node.signer_behaves();
-    // This signer knows no life but a year.
+    // The plug-in signer always issues for one year.
     node.configure(INIT);
     renew(&node, &[])
         .done()
@@ -493,17 +500,13 @@ fn what_has_expired_is_told_as_unreachable_and_renewed_when_the_signer_is_back()
 }
 
 #[test]
-fn r4_no_configuration_makes_a_loop() {
+fn never_renews_in_a_loop_whatever_is_configured() {
     let node = Node::of(&INIT.replace(
         "kubernetesVersion:",
         "certificateValidityPeriod: 20s\nkubernetesVersion:",
     ));
     node.settings("rotation: {renewAt: 8760h, minRemaining: 8760h, jitter: 50%}\n");
-    let local = || {
-        let config = node.outside("config.yaml");
-        let config = ["--config", config.to_str().unwrap(), "--clock-wait", "0s"];
-        Ran::of(&mut node.with_local(&["renew"], &config))
-    };
+    let local = || renew_locally(&node, &[]);
     node.bootstrap().done();
     let first = serials(&node);
     for _ in 0..3 {
@@ -522,9 +525,9 @@ fn r4_no_configuration_makes_a_loop() {
 }
 
 #[test]
-fn r3_kubeconfigs_that_are_valid_since_the_ca_is_are_not_renewed_for_that() {
+fn keeps_kubeconfigs_backdated_to_the_start_of_their_ca() {
     let node = node();
-    // An authority of 2016, and a certificate that begins with it and lives for a year from now.
+    // A CA of 2016, and a certificate that starts with it and ends a year from now.
     let long_ago = OffsetDateTime::now_utc() - Span::days(3650);
     let decades = Duration::from_secs(30 * 365 * 86400);
     node.replace_authority(Authority::Ca, long_ago, decades);
@@ -556,47 +559,49 @@ fn r3_kubeconfigs_that_are_valid_since_the_ca_is_are_not_renewed_for_that() {
     })
     .unwrap();
     node.write("/etc/kubernetes/admin.conf", conf.to_yaml().as_bytes());
-    needs(&node, &["--name", "admin.conf"])
+    needs_renewal(&node, &["--name", "admin.conf"])
         .ended(1)
         .says("nothing is due before 20");
 }
 
 #[test]
-fn h3_after_a_jump_back_of_the_clock_nothing_is_renewed() {
+fn renews_nothing_after_the_clock_was_set_back() {
     let node = node();
-    made_before(&node, &EVERYTHING, DUE);
-    made_before(&node, &[CertName::EtcdPeer], -Span::hours(1));
+    backdate(&node, &EVERYTHING, DUE);
+    backdate(&node, &[CertName::EtcdPeer], -Span::hours(1));
     let before = node.snapshot();
     renew(&node, &[])
         .ended(75)
         .says("but etcd-peer was issued on this node at ")
         .says("the clock was set back by 1h, and nothing is renewed by it")
         .says("timedatectl");
-    needs(&node, &[]).ended(255);
+    needs_renewal(&node, &[]).ended(255);
     before.unchanged(&node.snapshot());
     renew(&node, &["--allow-unsynced"])
         .done()
         .row_says("apiserver", "rekeyed");
-    // Five minutes are no jump.
-    made_before(&node, &[CertName::EtcdPeer], -Span::minutes(4));
-    needs(&node, &[]).ended(1);
+    // Four minutes are within the tolerance.
+    backdate(&node, &[CertName::EtcdPeer], -Span::minutes(4));
+    needs_renewal(&node, &[]).ended(1);
 }
 
 #[test]
-fn needs_renewal_answers_by_its_exit_status() {
+fn reports_needs_renewal_by_exit_status() {
     let node = Node::new();
-    needs(&node, &[])
+    needs_renewal(&node, &[])
         .ended(2)
         .says("nodepki bootstrap makes them");
     node.settings("rotation: {renewAt: soon}\n");
-    needs(&node, &[])
+    needs_renewal(&node, &[])
         .ended(255)
         .says("rotation.renewAt: \"soon\" is neither a share nor a duration");
     node.settings("");
     node.ask().done();
-    needs(&node, &[]).ended(1);
+    needs_renewal(&node, &[]).ended(1);
     node.remove("/etc/kubernetes/pki/apiserver.key");
-    needs(&node, &[]).ended(0).says("apiserver: key is absent");
+    needs_renewal(&node, &[])
+        .ended(0)
+        .says("apiserver: key is absent");
     node.write("/var/lib/nodepki/issued.json", "{");
     renew(&node, &[])
         .done()
@@ -605,10 +610,10 @@ fn needs_renewal_answers_by_its_exit_status() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_holds_up_no_other() {
+fn renews_the_others_when_one_file_is_immutable() {
     let node = Node::on_disk();
     node.ask().done();
-    made_before(&node, &EVERYTHING, DUE);
+    backdate(&node, &EVERYTHING, DUE);
     let file = node.path("/etc/kubernetes/pki/etcd/peer.crt");
     let chattr = |flag: &str| {
         let status = Command::new("chattr").arg(flag).arg(&file).status();
@@ -618,7 +623,7 @@ fn a_file_that_cannot_be_written_holds_up_no_other() {
         );
     };
     let old = keys(&node);
-    let asked = node.submissions()["etcd-peer"];
+    let requests = node.submissions()["etcd-peer"];
     chattr("+i");
     let ran = renew(&node, &[]);
     chattr("-i");
@@ -629,16 +634,16 @@ fn a_file_that_cannot_be_written_holds_up_no_other() {
     assert_eq!(changed(&old, &keys(&node)).len(), EVERYTHING.len() - 1);
     assert_eq!(
         node.submissions()["etcd-peer"],
-        asked,
-        "nobody is asked for it"
+        requests,
+        "no request is sent for etcd-peer"
     );
     node.assert_sound(&EVERYTHING);
 }
 
 #[test]
-fn a_damaged_bundle_stops_its_own_certificates_only() {
+fn refuses_only_the_certificates_of_a_damaged_bundle() {
     let node = node();
-    made_before(&node, &EVERYTHING, DUE);
+    backdate(&node, &EVERYTHING, DUE);
     node.write("/etc/kubernetes/pki/etcd/ca.crt", "garbage");
     renew(&node, &[])
         .ended(65)
@@ -648,11 +653,11 @@ fn a_damaged_bundle_stops_its_own_certificates_only() {
 }
 
 #[test]
-fn the_service_account_pair_is_never_made() {
+fn never_creates_the_service_account_pair() {
     let node = node();
     node.remove("/etc/kubernetes/pki/sa.key");
     node.remove("/etc/kubernetes/pki/sa.pub");
-    made_before(&node, &[CertName::Apiserver], DUE);
+    backdate(&node, &[CertName::Apiserver], DUE);
     renew(&node, &[])
         .ended(65)
         .row_says("apiserver", "rekeyed")
@@ -665,7 +670,7 @@ fn the_service_account_pair_is_never_made() {
 }
 
 #[test]
-fn refuses_to_end_0_over_missing_or_damaged_service_account_key() {
+fn fails_on_missing_or_damaged_service_account_key() {
     let node = node();
     let (key, public) = (
         "/etc/kubernetes/pki/sa.key".to_owned(),
@@ -688,8 +693,8 @@ fn refuses_to_end_0_over_missing_or_damaged_service_account_key() {
         renew(&node, &["--dry-run"])
             .ended(65)
             .row_says("sa", "refused");
-        needs(&node, &[]).ended(255).says("sa.");
-        // It is not the business of a renewal of one certificate.
+        needs_renewal(&node, &[]).ended(255).says("sa.");
+        // A renewal of one certificate does not depend on it.
         renew(&node, &["--force", "--name", "apiserver"])
             .done()
             .says("sa.");
@@ -701,7 +706,7 @@ fn refuses_to_end_0_over_missing_or_damaged_service_account_key() {
 }
 
 #[test]
-fn plan_says_when_each_will_be_due() {
+fn prints_end_and_due_date_of_each_certificate() {
     let node = node();
     let plan = node.plan();
     plan.done().says("DUE");
@@ -721,9 +726,9 @@ fn plan_says_when_each_will_be_due() {
 }
 
 #[test]
-fn kubeadm_reads_what_renew_wrote() {
+fn writes_files_that_kubeadm_reads() {
     let node = node();
-    made_before(&node, &EVERYTHING, DUE);
+    backdate(&node, &EVERYTHING, DUE);
     std::thread::sleep(Duration::from_millis(1100));
     renew(&node, &[]).done();
     let config = fs::read_to_string(node.outside("kubeadm.yaml")).unwrap();
@@ -745,7 +750,7 @@ fn kubeadm_reads_what_renew_wrote() {
 }
 
 #[test]
-fn a_joined_node_renews_without_its_cluster() {
+fn renews_joined_node_without_its_cluster() {
     let node = Node::of(JOIN);
     let pair = Node::bootstrapped();
     for file in ["sa.key", "sa.pub"] {
@@ -757,39 +762,40 @@ fn a_joined_node_renews_without_its_cluster() {
         .into_iter()
         .filter(|name| *name != CertName::SuperAdminConf)
         .collect();
-    made_before(&node, &held, DUE);
+    backdate(&node, &held, DUE);
     renew(&node, &[]).done().row_says("apiserver", "rekeyed");
     node.assert_sound(&held);
 }
 
-/// Each pair is the old one or the new one, and the next run ends with the new ones.
+/// Each pair is the old one or the new one, and the next run completes the new ones.
 #[cfg(feature = "failpoints")]
 #[test]
-fn killed_anywhere_a_pair_is_the_old_or_the_new_one() {
+fn leaves_old_or_new_pair_when_killed_at_any_failpoint() {
     let whole = node();
-    made_before(&whole, &[CertName::Apiserver, CertName::SchedulerConf], DUE);
-    let places = nodepki::process::failpoint::STORE
+    backdate(&whole, &[CertName::Apiserver, CertName::SchedulerConf], DUE);
+    let failpoints = nodepki::process::failpoint::STORE
         .iter()
         .chain(nodepki::process::failpoint::AGENT);
-    let mut died = 0;
-    for place in places {
+    let mut killed = 0;
+    for failpoint in failpoints {
         let node = whole.copied();
-        let ran = Ran::of(rotating(&node, "renew", &[]).env("NODEPKI_FAILPOINT", place));
+        let ran =
+            Ran::of(rotation_command(&node, "renew", &[]).env("NODEPKI_FAILPOINT", failpoint));
         if ran.signal != Some(9) {
             continue;
         }
-        died += 1;
+        killed += 1;
         for name in EVERYTHING {
             let (chain, key) = node.leaf(name).unwrap();
             let pair = chain.leaf().public_key() == key.public_key();
             assert!(
                 pair || node.path("/var/lib/nodepki/journal.json").exists(),
-                "{place}: {name} is torn for good"
+                "{failpoint}: {name} is torn and no journal can repair it"
             );
         }
         renew(&node, &[]).done();
         node.assert_sound(&EVERYTHING);
-        needs(&node, &[]).ended(1);
+        needs_renewal(&node, &[]).ended(1);
     }
-    assert!(died >= 15, "only {died} places were passed");
+    assert!(killed >= 15, "only {killed} failpoints were reached");
 }

@@ -195,19 +195,14 @@ fn accepts_systemd_credential_with_permissions_of_the_group() {
     let token = credentials.path().join("token");
     fs::write(&token, "s.token").unwrap();
     fs::set_permissions(&token, fs::Permissions::from_mode(0o440)).unwrap();
-    let settings = node.outside("config.yaml");
     for named in ["credential:token", token.to_str().unwrap()] {
         let text = format!(
             "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {{corp: {{vault: {{address: 'https://{CLOSED}', \
              tls: {{sha256: ['{PIN}']}}, mount: pki, auth: {{tokenFile: '{named}'}}}}}}}}\n\
              authorities: {{ca: {{signer: corp}}, etcd-ca: {{signer: corp}}, front-proxy-ca: {{signer: corp}}}}\n"
         );
-        fs::write(&settings, text).unwrap();
-        let mut command = node.command(["bootstrap", "--wait", "0s", "--clock-wait", "0s"]);
-        command.arg("--config").arg(&settings);
-        command
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml"));
+        node.write_settings(&text);
+        let mut command = node.ask_command("0s");
         command.env("CREDENTIALS_DIRECTORY", credentials.path());
         Ran::of(&mut command).ended(69).says_not("chmod");
     }

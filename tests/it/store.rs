@@ -1,4 +1,4 @@
-//! The store as its callers see it: what it writes, keeps, refuses and remembers.
+//! The public behaviour of the store: what it writes, keeps, refuses and records.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -17,7 +17,7 @@ use time::macros::datetime;
 pub(crate) const NOW: OffsetDateTime = datetime!(2026-03-04 05:06:07 UTC);
 pub(crate) const PKI: &str = "/etc/kubernetes/pki";
 
-/// A root of its own for a test, in memory where the machine has room there.
+/// A temporary root, in memory if the machine has a tmpfs.
 pub(crate) struct Fixture {
     pub(crate) dir: TempDir,
 }
@@ -94,7 +94,7 @@ fn refusal(error: &Error) -> &Obstacle {
 }
 
 #[test]
-fn new_files_get_their_modes_whatever_the_umask_is() {
+fn sets_modes_of_new_files_whatever_the_umask_is() {
     for umask in [0o000, 0o022, 0o027, 0o077] {
         let fixture = Fixture::new();
         let output = super::store_system::child("modes", fixture.dir.path())
@@ -136,83 +136,83 @@ fn new_files_get_their_modes_whatever_the_umask_is() {
     }
 }
 
-const CURRENT: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
-const DATED: &str = "kubelet-client-2026-03-04-05-06-07.pem";
+const CURRENT_LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+const DATED_FILE: &str = "kubelet-client-2026-03-04-05-06-07.pem";
 
 #[test]
-fn a_link_is_made_and_replaced_and_then_left_alone() {
+fn creates_replaces_and_keeps_symbolic_link() {
     let fixture = Fixture::new();
-    let beside = Path::new(CURRENT).with_file_name(DATED);
+    let beside = Path::new(CURRENT_LINK).with_file_name(DATED_FILE);
     let put = |target: &str| {
         let mut commit = Commit::new();
         commit
-            .link(CURRENT, target)
+            .link(CURRENT_LINK, target)
             .file(&beside, b"new".to_vec(), Mode::Private);
         fixture.store().commit(commit).unwrap()
     };
-    // The file that it leads to comes first.
-    let current = PathBuf::from(CURRENT);
-    assert_eq!(put(DATED).written, [beside.clone(), current.clone()]);
-    assert_eq!(fixture.text(CURRENT), "new");
+    // The target of the link is written first.
+    let current = PathBuf::from(CURRENT_LINK);
+    assert_eq!(put(DATED_FILE).written, [beside.clone(), current.clone()]);
+    assert_eq!(fixture.text(CURRENT_LINK), "new");
     assert_eq!(
-        fixture.root().link(CURRENT).unwrap().as_deref(),
-        Some(Path::new(DATED))
+        fixture.root().link(CURRENT_LINK).unwrap().as_deref(),
+        Some(Path::new(DATED_FILE))
     );
     assert_eq!(fixture.root().link(&beside).unwrap(), None);
     assert_eq!(fixture.root().link("/var/lib/none/such").unwrap(), None);
-    assert_eq!(put(DATED).written, Vec::<PathBuf>::new());
+    assert_eq!(put(DATED_FILE).written, Vec::<PathBuf>::new());
 
-    // One that leads nowhere, or out of the root.
+    // A dangling link, or one that leads out of the root.
     for old in ["gone.pem", "/etc/shadow"] {
-        fs::remove_file(fixture.path(CURRENT)).unwrap();
-        symlink(old, fixture.path(CURRENT)).unwrap();
-        assert_eq!(put(DATED).written, std::slice::from_ref(&current));
-        assert_eq!(fixture.text(CURRENT), "new");
+        fs::remove_file(fixture.path(CURRENT_LINK)).unwrap();
+        symlink(old, fixture.path(CURRENT_LINK)).unwrap();
+        assert_eq!(put(DATED_FILE).written, std::slice::from_ref(&current));
+        assert_eq!(fixture.text(CURRENT_LINK), "new");
     }
     assert!(leftovers(fixture.dir.path()).is_empty());
 }
 
 #[test]
-fn a_link_takes_the_place_of_a_file_only_when_that_is_known() {
+fn replaces_file_by_link_only_if_its_state_was_recorded() {
     let fixture = Fixture::new();
-    fixture.write(CURRENT, "a key", 0o600);
+    fixture.write(CURRENT_LINK, "a key", 0o600);
     let refused = |commit: Commit| {
         let error = fixture.store().commit(commit).unwrap_err();
-        assert_eq!(fixture.text(CURRENT), "a key");
+        assert_eq!(fixture.text(CURRENT_LINK), "a key");
         error
     };
     let mut commit = Commit::new();
-    commit.link(CURRENT, DATED);
+    commit.link(CURRENT_LINK, DATED_FILE);
     assert!(matches!(refusal(&refused(commit)), Obstacle::Differs));
     let mut commit = Commit::new();
-    commit.link_over(CURRENT, DATED, b"another");
+    commit.link_over(CURRENT_LINK, DATED_FILE, b"another");
     assert!(matches!(refusal(&refused(commit)), Obstacle::Changed));
     for elsewhere in ["../x.pem", "/x.pem", "", "..", "a/b"] {
         let mut commit = Commit::new();
-        commit.link_over(CURRENT, elsewhere, b"a key");
+        commit.link_over(CURRENT_LINK, elsewhere, b"a key");
         let error = refused(commit).to_string();
         assert!(error.contains("the name of one file"), "{error}");
     }
     let mut commit = Commit::new();
-    commit.link_over(CURRENT, DATED, b"a key").file(
-        Path::new(CURRENT).with_file_name(DATED),
+    commit.link_over(CURRENT_LINK, DATED_FILE, b"a key").file(
+        Path::new(CURRENT_LINK).with_file_name(DATED_FILE),
         b"a key".to_vec(),
         Mode::Private,
     );
     fixture.store().commit(commit).unwrap();
-    assert_eq!(fixture.text(CURRENT), "a key");
-    assert!(fixture.root().link(CURRENT).unwrap().is_some());
+    assert_eq!(fixture.text(CURRENT_LINK), "a key");
+    assert!(fixture.root().link(CURRENT_LINK).unwrap().is_some());
 
     let fixture = Fixture::new();
-    fs::create_dir_all(fixture.path(CURRENT)).unwrap();
+    fs::create_dir_all(fixture.path(CURRENT_LINK)).unwrap();
     let mut commit = Commit::new();
-    commit.link(CURRENT, DATED);
+    commit.link(CURRENT_LINK, DATED_FILE);
     let error = fixture.store().commit(commit).unwrap_err();
     assert!(matches!(refusal(&error), Obstacle::Directory));
 }
 
 #[test]
-fn a_second_commit_of_the_same_bytes_touches_nothing() {
+fn touches_nothing_when_committing_the_same_bytes_again() {
     let fixture = Fixture::new();
     let mut store = fixture.store();
     let files = [
@@ -245,7 +245,7 @@ fn a_second_commit_of_the_same_bytes_touches_nothing() {
 }
 
 #[test]
-fn owner_group_mode_and_attributes_of_a_replaced_file_are_kept() {
+fn keeps_owner_group_mode_and_attributes_of_replaced_file() {
     assert!(
         nix::unistd::geteuid().is_root(),
         "run the tests as root: files are given to other users"
@@ -277,7 +277,7 @@ fn owner_group_mode_and_attributes_of_a_replaced_file_are_kept() {
         }
         assert!(
             !set.is_empty(),
-            "{} takes no extended attribute at all",
+            "{} does not support extended attributes",
             fixture.dir.path().display()
         );
         let done = commit(&mut fixture.store(), &[(key, "new", Mode::Private)]).unwrap();
@@ -297,7 +297,7 @@ fn owner_group_mode_and_attributes_of_a_replaced_file_are_kept() {
 }
 
 #[test]
-fn a_private_file_open_to_everybody_is_tightened_with_a_note() {
+fn tightens_private_file_that_everybody_can_read() {
     let fixture = Fixture::new();
     let key = "/etc/kubernetes/pki/apiserver.key";
     let conf = "/etc/kubernetes/admin.conf";
@@ -317,7 +317,7 @@ fn a_private_file_open_to_everybody_is_tightened_with_a_note() {
     assert_eq!(
         fixture.mode(shared),
         0o640,
-        "the group of its own keeps its right"
+        "the owning group keeps its access"
     );
     assert_eq!(done.notes.len(), 3);
     assert!(
@@ -330,7 +330,7 @@ fn a_private_file_open_to_everybody_is_tightened_with_a_note() {
 }
 
 #[test]
-fn a_certificate_keeps_the_mode_that_cluster_api_gave_it() {
+fn keeps_mode_that_cluster_api_set() {
     let fixture = Fixture::new();
     let ca = "/etc/kubernetes/pki/ca.crt";
     fixture.write(ca, "old", 0o640);
@@ -339,7 +339,7 @@ fn a_certificate_keeps_the_mode_that_cluster_api_gave_it() {
 }
 
 #[test]
-fn an_empty_file_left_by_the_kubelet_counts_as_absent() {
+fn treats_empty_file_of_the_kubelet_as_absent() {
     let fixture = Fixture::new();
     let conf = "/etc/kubernetes/scheduler.conf";
     fixture.write(conf, "", 0o644);
@@ -354,7 +354,7 @@ fn an_empty_file_left_by_the_kubelet_counts_as_absent() {
 }
 
 #[test]
-fn a_shared_file_with_other_contents_is_not_overwritten() {
+fn refuses_to_overwrite_shared_file_with_other_contents() {
     let fixture = Fixture::new();
     let key = "/etc/kubernetes/pki/sa.key";
     fixture.write(key, "of the other nodes", 0o600);
@@ -387,7 +387,7 @@ fn a_shared_file_with_other_contents_is_not_overwritten() {
 }
 
 #[test]
-fn links_directories_pipes_sockets_and_devices_are_not_replaced() {
+fn refuses_to_replace_anything_but_regular_files() {
     let fixture = Fixture::new();
     let mut store = fixture.store();
     let pki = fixture.path(PKI);
@@ -456,7 +456,7 @@ fn links_directories_pipes_sockets_and_devices_are_not_replaced() {
         );
         assert!(
             !fixture.path("/etc/kubernetes/admin.conf").exists(),
-            "{name}: half a commit"
+            "{name}: a part was committed"
         );
         assert_eq!(leftovers(fixture.dir.path()), before, "{name}");
         let errors = fixture
@@ -466,14 +466,14 @@ fn links_directories_pipes_sockets_and_devices_are_not_replaced() {
         assert_eq!(
             refusal(&errors[0]),
             &obstacle,
-            "{name}: found before anything is requested"
+            "{name}: found before a request is sent"
         );
     }
     assert_eq!(fs::read_to_string(secret).unwrap(), "elsewhere");
 }
 
 #[test]
-fn reading_refuses_what_is_not_a_file_and_says_how_to_mend_it() {
+fn refuses_to_read_anything_but_regular_files() {
     let fixture = Fixture::new();
     let root = fixture.root();
     fs::create_dir_all(fixture.path("/etc/kubernetes/scheduler.conf")).unwrap();
@@ -508,12 +508,12 @@ fn reading_refuses_what_is_not_a_file_and_says_how_to_mend_it() {
     );
     assert!(
         !fixture.path("/var").exists(),
-        "reading makes no state directory"
+        "reading creates no state directory"
     );
 }
 
 #[test]
-fn no_path_leads_out_of_the_root() {
+fn resolves_every_path_below_the_root() {
     let fixture = Fixture::new();
     fixture.write("/etc/passwd", "of the node", 0o644);
     fs::create_dir_all(fixture.path("/etc/kubernetes")).unwrap();
@@ -543,7 +543,7 @@ fn no_path_leads_out_of_the_root() {
         );
     }
     assert!(root.read("/etc/kubernetes/magic").unwrap().is_none());
-    // A directory that is a link inside the root is fine once it leads somewhere.
+    // A directory may be a link inside the root, once its target exists.
     let key = "/etc/kubernetes/pki/apiserver.key";
     let mut store = fixture.store();
     let error = commit(&mut store, &[(key, "key", Mode::Private)]).unwrap_err();
@@ -561,7 +561,7 @@ fn no_path_leads_out_of_the_root() {
     )
     .unwrap();
     assert_eq!(fixture.text("/tmp-of-the-node/x"), "x");
-    // Two paths to one file cannot both have their way.
+    // One commit cannot write a file under two paths.
     let twice = [
         ("/data/pki/x", "x", Mode::Public),
         ("/etc/kubernetes/pki/x", "y", Mode::Public),
@@ -574,7 +574,7 @@ fn no_path_leads_out_of_the_root() {
 }
 
 #[test]
-fn the_root_of_the_machine_is_a_root_too() {
+fn accepts_the_root_of_the_machine() {
     let fixture = Fixture::new();
     fixture.write("/file", "here", 0o600);
     let root = Root::open("/").unwrap();
@@ -597,7 +597,7 @@ fn the_root_of_the_machine_is_a_root_too() {
 }
 
 #[test]
-fn an_immutable_file_or_directory_is_named() {
+fn names_immutable_file_or_directory() {
     for fixture in [Fixture::on_disk(), Fixture::new()] {
         let key = "/etc/kubernetes/pki/apiserver.key";
         fixture.write(key, "old", 0o600);
@@ -621,7 +621,7 @@ fn an_immutable_file_or_directory_is_named() {
         let mut store = fixture.store();
         let guard = Immutable::set(&fixture.path(key));
         commit(&mut store, &[(key, "old", Mode::Private)])
-            .expect("nothing to change, nothing to refuse");
+            .expect("a commit without changes is not refused");
         drop(guard);
     }
 }
@@ -653,7 +653,7 @@ impl Drop for Immutable {
 }
 
 #[test]
-fn a_hard_link_keeps_the_old_contents_and_is_mentioned() {
+fn keeps_contents_of_hard_link_and_mentions_it() {
     let fixture = Fixture::new();
     let key = "/etc/kubernetes/pki/apiserver.key";
     fixture.write(key, "old", 0o600);
@@ -671,7 +671,7 @@ fn a_hard_link_keeps_the_old_contents_and_is_mentioned() {
 }
 
 #[test]
-fn a_file_is_removed_only_as_it_was_seen() {
+fn removes_file_only_in_its_recorded_state() {
     let fixture = Fixture::on_disk();
     let key = format!("{PKI}/ca.key");
     let remove = |contents: &str| {
@@ -720,7 +720,7 @@ fn a_file_is_removed_only_as_it_was_seen() {
 }
 
 #[test]
-fn a_new_file_takes_the_place_of_nothing() {
+fn refuses_to_overwrite_when_creating_a_new_file() {
     let fixture = Fixture::on_disk();
     let dir = fixture.root().create_dir("/backup", 0o700).unwrap();
     dir.write_new("keys", b"first").unwrap();
@@ -742,7 +742,7 @@ fn a_new_file_takes_the_place_of_nothing() {
 }
 
 #[test]
-fn a_second_run_waits_and_then_names_the_first() {
+fn waits_for_the_lock_and_then_names_its_holder() {
     let fixture = Fixture::new();
     let root = fixture.root();
     let first = root.lock(Duration::ZERO, "nodepki bootstrap").unwrap();
@@ -764,7 +764,7 @@ fn a_second_run_waits_and_then_names_the_first() {
 }
 
 #[test]
-fn the_lock_of_a_killed_process_is_free() {
+fn releases_lock_of_killed_process() {
     use std::io::{BufRead, BufReader};
     let fixture = Fixture::new();
     let mut holder = super::store_system::child("hold", fixture.dir.path())
@@ -786,7 +786,7 @@ fn the_lock_of_a_killed_process_is_free() {
 }
 
 #[test]
-fn a_state_directory_open_to_others_is_closed_and_a_foreign_one_refused() {
+fn closes_state_directory_and_refuses_one_of_another_user() {
     let fixture = Fixture::new();
     drop(fixture.store());
     let state = fixture.path("/var/lib/nodepki");
@@ -811,7 +811,7 @@ fn a_state_directory_open_to_others_is_closed_and_a_foreign_one_refused() {
 }
 
 #[test]
-fn issue_times_are_merged_and_survive_damage() {
+fn merges_issue_times_and_ignores_damaged_record() {
     let fixture = Fixture::new();
     let issued = |serial: &str| Issued {
         at: NOW,
@@ -860,7 +860,7 @@ pub(crate) fn ticket() -> Ticket {
 }
 
 #[test]
-fn a_pending_request_is_found_again_as_it_was_left() {
+fn restores_pending_request_as_it_was_saved() {
     let fixture = Fixture::new();
     let slot = Slot::from(CertName::EtcdServer);
     let store = fixture.store();
@@ -926,7 +926,7 @@ fn a_pending_request_is_found_again_as_it_was_left() {
 }
 
 #[test]
-fn a_damaged_slot_is_reported_and_never_deleted() {
+fn reports_damaged_slot_and_never_deletes_it() {
     let fixture = Fixture::new();
     let store = fixture.store();
     let slots = [
@@ -999,7 +999,7 @@ fn a_damaged_slot_is_reported_and_never_deleted() {
 }
 
 #[test]
-fn a_commit_removes_the_slots_that_it_completes() {
+fn removes_slots_that_a_commit_completes() {
     let fixture = Fixture::new();
     let mut store = fixture.store();
     for name in [CertName::Apiserver, CertName::EtcdPeer] {
@@ -1023,7 +1023,7 @@ fn a_commit_removes_the_slots_that_it_completes() {
             .collect::<Vec<_>>(),
         ["etcd-peer"]
     );
-    // Nothing to write, a slot to remove: the run before may have ended between the two.
+    // Nothing to write and a slot to remove: the previous run may have ended between the two.
     let mut wanted = Commit::new();
     wanted.completes(CertName::EtcdPeer.into());
     store.commit(wanted).unwrap();
@@ -1031,7 +1031,7 @@ fn a_commit_removes_the_slots_that_it_completes() {
 }
 
 #[test]
-fn a_directory_of_a_file_drop_writes_and_reads_without_following_links() {
+fn reads_and_writes_drop_directory_without_following_links() {
     let fixture = Fixture::new();
     let root = fixture.root();
     assert!(root.dir("/drop/out").unwrap().is_none());
@@ -1041,7 +1041,7 @@ fn a_directory_of_a_file_drop_writes_and_reads_without_following_links() {
     let inode = dir.metadata("apiserver.csr").unwrap().unwrap().inode;
     assert!(
         !dir.write_atomic("apiserver.csr", CSR, 0o644).unwrap(),
-        "the same again"
+        "the same bytes again"
     );
     assert_eq!(dir.metadata("apiserver.csr").unwrap().unwrap().inode, inode);
     assert!(
@@ -1099,13 +1099,13 @@ fn a_directory_of_a_file_drop_writes_and_reads_without_following_links() {
 }
 
 #[test]
-fn preflight_finds_everything_that_is_in_the_way() {
+fn reports_every_obstacle_in_preflight() {
     let fixture = Fixture::new();
     let root = fixture.root();
     let files = [(Path::new("/etc/kubernetes/pki/etcd/server.key"), 1000)];
     root.preflight(files).unwrap();
     assert_eq!(leftovers(fixture.dir.path()), Vec::<PathBuf>::new());
-    assert!(!fixture.path("/etc").exists(), "it changes nothing");
+    assert!(!fixture.path("/etc").exists(), "preflight changes nothing");
     fs::create_dir_all(fixture.path("/etc/kubernetes/admin.conf")).unwrap();
     symlink("x", fixture.path("/etc/kubernetes/link.conf")).unwrap();
     let errors = root
@@ -1124,7 +1124,7 @@ fn preflight_finds_everything_that_is_in_the_way() {
     );
 }
 
-/// Everything that no finished run leaves behind.
+/// Temporary files that no completed run leaves behind.
 pub(crate) fn leftovers(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -1142,7 +1142,7 @@ pub(crate) fn leftovers(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn removes_keys_set_aside_for_more_than_30_days_and_the_oldest_of_more_than_50() {
+fn removes_set_aside_keys_older_than_30_days_or_beyond_50() {
     let fixture = Fixture::new();
     drop(fixture.store());
     let aside = "/var/lib/nodepki/aside";
@@ -1189,13 +1189,17 @@ fn removes_keys_set_aside_for_more_than_30_days_and_the_oldest_of_more_than_50()
     }
     drop(fixture.store());
     let left = names();
-    assert_eq!(left.len(), 51, "50 and one that is not ours: {left:?}");
+    assert_eq!(
+        left.len(),
+        51,
+        "50 slots and one unrelated directory: {left:?}"
+    );
     assert!(!left.contains(&"apiserver-20260303T050600Z".to_owned()));
     assert!(left.contains(&"apiserver-20260303T050659Z".to_owned()));
 }
 
 #[test]
-fn lists_few_of_many_strange_files_among_pending_requests() {
+fn lists_only_a_few_of_many_unknown_files_among_pending_requests() {
     let fixture = Fixture::new();
     drop(fixture.store());
     for number in 0..15 {
@@ -1210,6 +1214,6 @@ fn lists_few_of_many_strange_files_among_pending_requests() {
         "{}",
         notes[10]
     );
-    // None of them is taken for a slot that cannot be read.
+    // None of them is reported as an unreadable slot.
     assert!(fixture.root().tickets().unwrap().is_empty());
 }

@@ -1,5 +1,5 @@
-//! The process is killed, or a system call fails, at every step of the store; the next start must leave every pair
-//! whole, and lose no key.
+//! Kills the process, or fails a system call, at every step of the store; the next start must leave every pair
+//! consistent and lose no key.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use nodepki::store::{
 
 use super::store::{CSR, Fixture, KEY, NOW, PKI, leftovers, open, ticket};
 
-/// Pairs that are replaced, one that is new, a file alone, one that stays as it is, and one that goes.
+/// Two pairs that the commit replaces and one that it creates.
 const PAIRS: [(&str, &str); 3] = [
     (
         "/etc/kubernetes/pki/apiserver.key",
@@ -33,14 +33,15 @@ const PAIRS: [(&str, &str); 3] = [
         "/etc/kubernetes/pki/front-proxy-client.crt",
     ),
 ];
+/// A single file that the commit replaces.
 const CONF: &str = "/etc/kubernetes/admin.conf";
-const KEPT: &str = "/etc/kubernetes/pki/sa.key";
-const GONE: &str = "/etc/kubernetes/pki/ca.key";
+const UNCHANGED: &str = "/etc/kubernetes/pki/sa.key";
+const REMOVED: &str = "/etc/kubernetes/pki/ca.key";
 const CA_KEY: &str = "the bytes of a CA key";
-/// A link that leads elsewhere then, and the file beside it that is new.
+/// A symbolic link that the commit repoints, its new target and its old one.
 const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
-const LINKED: &str = "/var/lib/kubelet/pki/kubelet-client-2026-03-04-05-06-07.pem";
-const OLD_LINKED: &str = "/var/lib/kubelet/pki/kubelet-client-2025-03-04-05-06-07.pem";
+const NEW_TARGET: &str = "/var/lib/kubelet/pki/kubelet-client-2026-03-04-05-06-07.pem";
+const OLD_TARGET: &str = "/var/lib/kubelet/pki/kubelet-client-2025-03-04-05-06-07.pem";
 
 fn start() -> Fixture {
     let fixture = Fixture::new();
@@ -49,10 +50,10 @@ fn start() -> Fixture {
         fixture.write(crt, "old", 0o644);
     }
     fixture.write(CONF, "old", 0o600);
-    fixture.write(KEPT, "kept", 0o600);
-    fixture.write(GONE, CA_KEY, 0o600);
-    fixture.write(OLD_LINKED, "old", 0o600);
-    symlink(OLD_LINKED, fixture.path(LINK)).unwrap();
+    fixture.write(UNCHANGED, "kept", 0o600);
+    fixture.write(REMOVED, CA_KEY, 0o600);
+    fixture.write(OLD_TARGET, "old", 0o600);
+    symlink(OLD_TARGET, fixture.path(LINK)).unwrap();
     let slot = CertName::Apiserver.into();
     fixture
         .store()
@@ -70,10 +71,10 @@ fn change() -> Commit {
     }
     commit
         .file(CONF, b"new".to_vec(), Mode::Private)
-        .file(KEPT, b"kept".to_vec(), Mode::Private)
-        .remove(GONE, CA_KEY.as_bytes())
-        .link(LINK, name_of(LINKED))
-        .file(LINKED, b"new".to_vec(), Mode::Private)
+        .file(UNCHANGED, b"kept".to_vec(), Mode::Private)
+        .remove(REMOVED, CA_KEY.as_bytes())
+        .link(LINK, name_of(NEW_TARGET))
+        .file(NEW_TARGET, b"new".to_vec(), Mode::Private)
         .completes(CertName::Apiserver.into())
         .issued(
             CertName::Apiserver,
@@ -91,7 +92,7 @@ fn name_of(path: &str) -> &str {
     path.rsplit_once('/').unwrap().1
 }
 
-/// What the child processes of this file do.
+/// The actions of the child processes of this file.
 pub(crate) fn child(what: &str, root: &Path) {
     let root = Root::open(root).unwrap();
     let done = |result: Result<(), Error>| {
@@ -112,7 +113,7 @@ pub(crate) fn child(what: &str, root: &Path) {
             let mut commit = Commit::new();
             commit
                 .file(CONF, b"new".to_vec(), Mode::Private)
-                .remove(GONE, CA_KEY.as_bytes());
+                .remove(REMOVED, CA_KEY.as_bytes());
             store.commit(commit).map(drop)
         })),
         "commit-twice" => done(open(&root).and_then(|(mut store, _)| {
@@ -137,7 +138,7 @@ fn pending(store: &Store) -> Result<(), Error> {
     store.set_slot_aside(slot, "test", NOW).map(drop)
 }
 
-/// Runs a child with a failpoint armed. Its output goes into the error message of whoever is not content.
+/// Runs a child with a failpoint armed, and returns its output for error messages.
 fn run(what: &str, fixture: &Fixture, failpoint: &str) -> (ExitStatus, String) {
     let output = super::store_system::child(what, fixture.dir.path())
         .env("NODEPKI_FAILPOINT", failpoint)
@@ -160,35 +161,39 @@ fn killed(what: &str, fixture: &Fixture, failpoint: &str) -> bool {
     }
 }
 
-/// A file is never half written, not even for a moment.
-fn assert_no_file_is_torn(fixture: &Fixture, place: &str) {
-    assert_link_leads_somewhere(fixture, place);
+/// Asserts that no file is half written at any moment.
+fn assert_no_file_is_torn(fixture: &Fixture, failpoint: &str) {
+    assert_link_target_complete(fixture, failpoint);
     for (index, (key, crt)) in PAIRS.iter().enumerate() {
         for path in [key, crt] {
             match fs::read_to_string(fixture.path(path)) {
                 Ok(text) => assert!(
                     text == "new" || (text == "old" && index < 2),
-                    "{place}: {path} holds {text:?}"
+                    "{failpoint}: {path} holds {text:?}"
                 ),
-                Err(_) => assert!(index == 2, "{place}: {path} is gone"),
+                Err(_) => assert!(index == 2, "{failpoint}: {path} is gone"),
             }
         }
     }
 }
 
-/// The link leads to a whole file at every moment.
-fn assert_link_leads_somewhere(fixture: &Fixture, place: &str) -> bool {
+/// Asserts that the link leads to a complete file at any moment; true if that is the new one.
+fn assert_link_target_complete(fixture: &Fixture, failpoint: &str) -> bool {
     let link = fs::read_link(fixture.path(LINK)).unwrap();
-    let new = link == Path::new(name_of(LINKED));
-    assert!(new || link == Path::new(OLD_LINKED), "{place}: {link:?}");
+    let new = link == Path::new(name_of(NEW_TARGET));
+    assert!(
+        new || link == Path::new(OLD_TARGET),
+        "{failpoint}: {link:?}"
+    );
     let beside = fixture.path(LINK).with_file_name(link.file_name().unwrap());
     let wanted = if new { "new" } else { "old" };
-    assert_eq!(fs::read_to_string(beside).unwrap(), wanted, "{place}");
+    assert_eq!(fs::read_to_string(beside).unwrap(), wanted, "{failpoint}");
     new
 }
 
-/// After a start that went through: old or new as a whole, nothing left behind. True for new.
-fn assert_whole(fixture: &Fixture, place: &str) -> bool {
+/// Asserts that after a successful start all files are old or all are new, and that nothing is left over; true for
+/// new.
+fn assert_whole(fixture: &Fixture, failpoint: &str) -> bool {
     let new = fixture.text(CONF) == "new";
     for (index, (key, crt)) in PAIRS.iter().enumerate() {
         for path in [key, crt] {
@@ -198,94 +203,104 @@ fn assert_whole(fixture: &Fixture, place: &str) -> bool {
                 (false, 2) => None,
                 (false, _) => Some("old"),
             };
-            assert_eq!(text.as_deref(), wanted, "{place}: {path}");
+            assert_eq!(text.as_deref(), wanted, "{failpoint}: {path}");
         }
         if new {
             assert_eq!(
                 (fixture.mode(key), fixture.mode(crt)),
                 (0o600, 0o644),
-                "{place}"
+                "{failpoint}"
             );
         }
     }
-    assert_eq!(fixture.text(KEPT), "kept", "{place}");
-    assert_eq!(assert_link_leads_somewhere(fixture, place), new, "{place}");
-    assert_eq!(fixture.path(LINKED).exists(), new, "{place}");
-    let ca_key = fs::read_to_string(fixture.path(GONE)).ok();
-    assert_eq!(ca_key.as_deref(), (!new).then_some(CA_KEY), "{place}");
+    assert_eq!(fixture.text(UNCHANGED), "kept", "{failpoint}");
+    assert_eq!(
+        assert_link_target_complete(fixture, failpoint),
+        new,
+        "{failpoint}"
+    );
+    assert_eq!(fixture.path(NEW_TARGET).exists(), new, "{failpoint}");
+    let ca_key = fs::read_to_string(fixture.path(REMOVED)).ok();
+    assert_eq!(ca_key.as_deref(), (!new).then_some(CA_KEY), "{failpoint}");
     assert_eq!(
         leftovers(fixture.dir.path()),
         Vec::<PathBuf>::new(),
-        "{place}"
+        "{failpoint}"
     );
     let slot = fixture.path("/var/lib/nodepki/pending/apiserver/key.pem");
     assert_eq!(
         slot.exists(),
         !new,
-        "{place}: the pending key goes when and only when the new pair is there"
+        "{failpoint}: the pending key is removed exactly when the new pair is installed"
     );
     assert_eq!(
         fixture.root().issued().unwrap().len(),
         usize::from(new),
-        "{place}"
+        "{failpoint}"
     );
     new
 }
 
-/// Every place that `what` meets, each as often as it meets it.
-fn places(what: &str, prepare: impl Fn() -> Fixture) -> Vec<String> {
-    let mut places = Vec::new();
+/// The failpoints that `what` reaches, numbered by occurrence.
+fn failpoints(what: &str, prepare: impl Fn() -> Fixture) -> Vec<String> {
+    let mut failpoints = Vec::new();
     for name in failpoint::STORE {
         for number in 1.. {
-            let place = format!("{name}:{number}");
-            if !killed(what, &prepare(), &place) {
+            let failpoint = format!("{name}:{number}");
+            if !killed(what, &prepare(), &failpoint) {
                 break;
             }
-            places.push(place);
+            failpoints.push(failpoint);
         }
     }
-    places
+    failpoints
 }
 
-fn names(places: &[String]) -> BTreeSet<&str> {
-    places
+fn names(failpoints: &[String]) -> BTreeSet<&str> {
+    failpoints
         .iter()
-        .map(|place| place.rsplit_once(':').unwrap().0)
+        .map(|failpoint| failpoint.rsplit_once(':').unwrap().0)
         .collect()
 }
 
 #[test]
-fn a_commit_killed_anywhere_is_old_or_new_after_the_next_start() {
-    let mut met = BTreeSet::new();
-    let commit_places = places("commit", start);
-    met.extend(names(&commit_places).into_iter().map(str::to_owned));
+fn leaves_all_old_or_all_new_files_when_a_commit_is_killed() {
+    let mut reached = BTreeSet::new();
+    let commit_failpoints = failpoints("commit", start);
+    reached.extend(names(&commit_failpoints).into_iter().map(str::to_owned));
     let (mut old, mut new) = (0, 0);
-    for place in &commit_places {
+    for failpoint in &commit_failpoints {
         let fixture = start();
-        assert!(killed("commit", &fixture, place));
-        assert_no_file_is_torn(&fixture, place);
+        assert!(killed("commit", &fixture, failpoint));
+        assert_no_file_is_torn(&fixture, failpoint);
         let journal = fixture.path("/var/lib/nodepki/journal.json");
         let text = fs::read_to_string(&journal).unwrap_or_default();
-        assert!(!text.contains(&BASE64_STANDARD.encode(CA_KEY)), "{place}");
+        assert!(
+            !text.contains(&BASE64_STANDARD.encode(CA_KEY)),
+            "{failpoint}"
+        );
         let journal = journal.exists();
         let (_, recovery) = fixture.recover();
-        let is_new = assert_whole(&fixture, place);
-        assert!(is_new || !journal, "{place}: decided and yet not done");
-        assert!(recovery.superseded.is_empty(), "{place}");
+        let is_new = assert_whole(&fixture, failpoint);
+        assert!(
+            is_new || !journal,
+            "{failpoint}: the commit was decided and not completed"
+        );
+        assert!(recovery.superseded.is_empty(), "{failpoint}");
         *(if is_new { &mut new } else { &mut old }) += 1;
-        // And a run that commits, not only recovers, comes to the new files from there.
+        // A run that commits, and not only recovers, ends with the new files too.
         fixture.store().commit(change()).unwrap();
-        assert!(assert_whole(&fixture, place));
+        assert!(assert_whole(&fixture, failpoint));
     }
     assert!(
         old > 8 && new > 8,
-        "{old} places before the point of commit, {new} after it"
+        "{old} failpoints before the point of commit, {new} after it"
     );
 
-    // The recovery of each of these is killed anywhere in turn.
-    let killed_at = |place: &str| {
+    // Each of these recoveries is killed at every failpoint in turn.
+    let killed_at = |failpoint: &str| {
         let fixture = start();
-        assert!(killed("commit", &fixture, place));
+        assert!(killed("commit", &fixture, failpoint));
         fixture
     };
     for first in [
@@ -296,25 +311,28 @@ fn a_commit_killed_anywhere_is_old_or_new_after_the_next_start() {
         "finish:renamed:1",
         "finish:durable:1",
     ] {
-        assert!(commit_places.iter().any(|place| place == first), "{first}");
-        let seconds = places("recover", || killed_at(first));
+        assert!(
+            commit_failpoints.iter().any(|failpoint| failpoint == first),
+            "{first}"
+        );
+        let seconds = failpoints("recover", || killed_at(first));
         assert!(!seconds.is_empty());
-        met.extend(names(&seconds).into_iter().map(str::to_owned));
+        reached.extend(names(&seconds).into_iter().map(str::to_owned));
         for second in &seconds {
             let fixture = killed_at(first);
             assert!(killed("recover", &fixture, second));
-            let place = format!("{first}, then {second}");
-            assert_no_file_is_torn(&fixture, &place);
+            let failpoint = format!("{first}, then {second}");
+            assert_no_file_is_torn(&fixture, &failpoint);
             drop(fixture.recover());
             assert_eq!(
-                assert_whole(&fixture, &place),
+                assert_whole(&fixture, &failpoint),
                 first != "commit:staged:1",
-                "{place}"
+                "{failpoint}"
             );
         }
     }
-    met.extend(
-        names(&places("pending", Fixture::new))
+    reached.extend(
+        names(&failpoints("pending", Fixture::new))
             .into_iter()
             .map(str::to_owned),
     );
@@ -322,35 +340,42 @@ fn a_commit_killed_anywhere_is_old_or_new_after_the_next_start() {
         .iter()
         .map(|name| (*name).to_owned())
         .collect();
-    assert_eq!(met, all, "every place in the list is met");
+    assert_eq!(reached, all, "every failpoint in the list is reached");
 }
 
 #[test]
-fn a_pending_key_survives_a_crash_at_every_step() {
-    for place in places("pending", Fixture::new) {
+fn keeps_pending_key_when_killed_at_any_step() {
+    for failpoint in failpoints("pending", Fixture::new) {
         let fixture = Fixture::new();
-        assert!(killed("pending", &fixture, &place));
+        assert!(killed("pending", &fixture, &failpoint));
         let (store, recovery) = fixture.recover();
         let found = store.pending(NOW).unwrap();
-        assert_eq!(found.notes, [], "{place}");
+        assert_eq!(found.notes, [], "{failpoint}");
         let aside = fixture.path("/var/lib/nodepki/aside").exists();
-        let written = place == "pending:written:1";
-        // Before the slot has its name nothing was sent, and the key is of no use to anybody.
+        let written = failpoint == "pending:written:1";
+        // Before the slot has its name no request was sent, and the key is not needed.
         assert_eq!(
             found.slots.len(),
             usize::from(!written && !aside),
-            "{place}"
+            "{failpoint}"
         );
-        assert_eq!(recovery.swept.is_empty(), !written, "{place}: {recovery:?}");
+        assert_eq!(
+            recovery.swept.is_empty(),
+            !written,
+            "{failpoint}: {recovery:?}"
+        );
         for slot in found.slots {
-            assert_eq!(slot.key_pem.as_slice(), KEY, "{place}");
-            assert!(slot.ticket.is_some() && slot.csr_pem.is_some(), "{place}");
+            assert_eq!(slot.key_pem.as_slice(), KEY, "{failpoint}");
+            assert!(
+                slot.ticket.is_some() && slot.csr_pem.is_some(),
+                "{failpoint}"
+            );
         }
     }
 }
 
 #[test]
-fn an_error_before_the_point_of_commit_changes_nothing() {
+fn changes_nothing_on_an_error_before_the_point_of_commit() {
     for name in [
         "commit:recorded",
         "commit:staged-one",
@@ -388,8 +413,8 @@ fn an_error_before_the_point_of_commit_changes_nothing() {
 }
 
 #[test]
-fn an_error_after_the_point_of_commit_is_mended_by_the_next_run() {
-    for place in [
+fn completes_in_the_next_run_after_an_error_past_the_point_of_commit() {
+    for failpoint in [
         "commit:journalled",
         "finish:decided",
         "finish:rename-one:1",
@@ -410,31 +435,31 @@ fn an_error_after_the_point_of_commit_is_mended_by_the_next_run() {
             ("EIO", Class::Io),
         ] {
             let fixture = start();
-            let (status, text) = run("commit", &fixture, &format!("{place}={errno}"));
-            assert_eq!(status.code(), Some(3), "{place}={errno}: {text}");
+            let (status, text) = run("commit", &fixture, &format!("{failpoint}={errno}"));
+            assert_eq!(status.code(), Some(3), "{failpoint}={errno}: {text}");
             assert!(
                 text.contains(&format!("error {class:?} ")),
-                "{place}={errno}: {text}"
+                "{failpoint}={errno}: {text}"
             );
             assert!(
                 text.contains("run the same command again to finish"),
-                "{place}={errno}: {text}"
+                "{failpoint}={errno}: {text}"
             );
-            assert_no_file_is_torn(&fixture, place);
+            assert_no_file_is_torn(&fixture, failpoint);
             drop(fixture.recover());
-            assert!(assert_whole(&fixture, place));
+            assert!(assert_whole(&fixture, failpoint));
         }
     }
 }
 
 #[test]
-fn an_error_in_one_pair_does_not_keep_the_others_from_being_whole() {
+fn completes_other_pairs_when_one_pair_fails() {
     let fixture = start();
     // The second rename is the certificate of the first pair.
     let (_, text) = run("commit", &fixture, "finish:rename-one:2=EROFS");
     assert!(
         text.contains("apiserver.crt"),
-        "the private file goes first: {text}"
+        "the private key is renamed first: {text}"
     );
     for (key, crt) in &PAIRS[1..] {
         assert_eq!(
@@ -444,8 +469,8 @@ fn an_error_in_one_pair_does_not_keep_the_others_from_being_whole() {
     }
 }
 
-/// Kills a commit with the first pair half done, and lets `meddle` change something before the next start.
-fn meddled(at: &str, meddle: impl FnOnce(&Fixture)) -> (Fixture, Result<Recovery, Error>) {
+/// Kills a commit half-way through the first pair, and lets `meddle` change files before the next start.
+fn recover_after(at: &str, meddle: impl FnOnce(&Fixture)) -> (Fixture, Result<Recovery, Error>) {
     let fixture = start();
     assert!(killed("commit", &fixture, at));
     meddle(&fixture);
@@ -455,12 +480,12 @@ fn meddled(at: &str, meddle: impl FnOnce(&Fixture)) -> (Fixture, Result<Recovery
 
 const NOTHING_RENAMED: &str = "finish:decided";
 const KEY_RENAMED: &str = "finish:rename-one:2";
-const LINKED_RENAMED: &str = "finish:rename-one:9";
+const TARGET_RENAMED: &str = "finish:rename-one:9";
 
 #[test]
-fn lost_or_damaged_unfinished_files_are_written_again_from_the_journal() {
+fn rewrites_lost_or_damaged_temporary_files_from_the_journal() {
     for at in [NOTHING_RENAMED, KEY_RENAMED] {
-        let (fixture, recovery) = meddled(at, |fixture| {
+        let (fixture, recovery) = recover_after(at, |fixture| {
             let _ = fs::remove_file(fixture.path(format!("{PKI}/.nodepki-new.apiserver.key~")));
             fs::write(
                 fixture.path(format!("{PKI}/.nodepki-new.apiserver.crt~")),
@@ -487,9 +512,9 @@ fn lost_or_damaged_unfinished_files_are_written_again_from_the_journal() {
 }
 
 #[test]
-fn a_pair_that_somebody_replaced_after_the_crash_is_left_to_him() {
+fn keeps_pair_that_another_process_replaced_after_the_crash() {
     for at in [NOTHING_RENAMED, KEY_RENAMED] {
-        let (fixture, recovery) = meddled(at, |fixture| {
+        let (fixture, recovery) = recover_after(at, |fixture| {
             for path in [PAIRS[0].0, PAIRS[0].1] {
                 fs::write(fixture.path(path), "kubeadm").unwrap();
             }
@@ -507,8 +532,8 @@ fn a_pair_that_somebody_replaced_after_the_crash_is_left_to_him() {
 }
 
 #[test]
-fn half_a_pair_that_somebody_replaced_is_kept_beside_the_whole_new_one() {
-    let (fixture, recovery) = meddled(KEY_RENAMED, |fixture| {
+fn keeps_replaced_half_of_a_pair_as_a_copy() {
+    let (fixture, recovery) = recover_after(KEY_RENAMED, |fixture| {
         fs::write(fixture.path(PAIRS[0].1), "pasted").unwrap()
     });
     let recovery = recovery.unwrap();
@@ -527,7 +552,7 @@ fn half_a_pair_that_somebody_replaced_is_kept_beside_the_whole_new_one() {
 }
 
 #[test]
-fn an_unchanged_key_that_somebody_replaced_keeps_its_certificate_from_changing() {
+fn keeps_certificate_when_its_unchanged_key_was_replaced() {
     let fixture = Fixture::new();
     let mut commit = Commit::new();
     commit
@@ -542,45 +567,45 @@ fn an_unchanged_key_that_somebody_replaced_keeps_its_certificate_from_changing()
 }
 
 #[test]
-fn a_file_to_be_removed_that_somebody_replaced_after_the_crash_stays() {
+fn keeps_file_to_be_removed_that_was_replaced_after_the_crash() {
     for at in [NOTHING_RENAMED, "finish:remove-one"] {
-        let (fixture, recovery) = meddled(at, |fixture| {
-            fs::write(fixture.path(GONE), "another key").unwrap();
+        let (fixture, recovery) = recover_after(at, |fixture| {
+            fs::write(fixture.path(REMOVED), "another key").unwrap();
         });
         let recovery = recovery.unwrap();
-        assert_eq!(recovery.superseded, [PathBuf::from(GONE)]);
-        assert_eq!(fixture.text(GONE), "another key");
+        assert_eq!(recovery.superseded, [PathBuf::from(REMOVED)]);
+        assert_eq!(fixture.text(REMOVED), "another key");
         assert_eq!(fixture.text(PAIRS[0].0), "new");
         assert_eq!(leftovers(fixture.dir.path()), Vec::<PathBuf>::new());
     }
-    let (fixture, recovery) = meddled("finish:remove-one", |_| {});
-    assert_eq!(recovery.unwrap().removed, [PathBuf::from(GONE)]);
-    assert!(!fixture.path(GONE).exists());
+    let (fixture, recovery) = recover_after("finish:remove-one", |_| {});
+    assert_eq!(recovery.unwrap().removed, [PathBuf::from(REMOVED)]);
+    assert!(!fixture.path(REMOVED).exists());
 }
 
 #[test]
-fn a_link_that_somebody_moved_after_the_crash_is_left_to_him() {
+fn keeps_link_that_another_process_moved_after_the_crash() {
     const THEIRS: &str = "/var/lib/kubelet/pki/kubelet-client-2026-09-09-09-09-09.pem";
     let move_it = |fixture: &Fixture| {
         fixture.write(THEIRS, "theirs", 0o600);
         fs::remove_file(fixture.path(LINK)).unwrap();
         symlink(THEIRS, fixture.path(LINK)).unwrap();
     };
-    // Before our file was there, and when it was there and the link was not.
-    for (at, ours) in [(NOTHING_RENAMED, false), (LINKED_RENAMED, true)] {
-        let (fixture, recovery) = meddled(at, move_it);
+    // Before the new target existed, and when it existed and the link was not yet moved.
+    for (at, ours) in [(NOTHING_RENAMED, false), (TARGET_RENAMED, true)] {
+        let (fixture, recovery) = recover_after(at, move_it);
         let superseded = recovery.unwrap().superseded;
         assert!(superseded.contains(&PathBuf::from(LINK)), "{at}");
         assert_eq!(
             fs::read_link(fixture.path(LINK)).unwrap(),
             Path::new(THEIRS)
         );
-        assert_eq!(fixture.path(LINKED).exists(), ours, "{at}");
+        assert_eq!(fixture.path(NEW_TARGET).exists(), ours, "{at}");
         assert_eq!(fixture.text(CONF), "new", "{at}");
         assert_eq!(leftovers(fixture.dir.path()), Vec::<PathBuf>::new());
     }
-    // The same when a file was put there.
-    let (fixture, recovery) = meddled(LINKED_RENAMED, |fixture| {
+    // The same with a file in place of the link.
+    let (fixture, recovery) = recover_after(TARGET_RENAMED, |fixture| {
         fs::remove_file(fixture.path(LINK)).unwrap();
         fixture.write(LINK, "theirs", 0o600);
     });
@@ -589,21 +614,21 @@ fn a_link_that_somebody_moved_after_the_crash_is_left_to_him() {
 }
 
 #[test]
-fn a_link_in_the_journal_that_leads_elsewhere_is_damage() {
-    let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
+fn refuses_journal_whose_link_has_another_target() {
+    let (fixture, recovery) = recover_after(NOTHING_RENAMED, |fixture| {
         let path = fixture.path("/var/lib/nodepki/journal.json");
         let text = fs::read_to_string(&path).unwrap();
-        let wanted = format!("link:{}", name_of(LINKED));
+        let wanted = format!("link:{}", name_of(NEW_TARGET));
         assert!(text.contains(&wanted));
         fs::write(path, text.replace(&wanted, "link:../../../../tmp/x")).unwrap();
     });
     let error = recovery.unwrap_err().to_string();
     assert!(error.contains("the contents for"), "{error}");
-    assert!(!assert_link_leads_somewhere(&fixture, "damaged"));
+    assert!(!assert_link_target_complete(&fixture, "damaged"));
 }
 
 #[test]
-fn only_a_journal_with_a_removal_or_a_link_is_beyond_an_older_nodepki() {
+fn raises_journal_version_only_for_removals_and_links() {
     let version = |what: &str| {
         let fixture = start();
         assert!(killed(what, &fixture, "finish:decided"));
@@ -616,8 +641,8 @@ fn only_a_journal_with_a_removal_or_a_link_is_beyond_an_older_nodepki() {
 }
 
 #[test]
-fn something_in_the_way_of_the_recovery_is_named_and_the_journal_kept() {
-    let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
+fn names_obstacle_to_recovery_and_keeps_the_journal() {
+    let (fixture, recovery) = recover_after(NOTHING_RENAMED, |fixture| {
         fs::remove_file(fixture.path(PAIRS[0].1)).unwrap();
         fs::create_dir(fixture.path(PAIRS[0].1)).unwrap();
     });
@@ -642,7 +667,7 @@ fn something_in_the_way_of_the_recovery_is_named_and_the_journal_kept() {
 #[test]
 fn refuses_damaged_journal_and_leaves_it_untouched() {
     for damage in ["{\"version\":1,\"entries\":[", "", "{\"version\":\"x\"}"] {
-        let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
+        let (fixture, recovery) = recover_after(NOTHING_RENAMED, |fixture| {
             fs::write(fixture.path("/var/lib/nodepki/journal.json"), damage).unwrap();
         });
         let path = fixture.path("/var/lib/nodepki/journal.json");
@@ -660,8 +685,8 @@ fn refuses_damaged_journal_and_leaves_it_untouched() {
 }
 
 #[test]
-fn contents_that_do_not_fit_their_digest_are_not_installed() {
-    let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
+fn refuses_contents_that_differ_from_their_digest() {
+    let (fixture, recovery) = recover_after(NOTHING_RENAMED, |fixture| {
         let path = fixture.path("/var/lib/nodepki/journal.json");
         // "new" in base64 becomes "nex".
         let text = fs::read_to_string(&path)
@@ -677,8 +702,8 @@ fn contents_that_do_not_fit_their_digest_are_not_installed() {
 }
 
 #[test]
-fn the_journal_of_a_newer_nodepki_is_left_to_it() {
-    let (fixture, recovery) = meddled(NOTHING_RENAMED, |fixture| {
+fn refuses_journal_of_a_newer_version() {
+    let (fixture, recovery) = recover_after(NOTHING_RENAMED, |fixture| {
         fs::write(
             fixture.path("/var/lib/nodepki/journal.json"),
             "{\"version\":4}",
@@ -701,7 +726,7 @@ fn the_journal_of_a_newer_nodepki_is_left_to_it() {
 }
 
 #[test]
-fn no_second_commit_takes_the_place_of_an_unfinished_journal() {
+fn refuses_second_commit_over_an_unfinished_journal() {
     let fixture = start();
     let (_, text) = run("commit-twice", &fixture, "finish:rename-one:2=EIO");
     assert!(text.contains("an earlier commit is not finished"), "{text}");

@@ -1,7 +1,7 @@
-//! The store against a real full disk and a real read-only mount, and the child processes of its tests.
+//! The store on a real full disk and a real read-only mount, and the child processes of its tests.
 //!
-//! A child is this test binary again, with the one "test" [`child_process`] selected and told by the environment what
-//! to do. Mounts live in a mount namespace of the child's own.
+//! A child is this test binary again, restricted to the "test" [`child_process`], with its action in the environment.
+//! Mounts exist only in the mount namespace of the child.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use nodepki::store::{Class, Commit, Durability, Error, Mode, Root};
 
 use super::store::{CSR, KEY, PKI, leftovers, open, ticket};
 
-/// This test binary as a child that does `what` below `root`.
+/// This test binary as a child that performs the action `what` below `root`.
 pub(crate) fn child(what: &str, root: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -28,7 +28,7 @@ pub(crate) fn child(what: &str, root: &Path) -> Command {
     command
 }
 
-/// The child in a mount namespace, after `mounts` was run by a shell with the root as `$1`.
+/// The child in a new mount namespace, after a shell has run `mounts` there with the root as `$1`.
 fn child_with_mounts(what: &str, root: &Path, mounts: &str) -> Output {
     let inner = child(what, root);
     let mut command = Command::new("unshare");
@@ -54,7 +54,7 @@ fn child_with_mounts(what: &str, root: &Path, mounts: &str) -> Output {
             None => command.env_remove(name),
         };
     }
-    command.output().expect("unshare(1) is needed")
+    command.output().expect("this test needs unshare(1)")
 }
 
 pub(crate) fn assert_done(output: &Output) {
@@ -126,7 +126,7 @@ fn modes(root: &Path) {
 }
 
 #[test]
-fn a_full_disk_changes_nothing() {
+fn changes_nothing_on_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
     assert_done(&child_with_mounts(
         "full-blocks",
@@ -136,13 +136,13 @@ fn a_full_disk_changes_nothing() {
 }
 
 #[test]
-fn a_disk_without_inodes_changes_nothing() {
+fn changes_nothing_on_a_disk_without_inodes() {
     let dir = tempfile::tempdir().unwrap();
     let mount = "mount -t tmpfs -o size=1m,nr_inodes=64 tmpfs \"$1\"";
     assert_done(&child_with_mounts("full-inodes", dir.path(), mount));
 }
 
-/// Commits with more and more room left until it succeeds: the disk is found full at each step once.
+/// Commits with increasing room until it succeeds, so that the disk is full at each step once.
 fn full(root: &Path, fill: impl Fn(u64)) {
     let names = [
         "apiserver.key",
@@ -178,7 +178,7 @@ fn full(root: &Path, fill: impl Fn(u64)) {
                 failures += 1;
                 assert!(
                     preflight.is_err(),
-                    "{left} left: preflight found room where there was none"
+                    "{left} left: preflight found enough room, the commit did not"
                 );
                 assert_eq!(error.class(), Class::NoSpace, "{left} left: {error}");
                 assert!(
@@ -208,7 +208,7 @@ fn full(root: &Path, fill: impl Fn(u64)) {
             "{left} left"
         );
     }
-    assert!(failures >= 5, "only {failures} steps met the full disk");
+    assert!(failures >= 5, "only {failures} steps found the disk full");
     for name in names {
         assert_eq!(fs::read_to_string(here(name)).unwrap(), "new ".repeat(100));
     }
@@ -234,7 +234,7 @@ fn fill_inodes(root: &Path, left: u64) {
 }
 
 #[test]
-fn a_read_only_directory_changes_nothing() {
+fn changes_nothing_in_a_read_only_directory() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir_all(dir.path().join("etc/kubernetes/pki")).unwrap();
     fs::write(dir.path().join("etc/kubernetes/pki/apiserver.key"), "old").unwrap();
@@ -270,7 +270,7 @@ fn read_only_pki(root: &Path) {
 }
 
 #[test]
-fn a_read_only_root_can_be_read_and_not_locked() {
+fn reads_but_does_not_lock_a_read_only_root() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir_all(dir.path().join("etc")).unwrap();
     fs::write(dir.path().join("etc/file"), "text").unwrap();

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::node::{INIT, NODEPKI, Node, Ran};
+use crate::node::{INIT, NODEPKI, Node, Ran, SIGNER};
 use crate::signing::openssl;
 
 /// Clears the screen in three ways, sets the title, hides and reverses text, and forges a message.
@@ -97,12 +97,8 @@ fn escapes_what_signers_say() {
             said = node.outside("said").display(),
         );
         fs::write(&script, script_text).unwrap();
-        let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
-        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/signer.sh");
-        let args = format!("[{fixture}, {}]", node.ca().parent().unwrap().display());
-        assert!(settings.contains(&args), "{settings}");
-        let settings = settings.replace(&args, &format!("[{}]", script.display()));
-        fs::write(node.outside("config.yaml"), settings).unwrap();
+        let arguments = format!("[{SIGNER}, {}]", node.ca().parent().unwrap().display());
+        node.edit_settings(&arguments, &format!("[{}]", script.display()));
         let ran = everything(
             &node,
             &["bootstrap", "--wait", "0s", "--clock-wait", "0s"],
