@@ -1,5 +1,5 @@
-//! Paths that another user controls: file drop, offline signing, keys and settings. These tests run as root and give
-//! files to other users.
+//! Paths that another user controls: drop directory, offline signing, keys and settings. These tests run as root and
+//! give files to other users.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -12,19 +12,19 @@ use crate::signer_directory::sign_by_hand;
 use crate::signing::run_program;
 
 /// A user that is neither root nor a service account.
-const MALLORY: u32 = 4242;
+const OTHER_USER: u32 = 4242;
 
-fn give(path: &Path, uid: u32) {
+fn change_owner(path: &Path, uid: u32) {
     chown(path, Some(uid), Some(uid)).unwrap();
 }
 
-fn mode(path: &Path, mode: u32) {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+fn set_mode(path: &Path, set_mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(set_mode)).unwrap();
 }
 
-// ---- file drop ----
+// ---- Drop directory ----
 
-/// A node beside an empty drop directory `srv/drop`.
+/// A node with an empty drop directory `srv/drop` outside its root.
 fn node_with_drop() -> (Node, PathBuf) {
     let node = Node::new();
     let drop = node.outside("srv/drop");
@@ -40,55 +40,55 @@ fn refuses_drop_directory_that_another_user_can_replace() {
     let cases: &[(&str, Arrange, &str, &[&str])] = &[
         (
             "base of another user",
-            |drop| give(drop, MALLORY),
+            |drop| change_owner(drop, OTHER_USER),
             "srv/drop",
             &["user 4242", "mode 0755", "chown root:root "],
         ),
         (
-            "base that everybody can write to",
-            |drop| mode(drop, 0o777),
+            "base that anyone can write to",
+            |drop| set_mode(drop, 0o777),
             "srv/drop",
             &["user 0", "mode 0777", "chmod go-w "],
         ),
         (
             "base that a group can write to",
-            |drop| mode(drop, 0o775),
+            |drop| set_mode(drop, 0o775),
             "srv/drop",
             &["mode 0775", "chmod go-w "],
         ),
         (
             "parent of another user",
-            |drop| give(drop.parent().unwrap(), MALLORY),
+            |drop| change_owner(drop.parent().unwrap(), OTHER_USER),
             "srv",
             &["user 4242", "chown root:root "],
         ),
         (
-            "parent that everybody can write to",
-            |drop| mode(drop.parent().unwrap(), 0o777),
+            "parent that anyone can write to",
+            |drop| set_mode(drop.parent().unwrap(), 0o777),
             "srv",
             &["mode 0777", "chmod go-w "],
         ),
         (
             "inbox of another user",
-            |drop| give(&drop.join("inbox"), MALLORY),
+            |drop| change_owner(&drop.join("inbox"), OTHER_USER),
             "srv/drop/inbox",
             &["user 4242", "chown root:root "],
         ),
         (
-            "inbox that everybody can write to",
-            |drop| mode(&drop.join("inbox"), 0o777),
+            "inbox that anyone can write to",
+            |drop| set_mode(&drop.join("inbox"), 0o777),
             "srv/drop/inbox",
             &["mode 0777", "chmod go-w "],
         ),
         (
             "outbox of another user",
-            |drop| give(&drop.join("outbox"), MALLORY),
+            |drop| change_owner(&drop.join("outbox"), OTHER_USER),
             "srv/drop/outbox",
             &["user 4242"],
         ),
         (
             "outbox to which others can add requests",
-            |drop| mode(&drop.join("outbox"), 0o1777),
+            |drop| set_mode(&drop.join("outbox"), 0o1777),
             "srv/drop/outbox",
             &["mode 1777", "chmod go-w "],
         ),
@@ -102,12 +102,12 @@ fn refuses_drop_directory_that_another_user_can_replace() {
             &["is not a directory"],
         ),
         (
-            "link of another user on the way",
+            "link of another user in the path",
             |drop| {
                 let elsewhere = drop.with_file_name("elsewhere");
                 fs::rename(drop, &elsewhere).unwrap();
                 symlink("elsewhere", drop).unwrap();
-                std::os::unix::fs::lchown(drop, Some(MALLORY), Some(MALLORY)).unwrap();
+                std::os::unix::fs::lchown(drop, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
             },
             "srv/drop",
             &["user 4242", "chown -h root:root "],
@@ -129,7 +129,7 @@ fn refuses_drop_directory_that_another_user_can_replace() {
         before.unchanged(&node.etc());
         assert!(
             !drop.join("outbox/apiserver.csr").exists(),
-            "{case}: nothing was sent"
+            "{case}: a request was sent"
         );
     }
 }
@@ -139,7 +139,7 @@ fn keeps_live_certificate_when_inbox_becomes_a_link() {
     let node = Node::bootstrapped();
     let drop = node.outside("drop");
     let pki = node.path("/etc/kubernetes/pki");
-    // The certificate is due, and its answer is ready.
+    // The certificate is due, and the answer exists.
     fs::remove_file(pki.join("apiserver.crt")).unwrap();
     node.bootstrap_by_drop(&drop).ended(75);
     sign_by_hand(&drop, &node.ca(), CertName::Apiserver);
@@ -147,8 +147,8 @@ fn keeps_live_certificate_when_inbox_becomes_a_link() {
     fs::remove_dir_all(drop.join("inbox")).unwrap();
     fs::write(pki.join("apiserver.crt"), &signed).unwrap();
     symlink(&pki, drop.join("inbox")).unwrap();
-    for owner in [MALLORY, 0] {
-        give(&drop, owner);
+    for owner in [OTHER_USER, 0] {
+        change_owner(&drop, owner);
         node.bootstrap_by_drop(&drop).ended(65);
         assert_eq!(fs::read(pki.join("apiserver.crt")).unwrap(), signed);
         assert!(pki.join("etcd/server.crt").exists());
@@ -157,22 +157,22 @@ fn keeps_live_certificate_when_inbox_becomes_a_link() {
 
 #[test]
 fn takes_answers_of_a_configured_user_from_its_own_inbox() {
-    const ROBOT: u32 = 4343;
-    for (owner, permissions) in [(ROBOT, 0o755), (0, 0o1777)] {
+    const SIGNING_USER: u32 = 4343;
+    for (owner, permissions) in [(SIGNING_USER, 0o755), (0, 0o1777)] {
         let (node, drop) = node_with_drop();
-        give(&drop.join("inbox"), owner);
-        mode(&drop.join("inbox"), permissions);
+        change_owner(&drop.join("inbox"), owner);
+        set_mode(&drop.join("inbox"), permissions);
         let settings = format!(
             "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
              authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: s}}, front-proxy-ca: {{signer: s}}}}\n\
-             signers: {{s: {{directory: {{path: {}, trustedUsers: [{ROBOT}]}}}}}}\n",
+             signers: {{s: {{directory: {{path: {}, trustedUsers: [{SIGNING_USER}]}}}}}}\n",
             drop.display()
         );
         fs::write(node.outside("config.yaml"), settings).unwrap();
         node.ask().ended(75);
         for name in CertName::KUBEADM {
             sign_by_hand(&drop, &node.ca(), name);
-            give(&drop.join(format!("inbox/{name}.crt")), ROBOT);
+            change_owner(&drop.join(format!("inbox/{name}.crt")), SIGNING_USER);
         }
         node.ask().done();
         assert_eq!(fs::read_dir(drop.join("inbox")).unwrap().count(), 0);
@@ -218,14 +218,14 @@ fn reads_only_expected_names_of_a_crowded_inbox() {
         "{:?}",
         began.elapsed()
     );
-    // Under the name of another certificate it is still found.
+    // A file with the name of another certificate is still found.
     fs::write(drop.join("inbox/etcd-peer.crt"), &answer).unwrap();
     node.bootstrap_by_drop(&drop)
         .ended(75)
         .row_says("etcd-server", "rename it to inbox/etcd-server.crt");
 }
 
-// ---- offline signing ----
+// ---- Offline signing ----
 
 fn sign(node: &Node, bundle: &Path) {
     let script = format!(
@@ -241,24 +241,24 @@ fn refuses_export_to_directory_that_another_user_can_replace() {
     let cases: &[(&str, Arrange, &str)] = &[
         (
             "directory of another user",
-            |dir| give(dir, MALLORY),
+            |dir| change_owner(dir, OTHER_USER),
             "user 4242",
         ),
         (
-            "directory that everybody can write to",
-            |dir| mode(dir, 0o777),
-            "mode 0777",
+            "directory that anyone can write to",
+            |dir| set_mode(dir, 0o777),
+            "set_mode 0777",
         ),
         (
             "parent of another user",
-            |dir| give(dir.parent().unwrap(), MALLORY),
+            |dir| change_owner(dir.parent().unwrap(), OTHER_USER),
             "user 4242",
         ),
         (
             "a directory of another user in it",
             |dir| {
                 fs::create_dir(dir.join("pki")).unwrap();
-                give(&dir.join("pki"), MALLORY);
+                change_owner(&dir.join("pki"), OTHER_USER);
             },
             "user 4242",
         ),
@@ -272,7 +272,7 @@ fn refuses_export_to_directory_that_another_user_can_replace() {
             |dir| {
                 fs::remove_dir(dir).unwrap();
                 symlink("/tmp", dir).unwrap();
-                std::os::unix::fs::lchown(dir, Some(MALLORY), Some(MALLORY)).unwrap();
+                std::os::unix::fs::lchown(dir, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
             },
             "chown -h root:root",
         ),
@@ -299,14 +299,14 @@ fn refuses_import_from_directory_that_another_user_can_replace() {
     let before = node.etc();
     for path in ["", "pki", "pki/apiserver.crt", ".."] {
         let path = dir.join(path);
-        give(&path, MALLORY);
+        change_owner(&path, OTHER_USER);
         node.csr("import", &dir)
             .ended(65)
             .says("owned by user 4242 and group 4242")
             .says("chown root:root ");
-        give(&path, 0);
+        change_owner(&path, 0);
         let kept = fs::metadata(&path).unwrap().permissions();
-        mode(&path, 0o777);
+        set_mode(&path, 0o777);
         node.csr("import", &dir).ended(65).says("chmod go-w ");
         fs::set_permissions(&path, kept).unwrap();
     }
@@ -319,7 +319,7 @@ fn exports_to_directories_of_root_below_sticky_ones() {
     let node = Node::new();
     let top = node.outside("tmp");
     fs::create_dir(&top).unwrap();
-    mode(&top, 0o1777);
+    set_mode(&top, 0o1777);
     node.csr("export", &top.join("new")).done();
     symlink("new", top.join("link")).unwrap();
     node.csr("export", &top.join("link")).done();
@@ -333,7 +333,7 @@ fn import_reads_only_files_of_an_import_and_limits_them() {
     let dir = node.outside("stick");
     node.csr("export", &dir).done();
     sign(&node, &dir);
-    // Neither is opened: it could block, or be larger than the memory.
+    // Neither is opened: the pipe could block, the device could fill the memory.
     nix::unistd::mkfifo(&dir.join("pipe.crt"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     symlink("/dev/zero", dir.join("zero.crt")).unwrap();
     let sparse = fs::File::create(dir.join("image.iso")).unwrap();
@@ -359,7 +359,7 @@ fn import_reads_only_files_of_an_import_and_limits_them() {
     node.csr("import", &dir).done();
 }
 
-// ---- keys ----
+// ---- Keys ----
 
 #[test]
 fn creates_key_of_root_in_place_of_an_empty_file_of_another_user() {
@@ -367,15 +367,15 @@ fn creates_key_of_root_in_place_of_an_empty_file_of_another_user() {
     for name in ["admin.conf", "pki/apiserver.key", "pki/apiserver.crt"] {
         let path = node.path("/etc/kubernetes").join(name);
         fs::write(&path, "").unwrap();
-        give(&path, MALLORY);
-        mode(&path, 0o666);
+        change_owner(&path, OTHER_USER);
+        set_mode(&path, 0o666);
         let _ = rustix::fs::setxattr(
             &path,
             "user.note",
             b"planted",
             rustix::fs::XattrFlags::empty(),
         );
-        // An access list that lets the user read what its owner may read.
+        // An access control list that lets the user read what the owner may read.
         let _ = std::process::Command::new("setfacl")
             .args(["-m", "u:4242:rw"])
             .arg(&path)
@@ -404,14 +404,22 @@ fn creates_key_of_root_in_place_of_an_empty_file_of_another_user() {
 #[test]
 fn refuses_key_in_directory_that_anyone_can_write_to() {
     let cases: &[(&str, Arrange, &str)] = &[
-        ("pki", |pki| mode(pki, 0o777), "mode 0777"),
-        ("pki", |pki| give(pki, MALLORY), "user 4242"),
-        ("", |pki| mode(pki.parent().unwrap(), 0o773), "mode 0773"),
-        ("", |pki| give(pki.parent().unwrap(), MALLORY), "user 4242"),
+        ("pki", |pki| set_mode(pki, 0o777), "set_mode 0777"),
+        ("pki", |pki| change_owner(pki, OTHER_USER), "user 4242"),
+        (
+            "",
+            |pki| set_mode(pki.parent().unwrap(), 0o773),
+            "set_mode 0773",
+        ),
+        (
+            "",
+            |pki| change_owner(pki.parent().unwrap(), OTHER_USER),
+            "user 4242",
+        ),
         (
             "..",
-            |pki| mode(pki.ancestors().nth(2).unwrap(), 0o757),
-            "mode 0757",
+            |pki| set_mode(pki.ancestors().nth(2).unwrap(), 0o757),
+            "set_mode 0757",
         ),
     ];
     for (culprit, arrange, words) in cases {
@@ -442,11 +450,11 @@ fn refuses_state_below_directory_that_anyone_can_write_to() {
     let node = Node::new();
     let lib = node.path("/var/lib");
     fs::create_dir_all(&lib).unwrap();
-    mode(&lib, 0o777);
+    set_mode(&lib, 0o777);
     node.bootstrap()
         .ended(65)
-        .says("mode 0777, so that another user can change it (chmod go-w ");
-    mode(&lib, 0o1777);
+        .says("set_mode 0777, so that another user can change it (chmod go-w ");
+    set_mode(&lib, 0o1777);
     node.bootstrap().done();
 }
 
@@ -457,23 +465,23 @@ fn warns_of_directories_of_services_and_groups_and_renews_in_them() {
         (
             |pki| {
                 chown(pki, Some(0), Some(4)).unwrap();
-                mode(pki, 0o775);
+                set_mode(pki, 0o775);
             },
-            "user 0 and group 4 with mode 0775",
+            "user 0 and group 4 with set_mode 0775",
         ),
     ];
     for (arrange, words) in cases {
         let node = Node::bootstrapped();
         let pki = node.path("/etc/kubernetes/pki");
         arrange(&pki);
-        // Placed by a member of the group, in order to own the next key.
+        // A file of a member of the group, placed there to own the next key.
         let key = pki.join("apiserver.key");
         fs::write(&key, "not a key").unwrap();
-        give(&key, MALLORY);
-        // As kubeadm's RootlessControlPlane leaves it.
+        change_owner(&key, OTHER_USER);
+        // The ownership that kubeadm's RootlessControlPlane sets.
         let service = pki.join("front-proxy-client.key");
         fs::remove_file(service.with_extension("crt")).unwrap();
-        give(&service, 998);
+        change_owner(&service, 998);
         let ran = node.bootstrap();
         ran.done()
             .says(words)
@@ -483,7 +491,7 @@ fn warns_of_directories_of_services_and_groups_and_renews_in_them() {
     }
 }
 
-// ---- settings ----
+// ---- Settings ----
 
 const SETTINGS: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
 
@@ -511,14 +519,14 @@ fn refuses_settings_that_another_user_can_change() {
         for path in std::iter::once(file.as_path()).chain(above) {
             let shown = path.display();
             let kept = fs::metadata(path).unwrap().permissions();
-            give(path, MALLORY);
+            change_owner(path, OTHER_USER);
             check()
                 .ended(65)
                 .says(&format!(
-                    "{shown}: owned by user 4242 and group 4242 with mode "
+                    "{shown}: owned by user 4242 and group 4242 with set_mode "
                 ))
                 .says(&format!("(chown root:root {shown})"));
-            give(path, 0);
+            change_owner(path, 0);
             for bits in [0o020, 0o002] {
                 fs::set_permissions(path, fs::Permissions::from_mode(kept.mode() | bits)).unwrap();
                 check().ended(65).says(&format!("(chmod go-w {shown})"));
@@ -533,36 +541,42 @@ fn refuses_settings_that_another_user_can_change() {
 fn refuses_empty_fragment_directory_that_anyone_can_write_to() {
     let node = Node::new();
     fs::create_dir_all(node.path("/etc/nodepki/config.d")).unwrap();
-    mode(&node.path("/etc/nodepki/config.d"), 0o777);
+    set_mode(&node.path("/etc/nodepki/config.d"), 0o777);
     node.bootstrap()
         .ended(65)
-        .says("config.d: owned by user 0 and group 0 with mode 0777");
-    // The finding names it too.
+        .says("config.d: owned by user 0 and group 0 with set_mode 0777");
+    // `doctor` names the directory too.
     node.run(&["doctor"])
         .ended(65)
         .says("config-unusable")
-        .says("mode 0777");
+        .says("set_mode 0777");
 }
 
 #[test]
 fn refuses_named_settings_that_another_user_can_change() {
     let node = Node::new();
     let config = node.outside("config.yaml");
-    give(&config, MALLORY);
+    change_owner(&config, OTHER_USER);
     node.ask()
         .ended(65)
         .says("user 4242")
         .says("chown root:root ");
-    give(&config, 0);
-    mode(&config, 0o664);
-    node.ask().ended(65).says("mode 0664").says("chmod go-w ");
-    mode(&config, 0o644);
+    change_owner(&config, 0);
+    set_mode(&config, 0o664);
+    node.ask()
+        .ended(65)
+        .says("set_mode 0664")
+        .says("chmod go-w ");
+    set_mode(&config, 0o644);
     let kubeadm = node.outside("kubeadm.yaml");
-    mode(&kubeadm, 0o666);
-    node.ask().ended(65).says("mode 0666").says("chmod go-w ");
-    // The administrator's own file, as kubeadm takes it.
-    mode(&kubeadm, 0o664);
-    give(&kubeadm, 1000);
+    set_mode(&kubeadm, 0o666);
+    node.ask()
+        .ended(65)
+        .says("set_mode 0666")
+        .says("chmod go-w ");
+    // The administrator's own file is accepted, as by kubeadm.
+    set_mode(&kubeadm, 0o664);
+    change_owner(&kubeadm, 1000);
     node.ask().done();
 }
 

@@ -1,7 +1,7 @@
-//! What nodepki leaves on a node, judged by the real kubeadm and by OpenSSL.
+//! The real kubeadm and OpenSSL judge the files that nodepki leaves on a node.
 //!
-//! No CA key is ever on the node here, so kubeadm is in external-CA mode, and each of its conditions is also
-//! asserted directly: kubeadm itself accepts more than works.
+//! No CA key is ever on the node, so kubeadm is in external-CA mode. Each of its conditions is also asserted directly,
+//! since kubeadm accepts more than what works.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,20 +21,20 @@ use crate::openssl::{
     verify,
 };
 
-/// URLs of the API server: this node's, and the one that all nodes share.
+/// URLs of the API server: the one of this node and the shared one.
 #[derive(Clone, Copy)]
 struct Servers {
     local: &'static str,
     shared: &'static str,
 }
 
-/// Of most golden cases.
-const ALONE: Servers = Servers {
+/// The URLs of most golden cases.
+const SINGLE_NODE: Servers = Servers {
     local: "https://192.0.2.11:6443",
     shared: "https://192.0.2.11:6443",
 };
 
-/// Where a leaf is, who signs it, what it is for. `*.conf` hold theirs inside.
+/// The leaves: path, authority and purposes. A `*.conf` contains its leaf.
 const LEAVES: &[(&str, &str, &[Purpose])] = &[
     ("apiserver", "ca", &[Purpose::Server]),
     ("apiserver-kubelet-client", "ca", &[Purpose::Client]),
@@ -55,32 +55,36 @@ const LEAVES: &[(&str, &str, &[Purpose])] = &[
 ];
 
 #[test]
-fn kubeadm_goes_on_with_a_stacked_node() {
-    accepted("init/v1beta4-stacked", &Authorities::new("RSA-2048"), ALONE);
+fn kubeadm_accepts_stacked_node() {
+    assert_kubeadm_accepts(
+        "init/v1beta4-stacked",
+        &Authorities::new("RSA-2048"),
+        SINGLE_NODE,
+    );
 }
 
 #[test]
-fn kubeadm_goes_on_with_ecdsa() {
-    accepted(
+fn kubeadm_accepts_ecdsa_node() {
+    assert_kubeadm_accepts(
         "init/v1beta4-alg-ECDSA-P256",
         &Authorities::new("ECDSA-P256"),
-        ALONE,
+        SINGLE_NODE,
     );
 }
 
 #[test]
-fn kubeadm_goes_on_with_an_external_etcd() {
-    accepted(
+fn kubeadm_accepts_external_etcd() {
+    assert_kubeadm_accepts(
         "init/v1beta4-external-etcd",
         &Authorities::new("ECDSA-P256"),
-        ALONE,
+        SINGLE_NODE,
     );
 }
 
 #[test]
-fn kubeadm_goes_on_with_a_shared_endpoint() {
+fn kubeadm_accepts_shared_endpoint() {
     let authorities = Authorities::new("ECDSA-P256");
-    accepted(
+    assert_kubeadm_accepts(
         "init/v1beta4-cpe-dns-port",
         &authorities,
         Servers {
@@ -90,16 +94,16 @@ fn kubeadm_goes_on_with_a_shared_endpoint() {
     );
 }
 
-fn accepted(case: &str, authorities: &Authorities, servers: Servers) {
+fn assert_kubeadm_accepts(case: &str, authorities: &Authorities, servers: Servers) {
     let config = Case::load(case).config;
     let machine = bootstrapped(&config, &authorities.signer());
-    assert_goes_on(&machine, &config, servers);
+    assert_phases_succeed(&machine, &config, servers);
 }
 
-/// The usual offline flow: the root is trusted, an intermediate signs, and the leaf brings it along. The bundle
-/// also holds the root that went before.
+/// The usual offline setup: the root is trusted, an intermediate signs, and the leaf's chain contains it. The bundle
+/// also contains the previous root.
 #[test]
-fn kubeadm_goes_on_with_intermediates_and_a_bundle() {
+fn kubeadm_accepts_intermediates_and_bundle() {
     let config = Case::load("init/v1beta4-alg-ECDSA-P256").config;
     let roots = Authorities::new("ECDSA-P256");
     let earlier = Authorities::new("ECDSA-P256");
@@ -149,10 +153,10 @@ fn kubeadm_goes_on_with_intermediates_and_a_bundle() {
         2,
         "the intermediate is needed to verify"
     );
-    assert_goes_on(&machine, &config, ALONE);
+    assert_phases_succeed(&machine, &config, SINGLE_NODE);
 }
 
-/// `<authority>-intermediate.crt` and `.key` beside the authority.
+/// Creates `<authority>-intermediate.crt` and `.key` in the authority's directory.
 fn make_intermediate(dir: &Path, authority: &str) {
     let path = |suffix: &str| format!("{}/{authority}{suffix}", dir.display());
     let (key, csr, extensions) = (
@@ -194,8 +198,8 @@ fn make_intermediate(dir: &Path, authority: &str) {
     ]);
 }
 
-/// kubeadm's certificate and kubeconfig phases end with 0 and change nothing, and its expiry report works.
-fn assert_goes_on(machine: &Machine, config: &str, servers: Servers) {
+/// Asserts that kubeadm's certificate and kubeconfig phases succeed without a change, and that its expiry report works.
+fn assert_phases_succeed(machine: &Machine, config: &str, servers: Servers) {
     assert_external_ca_conditions(machine, servers);
     let [certs, kubeconfigs] = kubeadm::accepts_external_ca(&machine.etc_kubernetes(), config);
     let said = String::from_utf8_lossy(&certs.stdout).into_owned();
@@ -215,9 +219,9 @@ fn assert_goes_on(machine: &Machine, config: &str, servers: Servers) {
     }
 }
 
-/// What `UsingExternalCA`, `UsingExternalFrontProxyCA`, `UsingExternalEtcdCA`, `CreateTree` and
-/// `ValidateKubeconfigsForExternalCA` want, and what they leave out: key and certificate belong together, the
-/// certificates inside the kubeconfigs verify, and a service-account pair is there.
+/// Asserts the conditions of `UsingExternalCA`, `UsingExternalFrontProxyCA`, `UsingExternalEtcdCA`, `CreateTree` and
+/// `ValidateKubeconfigsForExternalCA`, and those that they omit: each certificate matches its key, the certificates
+/// in the kubeconfigs verify, and the service-account pair exists.
 fn assert_external_ca_conditions(machine: &Machine, servers: Servers) {
     let scratch = tempfile::tempdir().unwrap();
     for authority in ["ca", "front-proxy-ca", "etcd/ca"] {
@@ -244,7 +248,7 @@ fn assert_external_ca_conditions(machine: &Machine, servers: Servers) {
     for (conf, server) in [
         ("admin.conf", servers.shared),
         ("super-admin.conf", servers.shared),
-        // kubeadm expects the shared one here, and only warns; what `kubeadm init` itself writes is this.
+        // kubeadm expects the shared endpoint here and only warns; `kubeadm init` itself writes the local one.
         ("kubelet.conf", servers.local),
         ("controller-manager.conf", servers.local),
         ("scheduler.conf", servers.local),
@@ -252,7 +256,7 @@ fn assert_external_ca_conditions(machine: &Machine, servers: Servers) {
         let path = machine.etc_kubernetes().join(conf);
         let text = fs::read_to_string(&path).unwrap();
         let authority = conf_data(&text, "certificate-authority-data");
-        // Whoever trusts an earlier root too is trusted by kubeconfigs as by everybody else.
+        // The kubeconfigs trust the whole bundle, including the previous root.
         let bundle = fs::read_to_string(machine.pki("ca.crt")).unwrap();
         assert_eq!(authority, bundle, "{conf}");
         let kubeconfig = &tree[conf]["kubeconfig"];
@@ -275,7 +279,7 @@ fn assert_external_ca_conditions(machine: &Machine, servers: Servers) {
 }
 
 #[test]
-fn every_name_and_address_of_the_servers_matches() {
+fn certificates_match_every_name_and_address_of_the_servers() {
     let config = Case::load("init/v1beta4-certsans-valid").config.replace(
         "kubernetesVersion",
         "encryptionAlgorithm: ECDSA-P256\nkubernetesVersion",
@@ -313,7 +317,7 @@ fn every_name_and_address_of_the_servers_matches() {
 }
 
 #[test]
-fn keys_of_every_algorithm_are_sound() {
+fn generates_sound_keys_of_every_algorithm() {
     let key = |algorithm: &str| match algorithm.split_once('-').unwrap() {
         ("RSA", bits) => format!("{{algorithm: RSA, rsa: {{keySize: {bits}}}}}"),
         (_, curve) => format!("{{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}"),
@@ -377,13 +381,13 @@ fn keys_of_every_algorithm_are_sound() {
         let said = openssl(&["pkey", "-noout", "-check", "-in", key.to_str().unwrap()]);
         assert!(said.contains("Key is valid"), "{}: {said}", key.display());
     }
-    assert_external_ca_conditions(&machine, ALONE);
+    assert_external_ca_conditions(&machine, SINGLE_NODE);
 }
 
-/// kubeadm gives the certificates in kubeconfigs the start of their CA, years back on an old cluster, which
-/// misleads whoever renews at a share of the lifetime.
+/// kubeadm starts the certificates in kubeconfigs with their CA, years back on an old cluster. A renewal at a share of
+/// the lifetime then comes too late.
 #[test]
-fn certificates_start_when_they_are_made_and_not_with_their_ca() {
+fn starts_certificates_at_issue_time_and_not_with_their_ca() {
     let config = Case::load("init/v1beta4-alg-ECDSA-P256").config;
     let [theirs, authorities] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     golden::copy_check_expiration_tree(authorities.path());
@@ -413,7 +417,7 @@ fn certificates_start_when_they_are_made_and_not_with_their_ca() {
 }
 
 #[test]
-fn a_second_run_changes_nothing_and_asks_nobody() {
+fn changes_nothing_and_sends_no_request_in_a_second_run() {
     const SIGNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/bad-signer.sh");
     let machine = Machine::new();
     let authorities = Authorities::new("ECDSA-P256");
@@ -431,7 +435,7 @@ fn a_second_run_changes_nothing_and_asks_nobody() {
         log.display(),
         authorities.dir().display()
     );
-    // The settings of this machine may name a program, those of the node below --root may not.
+    // The settings of this machine may name a program, the settings below --root may not.
     let settings = log.with_file_name("config.yaml");
     fs::write(
         &settings,
@@ -457,16 +461,16 @@ fn a_second_run_changes_nothing_and_asks_nobody() {
         LEAVES.len(),
         "{asked}"
     );
-    assert_external_ca_conditions(&machine, ALONE);
+    assert_external_ca_conditions(&machine, SINGLE_NODE);
 
-    let before = everything_below(machine.root());
+    let before = file_states(machine.root());
     let again = machine.done(&arguments);
     assert_eq!(fs::read_to_string(&log).unwrap(), asked);
     let text = String::from_utf8(again.stdout).unwrap();
     assert!(text.contains("kept") && !text.contains("issued"), "{text}");
     machine.done(&["plan", "--config", settings, "--kubeadm-config", config]);
     machine.done(&["status"]);
-    let after = everything_below(machine.root());
+    let after = file_states(machine.root());
     for (path, found) in &after {
         assert_eq!(before.get(path), Some(found), "{}", path.display());
     }
@@ -490,7 +494,7 @@ fn has_etcd(machine: &Machine) -> bool {
     machine.pki("etcd").exists()
 }
 
-/// A leaf that is on the machine, in files.
+/// A leaf on the machine, with its files.
 struct Leaf {
     name: &'static str,
     chain: PathBuf,
@@ -499,7 +503,7 @@ struct Leaf {
     purposes: &'static [Purpose],
 }
 
-/// All leaves, those of kubeconfigs unpacked below `scratch`.
+/// All leaves; those of kubeconfigs are extracted below `scratch`.
 fn leaves(machine: &Machine, scratch: &TempDir) -> Vec<Leaf> {
     let here = LEAVES
         .iter()
@@ -531,7 +535,7 @@ fn leaves(machine: &Machine, scratch: &TempDir) -> Vec<Leaf> {
     .collect()
 }
 
-/// What a `*-data` field of a kubeconfig holds.
+/// The decoded value of a `*-data` field of a kubeconfig.
 fn conf_data(kubeconfig: &str, field: &str) -> String {
     let line = kubeconfig.lines().find_map(|line| {
         line.trim_start_matches([' ', '-'])
@@ -549,10 +553,10 @@ fn first_certificate(bundle: &Path) -> String {
     text[..end].to_owned()
 }
 
-/// (inode, mode, modification and change time, content) of everything below a directory.
-type Found = (u64, u32, [i64; 4], Vec<u8>);
+/// Inode, mode, modification and change time, and content of a file.
+type FileState = (u64, u32, [i64; 4], Vec<u8>);
 
-fn everything_below(dir: &Path) -> BTreeMap<PathBuf, Found> {
+fn file_states(dir: &Path) -> BTreeMap<PathBuf, FileState> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -564,7 +568,7 @@ fn everything_below(dir: &Path) -> BTreeMap<PathBuf, Found> {
             metadata.ctime_nsec(),
         ];
         let content = if metadata.is_dir() {
-            found.append(&mut everything_below(&path));
+            found.append(&mut file_states(&path));
             Vec::new()
         } else {
             fs::read(&path).unwrap()

@@ -1,5 +1,5 @@
-//! The second wall, on a kernel that has Landlock: what a thread and the real program can no longer do, and that what
-//! they are asked to do still works.
+//! Confinement on a kernel with Landlock: what a thread and the real program can no longer do, and that the work they
+//! are asked to do still succeeds.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -17,7 +17,7 @@ use crate::log::logged;
 use crate::node::{INIT, NODEPKI, Node, Ran, SIGNER};
 use crate::signing::write_authorities;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn no_new_privs(status: &str) -> bool {
     let status = fs::read_to_string(status).unwrap();
@@ -25,7 +25,7 @@ fn no_new_privs(status: &str) -> bool {
     line.unwrap().ends_with('1')
 }
 
-/// Acts in a thread that is confined to these directories; the log of confining it.
+/// Runs `act` in a thread confined to these directories, and returns the log of the confinement.
 fn confined<T: Send>(
     writes: &[&Path],
     programs: bool,
@@ -45,12 +45,12 @@ fn confined<T: Send>(
     })
 }
 
-fn denied<T: std::fmt::Debug>(result: std::io::Result<T>) {
+fn assert_denied<T: std::fmt::Debug>(result: std::io::Result<T>) {
     assert_eq!(result.unwrap_err().kind(), ErrorKind::PermissionDenied);
 }
 
 #[test]
-fn a_confined_thread_writes_where_it_must_and_nowhere_else() {
+fn confined_thread_writes_only_to_its_directories() {
     let (inside, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (inside, outside) = (inside.path(), outside.path());
     fs::write(outside.join("there"), "as it was").unwrap();
@@ -59,30 +59,30 @@ fn a_confined_thread_writes_where_it_must_and_nowhere_else() {
     let ((), log) = confined(&[inside], false, || {
         fs::create_dir(inside.join("a")).unwrap();
         fs::write(inside.join("a/file"), "new").unwrap();
-        // From one directory to another, as when something is set aside.
+        // A rename between two of the directories, as when a request is set aside.
         fs::rename(inside.join("a/file"), inside.join("file")).unwrap();
         std::os::unix::fs::symlink("file", inside.join("link")).unwrap();
         fs::remove_file(inside.join("link")).unwrap();
 
-        denied(fs::write(outside.join("new"), ""));
-        denied(fs::write(outside.join("there"), "otherwise"));
-        denied(fs::remove_file(outside.join("there")));
-        denied(fs::create_dir(outside.join("dir")));
-        denied(std::os::unix::fs::symlink("there", outside.join("link")));
+        assert_denied(fs::write(outside.join("new"), ""));
+        assert_denied(fs::write(outside.join("there"), "otherwise"));
+        assert_denied(fs::remove_file(outside.join("there")));
+        assert_denied(fs::create_dir(outside.join("dir")));
+        assert_denied(std::os::unix::fs::symlink("there", outside.join("link")));
         fs::rename(inside.join("file"), outside.join("file")).unwrap_err();
-        // Reading is nobody's wall.
+        // Reading is not restricted.
         assert_eq!(
             fs::read_to_string(outside.join("there")).unwrap(),
-            "as it was"
+            "unchanged"
         );
 
-        // A program of the system runs, one that it could have written does not.
+        // A program of the system runs, a program in a writable directory does not.
         let systemctl = Command::new("/usr/bin/systemctl").arg("--version").output();
         assert!(systemctl.unwrap().status.success());
-        denied(Command::new(inside.join("program")).status());
-        denied(TcpListener::bind("127.0.0.1:0"));
+        assert_denied(Command::new(inside.join("program")).status());
+        assert_denied(TcpListener::bind("127.0.0.1:0"));
         assert!(no_new_privs("/proc/thread-self/status"));
-        // What it starts is no freer.
+        // Its child processes are confined too.
         let there = outside.join("there");
         let child = Command::new("/bin/sh")
             .args(["-c", "echo otherwise >\"$0\""])
@@ -91,7 +91,7 @@ fn a_confined_thread_writes_where_it_must_and_nowhere_else() {
         assert!(!child.unwrap().success());
         thread::scope(|scope| {
             scope
-                .spawn(|| denied(fs::write(&there, "")))
+                .spawn(|| assert_denied(fs::write(&there, "")))
                 .join()
                 .unwrap()
         });
@@ -101,7 +101,7 @@ fn a_confined_thread_writes_where_it_must_and_nowhere_else() {
 }
 
 #[test]
-fn a_directory_that_is_missing_can_be_made() {
+fn creates_missing_directory_before_confinement() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("etc/kubernetes/pki");
     confined(&[&path], false, || {
@@ -111,11 +111,11 @@ fn a_directory_that_is_missing_can_be_made() {
 }
 
 #[test]
-fn programs_of_others_are_started_outside() {
+fn starts_foreign_programs_unconfined() {
     let (inside, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let file = outside.path().join("status");
     confined(&[inside.path()], true, || {
-        denied(fs::write(&file, ""));
+        assert_denied(fs::write(&file, ""));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -132,9 +132,9 @@ fn programs_of_others_are_started_outside() {
     assert!(!no_new_privs(file.to_str().unwrap()));
 }
 
-/// What a plug-in writes, and how it is run, is its own affair.
+/// What a plug-in writes, and which privileges it needs, is the administrator's decision.
 #[test]
-fn a_plug_in_is_not_confined() {
+fn does_not_confine_plug_in() {
     let node = Node::new();
     let script = node.outside("plugin.sh");
     let marker = TempDir::new().unwrap();
@@ -151,7 +151,7 @@ fn a_plug_in_is_not_confined() {
     assert!(!no_new_privs(marker.to_str().unwrap()));
 }
 
-/// The program as `/` has it: in a directory that is the root to it, since it writes nowhere else there.
+/// The program with a directory as its root, as on `/`, so that it writes only there.
 struct Machine(TempDir);
 
 impl Machine {
@@ -212,10 +212,10 @@ struct Daemon<'a> {
 }
 
 impl Daemon<'_> {
-    /// Waits until it has logged these words.
+    /// Waits until the daemon has logged `words`.
     #[track_caller]
-    fn logs(&self, words: &str) -> String {
-        let give_up = Instant::now() + PATIENCE;
+    fn wait_for_log(&self, words: &str) -> String {
+        let give_up = Instant::now() + TIMEOUT;
         loop {
             let log = fs::read_to_string(self.machine.path("log")).unwrap();
             if log.contains(words) {
@@ -235,33 +235,33 @@ impl Drop for Daemon<'_> {
 }
 
 #[test]
-fn the_daemon_does_its_work_confined() {
+fn daemon_works_while_confined() {
     let machine = Machine::new();
     Ran::of(&mut machine.nodepki(&["bootstrap"])).done();
     let daemon = machine.daemon();
-    daemon.logs("everything is in place");
+    daemon.wait_for_log("everything is in place");
     let tasks = format!("/proc/{}/task", daemon.child.id());
     for task in fs::read_dir(tasks).unwrap() {
         let status = task.unwrap().path().join("status");
         assert!(no_new_privs(status.to_str().unwrap()));
     }
 
-    // What was not there when it started is not in its reach; the certificate is.
+    // A directory created after the start is not writable; the certificate directory is.
     fs::create_dir(machine.path("srv/late")).unwrap();
     let certificate = machine.path("etc/kubernetes/pki/apiserver.crt");
     fs::remove_file(&certificate).unwrap();
-    daemon.logs("Permission denied");
+    daemon.wait_for_log("Permission denied");
     assert!(certificate.exists());
     assert_eq!(fs::read_dir(machine.path("srv/late")).unwrap().count(), 0);
 
-    // A new configuration that needs more waits for a new process.
+    // A configuration that needs more directories requires a new process.
     machine.write(
         "etc/nodepki/config.d/hooks.yaml",
         b"apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nreload: {hooks: [{on: [apiserver], command: [/bin/true]}]}\n",
     );
-    daemon.logs("needs to run programs, which this process has given up the right to: systemctl restart nodepki");
+    daemon.wait_for_log("needs to run programs, which this process has given up the right to: systemctl restart nodepki");
     drop(daemon);
     let daemon = machine.daemon();
-    daemon.logs("everything is in place");
+    daemon.wait_for_log("everything is in place");
     drop(daemon);
 }

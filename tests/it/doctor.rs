@@ -718,7 +718,7 @@ fn compares_files_with_the_configuration() {
     let joins = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration: {name: cp1}\n\
         discovery: {bootstrapToken: {token: abcdef.0123456789abcdef, apiServerEndpoint: 'api.example.com:6443', unsafeSkipCAVerification: true}}\n\
         controlPlane: {localAPIEndpoint: {advertiseAddress: 192.0.2.11}}\n";
-    assert!(CONFIG[..cluster].contains("InitConfiguration"));
+    assert!(KUBEADM_CONFIG[..cluster].contains("InitConfiguration"));
     let unknown = sound.configured_doctor(joins);
     unknown.exactly(&[], "a node that has not met its cluster yet");
     assert!(
@@ -726,7 +726,7 @@ fn compares_files_with_the_configuration() {
             .evidence("config-absent")
             .contains("cluster's own configuration")
     );
-    let known = format!("{joins}{}", &CONFIG[cluster..]);
+    let known = format!("{joins}{}", &KUBEADM_CONFIG[cluster..]);
     let known = known.replace(
         "kind: ClusterConfiguration",
         "kind: ClusterConfiguration\ncontrolPlaneEndpoint: 192.0.2.11:6443",

@@ -1,4 +1,4 @@
-//! What is wrong with the configuration: said with file, line, field and fix, all of it at once, and nothing touched.
+//! Faulty configurations: every fault is reported in one run with file, line, field and fix, and no file changes.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use nodepki::kube::names::CertName;
 
 use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
 
-/// `config check` and `bootstrap` refuse it with the same words, and neither changes anything.
-fn refused(node: &Node, words: &[&str]) -> Ran {
+/// Asserts that `config check` and `bootstrap` refuse with `words`, and that neither changes a file.
+fn assert_refused(node: &Node, words: &[&str]) -> Ran {
     let before = node.snapshot();
     let checked = Ran::of(&mut node.with_local(&["config", "check"], &[]));
     let ran = node.bootstrap();
@@ -25,8 +25,8 @@ fn refused(node: &Node, words: &[&str]) -> Ran {
     ran
 }
 
-/// It is taken, with these warnings, by both.
-fn taken(node: &Node, words: &[&str]) -> Ran {
+/// Asserts that both accept the configuration, with `words` as warnings.
+fn assert_accepted(node: &Node, words: &[&str]) -> Ran {
     let checked = Ran::of(&mut node.with_local(&["config", "check"], &[]));
     let ran = node.bootstrap();
     for ran in [&checked, &ran] {
@@ -39,14 +39,14 @@ fn taken(node: &Node, words: &[&str]) -> Ran {
 }
 
 #[test]
-fn c1_old_api_versions_are_named_with_the_way_out() {
+fn names_old_api_versions_and_how_to_migrate() {
     for (version, release) in [
         ("v1beta2", "v1.22"),
         ("v1beta1", "v1.15"),
         ("v1alpha3", "v1.13"),
     ] {
         let node = Node::of(&INIT.replace("v1beta4", version));
-        refused(
+        assert_refused(
             &node,
             &[
                 &format!(
@@ -59,7 +59,7 @@ fn c1_old_api_versions_are_named_with_the_way_out() {
         );
     }
     let node = Node::of(&INIT.replace("v1beta4", "v1beta9"));
-    refused(
+    assert_refused(
         &node,
         &[
             "kubeadm.k8s.io/v1beta9 (kind ClusterConfiguration) is not known to this release",
@@ -69,9 +69,9 @@ fn c1_old_api_versions_are_named_with_the_way_out() {
 }
 
 #[test]
-fn c2_arguments_in_the_form_of_the_other_version_are_named_by_path() {
+fn names_arguments_in_the_form_of_another_api_version() {
     let node = Node::of(&format!("{INIT}apiServer:\n  extraArgs: {{v: '2'}}\n"));
-    refused(
+    assert_refused(
         &node,
         &[
             "kubeadm.yaml:12:14: ",
@@ -85,17 +85,17 @@ fn c2_arguments_in_the_form_of_the_other_version_are_named_by_path() {
     let node = Node::of(&format!(
         "{old}scheduler:\n  extraArgs: [{{name: v, value: '2'}}]\n"
     ));
-    refused(
+    assert_refused(
         &node,
         &["scheduler.extraArgs: is a list, but kubeadm.k8s.io/v1beta3 has a map here"],
     );
-    // A field that kubeadm does not know is only told.
+    // An unknown field is only a warning.
     let node = Node::of(&format!("{INIT}certSANs: [a.example.com]\n"));
-    taken(&node, &["kubeadm.yaml:11:1: ", "certSANs"]);
+    assert_accepted(&node, &["kubeadm.yaml:11:1: ", "certSANs"]);
 }
 
 #[test]
-fn c3_a_joiner_without_the_cluster_configuration_is_told_where_to_get_it() {
+fn tells_joining_node_where_to_find_the_cluster_configuration() {
     let alone = JOIN.split("---\n").next().unwrap();
     let node = Node::of(alone);
     Ran::of(&mut node.with_local(&["config", "check"], &[]))
@@ -103,14 +103,14 @@ fn c3_a_joiner_without_the_cluster_configuration_is_told_where_to_get_it() {
         .says("bootstrap and plan ask the cluster for its ClusterConfiguration");
     let never = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nkubeadm: {fromCluster: never}\n";
     node.write("/etc/nodepki/config.yaml", never);
-    refused(
+    assert_refused(
         &node,
         &[
             "kubeadm.yaml:1:1: this JoinConfiguration is for a control-plane node, but no ClusterConfiguration says what is in its certificates",
             "kubectl -n kube-system get cm kubeadm-config",
         ],
     );
-    // With the ConfigMap as kubectl prints it, it goes on.
+    // The ConfigMap as kubectl prints it is accepted.
     let cluster = JOIN.split("---\n").nth(1).unwrap().replace('\n', "\n    ");
     let map = format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: kubeadm-config}}\ndata:\n  ClusterConfiguration: |\n    {cluster}\n"
@@ -120,10 +120,10 @@ fn c3_a_joiner_without_the_cluster_configuration_is_told_where_to_get_it() {
 }
 
 #[test]
-fn c4_a_version_channel_is_never_looked_up() {
+fn refuses_version_channel_without_looking_it_up() {
     for version in ["stable-1", "ci/latest", "latest-1.36"] {
         let node = Node::of(&INIT.replace("v1.36.2", version));
-        // Without a network, and without a wait for one.
+        // No network is used or waited for.
         Ran::of(&mut node.with_local(&["config", "check"], &[])).done();
         node.bootstrap().done();
         let (chain, _) = node.leaf(CertName::ApiserverKubeletClient).unwrap();
@@ -136,7 +136,7 @@ fn c4_a_version_channel_is_never_looked_up() {
         );
     }
     let node = Node::of(&INIT.replace("v1.36.2", "v1.36"));
-    refused(
+    assert_refused(
         &node,
         &[
             "kubernetesVersion: \"v1.36\" is not a Kubernetes version",
@@ -146,11 +146,11 @@ fn c4_a_version_channel_is_never_looked_up() {
 }
 
 #[test]
-fn c5_capitals_become_small_letters_with_a_note() {
+fn converts_names_to_lower_case_with_a_note() {
     let capitals = INIT.replace("api.example.com", "API.Example.com")
         + "etcd: {local: {serverCertSANs: [ETCD.Example.com]}}\napiServer: {certSANs: [K8S.Example.com]}\n";
     let node = Node::of(&capitals);
-    taken(
+    assert_accepted(
         &node,
         &[
             "controlPlaneEndpoint",
@@ -165,10 +165,10 @@ fn c5_capitals_become_small_letters_with_a_note() {
 }
 
 #[test]
-fn c6_names_that_cannot_be_sans_are_refused_and_odd_ones_made_canonical() {
+fn refuses_names_that_cannot_be_sans_and_canonicalises_others() {
     let with_sans = |sans: &str| Node::of(&format!("{INIT}apiServer:\n  certSANs: [{sans}]\n"));
     let node = with_sans("'*.example.com', 010.0.0.1");
-    taken(&node, &["apiServer.certSANs[1]", "10.0.0.1"]);
+    assert_accepted(&node, &["apiServer.certSANs[1]", "10.0.0.1"]);
     let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
     assert!(
         chain
@@ -188,7 +188,7 @@ fn c6_names_that_cannot_be_sans_are_refused_and_odd_ones_made_canonical() {
         "'a_b.example.com'",
         "'a.*.example.com'",
     ] {
-        refused(
+        assert_refused(
             &with_sans(bad),
             &["kubeadm.yaml:12:14: ", "apiServer.certSANs[0]"],
         );
@@ -196,7 +196,7 @@ fn c6_names_that_cannot_be_sans_are_refused_and_odd_ones_made_canonical() {
 }
 
 #[test]
-fn c7_duplicates_go_and_long_names_are_told_before_sending() {
+fn removes_duplicate_names_and_warns_of_long_ones() {
     let name = "n".repeat(60);
     let mut many = String::from("a.example.com, a.example.com, 192.0.2.11");
     for index in 0..120 {
@@ -206,7 +206,7 @@ fn c7_duplicates_go_and_long_names_are_told_before_sending() {
         "{}apiServer:\n  certSANs: [{many}]\n",
         INIT.replace("cp1", &name)
     ));
-    taken(
+    assert_accepted(
         &node,
         &[
             "the common name in kubelet.conf is longer than the 64 bytes that X.520 allows (system:node:… has 72), many signers refuse it",
@@ -227,9 +227,9 @@ fn c7_duplicates_go_and_long_names_are_told_before_sending() {
 }
 
 #[test]
-fn c8_no_further_node_without_a_shared_endpoint() {
+fn refuses_joining_node_without_shared_endpoint() {
     let node = Node::of(&JOIN.replace("controlPlaneEndpoint: api.example.com:6443\n", ""));
-    refused(
+    assert_refused(
         &node,
         &[
             "a further control-plane node can join only a cluster with a controlPlaneEndpoint, and there is none",
@@ -239,9 +239,9 @@ fn c8_no_further_node_without_a_shared_endpoint() {
 }
 
 #[test]
-fn c9_an_algorithm_that_kubeadm_on_the_node_refuses_is_told() {
+fn warns_of_algorithm_that_the_nodes_kubeadm_refuses() {
     let node = Node::of(&INIT.replace("P256", "P384").replace("v1.36.2", "v1.33.1"));
-    taken(
+    assert_accepted(
         &node,
         &[
             "ECDSA-P384 is known to kubeadm from 1.34 on, this cluster is v1.33.1: kubeadm will refuse this file",
@@ -249,7 +249,7 @@ fn c9_an_algorithm_that_kubeadm_on_the_node_refuses_is_told() {
     );
     node.assert_sound(&EVERYTHING);
     let node = Node::of(&INIT.replace("ECDSA-P256", "Ed25519"));
-    refused(
+    assert_refused(
         &node,
         &[
             "encryptionAlgorithm: \"Ed25519\" is not an encryption algorithm of kubeadm",
@@ -259,7 +259,7 @@ fn c9_an_algorithm_that_kubeadm_on_the_node_refuses_is_told() {
 }
 
 #[test]
-fn c10_the_files_of_an_external_etcd_are_checked_and_never_made() {
+fn verifies_files_of_external_etcd_and_creates_none() {
     let external = |files: &str| {
         format!("{INIT}etcd:\n  external:\n    endpoints: [https://e1:2379]\n{files}")
     };
@@ -274,14 +274,14 @@ fn c10_the_files_of_an_external_etcd_are_checked_and_never_made() {
     assert!(!node.path("/etc/kubernetes/pki/etcd/server.crt").exists());
     assert!(!node.path("/etc/etcd").exists());
     let node = Node::of(&external("    certFile: /etc/etcd/client.crt\n"));
-    refused(
+    assert_refused(
         &node,
         &["etcd.external: certFile and keyFile belong together, only one is given"],
     );
     let node = Node::of(&format!(
         "{INIT}etcd: {{local: {{}}, external: {{endpoints: ['http://e1:2379']}}}}\n"
     ));
-    refused(
+    assert_refused(
         &node,
         &[
             "etcd.local and etcd.external exclude each other",
@@ -291,7 +291,7 @@ fn c10_the_files_of_an_external_etcd_are_checked_and_never_made() {
 }
 
 #[test]
-fn c11_another_certificates_directory_is_honoured_everywhere() {
+fn uses_another_certificates_directory_everywhere() {
     let node = Node::of(&format!("{INIT}certificatesDir: /srv/pki\n"));
     fs::create_dir_all(node.path("/srv")).unwrap();
     fs::rename(node.path("/etc/kubernetes/pki"), node.path("/srv/pki")).unwrap();
@@ -301,7 +301,7 @@ fn c11_another_certificates_directory_is_honoured_everywhere() {
     }
     assert!(!node.path("/etc/kubernetes/pki").exists());
     let node = Node::of(&format!("{INIT}certificatesDir: pki\n"));
-    refused(
+    assert_refused(
         &node,
         &[
             "certificatesDir: \"pki\" is not an absolute path",
@@ -311,7 +311,7 @@ fn c11_another_certificates_directory_is_honoured_everywhere() {
 }
 
 #[test]
-fn c12_secrets_of_the_configuration_are_never_shown() {
+fn never_prints_secrets_of_the_configuration() {
     let token = "abcdef.0123456789abcdef";
     let key = "e6a2eb8581237ab72a4f494f30285ec12a9694d750b9785706a83bfcbbbd2204";
     let password = "hunter2hunter2";
@@ -352,7 +352,7 @@ fn c12_secrets_of_the_configuration_are_never_shown() {
                     .next()
                     .unwrap(),
             );
-            // What it would have from its cluster is not waited for.
+            // Values from the cluster are not waited for.
             node.settings("wait: 1s\n");
         }
         for command in runs {
@@ -365,7 +365,7 @@ fn c12_secrets_of_the_configuration_are_never_shown() {
             }
         }
     }
-    // Those of a plug-in neither.
+    // The secrets of a plug-in signer.
     node.edit_settings(
         "exec: {",
         &format!("exec: {{env: {{VAULT_TOKEN: {password}}}, params: {{password: {password}}}, "),
@@ -376,12 +376,12 @@ fn c12_secrets_of_the_configuration_are_never_shown() {
 }
 
 #[test]
-fn c13_forms_of_yaml() {
-    // A byte order mark, CRLF, empty documents.
+fn accepts_and_refuses_forms_of_yaml() {
+    // A byte order mark, CRLF line ends and empty documents.
     let node = Node::of(
         &format!("\u{feff}---\n{}---\n", INIT.replace("---\n", "---\n---\n")).replace('\n', "\r\n"),
     );
-    taken(&node, &[]);
+    assert_accepted(&node, &[]);
     for (text, words) in [
         (
             INIT.replace("localAPIEndpoint:", "\tlocalAPIEndpoint:"),
@@ -414,7 +414,7 @@ fn c13_forms_of_yaml() {
             ],
         ),
     ] {
-        refused(&Node::of(&text), words);
+        assert_refused(&Node::of(&text), words);
     }
     let anchored = INIT.replace(
         "controlPlaneEndpoint: api.example.com:6443",
@@ -426,7 +426,7 @@ fn c13_forms_of_yaml() {
         "{}",
         ran.said()
     );
-    refused(
+    assert_refused(
         &Node::of("---\n"),
         &[
             "no InitConfiguration, ClusterConfiguration or JoinConfiguration was found",
@@ -436,7 +436,7 @@ fn c13_forms_of_yaml() {
 }
 
 #[test]
-fn all_faults_of_all_files_come_at_once() {
+fn reports_all_faults_of_all_files_at_once() {
     let node = Node::of(
         &INIT
             .replace("192.0.2.11", "127.0.0.1")
@@ -463,7 +463,7 @@ fn all_faults_of_all_files_come_at_once() {
 }
 
 #[test]
-fn missing_files_and_signers_are_named() {
+fn names_missing_files_and_signers() {
     let node = Node::new();
     let before = node.snapshot();
     fs::remove_file(node.outside("kubeadm.yaml")).unwrap();
@@ -517,7 +517,7 @@ fn missing_files_and_signers_are_named() {
     node.run(&["bootstrap", "--wait", "soon"])
         .ended(64)
         .says("--wait");
-    // Opening the state directory is all that these may do.
+    // These runs may only open the state directory.
     let after = node.snapshot();
     let after = after.content();
     let beyond = after

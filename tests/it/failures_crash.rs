@@ -1,5 +1,5 @@
-//! The whole run is killed, or a system call fails, at every named place; the next run must finish with whole pairs,
-//! one key a slot and no request that the signer did not already have.
+//! Kills the whole run, or fails a system call, at every failpoint; the next run must end with consistent pairs, one
+//! key per slot, and no request that the signer did not already have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,8 +12,8 @@ use crate::failures_host::wait_until;
 use crate::node::{EVERYTHING, INIT, Node, Ran};
 use crate::store::leftovers;
 
-/// Kinds of certificates that are asked for in the scenarios: an external etcd keeps them few.
-const FEW: [CertName; 6] = [
+/// The certificates of the scenarios: an external etcd keeps them few.
+const CERTIFICATES: [CertName; 6] = [
     CertName::Apiserver,
     CertName::ApiserverKubeletClient,
     CertName::FrontProxyClient,
@@ -21,13 +21,13 @@ const FEW: [CertName; 6] = [
     CertName::ControllerManagerConf,
     CertName::SchedulerConf,
 ];
-/// What changes when a name is added: one pair, and etcd's two when those are local.
+/// The certificate that a new API server name replaces.
 const REPLACED: CertName = CertName::Apiserver;
 
-/// Settings that leave kubelet.conf to the kubelet.
-const BOOTSTRAP: &str = "kubelet: {identity: bootstrap}\n";
+/// Settings with which the kubelet obtains its own kubelet.conf.
+const KUBELET_BOOTSTRAP: &str = "kubelet: {identity: bootstrap}\n";
 
-/// The first node with an external etcd and a kubelet that bootstraps itself.
+/// kubeadm configuration of a first node with an external etcd.
 fn small() -> String {
     format!("{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n")
 }
@@ -38,76 +38,76 @@ fn small_and_drifted() -> String {
 
 fn fresh() -> Node {
     let node = Node::of(&small());
-    node.settings(BOOTSTRAP);
+    node.settings(KUBELET_BOOTSTRAP);
     node
 }
 
-/// A node on which everything is in place, to be copied.
+/// A complete node, to be copied.
 fn whole() -> Node {
     let node = fresh();
     node.ask().done();
     node
 }
 
-/// A copy of it where the name of one pair and the endpoint of the kubeconfigs have drifted.
+/// A copy whose API server names and kubeconfig endpoint differ from the configuration.
 fn drifted(whole: &Node) -> Node {
     let node = whole.copied();
-    node.settings(BOOTSTRAP);
+    node.settings(KUBELET_BOOTSTRAP);
     fs::remove_file(node.outside("log")).unwrap();
     node.configure(&small_and_drifted().replace("api.example.com", "other.example.com"));
     node
 }
 
 fn names(node: &Node) -> Vec<CertName> {
-    let mut names = FEW.to_vec();
+    let mut names = CERTIFICATES.to_vec();
     if node.path("/etc/kubernetes/super-admin.conf").exists() {
         names.push(CertName::SuperAdminConf);
     }
     names
 }
 
-/// A run that is killed at a place; false when it never came there.
-fn killed(node: &Node, place: &str) -> bool {
-    let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", place));
+/// Runs `bootstrap` with a failpoint armed; false if the failpoint was not reached.
+fn killed(node: &Node, failpoint: &str) -> bool {
+    let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", failpoint));
     match (ran.code, ran.signal) {
         (_, Some(9)) => true,
         (Some(0 | 75), _) => false,
-        _ => panic!("{place}: {}", ran.said()),
+        _ => panic!("{failpoint}: {}", ran.said()),
     }
 }
 
-/// No key stands beside another key's certificate, at any moment that a component could look.
-fn assert_no_mixed_pair(node: &Node, place: &str, old: &BTreeMap<CertName, String>) {
-    for name in FEW {
+/// Asserts that no key is installed with another key's certificate at a moment at which a component can read both.
+fn assert_no_mixed_pair(node: &Node, failpoint: &str, old: &BTreeMap<CertName, String>) {
+    for name in CERTIFICATES {
         let Some((chain, key)) = node.leaf(name) else {
-            assert!(!old.contains_key(&name), "{place}: {name} is gone");
+            assert!(!old.contains_key(&name), "{failpoint}: {name} is gone");
             continue;
         };
-        // Between two renames a pair is torn for an instant; the next start mends it from the journal.
+        // Between two renames a pair is inconsistent for a moment; the next start repairs it from the journal.
         let whole = chain.leaf().public_key() == key.public_key();
         assert!(
             whole || node.path("/var/lib/nodepki/journal.json").exists(),
-            "{place}: {name} is torn for good"
+            "{failpoint}: {name} is torn and no journal can repair it"
         );
     }
 }
 
-/// What must hold when the run after a crash has ended.
-fn assert_finished(node: &Node, place: &str) {
+/// Asserts the state after the run that follows a crash.
+fn assert_finished(node: &Node, failpoint: &str) {
     let all = names(node);
     node.assert_sound(&all);
     let seen = node.keys_seen();
     for name in &all {
         if let Some(keys) = seen.get(name.as_str()) {
-            assert_eq!(keys.len(), 1, "{place}: {name} has one key");
+            assert_eq!(keys.len(), 1, "{failpoint}: {name} has several keys");
             assert_eq!(
                 *keys,
                 [node.key_in_place(*name)],
-                "{place}: {name}: the key that was sent is the one in place"
+                "{failpoint}: {name}: the installed key is not the one of the request"
             );
         }
     }
-    // The certificate in place is the one that was issued first: asking again with the same identity makes no second.
+    // The signer keeps its first answer: repeating a request with the same identity issues no second certificate.
     let issued: BTreeSet<String> = node
         .exchanges()
         .into_iter()
@@ -118,16 +118,20 @@ fn assert_finished(node: &Node, place: &str) {
         .iter()
         .filter_map(|line| line.split(' ').next())
         .collect();
-    assert_eq!(issued.len(), slots.len(), "{place}: one request a slot");
+    assert_eq!(
+        issued.len(),
+        slots.len(),
+        "{failpoint}: more than one request per slot"
+    );
     assert_eq!(
         leftovers(&node.root()),
         [] as [std::path::PathBuf; 0],
-        "{place}"
+        "{failpoint}"
     );
     assert!(
         fs::read_dir(node.path("/var/lib/nodepki/pending")).map_or(0, |entries| entries.count())
             == 0,
-        "{place}: nothing is pending"
+        "{failpoint}: a request is still pending"
     );
     let settled = node.etc();
     let exchanges = node.exchanges().len();
@@ -136,56 +140,61 @@ fn assert_finished(node: &Node, place: &str) {
     assert_eq!(
         node.exchanges().len(),
         exchanges,
-        "{place}: nobody is asked any more"
+        "{failpoint}: a request was repeated after completion"
     );
 }
 
 fn keys(node: &Node) -> BTreeMap<CertName, String> {
-    FEW.into_iter()
+    CERTIFICATES
+        .into_iter()
         .filter(|name| node.leaf(*name).is_some())
         .map(|name| (name, node.key_in_place(name)))
         .collect()
 }
 
-/// Kills a run at a place and lets the next one finish.
-fn crash(node: &Node, place: &str) {
-    crash_after(node, place, keys(node));
+/// Kills a run at a failpoint and completes it with the next run.
+fn crash(node: &Node, failpoint: &str) {
+    crash_after(node, failpoint, keys(node));
 }
 
-/// The same, for a node on which these keys were in place when everything was well.
-fn crash_after(node: &Node, place: &str, old: BTreeMap<CertName, String>) {
-    assert!(killed(node, place), "{place} is never reached");
-    assert_no_mixed_pair(node, place, &old);
+/// As [`crash`], for a node that had the keys `old` installed before.
+fn crash_after(node: &Node, failpoint: &str, old: BTreeMap<CertName, String>) {
+    assert!(killed(node, failpoint), "{failpoint} is not reached");
+    assert_no_mixed_pair(node, failpoint, &old);
     let sent = node.keys_seen();
     node.ask().done();
-    // Every key that the signer saw before the crash is the one that it saw after it.
+    // The signer receives the same keys after the crash as before it.
     for (slot, keys) in sent {
-        assert_eq!(node.keys_seen()[&slot], keys, "{place}: {slot}");
+        assert_eq!(node.keys_seen()[&slot], keys, "{failpoint}: {slot}");
     }
-    assert_finished(node, place);
+    assert_finished(node, failpoint);
     for (name, key) in old {
         if name == REPLACED {
-            assert_ne!(node.key_in_place(name), key, "{place}: {name} is new");
+            assert_ne!(
+                node.key_in_place(name),
+                key,
+                "{failpoint}: {name} is not replaced"
+            );
         } else {
             assert_eq!(
                 node.key_in_place(name),
                 key,
-                "{place}: {name} is the old one"
+                "{failpoint}: {name} is not kept"
             );
         }
     }
 }
 
-/// Places that a run without a pending answer and without an earlier crash comes by.
-fn in_every_run() -> Vec<&'static str> {
+/// The failpoints of a run without pending requests and without an earlier crash.
+fn failpoints_of_every_run() -> Vec<&'static str> {
     failpoint::AGENT
         .iter()
         .chain(failpoint::STORE)
         .copied()
-        .filter(|place| !place.starts_with("recover:"))
-        .filter(|place| {
+        .filter(|failpoint| !failpoint.starts_with("recover:"))
+        .filter(|failpoint| {
             !matches!(
-                *place,
+                *failpoint,
                 "request:pending" | "pending:set-aside" | "finish:remove-one"
             )
         })
@@ -193,84 +202,84 @@ fn in_every_run() -> Vec<&'static str> {
 }
 
 #[test]
-fn a_fresh_node_killed_at_every_place() {
-    for place in in_every_run() {
-        crash(&fresh(), place);
+fn completes_new_node_after_a_kill_at_every_failpoint() {
+    for failpoint in failpoints_of_every_run() {
+        crash(&fresh(), failpoint);
     }
-    // At later hits of the places that come more than once.
-    for place in [
+    // Later occurrences of the failpoints that are passed more than once.
+    for failpoint in [
         "request:answered:4",
         "request:submitting:3",
         "commit:staged-one:5",
         "finish:rename-one:7",
         "pending:ticket-updated:9",
     ] {
-        crash(&fresh(), place);
+        crash(&fresh(), failpoint);
     }
 }
 
 #[test]
-fn a_node_with_old_certificates_killed_at_every_place() {
+fn completes_renewal_after_a_kill_at_every_failpoint() {
     let whole = whole();
-    for place in in_every_run() {
-        crash(&drifted(&whole), place);
+    for failpoint in failpoints_of_every_run() {
+        crash(&drifted(&whole), failpoint);
     }
-    for place in [
+    for failpoint in [
         "finish:rename-one:2",
         "finish:rename-one:3",
         "commit:staged-one:2",
     ] {
-        crash(&drifted(&whole), place);
+        crash(&drifted(&whole), failpoint);
     }
 }
 
 #[test]
-fn a_recovery_killed_at_every_place() {
+fn completes_recovery_after_a_kill_at_every_failpoint() {
     let whole = whole();
-    for place in failpoint::STORE
+    for failpoint in failpoint::STORE
         .iter()
-        .filter(|place| place.starts_with("recover:"))
+        .filter(|failpoint| failpoint.starts_with("recover:"))
     {
         let node = drifted(&whole);
         let old = keys(&node);
-        // Before the point of commit there is something to sweep, after it something to finish.
-        let first = if place.starts_with("recover:swept") {
+        // Before the point of commit recovery removes temporary files, after it it completes the commit.
+        let first = if failpoint.starts_with("recover:swept") {
             "commit:staged"
         } else {
             "finish:rename-one:2"
         };
         assert!(killed(&node, first));
-        crash_after(&node, place, old);
+        crash_after(&node, failpoint, old);
     }
-    // And again and again in the middle of the same commit.
+    // Repeated kills within the same commit.
     let node = drifted(&whole);
     assert!(killed(&node, "commit:journalled"));
     for _ in 0..3 {
         assert!(killed(&node, "finish:rename-one"));
     }
     node.ask().done();
-    assert_finished(&node, "thrice");
+    assert_finished(&node, "three kills");
 }
 
 #[test]
-fn a_pending_request_killed_before_and_after_its_ticket() {
-    for place in ["request:pending", "request:answered", "request:submitting"] {
+fn resumes_pending_request_killed_before_and_after_its_ticket() {
+    for failpoint in ["request:pending", "request:answered", "request:submitting"] {
         let node = fresh();
         node.signer_does("apiserver", "pending");
-        assert!(killed(&node, place), "{place}");
-        let asked = node.keys_seen();
-        assert!(matches!(node.ask().code, Some(75)), "{place}");
+        assert!(killed(&node, failpoint), "{failpoint}");
+        let requested = node.keys_seen();
+        assert!(matches!(node.ask().code, Some(75)), "{failpoint}");
         node.signer_behaves();
         node.ask().done();
-        for (slot, keys) in asked {
-            assert_eq!(node.keys_seen()[&slot], keys, "{place}");
+        for (slot, keys) in requested {
+            assert_eq!(node.keys_seen()[&slot], keys, "{failpoint}");
         }
-        assert_finished(&node, place);
+        assert_finished(&node, failpoint);
     }
 }
 
 #[test]
-fn a_wish_that_changes_killed_while_the_old_request_is_put_aside() {
+fn replaces_request_killed_while_the_old_one_is_set_aside() {
     let node = fresh();
     node.signer_does("apiserver", "pending");
     node.ask().ended(75);
@@ -279,28 +288,32 @@ fn a_wish_that_changes_killed_while_the_old_request_is_put_aside() {
     node.signer_behaves();
     node.ask().done();
     node.assert_sound(&names(&node));
-    assert_eq!(node.keys_seen()["apiserver"].len(), 2, "one for each wish");
+    assert_eq!(
+        node.keys_seen()["apiserver"].len(),
+        2,
+        "one key per configuration"
+    );
     assert_eq!(leftovers(&node.root()), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
-fn every_place_of_the_agent_is_reached() {
-    for place in failpoint::AGENT {
+fn reaches_every_failpoint_of_the_agent() {
+    for failpoint in failpoint::AGENT {
         let node = fresh();
         node.signer_does(
             "apiserver",
-            if *place == "request:pending" {
+            if *failpoint == "request:pending" {
                 "pending"
             } else {
                 "sign"
             },
         );
-        assert!(killed(&node, place), "{place} is never reached");
+        assert!(killed(&node, failpoint), "{failpoint} is not reached");
     }
 }
 
 #[test]
-fn faults_of_the_disk_lose_nothing_and_are_told() {
+fn reports_disk_faults_and_loses_nothing() {
     let whole = whole();
     for (error, code, words) in [
         (
@@ -320,17 +333,17 @@ fn faults_of_the_disk_lose_nothing_and_are_told() {
             "run as root, and look for a security policy (SELinux, AppArmor) if this is root",
         ),
     ] {
-        for place in failpoint::STORE {
-            // The clean-up behind a commit may fail without failing it; recovery is another run.
-            if place.starts_with("recover:")
-                || matches!(*place, "pending:set-aside" | "finish:remove-one")
+        for failpoint in failpoint::STORE {
+            // Cleaning up after a commit may fail without failing the commit; recovery needs another run.
+            if failpoint.starts_with("recover:")
+                || matches!(*failpoint, "pending:set-aside" | "finish:remove-one")
             {
                 continue;
             }
-            // One error shows every place; the others show the exit codes.
+            // EIO runs at every failpoint; the other errors show the exit codes.
             if error != "ENOSPC"
                 && !matches!(
-                    *place,
+                    *failpoint,
                     "pending:created" | "commit:staged" | "finish:rename-one"
                 )
             {
@@ -338,17 +351,17 @@ fn faults_of_the_disk_lose_nothing_and_are_told() {
             }
             let node = drifted(&whole);
             let before = node.etc();
-            let armed = format!("{place}={error}");
+            let armed = format!("{failpoint}={error}");
             let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", &armed));
             if ran.code != Some(0) {
-                // After the point of commit the next run finishes, whatever the error.
-                let code = match place.starts_with("finish:") {
+                // After the point of commit the next run completes it, whatever the error was.
+                let code = match failpoint.starts_with("finish:") {
                     true => 75,
                     false => code,
                 };
                 ran.ended(code).says(words).says("nodepki: ");
                 let promise = ran.stderr.clone();
-                if promise.contains("nothing was changed") || place.starts_with("pending:") {
+                if promise.contains("nothing was changed") || failpoint.starts_with("pending:") {
                     assert_eq!(before.content(), node.etc().content(), "{armed}: {promise}");
                 } else {
                     assert!(promise.contains("the new files are safe in the journal: run the same command again to finish"), "{armed}: {promise}");
@@ -365,7 +378,7 @@ fn faults_of_the_disk_lose_nothing_and_are_told() {
 }
 
 #[test]
-fn a_run_killed_while_its_signer_hangs() {
+fn keeps_keys_of_a_run_killed_while_its_signer_hangs() {
     let node = Node::new();
     node.signer_does("etcd-peer", "hang");
     let mut run = node
@@ -377,22 +390,26 @@ fn a_run_killed_while_its_signer_hangs() {
     wait_until(|| node.keys_seen().len() == EVERYTHING.len());
     run.kill().unwrap();
     run.wait().unwrap();
-    let asked = node.keys_seen();
-    assert_eq!(asked.len(), EVERYTHING.len());
+    let requested = node.keys_seen();
+    assert_eq!(requested.len(), EVERYTHING.len());
     node.signer_behaves();
     node.ask().done();
-    assert_eq!(node.keys_seen(), asked, "the same keys");
+    assert_eq!(node.keys_seen(), requested, "the keys changed");
     node.assert_sound(&EVERYTHING);
     for name in EVERYTHING {
-        assert_eq!(asked[name.as_str()], [node.key_in_place(name)], "{name}");
+        assert_eq!(
+            requested[name.as_str()],
+            [node.key_in_place(name)],
+            "{name}"
+        );
     }
     assert_eq!(leftovers(&node.root()), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
-fn a_local_signer_forgets_with_the_process() {
-    // Nothing is synced before the commit there, and nothing needs to be.
-    for place in [
+fn keeps_no_pending_keys_for_the_local_signer() {
+    // Pending requests of the local signer are not synced before the commit, and do not need to be.
+    for failpoint in [
         "request:key-kept",
         "request:verified",
         "run:before-commit",
@@ -401,15 +418,15 @@ fn a_local_signer_forgets_with_the_process() {
         let node = Node::of(&small());
         let ran = Ran::of(
             node.with_local(&["bootstrap"], &[])
-                .env("NODEPKI_FAILPOINT", place),
+                .env("NODEPKI_FAILPOINT", failpoint),
         );
-        assert_eq!(ran.signal, Some(9), "{place}");
+        assert_eq!(ran.signal, Some(9), "{failpoint}");
         node.bootstrap().done();
         node.assert_sound(&names(&node));
         assert_eq!(
             leftovers(&node.root()),
             [] as [std::path::PathBuf; 0],
-            "{place}"
+            "{failpoint}"
         );
         assert!(node.authority(Authority::Ca).bundle().certificates().len() == 1);
     }
@@ -417,17 +434,17 @@ fn a_local_signer_forgets_with_the_process() {
 
 // ---- csr import ----
 
-/// `csr import` of `dir`, killed at `place` unless that is empty.
-fn import(node: &Node, dir: &std::path::Path, place: &str) -> Ran {
+/// Runs `csr import` of `dir`, killed at `failpoint` unless that is empty.
+fn import(node: &Node, dir: &std::path::Path, failpoint: &str) -> Ran {
     let mut command = node.configured(["csr", "import"]);
     command.arg(dir);
-    if !place.is_empty() {
-        command.env("NODEPKI_FAILPOINT", place);
+    if !failpoint.is_empty() {
+        command.env("NODEPKI_FAILPOINT", failpoint);
     }
     Ran::of(&mut command)
 }
 
-/// A node with a signed bundle of its own requests beside it.
+/// A node with a signed bundle of its own requests.
 fn with_signed_bundle() -> Node {
     let node = fresh();
     let bundle = node.outside("bundle");
@@ -441,8 +458,8 @@ fn with_signed_bundle() -> Node {
     node
 }
 
-/// The bundle with the private keys beside the certificates, as kubeadm lays them out, and nothing pending on the node.
-fn with_keys(node: &Node) {
+/// Moves the private keys into the bundle, as kubeadm lays them out, so that nothing is pending on the node.
+fn move_keys_to_bundle(node: &Node) {
     for (name, _) in node.pending_keys() {
         let slot = node.path(format!("/var/lib/nodepki/pending/{name}/key.pem"));
         let key = fs::read_to_string(slot).unwrap();
@@ -462,18 +479,18 @@ fn with_keys(node: &Node) {
 }
 
 #[test]
-fn finishes_import_that_was_killed_at_any_place_and_accepts_repetition() {
+fn completes_import_that_was_killed_and_accepts_repetition() {
     let exported = with_signed_bundle();
     let with_tree_keys = exported.copied();
-    with_keys(&with_tree_keys);
+    move_keys_to_bundle(&with_tree_keys);
     for (kind, source) in [("bundle", &exported), ("tree with keys", &with_tree_keys)] {
         let bundle = source.outside("bundle");
         let mut reached = 0;
-        for place in failpoint::STORE.iter().chain(failpoint::AGENT) {
+        for failpoint in failpoint::STORE.iter().chain(failpoint::AGENT) {
             for hit in [1, 2, 5] {
-                let place = format!("{place}:{hit}");
+                let failpoint = format!("{failpoint}:{hit}");
                 let node = source.copied();
-                let ran = import(&node, &bundle, &place);
+                let ran = import(&node, &bundle, &failpoint);
                 match ran.signal {
                     Some(9) => reached += 1,
                     _ => {
@@ -482,20 +499,23 @@ fn finishes_import_that_was_killed_at_any_place_and_accepts_repetition() {
                     }
                 }
                 let ran = import(&node, &bundle, "");
-                assert_eq!(ran.code, Some(0), "{kind}, {place}: {}", ran.said());
+                assert_eq!(ran.code, Some(0), "{kind}, {failpoint}: {}", ran.said());
                 node.assert_sound(&names(&node));
                 assert_eq!(
                     leftovers(&node.root()),
                     [] as [std::path::PathBuf; 0],
-                    "{kind}, {place}"
+                    "{kind}, {failpoint}"
                 );
                 let settled = node.etc();
                 import(&node, &bundle, "").done();
                 settled.unchanged(&node.etc());
-                assert!(node.pending_keys().is_empty(), "{kind}, {place}");
+                assert!(node.pending_keys().is_empty(), "{kind}, {failpoint}");
             }
         }
-        assert!(reached > 20, "{kind}: {reached} places were reached");
+        assert!(
+            reached > 20,
+            "{kind}: only {reached} failpoints were reached"
+        );
     }
 }
 
@@ -522,7 +542,7 @@ fn refuses_import_without_any_certificate_of_the_node() {
         .ended(65)
         .says("there is no certificate in it for any request of this node");
     import(&node, &node.outside("bundle"), "").done();
-    // Another node's bundle changes nothing on a node that needs nothing.
+    // The bundle of another node changes nothing on a complete node.
     let settled = node.etc();
     import(&node, &other.outside("bundle"), "").done();
     settled.unchanged(&node.etc());

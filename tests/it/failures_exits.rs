@@ -1,4 +1,4 @@
-//! Exit codes after faults of this machine: 0 only if the node is as wanted, 75 if another run may do better.
+//! Exit status after faults of this machine: 0 only if the node is in the desired state, 75 if another run may succeed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ fn renew(node: &Node) -> Command {
     node.with_local(&["renew", "--clock-wait", "0s"], &[])
 }
 
-/// A node on which every certificate is to be issued anew, since another key algorithm is wanted.
+/// A node on which every certificate must be reissued, since another key algorithm is configured.
 fn drifted() -> Node {
     let node = Node::bootstrapped();
     backdate(&node, &EVERYTHING, time::Duration::hours(2));
@@ -27,8 +27,8 @@ fn drifted() -> Node {
     node
 }
 
-/// The command under strace(1), which makes system calls of the main thread fail: `error=EIO:when=N`.
-fn injected(command: &Command, calls: &str, how: &str) -> Ran {
+/// Runs the command under strace(1), which makes system calls of the main thread fail: `error=EIO:when=N`.
+fn with_failing_calls(command: &Command, calls: &str, how: &str) -> Ran {
     let mut strace = Command::new("timeout");
     strace
         .args(["60", "strace", "-o", "/dev/null"])
@@ -45,7 +45,7 @@ fn injected(command: &Command, calls: &str, how: &str) -> Ran {
     Ran::of(&mut strace)
 }
 
-/// How often the main thread makes each of these system calls.
+/// Number of times that the main thread makes each of these system calls.
 fn calls_of(command: &Command, calls: &str) -> BTreeMap<String, usize> {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("calls");
@@ -105,7 +105,7 @@ fn refuses_bind_mounted_target_before_renaming_anything() {
 #[cfg(feature = "failpoints")]
 fn never_ends_0_over_a_pair_that_is_half_renamed() {
     for error in ["EIO", "EROFS", "EACCES", "ENOSPC"] {
-        // The second rename is that of a certificate whose key is in place already.
+        // The second rename is the one of a certificate whose key is already installed.
         for place in ["finish:rename-one:2", "finish:renamed", "finish:durable"] {
             let node = drifted();
             let armed = format!("{place}={error}");
@@ -113,7 +113,7 @@ fn never_ends_0_over_a_pair_that_is_half_renamed() {
             ran.ended(75).says(
                 "the new files are safe in the journal: run the same command again to finish",
             );
-            // Others were not touched and serve; this one does not.
+            // Other certificates are untouched and valid; this one is not.
             let torn = EVERYTHING.iter().filter(|name| !is_pair(&node, **name));
             for name in torn {
                 assert!(
@@ -132,11 +132,11 @@ fn never_ends_0_over_a_pair_that_is_half_renamed() {
     }
 }
 
-/// System calls that touch files; errors of a failing disk, and of a table that is full.
+/// System calls on files; the errors are those of a failing disk and of a full file table.
 const FILE_CALLS: &str = "openat,openat2,read,write,statx,getdents64,fsync,fdatasync,renameat,renameat2,unlinkat,mkdirat,\
                           fchmod,fgetxattr,flistxattr,fstatfs,flock,readlinkat,symlinkat";
 
-/// Fails single system calls of `renew`. With NODEPKI_SWEEP=all every one of them, which takes an hour.
+/// Fails single system calls of `renew`. With NODEPKI_SWEEP=all it fails every one, which takes an hour.
 #[test]
 #[cfg(feature = "failpoints")]
 fn ends_0_under_injected_errors_only_if_everything_was_renewed() {
@@ -158,13 +158,20 @@ fn ends_0_under_injected_errors_only_if_everything_was_renewed() {
             };
             let node = whole.copied();
             let how = format!("error={error}:when={when}");
-            let ran = injected(&renew(&node), &call, &how);
+            let ran = with_failing_calls(&renew(&node), &call, &how);
             let what = format!("{call}:{how}: {:?}\n{}", ran.code, ran.said());
             assert!(ran.signal.is_none() && ran.code != Some(101), "{what}");
             if ran.code == Some(0) {
                 for (name, key) in &old {
-                    assert!(is_pair(&node, *name), "{name} is torn: {what}");
-                    assert_ne!(node.key_in_place(*name), *key, "{name} is old: {what}");
+                    assert!(
+                        is_pair(&node, *name),
+                        "{name}: certificate and key differ: {what}"
+                    );
+                    assert_ne!(
+                        node.key_in_place(*name),
+                        *key,
+                        "{name} was not renewed: {what}"
+                    );
                 }
                 assert!(!ran.said().contains("still valid"), "{what}");
             }
@@ -202,9 +209,9 @@ fn writes_certificate_key_file_only_after_upload() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // The upload is under way, and the server never answers.
+    // The upload has started, and the server never answers.
     let (connection, _) = listener.accept().unwrap();
-    assert!(!file.exists(), "a file says that the Secret is there");
+    assert!(!file.exists(), "the key file exists before the Secret");
     run.kill().unwrap();
     run.wait().unwrap();
     drop(connection);
@@ -215,22 +222,22 @@ fn writes_certificate_key_file_only_after_upload() {
     assert_eq!(
         fs::read_dir(file.parent().unwrap()).unwrap().count(),
         0,
-        "nothing else is left either"
+        "other files are left over"
     );
 }
 
-/// The command under prlimit(1), with a limit such as `--nofile=8:8`.
-fn limited(command: &Command, limit: &str) -> Ran {
-    let mut limited = Command::new("timeout");
-    limited
+/// Runs the command under prlimit(1) with a limit such as `--nofile=8:8`.
+fn with_limit(command: &Command, limit: &str) -> Ran {
+    let mut with_limit = Command::new("timeout");
+    with_limit
         .args(["60", "prlimit", limit])
         .arg(command.get_program())
         .args(command.get_args())
         .env_remove("JOURNAL_STREAM");
-    Ran::of(&mut limited)
+    Ran::of(&mut with_limit)
 }
 
-/// Commands that read, ask and write.
+/// Commands that read, request and write.
 fn commands(node: &Node) -> Vec<Command> {
     vec![
         node.with_local(&["plan"], &[]),
@@ -242,7 +249,7 @@ fn commands(node: &Node) -> Vec<Command> {
 }
 
 #[track_caller]
-fn is_done_or_to_be_run_again(ran: &Ran, what: &str) {
+fn assert_done_or_temporary(ran: &Ran, what: &str) {
     assert!(
         matches!(ran.code, Some(0 | 75)),
         "{what}: {:?} {:?}\n{}",
@@ -258,9 +265,9 @@ fn ends_75_without_panic_when_descriptors_run_out() {
     for limit in (3..=40).step_by(3) {
         let node = drifted();
         for command in commands(&node) {
-            let ran = limited(&command, &format!("--nofile={limit}:{limit}"));
+            let ran = with_limit(&command, &format!("--nofile={limit}:{limit}"));
             let words: Vec<_> = command.get_args().skip(2).take(1).collect();
-            is_done_or_to_be_run_again(&ran, &format!("{limit} descriptors, {words:?}"));
+            assert_done_or_temporary(&ran, &format!("{limit} descriptors, {words:?}"));
         }
         node.bootstrap().done();
         node.assert_sound(&EVERYTHING);
@@ -271,7 +278,7 @@ fn ends_75_without_panic_when_descriptors_run_out() {
 fn ends_75_with_message_above_file_size_limit() {
     for limit in ["0", "100", "2000", "20000"] {
         let node = drifted();
-        let ran = limited(&renew(&node), &format!("--fsize={limit}"));
+        let ran = with_limit(&renew(&node), &format!("--fsize={limit}"));
         ran.ended(75).says("EFBIG");
         node.bootstrap().done();
         node.assert_sound(&EVERYTHING);
@@ -281,17 +288,18 @@ fn ends_75_with_message_above_file_size_limit() {
 #[test]
 fn ends_75_when_a_configuration_file_cannot_be_read() {
     let node = Node::bootstrapped();
-    // Reads settings, the kubeadm file, the signer's files and the node's own.
+    // The loop reads settings, the kubeadm file, the signer's files and the node's own.
     for command in commands(&node) {
         let counts = calls_of(&command, "openat2,openat,read,statx");
         for (call, count) in counts {
-            // Before the first openat2(2) it is the loader and the runtime that read.
+            // Before the first openat2(2) only the loader and the runtime read files.
             let first = if call == "openat2" { 1 } else { 12 };
             for (turn, when) in (first..=count).step_by(count.div_ceil(8)).enumerate() {
                 let error = ["EIO", "EMFILE", "ENOMEM"][turn % 3];
-                let ran = injected(&command, &call, &format!("error={error}:when={when}"));
+                let ran =
+                    with_failing_calls(&command, &call, &format!("error={error}:when={when}"));
                 let words: Vec<_> = command.get_args().skip(2).take(2).collect();
-                is_done_or_to_be_run_again(&ran, &format!("{words:?} {call} {when} {error}"));
+                assert_done_or_temporary(&ran, &format!("{words:?} {call} {when} {error}"));
             }
         }
     }
@@ -357,7 +365,7 @@ fn ends_its_plug_in_when_a_signal_ends_the_run() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let node = Node::new();
         node.signer_does("etcd-peer", "hang");
-        // A test run under nohup(1) passes on that SIGHUP is ignored.
+        // The tests inherit an ignored SIGHUP if they run under nohup(1).
         let ask = node.ask_command("60s");
         let mut command = Command::new("env");
         let run = command
@@ -375,7 +383,7 @@ fn ends_its_plug_in_when_a_signal_ends_the_run() {
         wait_until(|| node.submissions().contains_key("etcd-peer"));
         let pid = Pid::from_raw(i32::try_from(run.id()).unwrap());
         let programs = children(run.id());
-        assert!(!programs.is_empty(), "the plug-in hangs");
+        assert!(!programs.is_empty(), "the plug-in has ended");
         kill(pid, signal).unwrap();
         Ran::from(run.wait_with_output().unwrap())
             .ended(75)
@@ -387,13 +395,13 @@ fn ends_its_plug_in_when_a_signal_ends_the_run() {
         node.signer_behaves();
         node.ask().done();
         for (slot, keys) in asked {
-            assert_eq!(node.keys_seen()[&slot], keys, "{slot}: the same key");
+            assert_eq!(node.keys_seen()[&slot], keys, "{slot}: the key changed");
         }
         node.assert_sound(&EVERYTHING);
     }
 }
 
-/// The processes that this one has started.
+/// The child processes of a process.
 fn children(parent: u32) -> Vec<Pid> {
     let tasks = fs::read_dir(format!("/proc/{parent}/task")).unwrap();
     let lists = tasks

@@ -1,4 +1,4 @@
-//! What is wrong with the host: its clock, its name, its addresses, its disks, and other runs.
+//! Faults of the host: its clock, its name, its addresses and its disks, and concurrent runs.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -15,7 +15,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 #[test]
-fn a_clock_behind_the_ca_ends_pending_before_anything_is_asked() {
+fn waits_when_the_clock_is_behind_the_ca() {
     let node = Node::new();
     node.replace_authority(Authority::Ca, now() + 2 * DAY, YEAR);
     let before = node.etc();
@@ -28,11 +28,15 @@ fn a_clock_behind_the_ca_ends_pending_before_anything_is_asked() {
              or set the clock, and run again; --allow-unsynced goes on regardless",
         );
     before.unchanged(&node.etc());
-    assert_eq!(node.exchanges(), [], "nobody is asked by a wrong clock");
+    assert_eq!(
+        node.exchanges(),
+        [],
+        "a request was sent with a wrong clock"
+    );
 }
 
 #[test]
-fn allow_unsynced_goes_on_and_judges_by_the_floor() {
+fn issues_with_ca_start_as_lower_bound_under_allow_unsynced() {
     let node = Node::new();
     node.replace_authority(Authority::Ca, now() + 2 * DAY, YEAR);
     let unsynced = || Ran::of(&mut node.with_local(&["bootstrap", "--allow-unsynced"], &[]));
@@ -42,26 +46,26 @@ fn allow_unsynced_goes_on_and_judges_by_the_floor() {
     let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
     assert!(
         chain.leaf().not_before() > now() + DAY,
-        "valid with its CA, not before it"
+        "the certificate starts before its CA"
     );
-    // The judgement of the second run is the same.
+    // The second run judges the same.
     let before = node.etc();
     unsynced().done();
     before.unchanged(&node.etc());
 }
 
-/// INIT without the node's name.
-fn nameless() -> String {
+/// INIT without the node name.
+fn init_without_name() -> String {
     INIT.replace("nodeRegistration: {name: cp1}\n", "")
 }
 
 #[test]
-fn host_names_are_trimmed_and_put_into_small_letters() {
+fn trims_host_name_and_converts_it_to_lower_case() {
     for (written, name) in [
         ("cp1\n", "cp1"),
         ("  CP1.Example.COM \n", "cp1.example.com"),
     ] {
-        let node = Node::of(&nameless());
+        let node = Node::of(&init_without_name());
         node.write("/etc/hostname", written);
         node.bootstrap().done();
         let (chain, _) = node.leaf(CertName::KubeletConf).unwrap();
@@ -75,9 +79,9 @@ fn host_names_are_trimmed_and_put_into_small_letters() {
 }
 
 #[test]
-fn host_names_that_cannot_be_node_names_are_refused_with_the_fix() {
+fn refuses_host_names_that_cannot_be_node_names() {
     for (written, quoted) in [("cp_1\n", "\"cp_1\""), ("-cp1\n", "\"-cp1\"")] {
-        let node = Node::of(&nameless());
+        let node = Node::of(&init_without_name());
         node.write("/etc/hostname", written);
         let before = node.snapshot();
         node.bootstrap()
@@ -87,14 +91,14 @@ fn host_names_that_cannot_be_node_names_are_refused_with_the_fix() {
             .says("nodeRegistration.name");
         before.unchanged(&node.snapshot());
     }
-    let node = Node::of(&nameless());
+    let node = Node::of(&init_without_name());
     let before = node.snapshot();
     node.bootstrap().ended(78).says("nodeRegistration.name");
     before.unchanged(&node.snapshot());
 }
 
 #[test]
-fn a_hostname_override_is_told_and_never_half_followed() {
+fn refuses_hostname_override_that_differs_from_the_node_name() {
     let with_override = INIT.replace(
         "{name: cp1}",
         "{name: cp1, kubeletExtraArgs: [{name: hostname-override, value: Node-7}]}",
@@ -115,7 +119,7 @@ fn a_hostname_override_is_told_and_never_half_followed() {
 }
 
 #[test]
-fn without_a_default_route_the_address_is_not_guessed() {
+fn refuses_to_guess_the_address_without_a_default_route() {
     let nowhere = INIT.replace("localAPIEndpoint: {advertiseAddress: 192.0.2.11}\n", "");
     let words =
         "set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address";
@@ -126,7 +130,7 @@ fn without_a_default_route_the_address_is_not_guessed() {
         .says("no advertiseAddress is given")
         .says(words);
     before.unchanged(&node.snapshot());
-    // The same on a machine without any interface; nothing is written by `config check`.
+    // The same on a machine without interfaces; `config check` writes nothing.
     let mut command = Command::new("unshare");
     if !nix::unistd::geteuid().is_root() {
         command.arg("--map-root-user");
@@ -149,7 +153,7 @@ fn without_a_default_route_the_address_is_not_guessed() {
 }
 
 #[test]
-fn ipv6_endpoints_and_dual_stack_are_taken() {
+fn accepts_ipv6_endpoints_and_dual_stack() {
     let v6 = INIT.replace("192.0.2.11", "2001:db8::11").replace(
         "controlPlaneEndpoint: api.example.com:6443",
         "controlPlaneEndpoint: '[2001:db8::7]'",
@@ -180,8 +184,8 @@ fn ipv6_endpoints_and_dual_stack_are_taken() {
 }
 
 #[test]
-fn links_are_resolved_inside_the_root() {
-    // Absolute and relative links that would lead out of the root from where this test stands.
+fn resolves_links_inside_the_root() {
+    // Absolute and relative links that would lead out of the root if the test resolved them.
     for target in ["/outside/pki", "../../../../../../../../../../outside/pki"] {
         let node = Node::new();
         let outside = node.outside("outside/pki");
@@ -192,7 +196,7 @@ fn links_are_resolved_inside_the_root() {
             .ended(65)
             .says("/etc/kubernetes/pki is a symbolic link that leads nowhere inside the root; make its directory and run again");
         assert_eq!(node.exchanges(), []);
-        // With its directory inside the root it serves.
+        // Once its target exists inside the root, the link is used.
         fs::create_dir_all(node.path("/outside/pki")).unwrap();
         node.bootstrap().done();
         assert!(node.path("/outside/pki/apiserver.key").is_file());
@@ -201,7 +205,7 @@ fn links_are_resolved_inside_the_root() {
 }
 
 #[test]
-fn a_read_only_etc_is_found_before_anybody_is_asked() {
+fn finds_read_only_etc_before_sending_requests() {
     let node = Node::new();
     let before = node.etc();
     let ran = with_mounts(
@@ -214,7 +218,7 @@ fn a_read_only_etc_is_found_before_anybody_is_asked() {
         .says("/etc/kubernetes");
     before.unchanged(&node.etc());
     assert_eq!(node.exchanges(), []);
-    // A node that has all it needs may well be mounted read-only.
+    // A node without missing files may be mounted read-only.
     node.ask().done();
     let ran = with_mounts(
         &node,
@@ -225,7 +229,7 @@ fn a_read_only_etc_is_found_before_anybody_is_asked() {
 }
 
 #[test]
-fn a_full_disk_is_found_before_anybody_is_asked() {
+fn finds_full_disk_before_sending_requests() {
     let node = Node::new();
     let before = node.etc();
     let ran = with_mounts(
@@ -241,7 +245,7 @@ fn a_full_disk_is_found_before_anybody_is_asked() {
         .says(" are needed; free some space (see `df -h` and `df -i`) and run again");
     assert_eq!(node.exchanges(), []);
     before.unchanged(&node.etc());
-    // The state directory, too.
+    // The same for the state directory.
     let ran = with_mounts(
         &node,
         &node.ask_command("0s"),
@@ -253,7 +257,7 @@ fn a_full_disk_is_found_before_anybody_is_asked() {
 }
 
 #[test]
-fn owner_mode_and_attributes_of_what_is_replaced_are_kept() {
+fn keeps_owner_mode_and_attributes_of_replaced_files() {
     let node = Node::on_disk();
     node.bootstrap().done();
     let (key, crt) = (
@@ -293,7 +297,7 @@ fn owner_mode_and_attributes_of_what_is_replaced_are_kept() {
 }
 
 #[test]
-fn an_immutable_file_is_named_and_nobody_is_asked() {
+fn names_immutable_file_before_sending_requests() {
     let node = Node::on_disk();
     node.bootstrap().done();
     let crt = node.path("/etc/kubernetes/pki/apiserver.crt");
@@ -321,7 +325,7 @@ fn an_immutable_file_is_named_and_nobody_is_asked() {
 }
 
 #[test]
-fn a_torn_pair_is_issued_anew() {
+fn reissues_torn_pair() {
     let node = Node::bootstrapped();
     fs::copy(
         node.path("/etc/kubernetes/pki/etcd/peer.key"),
@@ -337,7 +341,7 @@ fn a_torn_pair_is_issued_anew() {
 }
 
 #[test]
-fn of_two_runs_the_second_waits_or_names_the_first() {
+fn second_run_waits_or_names_the_first() {
     let node = Node::new();
     node.signer_does("etcd-peer", "hang");
     let mut first = node
@@ -353,7 +357,7 @@ fn of_two_runs_the_second_waits_or_names_the_first() {
         first.id()
     ));
     second.says("/var/lib/nodepki/lock); wait for it to end and run again");
-    // One that waits goes on when the first has ended, here by force.
+    // A waiting run continues when the first has ended, here because it is killed.
     let third = node
         .ask_command("20s")
         .stdout(Stdio::piped())
@@ -367,30 +371,30 @@ fn of_two_runs_the_second_waits_or_names_the_first() {
     Ran::from(third.wait_with_output().unwrap()).done();
     node.assert_sound(&EVERYTHING);
     for (slot, keys) in node.keys_seen() {
-        assert_eq!(keys.len(), 1, "{slot}: one key for both runs");
+        assert_eq!(keys.len(), 1, "{slot}: the two runs used several keys");
     }
 }
 
-/// Within ten seconds.
+/// Waits up to ten seconds.
 pub(crate) fn wait_until(happened: impl Fn() -> bool) {
     let began = Instant::now();
     while !happened() {
         assert!(
             began.elapsed() < Duration::from_secs(10),
-            "it never happened"
+            "the condition was not met in time"
         );
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn a_look_writes_nothing() {
+fn writes_nothing_when_only_reading() {
     let node = Node::new();
     let before = node.snapshot();
     node.plan().done();
     Ran::of(&mut node.with_local(&["config", "check"], &[])).done();
     before.unchanged(&node.snapshot());
-    // And a second bootstrap changes no byte, inode or time below /etc, even of directories.
+    // A second bootstrap changes no byte, inode or time below /etc, not even of directories.
     node.bootstrap().done();
     let before = Snapshot::of(&node.path("/etc"));
     node.bootstrap().done();

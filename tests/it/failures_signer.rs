@@ -1,4 +1,4 @@
-//! Signers that answer wrongly, late, in part or not at all; and the ways in which people sign by hand.
+//! Signers that answer wrongly, late, in part or not at all, and signing by hand.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,15 +11,15 @@ use crate::kubeadm;
 use crate::node::{EVERYTHING, INIT, Node, Ran};
 use crate::signing::{openssl, run_program, write_secret};
 
-/// INIT with one more name in `apiserver`, so that it alone has drifted.
+/// INIT with an additional name for the API server, so that only `apiserver` differs from the configuration.
 fn drifted() -> String {
     format!("{INIT}apiServer: {{certSANs: [drift.example.com]}}\n")
 }
 
-const ADVICE: &str = "this certificate was not installed; correct the signer's profile or the configuration and run again";
+const REFUSAL_ADVICE: &str = "this certificate was not installed; correct the signer's profile or the configuration and run again";
 
-/// One after the other, answers in these modes for one slot are refused with these words.
-fn refuses(node: &Node, slot: &str, modes: &[(&str, &str)]) {
+/// Asserts that answers of each mode for one slot are refused with the words of the mode.
+fn assert_refuses(node: &Node, slot: &str, modes: &[(&str, &str)]) {
     let before = node.etc();
     let first = node.keys_seen()[slot].len();
     for (mode, words) in modes {
@@ -28,10 +28,10 @@ fn refuses(node: &Node, slot: &str, modes: &[(&str, &str)]) {
             .ended(65)
             .row_says(slot, "refused")
             .row_says(slot, words)
-            .row_says(slot, ADVICE);
+            .row_says(slot, REFUSAL_ADVICE);
         before.unchanged(&node.etc());
     }
-    // A key whose request was answered wrongly is never offered again.
+    // A key whose request was answered wrongly is never requested again.
     assert_eq!(node.keys_seen()[slot].len(), first + modes.len());
     node.signer_behaves();
     node.ask().done();
@@ -39,12 +39,12 @@ fn refuses(node: &Node, slot: &str, modes: &[(&str, &str)]) {
 }
 
 #[test]
-fn s1_s2_s6_wrong_answers_are_refused_in_words_and_change_nothing() {
+fn refuses_wrong_answers_and_changes_nothing() {
     let node = Node::new();
     node.ask().done();
-    let mut asked = node.keys_seen();
+    let mut requested = node.keys_seen();
     node.configure(&drifted());
-    refuses(
+    assert_refuses(
         &node,
         "apiserver",
         &[
@@ -84,7 +84,7 @@ fn s1_s2_s6_wrong_answers_are_refused_in_words_and_change_nothing() {
             .contains(&"drift.example.com".to_owned())
     );
     node.remove("/etc/kubernetes/kubelet.conf");
-    refuses(
+    assert_refuses(
         &node,
         "kubelet.conf",
         &[
@@ -95,17 +95,17 @@ fn s1_s2_s6_wrong_answers_are_refused_in_words_and_change_nothing() {
             ),
         ],
     );
-    // Nobody else was asked for anything again.
+    // No other slot was requested again.
     for slot in ["apiserver", "kubelet.conf"] {
-        asked.remove(slot);
+        requested.remove(slot);
     }
-    for (slot, keys) in asked {
+    for (slot, keys) in requested {
         assert_eq!(node.keys_seen()[&slot], keys, "{slot}");
     }
 }
 
 #[test]
-fn s1_a_fresh_node_stays_empty() {
+fn leaves_new_node_empty_after_wrong_answers() {
     for mode in ["garbage", "wrong-key"] {
         let node = Node::new();
         let before = node.etc();
@@ -123,7 +123,7 @@ fn s1_a_fresh_node_stays_empty() {
 }
 
 #[test]
-fn s4_odd_forms_of_good_answers_are_taken() {
+fn accepts_unusual_encodings_of_valid_answers() {
     let node = Node::new();
     for (slot, mode) in [
         ("apiserver", "leaf-root"),
@@ -140,7 +140,11 @@ fn s4_odd_forms_of_good_answers_are_taken() {
         CertName::EtcdPeer,
     ] {
         let (chain, _) = node.leaf(name).unwrap();
-        assert_eq!(chain.intermediates(), [], "{name}: the root stays out");
+        assert_eq!(
+            chain.intermediates(),
+            [],
+            "{name}: the chain contains the root"
+        );
     }
     assert!(
         node.read("/etc/kubernetes/pki/etcd/peer.crt")
@@ -148,7 +152,7 @@ fn s4_odd_forms_of_good_answers_are_taken() {
     );
 }
 
-/// A CA certificate under `issuer`, both as paths without extension.
+/// Creates a CA certificate issued by `issuer`; both are paths without extension.
 fn sub_authority(issuer: &Path, at: &Path, common_name: &str, constraints: &str) {
     fs::create_dir_all(at.parent().unwrap()).unwrap();
     let file =
@@ -188,7 +192,7 @@ fn sub_authority(issuer: &Path, at: &Path, common_name: &str, constraints: &str)
     fs::write(at.with_extension("crt"), crt).unwrap();
 }
 
-/// Lets the signer sign for `ca` with the authority at `base`, answering with these intermediates.
+/// Has the signer sign for `ca` with the authority at `base` and add the intermediates `chain` to its answers.
 fn sign_with(node: &Node, base: &Path, chain: &[&Path]) {
     let ca = node.ca().join("ca");
     if !ca.with_extension("root").exists() {
@@ -204,7 +208,7 @@ fn sign_with(node: &Node, base: &Path, chain: &[&Path]) {
 }
 
 #[test]
-fn s4_intermediates_are_put_in_order() {
+fn orders_intermediates() {
     let node = Node::new();
     let (one, two) = (node.outside("sub/one"), node.outside("sub/two"));
     sub_authority(&node.ca().join("ca"), &one, "Intermediate 1", ", pathlen:1");
@@ -231,7 +235,7 @@ fn s4_intermediates_are_put_in_order() {
 }
 
 #[test]
-fn s6_constraints_of_sub_authorities_count() {
+fn enforces_constraints_of_intermediate_cas() {
     let node = Node::new();
     let before = node.etc();
     let root = node.ca().join("ca");
@@ -263,13 +267,13 @@ fn s6_constraints_of_sub_authorities_count() {
         "a path length constraint of its authority forbids the chain",
     );
     assert!(!node.path("/etc/kubernetes/pki/apiserver.crt").exists());
-    // The other families are there.
+    // The certificates of the other authorities are installed.
     assert_ne!(before, node.etc());
     node.assert_sound(&[CertName::EtcdServer, CertName::FrontProxyClient]);
 }
 
 #[test]
-fn s5_a_signer_with_another_ca_is_not_asked() {
+fn sends_no_request_to_signer_with_another_ca() {
     let node = Node::new();
     let before = node.etc();
     let pem = fs::read(node.path("/etc/kubernetes/pki/ca.crt")).unwrap();
@@ -293,7 +297,7 @@ fn s5_a_signer_with_another_ca_is_not_asked() {
 }
 
 #[test]
-fn a_ca_certificate_from_a_signer_is_believed_only_under_a_pin() {
+fn trusts_ca_certificate_of_signer_only_if_pinned() {
     let node = Node::new();
     node.remove("/etc/kubernetes/pki/ca.crt");
     let before = node.etc();
@@ -316,7 +320,7 @@ fn a_ca_certificate_from_a_signer_is_believed_only_under_a_pin() {
 }
 
 #[test]
-fn s7_a_pending_request_is_resumed_with_its_key() {
+fn resumes_pending_request_with_its_key() {
     let node = Node::new();
     let before = node.etc();
     node.signer_does("all", "pending");
@@ -327,24 +331,28 @@ fn s7_a_pending_request_is_resumed_with_its_key() {
         .says("nodepki: some signatures are pending; run the same command again to go on with the same keys");
     before.unchanged(&node.etc());
     node.ask().ended(75);
-    let asked = node.keys_seen();
+    let requested = node.keys_seen();
     node.signer_behaves();
     node.ask().done();
     node.assert_sound(&EVERYTHING);
-    assert_eq!(node.keys_seen(), asked);
+    assert_eq!(node.keys_seen(), requested);
     for name in EVERYTHING {
-        assert_eq!(asked[name.as_str()], [node.key_in_place(name)], "{name}");
+        assert_eq!(
+            requested[name.as_str()],
+            [node.key_in_place(name)],
+            "{name}"
+        );
         assert_eq!(
             node.submissions()[name.as_str()],
             1,
-            "{name} was submitted once"
+            "{name} was submitted more than once"
         );
     }
     assert!(!node.path("/var/lib/nodepki/pending/apiserver").exists());
 }
 
 #[test]
-fn s7_another_wish_is_another_request() {
+fn sends_new_request_after_configuration_change() {
     let node = Node::new();
     node.signer_does("apiserver", "pending");
     node.ask().ended(75);
@@ -363,12 +371,12 @@ fn s7_another_wish_is_another_request() {
             .unwrap()
             .next()
             .is_some(),
-        "no key is thrown away"
+        "a key was discarded"
     );
 }
 
 #[test]
-fn s8_a_denial_ends_the_run_with_its_reason() {
+fn reports_denial_with_its_reason() {
     let node = Node::new();
     node.signer_does("apiserver", "denied");
     node.ask().ended(65).row_says("apiserver", "denied").row_says(
@@ -381,13 +389,13 @@ fn s8_a_denial_ends_the_run_with_its_reason() {
     assert_eq!(
         node.keys_seen()["apiserver"],
         first,
-        "the same request, now granted"
+        "a new request after the denial"
     );
     node.assert_sound(&EVERYTHING);
 }
 
 #[test]
-fn the_gravest_of_several_ends_is_the_exit_status() {
+fn exits_with_the_most_severe_status() {
     let node = Node::new();
     node.signer_does("all", "pending");
     node.signer_does("front-proxy-client", "retry");
@@ -403,10 +411,10 @@ fn the_gravest_of_several_ends_is_the_exit_status() {
 }
 
 #[test]
-fn s14_a_node_whose_certificates_serve_is_not_held_up_by_its_signer() {
+fn ends_0_in_an_outage_while_certificates_are_valid() {
     let node = Node::new();
     node.ask().done();
-    // Names and endpoint have drifted, all of it valid.
+    // Names and endpoint differ from the configuration, and everything is valid.
     node.configure(&drifted().replace("api.example.com", "other.example.com"));
     let before = node.etc();
     for how in ["unreachable", "retry", "pending"] {
@@ -425,20 +433,20 @@ fn s14_a_node_whose_certificates_serve_is_not_held_up_by_its_signer() {
         before.unchanged(&node.etc());
         node.signer_behaves();
     }
-    // With one missing it matters.
+    // A missing certificate makes the outage a failure.
     node.signer_does("all", "unreachable");
     node.remove("/etc/kubernetes/kubelet.conf");
     let ran = node.ask();
     ran.ended(69)
         .says("nodepki: signer of ca: exec:/bin/bash asks to be tried again (exit code 75)");
-    assert_eq!(ran.stderr.lines().count(), 1, "said once: {}", ran.stderr);
+    assert_eq!(ran.stderr.lines().count(), 1, "repeated: {}", ran.stderr);
     node.signer_behaves();
     node.ask().done();
     node.assert_sound(&EVERYTHING);
 }
 
 #[test]
-fn a_signer_that_comes_back_in_time_is_waited_for() {
+fn waits_for_signer_that_returns_in_time() {
     let node = Node::new();
     node.signer_does("all", "unreachable");
     let run = std::thread::scope(|scope| {
@@ -452,7 +460,7 @@ fn a_signer_that_comes_back_in_time_is_waited_for() {
 }
 
 #[test]
-fn s15_of_what_one_authority_signs_all_or_nothing_is_installed() {
+fn installs_certificates_of_one_authority_together() {
     for (how, code, words) in [("denied", 65, "denied"), ("pending", 75, "pending")] {
         let node = Node::new();
         node.signer_does("etcd-peer", how);
@@ -488,13 +496,13 @@ fn s15_of_what_one_authority_signs_all_or_nothing_is_installed() {
         for (slot, keys) in node.keys_seen() {
             assert_eq!(keys.len(), 1, "{slot}");
         }
-        // What was signed in the first run was not asked for again.
+        // The certificate signed in the first run was not requested again.
         assert_eq!(node.submissions()["etcd-server"], 1);
     }
 }
 
 #[test]
-fn answers_that_are_no_answers_leave_the_fate_open() {
+fn repeats_same_requests_after_unusable_answers() {
     let node = Node::new();
     let before = node.etc();
     node.signer_does("all", "bad empty");
@@ -502,10 +510,10 @@ fn answers_that_are_no_answers_leave_the_fate_open() {
         .ended(69)
         .row_says("apiserver", "exec:/bin/bash gave no usable answer to `sign` for apiserver: it says issued without a certificatePem; see its stderr in the log (request ");
     before.unchanged(&node.etc());
-    let asked = node.keys_seen();
+    let requested = node.keys_seen();
     node.signer_behaves();
     node.ask().done();
-    assert_eq!(node.keys_seen(), asked, "the same requests again");
+    assert_eq!(node.keys_seen(), requested, "the same requests again");
     node.signer_does("scheduler.conf", "failed");
     node.remove("/etc/kubernetes/scheduler.conf");
     node.ask().ended(65).row_says(
@@ -514,9 +522,9 @@ fn answers_that_are_no_answers_leave_the_fate_open() {
     );
 }
 
-// ---- signing by hand ----
+// ---- Signing by hand ----
 
-/// Signs a CSR with OpenSSL as a person would.
+/// Signs a CSR with OpenSSL as an administrator would.
 fn sign_by_hand(node: &Node, name: CertName, csr: &Path) -> Vec<u8> {
     let base = node.ca().join(name.authority().base_name());
     let file = |extension: &str| base.with_extension(extension).to_str().unwrap().to_owned();
@@ -548,7 +556,7 @@ fn key_of_csr(path: &Path) -> String {
 }
 
 #[test]
-fn the_file_drop_from_outbox_to_inbox() {
+fn installs_certificates_from_the_drop_directory() {
     let node = Node::new();
     let drop = node.outside("drop");
     fs::create_dir(&drop).unwrap();
@@ -564,7 +572,7 @@ fn the_file_drop_from_outbox_to_inbox() {
         .into_iter()
         .map(|name| (name, key_of_csr(&csr(name))))
         .collect();
-    // Half a copy, and another slot's certificate: neither is taken, both are explained.
+    // A truncated file and another slot's certificate are both refused with a reason.
     fs::write(
         drop.join("inbox/apiserver.crt"),
         "-----BEGIN CERTIFICATE-----\nMIIB",
@@ -614,7 +622,7 @@ fn the_file_drop_from_outbox_to_inbox() {
 }
 
 #[test]
-fn the_file_drop_says_what_is_wrong_with_a_certificate() {
+fn explains_faulty_certificates_in_the_drop_directory() {
     let node = Node::bootstrapped();
     node.configure(&drifted());
     let drop = node.outside("drop");
@@ -632,7 +640,7 @@ fn the_file_drop_says_what_is_wrong_with_a_certificate() {
         "apiserver",
         "the certificate in place is kept and still valid",
     );
-    // The mistake that everybody makes: without -copy_extensions.
+    // The most common mistake: signing without -copy_extensions.
     let (csr, base) = (drop.join("outbox/apiserver.csr"), node.ca().join("ca"));
     let file = |extension: &str| base.with_extension(extension).to_str().unwrap().to_owned();
     let bare = openssl(
@@ -664,9 +672,9 @@ fn the_file_drop_says_what_is_wrong_with_a_certificate() {
     assert_eq!(
         node.key_in_place(CertName::Apiserver),
         key,
-        "the CSR stayed good"
+        "the CSR was replaced"
     );
-    // A denial is a file as well.
+    // A denial is a file too.
     node.configure(&drifted().replace("drift", "again"));
     run().done();
     fs::write(drop.join("inbox/apiserver.denied"), "not this name\n").unwrap();
@@ -680,7 +688,7 @@ fn the_file_drop_says_what_is_wrong_with_a_certificate() {
 }
 
 #[test]
-fn a_bundle_goes_out_and_comes_back_signed() {
+fn imports_signed_bundle_of_its_own_requests() {
     let node = Node::new();
     let bundle = node.outside("stick");
     let before = node.etc();
@@ -705,7 +713,7 @@ fn a_bundle_goes_out_and_comes_back_signed() {
         .iter()
         .map(|name| key_of_csr(&path(*name, "csr")))
         .collect();
-    // Exporting again gives the same; importing too early says what is missing.
+    // A second export writes the same files, and an import names what is missing.
     let first = crate::signing::tree(&bundle);
     node.csr("export", &bundle).done();
     assert!(first == crate::signing::tree(&bundle));
@@ -721,7 +729,7 @@ fn a_bundle_goes_out_and_comes_back_signed() {
         node.ca().display()
     );
     run_program("/bin/bash", &["-c", &script], b"");
-    // One missing, one of another slot: its family waits, the others are installed.
+    // One certificate missing and one of another slot: their authority waits, the others are installed.
     let kept = fs::read(path(CertName::EtcdPeer, "crt")).unwrap();
     fs::copy(
         path(CertName::EtcdServer, "crt"),
@@ -750,7 +758,7 @@ fn a_bundle_goes_out_and_comes_back_signed() {
 }
 
 #[test]
-fn the_tree_of_kubeadm_is_imported_with_its_keys() {
+fn imports_tree_of_kubeadm_with_its_keys() {
     let node = Node::new();
     let tree = node.outside("kubeadm-tree");
     fs::create_dir(&tree).unwrap();
@@ -760,8 +768,8 @@ fn the_tree_of_kubeadm_is_imported_with_its_keys() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    // kubeadm's CSRs carry neither key usage nor extended key usage: whoever signs them must know the profiles. Here
-    // they are those of a bundle of another node with the same configuration.
+    // kubeadm's CSRs contain neither key usage nor extended key usage, so the signer must know the profiles. The test
+    // takes them from a bundle of another node with the same configuration.
     let (other, profiles) = (Node::new(), node.outside("profiles"));
     other.csr("export", &profiles).done();
     let (mut keys, mut files) = (BTreeMap::new(), Vec::new());
@@ -820,7 +828,7 @@ fn the_tree_of_kubeadm_is_imported_with_its_keys() {
     }
     assert!(
         before == crate::signing::tree(&tree),
-        "what was imported stays as it was"
+        "the second import replaced files"
     );
     let settled = node.etc();
     node.bootstrap().done();
@@ -828,11 +836,11 @@ fn the_tree_of_kubeadm_is_imported_with_its_keys() {
 }
 
 #[test]
-fn a_plug_in_without_trust_signs_for_the_authority_on_disk() {
+fn uses_plug_in_without_trust_for_authority_on_disk() {
     let node = Node::new();
     node.signer_does("all", "without-trust");
     node.ask().done();
-    // Where the authority is not on disk there is nobody to learn it from.
+    // Without the authority on disk its certificate is unknown.
     let node = Node::new();
     node.signer_does("all", "without-trust");
     node.remove("/etc/kubernetes/pki/ca.crt");
@@ -877,7 +885,7 @@ fn omits_kubeconfig_of_administrator_that_signer_denies() {
         node.assert_sound(&rest);
         node.ask().done();
     }
-    // The first node always has the other one: kubeadm init does not proceed without it.
+    // The first node always has super-admin.conf: kubeadm init does not proceed without it.
     let node = Node::new();
     node.settings("certificates: {omit: [admin.conf]}\n");
     node.ask().done();
@@ -898,7 +906,7 @@ fn names_setting_for_wrong_answer_and_for_signer_that_cannot_carry_it() {
         .says("not installed: ");
 }
 
-/// What the exit status and the closing message say is what is on the disk.
+/// The exit status and the closing message agree with the files on the disk.
 #[test]
 fn reports_what_one_authority_installed_before_refusal() {
     let node = Node::new();
@@ -923,7 +931,7 @@ fn reports_what_one_authority_installed_before_refusal() {
         );
     }
     assert!(left.contains("apiserver (refused)"), "{closing}");
-    // Nothing at all, and said so.
+    // The case in which nothing was installed.
     let node = Node::new();
     let before = node.etc();
     node.signer_does("all", "bad wrong-key");
@@ -933,14 +941,14 @@ fn reports_what_one_authority_installed_before_refusal() {
     before.unchanged(&node.etc());
 }
 
-/// A signer that gives other lives than asked: far from the wish is refused, and less is in the report.
+/// A lifetime far longer than requested is refused, and a shorter one is reported.
 #[test]
-fn judges_life_of_certificate_against_wish() {
+fn compares_lifetime_with_the_request() {
     const DAY: u64 = 86_400;
     let node = Node::new();
     node.ask().done();
     node.configure(&drifted());
-    refuses(
+    assert_refuses(
         &node,
         "apiserver",
         &[
@@ -967,7 +975,7 @@ fn judges_life_of_certificate_against_wish() {
         ran.done().row_says(slot, words);
         assert_eq!(ran.said().contains("it lives"), !words.is_empty());
     }
-    // Written down, a longer life is taken, and said.
+    // With a configured limit, the longer lifetime is accepted and reported.
     node.edit_settings(
         "front-proxy-ca: {signer: s}",
         "front-proxy-ca: {signer: s, maxLifetime: 87600h}",

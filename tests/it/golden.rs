@@ -1,7 +1,7 @@
-//! The golden cases: what kubeadm v1.36.2 makes of a configuration. See `tests/golden/README.md`.
+//! The golden cases: the files that kubeadm v1.36.2 creates for a configuration. See `tests/golden/README.md`.
 //!
-//! Owns: loading a case, comparing two trees, and keeping the recordings true: every case is replayed with
-//! the real kubeadm, and `NODEPKI_UPDATE_GOLDEN=1` writes what it did.
+//! This module loads a case, compares two trees, and verifies the recordings: every case is replayed with the real
+//! kubeadm, and `NODEPKI_UPDATE_GOLDEN=1` records the result again.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,11 +26,11 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// By group and folder: `init/v1beta4-stacked`.
+    /// Loads a case by group and folder: `init/v1beta4-stacked`.
     pub(crate) fn load(name: &str) -> Self {
         let folder = folder().join(name);
         let config = fs::read_to_string(folder.join("config.yaml")).unwrap();
-        // Absent while a new case is being recorded.
+        // The file does not exist while a new case is being recorded.
         let expected =
             fs::read_to_string(folder.join("expected.json")).unwrap_or_else(|_| "{}".into());
         Self {
@@ -52,7 +52,7 @@ impl Case {
             .collect()
     }
 
-    /// Whether kubeadm went through.
+    /// Whether kubeadm succeeded.
     pub(crate) fn succeeds(&self) -> bool {
         self.expected["rc"]
             .as_array()
@@ -61,7 +61,7 @@ impl Case {
             .all(|code| code == 0)
     }
 
-    /// What kubeadm left below `/etc/kubernetes`; empty where it refused. Not recorded for `state`.
+    /// The files that kubeadm left below `/etc/kubernetes`; empty if it refused. Not recorded for `state`.
     pub(crate) fn files(&self) -> Tree {
         serde_json::from_value(self.expected.get("files").cloned().unwrap_or(json!({}))).unwrap()
     }
@@ -74,19 +74,19 @@ impl Case {
     }
 }
 
-/// A place where nodepki means to differ from kubeadm.
+/// An intended difference between nodepki and kubeadm.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Difference {
     /// The file, `*` for any run of characters: `pki/*.crt`.
     pub(crate) file: &'static str,
-    /// The beginning of the path of the fact inside the file: `mode`, `pem[0].extensions`; "" is the whole
-    /// file, also when only one side has it.
+    /// The beginning of the path of the fact inside the file: `mode`, `pem[0].extensions`; "" stands for the whole file,
+    /// even if only one side has it.
     pub(crate) fact: &'static str,
-    /// The reason, as a reader of a failing test needs it.
+    /// The reason, for the reader of a failing test.
     pub(crate) why: &'static str,
 }
 
-/// Fails unless the trees are equal but for the named differences, each of which must really occur.
+/// Asserts that the trees are equal except for the named differences, each of which must occur.
 pub(crate) fn assert_same(case: &str, kubeadm: &Tree, ours: &Tree, named: &[Difference]) {
     let mut unused: Vec<_> = named.iter().collect();
     let mut unnamed = Vec::new();
@@ -120,7 +120,7 @@ pub(crate) fn assert_same(case: &str, kubeadm: &Tree, ours: &Tree, named: &[Diff
     );
 }
 
-/// (file, fact, line for people) of each difference.
+/// File, fact and description of each difference.
 pub(crate) fn differences(kubeadm: &Tree, ours: &Tree) -> Vec<(String, String, String)> {
     let mut found = Vec::new();
     let files: BTreeSet<_> = kubeadm.keys().chain(ours.keys()).collect();
@@ -135,8 +135,8 @@ pub(crate) fn differences(kubeadm: &Tree, ours: &Tree) -> Vec<(String, String, S
                     );
                 })
             }
-            (Some(_), None) => note("", format!("{file}: kubeadm makes it, here it is absent")),
-            _ => note("", format!("{file}: kubeadm does not make it")),
+            (Some(_), None) => note("", format!("{file}: kubeadm creates it, here it is absent")),
+            _ => note("", format!("{file}: kubeadm does not create it")),
         }
     }
     found
@@ -177,7 +177,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Copies `tests/golden/check-expiration/kubernetes` with the modes that git does not keep.
+/// Copies `tests/golden/check-expiration/kubernetes` with the modes, which git does not record.
 pub(crate) fn copy_check_expiration_tree(to: &Path) {
     kubeadm::copy_tree(&folder().join("check-expiration/kubernetes"), to);
     for file in facts_of_tree(to).keys() {
@@ -196,10 +196,10 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-// ---- replaying with the real kubeadm ----
+// ---- Replay with the real kubeadm ----
 
 #[test]
-fn csr_cases_are_what_kubeadm_does() {
+fn replays_csr_cases() {
     replay("csr", &|case, work| {
         let output = kubeadm::generate_csr(
             Node {
@@ -213,7 +213,7 @@ fn csr_cases_are_what_kubeadm_does() {
 }
 
 #[test]
-fn init_cases_are_what_kubeadm_does() {
+fn replays_init_cases() {
     replay("init", &|case, work| {
         let outputs = kubeadm::init(
             Node {
@@ -227,7 +227,7 @@ fn init_cases_are_what_kubeadm_does() {
 }
 
 #[test]
-fn state_cases_are_what_kubeadm_does() {
+fn replays_state_cases() {
     let base = Case::load("init/v1beta4-alg-ECDSA-P256");
     let [own, other] = [(); 2].map(|()| {
         let tree = tempfile::tempdir().unwrap();
@@ -275,7 +275,7 @@ fn state_cases_are_what_kubeadm_does() {
     });
 }
 
-/// A state may hold garbage that no fact can be taken from.
+/// Modes only, since a state may contain files from which no facts can be read.
 fn facts_of_tree_modes(root: &Path) -> Tree {
     let output = Command::new("find")
         .arg(root)
@@ -296,7 +296,7 @@ fn facts_of_tree_modes(root: &Path) -> Tree {
     lines.lines().map(entry).collect()
 }
 
-/// Runs each case of a group in a directory of its own, on every core.
+/// Runs each case of a group in its own directory, on all cores.
 fn replay(group: &str, run: &(dyn Fn(&Case, &Path) -> Value + Sync)) {
     let cases = Case::group(group);
     assert!(!cases.is_empty());
@@ -327,12 +327,12 @@ fn replay(group: &str, run: &(dyn Fn(&Case, &Path) -> Value + Sync)) {
     let failures = failures.into_inner().unwrap();
     assert!(
         failures.is_empty(),
-        "the real kubeadm does otherwise than recorded:\n{}",
+        "the real kubeadm differs from the recording:\n{}",
         failures.join("\n")
     );
 }
 
-/// The content of `expected.json`: what was asked, how it ended, what is there. Empty parts are left out.
+/// The content of `expected.json`: command, result and files. Empty parts are omitted.
 fn recording(case: &Case, outputs: &[Output], after: Value) -> Value {
     let mut stderr: Vec<String> = Vec::new();
     for output in outputs {
@@ -370,8 +370,8 @@ fn recording(case: &Case, outputs: &[Output], after: Value) -> Value {
     )
 }
 
-/// Without klog's `W1120 12:50:00.295913   22227 common.go:198] `, and cut after 200 characters: kubeadm
-/// quotes whole regular expressions.
+/// Removes klog's `W1120 12:50:00.295913   22227 common.go:198] ` and cuts the line after 200 characters: kubeadm quotes
+/// whole regular expressions.
 fn shorten(line: &str) -> String {
     let is_klog = |start: &str| start.contains(".go:") && start.starts_with(['I', 'W', 'E']);
     let line = match line.split_once("] ") {
@@ -384,7 +384,7 @@ fn shorten(line: &str) -> String {
     }
 }
 
-/// JSON with everything on one line that fits into 110 characters.
+/// Formats JSON with every value that fits on one line of 110 characters.
 fn compact(value: &Value, depth: usize) -> String {
     let flat = match value {
         Value::Array(items) => format!(
@@ -406,7 +406,7 @@ fn compact(value: &Value, depth: usize) -> String {
     };
     let inner = depth + 1;
     let lines: Vec<String> = match value {
-        // `flat` of a part may itself have lines: then it did not fit.
+        // A part may itself have several lines if it did not fit.
         _ if !flat.contains('\n') && flat.len() + 2 * depth <= 110 => return flat,
         Value::Array(items) => items.iter().map(|item| compact(item, inner)).collect(),
         Value::Object(fields) => fields
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_knows_how_it_ended() {
+    fn reads_result_of_a_case() {
         assert!(Case::load("init/v1beta4-stacked").succeeds());
         assert_eq!(Case::load("init/v1beta4-stacked").files().len(), 29);
         let refused = Case::load("csr/v1beta4-svc30");
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn named_differences_must_cover_and_occur() {
+    fn requires_named_differences_to_cover_and_occur() {
         let kubeadm = tree(r#"{"pki/sa.pub": {"mode": "0600"}, "pki/ca.key": {"mode": "0600"}}"#);
         let ours = tree(r#"{"pki/sa.pub": {"mode": "0644"}}"#);
         let mode = Difference {
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_names_file_and_fact() {
+    fn names_file_and_fact_of_a_difference() {
         let kubeadm = tree(r#"{"pki/a.crt": {"pem": [{"key": "RSA-2048"}]}}"#);
         let ours = tree(r#"{"pki/a.crt": {"pem": [{"key": "ECDSA-P256"}]}}"#);
         let (file, fact, line) = differences(&kubeadm, &ours).remove(0);

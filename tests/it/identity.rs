@@ -1,4 +1,5 @@
-//! The identity of a node: kept with pending requests, compared with every source of its name, changed only on demand.
+//! The identity of a node: kept with pending requests, compared with every source of its name, and changed only by an
+//! explicit option.
 
 use std::fs;
 use std::path::Path;
@@ -11,11 +12,11 @@ use crate::running::running;
 use crate::signing::openssl;
 
 const KUBEADM_FILE: &str = "/run/kubeadm/kubeadm.yaml";
-const JOIN_FILE: &str = "/run/kubeadm/kubeadm-join-config.yaml";
-const RECORD: &str = "/var/lib/nodepki/node.json";
+const KUBEADM_JOIN_FILE: &str = "/run/kubeadm/kubeadm-join-config.yaml";
+const IDENTITY_RECORD: &str = "/var/lib/nodepki/node.json";
 const PENDING: &str = "/var/lib/nodepki/pending";
 
-/// A node whose host name is not its name, and whose signer defers every answer.
+/// A node whose host name is not its node name, and whose signer defers every answer.
 fn deferred(config: &str, file: &str) -> Node {
     let node = Node::of(config);
     node.write("/etc/hostname", "debian\n");
@@ -24,7 +25,7 @@ fn deferred(config: &str, file: &str) -> Node {
     node
 }
 
-/// The command, with the settings that name the signer, and the kubeadm files in `/run` if there are any.
+/// Runs the command with the settings, and with the kubeadm files in `/run` if there are any.
 fn run(node: &Node, arguments: &[&str]) -> Ran {
     let config = node.outside("config.yaml");
     let mut all = arguments.to_vec();
@@ -58,7 +59,7 @@ fn requests(node: &Node) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-fn nothing_was_set_aside(node: &Node) {
+fn assert_nothing_set_aside(node: &Node) {
     let aside = node.path("/var/lib/nodepki/aside");
     let found = fs::read_dir(aside).map_or(0, Iterator::count);
     assert_eq!(found, 0, "requests were set aside");
@@ -68,7 +69,7 @@ fn nothing_was_set_aside(node: &Node) {
 fn keeps_identity_of_pending_requests_without_kubeadm_file() {
     let node = deferred(INIT, KUBEADM_FILE);
     run(&node, &["bootstrap"]).ended(75);
-    assert_eq!(node.mode(RECORD), 0o600);
+    assert_eq!(node.mode(IDENTITY_RECORD), 0o600);
     let before = requests(&node);
     assert_eq!(
         subject(&node, CertName::KubeletConf),
@@ -82,12 +83,12 @@ fn keeps_identity_of_pending_requests_without_kubeadm_file() {
         &["csr", "export", "/requests"],
     ] {
         let ran = run(&node, command);
-        // Renewal refuses to end well without sa.key, which a pending first node does not have yet.
+        // Renewal fails without sa.key, which a pending first node does not have yet.
         let is_expected = matches!(ran.code, Some(0 | 75)) || command[0] == "renew";
         assert!(is_expected, "{}", ran.said());
         ran.says_not("system:node:debian");
         assert_eq!(before, requests(&node), "{command:?}: {}", ran.said());
-        nothing_was_set_aside(&node);
+        assert_nothing_set_aside(&node);
     }
     run(&node, &["bootstrap"]).says("the host name is debian, and this node is cp1");
     node.signer_behaves();
@@ -110,7 +111,7 @@ fn keeps_identity_of_pending_requests_without_kubeadm_file() {
     ]);
 }
 
-/// The first answer of a slow signer arrives: parts of the node exist, and the rest is pending.
+/// The first answer of a slow signer arrives: some certificates are installed, the rest is pending.
 #[test]
 fn keeps_identity_while_one_authority_is_pending() {
     for slow in ["apiserver", "etcd-peer", "front-proxy-client"] {
@@ -128,8 +129,11 @@ fn keeps_identity_while_one_authority_is_pending() {
             let (chain, _) = node.leaf(name).unwrap();
             assert_eq!(chain.leaf().subject().to_string(), "CN=cp1", "{slow}");
         }
-        // Nothing is pending any more, and the node's own files say what it is.
-        node.write(RECORD, node.read(RECORD).replace("cp1", "cp9"));
+        // Nothing is pending any longer, and the node's own files determine its identity.
+        node.write(
+            IDENTITY_RECORD,
+            node.read(IDENTITY_RECORD).replace("cp1", "cp9"),
+        );
         run(&node, &["plan"]).done().says_not("cp9");
     }
 }
@@ -142,7 +146,7 @@ fn keeps_identity_of_offline_requests() {
     reboot(&node);
     run(&node, &["csr", "export", "/requests"]).done();
     assert_eq!(before, requests(&node));
-    nothing_was_set_aside(&node);
+    assert_nothing_set_aside(&node);
     run(&node, &["csr", "export", "/requests", "--node-name", "cp7"])
         .ended(65)
         .says("made for cp1")
@@ -174,7 +178,7 @@ fn keeps_identity_when_killed_before_first_commit() {
 
 #[test]
 fn keeps_role_of_pending_joining_node() {
-    let node = deferred(JOIN, JOIN_FILE);
+    let node = deferred(JOIN, KUBEADM_JOIN_FILE);
     let pair = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", pair.to_pem().as_bytes());
     node.set_mode("/etc/kubernetes/pki/sa.key", 0o600);
@@ -197,7 +201,7 @@ fn keeps_identity_of_pending_worker() {
         .unwrap()
         .0
         .replace("cp2", "w1");
-    let node = deferred(&config, JOIN_FILE);
+    let node = deferred(&config, KUBEADM_JOIN_FILE);
     run(&node, &["bootstrap"]).ended(75);
     let before = requests(&node);
     assert_eq!(before.len(), 1, "{before:?}");
@@ -259,7 +263,7 @@ fn refuses_other_identity_while_requests_are_pending() {
         node.write("/etc/kubernetes/pki/sa.key", pair.to_pem().as_bytes());
         node.set_mode("/etc/kubernetes/pki/sa.key", 0o600);
         run(&node, &["bootstrap"]).ended(75);
-        let before = node.read(RECORD);
+        let before = node.read(IDENTITY_RECORD);
         node.write(KUBEADM_FILE, &config);
         let snapshot = node.snapshot();
         run(&node, &["plan"]).done().says(words[0]).says(words[1]);
@@ -273,7 +277,7 @@ fn refuses_other_identity_while_requests_are_pending() {
                 .says(words[0])
                 .says(words[1])
                 .says(option)
-                .says(RECORD);
+                .says(IDENTITY_RECORD);
         }
         for other in [
             "--accept-name-change",
@@ -286,8 +290,8 @@ fn refuses_other_identity_while_requests_are_pending() {
         }
         snapshot.unchanged(&node.snapshot());
         run(&node, &["bootstrap", option]).ended(75);
-        assert_ne!(before, node.read(RECORD), "{option}");
-        // From now on the changed identity is the kept one.
+        assert_ne!(before, node.read(IDENTITY_RECORD), "{option}");
+        // The changed identity is kept in later runs.
         let changed = requests(&node);
         reboot(&node);
         run(&node, &["bootstrap"]).ended(75);
@@ -324,12 +328,12 @@ fn accepts_other_identity_after_reset_without_pending_requests() {
     );
 }
 
-/// The requests of a release that recorded no identity.
+/// Pending requests of a release that recorded no identity.
 #[test]
 fn refuses_pending_requests_of_unknown_node() {
     let node = deferred(INIT, KUBEADM_FILE);
     run(&node, &["bootstrap"]).ended(75);
-    node.remove(RECORD);
+    node.remove(IDENTITY_RECORD);
     let kept = fs::read(node.path(KUBEADM_FILE)).unwrap();
     reboot(&node);
     let snapshot = node.snapshot();
@@ -339,15 +343,15 @@ fn refuses_pending_requests_of_unknown_node() {
     snapshot.unchanged(&node.snapshot());
     node.write(KUBEADM_FILE, kept);
     run(&node, &["bootstrap"]).ended(75);
-    assert!(node.path(RECORD).exists());
-    node.write(RECORD, "{");
+    assert!(node.path(IDENTITY_RECORD).exists());
+    node.write(IDENTITY_RECORD, "{");
     run(&node, &["bootstrap"])
         .ended(65)
         .says("node.json")
         .says("is damaged");
 }
 
-/// An accepted change whose signatures are pending is completed by the unit, which has no options.
+/// An accepted change whose certificates are pending is completed by the unit, which passes no options.
 #[test]
 fn completes_accepted_changes_without_options() {
     let node = running(INIT);
@@ -367,7 +371,7 @@ fn completes_accepted_changes_without_options() {
         "--accept-address-change",
         "--accept-name-change",
     ];
-    // What is installed still serves, so that pending is no failure.
+    // The installed certificates are valid, so pending is not a failure.
     run(&node, &both);
     let before = requests(&node);
     assert!(!before.is_empty());
@@ -386,7 +390,7 @@ fn completes_accepted_changes_without_options() {
     );
 }
 
-/// As after a kubelet.conf was copied from another node.
+/// The state after a kubelet.conf was copied from another node.
 fn with_foreign_kubelet_conf() -> (Node, Snapshot) {
     let other = Node::of(&INIT.replace("cp1", "cp2"));
     let node = running(INIT);
@@ -483,7 +487,7 @@ fn reports_host_name_that_alone_differs() {
     run(&node, &["renew"])
         .done()
         .says("the host name is ip-192-0-2-11, and this node is cp1");
-    // kubeadm writes the override whenever node name and host name differ: the host name is explained.
+    // kubeadm writes the override whenever node name and host name differ, which explains the host name.
     node.write(
         "/var/lib/kubelet/kubeadm-flags.env",
         "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///run/containerd.sock --hostname-override=cp1\"\n",
@@ -491,7 +495,7 @@ fn reports_host_name_that_alone_differs() {
     run(&node, &["renew"]).done().says_not("the host name is");
 }
 
-/// Without etcd on the node, the kubelet's own flags are the second source.
+/// Without etcd on the node, the kubelet's flags are the second source of the name.
 #[test]
 fn refuses_kubelet_conf_that_contradicts_kubelet_flags() {
     let external = "etcd: {external: {endpoints: ['https://192.0.2.9:2379'], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}\n";

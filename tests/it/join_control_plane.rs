@@ -1,5 +1,5 @@
-//! A second control plane for a cluster with external CAs, prepared by `nodepki bootstrap` alone: the real kubeadm
-//! takes it over, the real components start on it and serve, and no private key of an authority was ever there.
+//! A second control-plane node for a cluster with external CAs, prepared by `nodepki bootstrap` alone: the real kubeadm
+//! accepts it, the real components start on it and serve, and it never has a private key of an authority.
 
 use std::fs;
 use std::path::Path;
@@ -28,7 +28,7 @@ signers: {people: {directory: {path: /var/lib/people}}}
 
 const KUBELET_CONF: &str = "FileAvailable--etc-kubernetes-kubelet.conf";
 
-/// What a worker of this name joins with.
+/// JoinConfiguration of a worker with the name of the node.
 pub(crate) fn worker_configuration(node: &ClusterNode, discovery: &str) -> String {
     format!(
         "apiVersion: kubeadm.k8s.io/v1beta4
@@ -40,7 +40,7 @@ nodeRegistration: {{name: {}, criSocket: 'unix:///run/containerd/containerd.sock
     )
 }
 
-/// What a control-plane node of this name and address joins with.
+/// JoinConfiguration of a control-plane node with the name and address of the node.
 fn join_configuration(node: &ClusterNode, discovery: &str) -> String {
     format!(
         "{}controlPlane: {{localAPIEndpoint: {{advertiseAddress: {}}}}}\n",
@@ -67,7 +67,7 @@ fn by_file(cluster: &Cluster, node: &ClusterNode) -> String {
     format!("{{file: {{kubeConfigPath: /etc/nodepki/cluster.conf}}, tlsBootstrapToken: {TOKEN}}}")
 }
 
-/// Runs `nodepki bootstrap` until everything is signed by people who come by.
+/// Runs `nodepki bootstrap` until the test has signed every request by hand.
 fn bootstrap(node: &ClusterNode, authorities: &Path) {
     let run = || node.nodepki(&["bootstrap", "--wait", "0s"]);
     run().ended(75);
@@ -81,7 +81,7 @@ fn bootstrap(node: &ClusterNode, authorities: &Path) {
 }
 
 #[test]
-fn a_worker_has_its_authority_in_the_way_too() {
+fn reports_ca_as_preflight_conflict_on_worker() {
     let cluster = cluster();
     let node = cluster.add_node("w1", "192.0.2.41");
     fs::create_dir_all(node.pki("")).unwrap();
@@ -91,25 +91,28 @@ fn a_worker_has_its_authority_in_the_way_too() {
     node.write("/etc/nodepki/config.yaml", SETTINGS);
     bootstrap(&node, &cluster.first().pki(""));
     let ca = "FileAvailable--etc-kubernetes-pki-ca.crt";
-    assert_eq!(in_the_way(&node, &config), [KUBELET_CONF, ca]);
-    assert_eq!(in_the_way(&node, &left_for_kubeadm(&node)), [""; 0]);
+    assert_eq!(preflight_conflicts(&node, &config), [KUBELET_CONF, ca]);
+    assert_eq!(
+        preflight_conflicts(&node, &kubeadm_join_file(&node)),
+        [""; 0]
+    );
 }
 
 #[test]
-fn a_second_control_plane_serves_without_an_authority_key() {
+fn serves_on_second_control_plane_without_ca_keys() {
     let cluster = &Cluster::start(Authorities::External);
     let node = cluster.add_node("cp2", "192.0.2.12");
     prepare(cluster, &node);
-    has_no_authority_key(cluster, &node);
-    kubeadm_goes_on(cluster, &node);
-    starts(&node);
-    serves(cluster, &node);
-    shows_its_own_certificates(&node);
-    takes_over(cluster, &node);
-    has_no_authority_key(cluster, &node);
+    assert_no_authority_key(cluster, &node);
+    assert_kubeadm_accepts(cluster, &node);
+    start_components(&node);
+    assert_serves(cluster, &node);
+    assert_client_certificates(&node);
+    assert_takes_over(cluster, &node);
+    assert_no_authority_key(cluster, &node);
 }
 
-/// Everything that nodepki is told, and its run: the rest it has from the cluster.
+/// Bootstraps the node with the settings and the JoinConfiguration; the rest comes from the cluster.
 pub(crate) fn prepare(cluster: &Cluster, node: &ClusterNode) {
     let key_file = "/etc/nodepki/certificate-key";
     cluster.first().write("/etc/nodepki/config.yaml", SETTINGS);
@@ -134,39 +137,46 @@ pub(crate) fn prepare(cluster: &Cluster, node: &ClusterNode) {
     }
 }
 
-/// The authorities' directory is not seen from the node, and no file below the node's directories has the private number of an authority's key in it, as it is or in base64.
-fn has_no_authority_key(cluster: &Cluster, node: &ClusterNode) {
+/// Asserts that the authorities' directory is invisible on the node, and that none of its files contains the private
+/// number of an authority's key, plain or in base64.
+fn assert_no_authority_key(cluster: &Cluster, node: &ClusterNode) {
     let seen = node.run("ls", &[cluster.authorities().to_str().unwrap()]);
     assert_eq!(seen.done().stdout, "");
     for key in AUTHORITY_KEYS {
         let pem = fs::read(cluster.authorities().join(key)).unwrap();
-        let der = base64_in(&pem).pop().unwrap();
+        let der = decoded_base64(&pem).pop().unwrap();
         // RFC 5915: SEQUENCE, version 1, an OCTET STRING of 32 bytes.
         assert_eq!(der[2..7], [2, 1, 1, 4, 32]);
         let number = &der[7..39];
-        assert!(holds(&pem, number));
+        assert!(contains(&pem, number));
         let quoted = json!({"file": String::from_utf8_lossy(&pem)}).to_string();
         let named = format!("client-key-data: {}\nkind: Config\n", BASE64.encode(&pem));
-        assert!(holds(quoted.as_bytes(), number) && holds(named.as_bytes(), number));
+        assert!(contains(quoted.as_bytes(), number) && contains(named.as_bytes(), number));
         for part in ["/etc", "/var", "/run"] {
             for (path, content) in tree(&node.path(part)) {
-                // What the cluster stores is not the node's, and much.
+                // The files of etcd belong to the cluster, and are large.
                 if path.starts_with(node.path("/var/lib/etcd")) {
                     continue;
                 }
-                assert!(!holds(&content, number), "{key} is in {}", path.display());
+                assert!(
+                    !contains(&content, number),
+                    "{key} is in {}",
+                    path.display()
+                );
             }
         }
     }
 }
 
-fn holds(content: &[u8], number: &[u8]) -> bool {
+fn contains(content: &[u8], number: &[u8]) -> bool {
     content.windows(number.len()).any(|part| part == number)
-        || base64_in(content).iter().any(|inner| holds(inner, number))
+        || decoded_base64(content)
+            .iter()
+            .any(|inner| contains(inner, number))
 }
 
-/// Every long run of base64, decoded: lines on their own and joined, whether they end as in a file or as in JSON.
-fn base64_in(content: &[u8]) -> Vec<Vec<u8>> {
+/// Decodes every long run of base64, line by line and joined, with the line ends of files and of JSON.
+fn decoded_base64(content: &[u8]) -> Vec<Vec<u8>> {
     let text = String::from_utf8_lossy(content).replace("\\n", "\n");
     text.split(|c: char| !(c.is_ascii_alphanumeric() || "+/=\r\n".contains(c)))
         .flat_map(|run| {
@@ -179,14 +189,14 @@ fn base64_in(content: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// kubeadm's phases of `join` take the files as they are, and `init` takes them for those of an external CA.
-fn kubeadm_goes_on(cluster: &Cluster, node: &ClusterNode) {
+/// Asserts that kubeadm's phases of `join` accept the files, and that `init` treats them as those of an external CA.
+fn assert_kubeadm_accepts(cluster: &Cluster, node: &ClusterNode) {
     for discovery in [by_token(cluster), by_file(cluster, node)] {
         let config = join_configuration(node, &discovery);
-        assert_eq!(in_the_way(node, &config), [KUBELET_CONF]);
+        assert_eq!(preflight_conflicts(node, &config), [KUBELET_CONF]);
     }
-    let config = left_for_kubeadm(node);
-    assert_eq!(in_the_way(node, &config), [""; 0]);
+    let config = kubeadm_join_file(node);
+    assert_eq!(preflight_conflicts(node, &config), [""; 0]);
 
     let before = Snapshot::of(&node.path("/etc/kubernetes"));
     let phase = |name: &str| {
@@ -203,15 +213,15 @@ fn kubeadm_goes_on(cluster: &Cluster, node: &ClusterNode) {
 
     let copy = tempfile::tempdir().unwrap();
     copy_tree(&node.path("/etc/kubernetes"), copy.path());
-    // The one file that only the first node has.
+    // The only file that is exclusive to the first node.
     let first = cluster.first().path("/etc/kubernetes/super-admin.conf");
     fs::copy(first, copy.path().join("super-admin.conf")).unwrap();
     accepts_external_ca(copy.path(), &init_configuration(cluster, node));
 }
 
-/// What kubeadm finds where it wants nothing to be: the names for `ignorePreflightErrors`. The other checks are about
-/// the machine of the tests, and ignored until kubeadm has none left.
-fn in_the_way(node: &ClusterNode, config: &str) -> Vec<String> {
+/// The names for `ignorePreflightErrors` of the files that kubeadm does not expect. Checks of the machine itself are
+/// ignored until kubeadm reports none.
+fn preflight_conflicts(node: &ClusterNode, config: &str) -> Vec<String> {
     let mut ignored = Vec::new();
     loop {
         let ignore = format!("--ignore-preflight-errors={}", ignored.join(","));
@@ -229,8 +239,8 @@ fn in_the_way(node: &ClusterNode, config: &str) -> Vec<String> {
     }
 }
 
-/// The configuration that `kubeadm join` is to go on with.
-fn left_for_kubeadm(node: &ClusterNode) -> String {
+/// The configuration with which `kubeadm join` proceeds.
+fn kubeadm_join_file(node: &ClusterNode) -> String {
     fs::read_to_string(node.path("/var/lib/nodepki/kubeadm-join.yaml")).unwrap()
 }
 
@@ -246,9 +256,9 @@ fn init_configuration(cluster: &Cluster, node: &ClusterNode) -> String {
     )
 }
 
-/// As `kubeadm join` and a kubelet do it.
-pub(crate) fn starts(node: &ClusterNode) {
-    let config = left_for_kubeadm(node);
+/// Starts the components as `kubeadm join` and a kubelet do.
+pub(crate) fn start_components(node: &ClusterNode) {
+    let config = kubeadm_join_file(node);
     let manifests = ["join", "phase", "control-plane-prepare", "control-plane"];
     node.kubeadm(&manifests, Some(&config)).done();
     thread::scope(|scope| {
@@ -267,9 +277,9 @@ pub(crate) fn starts(node: &ClusterNode) {
     node.start("kube-scheduler");
 }
 
-/// etcd, and the API server of the new node for everybody who has a credential.
-fn serves(cluster: &Cluster, node: &ClusterNode) {
-    etcd_has_both(cluster, node);
+/// Asserts that etcd serves, and that the new API server accepts every credential of the node.
+fn assert_serves(cluster: &Cluster, node: &ClusterNode) {
+    assert_etcd_has_both(cluster, node);
     let first = format!("https://{}:6443", cluster.first().address());
     let own = format!("https://{}:6443", node.address());
     for server in [&own, &format!("https://{}:6443", node.name())] {
@@ -297,7 +307,7 @@ fn serves(cluster: &Cluster, node: &ClusterNode) {
             assert!(groups.contains(&group.to_owned()), "{file}: {groups:?}");
         }
     }
-    // With rights: those of administrators and of this node.
+    // The rights of administrators and of this node.
     let (status, namespaces) = node
         .caller("/etc/kubernetes/admin.conf")
         .at(&own)
@@ -310,7 +320,7 @@ fn serves(cluster: &Cluster, node: &ClusterNode) {
     let others = format!("/api/v1/nodes/{}", cluster.first().name());
     assert_eq!(kubelet.get(&others).0, 403);
 
-    // The service-account keys are the same: what one API server issues, the other believes.
+    // The service-account keys are the same: each API server accepts tokens of the other.
     for (issuer, verifier) in [(&first, &own), (&own, &first)] {
         let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
         let request =
@@ -323,8 +333,8 @@ fn serves(cluster: &Cluster, node: &ClusterNode) {
     }
 }
 
-/// Both members vote, and each is healthy for a client of the other node.
-fn etcd_has_both(cluster: &Cluster, node: &ClusterNode) {
+/// Asserts that both members vote, and that each is healthy for a client of the other node.
+fn assert_etcd_has_both(cluster: &Cluster, node: &ClusterNode) {
     for (from, to) in [(cluster.first(), node), (node, cluster.first())] {
         let etcd = |path: &str, body: &str| -> Value {
             let ran = from.run(
@@ -375,13 +385,13 @@ fn who_am_i(caller: &Caller<'_>) -> (String, Vec<String>) {
     (user["username"].as_str().unwrap().to_owned(), groups)
 }
 
-/// The two client certificates that the API server itself shows: to the kubelet, and to an API server behind it.
-fn shows_its_own_certificates(node: &ClusterNode) {
+/// Asserts which client certificates the API server presents to the kubelet and to an aggregated API server.
+fn assert_client_certificates(node: &ClusterNode) {
     let own = format!("https://{}:6443", node.address());
     let kubelet = node.caller("/etc/kubernetes/kubelet.conf").at(&own);
     let admin = node.caller("/etc/kubernetes/admin.conf").at(&own);
 
-    let _kubelet = asks_for_certificates(node, "10250", "ca.crt");
+    let _kubelet = start_tls_recorder(node, "10250", "ca.crt");
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": node.address()}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}}});
     let (code, answer) = kubelet.patch(&format!("/api/v1/nodes/{}/status", node.name()), &status);
@@ -390,7 +400,7 @@ fn shows_its_own_certificates(node: &ClusterNode) {
     assert_eq!(code, 200, "{seen}");
     assert_eq!(seen, json!("CN=kube-apiserver-kubelet-client"));
 
-    let _behind = asks_for_certificates(node, "9443", "front-proxy-ca.crt");
+    let _behind = start_tls_recorder(node, "9443", "front-proxy-ca.crt");
     let service = json!({"kind": "Service", "apiVersion": "v1", "metadata": {"name": "behind"},
         "spec": {"type": "ExternalName", "externalName": node.name(), "ports": [{"port": 9443}]}});
     let api = json!({"kind": "APIService", "apiVersion": "apiregistration.k8s.io/v1",
@@ -414,8 +424,8 @@ fn shows_its_own_certificates(node: &ClusterNode) {
     assert_eq!(seen, json!("CN=front-proxy-client"));
 }
 
-/// A TLS server in the API server's own name that demands a certificate of an authority and tells who came.
-fn asks_for_certificates(node: &ClusterNode, port: &str, authority: &str) -> Server {
+/// Starts a TLS server that demands a client certificate of an authority and reports its subject.
+fn start_tls_recorder(node: &ClusterNode, port: &str, authority: &str) -> Server {
     let pki = |file: &str| format!("/etc/kubernetes/pki/{file}");
     node.tells_who_came(
         port,
@@ -427,8 +437,8 @@ fn asks_for_certificates(node: &ClusterNode, port: &str, authority: &str) -> Ser
     )
 }
 
-/// The first node's controllers end, and those of the second do their work.
-fn takes_over(cluster: &Cluster, node: &ClusterNode) {
+/// Stops the first node's controllers and waits until those of the second one work.
+fn assert_takes_over(cluster: &Cluster, node: &ClusterNode) {
     let admin = node.caller("/etc/kubernetes/admin.conf");
     for component in ["kube-controller-manager", "kube-scheduler"] {
         cluster.first().stop(component);
@@ -445,14 +455,11 @@ fn takes_over(cluster: &Cluster, node: &ClusterNode) {
         json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "taken-over"}});
     assert_eq!(admin.post("/api/v1/namespaces", &namespace).0, 201);
     let authority = fs::read_to_string(node.pki("ca.crt")).unwrap();
-    wait_until(
-        "the namespace is furnished by kube-controller-manager",
-        || {
-            let (_, map) = admin.get("/api/v1/namespaces/taken-over/configmaps/kube-root-ca.crt");
-            let account = admin.get("/api/v1/namespaces/taken-over/serviceaccounts/default");
-            map["data"]["ca.crt"] == authority.as_str() && account.0 == 200
-        },
-    );
+    wait_until("kube-controller-manager fills the namespace", || {
+        let (_, map) = admin.get("/api/v1/namespaces/taken-over/configmaps/kube-root-ca.crt");
+        let account = admin.get("/api/v1/namespaces/taken-over/serviceaccounts/default");
+        map["data"]["ca.crt"] == authority.as_str() && account.0 == 200
+    });
     let pods = "/api/v1/namespaces/taken-over/pods";
     let pod = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "nowhere"},
         "spec": {"containers": [{"name": "one", "image": "none"}]}});

@@ -1,6 +1,7 @@
-//! `bootstrap` on a node that joins a real cluster: what it has from there, what it refuses, and what it leaves behind.
+//! `bootstrap` on a node that joins a real cluster: what it takes from the cluster, what it refuses and what it leaves
+//! on the disk.
 //!
-//! The components that run on the result are started in `join_control_plane`.
+//! `join_control_plane` starts the components on the result.
 
 use std::fs;
 use std::path::Path;
@@ -15,10 +16,10 @@ use crate::servers::cluster::{
     AUTHORITY_KEYS, Authorities, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN, cluster,
 };
 
-const CONFIG: &str = "/run/kubeadm/kubeadm-join-config.yaml";
-const SECRET: &str = "/api/v1/namespaces/kube-system/secrets/kubeadm-certs";
+const JOIN_CONFIGURATION: &str = "/run/kubeadm/kubeadm-join-config.yaml";
+const KUBEADM_CERTS: &str = "/api/v1/namespaces/kube-system/secrets/kubeadm-certs";
 
-/// A JoinConfiguration for a control-plane node, `more` being lines of its `controlPlane`.
+/// A JoinConfiguration for a control-plane node; `more` are lines of its `controlPlane`.
 fn join(cluster: &Cluster, node: &ClusterNode, more: &str) -> String {
     format!(
         "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n\
@@ -31,7 +32,7 @@ fn join(cluster: &Cluster, node: &ClusterNode, more: &str) -> String {
     )
 }
 
-/// The certificate key of what the real kubeadm has uploaded in the shared cluster.
+/// Uploads the certificates of the shared cluster with the real kubeadm, and returns the certificate key.
 fn uploaded(cluster: &Cluster) -> String {
     let key = CertificateKey::generate().unwrap().to_hex();
     upload(cluster, &key);
@@ -48,7 +49,7 @@ fn upload(cluster: &Cluster, key: &str) {
     cluster.first().kubeadm(&phase, Some(&config)).done();
 }
 
-/// The one key that all tests of the shared cluster use: each upload makes the one before it useless.
+/// The certificate key of all tests of the shared cluster: each upload invalidates the previous key.
 fn shared_key() -> &'static str {
     static KEY: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     KEY.get_or_init(|| uploaded(cluster()))
@@ -58,7 +59,7 @@ fn with_key(key: &str) -> String {
     format!("  certificateKey: '{key}'\n")
 }
 
-/// Everything that matters of a node: what lies below /etc and the state directory.
+/// The files of a node below /etc and in the state directory.
 fn snapshot(node: &ClusterNode) -> (Snapshot, Snapshot) {
     (
         Snapshot::of(&node.path("/etc")),
@@ -66,7 +67,7 @@ fn snapshot(node: &ClusterNode) -> (Snapshot, Snapshot) {
     )
 }
 
-/// No file of the node holds one of the cluster's CA keys, whatever its name.
+/// Asserts that no file of the node contains a CA key of the cluster.
 fn assert_no_ca_key(cluster: &Cluster, node: &ClusterNode) {
     let keys: Vec<String> = AUTHORITY_KEYS
         .iter()
@@ -81,10 +82,10 @@ fn assert_no_ca_key(cluster: &Cluster, node: &ClusterNode) {
         seen += 1;
         let text = String::from_utf8_lossy(bytes);
         for key in &keys {
-            assert!(!text.contains(key), "{} holds a CA key", path.display());
+            assert!(!text.contains(key), "{} contains a CA key", path.display());
         }
     });
-    assert!(seen > 20, "only {seen} files were looked at");
+    assert!(seen > 20, "only {seen} files were read");
 }
 
 fn each_file(dir: &Path, look: &mut dyn FnMut(&Path, &[u8])) {
@@ -103,15 +104,15 @@ fn bootstrap(node: &ClusterNode) -> Ran {
 }
 
 #[test]
-fn everything_comes_from_the_cluster_and_its_ca_keys_stay_in_memory() {
+fn takes_everything_from_the_cluster_and_keeps_ca_keys_in_memory() {
     let cluster = cluster();
     let node = cluster.add_node("cp21", "192.0.2.21");
     let config = join(cluster, &node, &with_key(shared_key()));
-    node.write(CONFIG, &config);
+    node.write(JOIN_CONFIGURATION, &config);
     let before = snapshot(&node);
     let planned = node.nodepki(&["plan"]);
     planned.done();
-    assert_eq!(snapshot(&node), before, "plan has written something");
+    assert_eq!(snapshot(&node), before, "plan changed a file");
 
     let ran = bootstrap(&node);
     ran.done()
@@ -152,14 +153,17 @@ fn everything_comes_from_the_cluster_and_its_ca_keys_stay_in_memory() {
         ]);
     }
 
-    // Nothing is lacking any more, so that nobody is asked: the token may be gone, the cluster too.
+    // Nothing is missing, so the cluster is not asked: its token may have expired.
     let done = snapshot(&node);
-    node.write(CONFIG, &config.replace(ENDPOINT, "192.0.2.254:6443"));
+    node.write(
+        JOIN_CONFIGURATION,
+        &config.replace(ENDPOINT, "192.0.2.254:6443"),
+    );
     bootstrap(&node).done().row_says("apiserver", "kept");
-    node.write(CONFIG, &config);
+    node.write(JOIN_CONFIGURATION, &config);
     assert_eq!(snapshot(&node).0, done.0);
 
-    // kubeadm has run, so that it is not the next command any more.
+    // kubeadm has run, so it is no longer the next command.
     node.write(
         "/var/lib/kubelet/config.yaml",
         "kind: KubeletConfiguration\n",
@@ -171,10 +175,13 @@ fn everything_comes_from_the_cluster_and_its_ca_keys_stay_in_memory() {
 }
 
 #[test]
-fn kubeadm_join_goes_on_with_what_was_left_for_it() {
+fn leaves_files_with_which_kubeadm_join_proceeds() {
     let cluster = cluster();
     let node = cluster.add_node("cp22", "192.0.2.22");
-    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    node.write(
+        JOIN_CONFIGURATION,
+        &join(cluster, &node, &with_key(shared_key())),
+    );
     bootstrap(&node).done();
     let handover = node.path("/var/lib/nodepki/kubeadm-join.yaml");
     let text = fs::read_to_string(&handover).unwrap();
@@ -193,7 +200,7 @@ fn kubeadm_join_goes_on_with_what_was_left_for_it() {
         node.kubeadm(&arguments, Some(&text)).done();
     }
     assert_eq!(Snapshot::of(&node.path("/etc/kubernetes")), before);
-    // With the certificate key in it, kubeadm itself would have brought them.
+    // With the certificate key in it, kubeadm would download them itself.
     assert_no_ca_key(cluster, &node);
 
     let copy = tempfile::tempdir().unwrap();
@@ -208,10 +215,10 @@ fn kubeadm_join_goes_on_with_what_was_left_for_it() {
 }
 
 #[test]
-fn ca_keys_are_written_where_the_settings_want_them() {
+fn writes_ca_keys_where_the_settings_require_them() {
     let cluster = cluster();
     let node = cluster.add_node("cp23", "192.0.2.23");
-    node.write(CONFIG, &join(cluster, &node, ""));
+    node.write(JOIN_CONFIGURATION, &join(cluster, &node, ""));
     node.write_secret(
         "/etc/nodepki/certificate-key",
         &format!("{}\n", shared_key()),
@@ -240,17 +247,20 @@ fn ca_keys_are_written_where_the_settings_want_them() {
             std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&found).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
     }
-    // Whoever has joined may throw the key away.
+    // After joining, the certificate key is not needed.
     fs::remove_file(node.path("/etc/nodepki/certificate-key")).unwrap();
     bootstrap(&node).done().row_says("apiserver", "kept");
 }
 
 #[test]
-fn an_external_signer_goes_before_the_keys_of_the_cluster() {
+fn prefers_external_signer_to_ca_keys_of_the_cluster() {
     let cluster = cluster();
     let node = cluster.add_node("cp24", "192.0.2.24");
-    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
-    // Of another cluster: what it signs is refused, which shows that it was asked.
+    node.write(
+        JOIN_CONFIGURATION,
+        &join(cluster, &node, &with_key(shared_key())),
+    );
+    // A CA of another cluster: the refusal of its certificates shows that it was asked.
     let others = crate::machine::Authorities::new("ECDSA-P256");
     let ran = node.nodepki(&["bootstrap", "--signer", &others.signer()]);
     ran.ended(65).says("signs with another");
@@ -258,15 +268,15 @@ fn an_external_signer_goes_before_the_keys_of_the_cluster() {
 }
 
 #[test]
-fn a_file_is_laid_over_the_clusters_own_configuration() {
+fn merges_given_file_into_the_configuration_of_the_cluster() {
     let cluster = cluster();
     let node = cluster.add_node("cp25", "192.0.2.25");
     let config = join(cluster, &node, &with_key(shared_key()));
     node.write(
-        CONFIG,
+        JOIN_CONFIGURATION,
         &format!("{config}---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\napiServer: {{certSANs: [only.here.example]}}\n"),
     );
-    // Alone it is no ClusterConfiguration that a node could join with.
+    // The file alone is not a complete ClusterConfiguration.
     bootstrap(&node).ended(78).says("controlPlaneEndpoint");
     node.write(
         "/etc/nodepki/config.yaml",
@@ -290,19 +300,19 @@ fn a_file_is_laid_over_the_clusters_own_configuration() {
 }
 
 #[test]
-fn without_the_certificate_key_it_is_said_what_is_missing() {
+fn names_what_is_missing_without_the_certificate_key() {
     let cluster = cluster();
     let node = cluster.add_node("cp26", "192.0.2.26");
-    node.write(CONFIG, &join(cluster, &node, ""));
+    node.write(JOIN_CONFIGURATION, &join(cluster, &node, ""));
     let before = snapshot(&node);
     bootstrap(&node)
         .ended(65)
         .says("/etc/kubernetes/pki/sa.key is absent and this node belongs to a cluster")
         .says("join.certificateKey");
     assert_eq!(snapshot(&node).0, before.0);
-    // Nothing goes online for a check of the configuration.
+    // `config check` does not use the network.
     node.write(
-        CONFIG,
+        JOIN_CONFIGURATION,
         &join(cluster, &node, "").replace(ENDPOINT, "192.0.2.254:6443"),
     );
     node.nodepki(&["config", "check"])
@@ -311,10 +321,13 @@ fn without_the_certificate_key_it_is_said_what_is_missing() {
 }
 
 #[test]
-fn what_differs_from_the_cluster_is_refused_and_kept() {
+fn refuses_and_keeps_files_that_differ_from_the_cluster() {
     let cluster = cluster();
     let node = cluster.add_node("cp27", "192.0.2.27");
-    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    node.write(
+        JOIN_CONFIGURATION,
+        &join(cluster, &node, &with_key(shared_key())),
+    );
     let others = crate::machine::Authorities::new("ECDSA-P256");
     let foreign = fs::read_to_string(others.dir().join("etcd/ca.crt")).unwrap();
     node.write("/etc/kubernetes/pki/etcd/ca.crt", &foreign);
@@ -325,17 +338,20 @@ fn what_differs_from_the_cluster_is_refused_and_kept() {
     assert_eq!(snapshot(&node).0, before.0);
     fs::remove_file(node.path("/etc/kubernetes/pki/etcd/ca.crt")).unwrap();
 
-    // Discovery alone tells this one, without a certificate key.
+    // Discovery alone reveals this difference, without a certificate key.
     let foreign = fs::read_to_string(others.dir().join("ca.crt")).unwrap();
     node.write("/etc/kubernetes/pki/ca.crt", &foreign);
-    node.write(CONFIG, &join(cluster, &node, ""));
+    node.write(JOIN_CONFIGURATION, &join(cluster, &node, ""));
     let before = snapshot(&node);
     bootstrap(&node)
         .ended(65)
         .says("/etc/kubernetes/pki/ca.crt is not the ca of the cluster");
     assert_eq!(snapshot(&node).0, before.0);
     fs::remove_file(node.path("/etc/kubernetes/pki/ca.crt")).unwrap();
-    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    node.write(
+        JOIN_CONFIGURATION,
+        &join(cluster, &node, &with_key(shared_key())),
+    );
 
     let own = fs::read_to_string(others.dir().join("ca.key")).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", &own);
@@ -345,11 +361,11 @@ fn what_differs_from_the_cluster_is_refused_and_kept() {
 }
 
 #[test]
-fn a_service_account_key_that_the_cluster_does_not_publish_is_found_out() {
+fn refuses_service_account_key_that_the_cluster_does_not_publish() {
     let cluster = cluster();
     let node = cluster.add_node("cp28", "192.0.2.28");
     let first = cluster.first();
-    // Copied by hand, the key from somewhere else.
+    // The key was copied by hand from another cluster.
     for file in ["ca.crt", "front-proxy-ca.crt", "etcd/ca.crt"] {
         let path = format!("/etc/kubernetes/pki/{file}");
         node.write(&path, &fs::read_to_string(first.path(&path)).unwrap());
@@ -357,7 +373,7 @@ fn a_service_account_key_that_the_cluster_does_not_publish_is_found_out() {
     let others = crate::machine::Authorities::new("ECDSA-P256");
     let foreign = fs::read_to_string(others.dir().join("ca.key")).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", &foreign);
-    node.write(CONFIG, &join(cluster, &node, ""));
+    node.write(JOIN_CONFIGURATION, &join(cluster, &node, ""));
     let authorities = first.path("/etc/kubernetes/pki");
     let signer = format!("local:{}", authorities.display());
     node.nodepki(&["bootstrap", "--signer", &signer])
@@ -366,15 +382,15 @@ fn a_service_account_key_that_the_cluster_does_not_publish_is_found_out() {
 }
 
 #[test]
-fn secrets_that_are_not_right_change_nothing() {
-    // It is broken here, and so a cluster of its own.
+fn changes_nothing_on_damaged_secrets() {
+    // The test damages the Secret, so it needs its own cluster.
     let cluster = Cluster::start(Authorities::Internal);
     let key = uploaded(&cluster);
     let admin = cluster.admin();
-    let (_, whole) = admin.get(SECRET);
+    let (_, whole) = admin.get(KUBEADM_CERTS);
     let node = cluster.add_node("cp2", "192.0.2.12");
     let refused = |config: &str, words: &[&str]| {
-        node.write(CONFIG, config);
+        node.write(JOIN_CONFIGURATION, config);
         let before = snapshot(&node);
         let ran = bootstrap(&node);
         ran.ended(65).says_not(&key);
@@ -398,7 +414,7 @@ fn secrets_that_are_not_right_change_nothing() {
             .unwrap()
             .retain(|name, _| ["name", "namespace"].contains(&name.as_str()));
         change(&mut secret["data"]);
-        let (status, answer) = admin.put(SECRET, &secret);
+        let (status, answer) = admin.put(KUBEADM_CERTS, &secret);
         assert_eq!(status, 200, "{answer}");
     };
     put(&|data| {
@@ -414,7 +430,7 @@ fn secrets_that_are_not_right_change_nothing() {
     refused(&config, &["sa.key", upload]);
     put(&|data| data["ca.crt"] = json!("AAAA"));
     refused(&config, &["ca.crt", upload]);
-    // Every entry decrypts, none is damaged; only who has found the cluster knows better.
+    // Every entry decrypts and none is damaged; only discovery reveals the difference.
     put(&|data| {
         for end in ["crt", "key"] {
             data[format!("ca.{end}")] = data[format!("etcd-ca.{end}")].clone();
@@ -430,21 +446,24 @@ fn secrets_that_are_not_right_change_nothing() {
         data.as_object_mut().unwrap().remove("front-proxy-ca.crt");
     });
     refused(&config, &["front-proxy-ca.crt", upload]);
-    // One that nobody needs may be broken.
+    // A damaged entry that this node does not need is ignored.
     put(&|data| data["something-else"] = json!("AAAA"));
     bootstrap(&node).done();
-    assert_eq!(admin.delete(SECRET).0, 200);
+    assert_eq!(admin.delete(KUBEADM_CERTS).0, 200);
     let late = cluster.add_node("cp3", "192.0.2.13");
-    late.write(CONFIG, &join(&cluster, &late, &with_key(&key)));
+    late.write(JOIN_CONFIGURATION, &join(&cluster, &late, &with_key(&key)));
     bootstrap(&late).says("expired").says(upload);
     assert!(!late.path("/etc/kubernetes/pki").exists());
 }
 
 #[test]
-fn the_configuration_of_another_cluster_is_not_kept_by_a_node_that_was_reset() {
+fn discards_configuration_of_another_cluster_after_reset() {
     let cluster = cluster();
     let node = cluster.add_node("cp29", "192.0.2.29");
-    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    node.write(
+        JOIN_CONFIGURATION,
+        &join(cluster, &node, &with_key(shared_key())),
+    );
     let kept = "/var/lib/nodepki/cluster-configuration.yaml";
     node.write(
         kept,
@@ -459,13 +478,13 @@ fn the_configuration_of_another_cluster_is_not_kept_by_a_node_that_was_reset() {
 }
 
 #[test]
-fn a_worker_needs_nothing_of_what_control_plane_nodes_share() {
+fn joins_worker_without_shared_control_plane_files() {
     let cluster = cluster();
     let node = cluster.add_node("w31", "192.0.2.31");
     let config = join(cluster, &node, "");
     let (worker, _) = config.split_once("controlPlane:").unwrap();
-    node.write(CONFIG, worker);
-    // As it stands on every node, the key itself being on some.
+    node.write(JOIN_CONFIGURATION, worker);
+    // The CA certificate as every node has it; some nodes have the key too.
     node.write(
         "/etc/nodepki/config.yaml",
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
@@ -476,13 +495,13 @@ fn a_worker_needs_nothing_of_what_control_plane_nodes_share() {
     node.nodepki(&["bootstrap", "--signer", &signer])
         .done()
         .row_says("kubelet.conf", "issued");
-    // A key of the cluster is none to sign with here.
+    // A CA key of the cluster is not a signer on a worker.
     node.write_secret("/etc/nodepki/certificate-key", shared_key());
     fs::remove_file(node.path("/etc/kubernetes/kubelet.conf")).unwrap();
     bootstrap(&node).ended(78).says("has no signer");
 }
 
-/// A JoinConfiguration that `discovery` leads to `endpoint`, and the signer's option.
+/// A JoinConfiguration with `endpoint` for discovery, and the signer's option.
 fn worker(cluster: &Cluster, node: &ClusterNode, endpoint: &str) -> (String, String) {
     let config = join(cluster, node, "").replace(ENDPOINT, endpoint);
     let (worker, _) = config.split_once("controlPlane:").unwrap();
@@ -495,7 +514,7 @@ fn worker(cluster: &Cluster, node: &ClusterNode, endpoint: &str) -> (String, Str
 
 #[test]
 fn worker_learns_name_and_key_algorithm_of_its_cluster() {
-    const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
+    const RECORDED_CONFIGURATION: &str = "/var/lib/nodepki/cluster-configuration.yaml";
     let init = INIT.replace(
         "encryptionAlgorithm:",
         "clusterName: prod\nencryptionAlgorithm:",
@@ -503,7 +522,7 @@ fn worker_learns_name_and_key_algorithm_of_its_cluster() {
     let cluster = &Cluster::made_of(&init, Authorities::Internal);
     let node = cluster.add_node("w33", "192.0.2.33");
     let (config, signer) = worker(cluster, &node, ENDPOINT);
-    node.write(CONFIG, &config);
+    node.write(JOIN_CONFIGURATION, &config);
     let run = |arguments: &[&str]| node.nodepki(&[arguments, &["--signer", &signer]].concat());
     let key = || {
         let planned = run(&["plan", "-o", "json"]);
@@ -527,42 +546,42 @@ fn worker_learns_name_and_key_algorithm_of_its_cluster() {
         .says_not("is not known");
     assert_eq!(key(), "ECDSA-P256");
     assert_eq!(named(), "prod");
-    let kept = fs::read_to_string(node.path(KEPT)).unwrap();
+    let kept = fs::read_to_string(node.path(RECORDED_CONFIGURATION)).unwrap();
     assert!(kept.contains("clusterName: prod"), "{kept}");
     assert!(
         !kept.contains("apiServer") && !kept.contains("etcd"),
         "{kept}"
     );
 
-    // The token is gone, and the file too: what was learned is kept, and nobody is asked.
-    fs::remove_file(node.path(CONFIG)).unwrap();
+    // Token and file are gone: the recorded values are used, and the cluster is not asked.
+    fs::remove_file(node.path(JOIN_CONFIGURATION)).unwrap();
     let conf = node.path("/etc/kubernetes/kubelet.conf");
     let text = fs::read_to_string(&conf).unwrap();
     let away = text.replace(ENDPOINT, "192.0.2.250:1");
     fs::write(&conf, &away).unwrap();
     assert_eq!((key().as_str(), named()), ("ECDSA-P256", json!("prod")));
 
-    // A worker of an earlier version has nothing kept: without its cluster it says so and goes on, as before.
-    fs::remove_file(node.path(KEPT)).unwrap();
+    // A worker of an earlier version has no recorded values: without its cluster it warns and proceeds.
+    fs::remove_file(node.path(RECORDED_CONFIGURATION)).unwrap();
     run(&["authority", "status", "ca"])
         .done()
         .says("the ClusterConfiguration is not known")
         .says("kube-system/kubeadm-config");
     assert_eq!(named(), Value::Null);
-    // With it the node's own identity may read the ConfigMap (kubeadm:nodes-kubeadm-config).
+    // With the cluster, the node's own identity may read the ConfigMap (kubeadm:nodes-kubeadm-config).
     fs::write(&conf, &text).unwrap();
     assert_eq!(named(), "prod");
     run(&["renew", "--clock-wait", "0s"]).done();
     assert!(
-        fs::read_to_string(node.path(KEPT))
+        fs::read_to_string(node.path(RECORDED_CONFIGURATION))
             .unwrap()
             .contains("clusterName: prod")
     );
 
-    // Beside a JoinConfiguration whose token leads nowhere, too.
-    fs::remove_file(node.path(KEPT)).unwrap();
+    // The same with a JoinConfiguration whose token leads to no cluster.
+    fs::remove_file(node.path(RECORDED_CONFIGURATION)).unwrap();
     let (config, _) = worker(cluster, &node, "192.0.2.250:1");
-    node.write(CONFIG, &config);
+    node.write(JOIN_CONFIGURATION, &config);
     run(&["bootstrap", "--wait", "1s"])
         .done()
         .row_says("cluster-configuration.yaml", "written");
@@ -573,7 +592,7 @@ fn worker_joins_without_the_right_to_read_the_cluster_configuration() {
     let cluster = cluster();
     let node = cluster.add_node("w34", "192.0.2.34");
     let (config, signer) = worker(cluster, &node, "192.0.2.250:1");
-    node.write(CONFIG, &config);
+    node.write(JOIN_CONFIGURATION, &config);
     fs::create_dir_all(node.path("/etc/kubernetes/pki")).unwrap();
     fs::copy(cluster.first().pki("ca.crt"), node.pki("ca.crt")).unwrap();
     node.nodepki(&["bootstrap", "--wait", "1s", "--signer", &signer])
@@ -585,7 +604,7 @@ fn worker_joins_without_the_right_to_read_the_cluster_configuration() {
             .path("/var/lib/nodepki/cluster-configuration.yaml")
             .exists()
     );
-    // It is asked for nothing where the settings forbid it.
+    // Settings that forbid it prevent the request.
     node.write(
         "/etc/nodepki/config.yaml",
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nkubeadm: {fromCluster: never}\n",
@@ -596,10 +615,13 @@ fn worker_joins_without_the_right_to_read_the_cluster_configuration() {
 }
 
 #[test]
-fn neither_words_nor_reports_show_a_secret() {
+fn prints_no_secret_in_messages_and_reports() {
     let cluster = cluster();
     let node = cluster.add_node("cp32", "192.0.2.32");
-    node.write(CONFIG, &join(cluster, &node, &with_key(shared_key())));
+    node.write(
+        JOIN_CONFIGURATION,
+        &join(cluster, &node, &with_key(shared_key())),
+    );
     let service_account = fs::read_to_string(cluster.first().pki("sa.key")).unwrap();
     let secret = service_account.lines().nth(1).unwrap();
     for arguments in [
@@ -616,8 +638,8 @@ fn neither_words_nor_reports_show_a_secret() {
     }
 }
 
-/// Nobody answers here.
-const NO_SIGNER: &str = "\
+/// Settings with a signer that is not running.
+const UNREACHABLE_SIGNER: &str = "\
 apiVersion: nodepki.io/v1alpha1
 kind: NodePKIConfiguration
 authorities: {ca: {signer: away}, etcd-ca: {signer: away}, front-proxy-ca: {signer: away}}
@@ -625,10 +647,10 @@ signers: {away: {cfssl: {url: 'https://127.0.0.1:9', profile: kubernetes, tls: {
 ";
 
 #[test]
-fn what_the_cluster_has_for_two_hours_is_kept_while_the_signer_is_away() {
+fn keeps_downloaded_files_while_the_signer_is_unreachable() {
     let cluster = Cluster::start(Authorities::Internal);
     let first = cluster.first();
-    // On the way from one service-account key to another: tokens of both are good.
+    // During a change of service-account keys: tokens of both are valid.
     let others = crate::machine::Authorities::new("ECDSA-P256");
     let next = openssl(&[
         "pkey",
@@ -642,8 +664,8 @@ fn what_the_cluster_has_for_two_hours_is_kept_while_the_signer_is_away() {
     let key = uploaded(&cluster);
 
     let node = cluster.add_node("cp2", "192.0.2.12");
-    node.write(CONFIG, &join(&cluster, &node, &with_key(&key)));
-    node.write("/etc/nodepki/config.yaml", NO_SIGNER);
+    node.write(JOIN_CONFIGURATION, &join(&cluster, &node, &with_key(&key)));
+    node.write("/etc/nodepki/config.yaml", UNREACHABLE_SIGNER);
     let ca = fs::read_to_string(first.pki("ca.crt")).unwrap();
     node.write("/etc/nodepki/ca.crt", &ca);
     node.nodepki(&["bootstrap", "--wait", "3s"])
@@ -652,11 +674,14 @@ fn what_the_cluster_has_for_two_hours_is_kept_while_the_signer_is_away() {
         .says_not("next:");
     assert!(!node.pki("apiserver.crt").exists());
     let written = fs::read_to_string(node.pki("sa.pub")).unwrap();
-    assert_eq!(written, both, "the cluster's keys are the node's");
+    assert_eq!(written, both, "the node's keys are not the cluster's");
 
-    assert_eq!(cluster.admin().delete(SECRET).0, 200);
+    assert_eq!(cluster.admin().delete(KUBEADM_CERTS).0, 200);
     let config = join(&cluster, &node, &with_key(&key));
-    node.write(CONFIG, &config.replace(ENDPOINT, "192.0.2.254:6443"));
+    node.write(
+        JOIN_CONFIGURATION,
+        &config.replace(ENDPOINT, "192.0.2.254:6443"),
+    );
     let authorities = first.path("/etc/kubernetes/pki");
     let signer = format!("local:{}", authorities.display());
     fs::remove_file(node.path("/etc/nodepki/config.yaml")).unwrap();
@@ -666,7 +691,7 @@ fn what_the_cluster_has_for_two_hours_is_kept_while_the_signer_is_away() {
 }
 
 #[test]
-fn the_files_of_an_external_etcd_come_along() {
+fn downloads_files_of_external_etcd() {
     let cluster = Cluster::start(Authorities::Internal);
     let first = cluster.first();
     let at = "/etc/etcd-client";
@@ -690,7 +715,7 @@ fn the_files_of_an_external_etcd_come_along() {
         "{init}etcd: {{external: {{endpoints: ['https://192.0.2.11:2379'], caFile: {at}/ca.crt, certFile: {at}/client.crt, keyFile: {at}/client.key}}}}\n"
     );
     let node = cluster.add_node("cp2", "192.0.2.12");
-    node.write(CONFIG, &join(&cluster, &node, &with_key(&key)));
+    node.write(JOIN_CONFIGURATION, &join(&cluster, &node, &with_key(&key)));
     bootstrap(&node)
         .ended(77)
         .says("kubeadm init phase upload-certs --upload-certs");
@@ -700,12 +725,12 @@ fn the_files_of_an_external_etcd_come_along() {
     ] {
         first.kubeadm(phase, Some(&config)).done();
     }
-    // By the old API and the new address.
+    // The old API version, and the new address.
     let old = join(&cluster, &node, &with_key(&key))
         .replace("v1beta4", "v1beta3")
         .replace(ENDPOINT, "'[2001:db8::100]:6443'");
-    node.write(CONFIG, &old);
-    // The key that is not there would not be that of the certificate that is.
+    node.write(JOIN_CONFIGURATION, &old);
+    // Without the key nothing shows that it belongs to the existing certificate.
     let other = fs::read_to_string(first.pki("apiserver.crt")).unwrap();
     node.write(&format!("{at}/client.crt"), &other);
     bootstrap(&node)
@@ -730,12 +755,15 @@ fn the_files_of_an_external_etcd_come_along() {
         assert_eq!(found & 0o777, mode, "{file}");
     }
     assert!(!node.pki("etcd").exists());
-    node.write(CONFIG, &old.replace("2001:db8::100", "2001:db8::ffff"));
+    node.write(
+        JOIN_CONFIGURATION,
+        &old.replace("2001:db8::100", "2001:db8::ffff"),
+    );
     bootstrap(&node).done();
 }
 
 #[test]
-fn without_a_discovery_the_signer_says_what_the_authority_is() {
+fn takes_authority_from_signer_without_discovery() {
     let cluster = cluster();
     let node = cluster.add_node("cp33", "192.0.2.33");
     let first = cluster.first();
@@ -743,7 +771,10 @@ fn without_a_discovery_the_signer_says_what_the_authority_is() {
     let (head, rest) = config.split_once("discovery:").unwrap();
     let (_, tail) = rest.split_once("controlPlane:").unwrap();
     let (_, own) = INIT.split_once("---\n").unwrap();
-    node.write(CONFIG, &format!("{head}controlPlane:{tail}---\n{own}"));
+    node.write(
+        JOIN_CONFIGURATION,
+        &format!("{head}controlPlane:{tail}---\n{own}"),
+    );
     for file in ["sa.key", "sa.pub"] {
         let path = format!("/etc/kubernetes/pki/{file}");
         node.write(&path, &fs::read_to_string(first.path(&path)).unwrap());

@@ -1,20 +1,20 @@
-//! The real kubeadm, run against a directory of the test's own.
+//! Runs the real kubeadm in a temporary directory.
 //!
-//! Owns: where the binary is, and the private mount, network and UTS namespaces it runs in. They are needed
-//! because `init phase certs` of an external CA always reads the kubeconfigs of `/etc/kubernetes`, whatever
-//! its flags say; because a node name defaults to the host name; and because a look-up of the newest version
-//! must fail at once. In there `/etc` holds the test's directory as `/etc/kubernetes` and nothing else of the
-//! machine. A new command is one more function over `Node::run`.
+//! This module finds the binary and creates the private mount, network and UTS namespaces in which it runs. They are
+//! needed because `init phase certs` of an external CA always reads the kubeconfigs of `/etc/kubernetes`, whatever its
+//! flags are; because a node name defaults to the host name; and because a lookup of the newest version must fail
+//! immediately. In the namespaces `/etc` contains the temporary directory as `/etc/kubernetes` and no other file of
+//! the machine. A new command is one more function that calls `Node::run`.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The node that kubeadm believes to be on.
+/// The node as kubeadm sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Node<'a> {
-    /// Becomes `/etc/kubernetes`. Stays as it is afterwards.
+    /// Mounted as `/etc/kubernetes`, and kept afterwards.
     pub(crate) etc_kubernetes: &'a Path,
     pub(crate) host_name: &'a str,
     /// Octal, as in `022`.
@@ -31,7 +31,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// One kubeadm command, with `config` (the text) given as `--config`.
+    /// Runs one kubeadm command, with the text `config` passed as `--config`.
     pub(crate) fn run(self, config: &str, arguments: &[&str]) -> Output {
         let scratch = tempfile::tempdir().unwrap();
         let config_file = scratch.path().join("config.yaml");
@@ -64,8 +64,8 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Runs inside the new namespaces. With all routes ending on `lo` and the name server there too, an address
-/// can be found and a name look-up is refused at once.
+/// The script that runs inside the new namespaces. All routes end at `lo`, where the name server is too, so kubeadm
+/// finds an address and a name lookup is refused immediately.
 const ENTER: &str = r#"
 host_name=$1 umask=$2 etc_kubernetes=$3 kubeadm=$4
 shift 4
@@ -107,8 +107,9 @@ pub(crate) fn check_expiration(node: Node, config: &str, format: &str) -> Output
     node.run(config, &["certs", "check-expiration", "--output", format])
 }
 
-/// Whether `kubeadm init` would go on with this directory: `init` on a copy of it. Panics with kubeadm's own
-/// words when it would not.
+/// Asserts that `kubeadm init` would accept this directory, by running `init` on a copy of it.
+///
+/// Panics with kubeadm's output if it refuses.
 pub(crate) fn accepts_external_ca(etc_kubernetes: &Path, config: &str) -> [Output; 2] {
     let copy = tempfile::tempdir().unwrap();
     copy_tree(etc_kubernetes, copy.path());
@@ -152,7 +153,7 @@ pub(crate) fn binary() -> PathBuf {
         },
         PathBuf::from,
     );
-    // A link, so that /proc names no file in the middle of a rebuild.
+    // A link, so that /proc does not show a file that is being rebuilt.
     fs::canonicalize(&path).unwrap_or_else(|error| {
         panic!(
             "{}: {error}: the tests need the real kubeadm: `tests/run unit` builds it",
@@ -162,7 +163,7 @@ pub(crate) fn binary() -> PathBuf {
 }
 
 #[test]
-fn external_ca_is_accepted_only_when_complete() {
+fn accepts_external_ca_only_when_complete() {
     const CONFIG: &str = include_str!("../golden/init/v1beta4-alg-ECDSA-P256/config.yaml");
     let made = tempfile::tempdir().unwrap();
     for output in init(Node::new(made.path()), CONFIG) {

@@ -1,4 +1,4 @@
-//! The kubelet's own certificates: the client certificate in the kubelet's layout, the serving certificate.
+//! The kubelet's own certificates: the client certificate in the kubelet's file layout, and the serving certificate.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -27,17 +27,17 @@ const CONF: &str = "/etc/kubernetes/kubelet.conf";
 const PKI: &str = "/var/lib/kubelet/pki";
 const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-const FILE: &str = "kubelet: {clientCertificate: file}\n";
+const CLIENT_CERTIFICATE_IN_FILE: &str = "kubelet: {clientCertificate: file}\n";
 
-/// The first node with the kubelet's certificate in a file, everything in place.
-fn whole() -> Node {
+/// A complete first node with the kubelet's client certificate in a file.
+fn complete_node() -> Node {
     let node = Node::new();
-    node.settings(FILE);
+    node.settings(CLIENT_CERTIFICATE_IN_FILE);
     node.ask().done();
     node
 }
 
-fn dated(node: &Node) -> Vec<String> {
+fn dated_files(node: &Node) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(node.path(PKI))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -47,7 +47,7 @@ fn dated(node: &Node) -> Vec<String> {
     names
 }
 
-/// A client certificate of the kubelet, issued so many days ago for ten days, with its key, as one file.
+/// A client certificate for ten days, issued `days_ago` days ago, with its key, as one file.
 fn pair(node: &Node, days_ago: u32) -> String {
     pair_of(node, DAY * 10, days_ago)
 }
@@ -70,8 +70,8 @@ fn pair_of(node: &Node, lifetime: Duration, days_ago: u32) -> String {
     format!("{}{}", leaf.to_pem(), *key.to_pem())
 }
 
-/// As the kubelet's own `fileStore` leaves it: 0600, the link by an absolute path.
-fn kubelet_stores(node: &Node, name: &str, pem: &str) {
+/// Stores a pair as the kubelet's `fileStore` does: mode 0600, with an absolute link.
+fn store_as_kubelet(node: &Node, name: &str, pem: &str) {
     let path = format!("{PKI}/{name}");
     node.write(&path, pem);
     node.set_mode(&path, 0o600);
@@ -79,7 +79,7 @@ fn kubelet_stores(node: &Node, name: &str, pem: &str) {
     symlink(&path, node.path(LINK)).unwrap();
 }
 
-/// kubelet.conf names the link twice, which leads to a whole, valid, private pair of the node.
+/// Asserts that kubelet.conf names the link twice, and that the link leads to a complete, valid and private pair.
 #[track_caller]
 fn assert_layout(node: &Node) {
     let conf = Kubeconfig::parse(&node.read(CONF)).unwrap();
@@ -102,17 +102,17 @@ fn link_of(node: &Node) -> PathBuf {
     fs::read_link(node.path(LINK)).unwrap()
 }
 
-/// What the link leads to, wherever that is on the node.
+/// The file to which the link leads, wherever it is on the node.
 fn current(node: &Node) -> String {
     node.read(Path::new(PKI).join(link_of(node).file_name().unwrap()))
 }
 
 #[test]
-fn by_file_from_the_beginning() {
-    let node = whole();
+fn writes_client_certificate_in_the_kubelets_layout() {
+    let node = complete_node();
     assert_layout(&node);
     node.assert_sound(&EVERYTHING);
-    let names = dated(&node);
+    let names = dated_files(&node);
     let [name] = &names[..] else {
         panic!("{names:?}")
     };
@@ -122,9 +122,9 @@ fn by_file_from_the_beginning() {
         .map(|c| if c.is_ascii_digit() { '0' } else { c })
         .collect();
     assert_eq!(shape, "kubelet-client-0000-00-00-00-00-00.pem");
-    // A name beside it: good below any --root.
+    // A relative link works below any --root.
     assert_eq!(link_of(&node), Path::new(name));
-    // The certificate, then the key in the form that the kubelet writes.
+    // The certificate, followed by the key in the kubelet's encoding.
     let pem = node.read(LINK);
     let at = |what: &str| pem.find(what).unwrap();
     assert_eq!(at("-----BEGIN CERTIFICATE-----"), 0);
@@ -133,22 +133,22 @@ fn by_file_from_the_beginning() {
     let before = (node.etc(), link_of(&node));
     node.ask().done();
     before.0.unchanged(&node.etc());
-    assert_eq!((dated(&node), link_of(&node)), (names, before.1));
+    assert_eq!((dated_files(&node), link_of(&node)), (names, before.1));
     accepts_external_ca(&node.path("/etc/kubernetes"), INIT);
 }
 
 #[test]
-fn by_file_once_the_kubelet_has_its_own() {
+fn follows_kubelet_that_copies_and_rotates_its_certificate() {
     let node = Node::new();
     node.settings("");
     node.ask().done();
     assert!(node.read(CONF).contains("client-certificate-data"));
     assert!(!node.path(PKI).exists());
-    // A kubelet that finds a certificate in kubelet.conf copies it (`getCurrentCertificateOrBootstrap`).
+    // The kubelet copies the certificate of kubelet.conf (`getCurrentCertificateOrBootstrap`).
     let (chain, key) = node.leaf(CertName::KubeletConf).unwrap();
     let copy = format!("{}{}", chain.to_pem(), *key.to_pem());
-    kubelet_stores(&node, "kubelet-client-2026-01-02-03-04-05.pem", &copy);
-    let before = (dated(&node), link_of(&node), node.submissions());
+    store_as_kubelet(&node, "kubelet-client-2026-01-02-03-04-05.pem", &copy);
+    let before = (dated_files(&node), link_of(&node), node.submissions());
     let ran = node.ask();
     ran.done();
     ran.row_says("kubelet.conf", "rewritten").row_says(
@@ -156,22 +156,25 @@ fn by_file_once_the_kubelet_has_its_own() {
         "kubelet.conf holds a certificate, while the kubelet uses",
     );
     assert_layout(&node);
-    assert_eq!((dated(&node), link_of(&node), node.submissions()), before);
+    assert_eq!(
+        (dated_files(&node), link_of(&node), node.submissions()),
+        before
+    );
 
-    // And when it rotates by itself, that is as good.
-    kubelet_stores(
+    // A rotation by the kubelet is accepted.
+    store_as_kubelet(
         &node,
         "kubelet-client-2026-02-02-03-04-05.pem",
         &pair(&node, 1),
     );
-    let before = (node.etc(), dated(&node), link_of(&node));
+    let before = (node.etc(), dated_files(&node), link_of(&node));
     node.ask().done();
     before.0.unchanged(&node.etc());
-    assert_eq!((dated(&node), link_of(&node)), (before.1, before.2));
+    assert_eq!((dated_files(&node), link_of(&node)), (before.1, before.2));
 }
 
 #[test]
-fn an_expired_or_lost_identity_is_issued_anew() {
+fn reissues_expired_or_lost_client_certificate() {
     let people = |node: &Node| {
         let text = node.read(CONF);
         let edited = text
@@ -183,15 +186,17 @@ fn an_expired_or_lost_identity_is_issued_anew() {
         assert_ne!(text, edited);
         node.write(CONF, edited);
     };
-    // Expired, dangling, gone, a file in its place, a torn pair.
+    // An expired certificate, a dangling link, a missing link, a file in its place, a torn pair.
     for case in ["expired", "dangling", "gone", "expired file", "torn"] {
-        let node = whole();
+        let node = complete_node();
         people(&node);
-        let first = dated(&node).pop().unwrap();
+        let first = dated_files(&node).pop().unwrap();
         let old = node.read(LINK);
         let expired = pair(&node, 20);
         match case {
-            "expired" => kubelet_stores(&node, "kubelet-client-2026-01-02-03-04-05.pem", &expired),
+            "expired" => {
+                store_as_kubelet(&node, "kubelet-client-2026-01-02-03-04-05.pem", &expired)
+            }
             "dangling" => node.remove(format!("{PKI}/{first}")),
             "gone" => node.remove(LINK),
             "expired file" => {
@@ -202,7 +207,7 @@ fn an_expired_or_lost_identity_is_issued_anew() {
                 let (certificate, _) = old.split_once("-----BEGIN EC").unwrap();
                 let (_, key) = expired.split_once("-----BEGIN EC").unwrap();
                 let torn = format!("{certificate}-----BEGIN EC{key}");
-                kubelet_stores(&node, "kubelet-client-2026-01-02-03-04-05.pem", &torn);
+                store_as_kubelet(&node, "kubelet-client-2026-01-02-03-04-05.pem", &torn);
             }
         }
         assert!(!node.path("/etc/kubernetes/bootstrap-kubelet.conf").exists());
@@ -216,24 +221,24 @@ fn an_expired_or_lost_identity_is_issued_anew() {
         for kept in ["proxy-url: http://proxy:3128", "colors: true"] {
             assert!(node.read(CONF).contains(kept), "{case}");
         }
-        // What was replaced is still there, and private.
+        // The replaced file is kept, and private.
         if matches!(case, "expired" | "expired file") {
-            let backup = dated(&node).into_iter().find(|name| {
+            let backup = dated_files(&node).into_iter().find(|name| {
                 let path = format!("{PKI}/{name}");
                 node.read(&path) == expired && node.mode(&path) == 0o600
             });
-            assert!(backup.is_some(), "{case}: {:?}", dated(&node));
+            assert!(backup.is_some(), "{case}: {:?}", dated_files(&node));
         }
-        let now = (node.etc(), dated(&node));
+        let now = (node.etc(), dated_files(&node));
         node.ask().done();
         now.0.unchanged(&node.etc());
-        assert_eq!(now.1, dated(&node), "{case}");
+        assert_eq!(now.1, dated_files(&node), "{case}");
     }
 }
 
 #[test]
-fn a_link_in_a_circle_is_mended() {
-    let node = whole();
+fn replaces_link_that_forms_a_loop() {
+    let node = complete_node();
     let others = node.etc();
     fs::remove_file(node.path(LINK)).unwrap();
     symlink("kubelet-client-current.pem", node.path(LINK)).unwrap();
@@ -247,31 +252,31 @@ fn a_link_in_a_circle_is_mended() {
 }
 
 #[test]
-fn what_the_kubelet_renews_by_itself_is_left_to_it() {
-    let node = whole();
+fn leaves_rotation_to_the_kubelet_until_it_is_overdue() {
+    let node = complete_node();
     let renew = || Ran::of(&mut node.configured(["renew", "--wait", "0s", "--clock-wait", "0s"]));
-    // 80 % of its life are over: it would have been renewed, were it not the kubelet's, which takes its time to 90 %.
+    // At 80 % of the lifetime nodepki would renew its own certificate; the kubelet rotates by 90 %.
     let theirs = pair(&node, 8);
-    kubelet_stores(&node, "kubelet-client-2026-02-02-03-04-05.pem", &theirs);
+    store_as_kubelet(&node, "kubelet-client-2026-02-02-03-04-05.pem", &theirs);
     renew().done().row_says("kubelet.conf", "kept");
     assert_eq!(current(&node), theirs);
-    // 96 %: it did not.
+    // At 96 % the kubelet has failed to rotate.
     let late = pair_of(&node, DAY * 25, 24);
-    kubelet_stores(&node, "kubelet-client-2026-02-03-03-04-05.pem", &late);
+    store_as_kubelet(&node, "kubelet-client-2026-02-03-03-04-05.pem", &late);
     renew().done();
     assert_ne!(current(&node), late);
     assert_layout(&node);
 }
 
 #[test]
-fn the_kubelet_is_started_anew_for_it() {
+fn restarts_kubelet_for_reissued_client_certificate() {
     let restarts = |node: &Node| {
         let text = fs::read_to_string(node.path("/var/lib/nodepki/restarts.json"));
         text.unwrap_or_default()
     };
-    let node = whole();
+    let node = complete_node();
     assert_eq!(restarts(&node), "");
-    // kubelet.conf stays as it is, and a kubelet that rotates reads the other file at its start alone.
+    // kubelet.conf does not change, and a kubelet that rotates reads the other file only at its start.
     let target = format!("{PKI}/{}", link_of(&node).display());
     node.write(target, pair(&node, 20));
     let before = node.read(CONF);
@@ -284,10 +289,10 @@ fn the_kubelet_is_started_anew_for_it() {
 }
 
 #[test]
-fn a_valid_file_in_place_of_the_link_becomes_one() {
-    let node = whole();
+fn replaces_valid_file_in_place_of_the_link() {
+    let node = complete_node();
     let pem = node.read(LINK);
-    let dated_one = dated(&node).pop().unwrap();
+    let dated_one = dated_files(&node).pop().unwrap();
     node.remove(LINK);
     node.remove(format!("{PKI}/{dated_one}"));
     node.write(LINK, &pem);
@@ -301,24 +306,24 @@ fn a_valid_file_in_place_of_the_link_becomes_one() {
     assert_eq!(node.read(LINK), pem);
     assert_eq!(node.submissions(), before);
 
-    // A file that everybody reads is closed, not copied.
+    // A file that everybody can read is made private, not copied.
     let target = format!("{PKI}/{}", link_of(&node).display());
     node.set_mode(&target, 0o644);
-    let names = dated(&node);
+    let names = dated_files(&node);
     let ran = node.ask();
     ran.done();
     ran.row_says("kubelet.conf", "everybody can read the key (mode 0644)");
     assert_eq!(node.mode(&target), 0o600);
-    assert_eq!(dated(&node), names);
+    assert_eq!(dated_files(&node), names);
 }
 
 #[test]
-fn embedded_becomes_by_file_by_the_setting_alone() {
+fn moves_embedded_certificate_to_a_file_on_the_setting() {
     let node = Node::new();
     node.settings("");
     node.ask().done();
     let (chain, _) = node.leaf(CertName::KubeletConf).unwrap();
-    node.settings(FILE);
+    node.settings(CLIENT_CERTIFICATE_IN_FILE);
     let before = node.submissions();
     let ran = node.ask();
     ran.done();
@@ -330,13 +335,13 @@ fn embedded_becomes_by_file_by_the_setting_alone() {
 }
 
 #[test]
-fn of_its_own_files_it_keeps_the_last_two() {
-    let node = whole();
+fn keeps_the_last_two_of_its_own_files() {
+    let node = complete_node();
     let theirs = "kubelet-client-2025-01-02-03-04-05.pem";
     node.write(format!("{PKI}/{theirs}"), "the kubelet's");
     let mut targets = vec![link_of(&node)];
     for _ in 0..3 {
-        // What nodepki made last has expired.
+        // The certificate that nodepki issued last has expired.
         let target = format!("{PKI}/{}", targets.last().unwrap().display());
         node.write(&target, pair(&node, 20));
         node.ask().done();
@@ -347,18 +352,18 @@ fn of_its_own_files_it_keeps_the_last_two() {
             .collect();
         expected.insert(0, theirs.to_owned());
         expected.sort();
-        assert_eq!(dated(&node), expected);
+        assert_eq!(dated_files(&node), expected);
     }
     assert_layout(&node);
 }
 
 #[cfg(feature = "failpoints")]
 #[test]
-fn killed_anywhere_it_is_the_old_one_or_the_new_one() {
+fn leaves_old_or_new_certificate_when_killed_at_any_failpoint() {
     let original = Node::of(&format!(
         "{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n"
     ));
-    original.settings(FILE);
+    original.settings(CLIENT_CERTIFICATE_IN_FILE);
     original.ask().done();
     let expired = pair(&original, 20);
     let target = link_of(&original);
@@ -366,29 +371,33 @@ fn killed_anywhere_it_is_the_old_one_or_the_new_one() {
     let (mut old, mut new) = (0, 0);
     for name in nodepki::process::failpoint::STORE {
         for number in 1.. {
-            let place = format!("{name}:{number}");
+            let failpoint = format!("{name}:{number}");
             let node = original.copied();
-            let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", &place));
+            let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", &failpoint));
             if ran.signal != Some(9) {
-                assert_eq!(ran.code, Some(0), "{place}: {}", ran.said());
+                assert_eq!(ran.code, Some(0), "{failpoint}: {}", ran.said());
                 break;
             }
-            // At every moment the link leads to a whole file, and kubelet.conf to the link.
+            // At every moment the link leads to a complete file, and kubelet.conf names the link.
             let pem = node.read(LINK);
             let chain = Chain::from_pem(pem.as_bytes()).unwrap();
             let key = PrivateKey::from_pem(pem.as_bytes()).unwrap();
-            assert_eq!(chain.leaf().public_key(), key.public_key(), "{place}");
-            assert!(node.read(CONF).contains(LINK), "{place}");
+            assert_eq!(chain.leaf().public_key(), key.public_key(), "{failpoint}");
+            assert!(node.read(CONF).contains(LINK), "{failpoint}");
             match pem == expired {
                 true => old += 1,
                 false => new += 1,
             }
             node.ask().done();
             assert_layout(&node);
-            assert_ne!(node.read(LINK), expired, "{place}");
-            assert!(dated(&node).len() <= 2, "{place}: {:?}", dated(&node));
+            assert_ne!(node.read(LINK), expired, "{failpoint}");
+            assert!(
+                dated_files(&node).len() <= 2,
+                "{failpoint}: {:?}",
+                dated_files(&node)
+            );
             let left = crate::store::leftovers(&node.root());
-            assert_eq!(left, [""; 0].map(PathBuf::from), "{place}");
+            assert_eq!(left, [""; 0].map(PathBuf::from), "{failpoint}");
         }
     }
     assert!(
@@ -398,14 +407,14 @@ fn killed_anywhere_it_is_the_old_one_or_the_new_one() {
 }
 
 #[test]
-fn the_serving_certificate_is_the_kubelets_default_pair() {
+fn issues_serving_certificate_as_the_kubelets_default_pair() {
     let configuration = INIT.replace(
         "nodeRegistration: {name: cp1}",
         "nodeRegistration: {name: cp1, kubeletExtraArgs: [{name: node-ip, value: '192.0.2.11,2001:db8::11'}]}",
     );
     assert_ne!(configuration, INIT);
     let node = Node::of(&configuration);
-    // The kubelet has made its own, which the API server cannot verify.
+    // The kubelet has created a self-signed pair, which the API server cannot verify.
     let self_made = {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let pem = key.to_pem();
@@ -423,7 +432,7 @@ fn the_serving_certificate_is_the_kubelets_default_pair() {
     node.write(&key, self_made.1.as_bytes());
     node.set_mode(&key, 0o600);
 
-    // Without the setting it is the kubelet's own business.
+    // Without the setting the pair belongs to the kubelet.
     node.ask().done().says_not("kubelet-serving");
     node.run(&["status"]).says_not("kubelet-serving");
     assert_eq!(node.read(&certificate), self_made.0);
@@ -457,7 +466,7 @@ fn the_serving_certificate_is_the_kubelets_default_pair() {
     let found = PrivateKey::from_pem(node.read(&key).as_bytes()).unwrap();
     assert_eq!(chain.leaf().public_key(), found.public_key());
     node.run(&["status"]).says("kubelet-serving");
-    // kubeadm knows nothing of it.
+    // kubeadm does not know the pair.
     node.run(&["status", "--kubeadm"])
         .says_not("kubelet-serving");
     let before = pem;
@@ -465,12 +474,12 @@ fn the_serving_certificate_is_the_kubelets_default_pair() {
     assert_eq!(node.read(&certificate), before);
 }
 
-/// A server in the kubelet's place, with a pair of the node's.
-fn stands_for_kubelet(node: &ClusterNode, certificate: &str, key: &str) -> Server {
+/// Starts a server in place of the kubelet, with a pair of the node.
+fn start_kubelet_server(node: &ClusterNode, certificate: &str, key: &str) -> Server {
     node.tells_who_came("10250", [certificate, key, "/etc/kubernetes/pki/ca.crt"])
 }
 
-/// A worker that was prepared with these settings of the kubelet's; people sign.
+/// Bootstraps a worker with these kubelet settings; the test signs by hand.
 fn worker(cluster: &Cluster, name: &str, address: &str, kubelet: &str) -> ClusterNode {
     let node = cluster.add_node(name, address);
     let pin = cluster.ca_pin();
@@ -493,7 +502,7 @@ fn worker(cluster: &Cluster, name: &str, address: &str, kubelet: &str) -> Cluste
     node.nodepki(&["bootstrap", "--wait", "0s"]).ended(75);
     let drop = node.path("/var/lib/people");
     let places = [cluster.authorities(), cluster.first().pki("")];
-    let has_key = |place: &PathBuf| place.join("ca.key").exists();
+    let has_key = |directory: &PathBuf| directory.join("ca.key").exists();
     let authorities = places.into_iter().find(has_key).unwrap();
     for name in [CertName::KubeletConf, CertName::KubeletServing] {
         if drop.join(format!("outbox/{name}.csr")).exists() {
@@ -504,9 +513,9 @@ fn worker(cluster: &Cluster, name: &str, address: &str, kubelet: &str) -> Cluste
     node
 }
 
-/// What the real kubelet says until it has said `last`. Its container runtime takes a connection and never answers, so
-/// that it waits there while another of its threads looks at its certificate.
-fn kubelet_says(node: &ClusterNode, last: &str) -> String {
+/// The output of the real kubelet up to the line `last`. Its container runtime accepts a connection and never answers,
+/// so the kubelet waits there while another of its threads reads its certificate.
+fn kubelet_output(node: &ClusterNode, last: &str) -> String {
     const RUNTIME: &str = "/run/cri.sock";
     node.write(
         "/var/lib/kubelet/config.yaml",
@@ -535,7 +544,7 @@ fn kubelet_says(node: &ClusterNode, last: &str) -> String {
 }
 
 #[test]
-fn the_real_kubelet_goes_on_from_there() {
+fn real_kubelet_uses_and_keeps_the_files() {
     const LOADED: &str = "\"Loading cert/key pair from a file\" filePath=\"/var/lib/kubelet/pki/kubelet-client-current.pem\"";
     const CONTENT: &str = "Waiting for next certificate rotation";
     let cluster = cluster();
@@ -546,7 +555,7 @@ fn the_real_kubelet_goes_on_from_there() {
         "{clientCertificate: file, serving: true}",
     );
     let serving = fs::read(node.path(PKI).join("kubelet.crt")).unwrap();
-    let said = kubelet_says(&node, CONTENT);
+    let said = kubelet_output(&node, CONTENT);
     for (words, expected) in [
         (LOADED, true),
         ("Rotating certificates", false),
@@ -564,16 +573,16 @@ fn the_real_kubelet_goes_on_from_there() {
         .row_says("kubelet-serving", "kept");
 
     // From kubelet.conf it copies the certificate and requests another one from the cluster at once, with an ECDSA key.
-    // Whether it is interrupted or gets one: nodepki keeps the pair, and names its file in kubelet.conf.
+    // Whether its rotation is interrupted or succeeds, nodepki keeps the pair and names its file in kubelet.conf.
     let waits = [
         ("k2", "192.0.2.62", "Rotating certificates"),
         ("k3", "192.0.2.63", CONTENT),
     ];
     for (name, address, last) in waits {
-        // The settings go before the cluster's own algorithm, ECDSA-P256.
+        // The settings override the cluster's own algorithm, ECDSA-P256.
         let rsa = "{}\npki: {defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}}";
         let node = worker(cluster, name, address, rsa);
-        kubelet_says(&node, last);
+        kubelet_output(&node, last);
         let target = fs::read_link(node.path(LINK)).unwrap();
         assert!(target.starts_with(PKI), "{target:?}");
         let pair = fs::read(node.path(target.to_str().unwrap())).unwrap();
@@ -585,7 +594,7 @@ fn the_real_kubelet_goes_on_from_there() {
             text.contains(LINK) && !text.contains("-data: LS0tLS1CRUdJTiBFQyB"),
             "{text}"
         );
-        let said = kubelet_says(&node, CONTENT);
+        let said = kubelet_output(&node, CONTENT);
         assert!(said.contains(LOADED), "{said}");
         assert!(!said.contains("Rotating certificates"), "{said}");
         for command in ["bootstrap", "renew"] {
@@ -601,7 +610,7 @@ fn the_real_kubelet_goes_on_from_there() {
 }
 
 #[test]
-fn the_cluster_takes_a_worker_at_its_certificates() {
+fn cluster_accepts_client_and_serving_certificate_of_worker() {
     let cluster = &Cluster::start(Authorities::External);
     let node = worker(
         cluster,
@@ -610,7 +619,7 @@ fn the_cluster_takes_a_worker_at_its_certificates() {
         "{clientCertificate: file, serving: true}",
     );
 
-    // The API server knows the node by what the link leads to.
+    // The API server identifies the node by the certificate at the link.
     let conf = Kubeconfig::parse(&fs::read_to_string(node.path(CONF)).unwrap()).unwrap();
     let server = conf.current().unwrap().server.unwrap();
     let own = node
@@ -630,7 +639,7 @@ fn the_cluster_takes_a_worker_at_its_certificates() {
     let (code, answer) = own.patch("/api/v1/nodes/w1/status", &status);
     assert_eq!(code, 200, "{answer}");
 
-    // And verifies it as a server, once it is told to.
+    // With --kubelet-certificate-authority it also verifies the serving certificate.
     cluster.first().stop("kube-apiserver");
     cluster.first().start_with(
         "kube-apiserver",
@@ -640,7 +649,7 @@ fn the_cluster_takes_a_worker_at_its_certificates() {
     let reached = || admin.get("/api/v1/nodes/w1/proxy/");
     {
         let [certificate, key] = ["crt", "key"].map(|end| format!("{PKI}/kubelet.{end}"));
-        let _kubelet = stands_for_kubelet(&node, &certificate, &key);
+        let _kubelet = start_kubelet_server(&node, &certificate, &key);
         let mut last = reached();
         wait_until("the API server reaches the kubelet", || {
             last = reached();
@@ -648,8 +657,8 @@ fn the_cluster_takes_a_worker_at_its_certificates() {
         });
         assert_eq!(last.1, json!("CN=kube-apiserver-kubelet-client"));
     }
-    // One that is no server's is refused, so it was looked at.
-    let _kubelet = stands_for_kubelet(&node, LINK, LINK);
+    // A client certificate is refused as a serving certificate, which proves the verification.
+    let _kubelet = start_kubelet_server(&node, LINK, LINK);
     let (code, answer) = reached();
     assert_ne!(code, 200);
     assert!(answer.to_string().contains("x509"), "{answer}");

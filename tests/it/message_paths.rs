@@ -1,7 +1,7 @@
-//! Below `--root`, every path in a message is one that the reader can open from where the command was given.
+//! Below `--root`, every path in a message can be opened from the directory in which the command was given.
 //!
-//! Each case is a fault on a prepared node. Every command runs with it, and every path in what the command prints must
-//! lead into the node's root directory or be a path of the command line.
+//! Each case is a fault on a prepared node. Every command runs with it, and every path in its output must lead into
+//! the node's root directory or be a path of the command line.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,30 +21,30 @@ const PKI: &str = "/etc/kubernetes/pki";
 const MANIFESTS: &str = "/etc/kubernetes/manifests";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Paths that are not those of a file of the node.
+/// Paths that do not belong to a file of the node.
 const OTHER_PATHS: [&str; 9] = [
-    // Files of this machine, which resolves the names of servers.
+    // Files of this machine, used to resolve the names of servers.
     "/etc/hosts",
     "/etc/resolv.conf",
-    // Programs of this machine: the signer of `config.yaml`, and those that `--signer` would name.
+    // Programs of this machine: the signer of `config.yaml`, and those that `--signer` would start.
     "/bin/bash",
     "exec:/bin/bash",
     "exec:/usr/local/sbin/sign",
     "exec:/usr/libexec/corp-sign",
-    // Of the API server.
+    // Paths of the API server.
     "/openid/v1/jwks",
-    // As they are, or are to be, in a flag of a static pod, which sees the node's own paths.
+    // Present or proposed flag values of a static pod, which sees the node's own paths.
     "s#--cluster-signing-cert-file=/etc/kubernetes/pki/ca.crt$#--cluster-signing-cert-file=/etc/kubernetes/pki/ca-signing.crt#",
     "cluster-signing-cert-file=/etc/kubernetes/pki/ca-signing.crt",
 ];
 
-/// What a command line has besides the command.
+/// The further arguments of a command line.
 #[derive(Clone, Copy)]
 enum With {
     Nothing,
-    /// `--kubeadm-config` and `--config`, which are files beside the node.
+    /// `--kubeadm-config` and `--config`, which name files outside the root.
     Configuration,
-    /// Only files of the node.
+    /// No further arguments: the command reads only files of the node.
     Node,
 }
 
@@ -139,8 +139,8 @@ const COMMANDS: [(&[&str], With); 34] = [
     ),
 ];
 
-/// Those that read nothing of what the faults are about.
-const COMMANDS_BESIDE: [(&[&str], With); 2] = [
+/// Commands that read no file which the faults concern.
+const UNAFFECTED_COMMANDS: [(&[&str], With); 2] = [
     (
         &[
             "capi",
@@ -171,14 +171,14 @@ const COMMANDS_BESIDE: [(&[&str], With); 2] = [
     ),
 ];
 
-fn line(node: &Node, (words, with): (&[&str], With)) -> Command {
+fn command_line(node: &Node, (words, with): (&[&str], With)) -> Command {
     match with {
         With::Configuration => node.configured(words),
         With::Nothing | With::Node => node.command(words),
     }
 }
 
-/// The tokens of a text that are or contain an absolute path.
+/// The words of a text that are or contain an absolute path.
 fn absolute_paths(text: &str) -> BTreeSet<&str> {
     let separates = |c: char| c.is_whitespace() || "\"'`()<>,;{}[]".contains(c);
     let tokens = text
@@ -189,7 +189,7 @@ fn absolute_paths(text: &str) -> BTreeSet<&str> {
             let starts = token.match_indices('/').map(|(at, _)| (at, &token[..at]));
             let mut paths = starts.filter(|(at, before)| {
                 let begins = before.is_empty() || before.ends_with(['=', ':', '#', '|', '@']);
-                // `https://`, and a single slash.
+                // `https://` contains a slash that does not begin a path.
                 let is_url = token[*at..].starts_with("//") || token.len() == 1;
                 begins && !is_url
             });
@@ -198,7 +198,7 @@ fn absolute_paths(text: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// The paths in a text that cannot be opened here.
+/// The paths in a text that cannot be opened on this machine.
 fn not_openable<'a>(text: &'a str, node: &Node) -> Vec<&'a str> {
     let beside = node.outside("");
     let beside = beside.to_str().unwrap();
@@ -217,7 +217,7 @@ fn not_openable<'a>(text: &'a str, node: &Node) -> Vec<&'a str> {
         .collect()
 }
 
-/// Adds what is wrong with the paths of a run.
+/// Adds a line for each fault in the paths of a run.
 fn judge(node: &Node, fault: &str, command: &Command, ran: &Ran, wrong: &mut Vec<String>) {
     let text = ran.said();
     let paths = not_openable(&text, node);
@@ -233,7 +233,7 @@ fn judge(node: &Node, fault: &str, command: &Command, ran: &Ran, wrong: &mut Vec
     }
 }
 
-/// A node that serves: certificates, manifests, kubeadm's files, and copies of people.
+/// A node in use: certificates, manifests, kubeadm's files, and an administrator's copies.
 fn prepared() -> Node {
     let node = Node::with_service_account();
     node.bootstrap().done();
@@ -434,11 +434,11 @@ const FAULTS: &[Fault] = &[
         let file = "discovery: {file: {kubeConfigPath: /etc/absent-discovery.conf}}";
         let lines: Vec<&str> = join
             .lines()
-            .map(|line| {
-                if line.starts_with("discovery:") {
+            .map(|command_line| {
+                if command_line.starts_with("discovery:") {
                     file
                 } else {
-                    line
+                    command_line
                 }
             })
             .collect();
@@ -467,9 +467,9 @@ fn names_paths_below_root_as_paths_on_this_machine() {
     for (fault, damage) in FAULTS {
         let node = prepared();
         damage(&node);
-        let beside = COMMANDS_BESIDE.iter().filter(|_| *fault == "nothing");
+        let beside = UNAFFECTED_COMMANDS.iter().filter(|_| *fault == "nothing");
         for words in COMMANDS.iter().chain(beside) {
-            let mut command = line(&node, *words);
+            let mut command = command_line(&node, *words);
             let ran = Ran::of(&mut command);
             judge(&node, fault, &command, &ran, &mut wrong);
         }
@@ -536,13 +536,13 @@ fn names_files_of_signers_as_paths_on_this_machine() {
         let run = |wrong: &mut Vec<String>| {
             for words in ["bootstrap", "renew"] {
                 let words = [words, "--wait", "0s", "--clock-wait", "0s"];
-                let mut command = line(&node, (&words, With::Node));
+                let mut command = command_line(&node, (&words, With::Node));
                 let ran = Ran::of(&mut command);
                 judge(&node, &fault, &command, &ran, wrong);
             }
         };
         run(&mut wrong);
-        // With the CA file, the next file that is missing is named.
+        // With the CA file present, the next missing file is named.
         for named in text.split("caFile: ").skip(1) {
             let file = named.split([' ', '\n', '}', ',']).next().unwrap();
             if file.starts_with('/') {
@@ -572,7 +572,7 @@ fn points_at_faults_of_files_below_root() {
         .says(&node.here("nodepki: @/etc/nodepki/config.d/10.yaml:3:1: "));
 }
 
-/// Every string of a value whose key is one of sentences.
+/// Every string of a value whose key holds sentences.
 fn sentences(value: &Value, found: &mut Vec<String>) {
     const KEYS: [&str; 12] = [
         "reasons", "notes", "evidence", "fix", "problems", "remarks", "unproven", "changes",
@@ -620,7 +620,7 @@ fn names_paths_on_this_machine_in_sentences_of_structured_output() {
             With::Configuration,
         ),
     ] {
-        let ran = Ran::of(&mut line(&node, words));
+        let ran = Ran::of(&mut command_line(&node, words));
         let printed: Value = serde_json::from_str(&ran.stdout).unwrap();
         let mut found = Vec::new();
         sentences(&printed, &mut found);
@@ -630,8 +630,8 @@ fn names_paths_on_this_machine_in_sentences_of_structured_output() {
         }
         assert_eq!(not_openable(&ran.stderr, &node), [""; 0], "{}", ran.stderr);
     }
-    // Data: where the file is on the node.
-    let printed = Ran::of(&mut line(
+    // Data fields contain the path on the node.
+    let printed = Ran::of(&mut command_line(
         &node,
         (&["plan", "-o", "json"], With::Configuration),
     ));

@@ -1,5 +1,5 @@
-//! Metrics: what the real binary writes and prints, what the daemon's listener answers, and whether Prometheus' own
-//! `promtool` takes the page, the alert rules and every query of the dashboard.
+//! Metrics: the textfile and the output of the real binary, the answers of the daemon's listener, and the check of the
+//! page, the alert rules and every dashboard query by Prometheus' own `promtool`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,9 +22,9 @@ use crate::servers::bin;
 
 const DIRECTORY: &str = "/var/lib/node_exporter/textfile_collector";
 const TEXTFILE: &str = "/var/lib/node_exporter/textfile_collector/nodepki.prom";
-const COUNTS: &str = "/var/lib/nodepki/metrics.json";
+const COUNTER_FILE: &str = "/var/lib/nodepki/metrics.json";
 
-/// A node whose settings name a textfile, and the directory that node_exporter's package makes.
+/// A node whose settings name a textfile, with the directory of node_exporter's package.
 fn node() -> Node {
     let node = Node::new();
     fs::create_dir_all(node.path(DIRECTORY)).unwrap();
@@ -34,7 +34,7 @@ fn node() -> Node {
     node
 }
 
-/// The samples of a page by name and labels, after promtool has found nothing wrong with it.
+/// Asserts that promtool accepts a page, and returns its samples by name and labels.
 #[track_caller]
 fn samples(page: &str) -> BTreeMap<String, f64> {
     let mut promtool = Command::new(bin("promtool"))
@@ -48,17 +48,17 @@ fn samples(page: &str) -> BTreeMap<String, f64> {
     stdin.write_all(page.as_bytes()).unwrap();
     drop(stdin);
     let checked = promtool.wait_with_output().unwrap();
-    let said = [checked.stdout, checked.stderr].concat();
+    let exchange = [checked.stdout, checked.stderr].concat();
     assert!(
-        checked.status.success() && said.is_empty(),
+        checked.status.success() && exchange.is_empty(),
         "promtool: {}\n{page}",
-        String::from_utf8_lossy(&said)
+        String::from_utf8_lossy(&exchange)
     );
     let mut samples = BTreeMap::new();
     for line in page.lines().filter(|line| !line.starts_with('#')) {
         let (key, value) = line.rsplit_once(' ').unwrap();
         let twice = samples.insert(key.to_owned(), value.parse().unwrap());
-        assert_eq!(twice, None, "{key} is there twice");
+        assert_eq!(twice, None, "{key} occurs twice");
     }
     samples
 }
@@ -84,11 +84,11 @@ fn sum(samples: &BTreeMap<String, f64>, family: &str, labels: &[&str]) -> f64 {
 }
 
 #[test]
-fn a_run_leaves_a_textfile_and_counters_outlive_it() {
+fn writes_textfile_and_keeps_counters_across_runs() {
     let node = node();
     node.ask().done();
     assert_eq!(node.mode(TEXTFILE), 0o644);
-    assert_eq!(node.mode(COUNTS), 0o600);
+    assert_eq!(node.mode(COUNTER_FILE), 0o600);
     let first = samples(&node.read(TEXTFILE));
     let installed = |page: &BTreeMap<String, f64>, result| {
         let result = format!("result=\"{result}\"");
@@ -123,8 +123,8 @@ fn a_run_leaves_a_textfile_and_counters_outlive_it() {
     );
     let made = "nodepki_certificate_generation_duration_seconds_count";
     assert_eq!(sum(&first, made, &["certificate_name=\"sa\""]), 1.0);
-    let asked = "nodepki_signer_request_duration_seconds_count";
-    assert!(sum(&first, asked, &["signer=\"s\"", "operation=\"submit\""]) >= 10.0);
+    let request = "nodepki_signer_request_duration_seconds_count";
+    assert!(sum(&first, request, &["signer=\"s\"", "operation=\"submit\""]) >= 10.0);
     let now = OffsetDateTime::now_utc().unix_timestamp() as f64;
     let ended = sum(
         &first,
@@ -135,7 +135,7 @@ fn a_run_leaves_a_textfile_and_counters_outlive_it() {
     let end = "nodepki_certificate_not_after_timestamp_seconds";
     assert!(sum(&first, end, &["certificate_name=\"front-proxy-ca\""]) > now);
 
-    // The second run refuses one and has nothing else to do.
+    // The second run has one refusal and nothing else to do.
     node.remove("/etc/kubernetes/pki/apiserver.crt");
     node.signer_does("apiserver", "bad wrong-key");
     node.ask().ended(65);
@@ -155,12 +155,12 @@ fn a_run_leaves_a_textfile_and_counters_outlive_it() {
     assert_eq!(sum(&second, made, &["certificate_name=\"apiserver\""]), 2.0);
     for (key, before) in &first {
         if key.contains("_total{") || key.contains("_count{") || key.contains("_bucket{") {
-            assert!(second[key] >= *before, "{key} went back");
+            assert!(second[key] >= *before, "{key} decreased");
         }
     }
 
-    // What is damaged is begun anew, and no more.
-    node.write(COUNTS, "{\"version\":1,");
+    // Damaged counters start again at zero, with a warning.
+    node.write(COUNTER_FILE, "{\"version\":1,");
     node.signer_behaves();
     node.ask().done();
     let third = samples(&node.read(TEXTFILE));
@@ -171,11 +171,11 @@ fn a_run_leaves_a_textfile_and_counters_outlive_it() {
 }
 
 #[test]
-fn a_signer_that_is_away_is_counted_by_class() {
+fn counts_unreachable_signer_by_error_class() {
     let node = node();
     node.signer_does("apiserver", "unreachable");
     let ran = node.ask();
-    assert_ne!(ran.code, Some(0), "{}", ran.said());
+    assert_ne!(ran.code, Some(0), "{}", ran.exchange());
     let page = samples(&node.read(TEXTFILE));
     assert!(sum(&page, "nodepki_signer_errors_total", &["signer=\"s\""]) >= 1.0);
     let failed = ["certificate_name=\"apiserver\"", "result=\"failure\""];
@@ -185,9 +185,9 @@ fn a_signer_that_is_away_is_counted_by_class() {
     );
 }
 
-/// R12: a reader sees the old file or the new one, and no name that node_exporter would read besides.
+/// A reader sees the old file or the new one, and no other file that node_exporter would read.
 #[test]
-fn a_textfile_is_never_seen_half_written() {
+fn replaces_textfile_atomically() {
     let node = node();
     node.ask().done();
     let (directory, textfile) = (node.path(DIRECTORY), node.path(TEXTFILE));
@@ -223,7 +223,7 @@ fn a_textfile_is_never_seen_half_written() {
 }
 
 #[test]
-fn a_textfile_that_cannot_be_written_is_a_warning() {
+fn warns_if_textfile_cannot_be_written() {
     let node = node();
     fs::remove_dir(node.path(DIRECTORY)).unwrap();
     node.ask()
@@ -231,18 +231,18 @@ fn a_textfile_that_cannot_be_written_is_a_warning() {
         .says("the metrics are not in")
         .says("there is no directory")
         .says("--collector.textfile.directory");
-    // Somebody's directory in place of the file.
+    // A directory in place of the file.
     fs::create_dir_all(node.path(TEXTFILE)).unwrap();
     node.ask().done().says("the metrics are not in");
     assert!(node.path(TEXTFILE).is_dir());
 }
 
 #[test]
-fn without_a_wish_nothing_is_counted() {
+fn counts_nothing_without_configuration() {
     let node = Node::new();
     node.settings("");
     node.ask().done();
-    assert!(!node.path(COUNTS).exists());
+    assert!(!node.path(COUNTER_FILE).exists());
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn status_prints_gauges() {
     let page = samples(&node.run(&["status", "-o", "prometheus"]).done().stdout);
     let apiserver = ["certificate_name=\"apiserver\"", "state=\"unreadable\""];
     assert_eq!(sum(&page, "nodepki_certificate_state", &apiserver), 1.0);
-    // A node with nothing on it is a page too.
+    // An empty node has a page too.
     samples(
         &Node::new()
             .run(&["status", "-o", "prometheus"])
@@ -291,18 +291,18 @@ fn loaded(node: &Node) -> (Root, Loaded) {
     (root, loaded)
 }
 
-/// One exchange; everything that the server said until it closed the connection.
-async fn said(address: std::net::SocketAddr, request: &str) -> String {
+/// Sends one request, and returns the bytes received until the server closes the connection.
+async fn exchange(address: std::net::SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
-    // A server that has heard enough may reset the connection.
+    // The server may reset the connection before it has read the whole request.
     let _ = stream.read_to_string(&mut answer).await;
     answer
 }
 
-async fn asked(address: std::net::SocketAddr, method: &str, path: &str) -> (String, String) {
-    let answer = said(
+async fn request(address: std::net::SocketAddr, method: &str, path: &str) -> (String, String) {
+    let answer = exchange(
         address,
         &format!("{method} {path} HTTP/1.1\r\nHost: node\r\n\r\n"),
     )
@@ -312,7 +312,7 @@ async fn asked(address: std::net::SocketAddr, method: &str, path: &str) -> (Stri
 }
 
 #[tokio::test]
-async fn the_daemons_page_and_health() {
+async fn serves_metrics_and_health_of_the_daemon() {
     let node = node();
     node.ask().done();
     let (root, loaded) = loaded(&node);
@@ -322,14 +322,14 @@ async fn the_daemons_page_and_health() {
     let clock = OffsetDateTime::now_utc;
     let server = metrics::serve(listener, &metrics, clock);
     let client = async {
-        let (head, body) = asked(address, "GET", "/metrics").await;
+        let (head, body) = request(address, "GET", "/metrics").await;
         assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
         assert!(
             head.to_lowercase()
                 .contains("content-type: text/plain; version=0.0.4"),
             "{head}"
         );
-        // What the one-shot run counted is taken up.
+        // The counters of the one-shot run are continued.
         let page = samples(&body);
         assert!(
             sum(
@@ -338,41 +338,41 @@ async fn the_daemons_page_and_health() {
                 &["result=\"success\""]
             ) > 9.0
         );
-        let (head, body) = asked(address, "HEAD", "/metrics").await;
+        let (head, body) = request(address, "HEAD", "/metrics").await;
         assert!(
             head.starts_with("HTTP/1.1 200 OK") && body.is_empty(),
             "{head}\n{body}"
         );
-        let (head, _) = asked(address, "POST", "/metrics").await;
+        let (head, _) = request(address, "POST", "/metrics").await;
         assert!(
             head.starts_with("HTTP/1.1 405 ") && head.contains("GET, HEAD"),
             "{head}"
         );
-        let (head, _) = asked(address, "GET", "/etc/passwd").await;
+        let (head, _) = request(address, "GET", "/etc/passwd").await;
         assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
         let long = format!(
             "GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n",
             "x".repeat(64 * 1024)
         );
-        let answer = said(address, &long).await;
+        let answer = exchange(address, &long).await;
         assert!(!answer.contains("200 OK"), "{answer}");
 
-        let (head, body) = asked(address, "GET", "/healthz").await;
+        let (head, body) = request(address, "GET", "/healthz").await;
         assert!(
             head.starts_with("HTTP/1.1 200 OK") && body == "ok\n",
             "{head}\n{body}"
         );
-        // The step that was due an hour ago has not begun.
+        // The step that was due an hour ago has not started.
         let late = OffsetDateTime::now_utc() - time::Duration::HOUR;
         metrics.ended(&loaded.setup, ExitCode::Done, Some(late), late);
-        let (head, body) = asked(address, "GET", "/healthz").await;
+        let (head, body) = request(address, "GET", "/healthz").await;
         assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
         assert!(body.contains("has not begun"), "{body}");
         let _recorder = metrics.recorder(&loaded.setup, &Silent, late);
-        let (_, body) = asked(address, "GET", "/healthz").await;
+        let (_, body) = request(address, "GET", "/healthz").await;
         assert!(body.contains("a step has been under way since"), "{body}");
         let _recorder = metrics.recorder(&loaded.setup, &Silent, OffsetDateTime::now_utc());
-        let (head, _) = asked(address, "GET", "/healthz").await;
+        let (head, _) = request(address, "GET", "/healthz").await;
         assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
     };
     tokio::select! {
@@ -382,7 +382,7 @@ async fn the_daemons_page_and_health() {
 }
 
 #[tokio::test]
-async fn an_expired_certificate_is_no_health() {
+async fn reports_expired_certificate_as_unhealthy() {
     fn in_years() -> OffsetDateTime {
         OffsetDateTime::now_utc() + time::Duration::days(5 * 365)
     }
@@ -395,12 +395,12 @@ async fn an_expired_certificate_is_no_health() {
         ailments.contains(&"apiserver has expired".to_owned()),
         "{ailments:?}"
     );
-    // What was read a moment ago serves; a clock that was set back does not keep it for ever.
+    // A recent result is cached; setting the clock back does not extend that.
     assert!(metrics.ailments(OffsetDateTime::now_utc()).is_empty());
 }
 
 #[tokio::test]
-async fn who_says_nothing_keeps_nobody_out_for_long() {
+async fn closes_idle_connections() {
     let node = node();
     let (root, loaded) = loaded(&node);
     let metrics = Metrics::new(&root, &loaded.settings.metrics, &loaded.setup, "daemon");
@@ -412,8 +412,8 @@ async fn who_says_nothing_keeps_nobody_out_for_long() {
         for _ in 0..20 {
             idle.push(TcpStream::connect(address).await.unwrap());
         }
-        let answer = asked(address, "GET", "/healthz");
-        // 20 idle ones before it, 8 at a time, 10 s each.
+        let answer = request(address, "GET", "/healthz");
+        // Twenty idle connections come first, 8 at a time, 10 s each.
         let (head, _) = tokio::time::timeout(Duration::from_secs(45), answer)
             .await
             .unwrap();
@@ -432,7 +432,7 @@ fn packaged(name: &str) -> PathBuf {
 }
 
 #[test]
-fn the_alert_rules_are_sound_and_pass_their_tests() {
+fn alert_rules_are_valid_and_pass_their_tests() {
     for arguments in [["check", "rules"], ["test", "rules"]] {
         let file = match arguments {
             ["check", _] => "prometheus/nodepki.rules.yaml",
@@ -446,7 +446,7 @@ fn the_alert_rules_are_sound_and_pass_their_tests() {
         .done()
         .says("SUCCESS");
     }
-    // Every alert has a test in which it fires.
+    // Every alert fires in a test.
     let rules = fs::read_to_string(packaged("prometheus/nodepki.rules.yaml")).unwrap();
     let tests = fs::read_to_string(packaged("prometheus/nodepki.rules.test.yaml")).unwrap();
     let alerts = rules
@@ -459,7 +459,7 @@ fn the_alert_rules_are_sound_and_pass_their_tests() {
 }
 
 #[test]
-fn the_dashboard_asks_what_promtool_can_read() {
+fn dashboard_queries_are_valid() {
     let text = fs::read_to_string(packaged("grafana/nodepki.json")).unwrap();
     let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
     let mut queries = BTreeSet::new();

@@ -10,8 +10,8 @@ use crate::node::{Node, Ran, with_mounts};
 
 type Entry = BTreeMap<String, String>;
 
-/// Runs `command` with a journal of its own and gives what that was sent.
-fn journalled(node: &Node, command: &Command) -> (Ran, Vec<Entry>) {
+/// Runs `command` with a private journal socket, and returns the entries that were sent to it.
+fn run_with_journal(node: &Node, command: &Command) -> (Ran, Vec<Entry>) {
     let directory = node.outside("journal");
     fs::create_dir_all(&directory).unwrap();
     let socket = directory.join("socket");
@@ -24,7 +24,7 @@ fn journalled(node: &Node, command: &Command) -> (Ran, Vec<Entry>) {
         "mount -t tmpfs tmpfs /run; mkdir -p /run/systemd/journal; mount --bind {} /run/systemd/journal",
         directory.display()
     );
-    // The socket's queue is short: somebody has to read while the command runs.
+    // The socket's queue is short, so a thread reads while the command runs.
     let over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -45,13 +45,13 @@ fn journalled(node: &Node, command: &Command) -> (Ran, Vec<Entry>) {
     })
 }
 
-/// <https://systemd.io/JOURNAL_NATIVE_PROTOCOL>
+/// Parses a datagram of <https://systemd.io/JOURNAL_NATIVE_PROTOCOL>.
 fn entry(mut datagram: &[u8]) -> Entry {
     let mut entry = Entry::new();
     while !datagram.is_empty() {
         let end = datagram.iter().position(|byte| *byte == b'\n').unwrap();
         let line = std::str::from_utf8(&datagram[..end]).unwrap();
-        // Either `NAME=value`, or the name alone, the length of the value, and the value.
+        // A field is `NAME=value`, or the name alone, the length of the value, and the value.
         let (name, value) = match line.split_once('=') {
             Some((name, value)) => {
                 datagram = &datagram[end + 1..];
@@ -72,12 +72,12 @@ fn entry(mut datagram: &[u8]) -> Entry {
             "{name}"
         );
         let twice = entry.insert(name.to_owned(), value.to_owned());
-        assert_eq!(twice, None, "{name} is there twice");
+        assert_eq!(twice, None, "{name} occurs twice");
     }
     entry
 }
 
-/// The id of a message in the page for people, which a unit test holds against the code.
+/// The id of a message on the documentation page, which a unit test compares with the code.
 fn id(name: &str) -> String {
     let page = include_str!("../../packaging/journald.md");
     let row = page
@@ -98,17 +98,17 @@ fn find<'a>(entries: &'a [Entry], message: &str, certificate: &str) -> &'a Entry
         .unwrap_or_else(|| panic!("no {message} of {certificate} in {entries:#?}"))
 }
 
-fn journalling(node: &Node) -> Command {
+fn bootstrap_with_journal_log(node: &Node) -> Command {
     let mut command = node.ask_command("0s");
     command.args(["--log", "journal"]);
     command
 }
 
 #[test]
-fn certificates_are_told_with_id_and_fields() {
+fn sends_events_of_certificates_with_id_and_fields() {
     let node = Node::new();
     node.settings("");
-    let (ran, entries) = journalled(&node, &journalling(&node));
+    let (ran, entries) = run_with_journal(&node, &bootstrap_with_journal_log(&node));
     ran.done();
     let issued = find(&entries, "certificate-issued", "etcd-peer");
     let (chain, _) = node.leaf(nodepki::kube::names::CertName::EtcdPeer).unwrap();
@@ -136,7 +136,7 @@ fn certificates_are_told_with_id_and_fields() {
             assert!(message.contains(value), "{entry:?}");
         }
     }
-    // Nothing but the catalogue has an id, and every field of ours has our prefix.
+    // Only messages of the catalogue have an id, and every field of nodepki has its prefix.
     for entry in &entries {
         for name in entry.keys() {
             let known = [
@@ -159,30 +159,30 @@ fn certificates_are_told_with_id_and_fields() {
         );
     }
 
-    // Another name of the API server: the certificate in place does not do any more.
+    // A new name of the API server: the installed certificate no longer matches.
     node.settings("extraSANs: {apiserver: [other.example.com]}\n");
     node.signer_does("apiserver", "pending");
-    let (ran, entries) = journalled(&node, &journalling(&node));
+    let (ran, entries) = run_with_journal(&node, &bootstrap_with_journal_log(&node));
     assert_ne!(ran.code, Some(64), "{}", ran.said());
     let pending = find(&entries, "certificate-pending", "apiserver");
     assert!(!pending["NODEPKI_WHY"].is_empty());
     let expiring = find(&entries, "certificate-expiring", "apiserver");
     assert!(expiring["NODEPKI_NOT_AFTER"].ends_with('Z'), "{expiring:?}");
     node.signer_behaves();
-    let (ran, entries) = journalled(&node, &journalling(&node));
+    let (ran, entries) = run_with_journal(&node, &bootstrap_with_journal_log(&node));
     ran.done();
     find(&entries, "certificate-renewed", "apiserver");
     node.settings("extraSANs: {apiserver: [third.example.com]}\n");
     node.signer_does("apiserver", "bad wrong-key");
-    let (ran, entries) = journalled(&node, &journalling(&node));
+    let (ran, entries) = run_with_journal(&node, &bootstrap_with_journal_log(&node));
     ran.ended(65);
     let refused = find(&entries, "certificate-refused", "apiserver");
     assert!(refused["NODEPKI_WHY"].contains("key"), "{refused:?}");
 }
 
-/// Ids are the journal's: lines for people and for programs do not have them.
+/// Only the journal contains ids: text and JSON logs do not.
 #[test]
-fn other_logs_have_no_ids() {
+fn omits_ids_from_other_logs() {
     for format in ["text", "json"] {
         let node = Node::new();
         node.settings("");

@@ -1,4 +1,4 @@
-//! The CA keys of a node that the real kubeadm made go into a backup that OpenSSL reads, and come back.
+//! Moves the CA keys of a node that the real kubeadm created into a backup that OpenSSL reads, and back.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -24,14 +24,14 @@ const PKI: &str = "/etc/kubernetes/pki";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const PASSPHRASE: &str = "correct horse battery staple";
 
-/// A first node as kubeadm made it, CA keys and all. The signer of [`Node::settings`] has the same keys.
-fn made_by_kubeadm() -> Node {
-    filled_by_kubeadm(Node::new())
+/// A first node as kubeadm creates it, with CA keys. The signer of [`Node::settings`] has the same keys.
+fn kubeadm_node() -> Node {
+    fill_by_kubeadm(Node::new())
 }
 
-fn filled_by_kubeadm(node: Node) -> Node {
-    static MADE: OnceLock<TempDir> = OnceLock::new();
-    let made = MADE.get_or_init(|| {
+fn fill_by_kubeadm(node: Node) -> Node {
+    static KUBEADM_TREE: OnceLock<TempDir> = OnceLock::new();
+    let made = KUBEADM_TREE.get_or_init(|| {
         let made = tempfile::tempdir().unwrap();
         for output in kubeadm::init(kubeadm::Node::new(made.path()), INIT) {
             Ran::from(output).done();
@@ -57,17 +57,17 @@ fn migrate(node: &Node, direction: &str, arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn refuses_backup_where_it_would_be_lost() {
-    let node = made_by_kubeadm();
+fn refuses_backup_in_a_place_where_it_would_be_lost() {
+    let node = kubeadm_node();
     let pki = node.path(PKI);
     fs::create_dir_all(node.path("/run/backups")).unwrap();
     fs::create_dir_all(node.path("/etc/kubernetes/backups")).unwrap();
     symlink(&pki, node.outside("link")).unwrap();
     let before = keys(&node);
     assert!(!before.is_empty());
-    // The state directory is there after the first look with the lock.
+    // The state directory exists after the first run that takes the lock.
     apply(&node, "root/etc/kubernetes/pki/ca-backup").ended(65);
-    for place in [
+    for failpoint in [
         "root/var/lib/nodepki/journal.json",
         "root/var/lib/nodepki/backup",
         "root/etc/kubernetes/pki/backup",
@@ -76,14 +76,14 @@ fn refuses_backup_where_it_would_be_lost() {
         "root/run/backups/backup",
         "link/backup",
     ] {
-        let ran = apply(&node, place);
+        let ran = apply(&node, failpoint);
         ran.ended(65)
             .says("cannot be the backup of the CA keys: it lies below ");
-        assert_eq!(keys(&node), before, "{place}");
-        assert!(!node.outside(place).exists(), "{place}");
+        assert_eq!(keys(&node), before, "{failpoint}");
+        assert!(!node.outside(failpoint).exists(), "{failpoint}");
     }
-    // A file system in memory, for keys that are on a disk.
-    let node = filled_by_kubeadm(Node::on_disk());
+    // A file system in memory is no place for keys that are on a disk.
+    let node = fill_by_kubeadm(Node::on_disk());
     let memory = TempDir::new_in("/dev/shm").unwrap();
     let before = keys(&node);
     apply(&node, memory.path().join("backup").to_str().unwrap())
@@ -94,12 +94,12 @@ fn refuses_backup_where_it_would_be_lost() {
 }
 
 #[test]
-fn puts_keys_back_when_backup_cannot_be_read_after_the_commit() {
-    let node = made_by_kubeadm();
+fn restores_keys_if_backup_cannot_be_read_after_the_commit() {
+    let node = kubeadm_node();
     let before = keys(&node);
     let backup = node.outside("backup");
-    let inner = applying(&node, "backup");
-    // Slow enough between the removal and the last look at the backup.
+    let inner = apply_command(&node, "backup");
+    // Slow enough to damage the backup between the removal of the keys and its last verification.
     let mut strace = Command::new("strace");
     strace
         .args(["-o", "/dev/null", "--trace=fadvise64"])
@@ -126,12 +126,12 @@ fn puts_keys_back_when_backup_cannot_be_read_after_the_commit() {
     assert!(keys(&node).is_empty());
 }
 
-fn look(node: &Node) -> Ran {
+fn report(node: &Node) -> Ran {
     Ran::of(migrate(node, "to-external", &["--clock-wait", "0s"]).args(["--wait", "0s"]))
 }
 
-/// `to-external --apply` with the keys going to `backup` beside the node.
-fn applying(node: &Node, backup: &str) -> Command {
+/// `to-external --apply` with the backup in `backup` outside the root.
+fn apply_command(node: &Node, backup: &str) -> Command {
     let mut command = migrate(node, "to-external", &["--apply", "--wait", "0s"]);
     command
         .arg("--backup")
@@ -142,10 +142,10 @@ fn applying(node: &Node, backup: &str) -> Command {
 }
 
 fn apply(node: &Node, backup: &str) -> Ran {
-    Ran::of(&mut applying(node, backup))
+    Ran::of(&mut apply_command(node, backup))
 }
 
-fn back(node: &Node, arguments: &[&str], backups: &[&str]) -> Ran {
+fn restore(node: &Node, arguments: &[&str], backups: &[&str]) -> Ran {
     let mut command = migrate(node, "to-internal", arguments);
     for backup in backups {
         command.arg("--backup").arg(node.outside(backup));
@@ -162,8 +162,8 @@ fn keys(node: &Node) -> Vec<PathBuf> {
     keys.filter(|key| key.exists()).collect()
 }
 
-/// The key of an authority, got out of a backup with the command that stands in it.
-fn by_openssl(dir: &Path, backup: &Path, passphrase: &Path, authority: Authority) -> String {
+/// Extracts the key of an authority from a backup with the command written in it.
+fn extract_key(dir: &Path, backup: &Path, passphrase: &Path, authority: Authority) -> String {
     let text = fs::read_to_string(backup).unwrap();
     let line = text
         .lines()
@@ -183,7 +183,7 @@ fn public_key_of(certificate: &Path) -> Vec<u8> {
     openssl(&["x509", "-in", file, "-noout", "-pubkey"], b"")
 }
 
-/// Everything below `/etc` but the CA keys.
+/// Everything below `/etc` except the CA keys.
 fn without_keys(node: &Node) -> Vec<(PathBuf, u32, Vec<u8>)> {
     let etc = node.etc();
     let kept = etc.content().into_iter();
@@ -197,17 +197,17 @@ fn without_keys(node: &Node) -> Vec<(PathBuf, u32, Vec<u8>)> {
 }
 
 #[test]
-fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
-    let node = made_by_kubeadm();
+fn moves_keys_of_kubeadm_node_to_backup_and_back() {
+    let node = kubeadm_node();
     let before = node.snapshot();
-    look(&node)
+    report(&node)
         .done()
         .says(&node.here("ca              to be removed   @/etc/kubernetes/pki/ca.key"))
         .says("in place and good: etcd-server, etcd-peer, etcd-healthcheck-client, apiserver-etcd-client")
         .says("answers, with this CA")
         .says("nothing was changed; --apply --backup FILE --passphrase-file FILE does it");
     before.unchanged(&node.snapshot());
-    assert!(node.submissions().is_empty(), "a look has nothing made");
+    assert!(node.submissions().is_empty(), "a report sends no request");
 
     let (others, originals) = (without_keys(&node), keys(&node));
     assert_eq!(originals.len(), 3);
@@ -226,10 +226,14 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
         .says_not(PASSPHRASE);
     assert!(keys(&node).is_empty());
     assert_eq!(without_keys(&node), others);
-    assert_eq!(node.submissions().len(), 3, "one signature an authority");
+    assert_eq!(
+        node.submissions().len(),
+        3,
+        "one test request for each authority"
+    );
     assert!(node.submissions().values().all(|count| *count == 1));
     let pending = fs::read_dir(node.path("/var/lib/nodepki/pending")).unwrap();
-    assert_eq!(pending.count(), 0, "the proofs are thrown away");
+    assert_eq!(pending.count(), 0, "the test requests are discarded");
     kubeadm::accepts_external_ca(&node.path("/etc/kubernetes"), INIT);
 
     let backup = node.outside("backup");
@@ -237,7 +241,7 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
     assert_eq!(mode & 0o7777, 0o600);
     let scratch = tempfile::tempdir().unwrap();
     for authority in Authority::ALL {
-        let key = by_openssl(
+        let key = extract_key(
             scratch.path(),
             &backup,
             &node.outside("passphrase"),
@@ -250,25 +254,25 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
         assert_eq!(public, public_key_of(&certificate), "{authority}");
     }
 
-    // Again, with the same arguments.
+    // The same command again.
     let settled = node.snapshot();
-    for ran in [look(&node), apply(&node, "backup")] {
+    for ran in [report(&node), apply(&node, "backup")] {
         ran.done()
             .says("nothing to do: there is no CA private key to be removed on this node");
     }
     settled.unchanged(&node.snapshot());
-    // The first run of bootstrap on this node keeps its ClusterConfiguration.
+    // The first bootstrap on this node records its ClusterConfiguration.
     node.ask().done();
     let settled = node.snapshot();
     node.ask().done();
     settled.unchanged(&node.snapshot());
 
-    back(&node, &[], &["backup"])
+    restore(&node, &[], &["backup"])
         .done()
         .says(&node.here("ca              to be written   @/etc/kubernetes/pki/ca.key"))
         .says("nothing was changed; --apply does it");
     settled.unchanged(&node.snapshot());
-    back(&node, &["--apply"], &["backup"])
+    restore(&node, &["--apply"], &["backup"])
         .done()
         .says(&node.here("ca              written         @/etc/kubernetes/pki/ca.key"))
         .says("--cluster-signing-key-file=/etc/kubernetes/pki/ca.key");
@@ -282,12 +286,12 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
     }
     assert_eq!(without_keys(&node), others);
     let settled = node.snapshot();
-    back(&node, &["--apply"], &["backup"])
+    restore(&node, &["--apply"], &["backup"])
         .done()
         .says("nothing to do: the keys are in place");
     settled.unchanged(&node.snapshot());
 
-    // The backup of then is as good as a new one.
+    // The earlier backup restores the keys as well as a new one.
     apply(&node, "backup")
         .done()
         .says("is the backup of these keys already");
@@ -295,8 +299,8 @@ fn a_node_of_kubeadms_gives_its_keys_away_and_takes_them_back() {
 }
 
 #[test]
-fn the_report_is_for_programs_too() {
-    let node = made_by_kubeadm();
+fn prints_report_as_json() {
+    let node = kubeadm_node();
     node.remove(format!("{PKI}/sa.pub"));
     let ran =
         Ran::of(migrate(&node, "to-external", &["-o", "json"]).args(["--authority", "etcd-ca"]));
@@ -306,13 +310,16 @@ fn the_report_is_for_programs_too() {
     assert_eq!(report["authorities"][0]["authority"], "etcd-ca");
     assert_eq!(report["authorities"][0]["action"], "kept");
     assert_eq!(report["authorities"].as_array().unwrap().len(), 1);
-    let unproven = report["unproven"].as_array().unwrap();
-    assert!(unproven[0].as_str().unwrap().contains("sa.pub"), "{report}");
+    let assert_refused = report["unproven"].as_array().unwrap();
+    assert!(
+        assert_refused[0].as_str().unwrap().contains("sa.pub"),
+        "{report}"
+    );
 }
 
-/// Neither a look nor `--apply` goes on; both say the same, and nothing is changed.
+/// Asserts that both the report and `--apply` refuse with the same words, and that nothing changes.
 #[track_caller]
-fn unproven(node: &Node, code: i32, words: &[&str]) {
+fn assert_refused(node: &Node, code: i32, words: &[&str]) {
     let refused = |ran: Ran| {
         ran.ended(code)
             .says("not everything is proven; nothing was changed")
@@ -324,12 +331,12 @@ fn unproven(node: &Node, code: i32, words: &[&str]) {
         }
     };
     let (all, etc) = (node.snapshot(), node.etc());
-    refused(look(node));
+    refused(report(node));
     all.unchanged(&node.snapshot());
     refused(apply(node, "backup"));
     etc.unchanged(&node.etc());
     assert!(!node.outside("backup").exists());
-    assert!(node.submissions().is_empty(), "nothing is signed in vain");
+    assert!(node.submissions().is_empty(), "a request was sent");
 }
 
 fn expire(node: &Node, name: CertName) {
@@ -344,15 +351,15 @@ fn expire(node: &Node, name: CertName) {
 }
 
 #[test]
-fn an_expired_leaf_and_a_torn_pair_are_told_together() {
-    let node = made_by_kubeadm();
+fn reports_expired_leaf_and_torn_pair_together() {
+    let node = kubeadm_node();
     expire(&node, CertName::FrontProxyClient);
     node.write(
         format!("{PKI}/etcd/peer.key"),
         node.read(format!("{PKI}/etcd/server.key")),
     );
     node.remove("/etc/kubernetes/scheduler.conf");
-    unproven(
+    assert_refused(
         &node,
         65,
         &[
@@ -362,25 +369,25 @@ fn an_expired_leaf_and_a_torn_pair_are_told_together() {
         ],
     );
     node.write("/etc/kubernetes/admin.conf", "no kubeconfig");
-    look(&node)
+    report(&node)
         .ended(65)
         .says(&node.here("@/etc/kubernetes/admin.conf cannot be repaired"))
         .says_not("admin.conf would not do");
     node.remove("/etc/kubernetes/admin.conf");
-    // As it says.
+    // The advice works.
     node.ask().done();
-    look(&node).done();
+    report(&node).done();
 }
 
 #[test]
-fn a_signer_of_another_ca_is_no_successor() {
-    let node = made_by_kubeadm();
+fn refuses_signer_of_another_ca() {
+    let node = kubeadm_node();
     let other = Node::new();
     for extension in ["crt", "key"] {
         let file = format!("etcd/ca.{extension}");
         fs::copy(other.ca().join(&file), node.ca().join(&file)).unwrap();
     }
-    unproven(
+    assert_refused(
         &node,
         65,
         &["signs with another etcd-ca than the one on this node"],
@@ -388,10 +395,10 @@ fn a_signer_of_another_ca_is_no_successor() {
 }
 
 #[test]
-fn a_signer_that_cannot_be_reached_is_no_successor() {
-    let node = made_by_kubeadm();
+fn refuses_unreachable_signer() {
+    let node = kubeadm_node();
     node.signer_does("all", "unreachable");
-    unproven(
+    assert_refused(
         &node,
         69,
         &["nodepki: signer of ca: ", "nodepki: signer of etcd-ca: "],
@@ -399,13 +406,13 @@ fn a_signer_that_cannot_be_reached_is_no_successor() {
 }
 
 #[test]
-fn a_signer_that_reads_the_key_itself_is_no_successor() {
-    let node = made_by_kubeadm();
+fn refuses_signer_that_reads_the_key_itself() {
+    let node = kubeadm_node();
     let local = format!("local:{}", node.ca().display());
     let before = node.etc();
     for more in [&[][..], &["--skip-signing-proof"]] {
         Ran::of(
-            applying(&node, "backup")
+            apply_command(&node, "backup")
                 .args(["--signer", &local])
                 .args(more),
         )
@@ -416,22 +423,22 @@ fn a_signer_that_reads_the_key_itself_is_no_successor() {
 }
 
 #[test]
-fn service_account_keys_must_be_there() {
-    let node = made_by_kubeadm();
+fn requires_service_account_keys() {
+    let node = kubeadm_node();
     let words = "copy both sa.key and sa.pub from another control-plane node";
     for file in ["sa.key", "sa.pub"] {
         node.remove(format!("{PKI}/{file}"));
-        unproven(&node, 65, &[words]);
+        assert_refused(&node, 65, &[words]);
     }
 }
 
 #[test]
-fn kubeadms_rule_about_the_first_certificate_holds() {
-    let node = made_by_kubeadm();
+fn requires_issuing_ca_first_in_bundle() {
+    let node = kubeadm_node();
     let other = fs::read_to_string(Node::new().ca().join("front-proxy-ca.crt")).unwrap();
     let own = node.read(format!("{PKI}/front-proxy-ca.crt"));
     node.write(format!("{PKI}/front-proxy-ca.crt"), format!("{other}{own}"));
-    unproven(
+    assert_refused(
         &node,
         65,
         &[
@@ -444,14 +451,14 @@ fn kubeadms_rule_about_the_first_certificate_holds() {
 }
 
 #[test]
-fn a_manifest_that_names_the_key_comes_first() {
-    let node = made_by_kubeadm();
+fn refuses_while_a_manifest_names_the_key() {
+    let node = kubeadm_node();
     let manifest = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
     node.write(
         manifest,
         "    - --cluster-signing-key-file=/etc/kubernetes/pki/ca.key\n",
     );
-    unproven(
+    assert_refused(
         &node,
         65,
         &[
@@ -462,10 +469,10 @@ fn a_manifest_that_names_the_key_comes_first() {
         manifest,
         "    - --cluster-signing-key-file=\n    # /etc/kubernetes/pki/ca.key\n",
     );
-    look(&node).done();
+    report(&node).done();
     let other = "/etc/kubernetes/manifests/copier.yaml";
     node.write(other, "  - /etc/kubernetes/pki/etcd/ca.key\n");
-    unproven(
+    assert_refused(
         &node,
         65,
         &["copier.yaml names @/etc/kubernetes/pki/etcd/ca.key, and may not start without it"],
@@ -473,7 +480,7 @@ fn a_manifest_that_names_the_key_comes_first() {
 }
 
 #[test]
-fn a_signer_that_answers_and_does_not_sign_is_no_successor() {
+fn refuses_signer_that_answers_without_a_certificate() {
     for (how, code, words) in [
         ("denied", 65, "it says no: Policy: not on a Friday"),
         (
@@ -487,9 +494,9 @@ fn a_signer_that_answers_and_does_not_sign_is_no_successor() {
             "an officer must approve; run the same command again to go on with the same request",
         ),
     ] {
-        let node = made_by_kubeadm();
+        let node = kubeadm_node();
         node.signer_does("all", how);
-        look(&node).done();
+        report(&node).done();
         let etc = node.etc();
         for _ in 0..2 {
             apply(&node, "backup").ended(code).says(words);
@@ -515,13 +522,13 @@ fn a_signer_that_answers_and_does_not_sign_is_no_successor() {
 }
 
 #[test]
-fn a_signer_that_does_not_say_which_ca_it_has_must_sign() {
-    let node = made_by_kubeadm();
+fn requires_test_signature_if_signer_does_not_name_its_ca() {
+    let node = kubeadm_node();
     node.signer_does("all", "without-trust");
-    look(&node)
+    report(&node)
         .done()
         .says("answers, and does not say with which CA");
-    Ran::of(applying(&node, "backup").arg("--skip-signing-proof"))
+    Ran::of(apply_command(&node, "backup").arg("--skip-signing-proof"))
         .ended(65)
         .says("only a signature proves that it has ca; leave out --skip-signing-proof");
     assert_eq!(keys(&node).len(), 3);
@@ -530,9 +537,9 @@ fn a_signer_that_does_not_say_which_ca_it_has_must_sign() {
 }
 
 #[test]
-fn the_proof_by_signature_can_be_left_out() {
-    let node = made_by_kubeadm();
-    Ran::of(applying(&node, "backup").arg("--skip-signing-proof"))
+fn skips_test_signature_on_request() {
+    let node = kubeadm_node();
+    Ran::of(apply_command(&node, "backup").arg("--skip-signing-proof"))
         .done()
         .says("that the signers sign was not proven, as --skip-signing-proof says");
     assert!(keys(&node).is_empty());
@@ -540,8 +547,8 @@ fn the_proof_by_signature_can_be_left_out() {
 }
 
 #[test]
-fn a_backup_that_exists_is_not_overwritten() {
-    let node = made_by_kubeadm();
+fn refuses_to_overwrite_backup() {
+    let node = kubeadm_node();
     let before = node.etc();
     fs::write(node.outside("backup"), "last year's").unwrap();
     apply(&node, "backup")
@@ -557,9 +564,9 @@ fn a_backup_that_exists_is_not_overwritten() {
         .says("make or mount it");
     before.unchanged(&node.etc());
 
-    // The same keys under another passphrase are another backup.
+    // The same keys under another passphrase are a different backup.
     apply(&node, "good").done();
-    back(&node, &["--apply"], &["good"]).done();
+    restore(&node, &["--apply"], &["good"]).done();
     fs::write(
         node.outside("passphrase"),
         "another one that is long enough",
@@ -568,18 +575,18 @@ fn a_backup_that_exists_is_not_overwritten() {
     apply(&node, "good")
         .ended(65)
         .says("the private key was encrypted under another passphrase, or is damaged");
-    back(&node, &["--apply"], &["good"])
+    restore(&node, &["--apply"], &["good"])
         .ended(65)
         .says("good gives no keys: the private key was encrypted under another passphrase");
 }
 
 #[test]
-fn a_backup_that_finds_no_room_removes_nothing() {
-    let node = made_by_kubeadm();
+fn removes_no_key_if_backup_does_not_fit_on_the_disk() {
+    let node = kubeadm_node();
     let before = node.etc();
-    // Of two blocks, which is less than the keys in a backup take.
+    // Two blocks, which is less than a backup of the keys takes.
     let limited = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
-    let run = applying(&node, "backup");
+    let run = apply_command(&node, "backup");
     let mut shell = Command::new("bash");
     shell.args(["-c", limited, "bash"]).arg(run.get_program());
     shell.args(run.get_args()).arg("--skip-signing-proof");
@@ -590,16 +597,16 @@ fn a_backup_that_finds_no_room_removes_nothing() {
     symlink("nowhere", &dangling).unwrap();
     apply(&node, "link").ended(65).says("link");
     before.unchanged(&node.etc());
-    // Below the root, with the path as it is on the node or as it is on this machine.
-    Ran::of(applying(&node, "root/etc/keys").arg("--skip-signing-proof")).done();
+    // Below the root, given as a path on the node or on this machine.
+    Ran::of(apply_command(&node, "root/etc/keys").arg("--skip-signing-proof")).done();
     assert!(node.path("/etc/keys").exists());
-    back(&node, &["--apply"], &["root/etc/keys"]).done();
+    restore(&node, &["--apply"], &["root/etc/keys"]).done();
     assert_eq!(keys(&node).len(), 3);
 }
 
 #[test]
-fn a_passphrase_is_needed_and_is_never_an_argument() {
-    let node = made_by_kubeadm();
+fn requires_passphrase_and_never_as_an_argument() {
+    let node = kubeadm_node();
     let before = node.snapshot();
     Ran::of(&mut migrate(&node, "to-external", &["--apply"]))
         .ended(64)
@@ -644,11 +651,11 @@ fn a_passphrase_is_needed_and_is_never_an_argument() {
 }
 
 #[test]
-fn authorities_go_one_by_one_and_come_back_from_several_backups() {
-    let node = made_by_kubeadm();
-    // Nothing of ca is asked of an etcd-ca that goes alone.
+fn moves_single_authorities_and_restores_from_several_backups() {
+    let node = kubeadm_node();
+    // Moving etcd-ca alone does not require anything of ca.
     node.remove("/etc/kubernetes/scheduler.conf");
-    Ran::of(applying(&node, "etcd").args(["--authority", "etcd-ca"]))
+    Ran::of(apply_command(&node, "etcd").args(["--authority", "etcd-ca"]))
         .done()
         .says_not("kube-controller-manager");
     assert_eq!(keys(&node).len(), 2);
@@ -657,11 +664,11 @@ fn authorities_go_one_by_one_and_come_back_from_several_backups() {
     assert!(keys(&node).is_empty());
 
     let settled = node.snapshot();
-    back(&node, &["--apply", "--authority", "etcd-ca"], &["rest"])
+    restore(&node, &["--apply", "--authority", "etcd-ca"], &["rest"])
         .ended(65)
         .says("no backup holds the key of etcd-ca");
     // A key of another cluster.
-    let stranger = made_by_kubeadm();
+    let stranger = kubeadm_node();
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     fs::write(stranger.outside("key"), key.to_pem().as_bytes()).unwrap();
     let [key, pass] =
@@ -678,7 +685,7 @@ fn authorities_go_one_by_one_and_come_back_from_several_backups() {
         b"",
     );
     fs::write(node.outside("foreign"), foreign).unwrap();
-    back(&node, &["--apply"], &["etcd", "foreign", "absent"])
+    restore(&node, &["--apply"], &["etcd", "foreign", "absent"])
         .ended(65)
         .says("foreign holds a key (public key sha256:")
         .says("that belongs to no CA certificate on this node")
@@ -686,26 +693,26 @@ fn authorities_go_one_by_one_and_come_back_from_several_backups() {
     settled.unchanged(&node.snapshot());
 
     node.write(format!("{PKI}/ca.key"), "something else");
-    back(&node, &["--apply"], &["etcd", "rest"])
+    restore(&node, &["--apply"], &["etcd", "rest"])
         .ended(65)
         .says(&node.here("@/etc/kubernetes/pki/ca.key exists and is not the key of @/etc/kubernetes/pki/ca.crt; it is not overwritten"));
     assert_eq!(keys(&node).len(), 1);
     node.remove(format!("{PKI}/ca.key"));
-    back(&node, &["--apply"], &["etcd", "rest"]).done();
+    restore(&node, &["--apply"], &["etcd", "rest"]).done();
     assert_eq!(keys(&node).len(), 3);
 }
 
 #[test]
-fn one_key_of_two_authorities_comes_back_to_both() {
-    let node = made_by_kubeadm();
+fn restores_one_key_to_two_authorities_that_share_it() {
+    let node = kubeadm_node();
     apply(&node, "backup").done();
     let own = node.read(format!("{PKI}/ca.crt"));
     node.write(format!("{PKI}/front-proxy-ca.crt"), own);
-    back(&node, &["--apply"], &["backup"])
+    restore(&node, &["--apply"], &["backup"])
         .ended(65)
         .says("belongs to no CA certificate on this node")
         .says("name the authorities that you want with --authority");
-    // The backup's own key of front-proxy-ca is nobody's now, and nobody asks for it.
+    // The key of front-proxy-ca in the backup belongs to no certificate and is not required.
     let both = [
         "--apply",
         "--authority",
@@ -713,7 +720,7 @@ fn one_key_of_two_authorities_comes_back_to_both() {
         "--authority",
         "front-proxy-ca",
     ];
-    back(&node, &both, &["backup"]).done();
+    restore(&node, &both, &["backup"]).done();
     assert_eq!(keys(&node).len(), 2);
     assert_eq!(
         node.read(format!("{PKI}/front-proxy-ca.key")),
@@ -722,15 +729,15 @@ fn one_key_of_two_authorities_comes_back_to_both() {
 }
 
 #[test]
-fn a_second_key_in_a_file_is_not_lost() {
-    let node = made_by_kubeadm();
+fn refuses_file_with_a_second_key() {
+    let node = kubeadm_node();
     let second = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let first = node.read(format!("{PKI}/ca.key"));
     node.write(
         format!("{PKI}/ca.key"),
         format!("{first}{}", &*second.to_pem()),
     );
-    unproven(
+    assert_refused(
         &node,
         65,
         &["@/etc/kubernetes/pki/ca.key cannot be backed up: it holds several private keys"],
@@ -738,17 +745,17 @@ fn a_second_key_in_a_file_is_not_lost() {
 }
 
 #[test]
-fn a_key_behind_a_link_would_stay_where_it_is() {
-    let node = made_by_kubeadm();
+fn refuses_key_behind_a_link() {
+    let node = kubeadm_node();
     let key = node.path(format!("{PKI}/ca.key"));
     fs::rename(&key, node.path(format!("{PKI}/real.key"))).unwrap();
     symlink("real.key", &key).unwrap();
-    unproven(&node, 65, &["@/etc/kubernetes/pki/ca.key is a link"]);
+    assert_refused(&node, 65, &["@/etc/kubernetes/pki/ca.key is a link"]);
 }
 
 #[test]
-fn a_signer_of_the_second_ca_in_a_bundle_is_no_successor() {
-    let node = made_by_kubeadm();
+fn refuses_signer_of_the_second_ca_in_a_bundle() {
+    let node = kubeadm_node();
     let other = Node::new();
     for extension in ["crt", "key"] {
         let file = format!("front-proxy-ca.{extension}");
@@ -757,7 +764,7 @@ fn a_signer_of_the_second_ca_in_a_bundle_is_no_successor() {
     let [own, next] = [node.path(PKI), node.ca()]
         .map(|dir| fs::read_to_string(dir.join("front-proxy-ca.crt")).unwrap());
     node.write(format!("{PKI}/front-proxy-ca.crt"), format!("{own}{next}"));
-    unproven(
+    assert_refused(
         &node,
         65,
         &["signs with another front-proxy-ca than the one on this node"],
@@ -765,68 +772,72 @@ fn a_signer_of_the_second_ca_in_a_bundle_is_no_successor() {
 }
 
 #[test]
-fn a_super_admin_kubeconfig_that_was_taken_away_is_mentioned() {
-    let node = made_by_kubeadm();
+fn notes_super_admin_kubeconfig_that_was_removed() {
+    let node = kubeadm_node();
     node.remove("/etc/kubernetes/super-admin.conf");
-    look(&node)
+    report(&node)
         .done()
         .says_not("super-admin.conf,")
         .says(&node.here("@/etc/kubernetes/super-admin.conf is absent: nothing that runs needs it, but kubeadm init and its phases refuse an external CA without it"));
 }
 
-/// After a crash anywhere the keys are on the node or in a backup that opens, and the next run comes to the end.
+/// After a crash at any failpoint the keys are on the node or in a readable backup, and the next run completes.
 #[cfg(feature = "failpoints")]
 #[test]
-fn no_crash_loses_a_key() {
+fn loses_no_key_in_a_crash() {
     use crate::store::leftovers;
     use nodepki::process::failpoint;
 
     let commits = failpoint::STORE
         .iter()
-        .filter(|place| place.starts_with("commit:") || place.starts_with("finish:"));
+        .filter(|failpoint| failpoint.starts_with("commit:") || failpoint.starts_with("finish:"));
     let places = failpoint::MIGRATE
         .iter()
         .chain(commits)
-        .filter(|place| {
+        .filter(|failpoint| {
             !matches!(
-                **place,
+                **failpoint,
                 "commit:staged-one" | "finish:rename-one" | "finish:slot-removed"
             )
         })
-        .map(|place| (*place).to_owned())
+        .map(|failpoint| (*failpoint).to_owned())
         .chain(["finish:remove-one:2", "finish:remove-one:3"].map(str::to_owned));
-    for place in places {
-        let node = made_by_kubeadm();
+    for failpoint in places {
+        let node = kubeadm_node();
         let originals: Vec<(PathBuf, String)> = keys(&node)
             .into_iter()
             .map(|key| (key.clone(), fs::read_to_string(key).unwrap()))
             .collect();
-        // The proof by signature commits too, and would meet the places first.
-        let mut run = applying(&node, "backup");
+        // The test signature commits too, and would reach the failpoints first.
+        let mut run = apply_command(&node, "backup");
         run.arg("--skip-signing-proof");
-        let ran = Ran::of(run.env("NODEPKI_FAILPOINT", &place));
-        assert_eq!(ran.signal, Some(9), "{place}: {}", ran.said());
+        let ran = Ran::of(run.env("NODEPKI_FAILPOINT", &failpoint));
+        assert_eq!(ran.signal, Some(9), "{failpoint}: {}", ran.said());
         if !node.outside("backup").exists() {
-            assert_eq!(keys(&node).len(), 3, "{place}");
+            assert_eq!(keys(&node).len(), 3, "{failpoint}");
         }
         apply(&node, "backup").done();
-        assert!(keys(&node).is_empty(), "{place}");
-        assert_eq!(leftovers(&node.root()), Vec::<PathBuf>::new(), "{place}");
-        back(&node, &["--apply"], &["backup"]).done();
+        assert!(keys(&node).is_empty(), "{failpoint}");
+        assert_eq!(
+            leftovers(&node.root()),
+            Vec::<PathBuf>::new(),
+            "{failpoint}"
+        );
+        restore(&node, &["--apply"], &["backup"]).done();
         for (key, text) in originals {
-            assert_eq!(fs::read_to_string(key).unwrap(), text, "{place}");
+            assert_eq!(fs::read_to_string(key).unwrap(), text, "{failpoint}");
         }
     }
 }
 
 /// A running cluster, and OpenBao with its CA keys.
 #[test]
-fn a_running_cluster_goes_on_with_openbao() {
+fn keeps_running_cluster_working_with_openbao() {
     let cluster = Cluster::start(Authorities::Internal);
     let node = cluster.first();
     let outside = tempfile::tempdir().unwrap();
     let space = Bao::shared().space();
-    let config = bao_with_keys_of(&space, &node.path(PKI), outside.path());
+    let config = openbao_settings(&space, &node.path(PKI), outside.path());
     write_secret(outside.path().join("passphrase"), PASSPHRASE);
     fs::write(outside.path().join("kubeadm.yaml"), cluster::INIT).unwrap();
     let beside = |name: &str| outside.path().join(name).display().to_string();
@@ -849,14 +860,14 @@ fn a_running_cluster_goes_on_with_openbao() {
         &passphrase,
     ];
 
-    // kubeadm's manifest names the key, and the message says what to do about it.
+    // kubeadm's manifest names the key, and the message says how to change it.
     let refused = nodepki(&apply);
     let key = node.path(PKI).join("ca.key");
     refused.ended(65).says(&format!("names {}", key.display()));
     let command = refused.stderr.split_once("for an external CA: ").unwrap().1;
     let manifest = "/etc/kubernetes/manifests/kube-controller-manager.yaml";
     let original = fs::read_to_string(node.path(manifest)).unwrap();
-    // Where the command that suggests it was given.
+    // The command in the message was followed.
     Ran::of(Command::new("sh").args(["-euc", command.trim()])).done();
     let text_now = fs::read_to_string(node.path(manifest)).unwrap();
     for flag in ["cert", "key"] {
@@ -876,7 +887,7 @@ fn a_running_cluster_goes_on_with_openbao() {
     }
     kubeadm::accepts_external_ca(&node.path("/etc/kubernetes"), cluster::INIT);
     for authority in Authority::ALL {
-        let key = by_openssl(
+        let key = extract_key(
             outside.path(),
             Path::new(&backup),
             Path::new(&passphrase),
@@ -889,7 +900,7 @@ fn a_running_cluster_goes_on_with_openbao() {
         assert_eq!(public, public_key_of(&certificate), "{authority}");
     }
 
-    // What the report says of the cluster.
+    // The report describes the cluster.
     node.kubeadm(
         &["init", "phase", "upload-certs", "--upload-certs"],
         Some(cluster::INIT),
@@ -905,7 +916,7 @@ fn a_running_cluster_goes_on_with_openbao() {
         leaf
     );
 
-    // kube-controller-manager as kubeadm had started it does not start any more; as it is now it does.
+    // kube-controller-manager with kubeadm's flags fails to start without the key; with the new flags it starts.
     node.stop("kube-controller-manager");
     fs::write(node.path(manifest), original).unwrap();
     node.write(
@@ -919,8 +930,8 @@ fn a_running_cluster_goes_on_with_openbao() {
     fs::write(node.path(manifest), text_now).unwrap();
     node.start("kube-controller-manager");
 
-    // And back.
-    let back = [
+    // Back to local keys.
+    let restore = [
         "migrate",
         "to-internal",
         "--apply",
@@ -929,7 +940,7 @@ fn a_running_cluster_goes_on_with_openbao() {
         "--passphrase-file",
         &passphrase,
     ];
-    nodepki(&back).done();
+    nodepki(&restore).done();
     node.kubeadm(&["certs", "renew", "apiserver"], Some(cluster::INIT))
         .done()
         .says("renewed");
@@ -939,7 +950,7 @@ fn a_running_cluster_goes_on_with_openbao() {
     );
 }
 
-/// What runs kube-controller-manager with the flags of a manifest, for at most a minute.
+/// A command that runs kube-controller-manager with the flags of a manifest for at most a minute.
 fn manager_command(manifest: &Path) -> String {
     let manifest = fs::read_to_string(manifest).unwrap();
     let flags: Vec<&str> = manifest
@@ -954,8 +965,8 @@ fn manager_command(manifest: &Path) -> String {
     )
 }
 
-/// Settings for engines of OpenBao that sign with the CA keys of a node; the path of the file.
-fn bao_with_keys_of(space: &Space<'_>, pki: &Path, dir: &Path) -> String {
+/// Writes settings for engines of OpenBao that sign with the CA keys of a node, and returns the path of the file.
+fn openbao_settings(space: &Space<'_>, pki: &Path, dir: &Path) -> String {
     let token = put(dir, "token", &space.any_token());
     let settings = format!(
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\

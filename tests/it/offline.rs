@@ -80,7 +80,7 @@ fn names(collection: &Collection) -> Vec<CertName> {
 }
 
 #[test]
-fn the_readme_of_a_bundle_signs_it_as_wanted() {
+fn signs_bundle_with_its_own_readme() {
     let dir = tempfile::tempdir().unwrap();
     let requests: Vec<_> = SLOTS.into_iter().map(request).collect();
     let bundle = signed_bundle(dir.path(), &requests);
@@ -108,7 +108,7 @@ fn the_readme_of_a_bundle_signs_it_as_wanted() {
 }
 
 #[test]
-fn a_bundle_is_the_same_bytes_every_time_and_describes_itself() {
+fn writes_same_bytes_for_the_same_requests() {
     let requests = [request(CertName::EtcdServer), request(CertName::AdminConf)];
     let later = requests.clone().map(|request| {
         let now = crate::signing::now();
@@ -136,7 +136,7 @@ fn a_bundle_is_the_same_bytes_every_time_and_describes_itself() {
 }
 
 #[test]
-fn extensions_keep_the_order_of_names_and_usages() {
+fn keeps_order_of_names_and_usages_in_extensions() {
     let text = openssl_extensions(&wanted(CertName::EtcdServer).profile);
     for part in [
         "extendedKeyUsage = serverAuth, clientAuth\n",
@@ -149,7 +149,7 @@ fn extensions_keep_the_order_of_names_and_usages() {
 }
 
 #[test]
-fn mis_named_certificates_are_taken_for_the_slot_of_their_key() {
+fn assigns_misnamed_certificates_by_their_key() {
     let dir = tempfile::tempdir().unwrap();
     let requests: Vec<_> = SLOTS.into_iter().map(request).collect();
     let bundle = signed_bundle(dir.path(), &requests);
@@ -184,11 +184,11 @@ fn mis_named_certificates_are_taken_for_the_slot_of_their_key() {
 }
 
 #[test]
-fn strays_are_explained() {
+fn explains_stray_files() {
     let dir = tempfile::tempdir().unwrap();
     let all: Vec<_> = SLOTS.into_iter().map(request).collect();
     let bundle = signed_bundle(dir.path(), &all);
-    // Made on another node: its CSR is here, its key is not.
+    // Its CSR was created on another node: the CSR is here, the key is not.
     let known = outstanding(&all[1..]);
     let collection = collect(&read_tree(&bundle), &known, &[]);
     assert_eq!(
@@ -240,8 +240,8 @@ fn strays_are_explained() {
     );
 }
 
-/// The tree that kubeadm makes, after a person signed it: `.crt` beside the keys; in the kubeconfigs pasted, or
-/// beside them.
+/// The tree that kubeadm creates, after it was signed by hand: `.crt` files next to the keys, and for kubeconfigs
+/// embedded (`pasted`) or in `.crt` files too.
 fn kubeadm_tree(dir: &Path, pasted: bool) -> Vec<Request> {
     let ca = dir.join("ca-dir");
     fs::create_dir_all(&ca).unwrap();
@@ -250,7 +250,7 @@ fn kubeadm_tree(dir: &Path, pasted: bool) -> Vec<Request> {
     fs::create_dir_all(tree.join("pki/etcd")).unwrap();
     fs::copy(ca.join("ca.crt"), tree.join("pki/ca.crt")).unwrap();
     fs::copy(ca.join("etcd/ca.crt"), tree.join("pki/etcd/ca.crt")).unwrap();
-    // Neither a slot's.
+    // Files that belong to no slot.
     fs::copy(ca.join("ca.key"), tree.join("pki/sa.key")).unwrap();
     SLOTS
         .into_iter()
@@ -280,7 +280,7 @@ fn kubeadm_tree(dir: &Path, pasted: bool) -> Vec<Request> {
                     STANDARD.encode(key.to_pem().as_bytes())
                 );
                 if pasted {
-                    // As base64 without -w0 gives it.
+                    // The output of base64 without -w0.
                     let encoded = STANDARD.encode(&crt);
                     let (one, two) = encoded.split_at(76);
                     conf.push_str(&format!(
@@ -303,7 +303,7 @@ fn kubeadm_tree(dir: &Path, pasted: bool) -> Vec<Request> {
 }
 
 #[test]
-fn the_tree_of_kubeadm_brings_certificates_and_keys() {
+fn reads_certificates_and_keys_of_kubeadm_tree() {
     for pasted in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let requests = kubeadm_tree(dir.path(), pasted);
@@ -327,7 +327,7 @@ fn the_tree_of_kubeadm_brings_certificates_and_keys() {
             .map(|(name, ..)| *name)
             .collect();
         assert_eq!(authorities, [Authority::Ca, Authority::EtcdCa]);
-        // A key that is pending here goes before the same slot's that came along.
+        // A pending key takes precedence over a key of the same slot in the tree.
         let pending = outstanding(&requests);
         let collection = collect(&read_tree(&dir.path().join("tree")), &pending, &[]);
         assert!(
@@ -340,7 +340,7 @@ fn the_tree_of_kubeadm_brings_certificates_and_keys() {
 }
 
 #[test]
-fn bad_kubeconfigs_are_named() {
+fn names_bad_kubeconfigs() {
     let files = |text: &str| {
         vec![(
             "admin.conf".into(),
@@ -360,13 +360,13 @@ fn bad_kubeconfigs_are_named() {
             "{message}"
         );
     }
-    // As kubeadm leaves it before anybody signed: no certificate, nothing to say.
+    // A kubeconfig as kubeadm leaves it before signing: no certificate and no remark.
     let collection = collect(&files("user: {client-certificate-data: \"\"}"), &[], &[]);
     assert_eq!(collection.remarks, []);
 }
 
 #[test]
-fn the_tree_of_the_real_kubeadm_is_understood_whole() {
+fn reads_tree_of_the_real_kubeadm() {
     let dir = tempfile::tempdir().unwrap();
     let (etc, ca) = (dir.path().join("etc"), dir.path().join("ca-dir"));
     fs::create_dir_all(&etc).unwrap();
@@ -379,7 +379,7 @@ fn the_tree_of_the_real_kubeadm_is_understood_whole() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    // Before anybody signed there is nothing to take and nothing to complain of.
+    // Before signing there is nothing to import and no remark.
     let collection = collect(&read_tree(&etc), &[], &[]);
     assert_eq!(collection.remarks, []);
     assert_eq!(names(&collection), []);
@@ -407,7 +407,7 @@ fn the_tree_of_the_real_kubeadm_is_understood_whole() {
             b"",
         );
         if slot == CertName::AdminConf {
-            // Pasted with kubectl's own words for it.
+            // Embedded with kubectl's own field name.
             let conf = fs::read_to_string(&base).unwrap();
             assert!(conf.contains("    client-key-data:"), "{conf}");
             let pasted = format!(

@@ -1,4 +1,4 @@
-//! What the program of a release takes, held against `packaging/budget.toml`. `tests/run package` runs this.
+//! Compares the resource use of a release binary with `packaging/budget.toml`. `tests/run package` runs this.
 
 #[path = "../bench/daemon.rs"]
 #[allow(dead_code, reason = "the benchmark asks for more")]
@@ -16,9 +16,9 @@ use crate::node::INIT;
 use crate::packages::{file, program, said};
 use daemon::{Daemon, make_authorities};
 
-/// Of the budget.
-const TOLERATED: f64 = 1.1;
-/// Runs that a time is the mean of, since one is too short for the clock of a process.
+/// Tolerated multiple of the budget.
+const TOLERANCE: f64 = 1.1;
+/// Number of runs of which the mean is taken, since one run is too short for the process clock.
 const RUNS: u32 = 50;
 
 fn budget() -> BTreeMap<String, f64> {
@@ -34,7 +34,7 @@ fn budget() -> BTreeMap<String, f64> {
         .collect()
 }
 
-fn seen() -> BTreeMap<&'static str, f64> {
+fn measurements() -> BTreeMap<&'static str, f64> {
     let size = |path: &Path| fs::metadata(path).unwrap().len() as f64;
     let empty = TempDir::new().unwrap();
     let root = empty.path().display().to_string();
@@ -47,8 +47,8 @@ fn seen() -> BTreeMap<&'static str, f64> {
         ("program", size(program())),
         ("deb", size(&file(".deb"))),
         ("rpm", size(&file(".rpm"))),
-        ("version_calls", calls(&version)),
-        ("status_calls", calls(&status)),
+        ("version_calls", system_calls(&version)),
+        ("status_calls", system_calls(&status)),
         ("version_cpu", version_cpu),
         ("status_cpu", status_cpu),
         ("status_resident", status_resident),
@@ -58,7 +58,7 @@ fn seen() -> BTreeMap<&'static str, f64> {
     ])
 }
 
-fn calls(arguments: &[&str]) -> f64 {
+fn system_calls(arguments: &[&str]) -> f64 {
     let dir = TempDir::new().unwrap();
     let log = dir.path().join("calls");
     said(
@@ -72,7 +72,7 @@ fn calls(arguments: &[&str]) -> f64 {
     log.lines().filter(|line| line.contains('(')).count() as f64
 }
 
-/// Milliseconds of one of many runs, and the largest resident KiB.
+/// Mean milliseconds of CPU of a run, and the largest resident KiB.
 fn cpu_and_resident(arguments: &[&str]) -> (f64, f64) {
     let many = format!("i=0; while [ $i -lt {RUNS} ]; do \"$@\" >/dev/null; i=$((i+1)); done");
     let script = [
@@ -81,7 +81,7 @@ fn cpu_and_resident(arguments: &[&str]) -> (f64, f64) {
         arguments,
     ]
     .concat();
-    let (cpu, resident) = taken(&script);
+    let (cpu, resident) = cpu_and_memory(&script);
     (cpu / f64::from(RUNS), resident)
 }
 
@@ -107,12 +107,12 @@ fn bootstrap_resident() -> f64 {
         "--signer",
         &signer,
     ];
-    taken(&command).1
+    cpu_and_memory(&command).1
 }
 
-/// Milliseconds of CPU and the largest resident KiB of a command and its children, by GNU time: it is small itself, and
-/// a process begins with the resident memory of the one that it was forked from.
-fn taken(command: &[&str]) -> (f64, f64) {
+/// Milliseconds of CPU and the largest resident KiB of a command and its children, measured by GNU time: it is small,
+/// and a process starts with the resident memory of the process that forked it.
+fn cpu_and_memory(command: &[&str]) -> (f64, f64) {
     let dir = TempDir::new().unwrap();
     let log = dir.path().join("time");
     said(
@@ -130,30 +130,30 @@ fn taken(command: &[&str]) -> (f64, f64) {
 }
 
 #[test]
-fn a_release_keeps_to_its_budget() {
+fn release_stays_within_its_budget() {
     let budget = budget();
-    let seen = seen();
+    let measurements = measurements();
     println!("\n| | seen | budget | |\n| --- | --- | --- | --- |");
-    for (key, value) in &seen {
+    for (key, value) in &measurements {
         let allowed = budget[*key];
         println!(
             "| {key} | {value:.1} | {allowed} | {:.0} % |",
             value / allowed * 100.0
         );
     }
-    let keys: Vec<_> = seen.keys().copied().collect();
+    let keys: Vec<_> = measurements.keys().copied().collect();
     assert_eq!(
         keys,
         budget.keys().collect::<Vec<_>>(),
         "packaging/budget.toml has other keys"
     );
-    let over: Vec<_> = seen
+    let over: Vec<_> = measurements
         .iter()
-        .filter(|(key, value)| **value > budget[**key] * TOLERATED)
+        .filter(|(key, value)| **value > budget[**key] * TOLERANCE)
         .collect();
     assert!(over.is_empty(), "over packaging/budget.toml: {over:?}");
-    // A size that has shrunk is worth keeping. What is resident or takes time also depends on the machine.
-    let loose: Vec<_> = seen
+    // A smaller size must be recorded. Memory and time also depend on the machine.
+    let loose: Vec<_> = measurements
         .iter()
         .filter(|(key, value)| {
             ["program", "deb", "rpm"].contains(*key) && **value < budget[**key] * 0.8
@@ -161,6 +161,6 @@ fn a_release_keeps_to_its_budget() {
         .collect();
     assert!(
         loose.is_empty(),
-        "far below packaging/budget.toml, which is to be mended: {loose:?}"
+        "far below packaging/budget.toml: lower the budget: {loose:?}"
     );
 }

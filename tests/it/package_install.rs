@@ -1,8 +1,8 @@
-//! The packages in throw-away roots: installed, upgraded, removed, purged, by the real dpkg and rpm. `tests/run package`
-//! runs these.
+//! Installs, upgrades, removes and purges the packages in temporary roots with the real dpkg and rpm. `tests/run package`
+//! runs these tests.
 //!
-//! A root is a small Debian under an overlay, so that nothing is copied and what a package did is what lies in the upper
-//! directory. No systemd runs there: what the scripts do under one is for the machines that boot.
+//! A root is a small Debian under an overlay, so that nothing is copied, and the upper directory shows what a package
+//! changed. systemd does not run there: the tests on booted machines cover what the scripts do with it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,24 +13,26 @@ use tempfile::TempDir;
 use crate::packages::{directory, file, one_in, program, said};
 
 const CONFIG: &str = "etc/nodepki/config.yaml";
-const OWN: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nwait: 5m\n";
+const CHANGED_CONFIG: &str =
+    "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nwait: 5m\n";
 /// Settings that change nothing.
-const BY_HAND: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n# By hand.\n";
-/// What the default configuration of the next revision says more.
-const NEWS: &str = "# More of the next revision.\n";
+const COMMENTED_CONFIG: &str =
+    "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n# By hand.\n";
+/// The line that the next revision adds to the default configuration.
+const ADDED_LINE: &str = "# More of the next revision.\n";
 const UNITS: [&str; 4] = [
     "nodepki-bootstrap.service",
     "nodepki-renew.service",
     "nodepki-renew.timer",
     "nodepki.service",
 ];
-/// What nodepki and its administrator make, and what no package may ever take along.
-const KEPT: [&str; 3] = [
+/// Files of nodepki and of the administrator, which no package may remove.
+const KEPT_FILES: [&str; 3] = [
     "etc/kubernetes/pki/apiserver.key",
     "etc/nodepki/config.d/site.yaml",
     "var/lib/kubelet/pki/kubelet-client-current.pem",
 ];
-const STATE: &str = "var/lib/nodepki/pending/apiserver/key.pem";
+const PENDING_KEY: &str = "var/lib/nodepki/pending/apiserver/key.pem";
 
 struct Root {
     dir: TempDir,
@@ -63,7 +65,7 @@ impl Root {
         fs::write(path, text).unwrap();
     }
 
-    /// A shell script with the root mounted at `$root`.
+    /// Runs a shell script with the root mounted at `$root`.
     #[track_caller]
     fn run(&self, script: &str) -> String {
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -97,7 +99,7 @@ impl Root {
     }
 
     fn dpkg(&self, arguments: &str) -> String {
-        // Debian's image leaves documentation out; a machine does not.
+        // Debian's image excludes documentation; a real machine does not.
         self.run(&format!(
             "chroot \"$root\" dpkg --path-include='/usr/share/doc/*' {arguments} 2>&1"
         ))
@@ -109,23 +111,23 @@ impl Root {
         ))
     }
 
-    /// Makes a package reachable inside.
-    fn give(&self, package: &Path) -> String {
+    /// Makes a package available in the root, and returns its path there.
+    fn add_package(&self, package: &Path) -> String {
         let name = package.file_name().unwrap().to_string_lossy().into_owned();
         fs::create_dir_all(self.path("packages")).unwrap();
         fs::copy(package, self.path("packages").join(&name)).unwrap();
         format!("/packages/{name}")
     }
 
-    fn in_use(&self) {
+    fn put_in_use(&self) {
         self.run(
             "chroot \"$root\" systemctl enable nodepki-bootstrap.service nodepki-renew.timer 2>&1",
         );
         assert!(self.has("etc/systemd/system/multi-user.target.wants/nodepki-bootstrap.service"));
-        for file in KEPT {
-            self.write(file, BY_HAND);
+        for file in KEPT_FILES {
+            self.write(file, COMMENTED_CONFIG);
         }
-        self.write(STATE, BY_HAND);
+        self.write(PENDING_KEY, COMMENTED_CONFIG);
     }
 
     #[track_caller]
@@ -162,7 +164,7 @@ impl Root {
         assert!(links.is_empty(), "{links:?}");
     }
 
-    /// Below /etc/systemd, to units of the package.
+    /// The links below /etc/systemd that lead to units of the package.
     fn links(&self) -> Vec<String> {
         let found = self.run("find \"$root/etc/systemd\" -name 'nodepki*'");
         found.lines().map(str::to_owned).collect()
@@ -172,13 +174,13 @@ impl Root {
     fn assert_removed(&self) {
         let left = self.run("find \"$root/usr\" -name '*nodepki*'");
         assert_eq!(left, "");
-        for file in KEPT {
-            assert_eq!(self.read(file), BY_HAND, "{file}");
+        for file in KEPT_FILES {
+            assert_eq!(self.read(file), COMMENTED_CONFIG, "{file}");
         }
     }
 }
 
-/// Packages of the next revision, whose default configuration differs, made elsewhere from the same program.
+/// Builds packages of the next revision from the same program, with another default configuration.
 fn next_revision(format: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let sources = dir.path().join("sources");
@@ -195,7 +197,7 @@ fn next_revision(format: &str) -> (TempDir, PathBuf) {
     );
     let config = sources.join("packaging/config.yaml");
     let text = fs::read_to_string(&config).unwrap();
-    fs::write(&config, text + NEWS).unwrap();
+    fs::write(&config, text + ADDED_LINE).unwrap();
     let out = dir.path().join("out");
     said(
         Command::new(sources.join("packaging/build"))
@@ -209,11 +211,11 @@ fn next_revision(format: &str) -> (TempDir, PathBuf) {
 }
 
 #[test]
-fn a_deb_comes_and_goes_and_leaves_what_is_not_its_own() {
+fn installs_and_removes_deb_without_touching_other_files() {
     let root = Root::new();
-    let first = root.give(&file(".deb"));
+    let first = root.add_package(&file(".deb"));
     let (_next, next) = next_revision("deb");
-    let next = root.give(&next);
+    let next = root.add_package(&next);
 
     root.dpkg(&format!("--install {first}"));
     root.assert_installed();
@@ -221,24 +223,24 @@ fn a_deb_comes_and_goes_and_leaves_what_is_not_its_own() {
     assert_eq!(root.dpkg("--verify nodepki"), "");
     assert_eq!(root.dpkg("--audit"), "");
 
-    // A default that nobody has changed follows the package.
+    // An unchanged configuration file is replaced by the new default.
     root.dpkg(&format!("--install {next}"));
-    assert!(root.read(CONFIG).ends_with(NEWS));
+    assert!(root.read(CONFIG).ends_with(ADDED_LINE));
     root.dpkg("--purge nodepki");
     assert!(!root.has(CONFIG));
 
-    // One that somebody has changed stays, without a question where the package's own is the same as before.
+    // A changed one is kept, without a question if the default is the same as before.
     root.dpkg(&format!("--install {first}"));
-    root.write(CONFIG, OWN);
-    root.in_use();
+    root.write(CONFIG, CHANGED_CONFIG);
+    root.put_in_use();
     root.dpkg(&format!("--install {first}"));
-    assert_eq!(root.read(CONFIG), OWN);
+    assert_eq!(root.read(CONFIG), CHANGED_CONFIG);
     assert!(!root.has("etc/nodepki/config.yaml.dpkg-dist"));
     root.dpkg(&format!("--force-confdef --force-confold --install {next}"));
-    assert_eq!(root.read(CONFIG), OWN);
+    assert_eq!(root.read(CONFIG), CHANGED_CONFIG);
     assert!(
         root.read("etc/nodepki/config.yaml.dpkg-dist")
-            .ends_with(NEWS)
+            .ends_with(ADDED_LINE)
     );
     assert_eq!(root.links().len(), 2, "{:?}", root.links());
     let version = root.run("chroot \"$root\" dpkg-query -W -f '${Version}' nodepki");
@@ -247,8 +249,8 @@ fn a_deb_comes_and_goes_and_leaves_what_is_not_its_own() {
 
     root.dpkg("--remove nodepki");
     root.assert_removed();
-    assert_eq!(root.read(CONFIG), OWN);
-    assert_eq!(root.read(STATE), BY_HAND);
+    assert_eq!(root.read(CONFIG), CHANGED_CONFIG);
+    assert_eq!(root.read(PENDING_KEY), COMMENTED_CONFIG);
 
     root.dpkg("--purge nodepki");
     root.assert_removed();
@@ -259,7 +261,7 @@ fn a_deb_comes_and_goes_and_leaves_what_is_not_its_own() {
 }
 
 #[test]
-fn an_rpm_comes_and_goes_and_leaves_what_is_not_its_own() {
+fn installs_and_removes_rpm_without_touching_other_files() {
     let root = Root::new();
     let first = file(".rpm").display().to_string();
     let (_next, next) = next_revision("rpm");
@@ -273,23 +275,26 @@ fn an_rpm_comes_and_goes_and_leaves_what_is_not_its_own() {
         .collect();
     assert!(foreign.is_empty(), "{foreign:?}");
 
-    // Debian's root has a /bin/sh that rpm knows nothing of.
+    // rpm does not know that Debian's root has a /bin/sh.
     root.rpm(&format!("--nodeps --install {first}"));
     root.assert_installed();
     root.assert_nothing_enabled();
     assert_eq!(root.rpm("--verify --nodeps nodepki"), "");
 
     root.rpm(&format!("--nodeps --upgrade {next}"));
-    assert!(root.read(CONFIG).ends_with(NEWS));
+    assert!(root.read(CONFIG).ends_with(ADDED_LINE));
     root.rpm("--erase nodepki");
     assert!(!root.has(CONFIG));
 
     root.rpm(&format!("--nodeps --install {first}"));
-    root.write(CONFIG, OWN);
-    root.in_use();
+    root.write(CONFIG, CHANGED_CONFIG);
+    root.put_in_use();
     root.rpm(&format!("--nodeps --upgrade {next}"));
-    assert_eq!(root.read(CONFIG), OWN);
-    assert!(root.read("etc/nodepki/config.yaml.rpmnew").ends_with(NEWS));
+    assert_eq!(root.read(CONFIG), CHANGED_CONFIG);
+    assert!(
+        root.read("etc/nodepki/config.yaml.rpmnew")
+            .ends_with(ADDED_LINE)
+    );
     assert_eq!(root.links().len(), 2, "{:?}", root.links());
     assert_eq!(root.rpm("--query nodepki --queryformat '%{RELEASE}'"), "2");
     root.assert_installed();
@@ -298,13 +303,13 @@ fn an_rpm_comes_and_goes_and_leaves_what_is_not_its_own() {
     root.assert_removed();
     root.assert_nothing_enabled();
     assert!(!root.has(CONFIG));
-    assert_eq!(root.read("etc/nodepki/config.yaml.rpmsave"), OWN);
-    assert_eq!(root.read(STATE), BY_HAND);
+    assert_eq!(root.read("etc/nodepki/config.yaml.rpmsave"), CHANGED_CONFIG);
+    assert_eq!(root.read(PENDING_KEY), COMMENTED_CONFIG);
 }
 
-/// For everything else: unpacked into a root, it is all there.
+/// The tarball contains the same files as the packages.
 #[test]
-fn the_tarball_is_what_the_packages_install() {
+fn tarball_contains_the_files_of_the_packages() {
     let root = Root::new();
     let tarball = file(".tar.gz");
     root.run(&format!(
@@ -318,9 +323,9 @@ fn the_tarball_is_what_the_packages_install() {
     );
 }
 
-/// Packaged once more, from a copy of the sources in another directory: nothing of place or time gets in.
+/// Builds the packages again from a copy of the sources in another directory: path and time have no influence.
 #[test]
-fn the_same_program_gives_the_same_packages_elsewhere() {
+fn builds_identical_packages_in_another_directory() {
     let out = tempfile::tempdir().unwrap();
     let epoch = said(
         Command::new("sh")

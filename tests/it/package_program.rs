@@ -1,4 +1,4 @@
-//! The program of a release: static, alone in the world, telling what it is made of. `tests/run package` runs these.
+//! The program of a release: static, self-contained, and with a list of its dependencies. `tests/run package` runs these.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,10 +20,10 @@ use crate::packages::{file, program, said};
 use crate::rig::rig;
 use crate::signing::openssl;
 
-const NAME: &str = "signer.example.test";
+const SIGNER_NAME: &str = "signer.example.test";
 
 #[test]
-fn it_is_static() {
+fn program_is_static() {
     let program = program();
     let told = said(Command::new("file").arg("--brief").arg(program));
     assert!(
@@ -56,7 +56,7 @@ fn it_is_static() {
 }
 
 #[test]
-fn it_tells_nothing_of_the_machine_that_built_it() {
+fn program_contains_no_path_of_the_build_machine() {
     let bytes = fs::read(program()).unwrap();
     let home = std::env::var("HOME").unwrap();
     for text in [
@@ -74,7 +74,7 @@ fn it_tells_nothing_of_the_machine_that_built_it() {
             String::from_utf8_lossy(&bytes[at.saturating_sub(40)..end]).into_owned()
         });
         if text.starts_with("/registry") {
-            // Where the crates are has become a name of its own.
+            // The path of the crates is replaced by a neutral one.
             assert!(around.is_some_and(|around| around.contains("/cargo/registry")));
         } else {
             assert_eq!(around, None, "{text} is in it");
@@ -88,10 +88,10 @@ fn it_tells_nothing_of_the_machine_that_built_it() {
     );
 }
 
-/// A root with the program, two files of /etc and what it is told about, and nothing else: no libraries, no shell, no
-/// NSS, no /dev, no /proc, no CAs. In a network of its own a name server and a signer's server.
+/// A root that contains only the program, two files of /etc and its inputs: no libraries, no shell, no NSS, no /dev, no
+/// /proc and no CAs. A name server and a signer's server run in a private network.
 #[test]
-fn in_an_empty_root_it_finds_its_signer_by_name_and_gives_a_node_its_certificates() {
+fn bootstraps_by_signer_name_in_an_empty_root() {
     let mut command = Command::new("unshare");
     command.arg("--net");
     if !nix::unistd::geteuid().is_root() {
@@ -112,7 +112,7 @@ fn in_an_empty_root_it_finds_its_signer_by_name_and_gives_a_node_its_certificate
     assert!(!printed.contains("PRIVATE KEY"));
 }
 
-/// What the child does; nothing unless told to.
+/// The child process of the test; does nothing when it is run as a test.
 #[test]
 fn child_process() {
     if std::env::var_os("NODEPKI_TEST_CHILD").is_some() {
@@ -128,14 +128,14 @@ fn in_an_empty_root() {
     let front = rig.front().unwrap();
     let issuer = Issuer::new("gateway-ca");
     let now = OffsetDateTime::now_utc();
-    let pair = issuer.server(&[NAME], &[], now, Duration::from_secs(24 * 60 * 60));
+    let pair = issuer.server(&[SIGNER_NAME], &[], now, Duration::from_secs(24 * 60 * 60));
     let gateway = Gateway::start(Options {
         upstream: Some(front.upstream),
         issuer,
         pair: Some(pair),
         ..Options::default()
     });
-    let url = gateway.url_of(NAME);
+    let url = gateway.url_of(SIGNER_NAME);
 
     let root = TempDir::new().unwrap();
     let put = |path: &str, bytes: &[u8]| {
@@ -183,7 +183,7 @@ fn in_an_empty_root() {
         }
     };
 
-    // The host's CAs count for nothing, unless it is told that they do.
+    // The host's CAs are not trusted unless the settings say so.
     put("etc/ssl/certs/ca-certificates.crt", &gateway.ca_pem());
     settings(&format!(
         "{{caFile: {}}}",
@@ -231,7 +231,7 @@ fn in_root(root: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// RFC 1035: 127.0.0.1 for [`NAME`], and no other name.
+/// Answers DNS queries (RFC 1035) with 127.0.0.1 for [`SIGNER_NAME`], and with an error for other names.
 fn answer_names(socket: &UdpSocket) {
     let mut packet = [0; 512];
     while let Ok((length, client)) = socket.recv_from(&mut packet) {
@@ -244,7 +244,7 @@ fn answer_names(socket: &UdpSocket) {
             end = next;
         }
         end += 5;
-        let known = labels.join(".").eq_ignore_ascii_case(NAME);
+        let known = labels.join(".").eq_ignore_ascii_case(SIGNER_NAME);
         let address = known && query[end - 3] == 1;
         let mut answer = query[..2].to_vec();
         answer.extend([0x81, if known { 0x80 } else { 0x83 }]);
@@ -257,7 +257,7 @@ fn answer_names(socket: &UdpSocket) {
     }
 }
 
-/// Name and version of each crate that Cargo compiles for the program, or for its build.
+/// Name and version of each crate that Cargo compiles for the program or for its build.
 fn compiled() -> BTreeSet<(String, String)> {
     let tree = said(
         Command::new(env!("CARGO"))
@@ -289,9 +289,9 @@ fn named(packages: &Value) -> BTreeSet<(String, String)> {
         .collect()
 }
 
-/// Read by the library that scanners use.
+/// Read by the library that security scanners use.
 #[test]
-fn its_dependencies_are_in_it() {
+fn program_contains_its_dependency_list() {
     let told = said(Command::new("rust-audit-info").arg(program()));
     let listed: Value = serde_json::from_str(&told).unwrap();
     let packages = listed["packages"].as_array().unwrap();
@@ -317,7 +317,7 @@ fn its_dependencies_are_in_it() {
 }
 
 #[test]
-fn the_sbom_names_every_crate_and_both_libraries_with_licences() {
+fn sbom_names_every_crate_and_both_libraries_with_licences() {
     let sbom: Value = serde_json::from_slice(&fs::read(file(".cdx.json")).unwrap()).unwrap();
     assert_eq!(sbom["bomFormat"], "CycloneDX");
     assert_eq!(sbom["metadata"]["component"]["name"], "nodepki");
@@ -347,7 +347,7 @@ fn the_sbom_names_every_crate_and_both_libraries_with_licences() {
 }
 
 #[test]
-fn the_checksums_are_those_of_the_files() {
+fn checksums_match_the_files() {
     let directory = crate::packages::directory();
     said(
         Command::new("sha256sum")

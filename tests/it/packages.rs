@@ -1,4 +1,4 @@
-//! The packages that `packaging/build` made, for the tests that `tests/run package` runs. Owns: where they are.
+//! Finds the packages that `packaging/build` made, for the tests that `tests/run package` runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
-/// Where `packaging/build` has put them.
+/// The directory in which `packaging/build` has put them.
 pub(crate) fn directory() -> PathBuf {
     let given = std::env::var_os("NODEPKI_TEST_PACKAGES").map(PathBuf::from);
-    given.expect("NODEPKI_TEST_PACKAGES names no directory: run tests/run package")
+    given.expect("NODEPKI_TEST_PACKAGES is not set: run tests/run package")
 }
 
-/// The one file there whose name ends so.
+/// The only file there whose name ends with `suffix`.
 pub(crate) fn file(suffix: &str) -> PathBuf {
     one_in(&directory(), suffix)
 }
@@ -28,7 +28,7 @@ pub(crate) fn one_in(directory: &Path, suffix: &str) -> PathBuf {
     found.remove(0)
 }
 
-/// The program out of the .deb.
+/// The program, extracted from the .deb.
 pub(crate) fn program() -> &'static Path {
     static UNPACKED: LazyLock<(TempDir, PathBuf)> = LazyLock::new(|| {
         let dir = tempfile::tempdir().unwrap();
@@ -44,7 +44,7 @@ pub(crate) fn program() -> &'static Path {
     &UNPACKED.1
 }
 
-/// What a command printed, which has to end well.
+/// Returns the output of a command that must succeed.
 #[track_caller]
 pub(crate) fn said(command: &mut Command) -> String {
     let output = command

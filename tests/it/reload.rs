@@ -1,5 +1,5 @@
-//! What is renewed takes effect on a real control plane: the two components that do not reload are restarted, once each
-//! and nothing else, and everything is proven. What must hold them back does.
+//! Renewed certificates take effect on a real control plane: the two components that do not reload their kubeconfigs
+//! are restarted once each, and the result is verified. Restarts are postponed or rolled back when required.
 
 use std::fs;
 
@@ -18,10 +18,10 @@ use crate::signing::now;
 
 const CONTROLLERS: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
-const RECORD: &str = "/var/lib/nodepki/restarts.json";
+const RESTART_RECORD: &str = "/var/lib/nodepki/restarts.json";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 
-/// A control plane whose manifests somebody watches.
+/// A control plane whose manifests are watched.
 struct Plane {
     cluster: Cluster,
     pods: StaticPods,
@@ -42,7 +42,7 @@ impl Plane {
         self.cluster.first()
     }
 
-    /// `reload` are further keys of that block.
+    /// Writes the settings, with further keys of the block `reload`.
     fn configure(&self, reload: &str) {
         let text = format!(
             "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {{own: {{local: {{directory: /etc/kubernetes/pki}}}}}}\nreload:\n  lease: {{duration: 10s}}\n{reload}"
@@ -50,28 +50,28 @@ impl Plane {
         self.node().write("/etc/nodepki/config.yaml", &text);
     }
 
-    /// What is young by the record is not renewed again, whoever asks.
-    fn grow_old(&self) {
+    /// Removes the cool-down of recent certificates from the record.
+    fn end_cool_down(&self) {
         let _ = fs::remove_file(self.node().path("/var/lib/nodepki/issued.json"));
     }
 
     fn renew(&self, arguments: &[&str]) -> Ran {
         if !arguments.is_empty() {
-            self.grow_old();
+            self.end_cool_down();
         }
         let common = ["renew", "--clock-wait", "0s"];
         self.node().nodepki(&[&common[..], arguments].concat())
     }
 
-    /// Killed once the new files and the record are on disk.
+    /// Runs `renew` and kills it once the new files and the record are on disk.
     fn renew_killed(&self, name: &str) {
-        self.grow_old();
+        self.end_cool_down();
         let mut command = self.node().command("env");
         command.args(["NODEPKI_FAILPOINT=run:committed", NODEPKI, "--root", "/"]);
         command.args(["renew", "--clock-wait", "0s", "--name", name]);
         let output = command.output().unwrap();
         assert!(!output.status.success(), "{}", Ran::from(output).said());
-        assert!(self.node().path(RECORD).exists());
+        assert!(self.node().path(RESTART_RECORD).exists());
     }
 
     fn restarts(&self) -> [usize; 4] {
@@ -93,10 +93,10 @@ impl Plane {
 }
 
 #[test]
-fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_it() {
+fn restarts_non_reloading_components_once_and_only_when_safe() {
     let plane = Plane::start();
 
-    // R1, R5: all renewed, two restarted, all proven by what is served.
+    // All certificates are renewed, two components restart, and the served certificates are verified.
     let ran = plane.renew(&["--all"]);
     ran.done();
     for component in [CONTROLLERS, SCHEDULER] {
@@ -111,12 +111,12 @@ fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_i
         .says(" at 192.0.2.11:2380");
     assert_eq!(plane.restarts(), [1, 1, 0, 0]);
     assert_eq!(plane.pods.crashes(), []);
-    assert!(!plane.node().path(RECORD).exists());
+    assert!(!plane.node().path(RESTART_RECORD).exists());
     assert_eq!(plane.lease()["spec"]["holderIdentity"], "");
     plane.renew(&[]).done();
     assert_eq!(plane.pods.starts().len(), 2);
 
-    // R2: another node is at it.
+    // Another node holds the Lease.
     plane.configure("  timeout: 3s\n");
     let mut lease = plane.lease();
     lease["spec"]["holderIdentity"] = json!("cp2");
@@ -129,7 +129,7 @@ fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_i
         .row_says(SCHEDULER, "it is the turn of node cp2");
     assert_eq!(plane.restarts(), [1, 1, 0, 0]);
     assert_eq!(plane.lease()["spec"]["holderIdentity"], "cp2");
-    // It has vanished: by our own watch, whatever its clock said.
+    // The other node has vanished: its Lease expires by our own clock, whatever its timestamp is.
     let mut lease = plane.lease();
     lease["spec"]["leaseDurationSeconds"] = json!(2);
     assert_eq!(plane.cluster.admin().put(&path, &lease).0, 200);
@@ -137,7 +137,7 @@ fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_i
     plane.renew(&[]).done().row_says(SCHEDULER, "in effect");
     assert_eq!(plane.restarts(), [1, 2, 0, 0]);
 
-    // Killed between the commit and the restart: the next run settles it.
+    // Killed between the commit and the restart: the next run completes it.
     plane.renew_killed("controller-manager.conf");
     plane
         .node()
@@ -147,14 +147,14 @@ fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_i
     plane.renew(&[]).done().row_says(CONTROLLERS, "in effect");
     assert_eq!(plane.restarts(), [2, 2, 0, 0]);
 
-    // D1: the kubelet has made an empty file for a pod.
+    // The kubelet has created an empty file for a pod.
     let conf = plane.node().path("/etc/kubernetes/scheduler.conf");
     fs::write(&conf, "").unwrap();
     plane.renew(&[]).done().row_says(SCHEDULER, "in effect");
     assert_eq!(plane.restarts(), [2, 3, 0, 0]);
     assert!(!plane.conf().is_empty());
 
-    // R6: it does not come back with the new one.
+    // The component does not become ready with the new kubeconfig.
     plane.configure("  timeout: 25s\n");
     let good = plane.conf();
     plane.renew_killed("scheduler.conf");
@@ -170,14 +170,14 @@ fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_i
         .row_says(SCHEDULER, "run `nodepki renew --name scheduler.conf`");
     assert_eq!(plane.conf(), good);
     assert_eq!(plane.restarts(), [2, 5, 0, 0]);
-    // It stays like that, and is said each time.
+    // The failure persists and is reported each time.
     plane.renew(&[]).ended(65);
     assert_eq!(plane.restarts(), [2, 5, 0, 0]);
     plane.renew(&["--name", "scheduler.conf"]).done();
     assert_eq!(plane.restarts(), [2, 6, 0, 0]);
     assert_ne!(plane.conf(), good);
 
-    // Without an API server what reloads is renewed, and what does not waits.
+    // Without an API server, certificates of reloading components are renewed and the others wait.
     let manifest = plane
         .node()
         .path("/etc/kubernetes/manifests/kube-apiserver.yaml");
@@ -197,7 +197,7 @@ fn what_does_not_reload_is_restarted_once_and_only_when_nothing_speaks_against_i
     plane.renew(&[]).done().row_says(SCHEDULER, "in effect");
     assert_eq!(plane.restarts()[..2], [2, 7]);
 
-    // A member that nobody ever sees: etcd has lost its quorum, and nothing is touched.
+    // An unreachable member: etcd has lost its quorum, and nothing is changed.
     let etcd = [
         "--silent",
         "--fail",
@@ -224,7 +224,7 @@ fn keeps_new_kubeconfig_if_former_one_has_expired() {
     plane.configure("  timeout: 5s\n");
     let former = with_expired_certificate(&plane.conf());
     plane.renew_killed("scheduler.conf");
-    let record = plane.node().path(RECORD);
+    let record = plane.node().path(RESTART_RECORD);
     let mut recorded: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
     let contents = &mut recorded["restarts"][0]["previous"][0]["contents"];
     assert!(contents.is_string(), "{recorded}");
@@ -248,7 +248,7 @@ fn keeps_new_kubeconfig_if_former_one_has_expired() {
     assert_eq!(plane.conf(), broken);
 }
 
-/// The kubeconfig with a client certificate that ended a year ago.
+/// Replaces the client certificate of a kubeconfig by one that ended a year ago.
 fn with_expired_certificate(kubeconfig: &str) -> String {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let year = Duration::from_secs(365 * 86_400);
@@ -289,7 +289,7 @@ fn manual_commands_succeed_while_daemon_waits_for_lease_of_another_node() {
     node.nodepki(&["bootstrap", "--clock-wait", "0s"])
         .done()
         .row_says("admin.conf", "issued");
-    // A step of a CA change is taken, and what restarts for it waits for the same turn.
+    // A step of a CA change succeeds, and its restarts wait for the same Lease.
     plane.configure("  timeout: 3s\n");
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let year = Duration::from_secs(365 * 86_400);
@@ -306,7 +306,7 @@ fn manual_commands_succeed_while_daemon_waits_for_lease_of_another_node() {
     daemon.is_running();
     assert_eq!(plane.restarts(), [0; 4]);
 
-    // The turn comes: the daemon restarts what is due by then.
+    // Once the Lease is free, the daemon restarts every component that is due.
     let mut lease = plane.lease();
     lease["spec"]["holderIdentity"] = json!("");
     let path = format!("{LEASES}/nodepki-reload");

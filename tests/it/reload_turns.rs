@@ -1,23 +1,23 @@
-//! Two control planes, on each of which a daemon runs: whatever comes due at the same moment, they restart their
-//! components one after the other.
+//! Two control-plane nodes with a daemon each: their components restart one after the other, even if both are due at
+//! the same moment.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::join_control_plane::{prepare, starts};
+use crate::join_control_plane::{prepare, start_components};
 use crate::rotation_cluster::Daemon;
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
 use crate::servers::remote_signer::{PLUGIN, RemoteSigner};
 use crate::servers::static_pods::{StaticPods, Why};
 
 const SOCKET: &str = "/run/signer.sock";
-const ISSUED: &str = "/var/lib/nodepki/issued.json";
-const RESTARTS: &str = "/var/lib/nodepki/restarts.json";
-/// What a renewal restarts.
+const ISSUE_RECORD: &str = "/var/lib/nodepki/issued.json";
+const RESTART_RECORD: &str = "/var/lib/nodepki/restarts.json";
+/// The components that a renewal restarts.
 const RESTARTED: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
-const LIMIT: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// No kubelet runs here.
+/// Writes settings without a kubelet.
 fn configure(node: &ClusterNode, curve: &str) {
     let settings = format!(
         "\
@@ -30,23 +30,23 @@ reload: {{hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
 "
     );
     node.write("/etc/nodepki/config.yaml", &settings);
-    // What is young by the record is not renewed again, whatever the reason.
-    let _ = std::fs::remove_file(node.path(ISSUED));
+    // Removes the cool-down of recent certificates from the record.
+    let _ = std::fs::remove_file(node.path(ISSUE_RECORD));
 }
 
 #[test]
-fn two_daemons_take_turns() {
+fn daemons_of_two_nodes_restart_components_in_turn() {
     let cluster = &Cluster::start(Authorities::External);
     let second = cluster.add_node("cp2", "192.0.2.12");
     prepare(cluster, &second);
-    starts(&second);
+    start_components(&second);
     let nodes = [cluster.first(), &second];
     cluster.first().write("/run/kubeadm/kubeadm.yaml", INIT);
     let pods = nodes.map(StaticPods::of);
     let _signers =
         nodes.map(|node| RemoteSigner::start(&node.path(SOCKET), &cluster.authorities()));
 
-    // Every certificate has to be another one, on both at once.
+    // A new algorithm makes every certificate due on both nodes at once.
     nodes.iter().for_each(|node| configure(node, "P384"));
     let mut daemons = nodes.map(Daemon::start);
     settled(&mut daemons, &nodes, &pods, 1);
@@ -64,7 +64,7 @@ fn two_daemons_take_turns() {
     }
 }
 
-/// Each of them was restarted so often on both nodes, and nothing is left to do.
+/// Waits until the components of both nodes were restarted this often and no restart is due.
 fn settled(
     daemons: &mut [Daemon; 2],
     nodes: &[&ClusterNode; 2],
@@ -76,11 +76,11 @@ fn settled(
         let all_were = pods
             .iter()
             .all(|pods| RESTARTED.iter().all(|name| pods.restarts(name) >= times));
-        if all_were && nodes.iter().all(|node| !node.path(RESTARTS).exists()) {
+        if all_were && nodes.iter().all(|node| !node.path(RESTART_RECORD).exists()) {
             break;
         }
         assert!(
-            begin.elapsed() < LIMIT,
+            begin.elapsed() < TIME_LIMIT,
             "{}",
             daemons.each_ref().map(Daemon::said).join("\n")
         );

@@ -1,5 +1,5 @@
-//! A CA certificate that was replaced behind nodepki's back: nothing is issued under it, the finding names the cause, and
-//! the old certificate is restored from a kubeconfig.
+//! A CA certificate that another process replaced: nodepki issues nothing under it, the finding names the cause, and the
+//! old certificate can be restored from a kubeconfig.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ fn path(authority: Authority) -> String {
     format!("/etc/kubernetes/pki/{}.crt", authority.base_name())
 }
 
-/// A bootstrapped node, one of whose authorities was then replaced on disk and at the signer; with the old CA files.
+/// A complete node, one of whose authorities was then replaced on disk and at the signer; with the old CA files.
 fn replaced(authority: Authority) -> (Node, tempfile::TempDir) {
     let node = Node::bootstrapped();
     let old = tempfile::tempdir().unwrap();
@@ -33,20 +33,20 @@ fn run(node: &Node, command: &[&str], more: &[&str]) -> Ran {
     Ran::of(&mut node.with_local(command, more))
 }
 
-/// The errors and warnings of doctor, and everything that it printed.
+/// The errors and warnings of doctor, and its whole output.
 fn doctor(node: &Node) -> (BTreeSet<String>, Ran) {
     let ran = run(node, &["-o", "json", "doctor"], &[]);
     let diagnosis: Value =
         serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.said()));
     let findings = diagnosis["findings"].as_array().unwrap().iter();
-    let grave = findings
+    let findings = findings
         .filter(|finding| finding["severity"] != "info")
         .map(|finding| {
             let [severity, id] = ["severity", "id"].map(|field| finding[field].as_str().unwrap());
             format!("{severity} {id}")
         })
         .collect();
-    (grave, ran)
+    (findings, ran)
 }
 
 #[test]
@@ -72,16 +72,16 @@ fn refuses_to_issue_under_replaced_ca() {
         node.run(&["status"]).says(&words);
         before.unchanged(&node.etc());
 
-        let (grave, ran) = doctor(&node);
+        let (findings, ran) = doctor(&node);
         assert_eq!(
-            grave,
+            findings,
             BTreeSet::from(["error ca-replaced".to_owned()]),
             "{authority}\n{}",
             ran.said()
         );
         ran.ended(65).says(&words);
 
-        // Other authorities are not held back.
+        // Certificates of other authorities are issued.
         let other = match authority {
             Authority::EtcdCa => "scheduler.conf",
             _ => "etcd-peer",
@@ -93,7 +93,7 @@ fn refuses_to_issue_under_replaced_ca() {
         )
         .done();
 
-        // With the old one back everything is as it was.
+        // With the old file restored, there are no findings.
         let file = format!("{}.crt", authority.base_name());
         fs::copy(old.path().join(&file), node.path(path(authority))).unwrap();
         assert_eq!(doctor(&node).0, BTreeSet::new(), "{authority}");
@@ -128,7 +128,7 @@ fn issues_under_replaced_ca_that_is_pinned() {
         node.pin_authority(authority);
         let config = node.outside("config.yaml");
         let pinned = ["--config", config.to_str().unwrap()];
-        // The finding is what the pin makes of it: certificates of another CA.
+        // Under the pin the finding is that the certificates belong to another CA.
         run(&node, &["doctor"], &pinned).says_not("ca-replaced");
         run(&node, &["bootstrap", "--clock-wait", "0s"], &pinned).done();
         node.assert_sound(&EVERYTHING);
@@ -155,8 +155,8 @@ fn accepts_ca_certificate_renewed_with_same_key() {
     let pem = renewed.bundle().to_pem();
     fs::write(node.ca().join("ca.crt"), &pem).unwrap();
     node.write(path(Authority::Ca), &pem);
-    let (grave, ran) = doctor(&node);
-    assert!(!grave.contains("error ca-replaced"), "{}", ran.said());
+    let (findings, ran) = doctor(&node);
+    assert!(!findings.contains("error ca-replaced"), "{}", ran.said());
     let keys: Vec<String> = EVERYTHING.map(|name| node.key_in_place(name)).into();
     run(&node, &["renew", "--clock-wait", "0s"], &[])
         .done()
@@ -171,14 +171,14 @@ fn repairs_one_kubeconfig_of_another_cluster() {
     let other = Node::bootstrapped();
     let file = "/etc/kubernetes/scheduler.conf";
     node.write(file, other.read(file));
-    let (grave, ran) = doctor(&node);
-    assert!(!grave.contains("error ca-replaced"), "{}", ran.said());
+    let (findings, ran) = doctor(&node);
+    assert!(!findings.contains("error ca-replaced"), "{}", ran.said());
     node.bootstrap().done().row_says("scheduler.conf", "issued");
     node.assert_sound(&EVERYTHING);
 }
 
 #[test]
-fn tells_certificates_of_one_key_apart() {
+fn distinguishes_certificates_of_one_key() {
     let node = Node::bootstrapped();
     let key = PrivateKey::from_pem(&fs::read(node.ca().join("ca.key")).unwrap()).unwrap();
     let long_ago = now() - 3 * YEAR;
@@ -186,9 +186,9 @@ fn tells_certificates_of_one_key_apart() {
     let valid = certificates_of(&fs::read(node.path(path(Authority::Ca))).unwrap()).unwrap();
     node.write(path(Authority::Ca), expired.bundle().to_pem());
     let [valid, expired] = [&valid[0], expired.bundle().first()].map(|one| hex(&one.fingerprint()));
-    let (grave, ran) = doctor(&node);
+    let (findings, ran) = doctor(&node);
     ran.ended(65);
-    assert!(grave.contains("error expired"), "{}", ran.said());
+    assert!(findings.contains("error expired"), "{}", ran.said());
     for print in [&valid, &expired] {
         ran.says(&format!("certificate sha256:{print}"));
     }
@@ -214,8 +214,8 @@ fn finds_authorities_that_were_exchanged() {
     let [own, front] = [Authority::Ca, Authority::FrontProxyCa].map(|name| node.read(path(name)));
     node.write(path(Authority::Ca), &front);
     node.write(path(Authority::FrontProxyCa), &own);
-    let (grave, ran) = doctor(&node);
-    assert_eq!(grave, BTreeSet::from(["error ca-replaced".to_owned()]));
+    let (findings, ran) = doctor(&node);
+    assert_eq!(findings, BTreeSet::from(["error ca-replaced".to_owned()]));
     let file = node.path(path(Authority::Ca));
     ran.says(&format!("CN=front-proxy-ca in {}", file.display()));
 }
@@ -225,7 +225,7 @@ fn makes_first_node_without_evidence_of_another_ca() {
     let node = Node::of(INIT);
     node.replace_authority(Authority::Ca, now(), YEAR);
     node.bootstrap().done();
-    // What a kubelet left behind is one kubeconfig, and no proof.
+    // One kubeconfig that a kubelet left behind is not sufficient evidence.
     let other = Node::new();
     let file = "/etc/kubernetes/kubelet.conf";
     other.write(file, node.read(file));

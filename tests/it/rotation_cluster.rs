@@ -1,8 +1,8 @@
-//! A running control plane whose certificates live for less than a minute: the daemon keeps it serving, whatever its
-//! signer does and however often the daemon itself is killed.
+//! A running control plane whose certificates live for one minute: the daemon keeps it serving, whatever its signer
+//! does and however often the daemon is killed.
 //!
-//! Everything is real but the kubelet ([`StaticPods`] plays its part) and the signer, whose part is to misbehave. What
-//! the clients saw is counted by `tests/fixtures/load.py` on the node; nothing may have failed.
+//! Everything is real except the kubelet, which [`StaticPods`] replaces, and the signer, which misbehaves on purpose.
+//! `tests/fixtures/load.py` counts on the node what the clients observe; no request may fail.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,28 +22,28 @@ use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_unti
 use crate::servers::remote_signer::{Mode, PLUGIN, RemoteSigner};
 use crate::servers::static_pods::{Start, StaticPods, Why};
 
-/// How long a certificate lives. It is renewed after half of that; the other half is what an outage, a retry, a
-/// signature and the restart of two components have in a test that shares two cores with others.
-const LIFE: Duration = Duration::from_secs(60);
+/// Lifetime of a certificate. It is renewed after half of that; the other half is left for an outage, a retry, a
+/// signature and the restart of two components, in a test that shares two cores with others.
+const LIFETIME: Duration = Duration::from_secs(60);
 const RENEWALS: usize = 10;
-/// For all of them.
-const LIMIT: Duration = Duration::from_secs(600);
-/// How long before something is due a scene begins.
-const NEAR: Duration = Duration::from_secs(1);
-/// How much longer a scene lasts that nobody has seen.
-const PATIENCE: Duration = Duration::from_secs(12);
-/// Between two looks at the node.
-const LOOK: Duration = Duration::from_millis(50);
+/// Maximum duration of all renewals together.
+const TIME_LIMIT: Duration = Duration::from_secs(600);
+/// How long before a due time a scene begins.
+const LEAD_TIME: Duration = Duration::from_secs(1);
+/// How much longer a scene lasts if its fault was not met.
+const SCENE_EXTENSION: Duration = Duration::from_secs(12);
+/// Interval between two reads of the node's state.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-const LOAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/load.py");
+const LOAD_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/load.py");
 const SOCKET: &str = "/run/signer.sock";
-const ISSUED: &str = "/var/lib/nodepki/issued.json";
-const RESTARTS: &str = "/var/lib/nodepki/restarts.json";
+const ISSUE_RECORD: &str = "/var/lib/nodepki/issued.json";
+const RESTART_RECORD: &str = "/var/lib/nodepki/restarts.json";
 
-/// What the signer does when a round of renewals comes due, and for how long from then on; then it signs again.
+/// The behaviour of the signer when a round of renewals is due, and its duration; afterwards the signer signs again.
 struct Round {
     mode: Mode,
-    /// Whether it is like this to one certificate only.
+    /// The only certificate to which it applies, if any.
     only: Option<CertName>,
     seconds: u64,
 }
@@ -69,7 +69,7 @@ const ROUNDS: [Round; RENEWALS] = [
     round(Mode::Signs, None, 0),
 ];
 
-/// Everything that a daemon renews on a first control-plane node.
+/// The certificates that the daemon renews on a first control-plane node.
 const RENEWED: [CertName; 11] = [
     CertName::Apiserver,
     CertName::ApiserverKubeletClient,
@@ -84,14 +84,14 @@ const RENEWED: [CertName; 11] = [
     CertName::SchedulerConf,
 ];
 
-/// What serves one of them, and by which port.
+/// The certificates that are served, with their ports.
 const SERVED: [(CertName, &str); 3] = [
     (CertName::Apiserver, "6443"),
     (CertName::EtcdServer, "2379"),
     (CertName::EtcdPeer, "2380"),
 ];
 
-/// No kubelet runs here.
+/// Settings without a kubelet.
 fn settings(kubeadm: &str) -> String {
     format!(
         "\
@@ -107,9 +107,9 @@ reload: {{timeout: 15s, hooks: [{{on: [kubelet], command: [/bin/true]}}]}}
     )
 }
 
-/// With everything short-lived from now on. `kubeadm` says which files kubeadm gave the node.
+/// Configures short lifetimes. `kubeadm` names the kubeadm files of the node.
 fn configure(node: &ClusterNode, kubeadm: &str) {
-    let life = LIFE.as_secs();
+    let life = LIFETIME.as_secs();
     let short_lived = format!(
         "{}certificateValidityPeriod: {life}s\n",
         kubeadm_configuration()
@@ -118,7 +118,7 @@ fn configure(node: &ClusterNode, kubeadm: &str) {
     node.write("/etc/nodepki/config.yaml", &settings(kubeadm));
 }
 
-/// The configuration of the cluster. A controller that was killed is replaced within seconds.
+/// The kubeadm configuration of the cluster. A killed controller is replaced within seconds.
 fn kubeadm_configuration() -> String {
     let leases = "{name: leader-elect-lease-duration, value: 6s}, {name: leader-elect-renew-deadline, value: 4s}, \
                   {name: leader-elect-retry-period, value: 1s}";
@@ -128,7 +128,7 @@ fn kubeadm_configuration() -> String {
 }
 
 #[test]
-fn a_control_plane_serves_through_ten_renewals() {
+fn serves_without_failure_through_ten_renewals() {
     let init = kubeadm_configuration();
     let cluster = &Cluster::made_of(&init, Authorities::External);
     let node = cluster.first();
@@ -144,7 +144,7 @@ fn a_control_plane_serves_through_ten_renewals() {
     let mut director = Director::new();
     while watched.renewals() < RENEWALS || director.round < ROUNDS.len() {
         assert!(
-            begin.elapsed() < LIMIT,
+            begin.elapsed() < TIME_LIMIT,
             "only {} renewals:\n{}\n{}",
             watched.renewals(),
             watched.table(),
@@ -153,57 +153,57 @@ fn a_control_plane_serves_through_ten_renewals() {
         watched.look(node);
         director.direct(&signer, &watched, &pods, &mut daemon);
         daemon.is_running();
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     let took = begin.elapsed();
     signer.behave(Mode::Signs);
     thread::scope(|scope| {
-        let working = scope.spawn(|| controllers_work(cluster));
-        let unproven = node.path(RESTARTS);
+        let working = scope.spawn(|| assert_controllers_work(cluster));
+        let unproven = node.path(RESTART_RECORD);
         while !working.is_finished() || unproven.exists() {
-            assert!(begin.elapsed() < LIMIT, "{}", daemon.said());
+            assert!(begin.elapsed() < TIME_LIMIT, "{}", daemon.said());
             watched.look(node);
             daemon.is_running();
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     });
     daemon.stop();
     watched.look(node);
-    // What was installed last is on its way to those who look.
+    // Clients may not have read the last certificates yet.
     thread::sleep(Duration::from_secs(1));
     let seen = load.end();
 
     print!("{}", watched.table());
     println!("{} kills of the daemon, in {took:.0?}", director.kills);
     seen.print();
-    seen.nothing_failed();
+    seen.assert_nothing_failed();
     println!("signer: {:?}", signer.met());
     for Round { mode, .. } in ROUNDS {
         let met = mode == Mode::Gone || signer.met().contains_key(&mode);
-        assert!(met, "nobody met {mode:?}");
+        assert!(met, "no request met {mode:?}");
     }
     assert!(director.kills >= 3);
     println!("{}", watched.delays(&seen));
-    only_these_were_restarted(&pods);
-    everything_verifies(node);
-    kubeadm_reads_it(node);
+    assert_only_non_reloading_restarted(&pods);
+    assert_everything_verifies(node);
+    assert_kubeadm_reads_certificates(node);
 }
 
-/// Says to the signer what to do and kills the daemon, at moments that follow from what happens.
+/// Sets the signer's behaviour and kills the daemon at moments that depend on the observed state.
 struct Director {
     round: usize,
     scene: Option<Scene>,
     kills: usize,
-    /// When the next one comes at the latest; it comes earlier where the signer is being asked, or a component restarted.
+    /// Latest time of the next kill; it happens earlier when the signer has a request or a component restarts.
     next_kill: Kill,
 }
 
 enum Kill {
-    /// While the signer has a request.
+    /// While the signer processes a request.
     Asked(usize),
     /// While the daemon waits for a component that it has restarted.
     Restarted(usize),
-    /// At some moment.
+    /// At an arbitrary moment.
     At(Instant),
 }
 
@@ -238,7 +238,7 @@ impl Director {
         }
         daemon.kill();
         self.kills += 1;
-        // Forty seconds is more than a round, and no multiple of one.
+        // Forty seconds are longer than a round, and not a multiple of one.
         let later = now + Duration::from_secs(40);
         self.next_kill = match self.kills % 3 {
             0 => Kill::Asked(asked + 20),
@@ -247,7 +247,7 @@ impl Director {
         };
     }
 
-    /// A scene begins shortly before a round comes due.
+    /// Starts the next scene shortly before a round is due.
     fn scene(&mut self, signer: &RemoteSigner, watched: &Watched) {
         if let Some(scene) = &self.scene {
             if scene.is_over(signer, watched) {
@@ -263,7 +263,7 @@ impl Director {
         } = ROUNDS[self.round % ROUNDS.len()];
         let due = only.map_or_else(|| watched.most_due(), |name| watched.due(name));
         let begin = OffsetDateTime::now_utc();
-        if watched.rounds() < self.round || !(begin..=begin + NEAR).contains(&due) {
+        if watched.rounds() < self.round || !(begin..=begin + LEAD_TIME).contains(&due) {
             return;
         }
         self.round += 1;
@@ -282,10 +282,10 @@ impl Director {
     }
 }
 
-/// While the signer misbehaves.
+/// A period in which the signer misbehaves.
 struct Scene {
     mode: Mode,
-    /// How many requests had met this behaviour before.
+    /// Number of requests that had met this behaviour before.
     before: usize,
     only: Option<CertName>,
     begin: OffsetDateTime,
@@ -293,13 +293,13 @@ struct Scene {
 }
 
 impl Scene {
-    /// A daemon that is just being started, or waits for a component, may ask a little later.
+    /// Whether the scene can end: a daemon that is starting or waits for a component may send its request later.
     fn is_over(&self, signer: &RemoteSigner, watched: &Watched) -> bool {
         let now = Instant::now();
         let was_met = self.mode == Mode::Gone || met(signer, self.mode) > self.before;
-        let is_seen = was_met && self.holds_up_no_other(watched);
+        let is_seen = was_met && self.others_were_renewed(watched);
         assert!(
-            is_seen || now < self.end + PATIENCE,
+            is_seen || now < self.end + SCENE_EXTENSION,
             "{:?} for {:?} was met: {was_met}, and others were not renewed meanwhile:\n{}",
             self.mode,
             self.only,
@@ -308,12 +308,12 @@ impl Scene {
         is_seen && self.end <= now
     }
 
-    /// Others are renewed while one certificate cannot be had: those that were due when it was.
-    fn holds_up_no_other(&self, watched: &Watched) -> bool {
+    /// Whether the other certificates that were due were renewed while one could not be obtained.
+    fn others_were_renewed(&self, watched: &Watched) -> bool {
         if self.only.is_none() {
             return true;
         }
-        let is_overdue = |name: &&CertName| watched.due(**name) < self.begin + NEAR;
+        let is_overdue = |name: &&CertName| watched.due(**name) < self.begin + LEAD_TIME;
         RENEWED.iter().filter(is_overdue).count() <= 1
     }
 }
@@ -326,7 +326,7 @@ fn met(signer: &RemoteSigner, mode: Mode) -> usize {
 pub(crate) struct Daemon<'a> {
     node: &'a ClusterNode,
     process: Server,
-    /// How often it was started.
+    /// Number of starts so far.
     starts: usize,
 }
 
@@ -345,7 +345,7 @@ impl<'a> Daemon<'a> {
         Server::start(command, &node.dir().join(format!("nodepki-{start}.log")))
     }
 
-    /// With SIGKILL, and starts it again.
+    /// Kills the daemon with SIGKILL, and starts it again.
     fn kill(&mut self) {
         self.process.signal(Signal::SIGKILL);
         wait_until("the daemon is dead", || self.process.ended().is_some());
@@ -363,12 +363,12 @@ impl<'a> Daemon<'a> {
         self.process.said()
     }
 
-    /// Its configuration is another one.
+    /// Has the daemon reload its configuration.
     pub(crate) fn reload(&mut self) {
         self.process.signal(Signal::SIGHUP);
     }
 
-    /// With SIGTERM.
+    /// Stops the daemon with SIGTERM.
     pub(crate) fn stop(&mut self) {
         self.process.signal(Signal::SIGTERM);
         wait_until("the daemon has ended", || self.process.ended().is_some());
@@ -377,7 +377,7 @@ impl<'a> Daemon<'a> {
     }
 }
 
-/// What `issued.json` said from the start, certificate by certificate.
+/// All contents of `issued.json` observed since the start, by certificate.
 #[derive(Default)]
 struct Watched(BTreeMap<CertName, Vec<Issued>>);
 
@@ -397,7 +397,7 @@ struct Issued {
 }
 
 impl Issued {
-    /// By the settings of this test.
+    /// When this certificate is due by the settings of this test.
     fn due(&self) -> OffsetDateTime {
         self.at + (self.not_after - self.at) / 2
     }
@@ -405,7 +405,7 @@ impl Issued {
 
 impl Watched {
     fn look(&mut self, node: &ClusterNode) {
-        let text = fs::read_to_string(node.path(ISSUED)).unwrap();
+        let text = fs::read_to_string(node.path(ISSUE_RECORD)).unwrap();
         let record: Record = serde_json::from_str(&text).unwrap();
         for (name, issued) in record.certificates {
             let seen = self.0.entry(name).or_default();
@@ -415,13 +415,13 @@ impl Watched {
         }
     }
 
-    /// How often each certificate was renewed at least.
+    /// Smallest number of renewals of a certificate.
     fn renewals(&self) -> usize {
         let each = self.0.iter().filter(|(name, _)| RENEWED.contains(name));
         each.map(|(_, seen)| seen.len() - 1).min().unwrap_or(0)
     }
 
-    /// How often half of them were: one that could not be had for a while is out of step.
+    /// Median number of renewals: a certificate that could not be obtained for a while falls behind.
     fn rounds(&self) -> usize {
         let mut each: Vec<_> = RENEWED
             .iter()
@@ -435,17 +435,17 @@ impl Watched {
         self.0[&name].last().unwrap().due()
     }
 
-    /// When the most certificates are due together: outages and kills make them fall out of step.
+    /// When the largest number of certificates is due together: outages and kills shift single ones.
     fn most_due(&self) -> OffsetDateTime {
         let mut due = RENEWED.map(|name| self.due(name));
         due.sort_unstable();
         let together = |first: &OffsetDateTime| {
             let group = due
                 .iter()
-                .filter(|due| (*first..=*first + NEAR).contains(*due));
+                .filter(|due| (*first..=*first + LEAD_TIME).contains(*due));
             group.count()
         };
-        // The last one found of equal groups is the result: the earliest.
+        // max_by_key returns the last of equal groups, which is the earliest here.
         due.into_iter().rev().max_by_key(together).unwrap()
     }
 
@@ -462,7 +462,7 @@ impl Watched {
         table
     }
 
-    /// From due to installed, and from due to served.
+    /// Delays from due to installed, and from due to served.
     fn delays(&self, seen: &Seen) -> String {
         let mut installed = Vec::new();
         for renewals in self.0.values() {
@@ -476,8 +476,7 @@ impl Watched {
                 let first = seen.served[port]
                     .iter()
                     .find(|(_, of)| *of == pair[1].sha256);
-                let (at, _) =
-                    first.unwrap_or_else(|| panic!("a {name} was never served on :{port}"));
+                let (at, _) = first.unwrap_or_else(|| panic!("no {name} was served on :{port}"));
                 delays.push(at - unix(pair[0].due()));
             }
             text += &format!("from due to served on :{port}: {}\n", spread(delays));
@@ -506,14 +505,14 @@ struct Load {
     result: PathBuf,
 }
 
-/// What they saw; see `load.py`.
+/// The result of the clients; see `load.py`.
 #[derive(Deserialize)]
 struct Seen {
     seconds: f64,
     clients: BTreeMap<String, Client>,
-    /// Moments of renewal by component.
+    /// Times of lease renewals, by component.
     leases: BTreeMap<String, Vec<f64>>,
-    /// From when on which certificate by port.
+    /// From when on each certificate was served, by port.
     served: BTreeMap<String, Vec<(f64, String)>>,
     written: u64,
     watched: u64,
@@ -540,12 +539,12 @@ impl Load {
             token = made["status"]["token"].clone();
             status == 201
         });
-        // The token's owner may watch, and no more.
+        // The owner of the token may only watch.
         let watcher = json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
             "metadata": {"name": "load"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
             "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": "default"}]});
-        // kubeadm's last step, with which admin.conf gets its rights.
+        // kubeadm's last step, which gives admin.conf its rights.
         let administrators = json!({"kind": "ClusterRoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
             "metadata": {"name": "kubeadm:cluster-admins"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
@@ -564,7 +563,7 @@ impl Load {
         }
         node.write("/run/load/token", token.as_str().unwrap());
         let mut python = node.command("python3");
-        python.args([LOAD, "/run/load/token", "/run/load/result"]);
+        python.args([LOAD_SCRIPT, "/run/load/token", "/run/load/result"]);
         Load {
             process: Server::start(python, &node.dir().join("load.log")),
             result: node.path("/run/load/result"),
@@ -609,7 +608,7 @@ impl Seen {
         }
     }
 
-    fn nothing_failed(&self) {
+    fn assert_nothing_failed(&self) {
         for (name, client) in &self.clients {
             assert!(
                 client.failures.is_empty(),
@@ -623,7 +622,7 @@ impl Seen {
         assert!(self.written > 100);
         for (component, renewals) in &self.leases {
             let pause = longest_pause(renewals);
-            assert!(pause < 30.0, "nobody was {component} for {pause:.0} s");
+            assert!(pause < 30.0, "{component} had no leader for {pause:.0} s");
         }
     }
 }
@@ -633,9 +632,9 @@ fn longest_pause(moments: &[f64]) -> f64 {
     pauses.fold(0.0, f64::max)
 }
 
-/// What reads its certificates anew by itself was never restarted. Two renewals may share a restart, where the daemon
-/// was killed between them.
-fn only_these_were_restarted(pods: &StaticPods) {
+/// Asserts that components which reload their certificates were not restarted. Two renewals may share a restart if the
+/// daemon was killed between them.
+fn assert_only_non_reloading_restarted(pods: &StaticPods) {
     let starts = pods.starts();
     for component in ["kube-controller-manager", "kube-scheduler"] {
         let of = |start: &&Start| start.component == component && start.why == Why::Changed;
@@ -659,8 +658,8 @@ fn only_these_were_restarted(pods: &StaticPods) {
     }
 }
 
-/// By OpenSSL, on the node.
-fn everything_verifies(node: &ClusterNode) {
+/// Verifies all certificates with OpenSSL on the node.
+fn assert_everything_verifies(node: &ClusterNode) {
     let under = |authority: &str, files: &[String]| {
         let authority = node.pki(authority);
         let mut openssl = std::process::Command::new("openssl");
@@ -687,8 +686,8 @@ fn everything_verifies(node: &ClusterNode) {
     }
 }
 
-/// The real kubeadm's report.
-fn kubeadm_reads_it(node: &ClusterNode) {
+/// Asserts that the real kubeadm reports the certificates.
+fn assert_kubeadm_reads_certificates(node: &ClusterNode) {
     let config = &kubeadm_configuration();
     let table = node.kubeadm(&["certs", "check-expiration"], Some(config));
     table.done().says_not("MISSING");
@@ -703,26 +702,23 @@ fn kubeadm_reads_it(node: &ClusterNode) {
         let name = row["name"].as_str().unwrap();
         assert_eq!(row["externallyManaged"], json!(true), "{name}");
         let left = row["residualTime"].as_i64().unwrap();
-        let life = LIFE.as_secs().try_into().unwrap();
+        let life = LIFETIME.as_secs().try_into().unwrap();
         assert!((1..=life).contains(&left), "{name}: {left} s");
         assert!(table.stdout.contains(name), "{name}");
     }
 }
 
-/// A namespace gets what kube-controller-manager gives it, a Pod is looked at by kube-scheduler.
-fn controllers_work(cluster: &Cluster) {
+/// Asserts that kube-controller-manager fills a namespace and that kube-scheduler evaluates a Pod.
+fn assert_controllers_work(cluster: &Cluster) {
     let admin = cluster.first().caller("/etc/kubernetes/admin.conf");
     let namespace = json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "later"}});
     assert_eq!(admin.post("/api/v1/namespaces", &namespace).0, 201);
-    wait_until(
-        "kube-controller-manager has furnished the namespace",
-        || {
-            admin
-                .get("/api/v1/namespaces/later/serviceaccounts/default")
-                .0
-                == 200
-        },
-    );
+    wait_until("kube-controller-manager has filled the namespace", || {
+        admin
+            .get("/api/v1/namespaces/later/serviceaccounts/default")
+            .0
+            == 200
+    });
     let pod = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "nowhere"},
         "spec": {"containers": [{"name": "one", "image": "none"}]}});
     assert_eq!(admin.post("/api/v1/namespaces/later/pods", &pod).0, 201);

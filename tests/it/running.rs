@@ -1,6 +1,6 @@
-//! A node that was set up before and whose kubeadm file is gone, as after its first boot: the same certificates are
-//! wanted by what the node itself says. The manifests are those of the real kubeadm; where the cluster is asked, it is
-//! a real one.
+//! A complete node whose kubeadm file is gone, as after its first boot: the desired state follows from the node's own
+//! files and stays the same. The manifests are those of the real kubeadm; a test that asks the cluster uses a real
+//! one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,10 +14,10 @@ use crate::node::{INIT, Node, Ran};
 use crate::servers::cluster::{self, cluster};
 
 const KUBEADM_FILE: &str = "/run/kubeadm/kubeadm.yaml";
-const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
+const RECORDED_CONFIGURATION: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
 
-/// The first node of a cluster, with everything that this file is about left open.
+/// The first node of a cluster, with parameters for the fields that vary in these tests.
 fn init(api: &str, address: &str, cluster: &str) -> String {
     format!(
         "apiVersion: kubeadm.k8s.io/{api}
@@ -45,8 +45,8 @@ fn bootstrap(node: &Node) -> Ran {
     run(node, &["bootstrap", "--clock-wait", "0s"])
 }
 
-/// The manifests as the real kubeadm writes them by this configuration.
-fn manifests(node: &Node, config: &str) {
+/// Writes the manifests as the real kubeadm does for this configuration.
+fn write_manifests(node: &Node, config: &str) {
     let etc = node.path("/etc/kubernetes");
     for phase in [&["control-plane", "all"][..], &["etcd", "local"]] {
         if phase == ["etcd", "local"] && config.contains("external:") {
@@ -57,28 +57,28 @@ fn manifests(node: &Node, config: &str) {
     }
 }
 
-fn forget(node: &Node) {
+fn remove_kubeadm_file(node: &Node) {
     fs::remove_dir_all(node.path("/run/kubeadm")).unwrap();
 }
 
-/// A node on which nodepki and kubeadm have done their work; its file is still there.
+/// A node on which nodepki and kubeadm have run; its kubeadm file still exists.
 fn set_up(config: &str) -> Node {
     let node = Node::of(config);
     node.write(KUBEADM_FILE, config);
     bootstrap(&node).done();
-    manifests(&node, config);
+    write_manifests(&node, config);
     node
 }
 
-/// And it is gone.
+/// As [`set_up`], without the kubeadm file.
 pub(crate) fn running(config: &str) -> Node {
     let node = set_up(config);
-    forget(&node);
+    remove_kubeadm_file(&node);
     node
 }
 
-/// Of each certificate what is wanted: subject, names, key and files.
-fn wishes(ran: &Ran) -> BTreeMap<String, Value> {
+/// The desired state of each certificate: subject, names, key, files and action.
+fn desired(ran: &Ran) -> BTreeMap<String, Value> {
     let report: Value = serde_json::from_str(&ran.stdout).unwrap();
     let rows = report["rows"].as_array().unwrap().iter();
     rows.map(|row| {
@@ -98,14 +98,14 @@ fn plan(node: &Node) -> Ran {
 }
 
 #[track_caller]
-fn everything_is_kept(ran: &Ran) {
-    for (name, wish) in wishes(ran) {
+fn assert_everything_kept(ran: &Ran) {
+    for (name, wish) in desired(ran) {
         assert_eq!(wish[4], "keep", "{name}: {}", ran.said());
     }
 }
 
 #[test]
-fn after_a_boot_the_same_is_wanted_by_what_the_node_says() {
+fn keeps_desired_state_after_reboot_by_files_of_the_node() {
     let external = "etcd: {external: {endpoints: ['https://192.0.2.9:2379'], caFile: /etc/etcd/ca.crt, certFile: /etc/etcd/c.crt, keyFile: /etc/etcd/c.key}}\n";
     for (what, config) in [
         (
@@ -140,51 +140,51 @@ fn after_a_boot_the_same_is_wanted_by_what_the_node_says() {
         bootstrap(&node)
             .done()
             .row_says("cluster-configuration.yaml", "written");
-        manifests(&node, &config);
+        write_manifests(&node, &config);
         let before = plan(&node);
-        everything_is_kept(&before);
-        forget(&node);
+        assert_everything_kept(&before);
+        remove_kubeadm_file(&node);
         let after = plan(&node);
-        assert_eq!(wishes(&before), wishes(&after), "{what}");
+        assert_eq!(desired(&before), desired(&after), "{what}");
         let snapshot = node.snapshot();
         bootstrap(&node).done();
         snapshot.unchanged(&node.snapshot());
-        // kubeadm's own repairs still work without a file, and so do these.
+        // kubeadm's own repairs work without a file, and so do nodepki's.
         node.remove("/etc/kubernetes/pki/apiserver.crt");
         bootstrap(&node).done().row_says("apiserver", "issued");
-        everything_is_kept(&plan(&node));
+        assert_everything_kept(&plan(&node));
     }
 }
 
 #[test]
-fn a_joined_node_is_known_without_its_file() {
+fn recognises_joined_node_without_its_file() {
     let config = crate::node::JOIN;
     let node = Node::of(config);
     node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
     let pair = nodepki::x509::PrivateKey::generate(nodepki::x509::KeyAlgorithm::Rsa2048).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", pair.to_pem().as_bytes());
-    // As by `cp` with an ordinary umask: the run that derives sa.pub leaves nothing for the next one to mend.
+    // The modes of `cp` with an ordinary umask: the run that derives sa.pub also corrects them.
     node.set_mode("/etc/kubernetes/pki/sa.key", 0o644);
     bootstrap(&node).done();
     assert_eq!(node.mode("/etc/kubernetes/pki/sa.key"), 0o600);
-    // `kubeadm join` would have to find the cluster; `init` writes the same, and wants what only a first node has.
+    // `kubeadm join` would need the cluster; `init` writes the same files and also requires those of a first node.
     let admin = node.read("/etc/kubernetes/admin.conf");
     node.write("/etc/kubernetes/super-admin.conf", admin);
-    manifests(
+    write_manifests(
         &node,
         &INIT
             .replace("192.0.2.11", "192.0.2.12")
             .replace("cp1", "cp2"),
     );
     node.remove("/etc/kubernetes/super-admin.conf");
-    let before = wishes(&plan(&node));
-    forget(&node);
+    let before = desired(&plan(&node));
+    remove_kubeadm_file(&node);
     let after = plan(&node);
-    assert_eq!(before, wishes(&after));
-    everything_is_kept(&after);
-    assert!(!wishes(&after).contains_key("super-admin.conf"));
+    assert_eq!(before, desired(&after));
+    assert_everything_kept(&after);
+    assert!(!desired(&after).contains_key("super-admin.conf"));
     after.says_not("FileAvailable");
-    // A new pair would be the end of the other nodes' tokens.
+    // A new pair would invalidate the tokens of the other nodes.
     node.remove("/etc/kubernetes/pki/sa.key");
     node.remove("/etc/kubernetes/pki/sa.pub");
     let snapshot = node.etc();
@@ -193,8 +193,7 @@ fn a_joined_node_is_known_without_its_file() {
 }
 
 #[test]
-fn another_certificates_directory_is_known_from_the_kept_configuration_and_held_against_the_manifest()
- {
+fn reads_other_certificates_directory_from_record_and_compares_it_with_the_manifest() {
     let config = init(
         "v1beta4",
         "192.0.2.11",
@@ -207,10 +206,10 @@ fn another_certificates_directory_is_known_from_the_kept_configuration_and_held_
     fs::rename(from, to).unwrap();
     node.write(KUBEADM_FILE, &config);
     bootstrap(&node).done();
-    manifests(&node, &config);
-    forget(&node);
+    write_manifests(&node, &config);
+    remove_kubeadm_file(&node);
     let ran = plan(&node);
-    everything_is_kept(&ran);
+    assert_everything_kept(&ran);
     assert!(!node.path("/etc/kubernetes/pki").exists());
     ran.says_not("certificatesDir");
     let manifest = node.read(MANIFEST);
@@ -227,7 +226,7 @@ fn another_certificates_directory_is_known_from_the_kept_configuration_and_held_
 }
 
 #[test]
-fn only_the_cluster_configuration_is_kept() {
+fn records_only_the_cluster_configuration() {
     let secrets = "bootstrapTokens: [{token: abcdef.0123456789abcdef}]\ncertificateKey: '1111111111111111111111111111111111111111111111111111111111111111'\n";
     let config = INIT.replacen(
         "kind: InitConfiguration\n",
@@ -235,35 +234,35 @@ fn only_the_cluster_configuration_is_kept() {
         1,
     );
     let node = running(&config);
-    let kept = node.read(KEPT);
+    let kept = node.read(RECORDED_CONFIGURATION);
     assert!(kept.contains("kind: ClusterConfiguration"), "{kept}");
     for secret in ["0123456789abcdef", "11111111", "InitConfiguration", "cp1"] {
         assert!(!kept.contains(secret), "{secret} in {kept}");
     }
-    assert_eq!(node.mode(KEPT), 0o600);
-    // kubeadm reads it too.
+    assert_eq!(node.mode(RECORDED_CONFIGURATION), 0o600);
+    // kubeadm accepts the recorded file too.
     let etc = node.path("/etc/kubernetes");
     Ran::from(Kubeadm::new(&etc).run(&kept, &["config", "validate"])).done();
 }
 
 #[test]
-fn the_key_policy_beside_the_kubeadm_documents_is_kept_too() {
+fn records_key_policy_of_the_kubeadm_file() {
     let policy = "---\napiVersion: config.openshift.io/v1\nkind: PKI\nmetadata: {name: cluster}\nspec: {defaults: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}\n";
     let node = Node::of(INIT);
     node.write(KUBEADM_FILE, format!("{INIT}{policy}"));
     bootstrap(&node).done();
-    let before = wishes(&plan(&node));
+    let before = desired(&plan(&node));
     assert_eq!(before["apiserver"][2], "ECDSA-P384");
-    forget(&node);
-    assert_eq!(before, wishes(&plan(&node)));
+    remove_kubeadm_file(&node);
+    assert_eq!(before, desired(&plan(&node)));
 }
 
 #[test]
-fn the_name_is_that_of_the_kubelets_certificate_wherever_that_lies() {
+fn takes_node_name_from_the_kubelets_certificate_wherever_it_is() {
     let node = running(INIT);
     node.write("/etc/hostname", "another-name\n");
-    everything_is_kept(&plan(&node));
-    // As after TLS bootstrap: by file, behind a link.
+    assert_everything_kept(&plan(&node));
+    // The state after TLS bootstrap: the certificate in a file, behind a link.
     let (chain, key) = node.leaf(CertName::KubeletConf).unwrap();
     let pem = format!("{}{}", chain.to_pem(), &*key.to_pem());
     node.write("/var/lib/kubelet/pki/kubelet-client-2026.pem", pem);
@@ -285,26 +284,26 @@ fn the_name_is_that_of_the_kubelets_certificate_wherever_that_lies() {
         })
         .collect();
     node.write("/etc/kubernetes/kubelet.conf", by_file.join("\n"));
-    assert_eq!(wishes(&plan(&node))["etcd-server"][0], "CN=cp1");
-    // Without a kubelet's identity etcd's member has the name, and only then the host.
+    assert_eq!(desired(&plan(&node))["etcd-server"][0], "CN=cp1");
+    // Without a kubelet certificate the name is that of the etcd member, and only then the host name.
     node.remove("/etc/kubernetes/kubelet.conf");
-    assert_eq!(wishes(&plan(&node))["etcd-server"][0], "CN=cp1");
+    assert_eq!(desired(&plan(&node))["etcd-server"][0], "CN=cp1");
     node.remove("/etc/kubernetes/manifests/etcd.yaml");
-    assert_eq!(wishes(&plan(&node))["etcd-server"][0], "CN=cp1");
+    assert_eq!(desired(&plan(&node))["etcd-server"][0], "CN=cp1");
     node.remove("/etc/kubernetes/pki/etcd/server.crt");
-    assert_eq!(wishes(&plan(&node))["etcd-server"][0], "CN=another-name");
+    assert_eq!(desired(&plan(&node))["etcd-server"][0], "CN=another-name");
 }
 
 #[test]
-fn manifests_that_were_moved_away_leave_the_node_what_it_is() {
+fn keeps_role_of_node_whose_manifests_were_moved_away() {
     let node = running(INIT);
-    let before = wishes(&plan(&node));
+    let before = desired(&plan(&node));
     fs::rename(
         node.path("/etc/kubernetes/manifests"),
         node.path("/etc/kubernetes/stopped"),
     )
     .unwrap();
-    assert_eq!(before, wishes(&plan(&node)));
+    assert_eq!(before, desired(&plan(&node)));
     node.remove("/etc/kubernetes/controller-manager.conf");
     // Its other files show a control-plane node, whose address is not in any of them.
     run(&node, &["plan"])
@@ -313,9 +312,9 @@ fn manifests_that_were_moved_away_leave_the_node_what_it_is() {
 }
 
 #[test]
-fn without_a_kept_configuration_the_three_ways_are_named() {
+fn names_three_ways_out_without_recorded_configuration() {
     let node = running(INIT);
-    node.remove(KEPT);
+    node.remove(RECORDED_CONFIGURATION);
     node.remove("/etc/kubernetes/kubelet.conf");
     node.remove("/etc/kubernetes/admin.conf");
     let snapshot = node.snapshot();
@@ -327,11 +326,11 @@ fn without_a_kept_configuration_the_three_ways_are_named() {
         run(&node, command)
             .ended(78)
             .says("--kubeadm-config FILE")
-            .says(KEPT)
+            .says(RECORDED_CONFIGURATION)
             .says("kubeadm.fromCluster")
             .says("/etc/kubernetes/admin.conf is not there to ask the cluster with");
     }
-    // A node that is none yet is not told to ask.
+    // A node that was never set up is not told to ask its cluster.
     fs::remove_dir_all(node.path("/etc/kubernetes")).unwrap();
     run(&node, &["plan"])
         .ended(78)
@@ -340,9 +339,9 @@ fn without_a_kept_configuration_the_three_ways_are_named() {
 }
 
 #[test]
-fn a_cluster_that_may_not_be_asked_is_not() {
+fn does_not_ask_cluster_if_settings_forbid_it() {
     let node = running(INIT);
-    node.remove(KEPT);
+    node.remove(RECORDED_CONFIGURATION);
     node.settings("kubeadm: {fromCluster: never}\n");
     let config = node.outside("config.yaml");
     let ran = node.run(&["plan", "--config", config.to_str().unwrap()]);
@@ -350,7 +349,7 @@ fn a_cluster_that_may_not_be_asked_is_not() {
 }
 
 #[test]
-fn another_address_in_the_configuration_is_shown_and_refused_until_it_is_accepted() {
+fn refuses_new_address_until_it_is_accepted() {
     let node = set_up(INIT);
     let moved = INIT.replace("192.0.2.11", "192.0.2.99");
     node.write(KUBEADM_FILE, &moved);
@@ -387,15 +386,15 @@ fn another_address_in_the_configuration_is_shown_and_refused_until_it_is_accepte
 }
 
 #[test]
-fn an_address_that_the_configuration_leaves_open_is_that_of_the_node() {
+fn takes_omitted_address_from_the_node() {
     let node = set_up(INIT);
     let open = INIT.replace("localAPIEndpoint: {advertiseAddress: 192.0.2.11}\n", "");
     node.write(KUBEADM_FILE, &open);
-    everything_is_kept(&plan(&node));
+    assert_everything_kept(&plan(&node));
 }
 
 #[test]
-fn another_name_in_the_configuration_is_refused_with_the_way_out() {
+fn refuses_new_node_name_and_tells_what_to_do() {
     let node = set_up(INIT);
     node.write(KUBEADM_FILE, INIT.replace("name: cp1", "name: cp7"));
     let snapshot = node.snapshot();
@@ -410,12 +409,12 @@ fn another_name_in_the_configuration_is_refused_with_the_way_out() {
         .says(words);
     snapshot.unchanged(&node.snapshot());
     run(&node, &["plan"]).done().says(words);
-    forget(&node);
+    remove_kubeadm_file(&node);
     run(&node, &["plan", "--node-name", "cp7"]).says(words);
 }
 
 #[test]
-fn before_kubeadm_has_run_name_and_address_may_still_be_corrected() {
+fn accepts_new_name_and_address_before_kubeadm_has_run() {
     let node = Node::of(INIT);
     node.write(KUBEADM_FILE, INIT);
     bootstrap(&node).done();
@@ -431,16 +430,16 @@ fn before_kubeadm_has_run_name_and_address_may_still_be_corrected() {
 }
 
 #[test]
-fn a_worker_is_what_its_kubelet_conf_says() {
+fn recognises_worker_by_its_kubelet_conf() {
     let config = crate::node::JOIN.split_once("controlPlane:").unwrap().0;
     let node = Node::of(config);
     node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
     bootstrap(&node).done();
-    let before = wishes(&plan(&node));
-    forget(&node);
+    let before = desired(&plan(&node));
+    remove_kubeadm_file(&node);
     let after = plan(&node);
-    everything_is_kept(&after);
-    assert_eq!(before["kubelet.conf"], wishes(&after)["kubelet.conf"]);
+    assert_everything_kept(&after);
+    assert_eq!(before["kubelet.conf"], desired(&after)["kubelet.conf"]);
     node.remove(Path::new("/etc/kubernetes/kubelet.conf"));
     run(&node, &["plan"]).ended(78);
 }
@@ -451,7 +450,7 @@ fn takes_node_with_join_configuration_of_worker_for_a_worker() {
     let node = Node::of(config);
     node.write("/run/kubeadm/kubeadm-join-config.yaml", config);
     run(&node, &["bootstrap", "--clock-wait", "0s", "--wait", "1s"]).done();
-    // What a network plug-in, or an earlier life of the machine, left.
+    // Files of a network plug-in or of an earlier installation.
     let etcd = fs::read(node.ca().join("etcd/ca.crt")).unwrap();
     node.write("/etc/kubernetes/pki/etcd/ca.crt", etcd);
     node.write("/etc/kubernetes/pki/sa.pub", "");
@@ -473,8 +472,8 @@ fn takes_node_with_join_configuration_of_worker_for_a_worker() {
             .says_not("missing-authority");
     };
     is_worker();
-    // After a boot only the file that bootstrap left for kubeadm says it.
-    forget(&node);
+    // After a reboot only the file that bootstrap left for kubeadm shows the role.
+    remove_kubeadm_file(&node);
     assert!(node.path("/var/lib/nodepki/kubeadm-join.yaml").exists());
     is_worker();
     node.remove(Path::new("/var/lib/nodepki/kubeadm-join.yaml"));
@@ -490,10 +489,10 @@ fn takes_node_with_join_configuration_of_worker_for_a_worker() {
 }
 
 #[test]
-fn a_running_cluster_is_asked_for_its_configuration_once() {
+fn asks_running_cluster_for_its_configuration_once() {
     let cluster = cluster();
     let node = cluster.first();
-    // A copy of the node's files, in a root of its own that is seen from there.
+    // A copy of the node's files in a temporary root, from which the cluster can be reached.
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("etc")).unwrap();
     kubeadm::copy_tree(
@@ -512,8 +511,13 @@ fn a_running_cluster_is_asked_for_its_configuration_once() {
     };
     let report = ask(&["plan", "-o", "json"]);
     report.done();
-    assert_eq!(wishes(&report)["apiserver"][4], "keep", "{}", report.said());
-    assert_eq!(wishes(&report)["cluster-configuration.yaml"][4], "write");
+    assert_eq!(
+        desired(&report)["apiserver"][4],
+        "keep",
+        "{}",
+        report.said()
+    );
+    assert_eq!(desired(&report)["cluster-configuration.yaml"][4], "write");
     let kept = root
         .path()
         .join("var/lib/nodepki/cluster-configuration.yaml");
@@ -526,7 +530,7 @@ fn a_running_cluster_is_asked_for_its_configuration_once() {
             .unwrap()
             .contains(cluster::ENDPOINT)
     );
-    // From now on nobody is asked, not even where nobody could be.
+    // Later runs do not ask the cluster, and work without it.
     for name in ["kubelet.conf", "admin.conf"] {
         let path = root.path().join("etc/kubernetes").join(name);
         let text = fs::read_to_string(&path).unwrap();
@@ -542,7 +546,7 @@ fn a_running_cluster_is_asked_for_its_configuration_once() {
     }
     let offline = ask(&["plan", "-o", "json"]);
     assert_eq!(
-        wishes(&offline)["apiserver"][4],
+        desired(&offline)["apiserver"][4],
         "keep",
         "{}",
         offline.said()
@@ -555,23 +559,23 @@ fn a_running_cluster_is_asked_for_its_configuration_once() {
 }
 
 #[test]
-fn renewal_wants_the_same_without_the_file_and_refuses_another_address() {
+fn renews_same_certificates_without_the_file_and_refuses_new_address() {
     let node = set_up(INIT);
-    let before = wishes(&plan(&node));
-    forget(&node);
+    let before = desired(&plan(&node));
+    remove_kubeadm_file(&node);
     let all = run(
         &node,
         &["renew", "--all", "--clock-wait", "0s", "-o", "json"],
     );
-    // Everything was issued just now.
+    // Every certificate was issued just now.
     all.ended(75);
-    for (name, wish) in wishes(&all) {
+    for (name, wish) in desired(&all) {
         let wanted = before.get(&name).unwrap_or_else(|| panic!("{name}"));
         for field in 0..4 {
             assert_eq!(wish[field], wanted[field], "{name}");
         }
     }
-    everything_is_kept(&plan(&node));
+    assert_everything_kept(&plan(&node));
     run(&node, &["needs-renewal"]).ended(1);
     let moved = INIT.replace("192.0.2.11", "192.0.2.99");
     node.write(KUBEADM_FILE, &moved);
@@ -583,7 +587,7 @@ fn renewal_wants_the_same_without_the_file_and_refuses_another_address() {
 }
 
 #[test]
-fn a_renewal_that_is_only_shown_shows_another_address_too() {
+fn shows_new_address_in_a_dry_run() {
     let node = set_up(INIT);
     node.write(KUBEADM_FILE, INIT.replace("192.0.2.11", "192.0.2.99"));
     let snapshot = node.snapshot();
@@ -595,12 +599,12 @@ fn a_renewal_that_is_only_shown_shows_another_address_too() {
 }
 
 #[test]
-fn a_kept_configuration_that_says_nothing_is_not_taken_for_kubeadms_defaults() {
+fn refuses_recorded_configuration_without_cluster_configuration() {
     let node = running(INIT);
     let etc = node.etc();
-    // What is left of a write that failed: as if there were none.
+    // The empty file of a failed write is treated as absent.
     for blank in ["", "\n"] {
-        node.write(KEPT, blank);
+        node.write(RECORDED_CONFIGURATION, blank);
         node.settings("kubeadm: {fromCluster: never}\n");
         let config = node.outside("config.yaml");
         let config = config.to_str().unwrap();
@@ -608,7 +612,7 @@ fn a_kept_configuration_that_says_nothing_is_not_taken_for_kubeadms_defaults() {
             .ended(78)
             .says("there is no kubeadm configuration");
     }
-    node.write(KEPT, "kind: ConfigMap\n");
+    node.write(RECORDED_CONFIGURATION, "kind: ConfigMap\n");
     for command in ["renew", "plan"] {
         run(&node, &[command]).ended(78).says(
             "cluster-configuration.yaml has no ClusterConfiguration; put the cluster's there",
@@ -619,10 +623,10 @@ fn a_kept_configuration_that_says_nothing_is_not_taken_for_kubeadms_defaults() {
 }
 
 #[test]
-fn an_init_configuration_alone_leaves_a_running_node_in_its_cluster() {
+fn keeps_cluster_of_running_node_with_init_configuration_alone() {
     let node = running(INIT);
     let (init, _) = INIT.split_once("---\n").unwrap();
     node.write(KUBEADM_FILE, init);
-    everything_is_kept(&plan(&node));
+    assert_everything_kept(&plan(&node));
     run(&node, &["needs-renewal"]).ended(1);
 }

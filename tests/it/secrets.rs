@@ -1,4 +1,4 @@
-//! Secrets that other users can get at: files with open modes, CA keys on the node, and one CA in several places.
+//! Secrets that other users can read: files with open modes, CA keys on the node, and one CA in several places.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -9,12 +9,12 @@ use nodepki::kube::names::Authority;
 use crate::node::{Node, Ran};
 use crate::signing::openssl;
 
-/// A server on this port refuses connections.
-const CLOSED: &str = "127.0.0.1:9";
-/// Pin of no key.
+/// A port that refuses connections.
+const CLOSED_PORT: &str = "127.0.0.1:9";
+/// A pin that matches no key.
 const PIN: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// Settings with one signer that reads the secret file SECRET before it sends anything.
+/// Settings of one signer each, which reads the secret file SECRET before it sends a request.
 const SIGNERS: &[(&str, &str)] = &[
     (
         "vault.auth.tokenFile",
@@ -52,12 +52,12 @@ const SIGNERS: &[(&str, &str)] = &[
 
 const SECRET: &str = "/etc/corp/secret";
 
-/// What the secret file contains: usable for every signer, so that only its mode is at fault.
+/// The content of the secret file: valid for every signer, so that only its mode is wrong.
 fn content(setting: &str) -> String {
     match setting {
         "kubernetes.kubeconfig" => format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
-             clusters: [{{name: k, cluster: {{server: 'https://{CLOSED}'}}}}]\nusers: [{{name: u, user: {{token: abc}}}}]\n"
+             clusters: [{{name: k, cluster: {{server: 'https://{CLOSED_PORT}'}}}}]\nusers: [{{name: u, user: {{token: abc}}}}]\n"
         ),
         _ => "00112233445566778899aabbccddeeff".to_owned(),
     }
@@ -69,7 +69,7 @@ fn node_with(setting: &str, signer: &str) -> Node {
     node.write(SECRET, content(setting));
     node.write("/etc/corp/client.crt", "not read");
     let signer = signer
-        .replace("CLOSED", CLOSED)
+        .replace("CLOSED", CLOSED_PORT)
         .replace("PIN", PIN)
         .replace("SECRET", SECRET);
     node.write(
@@ -94,8 +94,8 @@ fn bootstrap(node: &Node) -> Ran {
     on_node(node, &["bootstrap", "--wait", "0s", "--clock-wait", "0s"])
 }
 
-/// Both what a run says that refuses the file, and what one says that only looks.
-fn refuses(node: &Node, setting: &str, mode: u32) {
+/// Asserts that `bootstrap` refuses the file and that `doctor` reports it.
+fn assert_refuses(node: &Node, setting: &str, mode: u32) {
     node.set_mode(SECRET, mode);
     let path = node.path(SECRET).display().to_string();
     let (mode, fix) = (format!("mode {mode:04o}"), format!("chmod 600 {path}"));
@@ -108,7 +108,7 @@ fn refuses(node: &Node, setting: &str, mode: u32) {
         ran.says(&name).says(&mode).says(&fix);
     }
     on_node(node, &["doctor", "-o", "json"]).says("\"secret-exposed\"");
-    // Some signers are asked for their CA certificates first, without the secret.
+    // Some signers fetch their CA certificates first, without the secret.
     let ran = bootstrap(node);
     ran.says(&mode).says(&fix);
     assert!(matches!(ran.code, Some(65 | 69)), "{}", ran.said());
@@ -118,7 +118,7 @@ fn refuses(node: &Node, setting: &str, mode: u32) {
 fn refuses_secret_that_other_users_can_read_or_change() {
     for (setting, signer) in SIGNERS {
         let node = node_with(setting, signer);
-        refuses(&node, setting, 0o644);
+        assert_refuses(&node, setting, 0o644);
         node.set_mode(SECRET, 0o600);
         for command in ["plan", "doctor"] {
             on_node(&node, &[command]).says_not("chmod 600");
@@ -133,7 +133,7 @@ fn refuses_each_permission_of_others() {
     let (setting, signer) = SIGNERS[0];
     let node = node_with(setting, signer);
     for mode in [0o640, 0o620, 0o604, 0o602, 0o611, 0o666, 0o777] {
-        refuses(&node, setting, mode);
+        assert_refuses(&node, setting, mode);
     }
     for mode in [0o600, 0o400, 0o700] {
         node.set_mode(SECRET, mode);
@@ -149,7 +149,7 @@ fn accepts_secret_that_a_service_shares_with_a_group() {
     node.set_mode(SECRET, 0o640);
     bootstrap(&node).ended(69).says_not("chmod");
     for mode in [0o644, 0o660] {
-        refuses(&node, setting, mode);
+        assert_refuses(&node, setting, mode);
     }
 }
 
@@ -197,7 +197,7 @@ fn accepts_systemd_credential_with_permissions_of_the_group() {
     fs::set_permissions(&token, fs::Permissions::from_mode(0o440)).unwrap();
     for named in ["credential:token", token.to_str().unwrap()] {
         let text = format!(
-            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {{corp: {{vault: {{address: 'https://{CLOSED}', \
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {{corp: {{vault: {{address: 'https://{CLOSED_PORT}', \
              tls: {{sha256: ['{PIN}']}}, mount: pki, auth: {{tokenFile: '{named}'}}}}}}}}\n\
              authorities: {{ca: {{signer: corp}}, etcd-ca: {{signer: corp}}, front-proxy-ca: {{signer: corp}}}}\n"
         );
@@ -287,7 +287,7 @@ fn reports_ca_keys_of_local_signer_on_the_node() {
             .says("can sign certificates for the whole cluster");
     }
     on_node(&node, &["doctor", "-o", "json"]).says("\"local-signer\"");
-    // On the machine from which a node is repaired they are not on the node.
+    // On a machine used for rescue they are outside the node.
     node.remove("/etc/nodepki/config.yaml");
     node.plan().done().says_not("private keys of");
 }
@@ -302,13 +302,13 @@ fn copy_authorities(from: &Path, to: &Path) {
     }
 }
 
-// ---- one CA in several places ----
+// ---- One CA in several places ----
 
-/// Risks of a front proxy CA and of an etcd CA that also issue other client certificates.
-const FRONT_PROXY: &str = "with the common name front-proxy-client can act as any user";
-const ETCD: &str = "can read and change everything in etcd";
+/// Words on the risks of a front-proxy CA and of an etcd CA that also issue other client certificates.
+const FRONT_PROXY_RISK: &str = "with the common name front-proxy-client can act as any user";
+const ETCD_RISK: &str = "can read and change everything in etcd";
 
-/// The node whose authorities are all that of `ca`.
+/// The node whose authorities are all the one of `ca`.
 fn node_with_one_authority() -> Node {
     let node = Node::new();
     for authority in [Authority::EtcdCa, Authority::FrontProxyCa] {
@@ -334,12 +334,12 @@ fn reports_one_authority_in_all_three_places() {
             "{} also accepts certificates of ca and etcd-ca",
             path("front-proxy-ca").display()
         ))
-        .says(FRONT_PROXY)
+        .says(FRONT_PROXY_RISK)
         .says(&format!(
             "{} also accepts certificates of ca and front-proxy-ca",
             path("etcd/ca").display()
         ))
-        .says(ETCD)
+        .says(ETCD_RISK)
         .says("authority stage front-proxy-ca --certificate FILE");
     };
     says(node.plan().done());
@@ -359,13 +359,16 @@ fn reports_one_authority_that_is_learned_from_the_signer() {
         node.remove(format!("/etc/kubernetes/pki/{}.crt", authority.base_name()));
     }
     node.plan().done().says_not("also accepts");
-    node.bootstrap().done().says(FRONT_PROXY).says(ETCD);
+    node.bootstrap()
+        .done()
+        .says(FRONT_PROXY_RISK)
+        .says(ETCD_RISK);
 }
 
 #[test]
 fn reports_root_above_another_authority() {
     let node = Node::new();
-    // The CA is issued by the one of the front proxy.
+    // The CA was issued by the one of the front proxy.
     let (ca, root) = (node.ca(), node.ca().join("front-proxy-ca"));
     let path = |path: &Path| path.display().to_string();
     let subject = "/CN=kubernetes";
@@ -409,6 +412,6 @@ fn reports_root_above_another_authority() {
     let ran = node.plan();
     ran.done()
         .says("front-proxy-ca.crt also accepts certificates of ca:")
-        .says(FRONT_PROXY)
-        .says_not(ETCD);
+        .says(FRONT_PROXY_RISK)
+        .says_not(ETCD_RISK);
 }

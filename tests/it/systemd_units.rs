@@ -1,5 +1,5 @@
-//! The units below `systemd/`, judged by a current systemd without one running; what they say twice is the same, and
-//! what they say of nodepki is true.
+//! The units in `systemd/`, verified by a current systemd that does not run: repeated sections are equal, and what the
+//! units say about nodepki is correct.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,8 +19,8 @@ const SERVICES: [&str; 3] = [
     "nodepki.service",
 ];
 const TIMER: &str = "nodepki-renew.timer";
-/// Ten times the exposure that systemd-analyze prints.
-const EXPOSURE: &str = "--threshold=25";
+/// Upper limit of the exposure level, in tenths of the value that systemd-analyze prints.
+const EXPOSURE_THRESHOLD: &str = "--threshold=25";
 
 fn unit(name: &str) -> String {
     fs::read_to_string(format!("{UNITS}/{name}")).unwrap()
@@ -34,13 +34,13 @@ fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
     lines.collect()
 }
 
-/// The project's units as a machine has them, under `/run/systemd/system` of the Debian that tests/servers/debian made.
+/// The project's units below `/run/systemd/system` of the Debian root that tests/servers/debian created.
 struct Machine(tempfile::TempDir);
 
 impl Machine {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // chroot'ed processes are root as well, but systemd-analyze reads what all may read.
+        // A process in the chroot runs as root, but systemd-analyze requires files that everybody can read.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         for name in SERVICES.into_iter().chain([TIMER]) {
             fs::write(dir.path().join(name), unit(name)).unwrap();
@@ -64,13 +64,13 @@ impl Machine {
             .unwrap()
     }
 
-    /// Unknown keys and sections, cycles, units and programs that are missing: all are errors.
+    /// Fails on unknown keys and sections, cycles, and missing units and programs.
     fn verify(&self, unit: &str) -> Output {
         self.analyze(&["verify", "--man=no", "--recursive-errors=yes", unit])
     }
 
     fn security(&self, unit: &str) -> Output {
-        self.analyze(&["security", "--offline=true", EXPOSURE, unit])
+        self.analyze(&["security", "--offline=true", EXPOSURE_THRESHOLD, unit])
     }
 }
 
@@ -80,16 +80,16 @@ fn text(output: &Output) -> String {
         .join("\n")
 }
 
-fn passes(output: &Output) {
+fn assert_passes(output: &Output) {
     assert!(output.status.success(), "{}", text(output));
 }
 
 #[test]
-fn systemd_has_nothing_to_say_about_the_units() {
+fn units_pass_systemd_analyze_without_warnings() {
     let machine = Machine::new();
     for name in SERVICES.into_iter().chain([TIMER]) {
         let output = machine.verify(name);
-        passes(&output);
+        assert_passes(&output);
         assert_eq!(text(&output).trim(), "", "{name}");
     }
     machine.file("nodepki-wrong.service", "[Service]\nExecStrat=/bin/true\n");
@@ -98,13 +98,13 @@ fn systemd_has_nothing_to_say_about_the_units() {
 }
 
 #[test]
-fn systemd_has_nothing_to_say_about_the_drop_ins() {
+fn drop_ins_pass_systemd_analyze_without_warnings() {
     let machine = Machine::new();
     let mut count = 0;
     for entry in fs::read_dir(format!("{UNITS}/drop-ins")).unwrap() {
         let path = entry.unwrap().path();
         let text = fs::read_to_string(&path).unwrap();
-        // Both places that the files name.
+        // The two directories that the files name.
         for folder in ["nodepki-.service.d", "nodepki.service.d"] {
             assert!(text.contains(&format!("/etc/systemd/system/{folder}/")));
             let name = path.file_name().unwrap().to_str().unwrap();
@@ -115,17 +115,17 @@ fn systemd_has_nothing_to_say_about_the_drop_ins() {
     assert!(count >= 3);
     for name in SERVICES {
         let output = machine.verify(name);
-        passes(&output);
+        assert_passes(&output);
         assert_eq!(text(&output).trim(), "", "{name}");
     }
 }
 
 #[test]
-fn the_units_are_hardened() {
+fn units_are_within_the_exposure_limit() {
     let machine = Machine::new();
     for name in SERVICES {
         let output = machine.security(name);
-        passes(&output);
+        assert_passes(&output);
         let told = text(&output);
         let overall = told.lines().find(|line| line.contains("Overall exposure"));
         println!("{}", overall.unwrap());
@@ -138,7 +138,7 @@ fn the_units_are_hardened() {
     assert!(!open.status.success(), "{}", text(&open));
 }
 
-/// From the first comment about what may be written to the end of the section.
+/// The text from the first comment about writable paths to the end of the section.
 fn restrictions(name: &str) -> String {
     let unit = unit(name);
     let begin = unit.find("# What a run may write").unwrap();
@@ -147,7 +147,7 @@ fn restrictions(name: &str) -> String {
 }
 
 #[test]
-fn all_services_are_restricted_in_the_same_words() {
+fn all_services_have_the_same_restrictions() {
     let first = restrictions(SERVICES[0]);
     assert!(first.lines().count() > 40);
     for name in SERVICES {
@@ -156,7 +156,7 @@ fn all_services_are_restricted_in_the_same_words() {
 }
 
 #[test]
-fn what_does_not_pass_is_not_tried_again() {
+fn units_do_not_retry_lasting_failures() {
     let lasting = [
         ExitCode::Usage,
         ExitCode::Refused,
@@ -170,13 +170,13 @@ fn what_does_not_pass_is_not_tried_again() {
         assert_eq!(values(&unit, "Restart"), ["on-failure"]);
         assert_eq!(values(&unit, "StartLimitIntervalSec"), ["0"]);
     }
-    // The timer does it.
+    // The timer retries the renewal.
     assert!(values(&unit("nodepki-renew.service"), "Restart").is_empty());
 }
 
-/// A node that cloud-init or Cluster API has described is bootstrapped, by the places that the settings look in.
+/// A node described by cloud-init or Cluster API is bootstrapped when one of the files named in the settings exists.
 #[test]
-fn bootstrap_waits_for_the_files_that_the_settings_name() {
+fn bootstrap_unit_waits_for_the_files_of_the_settings() {
     let root = tempfile::tempdir().unwrap();
     let shown = Ran::of(
         Command::new(NODEPKI)
@@ -201,7 +201,7 @@ fn bootstrap_waits_for_the_files_that_the_settings_name() {
 }
 
 #[test]
-fn commands_of_the_units_exist() {
+fn units_run_existing_commands() {
     for name in SERVICES {
         let unit = unit(name);
         for key in ["ExecStart", "ExecCondition"] {
@@ -214,9 +214,9 @@ fn commands_of_the_units_exist() {
     }
 }
 
-/// What was there before keeps its mode.
+/// Existing directories keep their mode.
 #[test]
-fn directories_that_the_units_write_to_are_made() {
+fn tmpfiles_create_the_directories_that_units_write_to() {
     let root = tempfile::tempdir().unwrap();
     let create = || {
         let output = Command::new("systemd-tmpfiles")
@@ -225,7 +225,7 @@ fn directories_that_the_units_write_to_are_made() {
             .arg(format!("{UNITS}/tmpfiles.conf"))
             .output()
             .unwrap();
-        passes(&output);
+        assert_passes(&output);
         assert_eq!(text(&output).trim(), "");
     };
     let mode = |path: &str| {

@@ -1,5 +1,5 @@
-//! What reaches a terminal: nothing that certificates, servers, files and arguments say drives it, hides text on it, or
-//! looks like a message of nodepki.
+//! Output on a terminal: text from certificates, servers, files and arguments cannot control it, hide other text or
+//! imitate a message of nodepki.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,14 +15,14 @@ use crate::signing::openssl;
 const HOSTILE: &str =
     "x\u{1b}[2J\u{9b}2J\u{1b}]0;t\u{7}\u{1b}[8m\r\u{202e}\u{200b}\u{7f}y\nnodepki: all is well";
 
-/// The shell's word for it.
+/// Whether a character is invisible or changes the terminal's state.
 fn is_hidden(c: char) -> bool {
     c.is_control() && c != '\n'
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
 #[track_caller]
-fn is_fit_for_terminal(ran: &Ran, what: &str) {
+fn assert_safe_for_terminal(ran: &Ran, what: &str) {
     let said = ran.said();
     assert!(!said.is_empty(), "{what}");
     let hidden: Vec<char> = said.chars().filter(|c| is_hidden(*c)).collect();
@@ -31,7 +31,7 @@ fn is_fit_for_terminal(ran: &Ran, what: &str) {
     assert!(!is_forged, "{what}: {said}");
 }
 
-fn everything(node: &Node, arguments: &[&str], what: &str) -> Vec<Ran> {
+fn run_in_all_formats(node: &Node, arguments: &[&str], what: &str) -> Vec<Ran> {
     let config = node.outside("config.yaml");
     let kubeadm = node.outside("kubeadm.yaml");
     let mut all = Vec::new();
@@ -48,7 +48,7 @@ fn everything(node: &Node, arguments: &[&str], what: &str) -> Vec<Ran> {
             command.arg("--kubeadm-config").arg(&kubeadm);
         }
         let ran = Ran::of(&mut command);
-        is_fit_for_terminal(&ran, &format!("{what}: {arguments:?} {more:?}"));
+        assert_safe_for_terminal(&ran, &format!("{what}: {arguments:?} {more:?}"));
         all.push(ran);
     }
     all
@@ -64,21 +64,21 @@ fn escapes_names_in_certificates_and_their_errors() {
     make.push(&subject);
     node.write("/etc/kubernetes/pki/etcd/ca.crt", openssl(&make, b""));
     for command in ["plan", "doctor", "status"] {
-        everything(&node, &[command], "issuer");
+        run_in_all_formats(&node, &[command], "issuer");
     }
-    // A label of PEM and the text around it are quoted by parsers.
+    // Parsers quote a PEM label and the text around it.
     let label = format!("-----BEGIN {name}-----\nAAAA\n-----END {name}-----\n");
     for file in ["etcd/ca.crt", "apiserver.crt", "apiserver.key", "sa.pub"] {
         let node = Node::bootstrapped();
         node.write(format!("/etc/kubernetes/pki/{file}"), &label);
         for command in ["plan", "doctor", "status"] {
-            everything(&node, &[command], file);
+            run_in_all_formats(&node, &[command], file);
         }
     }
 }
 
 #[test]
-fn escapes_what_signers_say() {
+fn escapes_answers_of_signers() {
     for verb in ["denied", "pending", "failed", "stderr"] {
         let node = Node::new();
         let script = node.outside("signer.sh");
@@ -99,16 +99,16 @@ fn escapes_what_signers_say() {
         fs::write(&script, script_text).unwrap();
         let arguments = format!("[{SIGNER}, {}]", node.ca().parent().unwrap().display());
         node.edit_settings(&arguments, &format!("[{}]", script.display()));
-        let ran = everything(
+        let ran = run_in_all_formats(
             &node,
             &["bootstrap", "--wait", "0s", "--clock-wait", "0s"],
             verb,
         );
         assert!(ran.iter().all(|ran| ran.code != Some(0)), "{verb}");
-        // What a plug-in writes to stderr is logged with -v.
+        // The stderr of a plug-in is logged with -v.
         let is_shown = ran.iter().any(|ran| ran.said().contains("\\u{1b}"));
         assert!(is_shown, "{verb}: {}", ran[0].said());
-        // The value for programs is the one that was said, up to what is escaped where it was read.
+        // The value in JSON output is the text, except for what was escaped when it was read.
         if let Ok(report) = serde_json::from_str::<Value>(&ran[3].stdout) {
             assert!(report["rows"].is_array(), "{report}");
         }
@@ -132,7 +132,7 @@ fn escapes_configuration_and_file_names() {
         vec!["plan".as_ref(), "--config".as_ref(), file.as_os_str()],
         vec!["csr".as_ref(), "import".as_ref(), file.as_os_str()],
     ] {
-        is_fit_for_terminal(&Ran::of(&mut node.command(&arguments)), "file name");
+        assert_safe_for_terminal(&Ran::of(&mut node.command(&arguments)), "file name");
     }
     for key in [
         "kubernetesVersion",
@@ -142,12 +142,12 @@ fn escapes_configuration_and_file_names() {
     ] {
         let quoted = serde_json::to_string(HOSTILE).unwrap();
         node.configure(&INIT.replace("kubernetesVersion: v1.36.2", &format!("{key}: {quoted}")));
-        everything(&node, &["plan"], key);
-        everything(&node, &["doctor"], key);
+        run_in_all_formats(&node, &["plan"], key);
+        run_in_all_formats(&node, &["doctor"], key);
     }
     node.configure(INIT);
     node.settings(&format!("{}: 1\n", serde_json::to_string(HOSTILE).unwrap()));
-    everything(&node, &["plan"], "key of the settings");
+    run_in_all_formats(&node, &["plan"], "key of the settings");
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn escapes_arguments_that_are_wrong() {
             }
             let ran = Ran::of(&mut command);
             assert_ne!(ran.code, Some(0), "{before:?}");
-            is_fit_for_terminal(&ran, &format!("{before:?}"));
+            assert_safe_for_terminal(&ran, &format!("{before:?}"));
         }
     }
     Ran::of(Command::new(NODEPKI).arg("bootstrp"))
@@ -181,7 +181,7 @@ fn escapes_arguments_that_are_wrong() {
         .says("bootstrap");
 }
 
-/// Text for programs keeps its value: `-o json` and `-o yaml` use the escapes of their formats.
+/// JSON and YAML output keep the value and use the escapes of their formats.
 #[test]
 fn keeps_values_in_machine_readable_output() {
     let node = Node::new();
@@ -190,7 +190,7 @@ fn keeps_values_in_machine_readable_output() {
         "reload: {{hooks: [{{on: [apiserver], command: [/bin/true, {}]}}]}}\n",
         serde_json::to_string(name).unwrap()
     ));
-    let shown = everything(&node, &["config", "show"], "config show");
+    let shown = run_in_all_formats(&node, &["config", "show"], "config show");
     for ran in [&shown[3], &shown[4]] {
         ran.done();
         let value = match serde_json::from_str::<Value>(&ran.stdout) {

@@ -1,7 +1,7 @@
-//! `--root` on a system that is not trusted: no file of this machine is read or written for it, and no program runs.
+//! `--root` on an untrusted system: no file of this machine is read or written on its behalf, and no program runs.
 //!
-//! Every test has an image whose files name paths of this machine, and a place outside of it that must neither be sent
-//! anywhere nor change.
+//! Every test has an image whose files name paths of this machine, and a directory outside the image whose contents
+//! must neither be sent nor change.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -24,14 +24,14 @@ use time::OffsetDateTime;
 use crate::node::{INIT, NODEPKI, Node, Ran, Snapshot, with_mounts};
 use crate::signing::write_secret;
 
-/// What must never leave this machine.
+/// The text that must never leave this machine.
 const SECRET: &str = "the-secret-of-this-machine";
 const SETTINGS: &str = "/etc/nodepki/config.yaml";
-const KUBEADM: &str = "/run/kubeadm/kubeadm.yaml";
-const ALL: &str =
+const KUBEADM_FILE: &str = "/run/kubeadm/kubeadm.yaml";
+const ALL_AUTHORITIES: &str =
     "authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}\n";
 
-/// A server on loopback that records all that it is sent, and answers nothing useful.
+/// A server on loopback that records everything it receives and answers 401.
 struct Recorder {
     address: String,
     heard: Arc<Mutex<Vec<u8>>>,
@@ -61,7 +61,7 @@ impl Recorder {
     }
 
     #[track_caller]
-    fn heard_no_secret(&self) {
+    fn assert_no_secret(&self) {
         let text = self.text();
         assert!(!text.contains(SECRET), "{text}");
     }
@@ -100,11 +100,11 @@ impl Image {
         write_secret(node.outside("token"), SECRET);
         fs::set_permissions(node.outside("token"), fs::Permissions::from_mode(0o600)).unwrap();
         fs::create_dir(node.outside("theirs")).unwrap();
-        node.write(KUBEADM, INIT);
+        node.write(KUBEADM_FILE, INIT);
         Image { node }
     }
 
-    /// With everything in place.
+    /// An image that is already bootstrapped.
     fn bootstrapped() -> Self {
         Self::of(Node::bootstrapped())
     }
@@ -114,19 +114,19 @@ impl Image {
         self.node.write(SETTINGS, format!("{head}{more}"));
     }
 
-    /// A file of this machine with a secret.
+    /// Writes a file of this machine that contains the secret.
     fn token(&self) -> PathBuf {
         self.node.outside("token")
     }
 
-    /// What lies outside of the image.
+    /// The files outside the image.
     fn outside(&self) -> Snapshot {
         Snapshot::of(&self.node.outside("theirs"))
     }
 
-    /// Everything that a run of these commands leaves outside of the image is what was there before.
+    /// Runs the commands and asserts that no file outside the image changes.
     #[track_caller]
-    fn harmless(&self, commands: &[&[&str]]) -> Vec<Ran> {
+    fn run_without_outside_changes(&self, commands: &[&[&str]]) -> Vec<Ran> {
         let before = self.outside();
         let token = fs::metadata(self.token()).unwrap();
         let ran: Vec<Ran> = commands
@@ -154,7 +154,7 @@ impl Image {
 }
 
 /// Commands that load the configuration or ask a cluster.
-const LOADS: &[&[&str]] = &[
+const LOADING_COMMANDS: &[&[&str]] = &[
     &["plan"],
     &["status"],
     &["doctor"],
@@ -180,7 +180,7 @@ fn keeps_host_token_from_kubeconfig_of_the_image() {
     let server = Recorder::start();
     let image = Image::bootstrapped();
     // Without a kubeadm file a running node asks its cluster, with these.
-    fs::remove_file(image.path(KUBEADM)).unwrap();
+    fs::remove_file(image.path(KUBEADM_FILE)).unwrap();
     fs::remove_file(image.path("/var/lib/nodepki/cluster-configuration.yaml")).unwrap();
     let token = image.token();
     let token = token.display();
@@ -191,7 +191,7 @@ fn keeps_host_token_from_kubeconfig_of_the_image() {
     }
     let kubeconfig = image.path("/etc/kubernetes/kubelet.conf");
     let kubeconfig = kubeconfig.to_str().unwrap();
-    let mut commands = LOADS.to_vec();
+    let mut commands = LOADING_COMMANDS.to_vec();
     let by_path = ["doctor", "--kubeconfig", "/etc/kubernetes/kubelet.conf"];
     let by_host_path = ["doctor", "--kubeconfig", kubeconfig];
     let upload = ["certs", "upload", "--kubeconfig", kubeconfig];
@@ -201,16 +201,16 @@ fn keeps_host_token_from_kubeconfig_of_the_image() {
         &upload[..],
         &["certs", "upload"],
     ]);
-    image.harmless(&commands);
-    server.heard_no_secret();
+    image.run_without_outside_changes(&commands);
+    server.assert_no_secret();
 
-    // The server is reached with a token of the image, so that the silence above is not that of a broken server.
+    // A token of the image does reach the server, so the missing secret above is not due to a broken server.
     image
         .node
         .write_secret("/etc/token", "the-secret-of-the-image");
     let text = kubeconfig_with_token(&server);
     image.node.write("/etc/kubernetes/kubelet.conf", text);
-    image.harmless(&[&["doctor", "--kubeconfig", kubeconfig]]);
+    image.run_without_outside_changes(&[&["doctor", "--kubeconfig", kubeconfig]]);
     assert!(server.text().contains("the-secret-of-the-image"));
 }
 
@@ -223,7 +223,7 @@ fn keeps_host_files_from_kubeconfigs_that_lead_out_by_links() {
     let server = Recorder::start();
     let image = Image::bootstrapped();
     let token = image.token();
-    // Relative, absolute, and through a directory: all of them stay in the image.
+    // Relative links, absolute links, and links through a directory all stay in the image.
     symlink(&token, image.path("/etc/absolute")).unwrap();
     symlink(token.parent().unwrap(), image.path("/etc/directory")).unwrap();
     let upward = format!("../../../../../../..{}", token.display());
@@ -244,10 +244,10 @@ fn keeps_host_files_from_kubeconfigs_that_lead_out_by_links() {
                 .display()
                 .to_string(),
         ] {
-            image.harmless(&[&["doctor", "--kubeconfig", &given]]);
+            image.run_without_outside_changes(&[&["doctor", "--kubeconfig", &given]]);
         }
     }
-    // A kubeconfig of this machine that leads into the image by a link is one of the image.
+    // A kubeconfig of this machine that leads into the image by a link belongs to the image.
     symlink(image.path("/etc/kubernetes"), image.node.outside("link")).unwrap();
     let text = kubeconfig(
         &server.url(),
@@ -255,8 +255,8 @@ fn keeps_host_files_from_kubeconfigs_that_lead_out_by_links() {
     );
     image.node.write("/etc/kubernetes/evil.conf", text);
     let by_link = image.node.outside("link").join("evil.conf");
-    image.harmless(&[&["doctor", "--kubeconfig", by_link.to_str().unwrap()]]);
-    server.heard_no_secret();
+    image.run_without_outside_changes(&[&["doctor", "--kubeconfig", by_link.to_str().unwrap()]]);
+    server.assert_no_secret();
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn reads_host_token_for_kubeconfig_of_this_machine() {
     let image = Image::bootstrapped();
     let conf = image.node.outside("mine.conf");
     write_secret(&conf, kubeconfig(&server.url(), "{tokenFile: token}"));
-    // A file of the same name in the image is not taken for it.
+    // A file of the same name in the image is not used.
     let shadow = image.path(image.token().to_str().unwrap());
     fs::create_dir_all(shadow.parent().unwrap()).unwrap();
     fs::write(shadow, "not-this-one").unwrap();
@@ -277,18 +277,18 @@ fn reads_host_token_for_kubeconfig_of_this_machine() {
 }
 
 #[test]
-fn gives_kubeconfig_of_the_image_no_host_file_by_the_name_of_one_of_this_machine() {
+fn gives_kubeconfig_of_the_image_no_host_file_with_the_same_path() {
     let server = Recorder::start();
     let image = Image::bootstrapped();
-    // The operator means a file of this machine, and the image has one at the same path.
+    // The operator names a file of this machine, and the image has one at the same path.
     let meant = image.node.outside("mine.conf");
     fs::write(&meant, kubeconfig("http://127.0.0.1:1", "{}")).unwrap();
     let shadow = image.path(meant.to_str().unwrap());
     fs::create_dir_all(shadow.parent().unwrap()).unwrap();
     let user = format!("{{tokenFile: {}}}", image.token().display());
     fs::write(shadow, kubeconfig(&server.url(), &user)).unwrap();
-    image.harmless(&[&["doctor", "--kubeconfig", meant.to_str().unwrap()]]);
-    server.heard_no_secret();
+    image.run_without_outside_changes(&[&["doctor", "--kubeconfig", meant.to_str().unwrap()]]);
+    server.assert_no_secret();
 }
 
 #[test]
@@ -313,16 +313,16 @@ fn keeps_host_files_and_credentials_from_settings_of_the_image() {
         format!("est: {{url: '{url}', auth: {{basic: {{username: u, passwordFile: {token}}}}}}}"),
         format!("local: {{directory: {}}}", image.node.ca().display()),
     ] {
-        image.settings(&format!("{ALL}signers: {{s: {{{signer}}}}}\n"));
-        let ran = image.harmless(LOADS);
-        // Nothing was signed with what lies outside.
+        image.settings(&format!("{ALL_AUTHORITIES}signers: {{s: {{{signer}}}}}\n"));
+        let ran = image.run_without_outside_changes(LOADING_COMMANDS);
+        // No certificate was signed with a key outside the image.
         assert!(
             !image.path("/etc/kubernetes/pki/apiserver.crt").exists(),
             "{signer}\n{}",
             ran.last().unwrap().said()
         );
     }
-    server.heard_no_secret();
+    server.assert_no_secret();
 }
 
 #[test]
@@ -332,11 +332,11 @@ fn runs_no_program_that_the_image_names() {
     let script = format!("echo ran >>{}", marker.display());
     let exec = format!("exec: {{command: /bin/sh, args: [-c, '{script}']}}");
     image.settings(&format!(
-        "{ALL}signers: {{s: {{{exec}}}}}\n\
+        "{ALL_AUTHORITIES}signers: {{s: {{{exec}}}}}\n\
          reload: {{hooks: [{{on: [apiserver], command: [/bin/sh, -c, '{script}']}}], units: [{{on: [apiserver], unit: x.service}}]}}\n"
     ));
-    for arguments in LOADS {
-        image.harmless(&[arguments]);
+    for arguments in LOADING_COMMANDS {
+        image.run_without_outside_changes(&[arguments]);
     }
     assert!(!marker.exists());
     image
@@ -346,7 +346,7 @@ fn runs_no_program_that_the_image_names() {
         .says(&image.node.here("name the program @/bin/sh (exec.command)"))
         .says("--signer exec:/bin/sh")
         .says("--config FILE");
-    // Found in the image, a file named with --config is one of the image, however it is named.
+    // A file of the image named with --config belongs to the image, whatever the form of its path.
     for config in [
         SETTINGS.to_owned(),
         image.path(SETTINGS).display().to_string(),
@@ -374,7 +374,7 @@ fn runs_no_program_that_the_image_names() {
         .done();
     assert!(!marker.exists());
 
-    // A settings file of this machine is the operator's.
+    // A settings file of this machine belongs to the operator.
     image
         .node
         .run(&[
@@ -394,7 +394,7 @@ fn runs_no_hook_of_the_image_after_a_renewal() {
     let marker = image.node.outside("theirs").join("ran");
     let hook = format!("[/bin/sh, -c, 'echo ran >{}']", marker.display());
     image.settings(&format!(
-        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n\
+        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n\
          reload: {{hooks: [{{on: [apiserver, kube-apiserver, scheduler.conf], command: {hook}}}]}}\n"
     ));
     for name in ["ca", "front-proxy-ca", "etcd/ca"] {
@@ -410,7 +410,7 @@ fn runs_no_hook_of_the_image_after_a_renewal() {
         .node
         .write("/etc/kubernetes/manifests/kube-apiserver.yaml", "{}\n");
     fs::remove_file(image.path("/var/lib/nodepki/issued.json")).unwrap();
-    let ran = image.harmless(&[&["renew", "--all", "--clock-wait", "0s"]]);
+    let ran = image.run_without_outside_changes(&[&["renew", "--all", "--clock-wait", "0s"]]);
     ran[0].done().row_says("apiserver", "rekeyed");
     ran[0].says("was not restarted");
     assert!(!marker.exists());
@@ -429,7 +429,7 @@ fn refuses_kubeconfig_of_the_image_that_runs_a_program() {
         "/etc/kubernetes/kubelet.conf",
         kubeconfig(&server.url(), &user),
     );
-    let ran = image.harmless(&[
+    let ran = image.run_without_outside_changes(&[
         &["doctor", "--kubeconfig", "/etc/kubernetes/kubelet.conf"],
         &[
             "certs",
@@ -455,12 +455,12 @@ fn writes_directory_signer_of_the_image_inside_it() {
         "/../../../../tmp",
     ] {
         image.settings(&format!(
-            "{ALL}signers: {{s: {{directory: {{path: '{path}'}}}}}}\n"
+            "{ALL_AUTHORITIES}signers: {{s: {{directory: {{path: '{path}'}}}}}}\n"
         ));
-        image.harmless(LOADS);
+        image.run_without_outside_changes(LOADING_COMMANDS);
     }
     assert_eq!(fs::read_dir(&theirs).unwrap().count(), 0);
-    // Named on the command line it is the one of this machine.
+    // A directory named on the command line belongs to this machine.
     let mine = image.node.outside("mine");
     fs::create_dir(&mine).unwrap();
     let signer = format!("directory:{}", mine.display());
@@ -490,7 +490,7 @@ fn keeps_host_files_from_kubeadm_configuration_of_the_image() {
         image.token().display()
     ));
     image.node.write(
-        KUBEADM,
+        KUBEADM_FILE,
         format!(
             "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\n\
              discovery: {{file: {{kubeConfigPath: {}}}}}\nnodeRegistration: {{name: cp2}}\n\
@@ -498,7 +498,7 @@ fn keeps_host_files_from_kubeadm_configuration_of_the_image() {
             conf.display()
         ),
     );
-    let ran = image.harmless(LOADS);
+    let ran = image.run_without_outside_changes(LOADING_COMMANDS);
     ran[0].says("cannot be read");
     assert_eq!(
         server.text(),
@@ -518,7 +518,7 @@ fn writes_metrics_and_ports_of_the_image_nowhere_on_this_machine() {
         "metrics: {{textfile: {}/x.prom, listen: '{address}'}}\n",
         theirs.display()
     ));
-    image.harmless(&[&["renew", "--clock-wait", "0s"]]);
+    image.run_without_outside_changes(&[&["renew", "--clock-wait", "0s"]]);
     let mut daemon = image
         .node
         .command(["daemon"])
@@ -539,13 +539,13 @@ fn writes_metrics_and_ports_of_the_image_nowhere_on_this_machine() {
     daemon.wait().unwrap();
 }
 
-// ---- state files ----
+// ---- State files ----
 
 fn digest(text: &str) -> String {
     hex(&Sha256::digest(text))
 }
 
-/// A journal that a hostile image has, with one file to be written.
+/// The journal of a hostile image, with one file to be written.
 fn journal(path: &str, mode: u32) -> String {
     json!({
         "version": 1,
@@ -569,9 +569,9 @@ impl Image {
         self.node.set_mode("/var/lib/nodepki", 0o700);
     }
 
-    /// Every command that recovers refuses the state file, and leaves everything as it is.
+    /// Asserts that every command that recovers refuses the state file and changes nothing.
     #[track_caller]
-    fn refused(&self, words: &str) {
+    fn assert_refused(&self, words: &str) {
         let before = Snapshot::of(&self.path("/etc"));
         let state = self.node.path("/var/lib/nodepki");
         let read = |name: &str| fs::read(state.join(name)).ok();
@@ -596,7 +596,7 @@ impl Image {
 fn refuses_journal_that_names_other_places() {
     let image = Image::bootstrapped();
     image.settings(&format!(
-        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
     ));
     for path in [
         "/usr/bin/su",
@@ -610,7 +610,7 @@ fn refuses_journal_that_names_other_places() {
         "etc/kubernetes/pki/x",
     ] {
         image.state("journal.json", &journal(path, 0o644));
-        image.refused("which is not in a directory of Kubernetes' PKI");
+        image.assert_refused("which is not in a directory of Kubernetes' PKI");
         assert!(!image.path("/usr/bin/su").exists() && !image.path("/etc/cron.d").exists());
     }
 }
@@ -619,12 +619,12 @@ fn refuses_journal_that_names_other_places() {
 fn refuses_journal_with_modes_that_no_certificate_has() {
     let image = Image::bootstrapped();
     image.settings(&format!(
-        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
     ));
     let path = "/etc/kubernetes/pki/apiserver.crt.new";
     for mode in [0o4755, 0o2755, 0o1644, 0o755, 0o4644, 0o100_644] {
         image.state("journal.json", &journal(path, mode));
-        image.refused("which is not the mode of a certificate or key");
+        image.assert_refused("which is not the mode of a certificate or key");
         assert!(!image.path(path).exists());
     }
 }
@@ -633,15 +633,15 @@ fn refuses_journal_with_modes_that_no_certificate_has() {
 fn refuses_state_files_that_another_user_can_write() {
     let image = Image::bootstrapped();
     image.settings(&format!(
-        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
     ));
     image.state("journal.json", &journal("/etc/kubernetes/pki/x.crt", 0o644));
     image.node.set_mode(JOURNAL, 0o666);
-    image.refused("has mode 0666");
+    image.assert_refused("has mode 0666");
     if nix::unistd::geteuid().is_root() {
         image.node.set_mode(JOURNAL, 0o600);
         std::os::unix::fs::chown(image.path(JOURNAL), Some(4711), None).unwrap();
-        image.refused("belongs to user 4711");
+        image.assert_refused("belongs to user 4711");
     }
 }
 
@@ -649,24 +649,24 @@ fn refuses_state_files_that_another_user_can_write() {
 fn refuses_damaged_journal_each_time_and_says_what_to_do() {
     let image = Image::bootstrapped();
     image.settings(&format!(
-        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
     ));
     image.state("journal.json", "{\"version\":1,");
     let path = image.path(JOURNAL).display().to_string();
-    image.refused(&path);
-    image.refused("move the journal away and run again");
+    image.assert_refused(&path);
+    image.assert_refused("move the journal away and run again");
 }
 
 #[test]
 fn refuses_record_of_unfinished_files_in_other_directories() {
     let image = Image::bootstrapped();
     image.settings(&format!(
-        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
     ));
     let left = "/home/user/.nodepki-new.notes~";
     image.node.write(left, "mine");
     image.state("staging.json", "{\"directories\":[\"/home/user\"]}");
-    image.refused("which is not a directory of Kubernetes' PKI");
+    image.assert_refused("which is not a directory of Kubernetes' PKI");
     assert!(image.path(left).exists());
 }
 
@@ -674,7 +674,7 @@ fn refuses_record_of_unfinished_files_in_other_directories() {
 fn finishes_journal_of_configured_directory() {
     let image = Image::new();
     let config = format!("{INIT}certificatesDir: /opt/pki\n");
-    image.node.write(KUBEADM, &config);
+    image.node.write(KUBEADM_FILE, &config);
     for (from, to) in [
         ("ca", "ca"),
         ("front-proxy-ca", "front-proxy-ca"),
@@ -745,7 +745,7 @@ fn removes_only_dated_files_from_list_of_kubelet_certificates() {
 fn writes_lock_to_no_device_and_no_second_name_of_a_file() {
     let image = Image::bootstrapped();
     image.settings(&format!(
-        "{ALL}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
     ));
     let lock = image.path("/var/lib/nodepki/lock");
     fs::remove_file(&lock).unwrap();
@@ -780,7 +780,7 @@ fn opens_no_device_of_the_image() {
     fs::remove_file(&certificate).unwrap();
     let mode = nix::sys::stat::Mode::S_IRUSR;
     let zero = nix::sys::stat::makedev(1, 5);
-    // Containers without CAP_MKNOD have no way to make one, and nothing to fear from one.
+    // In a container without CAP_MKNOD no device can be created, so the test is not needed.
     let kind = nix::sys::stat::SFlag::S_IFCHR;
     match nix::sys::stat::mknod(&certificate, kind, mode, zero) {
         Ok(()) => {}
@@ -788,7 +788,7 @@ fn opens_no_device_of_the_image() {
         Err(errno) => panic!("{errno}"),
     }
     let log = image.node.outside("strace");
-    for arguments in LOADS {
+    for arguments in LOADING_COMMANDS {
         Command::new("strace")
             .args(["-f", "-e", "trace=open,openat,openat2", "-o"])
             .arg(&log)
@@ -805,7 +805,7 @@ fn opens_no_device_of_the_image() {
     }
 }
 
-// ---- mounts of this machine below the root ----
+// ---- Mounts of this machine below the root ----
 
 #[test]
 fn reads_and_writes_nothing_on_mounts_of_this_machine() {
@@ -817,7 +817,7 @@ fn reads_and_writes_nothing_on_mounts_of_this_machine() {
     image.node.write("/mnt/.keep", "");
     write_secret(theirs.join("token"), SECRET);
     image.settings(&format!(
-        "{ALL}signers: {{s: {{directory: {{path: /mnt/drop}}}}}}\n"
+        "{ALL_AUTHORITIES}signers: {{s: {{directory: {{path: /mnt/drop}}}}}}\n"
     ));
     fs::remove_file(image.path("/etc/kubernetes/pki/apiserver.crt")).unwrap();
     let script = format!("mount --bind {} \"$1/mnt\"", theirs.display());
@@ -836,9 +836,9 @@ fn reads_and_writes_nothing_on_mounts_of_this_machine() {
     )
     .says("belongs to this machine");
     before.unchanged(&Snapshot::of(&theirs));
-    server.heard_no_secret();
+    server.assert_no_secret();
 
-    // A journal reaches no mounted directory either, a known place or not.
+    // A journal does not reach a mounted directory, whether nodepki knows the path or not.
     let journal = journal("/etc/kubernetes/tmp/x.crt", 0o644);
     image.node.write("/etc/kubernetes/tmp/.keep", "");
     image.state("journal.json", &journal);
@@ -858,7 +858,7 @@ fn reads_and_writes_nothing_on_mounts_of_this_machine() {
 #[test]
 fn accepts_separate_file_systems_of_the_image() {
     let node = Node::new();
-    // What a separate partition is, and a directory of the image that is mounted at a second place in it.
+    // A separate partition, and a directory of the image mounted at a second path in it.
     let script = "mkdir -p \"$1/var\" \"$1/data/kubernetes\"\n\
                   cp -a \"$1/etc/kubernetes/.\" \"$1/data/kubernetes\"\n\
                   mount -t tmpfs none \"$1/var\"\n\
@@ -884,11 +884,11 @@ fn ignores_run_directory_of_the_rescue_system() {
     with_mounts(&node, &plan, &script).done();
 }
 
-/// Proves by the system calls that the commands open no file of this machine that the image names.
+/// Verifies with system-call traces that the commands open no file of this machine that the image names.
 #[test]
 fn opens_no_file_of_this_machine_that_the_image_names() {
     let image = Image::bootstrapped();
-    fs::remove_file(image.path(KUBEADM)).unwrap();
+    fs::remove_file(image.path(KUBEADM_FILE)).unwrap();
     let token = image.token();
     let user = format!("{{tokenFile: {}}}", token.display());
     for name in ["kubelet.conf", "admin.conf"] {
@@ -901,11 +901,11 @@ fn opens_no_file_of_this_machine_that_the_image_names() {
     )
     .unwrap();
     image.settings(&format!(
-        "{ALL}signers: {{s: {{vault: {{address: 'http://127.0.0.1:9', mount: p, role: r, auth: {{tokenFile: {}}}}}}}}}\n",
+        "{ALL_AUTHORITIES}signers: {{s: {{vault: {{address: 'http://127.0.0.1:9', mount: p, role: r, auth: {{tokenFile: {}}}}}}}}}\n",
         token.display()
     ));
-    for (run, arguments) in LOADS.iter().enumerate() {
-        // One file a thread, so that no call is split by another one.
+    for (run, arguments) in LOADING_COMMANDS.iter().enumerate() {
+        // One file per thread, so that no line is split by another thread.
         let logs = image.node.outside(&format!("strace-{run}"));
         fs::create_dir(&logs).unwrap();
         let traced = Command::new("strace")
@@ -928,7 +928,7 @@ fn opens_no_file_of_this_machine_that_the_image_names() {
         );
         let opened = format!("AT_FDCWD, \"{}\"", token.display());
         assert!(!log.contains(&opened), "{arguments:?}");
-        // Every look at the file is one inside the image, where there is nothing.
+        // Every access to the file is resolved in the image, where it does not exist.
         for line in log.lines().filter(|line| line.contains("/token\"")) {
             assert!(
                 line.contains("RESOLVE_IN_ROOT") && line.contains("= -1"),
@@ -958,7 +958,7 @@ fn resolves_arguments_that_lead_into_the_root_inside_it() {
             .run(&["config", "show", "--config", given.to_str().unwrap()]);
         ran.ended(78).says_not(SECRET).says("does not exist");
     }
-    // Likewise with a relative --root.
+    // The same with a relative --root.
     let inside = Command::new(NODEPKI)
         .args([
             "--root",
@@ -978,7 +978,7 @@ fn resolves_arguments_that_lead_into_the_root_inside_it() {
 fn never_takes_admin_kubeconfig_of_this_machine_by_default() {
     let image = Image::bootstrapped();
     fs::remove_file(image.path("/etc/kubernetes/admin.conf")).unwrap();
-    let ran = image.harmless(&[&["certs", "upload"]]);
+    let ran = image.run_without_outside_changes(&[&["certs", "upload"]]);
     ran[0]
         .ended(78)
         .says("/etc/kubernetes/admin.conf")
