@@ -1,4 +1,4 @@
-//! Runs scenarios side by side and prints the table of them.
+//! Runs scenarios in parallel and prints the table of results.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -12,13 +12,13 @@ use crate::emulated::{self, Emulated};
 use crate::seed::{Seed, Signer};
 use crate::system::System;
 
-/// What a scenario runs on.
+/// The kind of machine on which a scenario runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tier {
-    /// Recorded writes, no machine.
+    /// A recorded disk without a machine.
     Disk,
     Container,
-    /// A machine with a kernel, a disk and a clock of its own.
+    /// An emulated machine with its own kernel, disk and clock.
     Emulated,
 }
 
@@ -35,12 +35,12 @@ impl Tier {
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) tier: Tier,
-    /// What the table says of it.
+    /// Description in the table.
     pub(crate) shows: &'static str,
     pub(crate) run: fn(&Bench),
 }
 
-/// How often machines were switched on and lost their power.
+/// Number of boots and power cuts of a scenario.
 #[derive(Default)]
 pub(crate) struct Tally {
     boots: AtomicU32,
@@ -65,13 +65,13 @@ impl Tally {
     }
 }
 
-/// What a scenario takes its machines from, and what is counted of them.
+/// Creates the machines of a scenario and counts their boots.
 pub(crate) struct Bench {
     name: &'static str,
     tally: Arc<Tally>,
 }
 
-/// Made once, by whoever needs it first.
+/// Installed once, by the first scenario that needs it.
 static SYSTEM: LazyLock<System> = LazyLock::new(System::install);
 
 impl Bench {
@@ -86,12 +86,12 @@ impl Bench {
         &SYSTEM
     }
 
-    /// A new container that was not started.
+    /// Creates a container of a first node without starting it.
     pub(crate) fn container(&self, signer: Signer, user_data: &str) -> Container {
         self.container_with(&Seed::of(self.system(), signer, user_data))
     }
 
-    /// The same of a machine that is no node.
+    /// Creates a container that is not a node.
     pub(crate) fn container_other(&self, user_data: &str) -> Container {
         self.container_with(&Seed::bare(user_data))
     }
@@ -103,13 +103,13 @@ impl Bench {
             .option(format!("--load-credential=cfssl-key:{}", key.display()))
     }
 
-    /// A new emulated machine that was not started.
+    /// Creates an emulated machine of a first node without starting it.
     pub(crate) fn emulated(&self, signer: Signer, user_data: &str) -> Emulated<'_> {
         let seed = Seed::of(self.system(), signer, user_data);
         Emulated::new(self, &seed)
     }
 
-    /// The same of a machine that is no node.
+    /// Creates an emulated machine that is not a node.
     pub(crate) fn emulated_other(&self, user_data: &str) -> Emulated<'_> {
         Emulated::new(self, &Seed::bare(user_data))
     }
@@ -122,7 +122,7 @@ impl Bench {
         &self.tally
     }
 
-    /// A line beside what failed: progress of what takes long.
+    /// Prints a line of progress.
     pub(crate) fn say(&self, what: &str) {
         println!("    {}: {what}", self.name);
     }
@@ -136,13 +136,13 @@ struct Row<'a> {
     good: bool,
 }
 
-/// Runs them; the status says whether all were good.
+/// Runs the chosen scenarios; the status is a failure if one of them failed.
 pub(crate) fn run(chosen: &[&Scenario]) -> ExitCode {
     let begin = Instant::now();
-    // Before the clocks of the scenarios begin.
+    // Installing the system does not count for a scenario's duration.
     LazyLock::force(&SYSTEM);
     println!(
-        "the system lies ready after {:.1} s",
+        "the system is ready after {:.1} s",
         begin.elapsed().as_secs_f32()
     );
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -152,7 +152,7 @@ pub(crate) fn run(chosen: &[&Scenario]) -> ExitCode {
         some
     };
     let mut rows = side_by_side(&of(false), cores);
-    // Not at the same time: who waits for a moment in one would be late for the other.
+    // Emulated machines run separately: in parallel they would delay a scenario that waits for a moment in another one.
     let machines = of(true);
     if !machines.is_empty() {
         println!("emulated machines: {}", emulated::acceleration().describe());
@@ -188,7 +188,7 @@ fn side_by_side<'a>(scenarios: &[&'a Scenario], at_once: usize) -> Vec<Row<'a>> 
 fn one(scenario: &Scenario) -> Row<'_> {
     let bench = Bench::of(scenario);
     let begin = Instant::now();
-    // A thread of its own: what panics says its name, and what a scenario started ends with it.
+    // A thread per scenario: a panic carries its name, and ends the machines that it started.
     let good = thread::scope(|scope| {
         let run = || catch_unwind(AssertUnwindSafe(|| (scenario.run)(&bench))).is_ok();
         let named = thread::Builder::new().name(scenario.name.to_owned());

@@ -1,21 +1,21 @@
-//! Clusters of the real kubeadm, kubelet, containerd and control plane, on nodes that boot with nodepki's package and the
-//! user data of `cloud-init/`.
+//! Clusters of the real kubeadm, kubelet, containerd and control plane, on nodes that boot with nodepki's package and
+//! the user data of `cloud-init/`.
 //!
 //! ```text
-//! cargo test --locked --test vm -- cluster [WORD...]    those scenarios, or clusters, of which a word is the name
+//! cargo test --locked --test vm -- cluster [WORD...]    the scenarios or clusters with one of these names
 //! ```
 //!
-//! CLUSTER/SCENARIO is a scenario of one cluster, where several have a scenario of that name.
+//! CLUSTER/SCENARIO selects the scenario of one cluster, if several have a scenario of that name.
 //!
-//! Without a word, the shorter scenarios; with `all`, every one. Scenarios run one after the other on
-//! the same cluster, each leaves it whole, and after each [`checks`] looks at all nodes. A chosen scenario brings the
-//! foundation of its cluster with it.
+//! Without a word the shorter scenarios run, with `all` every one. Scenarios run one after the other on the same
+//! cluster; each leaves it working, and [`checks`] then verifies all nodes. A chosen scenario includes the foundation
+//! scenarios of its cluster.
 //!
-//! `tests/run cluster` builds what is named by NODEPKI_VM_IMAGE (vm-tests/image/build), NODEPKI_CLUSTER_NODE
-//! (vm-tests/cluster/node/build), NODEPKI_VM_PACKAGE (the .deb) and NODEPKI_TEST_SERVERS (Kubernetes' programs and OpenBao).
-//! The program runs itself in namespaces of its own: network, mounts and processes end with it, however it ends.
+//! `tests/run cluster` builds the inputs and passes their paths: NODEPKI_VM_IMAGE (vm-tests/image/build),
+//! NODEPKI_CLUSTER_NODE (vm-tests/cluster/node/build), NODEPKI_VM_PACKAGE (the .deb) and NODEPKI_TEST_SERVERS (Kubernetes'
+//! programs and OpenBao). The program runs in its own namespaces: network, mounts and processes end with it.
 //!
-//! Four nodes use about 100 inotify instances of the host's root, and Linux allows 128 by default: two runs at the same time
+//! Four nodes use about 100 inotify instances of the host's root user, and Linux allows 128 by default: two parallel runs
 //! need a larger `fs.inotify.max_user_instances`, without which containerd or the kubelet fails ("too many open files").
 
 mod authority;
@@ -49,53 +49,53 @@ use crate::bench::Tally;
 use crate::machine::Machine;
 use crate::system::run as output_of;
 
-/// Says that this process is in the namespaces already.
-const INSIDE: &str = "NODEPKI_CLUSTER_INSIDE";
+/// Variable that marks the process inside the namespaces.
+const INSIDE_VARIABLE: &str = "NODEPKI_CLUSTER_INSIDE";
 
-/// Says that the nodes are to run on after the scenarios, for somebody who wants to look at them.
-const HOLD: &str = "NODEPKI_CLUSTER_HOLD";
+/// Variable that keeps the nodes running after the scenarios, for inspection.
+const HOLD_VARIABLE: &str = "NODEPKI_CLUSTER_HOLD";
 
-/// Who signs for a cluster.
+/// The kind of signer of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signer {
-    /// A folder on each node, and a machine outside that reads it.
+    /// A folder on each node, which an outside machine reads.
     Directory,
-    /// An OpenBao server, at which each node has an AppRole.
+    /// An OpenBao server with an AppRole for each node.
     OpenBao,
 }
 
-/// A cluster and what is done with it.
+/// A cluster and its scenarios.
 pub(crate) struct Spec {
     pub(crate) name: &'static str,
-    /// Of Kubernetes.
+    /// Version of Kubernetes.
     pub(crate) version: &'static str,
     pub(crate) signer: Signer,
     /// Kinds of the CAs' keys, in the order of [`authority::AUTHORITIES`].
     pub(crate) authority_keys: [KeyKind; 3],
     /// `encryptionAlgorithm` of the ClusterConfiguration.
     pub(crate) algorithm: KeyKind,
-    /// Whether nodes, pods and services have IPv6 addresses too, where the kernel has IPv6.
+    /// Whether nodes, pods and services also have IPv6 addresses, provided that the kernel supports IPv6.
     pub(crate) is_dual_stack: bool,
-    /// More lines of the ClusterConfiguration, indented by four.
+    /// Further lines of the ClusterConfiguration, indented by four spaces.
     pub(crate) cluster_configuration: &'static str,
     pub(crate) scenarios: &'static [Scenario],
 }
 
-/// When a scenario is run.
+/// Condition under which a scenario runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// Whenever its cluster is: the others need it.
+    /// Whenever its cluster runs: other scenarios need it.
     Foundation,
-    /// Without a word, and with `all`.
+    /// Without a word and with `all`.
     Always,
-    /// With `all`.
+    /// With `all` only.
     All,
 }
 
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) when: When,
-    /// What the table says of it.
+    /// Description in the table.
     pub(crate) shows: &'static str,
     pub(crate) run: fn(&mut Cluster),
 }
@@ -106,14 +106,14 @@ impl Scenario {
     }
 }
 
-/// A running cluster. Its nodes lose their power when it is dropped.
+/// A running cluster. Its nodes are killed when it is dropped.
 pub(crate) struct Cluster<'a> {
     pub(crate) spec: &'static Spec,
     pub(crate) site: &'a Site,
-    /// In the order of joining; before the authorities, so that nodes end first.
+    /// In the order of joining. Declared before the authorities, so that nodes end first.
     pub(crate) nodes: Vec<Node>,
     pub(crate) authorities: CertificateAuthorities,
-    /// With [`Signer::OpenBao`].
+    /// The server of a cluster with [`Signer::OpenBao`].
     pub(crate) openbao: Option<OpenBao>,
     pub(crate) requests: u64,
     pub(crate) failures: u64,
@@ -133,7 +133,7 @@ impl<'a> Cluster<'a> {
         };
         if spec.is_dual_stack && !network::has_ipv6() {
             println!(
-                "    {}: the cluster is single stack: the kernel has no IPv6 (/proc/net/if_inet6 is missing)",
+                "    {}: the cluster is single-stack: the kernel has no IPv6 (/proc/net/if_inet6 is missing)",
                 spec.name
             );
         }
@@ -158,14 +158,14 @@ impl<'a> Cluster<'a> {
         self.say(&format!("{name} has run kubeadm init"));
     }
 
-    /// Boots a further node and does not wait for it.
+    /// Boots a further node without waiting for it.
     pub(crate) fn boot_to_join(&mut self, name: &'static str, role: Role) {
         let secrets = self.secrets();
         let user_data = user_data::join(self, name, role, &secrets);
         self.boot(name, role, user_data);
     }
 
-    /// Boots a further node while the signer does not answer.
+    /// As [`Cluster::boot_to_join`], while the signer does not answer.
     pub(crate) fn boot_to_join_without_signer(&mut self, name: &'static str, role: Role) {
         let secrets = self.secrets();
         let user_data = user_data::join(self, name, role, &secrets);
@@ -173,7 +173,7 @@ impl<'a> Cluster<'a> {
         self.boot(name, role, user_data);
     }
 
-    /// Leaves requests unanswered, or has them answered again.
+    /// Stops or resumes answering requests.
     pub(crate) fn set_signer_away(&self, is_away: bool) {
         match &self.openbao {
             Some(openbao) => openbao.set_sealed(is_away),
@@ -199,7 +199,7 @@ impl<'a> Cluster<'a> {
         self.say(&format!("{name} has joined"));
     }
 
-    /// The same with a node that kubeadm makes; the outside machine takes over its CAs.
+    /// As [`Cluster::first`] for a node that kubeadm creates; the outside machine takes over its CAs.
     pub(crate) fn first_by_kubeadm(&mut self, name: &'static str) {
         let user_data = user_data::first_by_kubeadm(self, name);
         self.boot(name, Role::ControlPlane, user_data);
@@ -207,7 +207,7 @@ impl<'a> Cluster<'a> {
         node.wait_until_joined();
         let pki = node.machine.path("/etc/kubernetes/pki");
         self.authorities.take_over(&pki);
-        self.say(&format!("kubeadm init has made {name} and its CAs"));
+        self.say(&format!("kubeadm init has created {name} and its CAs"));
     }
 
     pub(crate) fn join_by_kubeadm(&mut self, name: &'static str, role: Role) {
@@ -228,7 +228,7 @@ impl<'a> Cluster<'a> {
         self.boot_with(self.spec.version, name, role, user_data);
     }
 
-    /// With kubeadm and kubelet of a version.
+    /// Boots a node with kubeadm and kubelet of another version.
     pub(crate) fn boot_with(
         &mut self,
         version: &str,
@@ -252,7 +252,7 @@ impl<'a> Cluster<'a> {
         self.node(name).boot();
     }
 
-    /// What a joining node needs of the first one: the certificate key that its user data made, and a new token.
+    /// Values that a joining node needs: the certificate key of the first node's user data, and a new token.
     pub(crate) fn secrets(&mut self) -> Secrets {
         let node = &mut self.nodes[0];
         let mut printed = |command: &str| node.done(command).trim().to_owned();
@@ -262,7 +262,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Ends a machine that does not come back, and removes its etcd member and its Node object.
+    /// Ends a machine permanently, and removes its etcd member and its Node object.
     pub(crate) fn lose(&mut self, name: &'static str) {
         self.switch_off(name);
         let etcdctl = "etcdctl --cacert /etc/kubernetes/pki/etcd/ca.crt --cert /etc/kubernetes/pki/etcd/peer.crt \
@@ -280,13 +280,13 @@ impl<'a> Cluster<'a> {
         self.kubectl(at, &format!("delete node {name}")).unwrap();
     }
 
-    /// Ends a machine; its name may be used again.
+    /// Ends a machine; its name can be used again.
     pub(crate) fn switch_off(&mut self, name: &'static str) {
         self.nodes.retain(|node| node.name != name);
     }
 
-    /// Gives nodes a command, all at the same time, and then another one until it ends with 0 on each. 75 is no failure: it
-    /// is another node's turn, or the signer has not answered yet.
+    /// Runs a command on several nodes at the same time, and then another one until it succeeds on each. Status 75 is not a
+    /// failure: the Lease belongs to another node, or the signer has not answered yet.
     pub(crate) fn finish(&mut self, names: &[&str], first: &str, again: &str) {
         thread::scope(|scope| {
             for node in &mut self.nodes {
@@ -315,7 +315,7 @@ impl<'a> Cluster<'a> {
         nodes.map(|node| node.name).collect()
     }
 
-    /// Runs kubectl on this machine as the administrator, at the API server of a control-plane node.
+    /// Runs kubectl on this machine as the administrator, against the API server of a control-plane node.
     pub(crate) fn kubectl(&self, at: &str, arguments: &str) -> Result<String, String> {
         let mut command = self.kubectl_command(at);
         let output = command.args(arguments.split_whitespace()).output().unwrap();
@@ -339,12 +339,12 @@ impl<'a> Cluster<'a> {
         command
     }
 
-    /// Of the first node.
+    /// The admin.conf of the first node.
     pub(crate) fn admin_conf(&self) -> PathBuf {
         self.nodes[0].machine.path("/etc/kubernetes/admin.conf")
     }
 
-    /// Until a condition holds; its error says what is still missing.
+    /// Waits until a condition holds; its error says what is missing.
     pub(crate) fn until(
         &mut self,
         what: &str,
@@ -367,14 +367,14 @@ impl<'a> Cluster<'a> {
         println!("    {}: {what}", self.spec.name);
     }
 
-    /// Prints the ends of the nodes' consoles and journals after a failure.
+    /// Prints the last lines of the nodes' consoles and journals after a failure.
     fn print_logs(&mut self) {
         for node in &mut self.nodes {
             let log = fs::read(node.machine.dir().join("log")).unwrap_or_default();
             let log = String::from_utf8_lossy(&log);
             let lines: Vec<_> = log.lines().collect();
             println!(
-                "--- {}: the end of its console\n{}",
+                "--- {}: the last lines of its console\n{}",
                 node.name,
                 lines[lines.len().saturating_sub(10)..].join("\n")
             );
@@ -391,14 +391,14 @@ impl<'a> Cluster<'a> {
     }
 }
 
-/// Runs the chosen scenarios in namespaces of their own.
+/// Runs the chosen scenarios in new namespaces.
 pub(crate) fn run(words: &[String]) -> ExitCode {
-    if std::env::var_os(INSIDE).is_none() {
+    if std::env::var_os(INSIDE_VARIABLE).is_none() {
         let mut command = Command::new("unshare");
         command.args(["--net", "--mount", "--pid", "--fork", "--kill-child"]);
         command.args(["--mount-proc", "--propagation=private", "--"]);
         command.arg(std::env::current_exe().unwrap()).arg("cluster");
-        let error = command.args(words).env(INSIDE, "yes").exec();
+        let error = command.args(words).env(INSIDE_VARIABLE, "yes").exec();
         eprintln!("unshare: {error}; `tests/run cluster` installs it");
         return ExitCode::FAILURE;
     }
@@ -458,7 +458,7 @@ pub(crate) fn run(words: &[String]) -> ExitCode {
 const HEADER: &str =
     "      cluster    scenario              nodes boots cuts requests failed     time  shows";
 
-/// One cluster from its first node on. After a failure the rest is not run, and is a failure too.
+/// Runs the scenarios of one cluster from its first node on. After a failure the remaining ones are not run and fail.
 fn run_cluster(spec: &'static Spec, site: &Site, chosen: &[&Scenario]) -> Vec<String> {
     let mut cluster = Cluster::new(spec, site);
     let mut rows = Vec::new();
@@ -493,7 +493,7 @@ fn run_cluster(spec: &'static Spec, site: &Site, chosen: &[&Scenario]) -> Vec<St
         println!("{row}");
         rows.push(row);
     }
-    if std::env::var_os(HOLD).is_some() {
+    if std::env::var_os(HOLD_VARIABLE).is_some() {
         for node in &cluster.nodes {
             let socket = node.machine.shared().join("shell");
             println!(
@@ -502,7 +502,7 @@ fn run_cluster(spec: &'static Spec, site: &Site, chosen: &[&Scenario]) -> Vec<St
                 socket.display()
             );
         }
-        println!("    {HOLD} is set: the cluster runs until this program is ended");
+        println!("    {HOLD_VARIABLE} is set: the cluster runs until this program is ended");
         loop {
             thread::park();
         }
@@ -510,7 +510,7 @@ fn run_cluster(spec: &'static Spec, site: &Site, chosen: &[&Scenario]) -> Vec<St
     rows
 }
 
-/// Runs a program of this machine that must succeed.
+/// Runs a program on this machine that must succeed.
 fn shell(command: &str) -> String {
     output_of(Command::new("bash").args(["-euo", "pipefail", "-c", command]))
 }

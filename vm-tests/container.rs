@@ -1,7 +1,7 @@
-//! A container: the tests' system under its own systemd, an overlay in the place of a disk. It shares kernel, clock and
-//! page cache with the machine outside; its network is its own loopback.
+//! A container: the tests' system under its own systemd, with an overlay in place of a disk. It shares kernel, clock and
+//! page cache with the host; its network is its own loopback interface.
 //!
-//! `container.sh` makes its mounts and its cgroup.
+//! `container.sh` creates its mounts and its cgroup.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,22 +20,22 @@ use crate::machine::{Machine, Shell, connected};
 use crate::seed::Seed;
 use crate::system::run;
 
-/// What of the host's cgroups a container gets.
+/// The cgroups of the host that a container gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cgroups {
-    /// Those in which systemd works.
+    /// Those that systemd needs.
     Systemd,
-    /// The controllers too: what is in the container runs containers.
+    /// The controllers too: the container runs containers itself.
     All,
 }
 
-/// Killed, and its mounts gone, when dropped.
+/// A container, which is killed and unmounted when dropped.
 pub(crate) struct Container {
     name: String,
     tally: Arc<Tally>,
-    /// Lower directories of its overlay, as mount(8) takes them.
+    /// Lower directories of its overlay, in the syntax of mount(8).
     lower: OsString,
-    /// `upper`, what is on its disk besides the system; `seed`; `shared`, its /run/tests; `log`, its console.
+    /// `upper`: its changes to the system; `seed`; `shared`: its /run/tests; `log`: its console.
     dir: Option<TempDir>,
     cgroups: Cgroups,
     options: Vec<String>,
@@ -46,7 +46,7 @@ pub(crate) struct Container {
 
 impl Container {
     pub(crate) fn new(name: &str, tally: Arc<Tally>, lower: OsString, seed: &Seed) -> Self {
-        // Not below the project: the path of a socket is short.
+        // Not below the project: the path of a socket must be short.
         let dir = TempDir::with_prefix("nodepki-vm-").unwrap();
         for name in ["disk/upper", "disk/work", "root", "shared"] {
             fs::create_dir_all(dir.path().join(name)).unwrap();
@@ -82,7 +82,7 @@ impl Container {
         self
     }
 
-    /// With all that it writes on a file system of so many MiB.
+    /// Puts all that it writes on a file system of this size in MiB.
     pub(crate) fn with_disk_of(self, mebibytes: u64) -> Self {
         let disk = self.dir().join("disk.ext4");
         let file = fs::File::create(&disk).unwrap();
@@ -93,27 +93,27 @@ impl Container {
         self
     }
 
-    /// The folder with everything that it writes.
+    /// The folder that contains everything it writes.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.as_ref().unwrap().path()
     }
 
-    /// What it wrote at a path, seen from outside, also when it is off. Not with a disk of its own.
+    /// The host's path of a file that the container wrote, also when it is off. Not with a disk of its own.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.dir()
             .join("disk/upper")
             .join(path.trim_start_matches('/'))
     }
 
-    /// Writes a file of its disk before it is started.
+    /// Writes a file to its disk before it starts.
     pub(crate) fn put(&self, path: &str, text: &str) {
-        assert!(self.running.is_none(), "its disk is in use");
+        assert!(self.running.is_none(), "the container's disk is in use");
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
 
-    /// The folder that is its /run/tests.
+    /// The folder mounted at its /run/tests.
     pub(crate) fn shared(&self) -> PathBuf {
         self.dir().join("shared")
     }
@@ -136,7 +136,7 @@ impl Container {
 
 impl Machine for Container {
     fn start(&mut self) {
-        assert!(self.running.is_none(), "it runs already");
+        assert!(self.running.is_none(), "the container runs already");
         self.tally.count_boot();
         let dir = self.dir().to_owned();
         let _ = fs::remove_file(dir.join("shared/shell"));
@@ -146,7 +146,7 @@ impl Machine for Container {
             .open(dir.join("log"));
         let log = log.unwrap();
         let mut command = Command::new("setpriv");
-        // With a process namespace: whatever ends this program ends all that is in there.
+        // A process namespace: when this program ends, so do all processes in it.
         command.args([
             "--pdeathsig",
             "KILL",
@@ -176,8 +176,8 @@ impl Machine for Container {
 
     fn cut(&mut self) {
         self.tally.count_cut();
-        let running = self.running.as_ref().expect("it does not run");
-        // The first process of the namespace: the kernel ends all others before it is gone.
+        let running = self.running.as_ref().expect("the container is off");
+        // The first process of the namespace: the kernel ends all others before it disappears.
         let id = running.id();
         let first = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
         for process in first.split_whitespace() {
@@ -188,9 +188,9 @@ impl Machine for Container {
 
     fn wait_off(&mut self) {
         let end = Instant::now() + Duration::from_secs(100);
-        let running = self.running.as_mut().expect("it does not run");
+        let running = self.running.as_mut().expect("the container is off");
         while running.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < end, "it does not switch itself off");
+            assert!(Instant::now() < end, "the container does not power off");
             sleep(Duration::from_millis(20));
         }
         self.wait();
@@ -217,7 +217,7 @@ impl Drop for Container {
     }
 }
 
-/// Mount points of the hierarchies that a container gets.
+/// Mount points of the cgroup hierarchies that a container gets.
 fn cgroup_hierarchies(wanted: Cgroups) -> Vec<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let fields = mounts
@@ -237,7 +237,7 @@ fn cgroup_hierarchies(wanted: Cgroups) -> Vec<PathBuf> {
 fn made_cgroup(hierarchy: &Path, name: &str) -> PathBuf {
     let own = hierarchy.join(name);
     fs::create_dir_all(&own).unwrap();
-    // cpuset(7): a new group of version 1 takes no process before it has processors and memory nodes.
+    // cpuset(7): a new group of version 1 accepts no process before it has processors and memory nodes.
     for setting in ["cpuset.cpus", "cpuset.mems"] {
         let inherited = hierarchy.join(setting);
         if inherited.exists() {
@@ -247,7 +247,7 @@ fn made_cgroup(hierarchy: &Path, name: &str) -> PathBuf {
     own
 }
 
-/// With those below it. What still ends in there has a moment for it.
+/// Removes a cgroup and those below it, waiting a moment for processes that are still ending.
 fn remove_cgroup(group: &Path) {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Becomes a container; `container.rs` calls it in a mount namespace of its own:
+# Starts a container; `container.rs` calls it in a new mount namespace:
 #
 #   container.sh DIR LOWER CGROUP... -- OPTION...
 #
-# DIR is the container's: see there. LOWER is the system, the lower directories of an overlay. Each CGROUP is a new one of
-# its own: containers that shared one would end each other's services. Options are for systemd-nspawn.
+# DIR is the container's folder, described there. LOWER is the system: the lower directories of an overlay. Each CGROUP
+# is a new cgroup of the container: containers in one cgroup would end each other's services. The options are for
+# systemd-nspawn.
 set -euo pipefail
 dir=$1 lower=$2
 shift 2
@@ -17,7 +18,7 @@ if [[ -e $dir/disk.ext4 ]]; then
     mount -o loop "$dir/disk.ext4" "$dir/disk"
     mkdir -p "$dir/disk/upper" "$dir/disk/work"
 fi
-# A container that has just been killed may hold the directories for a moment longer.
+# A container that has just been killed may use the directories for a moment longer.
 for _ in {1..100}; do
     if mount -t overlay -o "lowerdir=$lower,upperdir=$dir/disk/upper,workdir=$dir/disk/work" overlay "$dir/root"; then
         mounted=yes

@@ -1,11 +1,11 @@
-//! Moments that nobody chose.
+//! Random moments for power cuts.
 
 use std::thread::sleep;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::bench::Bench;
 
-/// xorshift64. What a moment meets depends on the machine too, so that no seed would bring it back.
+/// A xorshift64 generator. The effect of a moment also depends on the machine, so a fixed seed would not repeat it.
 pub(crate) struct Dice<'a> {
     bench: &'a Bench,
     state: u64,
@@ -18,7 +18,7 @@ impl<'a> Dice<'a> {
         Dice { bench, state }
     }
 
-    /// Lets up to so much time go by.
+    /// Waits for a random time below the limit.
     pub(crate) fn wait(&mut self, within: Duration) {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
@@ -26,7 +26,7 @@ impl<'a> Dice<'a> {
         let share = (self.state >> 40) as f64 / (1_u64 << 24) as f64;
         let wait = within.mul_f64(share);
         self.bench
-            .say(&format!("power cut {} ms on", wait.as_millis()));
+            .say(&format!("power cut after {} ms", wait.as_millis()));
         sleep(wait);
     }
 }

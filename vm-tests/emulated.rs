@@ -1,4 +1,4 @@
-//! A machine in QEMU: a kernel, a disk, a clock. Without usable hardware virtualisation everything is emulated.
+//! A machine in QEMU with its own kernel, disk and clock. Without usable hardware virtualisation it is fully emulated.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::machine::{Machine, Shell, connected};
 use crate::seed::Seed;
 use crate::system::run;
 
-/// What runs the machine's instructions.
+/// How the machine's instructions are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acceleration {
     Kvm,
@@ -35,13 +35,13 @@ impl Acceleration {
     }
 }
 
-/// Decided once.
+/// The usable acceleration, determined once.
 pub(crate) fn acceleration() -> Acceleration {
     static DECIDED: LazyLock<Acceleration> = LazyLock::new(|| {
         let hardware = ["kvm_intel", "kvm_amd"]
             .iter()
             .any(|module| Path::new("/sys/module").join(module).exists());
-        // That /dev/kvm is there says little: the kvm_pvm of some clouds opens, and kills every kernel but its own.
+        // The existence of /dev/kvm proves little: the kvm_pvm of some clouds opens, and kills every kernel but its own.
         if hardware && fs::File::options().write(true).open("/dev/kvm").is_ok() {
             Acceleration::Kvm
         } else {
@@ -51,7 +51,7 @@ pub(crate) fn acceleration() -> Acceleration {
     *DECIDED
 }
 
-/// How many machines this one has the processors and the memory for.
+/// Number of machines for which the host has processors and memory.
 pub(crate) fn at_once(cores: usize) -> usize {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let available = meminfo
@@ -60,18 +60,18 @@ pub(crate) fn at_once(cores: usize) -> usize {
     let kibibytes: usize = available
         .and_then(|rest| rest.split_whitespace().next())
         .map_or(0, |number| number.parse().unwrap());
-    // Two processors and a gibibyte each, QEMU's own share included: two machines on two processors take four times as long.
+    // Two processors and 1 GiB each, including QEMU's share: two machines on two processors take four times as long.
     (cores / 2).min(kibibytes >> 20).max(1)
 }
 
-/// Killed when dropped.
+/// An emulated machine, which is killed when dropped.
 pub(crate) struct Emulated<'a> {
     bench: &'a Bench,
-    /// `disk.qcow2`, what differs from the system's disk; `seed.iso`; `console`; `qemu.log`.
+    /// `disk.qcow2`: the changes to the system's disk; `seed.iso`; `console`; `qemu.log`.
     dir: Option<TempDir>,
-    /// Disks besides the machine's own.
+    /// Further disks.
     disks: Vec<PathBuf>,
-    /// The clock at power on, in UTC; else that of the machine outside.
+    /// The clock at power-on in UTC; the host's clock if unset.
     clock: Option<String>,
     running: Option<Child>,
     shell: Option<Shell>,
@@ -95,14 +95,17 @@ impl<'a> Emulated<'a> {
         }
     }
 
-    /// What the clock says at the next power on, as 2027-03-01T00:00:00.
+    /// Sets the clock for the next power-on, as in 2027-03-01T00:00:00.
     pub(crate) fn set_clock(&mut self, utc: &str) {
         self.clock = Some(utc.to_owned());
     }
 
-    /// Another machine's disk in this one, as the second.
+    /// Attaches another machine's disk as the second disk.
     pub(crate) fn take_disk_of(&mut self, other: &Emulated<'_>) {
-        assert!(other.running.is_none(), "a disk has one machine at a time");
+        assert!(
+            other.running.is_none(),
+            "the disk belongs to a running machine"
+        );
         self.disks.push(other.dir().join("disk.qcow2"));
     }
 
@@ -127,7 +130,7 @@ impl<'a> Emulated<'a> {
         command.args(["-M", "q35", "-m", "768", "-smp", "2"]);
         match acceleration() {
             Acceleration::Kvm => command.args(["-accel", "kvm", "-cpu", "host"]),
-            // A plain processor is emulated faster than one that can do everything.
+            // A minimal processor is emulated faster than one with all features.
             Acceleration::Emulation => {
                 command.args(["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Nehalem"])
             }
@@ -170,7 +173,7 @@ impl<'a> Emulated<'a> {
         command.args(["-chardev", &shell, "-device", "virtio-serial-pci"]);
         command.args(["-device", "virtserialport,chardev=shell,name=tests.shell"]);
         command.args(["-device", "virtio-rng-pci"]);
-        // As a cloud hands credentials to systemd, past the user data.
+        // A cloud passes credentials to systemd in this way, outside the user data.
         let key = fs::read(self.bench.system().credential()).unwrap();
         let key = BASE64_STANDARD.encode(key);
         let credential = format!("type=11,value=io.systemd.credential.binary:cfssl-key={key}");
@@ -184,7 +187,7 @@ impl<'a> Emulated<'a> {
 
 impl Machine for Emulated<'_> {
     fn start(&mut self) {
-        assert!(self.running.is_none(), "it runs already");
+        assert!(self.running.is_none(), "the machine runs already");
         self.bench.tally().count_boot();
         let _ = fs::remove_file(self.dir().join("shell"));
         let log = fs::File::create(self.dir().join("qemu.log")).unwrap();
@@ -197,7 +200,7 @@ impl Machine for Emulated<'_> {
 
     fn cut(&mut self) {
         self.bench.tally().count_cut();
-        let mut running = self.running.take().expect("it does not run");
+        let mut running = self.running.take().expect("the machine is off");
         running.kill().unwrap();
         running.wait().unwrap();
         self.shell = None;
@@ -205,9 +208,9 @@ impl Machine for Emulated<'_> {
 
     fn wait_off(&mut self) {
         let end = Instant::now() + Duration::from_secs(600);
-        let mut running = self.running.take().expect("it does not run");
+        let mut running = self.running.take().expect("the machine is off");
         while running.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < end, "it does not switch itself off");
+            assert!(Instant::now() < end, "the machine does not power off");
             sleep(Duration::from_millis(50));
         }
         self.shell = None;

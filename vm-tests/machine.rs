@@ -1,4 +1,4 @@
-//! What can be done with a machine, whatever it runs on, and the way into it.
+//! The operations on a machine of any kind, and the shell into it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,40 +12,40 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use tempfile::TempDir;
 
-/// A machine that can be started again with the disk that it has.
+/// A machine that can be started again with its present disk.
 pub(crate) trait Machine {
-    /// Power on; nothing is waited for.
+    /// Powers on without waiting for the boot.
     fn start(&mut self);
 
-    /// The plug is pulled: nothing in the machine gets to do anything more.
+    /// Cuts the power: no process in the machine runs any further.
     fn cut(&mut self);
 
-    /// Until it has switched itself off.
+    /// Waits until the machine has powered off.
     fn wait_off(&mut self);
 
-    /// The running machine's, connected when it is first asked for: see [`connected`].
+    /// The shell of the running machine, connected at the first call: see [`connected`].
     fn shell(&mut self) -> &mut Shell;
 
-    /// How much longer this is waited for than a container.
+    /// Factor by which time limits for containers are multiplied.
     fn patience(&self) -> u32;
 
-    /// Power on, until commands can be given; the boot goes on meanwhile.
+    /// Powers on, and waits until the shell accepts commands; the boot continues meanwhile.
     fn boot(&mut self) {
         self.start();
         self.shell();
     }
 
-    /// Switches off in order.
+    /// Shuts down in order and powers off.
     fn power_off(&mut self) {
         self.shell().send("systemctl poweroff");
         self.wait_off();
     }
 
-    /// Gives a command and says how it ended.
+    /// Runs a command and returns its result.
     fn run(&mut self, command: &str) -> Ran {
         self.shell().run(command)
     }
-
+    /// Runs a command that must succeed, and returns its output.
     /// What a command printed that must end with 0.
     fn done(&mut self, command: &str) -> String {
         let ran = self.run(command);
@@ -58,7 +58,7 @@ pub(crate) trait Machine {
         ran.said
     }
 
-    /// Gives a command again and again until it ends with 0.
+    /// Repeats a command until it succeeds, and returns its output.
     fn until(&mut self, command: &str, seconds: u32) -> String {
         let end = Instant::now() + Duration::from_secs(u64::from(seconds * self.patience()));
         loop {
@@ -74,12 +74,12 @@ pub(crate) trait Machine {
                 self.run("journalctl --no-pager -b -n 60 -t nodepki -t systemd -t kubelet")
                     .said
             );
-            // Looking takes its share of an emulated processor.
+            // Each attempt uses time of an emulated processor.
             sleep(Duration::from_millis(50) * self.patience());
         }
     }
 
-    /// Until everything that the boot was to start has started or failed; `running` or `degraded`.
+    /// Waits until all jobs of the boot have started or failed; returns `running` or `degraded`.
     fn settled(&mut self) -> String {
         self.run("systemctl is-system-running --wait")
             .said
@@ -87,7 +87,7 @@ pub(crate) trait Machine {
             .to_owned()
     }
 
-    /// Until the boot is over, with nothing failed.
+    /// Waits until the boot is complete, and asserts that no unit failed.
     fn well(&mut self) {
         let state = self.settled();
         assert_eq!(
@@ -98,7 +98,7 @@ pub(crate) trait Machine {
         );
     }
 
-    /// Until the stand-in of the kubelet has found the whole PKI and runs, in this boot.
+    /// Waits until the kubelet's replacement runs in this boot, which it does only with a complete PKI.
     fn node_up(&mut self) {
         self.until(
             "systemctl is-active -q kubelet && journalctl -q -b -u kubelet -g 'PKI: whole' | tail -n 1 | grep -q whole",
@@ -107,7 +107,7 @@ pub(crate) trait Machine {
     }
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) status: i32,
@@ -122,7 +122,7 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    /// Waits for the machine to open it. `alive` says whether there is still something to wait for.
+    /// Waits until the machine opens the connection. `alive` reports whether the machine still runs.
     fn connect(
         socket: &Path,
         limit: Duration,
@@ -134,7 +134,7 @@ impl Shell {
                 Ok(stream) => break stream,
                 Err(error) => {
                     if Instant::now() > end {
-                        return Err(format!("no way in after {limit:?}: {error}"));
+                        return Err(format!("no shell after {limit:?}: {error}"));
                     }
                     if !alive() {
                         return Err("it has ended".to_owned());
@@ -159,7 +159,7 @@ impl Shell {
     }
 
     fn run(&mut self, command: &str) -> Ran {
-        // In one word, so that nothing that a command prints is taken for the end of it.
+        // The result is one Base64 word, so that no output of a command is mistaken for its end.
         self.send(&format!(
             "said=$( ( {command}\n) </dev/null 2>&1 | base64 -w0; exit ${{PIPESTATUS[0]}}); echo \"$said @$?@\""
         ));
@@ -190,7 +190,7 @@ impl Shell {
     }
 }
 
-/// The shell of a running machine, by way of a socket that it opens within `limit`.
+/// The shell of a running machine, through a socket that the machine opens within `limit`.
 pub(crate) fn connected<'a>(
     shell: &'a mut Option<Shell>,
     running: Option<&mut Child>,
@@ -198,14 +198,14 @@ pub(crate) fn connected<'a>(
     limit: Duration,
 ) -> &'a mut Shell {
     shell.get_or_insert_with(|| {
-        let running = running.expect("it does not run");
+        let running = running.expect("the machine is off");
         let alive = || running.try_wait().unwrap().is_none();
         let shell = Shell::connect(socket, limit, alive);
         shell.unwrap_or_else(|error| panic!("no shell: {error}"))
     })
 }
 
-/// Removes a machine's folder, unless somebody will want to look into it.
+/// Removes a machine's folder, unless it is to be kept for inspection.
 pub(crate) fn leave(dir: Option<TempDir>, scenario: &str) {
     let Some(dir) = dir else { return };
     if !panicking() && std::env::var_os("NODEPKI_VM_KEEP").is_none() {

@@ -1,20 +1,20 @@
-//! Machines that boot with nodepki's package on them, and what must be true of them.
+//! Boots machines with nodepki's package and asserts what must be true of them.
 //!
 //! ```text
-//! cargo test --locked --test vm [-- WORD...]     those scenarios of which a word is part of the name, or the tier
+//! cargo test --locked --test vm [-- WORD...]     the scenarios whose name contains a word, or whose tier is one
 //! ```
 //!
-//! A scenario is a folder below `scenarios/`: `scenario.rs` says what is done and what must hold, `user-data.yaml` what
-//! the machine is told besides the user data of `cloud-init/`. It runs on one of
-//! - a container ([`container`]): the same system under systemd, in two or three seconds, without a clock or a disk of
-//!   its own;
-//! - an emulated machine ([`emulated`]): a kernel, a disk, a clock; half a minute a boot;
-//! - a disk alone ([`writes`]) whose writes are cut short at each point where it was told to keep them.
+//! A scenario is a folder below `scenarios/`: `scenario.rs` contains the steps and assertions, `user-data.yaml` the user
+//! data in addition to that of `cloud-init/`. It runs on one of
+//! - a container ([`container`]): the same system under systemd, ready in two or three seconds, without its own clock or
+//!   disk;
+//! - an emulated machine ([`emulated`]): with its own kernel, disk and clock; a boot takes half a minute;
+//! - a disk alone ([`writes`]), whose recorded writes are cut at each flush.
 //!
-//! `tests/run vm` builds the system, the package and the signer, and names them: NODEPKI_VM_IMAGE (what `image/build`
-//! made), NODEPKI_VM_PACKAGE (the .deb), NODEPKI_TEST_SERVERS (a folder with `multirootca`). Everything that is missing
-//! is a failure. NODEPKI_VM_CUTS is how often an emulated machine loses its power (20). NODEPKI_VM_KEEP=1 leaves the folders
-//! of machines behind.
+//! `tests/run vm` builds the system, the package and the signer, and passes their paths: NODEPKI_VM_IMAGE (built by
+//! `image/build`), NODEPKI_VM_PACKAGE (the .deb), NODEPKI_TEST_SERVERS (a folder with `multirootca`). A missing one is a
+//! failure. NODEPKI_VM_CUTS is the number of power cuts of emulated machines (20). NODEPKI_VM_KEEP=1 keeps the folders of
+//! machines.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -41,7 +41,7 @@ use std::process::ExitCode;
 use bench::Scenario;
 
 fn main() -> ExitCode {
-    // What cargo hands to every test program, such as --nocapture, has no meaning here.
+    // Options that cargo passes to every test program, such as --nocapture, are ignored.
     let words: Vec<String> = std::env::args()
         .skip(1)
         .filter(|word| !word.starts_with('-'))
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     };
     for word in &words {
         if !scenarios::ALL.iter().any(|one| is_meant(one, word)) {
-            eprintln!("{word} is no tier and in no scenario's name");
+            eprintln!("{word} is neither a tier nor part of a scenario's name");
             return ExitCode::FAILURE;
         }
     }

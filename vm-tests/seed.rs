@@ -1,4 +1,4 @@
-//! What a machine is told at its first boot: a NoCloud seed with the user data of `cloud-init/`, as somebody would use it.
+//! The input of a machine's first boot: a NoCloud seed with the user data of `cloud-init/`, edited as its README asks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ const FIRST: &str = include_str!("../cloud-init/user-data-first.yaml");
 const CFSSL: &str = include_str!("../cloud-init/signers/cfssl.yaml");
 const DIRECTORY: &str = include_str!("../cloud-init/signers/directory.yaml");
 
-/// Who signs.
+/// The kind of signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signer {
-    /// The company's CA in the machine; its key comes as a credential.
+    /// The company's CA in the machine, whose key is passed as a credential.
     Cfssl,
-    /// A folder, /srv/nodepki, and people.
+    /// The folder /srv/nodepki, with answers written by hand.
     Directory,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Seed {
 }
 
 impl Seed {
-    /// The first control-plane node's, and what a scenario adds.
+    /// The seed of the first control-plane node, with the additions of a scenario.
     pub(crate) fn of(system: &System, signer: Signer, more: &str) -> Self {
         let signer = match signer {
             Signer::Cfssl => CFSSL,
@@ -35,7 +35,7 @@ impl Seed {
         Seed::bare(&archive(&[FIRST, &filled_in(signer, system), more]))
     }
 
-    /// Of a machine that is no node.
+    /// The seed of a machine that is not a node.
     pub(crate) fn bare(user_data: &str) -> Self {
         Seed::of_instance(
             user_data.to_owned(),
@@ -62,7 +62,7 @@ impl Seed {
         }
     }
 
-    /// As the disk that clouds attach: found by its label.
+    /// Writes the disk that clouds attach, which cloud-init finds by its label.
     pub(crate) fn write_iso(&self, dir: &Path) -> PathBuf {
         let (files, iso) = (dir.join("seed"), dir.join("seed.iso"));
         self.write(&files);
@@ -73,7 +73,7 @@ impl Seed {
     }
 }
 
-/// With the pins and certificates of this company's authorities in the place of the examples'.
+/// Replaces the pins and certificates of the examples by those of this company's authorities.
 fn filled_in(signer: &str, system: &System) -> String {
     let mut filled = signer.to_owned();
     for (authority, label) in [
@@ -104,7 +104,7 @@ fn filled_in(signer: &str, system: &System) -> String {
     filled
 }
 
-/// Several cloud-configs in one; each says itself how it is merged with those before.
+/// Joins several cloud-configs in an archive; each says how it is merged with the previous ones.
 fn archive(parts: &[&str]) -> String {
     let mut archive = "#cloud-config-archive\n".to_owned();
     for part in parts.iter().filter(|part| !part.is_empty()) {

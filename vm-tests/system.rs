@@ -1,4 +1,4 @@
-//! The system that all machines share: Debian from the cache, with nodepki's package and the company's CA on it.
+//! The system that all machines share: the cached Debian with nodepki's package and the company's CA.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// Read-only to the machines: each has an overlay, or a disk backed by this one's.
+/// The installed system. Machines only read it: each has an overlay, or a disk backed by this one.
 pub(crate) struct System {
     image: PathBuf,
     installed: TempDir,
@@ -15,7 +15,7 @@ pub(crate) struct System {
 
 impl System {
     /// # Panics
-    /// When something is missing, with the command that makes it.
+    /// If an input is missing; the message names the command that builds it.
     pub(crate) fn install() -> Self {
         let image = named("NODEPKI_VM_IMAGE");
         let package = named("NODEPKI_VM_PACKAGE");
@@ -28,7 +28,7 @@ impl System {
         System { image, installed }
     }
 
-    /// The lower directories of a machine's overlay, as mount(8) takes them.
+    /// The lower directories of a machine's overlay, in the syntax of mount(8).
     pub(crate) fn lower(&self) -> OsString {
         let mut lower = self.installed.path().join("changes").into_os_string();
         lower.push(":");
@@ -36,7 +36,7 @@ impl System {
         lower
     }
 
-    /// The same as one ext4 file system.
+    /// The same system as one ext4 file system.
     pub(crate) fn disk(&self) -> PathBuf {
         self.installed.path().join("disk")
     }
@@ -45,17 +45,17 @@ impl System {
         self.image.join("vmlinuz")
     }
 
-    /// A file that was installed, seen outside of any machine.
+    /// The host's path of an installed file.
     pub(crate) fn installed(&self, path: &str) -> PathBuf {
         self.installed.path().join("changes").join(path)
     }
 
-    /// What the company's CA has under a name: `crt`, `key` and `pin` of `ca`, `etcd_ca` and `front_proxy_ca`.
+    /// A file of the company's CA: `crt`, `key` or `pin` of `ca`, `etcd_ca` or `front_proxy_ca`.
     pub(crate) fn corp(&self, label: &str, extension: &str) -> String {
         fs::read_to_string(self.corp_file(&format!("{label}.{extension}"))).unwrap()
     }
 
-    /// The credential without which it signs nothing.
+    /// The credential that the CA requires of its clients.
     pub(crate) fn credential(&self) -> PathBuf {
         self.corp_file("cfssl-key")
     }
@@ -68,17 +68,17 @@ impl System {
 pub(crate) fn named(variable: &str) -> PathBuf {
     let value = std::env::var_os(variable);
     let path = PathBuf::from(value.unwrap_or_else(|| {
-        panic!("{variable} is not set: run `tests/run vm` or `tests/run cluster`, which build what it names")
+        panic!("{variable} is not set: run `tests/run vm` or `tests/run cluster`, which build its target")
     }));
     assert!(
         path.exists(),
-        "{variable} names {}, which is missing: run `tests/run vm` or `tests/run cluster`, which build it",
+        "{variable} names {}, which does not exist: run `tests/run vm` or `tests/run cluster`, which build it",
         path.display()
     );
     path
 }
 
-/// Runs a command that must succeed, and gives what it printed.
+/// Runs a command that must succeed, and returns its output.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command
         .output()

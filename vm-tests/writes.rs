@@ -1,8 +1,8 @@
-//! Power cuts that lose writes: a disk as it is when the power goes in the middle of a flush.
+//! Power cuts that lose writes: the disk as it is when the power fails in the middle of a flush.
 //!
-//! SIGKILL, to a process or to a whole machine, loses nothing that the kernel outside has taken. Here everything is lost
-//! that no flush has covered, but for a random half of it: what a drive had written by itself, in no order. No machine is
-//! needed; `writes.sh` mounts and runs.
+//! SIGKILL of a process or of a whole machine loses nothing that the host's kernel has received. Here all writes that no
+//! flush has covered are lost, except a random half, which the drive had already written in some order. No machine is
+//! needed; `writes.sh` mounts the disk and runs nodepki.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -18,13 +18,13 @@ const MAGIC: u64 = 0x006a_7366_7773_6872;
 const FLUSH: u64 = 1;
 const DISCARD: u64 = 4;
 
-/// A recorded life of a node.
+/// The recorded writes of a bootstrap and a renewal.
 pub(crate) struct Recording {
     dir: TempDir,
     nodepki: PathBuf,
     sector: u64,
     writes: Vec<Write>,
-    /// How many of them there were when nothing, the bootstrap, and the renewal had been done.
+    /// Number of writes before the bootstrap, after it, and after the renewal.
     marks: Vec<usize>,
 }
 
@@ -33,20 +33,20 @@ struct Write {
     sector: u64,
     sectors: u64,
     flags: u64,
-    /// Where the log has what was written.
+    /// Offset of the written data in the log.
     data: u64,
 }
 
-/// What the disk was cut to.
+/// The state of a disk after a cut.
 pub(crate) struct Cut {
-    /// How many steps were over.
+    /// Number of completed steps.
     pub(crate) steps: usize,
-    /// The files below /etc/kubernetes after the next run, by `sha256sum`.
+    /// The files below /etc/kubernetes after the next run, in the format of `sha256sum`.
     pub(crate) sums: BTreeSet<String>,
 }
 
 impl Recording {
-    /// With authorities of its own, which lie outside of the node.
+    /// Records a node with its own authorities, which are outside the node.
     pub(crate) fn make(nodepki: &Path) -> Self {
         let dir = TempDir::with_prefix("nodepki-vm-").unwrap();
         let ca = dir.path().join("ca");
@@ -75,7 +75,7 @@ impl Recording {
             log.read_exact_at(&mut bytes, at).unwrap();
             u64::from_le_bytes(bytes)
         };
-        assert_eq!(number(0), MAGIC, "that is no log of writes");
+        assert_eq!(number(0), MAGIC, "the file is not a log of writes");
         let mut half = [0; 4];
         log.read_exact_at(&mut half, 24).unwrap();
         let sector = u64::from(u32::from_le_bytes(half));
@@ -108,12 +108,12 @@ impl Recording {
         }
     }
 
-    /// The files after a step, by `sha256sum`.
+    /// The files after a step, in the format of `sha256sum`.
     pub(crate) fn sums(&self, step: usize) -> BTreeSet<String> {
         lines(&self.dir.path().join(format!("sums-{step}")))
     }
 
-    /// Cuts the power at each flush from the first step on, and has the next run resume.
+    /// Cuts the power at each flush from the first step on, and runs nodepki again.
     pub(crate) fn cut_everywhere(&self, seed: u64, mut judge: impl FnMut(Cut)) {
         let path = |name: &str| self.dir.path().join(name);
         let log = File::open(path("log")).unwrap();
@@ -137,7 +137,7 @@ impl Recording {
             }
             done = number + 1;
             let steps = self.marks.iter().filter(|mark| **mark <= done).count();
-            // Before the node's own work there is a file system being made ready by hand.
+            // Cuts during the manual set-up of the file system are not tested.
             if steps == 0 {
                 continue;
             }
@@ -145,7 +145,7 @@ impl Recording {
             let cut = File::options().write(true).open(path("cut")).unwrap();
             let next = flushes.get(index + 1).copied().unwrap_or(self.writes.len());
             for write in &self.writes[done..next] {
-                // xorshift64: the same cuts again for the same seed.
+                // xorshift64: the same seed gives the same cuts.
                 dice ^= dice << 13;
                 dice ^= dice >> 7;
                 dice ^= dice << 17;
@@ -154,13 +154,13 @@ impl Recording {
                 }
             }
             drop(cut);
-            // What became of a PKI that was whole is told by the files alone.
+            // After the first step the files alone show whether the PKI is complete.
             let verb = if steps == 1 { "judge" } else { "resume" };
             let mut resume = script(verb, self.dir.path(), &self.nodepki);
             let output = resume.output().unwrap();
             assert!(
                 output.status.success(),
-                "cut at flush {index} of {} (seed {seed}, after step {}): the next run does not make it whole: {}\n{}",
+                "cut at flush {index} of {} (seed {seed}, after step {}): the next run does not complete it: {}\n{}",
                 flushes.len(),
                 steps - 1,
                 output.status,
@@ -198,7 +198,7 @@ fn lines(file: &Path) -> BTreeSet<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Holes stay holes: most of a disk is empty.
+/// Copies a sparse file without filling its holes: most of a disk is empty.
 fn copy(from: &Path, to: &Path) {
     run(Command::new("cp")
         .args(["--sparse=always", "--"])

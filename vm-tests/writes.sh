@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What `writes.rs` does with mounted disks, in a mount namespace of its own, so that no mount outlives it:
+# The part of `writes.rs` that needs mounted disks, in a new mount namespace, so that every mount ends with it:
 #
-#   writes.sh record DIR NODEPKI    a node is bootstrapped and renewed on a disk all of whose writes and flushes are
-#                                   recorded: `empty`, the disk before; `log`, in the format of dm-log-writes; before, between
-#                                   and after the two steps `mark-N`, the log's head then, and `sums-N`, the files then
-#   writes.sh resume DIR NODEPKI    what the next run makes of the disk `cut`: its files' sums go to `sums`
-#   writes.sh judge DIR NODEPKI     the same, judged by OpenSSL
+#   writes.sh record DIR NODEPKI    bootstraps and renews a node on a disk whose writes and flushes are recorded:
+#                                   `empty` is the disk before, `log` the record in the format of dm-log-writes; before,
+#                                   between and after the two steps, `mark-N` is the head of the log and `sums-N` the files
+#   writes.sh resume DIR NODEPKI    runs nodepki again on the disk `cut`, and writes its files' sums to `sums`
+#   writes.sh judge DIR NODEPKI     as resume, with verification by OpenSSL
 set -euo pipefail
 [[ ${1:-} == --inside ]] || exec setpriv --pdeathsig KILL unshare --mount bash "${BASH_SOURCE[0]}" --inside "$@"
 verb=$2 dir=$3 nodepki=$4
@@ -39,7 +39,7 @@ record() {
     mark 0
     run bootstrap
     mark 1
-    # What was issued within the hour is left alone, as far as nodepki remembers.
+    # Without the record, recently issued certificates have no cool-down.
     rm "$node/var/lib/nodepki/issued.json"
     run renew --all
     mark 2

@@ -1,10 +1,10 @@
-//! What a full bootstrap of a stacked control-plane node costs, and what the real kubeadm needs for the same work.
+//! Measures a full bootstrap of a stacked control-plane node, and the real kubeadm doing the same work.
 //!
 //!     cargo bench --bench bootstrap [-- RUNS]
 //!
-//! Prints tables in Markdown and judges nothing: no run fails for being slow. Every run is a process of its own, and
-//! those of nodepki and kubeadm take turns, so that a busy machine is busy for both. On a busy machine trust minima and
-//! CPU time. `tests/servers/build kubeadm` makes the kubeadm; without it its rows are left out, which is said.
+//! Prints tables in Markdown; no run fails for being slow. Every run is a separate process, and runs of nodepki and
+//! kubeadm alternate, so that the load of the machine affects both. On a busy machine trust minima and CPU time.
+//! `tests/servers/build kubeadm` builds kubeadm; without it its rows are omitted with a note.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -29,9 +29,9 @@ use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
-/// Runs of each kind, unless the command line says otherwise; one more goes before and is dropped.
+/// Default number of runs of each kind, after one that is discarded.
 const RUNS: usize = 11;
-/// The spread of RSA-4096 needs more runs than anybody wants to wait for.
+/// Fewer runs for RSA-4096, which takes long; its spread would need more.
 const RUNS_RSA_4096: usize = 7;
 
 fn main() {
@@ -78,7 +78,7 @@ fn heading(kubeadm: Option<&Path>) {
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
 }
 
-/// One algorithm: the rows are printed, the lines about the goals returned.
+/// Prints the rows of one algorithm and returns the lines on the goals.
 fn compare(algorithm: KeyAlgorithm, runs: usize, kubeadm: Option<&Path>) -> Vec<String> {
     let tmpfs = Site::new(Path::new("/dev/shm"), algorithm);
     let disk = Site::new(Path::new(env!("CARGO_TARGET_TMPDIR")), algorithm);
@@ -174,7 +174,7 @@ impl Site {
         self.nodepki(&["bootstrap", "--signer", &signer, "--kubeadm-config", config])
     }
 
-    /// No network: a look-up of anything would be measured too.
+    /// Runs kubeadm without a network, so that no lookup is measured.
     fn kubeadm(&self, kubeadm: &Path, arguments: &[&str]) -> Sample {
         let mut command = vec![kubeadm.as_os_str().to_owned()];
         command.extend(arguments.iter().map(OsString::from));
@@ -185,7 +185,7 @@ impl Site {
         measure(Some("--net"), &command)
     }
 
-    /// The same work: leaves, service-account pair and kubeconfigs by the authorities that are there.
+    /// The same work by kubeadm: leaves, service-account pair and kubeconfigs under existing authorities.
     fn kubeadm_init(&self, kubeadm: &Path) -> Sample {
         let _ = fs::remove_dir_all(self.path("kubeadm"));
         fs::create_dir_all(self.path("kubeadm/pki/etcd")).unwrap();
@@ -255,9 +255,9 @@ fn kubeadm() -> Option<PathBuf> {
     named.or_else(cached).filter(|path| path.exists())
 }
 
-// ---- measuring one process ----
+// ---- Measurement of one process ----
 
-/// Milliseconds and MiB.
+/// Duration, CPU time and memory of a run, in milliseconds and MiB.
 #[derive(Clone, Copy)]
 struct Sample {
     wall: f64,
@@ -265,10 +265,10 @@ struct Sample {
     rss: f64,
 }
 
-/// Tells this program to run another one and to print what it took.
+/// Option with which this program runs another one and prints its measurements.
 const MEASURE: &str = "--measure";
 
-/// Through a fresh process of this program, whose only child it is: the kernel adds up what children took.
+/// Measures a command in a new process of this program, whose only child it is: the kernel sums the usage of children.
 fn measure(unshare: Option<&str>, command: &[OsString]) -> Sample {
     let this = std::env::current_exe().unwrap();
     let mut outer = match unshare {
@@ -362,7 +362,7 @@ impl Series {
             .fold(0.0, f64::max)
     }
 
-    /// By the minimum, which a busy machine disturbs least, and by the median: how long an RSA key takes is luck.
+    /// Compares minima, which load affects least, and medians: the time of an RSA key is random.
     fn against(&self, other: &Series, what: &str, wanted: f64) -> String {
         let minimum = |of: fn(&Sample) -> f64| self.sorted(of)[0] / other.sorted(of)[0];
         let median = |of: fn(&Sample) -> f64| {

@@ -1,5 +1,5 @@
-//! The real daemon, watched from outside: what it takes while nothing is due, and how late it is when something is.
-//! For the benchmark, and for the budget that a release is held to.
+//! The real daemon observed from outside: its resource use while nothing is due, and the delay of its renewals.
+//! Used by the benchmark and by the budget test of a release.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -19,15 +19,15 @@ use tempfile::TempDir;
 use time::OffsetDateTime;
 
 const NODE: &str = "cp1";
-const PATIENCE: Duration = Duration::from_secs(60);
-/// For a daemon that has just done something to come to rest.
-const REST: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for a daemon to become idle after its last step.
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 
-/// A daemon on a node that it has just given its certificates.
+/// A daemon on a node whose certificates it has just issued.
 pub(crate) struct Daemon {
     dir: TempDir,
     child: Child,
-    told: UnixDatagram,
+    notifications: UnixDatagram,
     issued: BTreeMap<String, Issued>,
 }
 
@@ -50,15 +50,15 @@ encryptionAlgorithm: ECDSA-P256
 certificateValidityPeriod: {lifetime}
 "
         );
-        // Only `bootstrap` makes the service-account pair.
+        // Only `bootstrap` generates the service-account pair.
         let pki = path("root/etc/kubernetes/pki");
         fs::create_dir_all(&pki).unwrap();
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         fs::write(pki.join("sa.key"), key.to_pem().as_bytes()).unwrap();
         fs::write(pki.join("sa.pub"), key.public_key().to_pem()).unwrap();
         fs::write(path("kubeadm.yaml"), config).unwrap();
-        let told = UnixDatagram::bind(path("notify")).unwrap();
-        told.set_read_timeout(Some(PATIENCE)).unwrap();
+        let notifications = UnixDatagram::bind(path("notify")).unwrap();
+        notifications.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut command = Command::new(program);
         command
             .arg("--root")
@@ -79,21 +79,24 @@ certificateValidityPeriod: {lifetime}
         let mut daemon = Daemon {
             dir,
             child,
-            told,
+            notifications,
             issued: BTreeMap::new(),
         };
         daemon.settle();
         daemon
     }
 
-    /// Waits until the daemon says that everything is in place.
+    /// Waits until the daemon reports that everything is in place.
     fn settle(&mut self) {
         let mut buffer = [0; 4096];
         loop {
-            let length = self.told.recv(&mut buffer).unwrap_or_else(|error| {
-                let log = fs::read_to_string(self.dir.path().join("log"));
-                panic!("{error}\n{}", log.unwrap())
-            });
+            let length = self
+                .notifications
+                .recv(&mut buffer)
+                .unwrap_or_else(|error| {
+                    let log = fs::read_to_string(self.dir.path().join("log"));
+                    panic!("{error}\n{}", log.unwrap())
+                });
             if buffer[..length].starts_with(b"STATUS=everything is in place") {
                 break;
             }
@@ -105,12 +108,12 @@ certificateValidityPeriod: {lifetime}
             .collect();
     }
 
-    /// How many milliseconds after it was due each certificate was in place, for the next one of each.
+    /// Delay in milliseconds from due to installed, for the next renewal of each certificate.
     pub(crate) fn renewal(&mut self) -> Vec<f64> {
         let due: BTreeMap<_, _> = self.issued.clone();
         let begun = Instant::now();
         while due.keys().any(|name| due[name] == self.issued[name]) {
-            assert!(begun.elapsed() < PATIENCE, "nothing is renewed");
+            assert!(begun.elapsed() < TIMEOUT, "nothing is renewed");
             self.settle();
         }
         due.into_iter()
@@ -131,30 +134,30 @@ certificateValidityPeriod: {lifetime}
             .collect()
     }
 
-    /// As systemd does: nobody can tell anything to a socket whose queue is full.
+    /// Reads notifications as systemd does: a socket with a full queue would block the daemon.
     fn listen_for(&self, length: Duration) {
         let end = Instant::now() + length;
         let left = || end.saturating_duration_since(Instant::now());
         while !left().is_zero() {
-            self.told
+            self.notifications
                 .set_read_timeout(Some(left().max(Duration::from_millis(1))))
                 .unwrap();
-            let _ = self.told.recv(&mut [0; 4096]);
+            let _ = self.notifications.recv(&mut [0; 4096]);
         }
-        self.told.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.notifications.set_read_timeout(Some(TIMEOUT)).unwrap();
     }
 
     pub(crate) fn seen_for(&self, length: Duration) -> Seen {
-        self.listen_for(REST);
+        self.listen_for(SETTLE_TIME);
         let process = PathBuf::from(format!("/proc/{}", self.child.id()));
-        let before = (switches(&process), cpu(&process));
+        let before = (context_switches(&process), cpu(&process));
         self.listen_for(length);
         let status = fs::read_to_string(process.join("status")).unwrap();
         Seen {
             length,
             rss: field(&status, "VmRSS:") / 1024.0,
             rss_of_files: field(&status, "RssFile:") / 1024.0,
-            switches: switches(&process) - before.0,
+            context_switches: context_switches(&process) - before.0,
             cpu: cpu(&process) - before.1,
         }
     }
@@ -167,18 +170,18 @@ impl Drop for Daemon {
     }
 }
 
-/// What a daemon took in a piece of time.
+/// Resource use of a daemon within a period.
 pub(crate) struct Seen {
     length: Duration,
     pub(crate) rss: f64,
     pub(crate) rss_of_files: f64,
-    switches: f64,
+    context_switches: f64,
     cpu: f64,
 }
 
 impl Seen {
     pub(crate) fn wake_ups_an_hour(&self) -> f64 {
-        self.switches / self.length.as_secs_f64() * 3600.0
+        self.context_switches / self.length.as_secs_f64() * 3600.0
     }
 
     pub(crate) fn cpu_a_day(&self) -> f64 {
@@ -209,15 +212,15 @@ fn tasks(process: &Path) -> impl Iterator<Item = PathBuf> {
     tasks.map(|task| task.unwrap().path())
 }
 
-/// Each voluntary one is a sleep, and its end a wake-up.
-fn switches(process: &Path) -> f64 {
+/// Number of voluntary context switches: each is a sleep, which ends with a wake-up.
+fn context_switches(process: &Path) -> f64 {
     tasks(process)
         .map(|task| fs::read_to_string(task.join("status")).unwrap())
         .map(|status| field(&status, "voluntary_ctxt_switches:"))
         .sum()
 }
 
-/// Seconds, by the scheduler's count: that of utime and stime is too coarse for a process that sleeps.
+/// CPU seconds counted by the scheduler: utime and stime are too coarse for a process that sleeps.
 fn cpu(process: &Path) -> f64 {
     tasks(process)
         .map(|task| fs::read_to_string(task.join("schedstat")).unwrap())

@@ -1,8 +1,8 @@
-//! A fleet of control-plane nodes in virtual time, by what decides on a real one: `schedule` and the daemon's agenda.
+//! A fleet of control-plane nodes in virtual time, driven by the code of a real one: `schedule` and the daemon's agenda.
 //!
-//! Owns the fleet, its signer and the counting; has no rule of its own about when a node does anything. A request is a
-//! run of one node, which asks for all its certificates at once. The test `fleet` holds every [`Case`] against its goal,
-//! the benchmark `standing_by` prints them.
+//! This module contains the fleet, its signer and the counters, and no rule about when a node acts. A request is a run of
+//! one node, which requests all its certificates at once. The test `fleet` compares every [`Case`] with its goal, and the
+//! benchmark `standing_by` prints them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,13 +14,14 @@ use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
 
 const NODES: u32 = 10_000;
-/// All of them boot within this time, one after the other. A Friday.
-const BOOT: Duration = Duration::HOUR;
+/// All nodes boot within this time, evenly spread.
+const BOOT_PERIOD: Duration = Duration::HOUR;
+/// A Friday.
 const START: OffsetDateTime = datetime!(2027-01-01 00:00 UTC);
 const DAY: Duration = Duration::DAY;
 const YEAR: Duration = Duration::days(365);
 
-/// A number of requests, how many of them were made in the busiest piece of time, and how many in an average one.
+/// Total number of requests, the number in the busiest interval, and the mean per interval.
 #[derive(Clone, Copy)]
 pub(super) struct Load {
     pub(super) requests: usize,
@@ -34,17 +35,17 @@ impl Load {
     }
 }
 
-/// What happens to a fleet, and what its signer sees of it.
+/// A situation of the fleet and the load that its signer observes.
 pub(super) struct Case {
     pub(super) what: &'static str,
-    /// What a piece of time is.
+    /// Name of the interval.
     pub(super) per: &'static str,
     pub(super) load: Load,
-    /// The largest wanted peak, in means.
+    /// Largest accepted peak, in multiples of the mean.
     pub(super) goal: Option<f64>,
 }
 
-/// Everything that is simulated.
+/// Simulates all cases.
 pub(super) fn cases() -> Vec<Case> {
     let goal = Some(3.0);
     let minute = |what, load| Case {
@@ -57,12 +58,12 @@ pub(super) fn cases() -> Vec<Case> {
 
     let daily = Fleet::of(DAY);
     let all = daily.run(10 * DAY);
-    // The slowest node renews for the first time before the fastest does for the second.
+    // The slowest node's first renewal precedes the fastest node's second.
     let first: Vec<_> = all.iter().copied().filter(|it| it.at < DAY).collect();
     let wave = first[0].at..first[first.len() - 1].at;
     let calm = load(&first, &wave, Duration::MINUTE);
     let mean = calm.mean;
-    // What the same requests would be if they came evenly from one renewal to the next.
+    // The mean if the same requests were evenly spread between two renewals.
     let interval = (wave.start + wave.end) / 2;
     let spread = Load {
         mean: calm.requests as f64 / (interval / Duration::MINUTE),
@@ -85,7 +86,7 @@ pub(super) fn cases() -> Vec<Case> {
         ..minute("1 y, first renewals", load(&first, &wave, Duration::HOUR))
     });
 
-    // An hour without a signer, begun at several times of the wave; the worst counts.
+    // An hour without a signer, starting at several times of the wave; the largest load is used.
     let (mut during, mut after) = (Vec::new(), Vec::new());
     for half_hours in 0..6 {
         let begin = daily.first_due() + Duration::minutes(30) * half_hours;
@@ -146,10 +147,10 @@ fn load(requests: &[Request], range: &Range<Duration>, piece: Duration) -> Load 
     }
 }
 
-/// What the signer sees.
+/// A request as the signer receives it.
 #[derive(Clone, Copy)]
 struct Request {
-    /// Since the first boot.
+    /// Time since the first boot.
     at: Duration,
 }
 
@@ -157,7 +158,7 @@ struct Request {
 struct Fleet {
     lifetime: Duration,
     rotation: Rotation,
-    /// Nobody signs then.
+    /// Period in which the signer does not answer.
     outage: Option<Range<Duration>>,
 }
 
@@ -178,7 +179,7 @@ impl Fleet {
 
     fn boot(&self, number: u32) -> Node {
         let name = format!("cp-{number}.example.com");
-        let now = START + BOOT * number / NODES;
+        let now = START + BOOT_PERIOD * number / NODES;
         Node {
             life: self.life(now),
             agenda: Agenda::new(&name, false, now, ran(now)),
@@ -199,7 +200,7 @@ impl Fleet {
         due.min().unwrap() - START
     }
 
-    /// All requests in order, until so long after the first boot.
+    /// All requests in order, up to a time after the first boot.
     fn run(&self, until: Duration) -> Vec<Request> {
         let mut nodes: Vec<Node> = (0..NODES).map(|number| self.boot(number)).collect();
         let mut alarms: BinaryHeap<_> = nodes

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What the real kubeadm needs for the work that nodepki's benchmark does, as a table in Markdown.
+# Measures the real kubeadm on the work of nodepki's benchmark, as a table in Markdown.
 #
 #   tests/bench/kubeadm.sh [RUNS]       default 9 runs; the first of each series is dropped
 #
-# "init" is `init phase certs all` and then `init phase kubeconfig all` over the CA pairs that are there: 7 leaves,
-# the service account pair and 5 kubeconfigs, 13 keys. Medians, with minimum and maximum; CPU is user + system.
-# Wants kubeadm from tests/servers/build, root, and a quiet machine: the load is printed for that.
+# "init" is `init phase certs all` followed by `init phase kubeconfig all` over existing CA pairs: 7 leaves, the
+# service-account pair and 5 kubeconfigs, 13 keys. Medians with minimum and maximum; CPU is user + system.
+# Needs kubeadm from tests/servers/build, root, and an idle machine: the load is printed for that reason.
 set -euo pipefail
 
 runs=${1:-9}
@@ -14,7 +14,7 @@ kubeadm=${NODEPKI_TEST_KUBEADM:-${XDG_CACHE_HOME:-$HOME/.cache}/nodepki-tests/bi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# No network: a look-up of anything would be measured too.
+# No network, so that no lookup is measured.
 unshare --net -- python3 - "$kubeadm" "$work" "$runs" <<'PYTHON'
 import os, resource, shutil, statistics, subprocess, sys, time
 

@@ -1,10 +1,10 @@
-//! What a daemon costs while nothing is due, how long it takes when something is, and what a fleet of them asks of a
+//! Measures a daemon while nothing is due, the delay of its renewals, and the load that a fleet of daemons puts on a
 //! signer.
 //!
 //!     cargo bench --bench standing_by [-- SECONDS]
 //!
-//! Prints tables in Markdown and judges nothing: the test `fleet` holds the fleet against its goals. The daemon is the
-//! real binary of the release build; it is watched for so many seconds (60), and what was seen is scaled up.
+//! Prints tables in Markdown; the test `fleet` compares the fleet with its goals. The daemon is the release binary; it is
+//! observed for SECONDS (60), and the result is extrapolated.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -22,11 +22,11 @@ use std::time::Duration;
 
 use daemon::Daemon;
 
-/// Renewals of everything that are waited for.
+/// Number of renewals of all certificates to wait for.
 const ROUNDS: usize = 5;
-/// Due after half of it, and long enough for the second between two steps not to matter.
+/// Lifetime of a certificate, due after half of it; long compared with the second between two steps.
 const SHORT_LIFE: &str = "24s";
-/// A sign of life each second, to see what one costs; and one that a unit might ask for.
+/// Watchdog interval with a notification each second, which shows the cost of one; and a usual interval for a unit.
 const WATCHDOG: Duration = Duration::from_secs(2);
 const USUAL_WATCHDOG: Duration = Duration::from_secs(600);
 

@@ -1,4 +1,4 @@
-//! The machine outside that has the CA keys: it takes the requests that nodes leave in their folders, and signs them with
+//! The outside machine with the CA keys: it reads the requests that nodes leave in their folders, and signs them with
 //! OpenSSL.
 
 use std::collections::BTreeMap;
@@ -17,24 +17,24 @@ use time::macros::format_description;
 
 use crate::system::run;
 
-/// The names of nodepki's authorities with the CAs' common names.
+/// nodepki's authorities with the common names of their CAs.
 pub(crate) const AUTHORITIES: [(&str, &str); 3] = [
     ("ca", "kubernetes"),
     ("etcd-ca", "etcd-ca"),
     ("front-proxy-ca", "front-proxy-ca"),
 ];
 
-/// An algorithm with its size, by the name that `encryptionAlgorithm` has for it.
+/// A key algorithm with its size, by its name for `encryptionAlgorithm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyKind(pub(crate) &'static str);
 
 impl KeyKind {
-    /// `RSA` or `ECDSA`, and the size.
+    /// Splits the name into `RSA` or `ECDSA` and the size.
     fn parts(self) -> (&'static str, &'static str) {
         self.0.split_once('-').unwrap()
     }
 
-    /// Options of `openssl req` for a new key.
+    /// Options of `openssl req` that generate a key.
     fn openssl(self) -> [String; 4] {
         let (kind, option) = match self.parts() {
             ("RSA", bits) => ("rsa", format!("rsa_keygen_bits:{bits}")),
@@ -46,13 +46,13 @@ impl KeyKind {
         ["-newkey", kind, "-pkeyopt", &option].map(str::to_owned)
     }
 
-    /// What `openssl x509 -text` says of a public key of this kind.
+    /// The description of such a public key by `openssl x509 -text`.
     pub(crate) fn public_key(self) -> String {
         let (_, size) = self.parts();
         format!("({} bit)", size.trim_start_matches('P'))
     }
 
-    /// Whether keys of this kind sign with an algorithm, by its name in `openssl x509 -text`.
+    /// Whether keys of this kind sign with an algorithm, given by its name in `openssl x509 -text`.
     pub(crate) fn has_signed(self, algorithm: &str) -> bool {
         match self.parts() {
             ("RSA", _) => algorithm.ends_with("WithRSAEncryption"),
@@ -65,14 +65,14 @@ impl KeyKind {
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Signs in a thread of its own until it is dropped.
+/// Signs in a thread until it is dropped.
 pub(crate) struct CertificateAuthorities {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// Below it, a folder for each generation of each CA: `key.pem`, `cert.pem`.
+    /// Contains a folder for each generation of each CA, with `key.pem` and `cert.pem`.
     dir: PathBuf,
     kinds: [KeyKind; 3],
     generations: Mutex<BTreeMap<&'static str, Generations>>,
@@ -83,7 +83,7 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// Of one authority's CA; the first is 1.
+/// Generations of one authority's CA; the first is 1.
 #[derive(Clone, Copy, Default)]
 struct Generations {
     newest: u32,
@@ -91,7 +91,7 @@ struct Generations {
 }
 
 impl CertificateAuthorities {
-    /// Makes the CAs, with keys of these kinds in the order of `AUTHORITIES`, and begins to sign.
+    /// Creates the CAs, with keys of these kinds in the order of `AUTHORITIES`, and starts to sign.
     pub(crate) fn start(dir: PathBuf, kinds: [KeyKind; 3]) -> Self {
         fs::create_dir_all(&dir).unwrap();
         let shared = Arc::new(Shared {
@@ -122,7 +122,7 @@ impl CertificateAuthorities {
         }
     }
 
-    /// Signs what appears below the folder from now on.
+    /// Adds a folder whose requests are signed from now on.
     pub(crate) fn serve(&self, folder: &Path) {
         let mut folders = self.shared.folders.lock().unwrap();
         if !folders.iter().any(|known| known == folder) {
@@ -130,14 +130,14 @@ impl CertificateAuthorities {
         }
     }
 
-    /// Makes the CA that is to come after the one that signs, and returns its certificate, PEM.
+    /// Creates the next CA without signing with it, and returns its certificate as PEM.
     pub(crate) fn prepare(&self, authority: &'static str) -> String {
         self.shared.generate(authority);
         let newest = self.shared.generations(authority).newest;
         fs::read_to_string(self.shared.path(authority, newest, "cert.pem")).unwrap()
     }
 
-    /// Takes over the CAs that kubeadm made, whose folder is given, as the ones that sign.
+    /// Takes over the CAs in kubeadm's folder `pki` as the ones that sign.
     pub(crate) fn take_over(&self, pki: &Path) {
         for (authority, base) in [
             ("ca", "ca"),
@@ -153,17 +153,17 @@ impl CertificateAuthorities {
         }
     }
 
-    /// From now on the prepared CA signs.
+    /// Signs with the prepared CA from now on.
     pub(crate) fn sign_with_newest(&self, authority: &'static str) {
         self.shared.sign_with_newest(authority);
     }
 
-    /// The certificate of the CA that signs, PEM.
+    /// The certificate of the signing CA as PEM.
     pub(crate) fn certificate(&self, authority: &str) -> String {
         fs::read_to_string(self.file(authority, "cert.pem")).unwrap()
     }
 
-    /// The certificates of all CAs that there are of an authority, PEM.
+    /// The certificates of all generations of an authority as PEM.
     pub(crate) fn certificates(&self, authority: &str) -> Vec<String> {
         let generations = 1..=self.shared.generations(authority).newest;
         generations
@@ -173,13 +173,13 @@ impl CertificateAuthorities {
             .collect()
     }
 
-    /// `cert.pem` or `key.pem` of the CA that signs.
+    /// The path of `cert.pem` or `key.pem` of the signing CA.
     pub(crate) fn file(&self, authority: &str, name: &str) -> PathBuf {
         let generation = self.shared.generations(authority).signing;
         self.shared.path(authority, generation, name)
     }
 
-    /// SHA-256 of its public key, as `caCertHashes` has it.
+    /// SHA-256 digest of its public key, in the form of `caCertHashes`.
     pub(crate) fn pin(&self, authority: &str) -> String {
         let printed = run(Command::new("bash").arg("-euo").arg("pipefail").args([
             "-c",
@@ -189,7 +189,7 @@ impl CertificateAuthorities {
         printed.trim().to_owned()
     }
 
-    /// The private keys of all CAs that there ever were.
+    /// The private keys of all generations of all CAs.
     pub(crate) fn keys(&self) -> Vec<PathBuf> {
         let generations = self.shared.generations.lock().unwrap();
         let keys = generations.iter().flat_map(|(authority, generations)| {
@@ -199,7 +199,7 @@ impl CertificateAuthorities {
         keys.collect()
     }
 
-    /// The certificate that a key's request would have been answered with two years ago, for a year.
+    /// The certificate that a request would have obtained two years ago for one year.
     pub(crate) fn expired(&self, authority: &str, request: &Path) -> String {
         let now = OffsetDateTime::now_utc();
         let (begin, end) = (now - 2 * YEAR, now - YEAR);
@@ -211,7 +211,7 @@ impl CertificateAuthorities {
         fs::read_to_string(signed).unwrap()
     }
 
-    /// Leaves requests unanswered, or answers them again.
+    /// Stops or resumes answering requests.
     pub(crate) fn set_away(&self, is_away: bool) {
         self.shared.is_away.store(is_away, Ordering::Relaxed);
     }
@@ -265,7 +265,7 @@ impl Shared {
             .arg(dir.join("key.pem"))
             .arg("-out")
             .arg(dir.join("cert.pem")));
-        // ca(1) wants a database.
+        // ca(1) requires a database.
         fs::write(dir.join("index"), "").unwrap();
         fs::write(dir.join("index.attr"), "unique_subject = no\n").unwrap();
         fs::write(dir.join("ca.cnf"), CONFIGURATION).unwrap();
@@ -298,7 +298,7 @@ impl Shared {
         }
     }
 
-    /// A request that is being replaced at this moment is left for the next time.
+    /// Signs one request. A request that is being replaced is skipped until the next poll.
     fn sign(&self, folder: &Path, request: &Path) -> Result<(), String> {
         let slot = request.file_stem().unwrap().to_string_lossy().into_owned();
         let answer = folder.join("inbox").join(format!("{slot}.crt"));
@@ -337,7 +337,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Has OpenSSL write the certificate for a request.
+    /// Has OpenSSL issue the certificate for a request.
     fn certify(
         &self,
         authority: &str,

@@ -1,4 +1,4 @@
-//! What must be true of every node after each scenario.
+//! The assertions on every node after each scenario.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::node::Role;
 use super::{Cluster, shell};
 use crate::machine::Machine;
 
-/// Seconds that a cluster has to become ready after a scenario.
+/// Seconds within which a cluster must become ready after a scenario.
 const READY_WITHIN: u64 = 180;
 
 pub(crate) fn check(cluster: &mut Cluster) {
@@ -52,7 +52,7 @@ pub(crate) fn check(cluster: &mut Cluster) {
     }
 }
 
-/// Until every API server is ready, every node Ready, and every pod of the system runs.
+/// Waits until every API server is ready, every node is Ready and every system pod runs.
 pub(crate) fn ready(cluster: &mut Cluster) {
     cluster.until("the cluster is ready", READY_WITHIN, |cluster| {
         let servers = cluster.names(Role::ControlPlane);
@@ -101,8 +101,8 @@ fn no_complaints(name: &str, diagnosis: &str) {
     assert!(complaints.is_empty(), "{name}: {complaints:#?}");
 }
 
-/// Compares the keys of all certificates and of service accounts with the cluster's algorithm, and the signatures with the
-/// kinds of the CAs' keys; verifies all chains.
+/// Asserts that the keys of all certificates and service accounts have the cluster's algorithm, and that the signatures
+/// match the kinds of the CAs' keys; verifies all chains.
 fn key_kinds(cluster: &mut Cluster, index: usize) {
     let (spec, node) = (cluster.spec, &mut cluster.nodes[index]);
     let name = node.name;
@@ -133,7 +133,7 @@ fn key_kinds(cluster: &mut Cluster, index: usize) {
             assert_eq!(
                 said("Public-Key:"),
                 spec.algorithm.public_key(),
-                "{name}: {certificate} has another key than {:?}",
+                "{name}: the key of {certificate} is not {:?}",
                 spec.algorithm
             );
             let signature = said("Signature Algorithm:");
@@ -150,7 +150,7 @@ fn key_kinds(cluster: &mut Cluster, index: usize) {
     node.done(pair);
 }
 
-/// Each authority, its CA's file and its certificates, in the order of `AUTHORITIES`.
+/// Authority, CA file and certificates, in the order of `AUTHORITIES`.
 const CERTIFICATES: [(&str, &str, &str); 3] = [
     (
         "ca",
@@ -169,8 +169,8 @@ const CERTIFICATES: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Compares the public key of every private key on the node's disks with the CAs', and looks for the private numbers of the
-/// CAs as they are in DER and, in every alignment, in Base64.
+/// Asserts that no private key on the node's disks has the public key of a CA, and that no file contains the private
+/// number of a CA key in DER or, in any alignment, in Base64.
 fn no_authority_keys(name: &str, dir: &Path, cluster: &Cluster) {
     let script = concat!(
         env!("CARGO_MANIFEST_DIR"),

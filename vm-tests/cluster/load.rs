@@ -1,4 +1,4 @@
-//! Clients of every API server while something is done to the cluster: reads and writes on new and on kept connections,
+//! Clients of every API server during an operation on the cluster: reads and writes on new and on kept connections,
 //! watches, requests with a service account's token, `kubectl exec` and `kubectl logs` on every node.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use super::site::WORK_IMAGE;
 
 const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 const KUBECTL_INTERVAL: Duration = Duration::from_secs(2);
-/// How long a command on a node is repeated while the kubelet, which carries it, restarts.
+/// How long a command on a node is repeated while the kubelet, which serves it, restarts.
 const KUBELET_RESTART: Duration = Duration::from_secs(20);
 
 const READ: &str = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config";
@@ -38,27 +38,27 @@ type Counts = Arc<Mutex<BTreeMap<String, Arc<Count>>>>;
 
 /// Clients that run until [`Load::finish`].
 pub(crate) struct Load {
-    /// What the pods of the workload said before is not of these clients' time. RFC 3339.
+    /// Start time in RFC 3339: earlier lines in the logs of the workload's pods do not count.
     began: String,
     stop: Arc<AtomicBool>,
     counts: Counts,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the clients of one API server need.
+/// The inputs of the clients of one API server.
 #[derive(Clone)]
 struct Target {
     server: &'static str,
-    /// Every CA that there is, also one that is to come.
+    /// All CA certificates, including a future one.
     ca: Vec<Certificate>,
     identity: Identity,
     token: String,
-    /// With two IP families.
+    /// The IPv6 address in a dual-stack cluster.
     ipv6: Option<SocketAddr>,
 }
 
 impl Load {
-    /// Starts the workload if it does not run yet, and the clients.
+    /// Starts the workload, unless it runs already, and the clients.
     pub(crate) fn start(cluster: &mut Cluster) -> Self {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         start_workload(cluster);
@@ -109,7 +109,7 @@ impl Load {
         load
     }
 
-    /// `kubectl exec` and `kubectl logs` with the workload's pod on a node.
+    /// Starts `kubectl exec` and `kubectl logs` clients for the workload's pod on a node.
     fn kubectl_clients(&mut self, cluster: &Cluster, at: &'static str, node: &'static str) {
         let pod = cluster.kubectl(at, &format!("get pods -l app=work --field-selector=spec.nodeName={node} -o jsonpath={{.items[0].metadata.name}}")).unwrap();
         for (kind, arguments) in [
@@ -134,7 +134,7 @@ impl Load {
         counts.entry(kind.to_owned()).or_default().clone()
     }
 
-    /// Ends the clients, prints what they saw, and adds it to the scenario's sums.
+    /// Ends the clients, prints their counts, and adds them to the scenario's sums.
     ///
     /// # Panics
     /// If a request failed, in a client or in the workload's pods.
@@ -179,14 +179,14 @@ impl Load {
     }
 }
 
-/// Also if the scenario fails.
+/// Ends the clients, also if the scenario fails.
 impl Drop for Load {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// Runs a command until it succeeds; an error that is not that the kubelet is away fails at once.
+/// Runs a command until it succeeds; an error with another cause than an absent kubelet fails immediately.
 fn repeat_while_kubelet_restarts(command: &mut Command, node: &str, count: &Count) {
     let began = Instant::now();
     loop {
@@ -196,7 +196,7 @@ fn repeat_while_kubelet_restarts(command: &mut Command, node: &str, count: &Coun
             return;
         }
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // A kubelet that has just started does not know its pods yet, and answers 404 for them.
+        // A kubelet that has just started does not know its pods yet and answers 404 for them.
         let is_away = [
             &format!("{}:10250", address(node)),
             "error dialing backend",
@@ -301,7 +301,7 @@ impl Target {
         }
     }
 
-    /// One watch all along; each write must be seen.
+    /// One watch for the whole time, which must observe each write.
     async fn watch(
         &self,
         stop: &AtomicBool,
@@ -333,7 +333,7 @@ impl Target {
                     while let Some(end) = lines.iter().position(|byte| *byte == b'\n') {
                         let line: Vec<u8> = lines.drain(..=end).collect();
                         let event = String::from_utf8_lossy(&line).into_owned();
-                        // The object as it was; writes begin after it.
+                        // The first event is the present object; writes begin after it.
                         watching.fetch_or(event.contains("\"type\":\"ADDED\""), Ordering::Relaxed);
                         if event.contains("\"type\":\"MODIFIED\"") {
                             seen += 1;
@@ -400,7 +400,7 @@ async fn judged(sent: reqwest::Result<reqwest::Response>) -> Result<(), String> 
     }
 }
 
-/// A pod on each node that asks the API server by its service account's token, and an object for each server's writes.
+/// A pod on each node that calls the API server with its service account's token, and an object for each server's writes.
 pub(crate) fn start_workload(cluster: &mut Cluster) {
     let first = cluster.nodes[0].name;
     let manifest = cluster.site.path("work.yaml");

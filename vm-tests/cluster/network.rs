@@ -1,6 +1,6 @@
 //! The network of the cluster: a bridge, a network namespace for each node, and the load balancer before the API servers.
 //!
-//! All of it is in the namespaces of this program, and gone when that ends.
+//! Everything is in the namespaces of this program and ends with it.
 
 use std::fs;
 use std::path::Path;
@@ -8,20 +8,20 @@ use std::process::{Child, Command, Stdio};
 
 use crate::system::run;
 
-/// Where this program and what it starts are reached from the nodes.
+/// The address of this program and its child processes, as seen from the nodes.
 pub(crate) const HOST: &str = "10.77.0.1";
-/// The load balancer's address and the name that nodes know it by.
+/// Address and name of the load balancer.
 pub(crate) const ENDPOINT: (&str, &str) = ("10.77.0.5", "api.cluster.test");
-/// The OpenBao server's address and the name that nodes know it by.
+/// Address and name of the OpenBao server.
 pub(crate) const OPENBAO: (&str, &str) = ("10.77.0.6", "vault.cluster.test");
-/// Its address where the kernel has IPv6.
+/// Its IPv6 address, if the kernel supports IPv6.
 pub(crate) const OPENBAO_IPV6: &str = "fd77::6";
 /// `podSubnet` and `serviceSubnet` of a dual-stack cluster.
 pub(crate) const POD_SUBNETS: &str = "10.244.0.0/16,fd44::/48";
 pub(crate) const SERVICE_SUBNETS: &str = "10.96.0.0/16,fd96::/112";
 /// The first addresses of `SERVICE_SUBNETS`.
 pub(crate) const FIRST_SERVICES: [&str; 2] = ["10.96.0.1", "fd96::1"];
-/// The nodes there can be: their names and the last octet of their addresses, which is also the third of their pods'.
+/// The possible nodes: names, and last octets of their addresses, which are also the third octets of their pods'.
 pub(crate) const NODES: [(&str, u8); 6] = [
     ("cp1", 11),
     ("cp2", 12),
@@ -35,7 +35,7 @@ pub(crate) fn address(name: &str) -> String {
     format!("10.77.0.{}", octet(name))
 }
 
-/// A node's IPv6 address, where the kernel has IPv6.
+/// A node's IPv6 address, if the kernel supports IPv6.
 pub(crate) fn address_ipv6(name: &str) -> String {
     format!("fd77::{}", octet(name))
 }
@@ -69,7 +69,7 @@ pub(crate) fn make() {
     }
 }
 
-/// A new network namespace for a node, with nothing in it of a machine that had the name before.
+/// Creates a network namespace for a node, without any state of an earlier machine of that name.
 pub(crate) fn connect(name: &str) {
     let octet = octet(name);
     shell(&format!(
@@ -95,7 +95,7 @@ pub(crate) fn connect(name: &str) {
 }
 
 fn connect_ipv6(name: &str) {
-    // kubeadm's preflight checks want `default`, routing wants `all`.
+    // kubeadm's preflight checks read `default`, routing uses `all`.
     shell(&format!(
         "ip -n {name} addr add {}/64 dev eth0 nodad
          ip -n {name} route add default via fd77::1
@@ -115,11 +115,11 @@ fn shell(commands: &str) {
     run(Command::new("bash").args(["-euo", "pipefail", "-c", commands]));
 }
 
-/// Ends when dropped.
+/// The HAProxy process, killed when dropped.
 pub(crate) struct LoadBalancer(Child);
 
 impl LoadBalancer {
-    /// HAProxy of the nodes' system, whose root is given; it leads to those API servers that are ready.
+    /// Starts HAProxy from the root of a node's system; it forwards to the API servers that are ready.
     pub(crate) fn start(root: &Path) -> Self {
         let mut text = format!(
             "defaults\n  mode tcp\n  timeout connect 2s\n  timeout client 1h\n  timeout server 1h\n\

@@ -24,7 +24,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A new machine that was not started.
+    /// Creates a machine without starting it.
     pub(crate) fn new(
         site: &Site,
         tally: Arc<Tally>,
@@ -52,7 +52,7 @@ impl Node {
             .option("--timezone=off".to_owned())
             .option("--bind=/dev/kmsg".to_owned())
             .option(format!("--bind-ro={}:/images", site.images().display()));
-        // An overlay does not do for these: containers have overlays of their own in there.
+        // These directories cannot be on an overlay: the containers in them have overlays themselves.
         for (folder, path) in [
             ("containerd", "/var/lib/containerd"),
             ("kubelet", "/var/lib/kubelet"),
@@ -89,12 +89,12 @@ impl Node {
         }
     }
 
-    /// The folder of its directory signer, seen from outside.
+    /// The host's path of the folder of its directory signer.
     pub(crate) fn requests(&self) -> PathBuf {
         self.machine.dir().join("requests")
     }
 
-    /// Power on. Of the kernel's network state nothing is left from the boot before.
+    /// Powers on, with no network state of the previous boot.
     pub(crate) fn boot(&mut self) {
         connect(self.name);
         self.machine.boot();
@@ -104,7 +104,7 @@ impl Node {
         self.machine.done(command)
     }
 
-    /// Until its user data have done all that they say.
+    /// Waits until cloud-init has completed the user data.
     pub(crate) fn wait_until_joined(&mut self) {
         let over = "test -e /run/cloud-init/result.json";
         self.machine.until(over, 90);

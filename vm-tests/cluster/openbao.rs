@@ -1,4 +1,4 @@
-//! An OpenBao server in the cluster's network, outside of the nodes: it has the CAs in PKI engines, and each node an AppRole.
+//! An OpenBao server in the cluster's network, outside the nodes: the CAs are in PKI engines, and each node has an AppRole.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,21 +11,21 @@ use super::network::{OPENBAO, OPENBAO_IPV6, has_ipv6};
 use super::site::{self, Site};
 use crate::system::run;
 
-/// Where nodes have the server's root certificate.
+/// Path of the server's root certificate on the nodes.
 pub(crate) const ROOT_FILE: &str = "/etc/ssl/certs/corp-root.pem";
 
-/// A running server. It ends when dropped, and what it knows with it.
+/// A running server, which is killed with its data when dropped.
 pub(crate) struct OpenBao {
     program: PathBuf,
     dir: PathBuf,
-    /// The root of a system with nodepki, for the administrator.
+    /// Root of a system with nodepki, for the administrator's commands.
     bench: PathBuf,
     unseal_key: String,
     token: String,
     server: Child,
 }
 
-/// What a node logs in with.
+/// The credential with which a node logs in.
 pub(crate) struct Credential {
     pub(crate) role_id: String,
     /// The token that wraps a secret id.
@@ -83,18 +83,18 @@ impl OpenBao {
         bao
     }
 
-    /// The address that nodes have.
+    /// The address that nodes use.
     pub(crate) fn url() -> String {
         format!("https://{}:8200", OPENBAO.1)
     }
 
-    /// The root of the server's certificate, PEM.
+    /// The root of the server's certificate as PEM.
     pub(crate) fn root_certificate(&self) -> String {
         fs::read_to_string(self.dir.join("root.pem")).unwrap()
     }
 
-    /// Runs what `nodepki config signer-setup vault` prints for a node's settings and kubeadm configuration, and imports the
-    /// CAs.
+    /// Runs the script that `nodepki config signer-setup vault` prints for a node's settings and kubeadm configuration, and
+    /// imports the CAs.
     pub(crate) fn enroll(
         &self,
         name: &str,
@@ -138,7 +138,7 @@ impl OpenBao {
         }
     }
 
-    /// Seals or unseals the server. A sealed one answers all requests with status 503.
+    /// Seals or unseals the server. A sealed server answers all requests with status 503.
     pub(crate) fn set_sealed(&self, is_sealed: bool) {
         self.administrator(&match is_sealed {
             true => "\"$VAULT\" operator seal".to_owned(),
@@ -146,7 +146,7 @@ impl OpenBao {
         });
     }
 
-    /// The number of certificates that the engines have issued, the CAs' own included.
+    /// Number of certificates that the engines have issued, including the CAs' own.
     pub(crate) fn signed(&self) -> u64 {
         let count = |(authority, _): (&str, &str)| {
             let listed = self.administrator(&format!(
@@ -158,7 +158,7 @@ impl OpenBao {
         AUTHORITIES.into_iter().map(count).sum()
     }
 
-    /// Waits until it answers; then it is not initialised yet.
+    /// Waits until the server answers; it is not initialised at that time.
     fn wait_until_started(&self) {
         // Exit status 1: no answer; 2: the server is sealed.
         self.administrator(
@@ -192,7 +192,7 @@ impl Drop for OpenBao {
     }
 }
 
-/// A command in the comments of a script of `nodepki config signer-setup vault`.
+/// Returns a command from the comments of a script of `nodepki config signer-setup vault`.
 fn commented(script: &str, part: &str) -> Option<String> {
     let mut commands = script
         .lines()
@@ -203,7 +203,7 @@ fn commented(script: &str, part: &str) -> Option<String> {
         .map(ToOwned::to_owned)
 }
 
-/// The server's certificate, and the root that it is of, which signs nothing else.
+/// Creates the server's certificate, and a root that signs nothing else.
 fn make_certificates(dir: &Path) {
     let script = format!(
         "openssl req -x509 -nodes -days 30 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -subj /CN=corp-root \

@@ -1,4 +1,4 @@
-//! The clusters and their scenarios, in the order in which they run.
+//! The clusters and their scenarios in the order in which they run.
 
 mod authorities;
 mod foundation;
@@ -10,12 +10,53 @@ mod upgrade;
 mod versions;
 
 use super::authority::KeyKind;
-use super::{Scenario, Signer, Spec, When, site};
+use super::{Cluster, Scenario, Signer, Spec, When, site};
 
 const P256: KeyKind = KeyKind("ECDSA-P256");
 const P384: KeyKind = KeyKind("ECDSA-P384");
 const RSA_2048: KeyKind = KeyKind("RSA-2048");
 const RSA_4096: KeyKind = KeyKind("RSA-4096");
+
+const fn foundation(
+    name: &'static str,
+    shows: &'static str,
+    run: fn(&mut Cluster<'_>),
+) -> Scenario {
+    Scenario {
+        name,
+        when: When::Foundation,
+        shows,
+        run,
+    }
+}
+
+/// A scenario that runs with `all` only.
+const fn long(name: &'static str, shows: &'static str, run: fn(&mut Cluster<'_>)) -> Scenario {
+    Scenario {
+        name,
+        when: When::All,
+        shows,
+        run,
+    }
+}
+
+/// The worker of every cluster whose signer is a directory.
+const WORKER: Scenario = foundation(
+    "worker",
+    "a worker joins with nodepki, after a power cut",
+    foundation::worker,
+);
+
+/// The further control-plane node of a small cluster.
+const SECOND_NODE: Scenario =
+    foundation("join", "a second control-plane node", foundation::join_one);
+
+/// The renewal of a cluster without IPv6.
+const RENEWAL: Scenario = long(
+    "renewal",
+    "everything on all nodes at once, with clients at each API server",
+    rotation::under_load,
+);
 
 #[rustfmt::skip]
 pub(crate) const ALL: &[Spec] = &[
@@ -28,19 +69,19 @@ pub(crate) const ALL: &[Spec] = &[
         is_dual_stack: false,
         cluster_configuration: "",
         scenarios: &[
-            Scenario { name: "first-node", when: When::Foundation, shows: "user-data-first.yaml and kubeadm init", run: foundation::first_node },
-            Scenario { name: "join", when: When::Foundation, shows: "two more control-plane nodes, user-data-join.yaml; a power cut in the middle of each", run: foundation::join },
-            Scenario { name: "worker", when: When::Foundation, shows: "a worker joins with nodepki, after a power cut", run: foundation::worker },
-            Scenario { name: "renewal", when: When::Always, shows: "everything on all nodes at once, with clients at each API server", run: rotation::under_load },
-            Scenario { name: "versions", when: When::All, shows: "kubeadm and kubelet of 1.31 to 1.36 accept what nodepki made", run: versions::all },
-            Scenario { name: "cut-in-lease", when: When::All, shows: "a power cut on the node whose turn it is; the others go on", run: rotation::cut_in_lease },
-            Scenario { name: "reset", when: When::All, shows: "kubeadm reset, and the machine joins again", run: machines::reset },
-            Scenario { name: "replaced", when: When::All, shows: "a control-plane node is lost; a new machine takes its name", run: machines::replaced },
-            Scenario { name: "expired", when: When::All, shows: "all certificates on all machines have expired: one is rescued offline, the others by their boot", run: machines::expired },
-            Scenario { name: "front-proxy-ca", when: When::All, shows: "another CA, in three steps, with clients at each API server", run: authorities::front_proxy_ca },
-            Scenario { name: "etcd-ca", when: When::All, shows: "the same for etcd; clients while certificates are issued", run: authorities::etcd_ca },
-            Scenario { name: "ca", when: When::All, shows: "the same for the cluster, with workloads", run: authorities::ca },
-            Scenario { name: "restarts", when: When::All, shows: "50 restarts of controllers and kubelet by renewals, none rolled back", run: rotation::restarts },
+            foundation("first-node", "user-data-first.yaml and kubeadm init", foundation::first_node),
+            foundation("join", "two further control-plane nodes by user-data-join.yaml; a power cut in the middle of each", foundation::join),
+            WORKER,
+            Scenario { when: When::Always, ..RENEWAL },
+            long("versions", "kubeadm and kubelet of 1.31 to 1.36 accept the files of nodepki", versions::all),
+            long("cut-in-lease", "a power cut on the node that holds the Lease; the others proceed", rotation::cut_in_lease),
+            long("reset", "kubeadm reset, and the machine joins again", machines::reset),
+            long("replaced", "a control-plane node is lost; a new machine takes its name", machines::replaced),
+            long("expired", "all certificates on all machines have expired: one is rescued offline, the others by their boot", machines::expired),
+            long("front-proxy-ca", "a new CA in three steps, with clients at each API server", authorities::front_proxy_ca),
+            long("etcd-ca", "the same for etcd; clients while certificates are issued", authorities::etcd_ca),
+            long("ca", "the same for the cluster, with workloads", authorities::ca),
+            long("restarts", "50 restarts of controllers and kubelet by renewals, none rolled back", rotation::restarts),
         ],
     },
     Spec {
@@ -52,11 +93,11 @@ pub(crate) const ALL: &[Spec] = &[
         is_dual_stack: true,
         cluster_configuration: "",
         scenarios: &[
-            Scenario { name: "first-node", when: When::Foundation, shows: "signers/vault.yaml with an OpenBao; CAs of RSA-4096, P-384 and P-256; dual stack", run: foundation::first_node },
-            Scenario { name: "join", when: When::Foundation, shows: "two more; each meets a sealed OpenBao and a power cut after the wrapping token's only use", run: foundation::join },
-            Scenario { name: "worker", when: When::Foundation, shows: "a worker joins; its AppRole is for kubelet.conf only", run: foundation::worker },
-            Scenario { name: "identities", when: When::All, shows: "names and usages as kubeadm's; chains over mixed keys; API servers over IPv6, from pods too", run: identities::as_kubeadm },
-            Scenario { name: "renewal", when: When::All, shows: "everything on all nodes at once by OpenBao, with clients also over IPv6", run: rotation::under_load },
+            foundation("first-node", "signers/vault.yaml with an OpenBao; CAs of RSA-4096, P-384 and P-256; dual stack", foundation::first_node),
+            foundation("join", "two further nodes; each meets a sealed OpenBao and a power cut after the only use of its wrapping token", foundation::join),
+            foundation("worker", "a worker joins; its AppRole is for kubelet.conf only", foundation::worker),
+            long("identities", "names and usages as kubeadm's; chains over mixed keys; API servers over IPv6, from pods too", identities::as_kubeadm),
+            long("renewal", "everything on all nodes at once by OpenBao, with clients also over IPv6", rotation::under_load),
         ],
     },
     Spec {
@@ -68,12 +109,12 @@ pub(crate) const ALL: &[Spec] = &[
         is_dual_stack: false,
         cluster_configuration: "",
         scenarios: &[
-            Scenario { name: "first-node", when: When::Foundation, shows: "kubeadm init of the minor release before", run: foundation::first_node },
-            Scenario { name: "join", when: When::Foundation, shows: "a second control-plane node", run: foundation::join_one },
-            Scenario { name: "worker", when: When::Foundation, shows: "a worker joins with nodepki, after a power cut", run: foundation::worker },
-            Scenario { name: "upgrade", when: When::All, shows: "kubeadm upgrade apply and node to the current minor release, the runbook after it", run: upgrade::to_current },
-            Scenario { name: "patch", when: When::All, shows: "the same to the next patch release", run: upgrade::to_next_patch },
-            Scenario { name: "renewal", when: When::All, shows: "everything on all nodes at once, with clients at each API server", run: rotation::under_load },
+            foundation("first-node", "kubeadm init of the previous minor release", foundation::first_node),
+            SECOND_NODE,
+            WORKER,
+            long("upgrade", "kubeadm upgrade apply and node to the current minor release, the runbook after it", upgrade::to_current),
+            long("patch", "the same to the next patch release", upgrade::to_next_patch),
+            RENEWAL,
         ],
     },
     Spec {
@@ -85,10 +126,10 @@ pub(crate) const ALL: &[Spec] = &[
         is_dual_stack: false,
         cluster_configuration: "",
         scenarios: &[
-            Scenario { name: "first-node", when: When::Foundation, shows: "kubeadm init of the oldest release", run: foundation::first_node },
-            Scenario { name: "join", when: When::Foundation, shows: "a second control-plane node", run: foundation::join_one },
-            Scenario { name: "worker", when: When::Foundation, shows: "a worker joins with nodepki, after a power cut", run: foundation::worker },
-            Scenario { name: "renewal", when: When::All, shows: "everything on all nodes at once, with clients at each API server", run: rotation::under_load },
+            foundation("first-node", "kubeadm init of the oldest release", foundation::first_node),
+            SECOND_NODE,
+            WORKER,
+            RENEWAL,
         ],
     },
     Spec {
@@ -100,8 +141,8 @@ pub(crate) const ALL: &[Spec] = &[
         is_dual_stack: false,
         cluster_configuration: "",
         scenarios: &[
-            Scenario { name: "to-external", when: When::Foundation, shows: "kubeadm's own CAs leave a running cluster of kubeadm's", run: migration::to_external },
-            Scenario { name: "to-internal", when: When::All, shows: "and come back, kubeadm signs, and leave again", run: migration::to_internal_and_back },
+            foundation("to-external", "the CA keys leave a running cluster that kubeadm created", migration::to_external),
+            long("to-internal", "the CA keys return, kubeadm signs, and they leave again", migration::to_internal_and_back),
         ],
     },
 ];

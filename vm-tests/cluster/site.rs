@@ -1,4 +1,4 @@
-//! What all clusters of a run share: the system of the nodes with each version's programs, and the images of containers.
+//! Inputs shared by all clusters of a run: the system of the nodes with each version's programs, and the container images.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,16 +12,16 @@ use tempfile::TempDir;
 use super::network::{self, ENDPOINT, OPENBAO, OPENBAO_IPV6};
 use crate::system::{named, run};
 
-/// The version that `tests/servers/kubernetes` has; the name of its programs has no suffix.
+/// The version in `tests/servers/kubernetes`, whose program names have no suffix.
 pub(crate) const CURRENT: &str = "v1.36.2";
-/// The minor release before.
+/// The previous minor release.
 pub(crate) const FORMER: &str = "v1.35.1";
-/// Of the oldest release that nodepki is tested with.
+/// A version of the oldest release with which nodepki is tested.
 pub(crate) const OLDEST: &str = "v1.31.4";
-/// The same code under the next patch release's number.
+/// The sources of the default version with the number of the next patch release.
 pub(crate) const NEXT: &str = "v1.36.3";
-/// The releases of which all programs are built; of the others only kubeadm and kubelet.
-const WHOLE: [&str; 4] = [OLDEST, FORMER, CURRENT, NEXT];
+/// The versions of which all programs are built; of the others only kubeadm and kubelet are.
+const FULL_VERSIONS: [&str; 4] = [OLDEST, FORMER, CURRENT, NEXT];
 /// Image of the workloads: busybox and kubectl.
 pub(crate) const WORK_IMAGE: &str = "cluster.test/work:1";
 
@@ -36,7 +36,7 @@ pub(crate) struct Site {
 
 impl Site {
     /// # Panics
-    /// When something is missing, with the command that makes it.
+    /// If an input is missing; the message names the command that builds it.
     pub(crate) fn open() -> Self {
         let dir = TempDir::with_prefix_in("cluster-", env!("CARGO_TARGET_TMPDIR")).unwrap();
         network::make();
@@ -52,7 +52,7 @@ impl Site {
         site
     }
 
-    /// A program of Kubernetes in a version, such as `v1.35.1`.
+    /// The path of a Kubernetes program in a version such as `v1.35.1`.
     pub(crate) fn program(&self, name: &str, version: &str) -> PathBuf {
         let program = match version {
             CURRENT => self.servers.join(name),
@@ -70,7 +70,7 @@ impl Site {
         program
     }
 
-    /// The folder with the archives of images that each node sees as /images.
+    /// The folder with the image archives, which each node sees as /images.
     pub(crate) fn images(&self) -> PathBuf {
         self.dir.path().join("images")
     }
@@ -79,7 +79,7 @@ impl Site {
         self.dir.path().join(name)
     }
 
-    /// The root of a node that does not run: for the programs that this machine lacks.
+    /// Root of a node that is not running, for programs that the host lacks.
     pub(crate) fn root(&self) -> PathBuf {
         let root = self.path("root");
         if !root.exists() {
@@ -88,7 +88,7 @@ impl Site {
         root
     }
 
-    /// The lower directories of a node's overlay, with the programs of a version.
+    /// The lower directories of a node's overlay with the programs of a version.
     pub(crate) fn lower(&self, version: &str) -> OsString {
         let mut made = self.made.lock().unwrap();
         let programs = made
@@ -107,13 +107,13 @@ impl Site {
         lower
     }
 
-    /// kubelet, kubeadm, kubectl and nodepki's package, and the images that kubeadm will want.
+    /// Installs kubelet, kubeadm, kubectl and nodepki's package, and creates the images that kubeadm uses.
     fn install(&self, version: &str) -> PathBuf {
         let images = self.make_images(version);
         let changes = self.path(&format!("programs-{version}"));
         let root = self.path(&format!("root-{version}"));
         self.mount(&self.system(), changes.to_str().unwrap(), &root);
-        let of_kubectl = if WHOLE.contains(&version) {
+        let of_kubectl = if FULL_VERSIONS.contains(&version) {
             version
         } else {
             CURRENT
@@ -157,7 +157,7 @@ impl Site {
         changes
     }
 
-    /// Names of the images that kubeadm wants for a version, by component, and archives of those that can be built.
+    /// Names of the images that kubeadm uses for a version, by component; creates archives of those that can be built.
     pub(crate) fn make_images(&self, version: &str) -> BTreeMap<String, String> {
         let listed = run(Command::new(self.program("kubeadm", version)).args([
             "config",
@@ -171,11 +171,11 @@ impl Site {
             let (path, _) = image.rsplit_once(':').unwrap();
             let (_, component) = path.rsplit_once('/').unwrap();
             images.insert(component.to_owned(), image.to_owned());
-            if component.starts_with("kube-") && !WHOLE.contains(&version) {
+            if component.starts_with("kube-") && !FULL_VERSIONS.contains(&version) {
                 continue;
             }
             let (entry, mut files) = match component {
-                // For older releases of Kubernetes too.
+                // Older releases of Kubernetes use it too.
                 "etcd" => (
                     "[]",
                     vec![
@@ -242,7 +242,7 @@ impl Site {
         run(&mut command);
     }
 
-    /// nft and the libraries that it is linked with, which kube-proxy runs.
+    /// nft, which kube-proxy runs, and its libraries.
     fn nft(&self) -> Vec<(String, PathBuf)> {
         let root = self.path("root-nft");
         self.mount(&self.system(), "", &root);
@@ -265,7 +265,7 @@ impl Site {
         files
     }
 
-    /// Mounts an overlay at `root`: with changes kept in a folder, or thrown away with the mount.
+    /// Mounts an overlay at `root`; its changes are kept in a folder, or discarded with the mount.
     fn mount(&self, lower: &OsString, changes: &str, root: &Path) {
         let name = root.file_name().unwrap().to_str().unwrap();
         let changes = match changes {

@@ -1,4 +1,4 @@
-//! The texts of `cloud-init/`, with the edits that their README asks for.
+//! The texts of `cloud-init/` with the edits that their README asks for.
 
 use super::authority::AUTHORITIES;
 use super::network::{
@@ -15,30 +15,30 @@ const VAULT: &str = include_str!("../../cloud-init/signers/vault.yaml");
 
 const KUBEADM: &str = "/etc/nodepki/kubeadm.yaml";
 
-/// A node's own addresses, of each family, as cloud-init's templates name them.
+/// A node's own addresses of each family, in the syntax of cloud-init's templates.
 const OWN_ADDRESSES: [&str; 2] = [
     "{{ ds.meta_data.local_ipv4 }}",
     "{{ ds.meta_data.local_ipv6 }}",
 ];
 
-/// Control groups and kernel are the host's. `HTTPProxyCIDR`: kubeadm before 1.35 writes an IPv4 address in brackets, which
-/// newer releases of Go do not parse.
+/// Preflight checks that fail here: control groups and kernel are the host's. `HTTPProxyCIDR`: kubeadm before 1.35 writes
+/// an IPv4 address in brackets, which newer releases of Go do not parse.
 const IGNORED: &str = "ignorePreflightErrors: [SystemVerification, HTTPProxyCIDR]";
 
-/// What a joining node is given besides the signer.
+/// Values for a joining node in addition to the signer.
 pub(crate) struct Secrets {
     pub(crate) token: String,
     pub(crate) certificate_key: String,
 }
 
-/// The first control-plane node's.
+/// The user data of the first control-plane node.
 pub(crate) fn first(cluster: &Cluster, version: &str, name: &str) -> String {
     let text = first_flow(cluster, version, name);
     let kubeadm = written(&text, KUBEADM);
     with_signer(&text, cluster, name, &kubeadm)
 }
 
-/// The same for a node that kubeadm makes, with CAs of its own.
+/// The user data of a first node that kubeadm creates with its own CAs.
 pub(crate) fn first_by_kubeadm(cluster: &Cluster, name: &str) -> String {
     let mut text = first_flow(cluster, cluster.spec.version, name);
     let init = "kubeadm init --config /etc/nodepki/kubeadm.yaml";
@@ -51,7 +51,7 @@ pub(crate) fn first_by_kubeadm(cluster: &Cluster, name: &str) -> String {
     text
 }
 
-/// Without what runs kubeadm: the node gets its PKI and is left there.
+/// Removes the commands that run kubeadm: the node gets its PKI only.
 pub(crate) fn bootstrap_only(mut user_data: String) -> String {
     cut(
         &mut user_data,
@@ -105,7 +105,7 @@ fn first_flow(cluster: &Cluster, version: &str, name: &str) -> String {
     text
 }
 
-/// What follows the name in `nodeRegistration`.
+/// The lines that follow the name in `nodeRegistration`.
 fn registration(cluster: &Cluster, addresses: &[impl AsRef<str>; 2]) -> String {
     let mut text = format!("\n      {IGNORED}");
     if cluster.is_dual_stack() {
@@ -117,7 +117,8 @@ fn registration(cluster: &Cluster, addresses: &[impl AsRef<str>; 2]) -> String {
     text
 }
 
-/// Of the ClusterConfiguration. kubeadm puts the first service address of the first family only into apiserver.crt.
+/// The dual-stack lines of the ClusterConfiguration. kubeadm adds only the first service address of the first family to
+/// apiserver.crt.
 fn dual_stack() -> String {
     format!(
         "    networking: {{podSubnet: \"{POD_SUBNETS}\", serviceSubnet: \"{SERVICE_SUBNETS}\"}}
@@ -129,10 +130,10 @@ fn dual_stack() -> String {
     )
 }
 
-/// That of a further node.
+/// The user data of a further node.
 pub(crate) fn join(cluster: &Cluster, name: &str, role: Role, secrets: &Secrets) -> String {
     let text = join_flow(cluster, role, secrets);
-    // `config signer-setup` runs outside of the node: with what cloud-init renders and the node reads from the cluster.
+    // `config signer-setup` runs outside the node, with the rendered template and the configuration of the cluster.
     let first = first_flow(cluster, cluster.spec.version, cluster.nodes[0].name);
     let first = written(&first, KUBEADM);
     let mut documents = first.split("---\n");
@@ -146,7 +147,7 @@ pub(crate) fn join(cluster: &Cluster, name: &str, role: Role, secrets: &Secrets)
     with_signer(&text, cluster, name, &kubeadm)
 }
 
-/// The same for a node that kubeadm joins, and that gets the CA keys.
+/// The user data of a node that kubeadm joins with the CA keys.
 pub(crate) fn join_by_kubeadm(cluster: &Cluster, role: Role, secrets: &Secrets) -> String {
     let mut text = join_flow(cluster, role, secrets);
     leave_to_kubeadm(
@@ -164,7 +165,7 @@ pub(crate) fn join_by_kubeadm(cluster: &Cluster, role: Role, secrets: &Secrets) 
     text
 }
 
-/// Nothing of nodepki is at work at the boot but its timer.
+/// Removes all units of nodepki from the boot except its timer.
 fn leave_to_kubeadm(text: &mut String, command: &str, instead: &str) {
     cut(
         text,
@@ -218,18 +219,18 @@ fn join_flow(cluster: &Cluster, role: Role, secrets: &Secrets) -> String {
     text
 }
 
-/// Adds the signer's part. `kubeadm` is the node's configuration, as its administrator knows it.
+/// Adds the part of the signer. `kubeadm` is the node's configuration as its administrator knows it.
 fn with_signer(text: &str, cluster: &Cluster, name: &str, kubeadm: &str) -> String {
     let signer = match cluster.spec.signer {
         Signer::Directory => directory(cluster),
         Signer::OpenBao => vault(cluster, name, kubeadm),
     };
-    // The README's way to put the two together; a template has to be the first line of all.
+    // The README joins the two parts in this way; the marker of a template must be the first line.
     let (_, commands) = signer.split_once("\nbootcmd:\n").unwrap();
     format!("{text}{commands}")
 }
 
-/// What the signer's part of a directory has a node do at each boot, for a shell.
+/// The script that the part of a directory signer runs on the node at each boot.
 pub(crate) fn directory_script(cluster: &Cluster) -> String {
     let signer = directory(cluster);
     let (_, script) = signer.split_once("\nbootcmd:\n  - |\n").unwrap();
@@ -293,7 +294,7 @@ fn directory(cluster: &Cluster) -> String {
     signer
 }
 
-/// What a text has `put` write into a file.
+/// The text that `put` writes to a file.
 fn written(text: &str, path: &str) -> String {
     let begin = format!("    put {path} <<'EOF'\n");
     let (_, rest) = text.split_once(&begin).unwrap();
@@ -303,13 +304,13 @@ fn written(text: &str, path: &str) -> String {
         .collect()
 }
 
-/// Replaces the only occurrence.
+/// Replaces the only occurrence of `old`.
 fn replace(text: &mut String, old: &str, new: &str) {
     assert_eq!(text.matches(old).count(), 1, "{old:?} in:\n{text}");
     *text = text.replace(old, new);
 }
 
-/// Removes a part, up to the next occurrence of its end, which stays.
+/// Removes the text from `begin` up to the next `end`, which stays.
 fn cut(text: &mut String, begin: &str, end: &str) {
     assert_eq!(text.matches(begin).count(), 1, "{begin:?} in:\n{text}");
     let from = text.find(begin).unwrap();

@@ -1,5 +1,5 @@
-# Every certificate is to be issued anew, with another key; and what was issued within the hour would be left alone, as far
-# as nodepki remembers.
+# Configures another key algorithm, so that every certificate is reissued, and removes the record of issue times, so that
+# none of them is within its cool-down.
 rm /var/lib/nodepki/issued.json
 cat >/etc/nodepki/config.d/90-keys.yaml <<'END'
 apiVersion: nodepki.io/v1alpha1

@@ -1,4 +1,4 @@
-//! Changes of CA on a cluster at work, by the README and section 8 of the runbook.
+//! Changes of a CA in a running cluster, by the documentation and section 8 of the runbook.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ pub(crate) fn ca(cluster: &mut Cluster) {
 
 fn change(cluster: &mut Cluster, authority: &'static str) {
     let new = cluster.authorities.prepare(authority);
-    // Workers have nothing to do with the others.
+    // Workers have files of the cluster's CA only.
     let nodes: Vec<_> = match authority {
         "ca" => cluster.nodes.iter().map(|node| node.name).collect(),
         _ => cluster.names(Role::ControlPlane),
@@ -30,7 +30,7 @@ fn change(cluster: &mut Cluster, authority: &'static str) {
         fs::write(node.machine.shared().join("new-ca.crt"), &new).unwrap();
     }
 
-    // An API server asks the etcd of its own node alone, which stage and retire have to restart.
+    // An API server uses the etcd of its own node only, which stage and retire must restart.
     let with_clients = authority != "etcd-ca";
     let load = with_clients.then(|| Load::start(cluster));
     step(
@@ -61,14 +61,14 @@ fn change(cluster: &mut Cluster, authority: &'static str) {
     if authority == "ca" {
         cluster.node("cp1").done(&runbook::block(8, 3));
     }
-    // For nodes that join from now on.
+    // For nodes that join later.
     cluster.node("cp1").done(
         "rm /etc/nodepki/certificate-key; nodepki certs upload --certificate-key-out /etc/nodepki/certificate-key",
     );
 }
 
-/// One step on all nodes, with the other nodes' reports. A worker may not list the nodes: its command states that all others
-/// have done the step before.
+/// Takes one step on all nodes with the other nodes' reports. A worker may not list the nodes, so its command states that
+/// all others have completed the previous step.
 fn step(cluster: &mut Cluster, nodes: &[&str], authority: &str, step: &str) {
     let (verb, options) = step.split_once(' ').unwrap_or((step, ""));
     let statement = match verb {
@@ -85,7 +85,7 @@ fn step(cluster: &mut Cluster, nodes: &[&str], authority: &str, step: &str) {
     cluster.say(&format!("{authority}: {verb} on {} nodes", nodes.len()));
 }
 
-/// Brings each node the reports of all others.
+/// Copies the report of each node to all others.
 fn report(cluster: &mut Cluster, nodes: &[&str], authority: &str) {
     for name in nodes {
         let node = cluster.node(name);
@@ -99,7 +99,7 @@ fn report(cluster: &mut Cluster, nodes: &[&str], authority: &str) {
     }
 }
 
-/// What section 8 of the runbook has done between the first two steps.
+/// Runs the commands of the runbook's section 8 between the first two steps.
 fn publish(cluster: &mut Cluster) {
     cluster.node("cp1").done(&runbook::block(8, 0));
     cluster.until("each ConfigMap has the new CA", 120, |cluster| {

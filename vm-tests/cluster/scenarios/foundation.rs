@@ -9,7 +9,7 @@ pub(crate) fn first_node(cluster: &mut Cluster) {
     remove_super_admin(cluster.node("cp1"));
 }
 
-/// As `nodepki doctor` advises once kubeadm init is over.
+/// Removes super-admin.conf, as `nodepki doctor` advises after kubeadm init.
 pub(super) fn remove_super_admin(node: &mut Node) {
     node.done(
         "kubectl --kubeconfig /etc/kubernetes/admin.conf get nodes && rm /etc/kubernetes/super-admin.conf
@@ -24,7 +24,7 @@ pub(crate) fn join(cluster: &mut Cluster) {
     }
 }
 
-/// A smaller cluster's only further one.
+/// Joins the only further control-plane node of a smaller cluster.
 pub(crate) fn join_one(cluster: &mut Cluster) {
     cluster.join("cp2", Role::ControlPlane);
 }
@@ -33,18 +33,18 @@ pub(crate) fn worker(cluster: &mut Cluster) {
     join_after_cut(cluster, "w1", Role::Worker);
 }
 
-/// The power is cut in the middle of the node's bootstrap.
+/// Cuts the power in the middle of the node's bootstrap.
 fn join_after_cut(cluster: &mut Cluster, name: &'static str, role: Role) {
     cluster.boot_to_join_without_signer(name, role);
     match cluster.spec.signer {
-        // Its requests wait for the signer when the power is cut.
+        // At the power cut its requests wait for the signer.
         Signer::Directory => {
             let waits = "systemctl is-active -q containerd && ls /srv/nodepki/outbox/*.csr";
             cluster.node(name).machine.until(waits, 60);
             cluster.node(name).machine.cut();
             cluster.set_signer_away(false);
         }
-        // The wrapping token, which is good for one use, has just been used when the power is cut.
+        // At the power cut the wrapping token, which can be used once, has just been used.
         Signer::OpenBao => {
             let repeats = "systemctl is-active -q containerd && [ $(systemctl show -P NRestarts nodepki-bootstrap) -gt 0 ]";
             cluster.node(name).machine.until(repeats, 60);

@@ -1,4 +1,4 @@
-//! What certificates say, compared with kubeadm's, and whether clients of both IP families can verify them.
+//! Contents of certificates compared with kubeadm's, and verification by clients of both IP families.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::cluster::network::{ENDPOINT, FIRST_SERVICES, address, address_ipv6};
 use crate::cluster::node::Role;
 use crate::system::run;
 
-/// The certificates that kubeadm makes, below `pki`.
+/// The certificates of kubeadm, relative to `pki`.
 const CERTIFICATES: [&str; 7] = [
     "apiserver.crt",
     "apiserver-kubelet-client.crt",
@@ -26,11 +26,11 @@ const CERTIFICATES: [&str; 7] = [
     "etcd/healthcheck-client.crt",
 ];
 
-/// Compares each control-plane node's certificates with those that kubeadm makes for the same configuration; asks each API
-/// server over IPv6, from outside and from pods.
+/// Compares each control-plane node's certificates with those that kubeadm creates for the same configuration, and calls
+/// each API server over IPv6, from outside and from pods.
 pub(crate) fn as_kubeadm(cluster: &mut Cluster) {
     for name in cluster.names(Role::ControlPlane) {
-        let dir = made_by_kubeadm(cluster, name);
+        let dir = created_by_kubeadm(cluster, name);
         for certificate in CERTIFICATES {
             let path = format!("/etc/kubernetes/pki/{certificate}");
             let installed = content(&cluster.node(name).machine.path(&path));
@@ -59,8 +59,8 @@ pub(crate) fn as_kubeadm(cluster: &mut Cluster) {
     }
 }
 
-/// The folder of the certificates that the real kubeadm makes for a node, with CAs of its own.
-fn made_by_kubeadm(cluster: &Cluster, name: &'static str) -> std::path::PathBuf {
+/// The folder of the certificates that the real kubeadm creates for a node with its own CAs.
+fn created_by_kubeadm(cluster: &Cluster, name: &'static str) -> std::path::PathBuf {
     let dir = cluster
         .site
         .path(&format!("kubeadm-{}-{name}", cluster.spec.name));
@@ -86,7 +86,7 @@ fn made_by_kubeadm(cluster: &Cluster, name: &'static str) -> std::path::PathBuf 
     dir
 }
 
-/// Subject, names and usages of a certificate, in no order.
+/// Subject, names and usages of a certificate as a set.
 fn content(certificate: &Path) -> BTreeSet<String> {
     let extensions = "subjectAltName,keyUsage,extendedKeyUsage";
     let text = run(Command::new("openssl")
@@ -98,7 +98,7 @@ fn content(certificate: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Tokens are signed with a key of the cluster's algorithm, and each API server takes them.
+/// Asserts that tokens are signed with a key of the cluster's algorithm, and that each API server accepts them.
 fn service_account(cluster: &mut Cluster) {
     let servers = cluster.names(Role::ControlPlane);
     load::start_workload(cluster);
@@ -116,7 +116,7 @@ fn service_account(cluster: &mut Cluster) {
     }
 }
 
-/// Each API server by its IPv6 address and the name that clients know it by.
+/// Calls each API server by its IPv6 address under its endpoint name.
 fn over_ipv6(cluster: &mut Cluster) {
     for name in cluster.names(Role::ControlPlane) {
         let mut command = cluster.kubectl_command(name);
@@ -127,7 +127,7 @@ fn over_ipv6(cluster: &mut Cluster) {
     cluster.say("each API server is verified over IPv6");
 }
 
-/// The API servers behind a service with the first IPv6 service address, from the workload's pod on each node.
+/// Calls the API servers through a service with an IPv6 address, from the workload's pod on each node.
 fn from_pods(cluster: &mut Cluster) {
     let servers = cluster.names(Role::ControlPlane);
     let endpoints: Vec<_> = servers

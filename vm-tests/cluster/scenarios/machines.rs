@@ -1,4 +1,4 @@
-//! Machines that are lost, begun anew, or off for so long that everything has expired.
+//! Machines that are lost, set up again, or off until all their certificates have expired.
 
 use std::fs;
 use std::path::Path;
@@ -13,13 +13,13 @@ use crate::cluster::{Cluster, runbook, shell};
 use crate::machine::Machine;
 use crate::system::run;
 
-/// A control-plane node is lost, and a new machine comes under its name.
+/// Loses a control-plane node, and boots a new machine with its name.
 pub(crate) fn replaced(cluster: &mut Cluster) {
     cluster.lose("cp3");
     cluster.join("cp3", Role::ControlPlane);
 }
 
-/// `kubeadm reset`, and the same machine joins again at its next boot.
+/// Runs `kubeadm reset`, and lets the same machine join again at its next boot.
 pub(crate) fn reset(cluster: &mut Cluster) {
     let node = cluster.node("cp3");
     node.done("kubeadm reset --force 2>&1");
@@ -32,8 +32,8 @@ pub(crate) fn reset(cluster: &mut Cluster) {
     cluster.say("cp3 has joined again after kubeadm reset");
 }
 
-/// Every certificate on every machine has expired while they were off. One is rescued offline, by the runbook; the others
-/// by what runs at each boot, once the signer answers.
+/// Lets every certificate on every machine expire while they are off. One machine is rescued offline by the runbook; the
+/// others recover at their boot, once the signer answers.
 pub(crate) fn expired(cluster: &mut Cluster) {
     for node in &mut cluster.nodes {
         node.machine.cut();
@@ -86,7 +86,7 @@ pub(crate) fn expired(cluster: &mut Cluster) {
     }
 }
 
-/// Puts an expired certificate for the same key in the place of each below a folder, and returns how many.
+/// Replaces each certificate below a folder by an expired one for the same key, and returns their number.
 fn expire(folder: &Path, authorities: &CertificateAuthorities) -> usize {
     let mut expired = 0;
     for entry in fs::read_dir(folder).unwrap() {

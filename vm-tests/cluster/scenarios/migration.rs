@@ -1,4 +1,4 @@
-//! A cluster that kubeadm made, with its own CAs: their keys leave the nodes, come back, and leave again.
+//! A cluster that kubeadm created with its own CAs: their keys leave the nodes, return, and leave again.
 
 use std::fs;
 
@@ -34,7 +34,7 @@ pub(crate) fn to_internal_and_back(cluster: &mut Cluster) {
     ));
     let serial = "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -serial";
     let before = node.done(serial);
-    // kubeadm signs again.
+    // kubeadm signs with the restored keys.
     node.done("kubeadm certs renew apiserver 2>&1");
     assert_ne!(node.done(serial), before);
     node.done(&format!("rm {BACKUP}"));
@@ -43,10 +43,10 @@ pub(crate) fn to_internal_and_back(cluster: &mut Cluster) {
 
 fn migrate(cluster: &mut Cluster, name: &str) {
     let node = cluster.node(name);
-    // As the message of the first look says.
-    let look = node.machine.run("nodepki migrate to-external");
-    assert_eq!(look.status, 65, "{look:?}");
-    assert!(look.said.contains("cluster-signing"), "{}", look.said);
+    // The message of the first report asks for this change.
+    let report = node.machine.run("nodepki migrate to-external");
+    assert_eq!(report.status, 65, "{report:?}");
+    assert!(report.said.contains("cluster-signing"), "{}", report.said);
     node.done(
         "sed -i -E 's/(--cluster-signing-(cert|key)-file)=.*/\\1=/' /etc/kubernetes/manifests/kube-controller-manager.yaml",
     );
@@ -61,5 +61,5 @@ fn migrate(cluster: &mut Cluster, name: &str) {
     if ran.status == 75 {
         node.machine.until(&apply, 120);
     }
-    cluster.say(&format!("{name} has no CA keys any more"));
+    cluster.say(&format!("{name} has no CA keys"));
 }

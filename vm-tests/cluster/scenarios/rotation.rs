@@ -1,4 +1,4 @@
-//! Renewals: of everything at once on all nodes, and of what restarts components again and again.
+//! Renewals of all certificates on all nodes at once, and repeated renewals that restart components.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use crate::cluster::Cluster;
 use crate::cluster::load::Load;
 use crate::machine::Machine;
 
-/// Restarts of components that [`restarts`] makes at least.
-const RESTARTS: usize = 50;
+/// Minimum number of component restarts in [`restarts`].
+const MIN_RESTARTS: usize = 50;
 
-/// Everything on all nodes at the same time, with clients at each API server.
+/// Renews everything on all nodes at the same time, with clients at each API server.
 pub(crate) fn under_load(cluster: &mut Cluster) {
     let load = Load::start(cluster);
     let before = cluster.signed();
@@ -20,14 +20,13 @@ pub(crate) fn under_load(cluster: &mut Cluster) {
     load.finish(cluster);
 }
 
-/// `nodepki renew --all --force` on all nodes at the same time, until nothing waits any more.
+/// Runs `nodepki renew --all --force` on all nodes at the same time, until nothing is pending.
 pub(super) fn renew_everywhere(cluster: &mut Cluster) {
     let names: Vec<_> = cluster.nodes.iter().map(|node| node.name).collect();
     cluster.finish(&names, "nodepki renew --all --force", "nodepki renew");
 }
 
-/// The power of a node goes while it has the Lease. The other nodes take their turns without it, and it finishes after its
-/// boot.
+/// Cuts the power of the node that holds the Lease. The other nodes proceed without it, and it completes after its boot.
 pub(crate) fn cut_in_lease(cluster: &mut Cluster) {
     let start = "systemd-run --quiet nodepki renew --all --force";
     cluster.node("cp2").done(start);
@@ -36,7 +35,7 @@ pub(crate) fn cut_in_lease(cluster: &mut Cluster) {
             "get lease --namespace kube-system nodepki-reload -o jsonpath={.spec.holderIdentity}";
         match cluster.kubectl("cp1", holder)? {
             holder if holder.starts_with("cp2") => Ok(()),
-            holder => Err(format!("{holder:?} has it")),
+            holder => Err(format!("{holder:?} holds the Lease")),
         }
     });
     sleep(Duration::from_secs(3));
@@ -52,12 +51,11 @@ pub(crate) fn cut_in_lease(cluster: &mut Cluster) {
     cluster.finish(&["cp2"], "nodepki renew", "nodepki renew");
 }
 
-/// Restarts kube-controller-manager, kube-scheduler and the kubelet by renewals, with no pause between: none may be rolled
-/// back.
+/// Restarts kube-controller-manager, kube-scheduler and the kubelet by renewals without a pause: none may be rolled back.
 pub(crate) fn restarts(cluster: &mut Cluster) {
     let (mut restarts, mut renewals) = (0, 0);
     let mut slowest = Duration::ZERO;
-    while restarts < RESTARTS {
+    while restarts < MIN_RESTARTS {
         let begin = Instant::now();
         let ran = cluster.node("cp1").machine.run(
             "nodepki renew --force --name controller-manager.conf,scheduler.conf,kubelet.conf",

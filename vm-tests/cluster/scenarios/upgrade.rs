@@ -1,10 +1,10 @@
-//! `kubeadm upgrade` of a whole cluster, node by node, and section 7 of the runbook after it on each.
+//! `kubeadm upgrade` of a whole cluster, node by node, followed by section 7 of the runbook on each.
 
 use crate::cluster::node::Role;
 use crate::cluster::{Cluster, runbook, site};
 use crate::machine::Machine;
 
-/// From the minor release before.
+/// Upgrades from the previous minor release.
 pub(crate) fn to_current(cluster: &mut Cluster) {
     upgrade(cluster, site::CURRENT);
 }
@@ -24,7 +24,7 @@ fn upgrade(cluster: &mut Cluster, version: &str) {
             std::fs::copy(site.program(program, version), to).unwrap();
         }
         node.done("/usr/local/sbin/load-images && install /run/tests/kubeadm /usr/bin/kubeadm");
-        // Where the user data have a ClusterConfiguration, section 7 has that changed.
+        // If the user data contain a ClusterConfiguration, section 7 requires changing it.
         node.done(&format!(
             "sed -i 's/^kubernetesVersion: .*/kubernetesVersion: {version}/' /etc/nodepki/kubeadm.yaml"
         ));

@@ -1,4 +1,4 @@
-//! Every release of Kubernetes that is supported: its kubeadm accepts what nodepki has made, its kubelet works with it.
+//! Every supported release of Kubernetes: its kubeadm accepts the files of nodepki, and its kubelet works with them.
 
 use crate::cluster::node::Role;
 use crate::cluster::site::{CURRENT, OLDEST};
@@ -9,7 +9,7 @@ const VERSIONS: [&str; 6] = [OLDEST, "v1.32.4", "v1.33.4", "v1.34.2", "v1.35.1",
 
 const SUMS: &str = "cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort";
 
-/// Of a node that has its PKI and no cluster; no image is pulled.
+/// Commands on a first node that has its PKI and no cluster; no image is pulled.
 const INIT: &str = "
     set -e
     sed -i 's/^nodeRegistration:/&\\n  imagePullPolicy: Never/' /etc/nodepki/kubeadm.yaml
@@ -23,14 +23,14 @@ const JOIN: &str = "
     sed -i 's/^nodeRegistration:/&\\n  imagePullPolicy: Never/' /var/lib/nodepki/kubeadm-join.yaml
     kubeadm join phase preflight --config /var/lib/nodepki/kubeadm-join.yaml 2>&1";
 
-/// In a cluster of the current release.
+/// Runs the nodes in a cluster of the current release.
 pub(crate) fn all(cluster: &mut Cluster) {
     for version in VERSIONS {
         let first = user_data::first(cluster, version, "cp4");
-        accepts(cluster, version, first, INIT);
+        assert_accepts(cluster, version, first, INIT);
         let secrets = cluster.secrets();
         let join = user_data::join(cluster, "cp4", Role::ControlPlane, &secrets);
-        accepts(cluster, version, join, JOIN);
+        assert_accepts(cluster, version, join, JOIN);
 
         let worker = user_data::join(cluster, "w2", Role::Worker, &secrets);
         cluster.boot_with(version, "w2", Role::Worker, worker);
@@ -49,8 +49,8 @@ pub(crate) fn all(cluster: &mut Cluster) {
     }
 }
 
-/// kubeadm's commands end with 0 on a machine that has its PKI, and change none of it.
-fn accepts(cluster: &mut Cluster, version: &str, user_data: String, commands: &str) {
+/// Asserts that kubeadm's commands succeed on a machine that has its PKI, and change no file of it.
+fn assert_accepts(cluster: &mut Cluster, version: &str, user_data: String, commands: &str) {
     let user_data = user_data::bootstrap_only(user_data);
     cluster.boot_with(version, "cp4", Role::ControlPlane, user_data);
     let node = cluster.node("cp4");

@@ -1,5 +1,5 @@
-//! A real etcd on the node, with the certificates that the node was given, and the daemon. Ten months go by: the daemon
-//! wakes, renews, and etcd serves the new certificate without having been restarted.
+//! A real etcd on the node with the node's certificates, and the daemon. After ten months the daemon wakes and renews, and
+//! etcd serves the new certificate without a restart.
 
 use crate::bench::Bench;
 use crate::machine::Machine;
@@ -23,7 +23,7 @@ pub(crate) fn run(bench: &Bench) {
     assert_eq!(old, machine.done(ON_DISK));
     let process = machine.done("systemctl show -P MainPID etcd-node.service");
 
-    // The one without the other: with both, who comes first would renew.
+    // The daemon without the timer: otherwise either of them could renew first.
     machine.done(
         "systemctl disable -q --now nodepki-renew.timer; systemctl enable -q --now nodepki.service",
     );

@@ -1,4 +1,4 @@
-//! The user data of `cloud-init/` for a first node, unchanged but for the pins: what must be true when the boot is over.
+//! The user data of `cloud-init/` for a first node, unchanged except for the pins, and the state after the boot.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::seed::Signer;
 pub(crate) fn in_a_container(bench: &Bench) {
     let mut machine = bench.container(Signer::Cfssl, "");
     machine.boot();
-    // `date -s` in the shell would set the clock of the machine outside.
+    // `date -s` in the shell would set the host's clock.
     let capabilities = machine.done("sed -n 's/^CapEff:\\s*//p' /proc/self/status");
     let capabilities = u64::from_str_radix(capabilities.trim(), 16).unwrap();
     assert_eq!(capabilities >> 25 & 1, 0, "a container with CAP_SYS_TIME");
@@ -22,7 +22,7 @@ pub(crate) fn in_a_container(bench: &Bench) {
     machine.boot();
     machine.well();
     let after = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
-    assert_eq!(before, after, "the second boot changed something");
+    assert_eq!(before, after, "the second boot changed a file");
     machine.power_off();
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn emulated(bench: &Bench) {
     let mut machine = bench.emulated(Signer::Cfssl, "");
     machine.boot();
     first_boot(&mut machine);
-    // What containers may not have, the kernel of this machine does: Landlock. Where it is whole nothing is said of it.
+    // A container may lack Landlock, the kernel of this machine has it: with full confinement nothing is logged.
     let unconfined =
         machine.run("journalctl -q -b -o cat -u nodepki-bootstrap.service -g confined");
     assert_eq!(unconfined.said, "");
@@ -43,39 +43,39 @@ fn first_boot(machine: &mut impl Machine) {
     machine
         .done("systemctl is-active nodepki-bootstrap.service kubelet.service nodepki-renew.timer");
 
-    // systemd's own clock, which nothing sets.
+    // systemd's monotonic clock, which is never set.
     let at = |machine: &mut _, unit: &str, what: &str| -> u64 {
         let command = format!("systemctl show -P {what}TimestampMonotonic {unit}");
         Machine::done(machine, &command).trim().parse().unwrap()
     };
-    let whole = at(machine, "nodepki-bootstrap.service", "ExecMainExit");
+    let complete = at(machine, "nodepki-bootstrap.service", "ExecMainExit");
     let kubelet = at(machine, "kubelet.service", "ExecMainStart");
     assert!(
-        whole > 0 && whole < kubelet,
-        "whole at {whole} µs, the kubelet at {kubelet} µs"
+        complete > 0 && complete < kubelet,
+        "complete at {complete} µs, the kubelet starts at {kubelet} µs"
     );
     let starts = machine.done("systemctl show -P NRestarts kubelet.service");
     assert_eq!(
         starts.trim(),
         "0",
-        "the kubelet found something missing at its first start"
+        "the kubelet found an incomplete PKI at its first start"
     );
 
     let keys =
         machine.done("find /etc/kubernetes \\( -name ca.key -o -name front-proxy-ca.key \\)");
-    assert_eq!(keys, "", "a CA's key on the node");
+    assert_eq!(keys, "", "the node has a CA key");
     machine.done("nodepki doctor");
     machine.run("systemctl start nodepki-renew.service");
     let condition = machine.done("systemctl show -P Result nodepki-renew.service");
     assert_eq!(
         condition.trim(),
         "exec-condition",
-        "nothing is due on a new node"
+        "a certificate is due on a new node"
     );
     journal(machine);
 }
 
-/// The fields that `packaging/journald.md` promises, of every certificate that was issued.
+/// Asserts the fields that `packaging/journald.md` documents, for every issued certificate.
 fn journal(machine: &mut impl Machine) {
     let issued = machine
         .done("journalctl -q -o json -t nodepki MESSAGE_ID=109b7f12a5064b7c8f39e0847a9002b7");
@@ -118,6 +118,6 @@ fn journal(machine: &mut impl Machine) {
         machine.done("journalctl -q -x -t nodepki MESSAGE_ID=109b7f12a5064b7c8f39e0847a9002b7");
     assert!(
         explained.contains("Subject: Certificate apiserver was issued"),
-        "the catalogue is not there:\n{explained}"
+        "the catalogue is not installed:\n{explained}"
     );
 }

@@ -1,5 +1,5 @@
-//! There is no room for what a renewal writes. What serves is not touched, the reason is told, and once there is room the
-//! same renewal succeeds.
+//! A renewal on a full disk: valid certificates are not touched, the reason is reported, and the same renewal succeeds once
+//! there is room.
 
 use crate::bench::Bench;
 use crate::machine::Machine;
@@ -12,22 +12,22 @@ pub(crate) fn run(bench: &Bench) {
     machine.well();
     machine.done(include_str!("../drift.sh"));
     let before = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
-    // To the last block, however small what is written.
+    // Fill the last block too.
     machine.run("for size in 1M 4k 1; do dd if=/dev/zero of=/filler-$size bs=$size; done; sync");
     let free = machine.done("df --output=avail / | tail -n 1");
     assert_eq!(free.trim(), "0");
 
-    // A fault of the machine fails the unit, although the certificates are valid for months. The journal has no room
-    // either for the reason.
+    // A fault of the machine fails the unit, although the certificates are valid for months. The journal has no room for
+    // the reason either.
     machine.run("systemctl start nodepki-renew.service");
     let status = machine.done("systemctl show --property=ExecMainStatus nodepki-renew.service");
     assert_eq!(status.trim(), "ExecMainStatus=75");
     let said = machine.run("nodepki renew").said;
     assert!(said.contains("has room for 0 bytes"), "{said}");
     let after = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
-    assert_eq!(before, after, "a full disk has changed something");
+    assert_eq!(before, after, "a file changed on a full disk");
 
-    // The node boots and serves as it is, full as it is.
+    // The node boots and serves with a full disk.
     machine.cut();
     machine.boot();
     machine.node_up();

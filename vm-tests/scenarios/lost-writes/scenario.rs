@@ -1,5 +1,5 @@
-//! The power goes at each flush of a bootstrap and a renewal, with half of what no flush had covered. The next run ends well,
-//! and everything fits. A certificate that had been there is the old one or the new one, never a third, and so is its key.
+//! Power cuts at each flush of a bootstrap and a renewal, with half of the uncovered writes. The next run succeeds, and all
+//! pairs match. A certificate that existed before is the old one or the new one, never a third, and so is its key.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::writes::Recording;
 
 pub(crate) fn run(bench: &Bench) {
     let recording = Recording::make(&bench.system().installed("usr/bin/nodepki"));
-    // Both are whole: the next run would say so otherwise.
+    // Both states are complete: otherwise the next run would fail.
     let (old, new) = (recording.sums(1), recording.sums(2));
     let mut during = [0; 3];
     let mut mixed = BTreeSet::new();
@@ -21,7 +21,7 @@ pub(crate) fn run(bench: &Bench) {
         let is_of = |generation: &BTreeSet<String>, name: &str| {
             let end = format!("  ./{name}");
             let line = cut.sums.iter().find(|line| line.ends_with(&end));
-            generation.contains(line.unwrap_or_else(|| panic!("{name} is not there")))
+            generation.contains(line.unwrap_or_else(|| panic!("{name} is missing")))
         };
         for line in &cut.sums {
             let (_, name) = line.split_once("  ./").unwrap();
@@ -35,7 +35,7 @@ pub(crate) fn run(bench: &Bench) {
             {
                 assert!(
                     was && is_of(&old, &key) || is && is_of(&new, &key),
-                    "{name} beside another's key"
+                    "{name} and its key are of different generations"
                 );
             }
         }

@@ -1,5 +1,5 @@
-//! The package on a node that runs: upgraded, removed, purged. What the administrator wrote stays as long as the package
-//! does, the daemon goes on with the new program, and the node's PKI outlives them all.
+//! The package on a running node: upgraded, removed and purged. The administrator's changes are kept until the purge, the
+//! daemon continues with the new program, and the node's PKI is never removed.
 
 use crate::bench::Bench;
 use crate::machine::Machine;

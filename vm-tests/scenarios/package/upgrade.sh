@@ -1,4 +1,4 @@
-# The next version of the package that is installed, which brings another example of the settings.
+# Installs the next version of the installed package, with other default settings.
 set -euo pipefail
 dpkg-deb -R /root/nodepki.deb /root/next
 sed -i 's/^Version: .*/Version: 9.0-1/' /root/next/DEBIAN/control

@@ -1,5 +1,5 @@
-//! The signer is a person who takes longer than the machine stays on. The power is cut while requests wait; after the next
-//! boot the same requests wait, with the same keys, and what is then signed is installed.
+//! A signer that answers by hand after the machine was off. The power is cut while requests are pending; after the next
+//! boot the same requests are pending with the same keys, and the certificates are then installed.
 
 use crate::bench::Bench;
 use crate::machine::Machine;
@@ -7,7 +7,7 @@ use crate::seed::Signer;
 
 pub(crate) fn run(bench: &Bench) {
     let mut machine = bench.container(Signer::Directory, "");
-    // What the administrator mounts there.
+    // The administrator mounts this folder.
     machine.put(
         "/srv/nodepki/README",
         "requests go out, certificates come in\n",
@@ -23,13 +23,13 @@ pub(crate) fn run(bench: &Bench) {
     assert_eq!(
         before,
         requests(&mut machine),
-        "other requests than before the cut"
+        "the requests changed after the cut"
     );
 
     machine.done(include_str!("sign.sh"));
     machine.node_up();
     machine.well();
-    // The request of the API server was made before the cut, and its key is the one that serves now.
+    // The API server's request precedes the cut, and its key is now served.
     let key = |file: &str| format!("openssl {file} -noout -pubkey");
     let served = machine.done(&key("x509 -in /etc/kubernetes/pki/apiserver.crt"));
     let requested = machine.done(&key("req -in /root/apiserver.csr"));

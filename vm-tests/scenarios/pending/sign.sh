@@ -1,4 +1,4 @@
-# What the person does who signs: OpenSSL, and each answer put in place whole.
+# Signs the requests by hand with OpenSSL, and moves each answer into place atomically.
 set -euo pipefail
 cd /srv/nodepki
 mkdir -p inbox

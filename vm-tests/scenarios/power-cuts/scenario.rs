@@ -1,5 +1,5 @@
-//! The same as in containers, with a kernel and a disk that lose power: QEMU is killed, NODEPKI_VM_CUTS times in all, and
-//! what comes up after that is whole.
+//! The cuts of the container scenarios with a kernel and a disk that lose power: QEMU is killed, NODEPKI_VM_CUTS times in
+//! all, and the node is complete afterwards.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::seed::Signer;
 
-use super::bootstrap_cuts::LAST;
+use super::bootstrap_cuts::LAST_FILE;
 use super::renewal_cuts::renew_and_cut;
 
-/// Less than a bootstrap with RSA keys takes, emulated.
-const WITHIN: Duration = Duration::from_secs(6);
-/// One in so many cuts has to meet nodepki at work; there are more until they have.
-const MET: u32 = 4;
+/// Less than the duration of an emulated bootstrap with RSA keys.
+const MAX_DELAY: Duration = Duration::from_secs(6);
+/// One in this many cuts must interrupt nodepki; further cuts are made until that is reached.
+const CUTS_PER_INTERRUPTED: u32 = 4;
 
-/// Of a bootstrap, and of a renewal; at least one of each.
+/// Number of cuts of a bootstrap and of a renewal; at least one of each.
 fn cuts() -> [u32; 2] {
     let all: u32 = std::env::var("NODEPKI_VM_CUTS").map_or(20, |cuts| {
         let number = cuts.parse();
@@ -30,40 +30,41 @@ fn cuts() -> [u32; 2] {
     [bootstraps, all - bootstraps]
 }
 
-/// One machine after the other, until there were enough cuts; each loses its power again and again until it is whole.
+/// Boots new machines until there were enough cuts; each one is cut repeatedly until it is complete.
 pub(crate) fn bootstrap(bench: &Bench) {
     let mut dice = Dice::new(bench);
     let [wanted, _] = cuts();
-    let (mut cuts, mut at_work) = (0, 0);
-    let enough = |cuts, at_work| cuts >= wanted && at_work >= wanted.div_ceil(MET);
-    while !enough(cuts, at_work) {
+    let (mut cuts, mut interrupted) = (0, 0);
+    let enough =
+        |cuts, interrupted| cuts >= wanted && interrupted >= wanted.div_ceil(CUTS_PER_INTERRUPTED);
+    while !enough(cuts, interrupted) {
         assert!(
             cuts < 3 * wanted,
-            "the cuts come too late: {at_work} of {cuts} met nodepki at work"
+            "the cuts come too late: {interrupted} of {cuts} interrupted nodepki"
         );
         let user_data = include_str!("../bootstrap-cuts/user-data.yaml");
         let mut machine = bench.emulated(Signer::Cfssl, user_data);
         machine.boot();
-        while !enough(cuts, at_work) && !is_whole(&mut machine) {
+        while !enough(cuts, interrupted) && !is_complete(&mut machine) {
             machine.until(
                 "systemctl show -P ActiveState nodepki-bootstrap | grep -qE '^activ'",
                 60,
             );
-            dice.wait(WITHIN);
+            dice.wait(MAX_DELAY);
             machine.cut();
             cuts += 1;
             machine.boot();
-            at_work += u32::from(!is_whole(&mut machine));
+            interrupted += u32::from(!is_complete(&mut machine));
         }
         machine.node_up();
         machine.well();
     }
-    bench.say(&format!("{at_work} of {cuts} cuts met nodepki at work"));
+    bench.say(&format!("{interrupted} of {cuts} cuts interrupted nodepki"));
 }
 
-/// The shell is there before cloud-init is.
-fn is_whole(machine: &mut impl Machine) -> bool {
-    machine.run(&format!("test -e {LAST}")).status == 0
+/// Whether the bootstrap is complete. The shell is available before cloud-init runs.
+fn is_complete(machine: &mut impl Machine) -> bool {
+    machine.run(&format!("test -e {LAST_FILE}")).status == 0
 }
 
 pub(crate) fn renewal(bench: &Bench) {
@@ -72,5 +73,10 @@ pub(crate) fn renewal(bench: &Bench) {
     machine.node_up();
     machine.well();
     let [_, wanted] = cuts();
-    renew_and_cut(bench, &mut machine, wanted, wanted.div_ceil(MET));
+    renew_and_cut(
+        bench,
+        &mut machine,
+        wanted,
+        wanted.div_ceil(CUTS_PER_INTERRUPTED),
+    );
 }

@@ -1,5 +1,5 @@
-//! /etc is mounted read-only when a renewal is due. Nothing is changed, the unit says so by its exit status, and what it
-//! says names the way out; once /etc can be written the renewal succeeds.
+//! A renewal while /etc is mounted read-only: no file changes, the unit exits with the documented status, and the message
+//! names the fix; once /etc is writable the renewal succeeds.
 
 use crate::bench::Bench;
 use crate::machine::Machine;
@@ -22,7 +22,7 @@ pub(crate) fn run(bench: &Bench) {
     let after = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
     assert_eq!(before, after);
 
-    // Not unmounted: a file of /etc may be open.
+    // Remounted, not unmounted: a file of /etc may be open.
     machine.done("mount -o remount,bind,rw /etc && touch /etc/written");
     machine.done("systemctl start nodepki-renew.service");
     let key = machine.done("openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -text");

@@ -1,5 +1,5 @@
-//! The pin in the user data is another CA's. Nothing is installed, nobody tries for ever, and whoever asks cloud-init is
-//! told that the node has failed.
+//! User data with the pin of another CA: nothing is installed, the unit does not retry, and cloud-init reports that the
+//! node has failed.
 
 use crate::bench::Bench;
 use crate::machine::Machine;
@@ -15,16 +15,16 @@ pub(crate) fn run(bench: &Bench) {
     assert_eq!(
         state.trim(),
         "failed",
-        "65 is for a person, not for another try"
+        "status 65 needs manual action and must not be retried"
     );
     let installed = machine.done("find /etc/kubernetes -type f");
     assert_eq!(
         installed, "",
-        "installed under a CA that is not the pinned one"
+        "files were installed under a CA that is not pinned"
     );
     let status = machine.run("cloud-init status --long");
     assert!(status.said.contains("status: error"), "{}", status.said);
-    // kubeadm was not run, and the reason is where a person would look.
+    // kubeadm was not run, and cloud-init's log contains the reason.
     assert_eq!(
         machine.run("test -e /etc/kubernetes/kubeadm.done").status,
         1

@@ -1,5 +1,5 @@
-//! The power is cut in the middle of renewals, again and again on one node. After each the next boot has every certificate
-//! beside its own key, and finishes what was begun.
+//! Repeated power cuts during renewals on one node. After each, the next boot has every certificate with its own key, and
+//! completes the renewal.
 
 use std::time::Instant;
 
@@ -9,33 +9,38 @@ use crate::machine::Machine;
 use crate::seed::Signer;
 
 const CUTS: u32 = 6;
-const MET: u32 = 2;
+const MIN_INTERRUPTED: u32 = 2;
 
 pub(crate) fn run(bench: &Bench) {
     let mut machine = bench.container(Signer::Cfssl, "");
     machine.boot();
     machine.node_up();
     machine.well();
-    renew_and_cut(bench, &mut machine, CUTS, MET);
+    renew_and_cut(bench, &mut machine, CUTS, MIN_INTERRUPTED);
 }
 
-/// On a node that is up; it is up afterwards. Luck decides what a cut meets: there are more than `wanted` until `met` of
-/// them have left something for the next boot to finish.
-pub(crate) fn renew_and_cut(bench: &Bench, machine: &mut impl Machine, wanted: u32, met: u32) {
+/// Cuts the power during renewals of a complete node, which is complete afterwards. A cut may come too late, so further
+/// cuts are made beyond `wanted` until `min_unfinished` of them have left work for the next boot.
+pub(crate) fn renew_and_cut(
+    bench: &Bench,
+    machine: &mut impl Machine,
+    wanted: u32,
+    min_unfinished: u32,
+) {
     let mut dice = Dice::new(bench);
     let (mut cuts, mut unfinished) = (0, 0);
-    want(machine, "P384");
+    configure_curve(machine, "P384");
     let begin = Instant::now();
     machine.done("systemctl start nodepki-renew.service");
     let takes = begin.elapsed();
-    while cuts < wanted || unfinished < met {
+    while cuts < wanted || unfinished < min_unfinished {
         assert!(
             cuts < 3 * wanted,
-            "the cuts come too late: {unfinished} of {cuts} met a renewal"
+            "the cuts come too late: {unfinished} of {cuts} interrupted a renewal"
         );
         let curve = ["P256", "P384"][cuts as usize % 2];
         let before = serials(machine);
-        want(machine, curve);
+        configure_curve(machine, curve);
         machine.done("sync");
         machine.done("systemctl start --no-block nodepki-renew.service");
         dice.wait(takes);
@@ -43,7 +48,7 @@ pub(crate) fn renew_and_cut(bench: &Bench, machine: &mut impl Machine, wanted: u
         cuts += 1;
         machine.boot();
         machine.node_up();
-        // What the stand-in of the kubelet cannot know: that it goes on to where it was to go.
+        // The kubelet's replacement does not check that the renewal reaches the configured curve.
         let curve = curve.replace('P', "P-");
         machine.until(
             &format!(
@@ -62,12 +67,12 @@ pub(crate) fn renew_and_cut(bench: &Bench, machine: &mut impl Machine, wanted: u
     }
     machine.well();
     bench.say(&format!(
-        "{unfinished} of {cuts} renewals, {takes:.1?} each, were still to be done after the cut"
+        "{unfinished} of {cuts} renewals, {takes:.1?} each, were incomplete after the cut"
     ));
 }
 
-/// Makes everything due: its keys are to be on another curve.
-fn want(machine: &mut impl Machine, curve: &str) {
+/// Makes everything due by configuring another curve.
+fn configure_curve(machine: &mut impl Machine, curve: &str) {
     let settings = format!(
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
          pki: {{defaults: {{key: {{algorithm: ECDSA, ecdsa: {{curve: {curve}}}}}}}}}"
@@ -75,7 +80,7 @@ fn want(machine: &mut impl Machine, curve: &str) {
     machine.done(&format!(
         "echo '{settings}' >/etc/nodepki/config.d/90-keys.yaml"
     ));
-    // What was issued within the hour is left alone, as far as nodepki remembers.
+    // Without the record, recently issued certificates have no cool-down.
     machine.done("rm /var/lib/nodepki/issued.json");
 }
 

@@ -1,5 +1,5 @@
-//! Nobody answers while the node boots. The boot goes on, the kubelet finds nothing half, and once the signer is there the
-//! node gets its PKI without anybody's help.
+//! A signer that is unreachable during the boot: the boot continues, the kubelet finds no partial PKI, and the node gets
+//! its PKI without manual action once the signer answers.
 
 use crate::bench::Bench;
 use crate::machine::Machine;
@@ -14,7 +14,7 @@ pub(crate) fn run(bench: &Bench) {
         30,
     );
     machine.until("systemctl is-active multi-user.target", 30);
-    // systemd waits before it tries again, instead of giving up.
+    // systemd retries after a delay instead of giving up.
     let state = machine.done("systemctl show -P ActiveState nodepki-bootstrap.service");
     assert_eq!(state.trim(), "activating");
     assert_ne!(
@@ -22,7 +22,7 @@ pub(crate) fn run(bench: &Bench) {
         "failed"
     );
     let leaves = machine.done("find /etc/kubernetes -name '*.crt' -o -name '*.conf'");
-    assert_eq!(leaves, "", "half a PKI");
+    assert_eq!(leaves, "", "a part of the PKI is installed");
     let status = machine.run("cloud-init status").said;
     assert!(status.contains("status: running"), "{status}");
 

@@ -1,5 +1,5 @@
-//! The clock is years behind when the machine boots, as without a battery. No certificate is asked for by such a clock;
-//! once somebody has set it the node gets its PKI, by the right time.
+//! A clock that is years behind at the boot, as without a battery. No certificate is requested with it; once the clock is
+//! set, the node gets its PKI with correct times.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ pub(crate) fn run(bench: &Bench) {
     let leaves = machine.done("find /etc/kubernetes -name '*.crt' -newer /proc/1; ls /etc/kubernetes/pki 2>/dev/null || true");
     assert!(
         !leaves.contains("apiserver.crt"),
-        "issued by a wrong clock: {leaves}"
+        "issued with a wrong clock: {leaves}"
     );
     let active = machine
         .run("systemctl is-active nodepki-bootstrap.service")
