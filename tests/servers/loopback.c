@@ -1,4 +1,4 @@
-// estserver listens on every address and has no option against that. Preloaded, this makes it loopback.
+// estserver listens on every address and has no option to change that. This library, preloaded, binds it to loopback.
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>

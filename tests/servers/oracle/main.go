@@ -1,15 +1,15 @@
-// The oracle says what Go's crypto/x509 and crypto/tls make of a certificate: it reads one case per line from standard
+// The oracle reports how Go's crypto/x509 and crypto/tls judge a certificate: it reads one case per line from standard
 // input, as JSON, and writes one verdict per line to standard output.
 //
-// A case is what would be on a node's disk. The verdict has an empty string for each part that works and Go's error for
+// A case contains the files of a node. The verdict has an empty string for each part that succeeds and Go's error for
 // each that does not:
 //
 //	bundle      every certificate of ca.crt, as k8s.io/client-go/util/cert.ParseCertsPEM reads it
 //	chain       every certificate of the certificate file
 //	pair        tls.X509KeyPair, as every component loads its files
 //	verify      the path to ca.crt for each usage, with each name
-//	handshake   where it is asked for, TLS between two Go programs: as a server under the first name, and as a client of
-//	            a server that demands a certificate
+//	handshake   on request, TLS between two Go programs: as a server under the first name, and as a client of a server
+//	            that demands a certificate
 package main
 
 import (
@@ -40,7 +40,7 @@ type request struct {
 	Usages      []string `json:"usages"`
 	Names       []string `json:"names"`
 	Time        int64    `json:"time"`
-	// Whether to try a handshake, which takes longer than everything else.
+	// Whether to try a handshake, which takes longer than all other parts.
 	Handshake bool `json:"handshake"`
 }
 
@@ -174,7 +174,7 @@ func verify(one request, chain []*x509.Certificate, roots *x509.CertPool, at tim
 	return nil
 }
 
-// serve lets a client that trusts roots connect to a server with this pair.
+// serve connects a client that trusts roots to a server with this pair.
 func serve(pair tls.Certificate, roots *x509.CertPool, name string, at time.Time) error {
 	clock := func() time.Time { return at }
 	return handshake(
@@ -183,7 +183,7 @@ func serve(pair tls.Certificate, roots *x509.CertPool, name string, at time.Time
 	)
 }
 
-// connect lets a client with this pair connect to a server that trusts roots for clients.
+// connect connects a client with this pair to a server that trusts roots for clients.
 func connect(pair tls.Certificate, roots *x509.CertPool, at time.Time) error {
 	clock := func() time.Time { return at }
 	return handshake(
@@ -225,7 +225,7 @@ func handshake(server, client *tls.Config) error {
 	defer connection.Close()
 	connection.SetDeadline(time.Now().Add(20 * time.Second))
 	session := tls.Client(connection, client)
-	// In TLS 1.3 the client learns of the server's refusal when it reads.
+	// In TLS 1.3 the client receives the server's refusal at its first read.
 	if err = session.Handshake(); err == nil {
 		_, err = session.Read(make([]byte, 1))
 	}

@@ -1,5 +1,5 @@
-// cert-manager-controllers runs those of cert-manager's controllers in one namespace that sign with a CA issuer, and
-// the one that approves CertificateRequests. cert-manager's own program lives in a module that no proxy has.
+// cert-manager-controllers runs, in one namespace, the controllers of cert-manager that sign with a CA issuer, and the
+// one that approves CertificateRequests. cert-manager's own program is in a module that no module proxy has.
 package main
 
 import (

@@ -1,7 +1,7 @@
-// Does with Cluster API's own code what its controllers do with a cluster's objects:
+// cluster-api runs the code of Cluster API's controllers on a cluster's objects:
 //
 //	cluster-api secrets KUBECONFIG NAMESPACE CLUSTER
-//	    reads the cluster's Secrets; a line for each use that is made of them, with `ok` or Cluster API's own error
+//	    reads the cluster's Secrets; prints a line for each use of them, with `ok` or Cluster API's own error
 //	cluster-api userdata KUBECONFIG NAMESPACE CLUSTER init|join HOST:PORT
 //	    prints the user data of a control-plane node of the KubeadmControlPlane of the same name
 package main
@@ -53,7 +53,7 @@ func main() {
 }
 
 func secrets(ctx context.Context, api client.Client, cluster client.ObjectKey) {
-	// KubeadmControlPlane, and the KubeadmConfig of the first node.
+	// As KubeadmControlPlane, and the KubeadmConfig of the first node.
 	certificates := secret.NewCertificatesForInitialControlPlane(nil)
 	err := certificates.Lookup(ctx, api, cluster)
 	for _, purpose := range []secret.Purpose{secret.ClusterCA, secret.EtcdCA, secret.FrontProxyCA} {
@@ -67,7 +67,7 @@ func secrets(ctx context.Context, api client.Client, cluster client.ObjectKey) {
 	}
 	say("init", err)
 
-	// The KubeadmConfig of a worker, and for the same authority that of a further control-plane node.
+	// As the KubeadmConfig of a worker, and for the same authority that of a further control-plane node.
 	certificates = secret.NewCertificatesForWorker("")
 	err = certificates.Lookup(ctx, api, cluster)
 	if err == nil {
@@ -75,7 +75,7 @@ func secrets(ctx context.Context, api client.Client, cluster client.ObjectKey) {
 	}
 	say("join", err)
 
-	// KubeadmControlPlane and the cluster cache.
+	// As KubeadmControlPlane and the cluster cache.
 	text, err := kubeconfig.FromSecret(ctx, api, cluster)
 	if err == nil {
 		_, err = clientcmd.RESTConfigFromKubeConfig(text)
@@ -93,7 +93,7 @@ func secrets(ctx context.Context, api client.Client, cluster client.ObjectKey) {
 	}
 	say("kubeconfig", err)
 
-	// KubeadmControlPlane, where the etcd CA's key is not there.
+	// As KubeadmControlPlane without the key of the etcd CA.
 	etcd, err := secret.Get(ctx, api, cluster, secret.EtcdCA)
 	if err == nil && etcd.Data[secret.TLSKeyDataName] != nil {
 		err = errors.New("the etcd CA's key would be used")
@@ -155,7 +155,7 @@ func userdata(ctx context.Context, api client.Client, cluster client.ObjectKey, 
 		certificates := secret.NewControlPlaneJoinCerts(&spec.ClusterConfiguration)
 		must(certificates.Lookup(ctx, api, cluster))
 		must(present(certificates))
-		// As the controller does, with a token of its own.
+		// As the controller does, with a new token.
 		hashes, err := certificates.GetByPurpose(secret.ClusterCA).Hashes()
 		must(err)
 		join := &spec.JoinConfiguration
@@ -176,7 +176,7 @@ func userdata(ctx context.Context, api client.Client, cluster client.ObjectKey, 
 	must(err)
 }
 
-// present leaves out what the controller would have made by now: the service-account pair.
+// present omits the service-account pair, which the controller would have created by now.
 func present(certificates secret.Certificates) error {
 	for _, found := range certificates {
 		if found.KeyPair == nil && found.Purpose != secret.ServiceAccount {

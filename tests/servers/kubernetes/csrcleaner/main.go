@@ -1,6 +1,6 @@
-// csrcleaner runs the controller of kube-controller-manager that removes old CertificateSigningRequests, over
-// everything that is there. In kube-controller-manager itself the first round starts before the cache is filled and
-// sees nothing; the next one comes an hour later.
+// csrcleaner runs the controller of kube-controller-manager that removes old CertificateSigningRequests on all existing
+// objects. In kube-controller-manager itself the first round starts before the cache is filled, so that it finds none, and
+// the next round starts an hour later.
 package main
 
 import (
