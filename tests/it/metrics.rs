@@ -175,7 +175,7 @@ fn counts_unreachable_signer_by_error_class() {
     let node = node();
     node.signer_does("apiserver", "unreachable");
     let ran = node.ask();
-    assert_ne!(ran.code, Some(0), "{}", ran.exchange());
+    assert_ne!(ran.code, Some(0), "{}", ran.said());
     let page = samples(&node.read(TEXTFILE));
     assert!(sum(&page, "nodepki_signer_errors_total", &["signer=\"s\""]) >= 1.0);
     let failed = ["certificate_name=\"apiserver\"", "result=\"failure\""];
