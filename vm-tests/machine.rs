@@ -45,8 +45,8 @@ pub(crate) trait Machine {
     fn run(&mut self, command: &str) -> Ran {
         self.shell().run(command)
     }
+
     /// Runs a command that must succeed, and returns its output.
-    /// What a command printed that must end with 0.
     fn done(&mut self, command: &str) -> String {
         let ran = self.run(command);
         assert!(

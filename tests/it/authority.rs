@@ -12,7 +12,7 @@ use nodepki::x509::{Certificate, CertificateAuthority, KeyAlgorithm, PrivateKey,
 use serde_json::Value;
 
 use crate::kubeadm;
-use crate::node::{INIT, JOIN, Node, Ran};
+use crate::node::{INIT, JOIN, Node, Ran, SHARED_FILES};
 use crate::signing::{now, openssl, write_secret};
 
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -343,13 +343,7 @@ fn requires_reports_that_show_other_nodes_ready() {
     fs::remove_dir_all(second.ca()).unwrap();
     kubeadm::copy_tree(&first.outside(""), &second.outside("first"));
     fs::rename(second.outside("first/ca"), second.ca()).unwrap();
-    for file in [
-        "ca.crt",
-        "etcd/ca.crt",
-        "front-proxy-ca.crt",
-        "sa.key",
-        "sa.pub",
-    ] {
+    for file in SHARED_FILES {
         let path = format!("/etc/kubernetes/pki/{file}");
         second.write(&path, fs::read(first.path(&path)).unwrap());
     }

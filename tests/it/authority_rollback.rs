@@ -11,13 +11,10 @@ use serde_json::{Value, json};
 
 use crate::authority::{KUBECONFIGS, new_key, self_signed, trusted_in};
 use crate::node::{NODEPKI, Ran};
-use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT};
-use crate::servers::static_pods::StaticPods;
+use crate::reload::{CONTROLLERS, Plane, RESTART_RECORD, SCHEDULER};
+use crate::servers::cluster::{Authorities, ClusterNode};
 
-const CONTROLLERS: &str = "kube-controller-manager";
-const SCHEDULER: &str = "kube-scheduler";
 const NO_FILE: [&str; 0] = [];
-const RESTART_RECORD: &str = "/var/lib/nodepki/restarts.json";
 const NEW_CA: &str = "/var/new.crt";
 /// Hook that restarts the component named by its argument, and fails if [`BROKEN_COMPONENTS`] has a file of that name.
 const RESTART_HOOK: &str = "/etc/nodepki/restart";
@@ -25,33 +22,14 @@ const RESTART_HOOK: &str = "/etc/nodepki/restart";
 const ETCD_CA_COPY: &str = "/var/etcd-ca.crt";
 const BROKEN_COMPONENTS: &str = "/var/broken";
 
-struct Plane {
-    cluster: Cluster,
-    pods: StaticPods,
-}
-
 impl Plane {
-    fn start() -> Self {
-        let cluster = Cluster::start(Authorities::External);
-        let node = cluster.first();
-        node.write("/run/kubeadm/kubeadm.yaml", INIT);
-        let pods = StaticPods::of(node);
-        let plane = Plane { cluster, pods };
+    /// Starts a control plane without CA keys.
+    fn with_external_authorities() -> Self {
+        let signers = "signers: {own: {directory: {path: /var/requests}}}\nauthorities: {ca: {signer: own}, etcd-ca: {signer: own}, front-proxy-ca: {signer: own}}\n";
+        let plane = Plane::of(Authorities::External, signers);
         // Long enough for a restart on a busy machine; a component with a wrong server address uses all of it.
         plane.configure("  timeout: 40s\n");
         plane
-    }
-
-    fn node(&self) -> &ClusterNode {
-        self.cluster.first()
-    }
-
-    /// Writes the settings, with further keys of the block `reload`.
-    fn configure(&self, reload: &str) {
-        let text = format!(
-            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {{own: {{directory: {{path: /var/requests}}}}}}\nauthorities: {{ca: {{signer: own}}, etcd-ca: {{signer: own}}, front-proxy-ca: {{signer: own}}}}\nreload:\n  lease: {{duration: 10s}}\n{reload}"
-        );
-        self.node().write("/etc/nodepki/config.yaml", &text);
     }
 
     /// Configures [`RESTART_HOOK`] for these components.
@@ -121,7 +99,7 @@ impl Plane {
         assert!(self.node().path(RESTART_RECORD).exists());
     }
 
-    fn renew(&self) -> Ran {
+    fn renew_due(&self) -> Ran {
         self.node().nodepki(&["renew", "--clock-wait", "0s"])
     }
 
@@ -158,10 +136,6 @@ impl Plane {
     fn trusted(&self) -> [usize; 5] {
         KUBECONFIGS.map(|name| trusted_by(self.node(), name).len())
     }
-
-    fn restarts(&self) -> [usize; 4] {
-        [CONTROLLERS, SCHEDULER, "kube-apiserver", "etcd"].map(|name| self.pods.restarts(name))
-    }
 }
 
 fn trusted_by(node: &ClusterNode, name: CertName) -> Vec<Certificate> {
@@ -180,7 +154,7 @@ fn point_to_missing_api_server(node: &ClusterNode, name: CertName) {
 
 #[test]
 fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
-    let (plane, ca) = (Plane::start(), Authority::Ca);
+    let (plane, ca) = (Plane::with_external_authorities(), Authority::Ca);
     plane.make_new(ca, new_key());
     let before = plane.trust_files();
 
@@ -227,7 +201,7 @@ fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
         .says("kube-scheduler rolled back: did not come back with the new scheduler.conf");
     assert_eq!(plane.restarts(), [5, 2, 0, 0]);
     plane
-        .renew()
+        .renew_due()
         .ended(65)
         .row_says(CONTROLLERS, "was restarted for ca");
     assert_eq!(plane.restarts(), [6, 2, 0, 0]);
@@ -237,13 +211,13 @@ fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
     assert_eq!(plane.restarts(), [6, 3, 0, 0]);
     assert_eq!(plane.changed_files(&before), NO_FILE);
     assert!(!plane.node().path(RESTART_RECORD).exists());
-    plane.renew().done();
+    plane.renew_due().done();
 }
 
 #[test]
 fn rolls_back_stage_and_retire_of_etcd_ca_if_api_server_fails() {
     const API_SERVER: &str = "kube-apiserver";
-    let (plane, etcd) = (Plane::start(), Authority::EtcdCa);
+    let (plane, etcd) = (Plane::with_external_authorities(), Authority::EtcdCa);
     plane.hook(&[API_SERVER]);
     let key = fs::read(plane.cluster.authorities().join("etcd/ca.key")).unwrap();
     plane.make_new(etcd, PrivateKey::from_pem(&key).unwrap());
@@ -260,7 +234,7 @@ fn rolls_back_stage_and_retire_of_etcd_ca_if_api_server_fails() {
     plane.repair_component(API_SERVER);
     // etcd runs with the file that was rolled back.
     plane
-        .renew()
+        .renew_due()
         .ended(65)
         .row_says("etcd", "was restarted for etcd-ca");
     assert_eq!(plane.restarts(), [0, 0, 0, 2]);
@@ -278,7 +252,7 @@ fn rolls_back_stage_and_retire_of_etcd_ca_if_api_server_fails() {
     assert_eq!(plane.report(etcd)["phase"], "activated");
     assert_eq!(copy().as_ref(), Some(&left));
     plane.repair_component(API_SERVER);
-    plane.renew().ended(65);
+    plane.renew_due().ended(65);
     // The hook reads the file that was rolled back.
     assert_eq!(copy().as_ref(), Some(&activated["pki/etcd/ca.crt"]));
     plane.step("retire", etcd, &[]).done();

@@ -313,13 +313,7 @@ fn keeps_pending_requests_when_killed() {
 #[test]
 fn waits_while_another_run_holds_the_lock() {
     let node = Node::with_service_account();
-    node.signer_does("all", "hang");
-    let mut other = node
-        .ask_command("60s")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut other = node.start_hanging_run("all");
     wait_for(|| !node.submissions().is_empty());
     let mut daemon = Daemon::start(&node, None);
     daemon.wait_for_notification("READY=1");

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::process::Stdio;
 
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::process::failpoint;
@@ -380,13 +379,7 @@ fn reports_disk_faults_and_loses_nothing() {
 #[test]
 fn keeps_keys_of_a_run_killed_while_its_signer_hangs() {
     let node = Node::new();
-    node.signer_does("etcd-peer", "hang");
-    let mut run = node
-        .ask_command("60s")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut run = node.start_hanging_run("etcd-peer");
     wait_until(|| node.keys_seen().len() == EVERYTHING.len());
     run.kill().unwrap();
     run.wait().unwrap();

@@ -54,9 +54,7 @@ fn assert_repaired(node: &Node, name: CertName, words: &[&str]) -> Ran {
     }
     node.assert_sound(&EVERYTHING);
     assert_eq!(before, keys(node), "the other keys change");
-    let settled = node.etc();
-    node.bootstrap().done();
-    settled.unchanged(&node.etc());
+    node.assert_bootstrap_changes_nothing();
     ran
 }
 
@@ -428,9 +426,7 @@ fn keeps_administrator_additions_in_kubeconfig() {
         .replace("    server: ", "    proxy-url: http://proxy.example.com:3128\n    server: ")
         + "preferences: {colors: true}\nextensions: [{name: mine, extension: {a: 1}}]\n";
     node.write(path, &edited);
-    let before = node.etc();
-    node.bootstrap().done();
-    before.unchanged(&node.etc());
+    node.assert_bootstrap_changes_nothing();
     // A new endpoint and a new certificate keep all of them.
     node.configure(&INIT.replace("api.example.com", "other.example.com"));
     node.bootstrap().done().row_says("admin.conf", "rewritten");
@@ -516,9 +512,7 @@ fn rewrites_pkcs8_keys_and_keeps_them() {
             "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n{pem}"
         ),
     );
-    let before = node.etc();
-    node.bootstrap().done();
-    before.unchanged(&node.etc());
+    node.assert_bootstrap_changes_nothing();
 }
 
 #[test]
@@ -634,9 +628,7 @@ fn never_writes_through_symbolic_links() {
     node.remove(path);
     symlink(inside, node.path(path)).unwrap();
     // A link inside the root is read.
-    let before = node.etc();
-    node.bootstrap().done();
-    before.unchanged(&node.etc());
+    node.assert_bootstrap_changes_nothing();
     // It is not replaced.
     node.write(inside, "");
     let words = format!(

@@ -108,12 +108,8 @@ fn refuses_hostname_override_that_differs_from_the_node_name() {
         "hostname-override \"node-7\" differs from the node name \"cp1\": the Node object gets one name, the \
          certificates the other",
     );
-    let (chain, _) = node.leaf(CertName::KubeletConf).unwrap();
     assert!(
-        chain
-            .leaf()
-            .subject()
-            .to_string()
+        node.subject(CertName::KubeletConf)
             .contains("system:node:cp1")
     );
 }
@@ -343,13 +339,7 @@ fn reissues_torn_pair() {
 #[test]
 fn second_run_waits_or_names_the_first() {
     let node = Node::new();
-    node.signer_does("etcd-peer", "hang");
-    let mut first = node
-        .ask_command("60s")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut first = node.start_hanging_run("etcd-peer");
     wait_until(|| node.submissions().contains_key("etcd-peer"));
     let second = node.ask();
     second.ended(75).says(&format!(

@@ -33,9 +33,7 @@ fn assert_refuses(node: &Node, slot: &str, modes: &[(&str, &str)]) {
     }
     // A key whose request was answered wrongly is never requested again.
     assert_eq!(node.keys_seen()[slot].len(), first + modes.len());
-    node.signer_behaves();
-    node.ask().done();
-    node.assert_sound(&EVERYTHING);
+    node.assert_completes();
 }
 
 #[test]
@@ -116,9 +114,7 @@ fn leaves_new_node_empty_after_wrong_answers() {
             ran.row_says(name.as_str(), "refused");
         }
         before.unchanged(&node.etc());
-        node.signer_behaves();
-        node.ask().done();
-        node.assert_sound(&EVERYTHING);
+        node.assert_completes();
     }
 }
 
@@ -332,9 +328,7 @@ fn resumes_pending_request_with_its_key() {
     before.unchanged(&node.etc());
     node.ask().ended(75);
     let requested = node.keys_seen();
-    node.signer_behaves();
-    node.ask().done();
-    node.assert_sound(&EVERYTHING);
+    node.assert_completes();
     assert_eq!(node.keys_seen(), requested);
     for name in EVERYTHING {
         assert_eq!(
@@ -440,9 +434,7 @@ fn ends_0_in_an_outage_while_certificates_are_valid() {
     ran.ended(69)
         .says("nodepki: signer of ca: exec:/bin/bash asks to be tried again (exit code 75)");
     assert_eq!(ran.stderr.lines().count(), 1, "repeated: {}", ran.stderr);
-    node.signer_behaves();
-    node.ask().done();
-    node.assert_sound(&EVERYTHING);
+    node.assert_completes();
 }
 
 #[test]
@@ -490,9 +482,7 @@ fn installs_certificates_of_one_authority_together() {
         for name in &etcd {
             assert!(node.leaf(*name).is_none(), "{name}");
         }
-        node.signer_behaves();
-        node.ask().done();
-        node.assert_sound(&EVERYTHING);
+        node.assert_completes();
         for (slot, keys) in node.keys_seen() {
             assert_eq!(keys.len(), 1, "{slot}");
         }
@@ -830,9 +820,7 @@ fn imports_tree_of_kubeadm_with_its_keys() {
         before == crate::signing::tree(&tree),
         "the second import replaced files"
     );
-    let settled = node.etc();
-    node.bootstrap().done();
-    settled.unchanged(&node.etc());
+    node.assert_bootstrap_changes_nothing();
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn reboot(node: &Node) {
     fs::remove_dir_all(node.path("/run")).unwrap();
 }
 
-fn subject(node: &Node, name: CertName) -> String {
+fn requested_subject(node: &Node, name: CertName) -> String {
     let pem = fs::read(node.path(PENDING).join(name.as_str()).join("request.csr")).unwrap();
     let shown = openssl(&["req", "-noout", "-subject", "-nameopt", "RFC2253"], &pem);
     String::from_utf8(shown).unwrap().trim().to_owned()
@@ -72,7 +72,7 @@ fn keeps_identity_of_pending_requests_without_kubeadm_file() {
     assert_eq!(node.mode(IDENTITY_RECORD), 0o600);
     let before = requests(&node);
     assert_eq!(
-        subject(&node, CertName::KubeletConf),
+        requested_subject(&node, CertName::KubeletConf),
         "subject=CN=system:node:cp1,O=system:nodes"
     );
     reboot(&node);
@@ -126,8 +126,7 @@ fn keeps_identity_while_one_authority_is_pending() {
         node.signer_behaves();
         run(&node, &["bootstrap"]).done();
         for name in [CertName::EtcdServer, CertName::EtcdPeer] {
-            let (chain, _) = node.leaf(name).unwrap();
-            assert_eq!(chain.leaf().subject().to_string(), "CN=cp1", "{slow}");
+            assert_eq!(node.subject(name), "CN=cp1", "{slow}");
         }
         // Nothing is pending any longer, and the node's own files determine its identity.
         node.write(
@@ -170,7 +169,7 @@ fn keeps_identity_when_killed_before_first_commit() {
             .ended(75)
             .says_not("system:node:debian");
         assert_eq!(
-            subject(&node, CertName::KubeletConf),
+            requested_subject(&node, CertName::KubeletConf),
             "subject=CN=system:node:cp1,O=system:nodes"
         );
     }
@@ -190,8 +189,7 @@ fn keeps_role_of_pending_joining_node() {
     node.signer_behaves();
     run(&node, &["bootstrap"]).done();
     assert!(!node.path("/etc/kubernetes/super-admin.conf").exists());
-    let (chain, _) = node.leaf(CertName::EtcdServer).unwrap();
-    assert_eq!(chain.leaf().subject().to_string(), "CN=cp2");
+    assert_eq!(node.subject(CertName::EtcdServer), "CN=cp2");
 }
 
 #[test]
@@ -318,12 +316,8 @@ fn accepts_other_identity_after_reset_without_pending_requests() {
         .replace("192.0.2.11", "192.0.2.99");
     node.write(KUBEADM_FILE, other);
     run(&node, &["bootstrap"]).done();
-    let (chain, _) = node.leaf(CertName::KubeletConf).unwrap();
     assert!(
-        chain
-            .leaf()
-            .subject()
-            .to_string()
+        node.subject(CertName::KubeletConf)
             .contains("system:node:cp7")
     );
 }
@@ -380,12 +374,8 @@ fn completes_accepted_changes_without_options() {
     assert_eq!(before, requests(&node));
     node.signer_behaves();
     run(&node, &["bootstrap"]).done();
-    let (chain, _) = node.leaf(CertName::KubeletConf).unwrap();
     assert!(
-        chain
-            .leaf()
-            .subject()
-            .to_string()
+        node.subject(CertName::KubeletConf)
             .contains("system:node:cp7")
     );
 }
@@ -445,12 +435,8 @@ fn refuses_kubelet_conf_of_another_node() {
         &["renew", "--node-name", "cp1", "--accept-name-change"],
     )
     .done();
-    let (chain, _) = node.leaf(CertName::KubeletConf).unwrap();
     assert!(
-        chain
-            .leaf()
-            .subject()
-            .to_string()
+        node.subject(CertName::KubeletConf)
             .contains("system:node:cp1")
     );
     run(&node, &["renew"]).done().says_not("disagree");

@@ -11,7 +11,7 @@ use nodepki::kube::names::CertName;
 use serde_json::{Value, json};
 
 use crate::kubeadm::{accepts_external_ca, copy_tree};
-use crate::node::Snapshot;
+use crate::node::{Ran, SHARED_FILES, Snapshot};
 use crate::servers::Server;
 use crate::servers::cluster::{
     AUTHORITY_KEYS, Authorities, Caller, Cluster, ClusterNode, ENDPOINT, TOKEN, cluster, wait_until,
@@ -125,13 +125,7 @@ pub(crate) fn prepare(cluster: &Cluster, node: &ClusterNode) {
     let with_key = format!("{SETTINGS}join: {{certificateKey: {key_file}}}\n");
     node.write("/etc/nodepki/config.yaml", &with_key);
     bootstrap(node, &cluster.authorities());
-    for file in [
-        "ca.crt",
-        "etcd/ca.crt",
-        "front-proxy-ca.crt",
-        "sa.key",
-        "sa.pub",
-    ] {
+    for file in SHARED_FILES {
         let [first, own] = [cluster.first(), node].map(|node| fs::read(node.pki(file)).unwrap());
         assert_eq!(own, first, "{file}");
     }
@@ -333,27 +327,21 @@ fn assert_serves(cluster: &Cluster, node: &ClusterNode) {
     }
 }
 
+/// Sends a request to an etcd server with the health-check client's certificate of a node.
+pub(crate) fn post_to_etcd(node: &ClusterNode, url: &str, body: &str) -> Ran {
+    let [ca, certificate, key] = ["ca.crt", "healthcheck-client.crt", "healthcheck-client.key"]
+        .map(|file| format!("/etc/kubernetes/pki/etcd/{file}"));
+    let mut arguments = vec!["--silent", "--show-error", "--fail", "--cacert", &ca];
+    arguments.extend(["--cert", &certificate, "--key", &key, "--data", body, url]);
+    node.run("curl", &arguments)
+}
+
 /// Asserts that both members vote, and that each is healthy for a client of the other node.
 fn assert_etcd_has_both(cluster: &Cluster, node: &ClusterNode) {
     for (from, to) in [(cluster.first(), node), (node, cluster.first())] {
         let etcd = |path: &str, body: &str| -> Value {
-            let ran = from.run(
-                "curl",
-                &[
-                    "--silent",
-                    "--show-error",
-                    "--fail",
-                    "--cacert",
-                    "/etc/kubernetes/pki/etcd/ca.crt",
-                    "--cert",
-                    "/etc/kubernetes/pki/etcd/healthcheck-client.crt",
-                    "--key",
-                    "/etc/kubernetes/pki/etcd/healthcheck-client.key",
-                    "--data",
-                    body,
-                    &format!("https://{}:2379{path}", to.address()),
-                ],
-            );
+            let url = format!("https://{}:2379{path}", to.address());
+            let ran = post_to_etcd(from, &url, body);
             ran.done();
             serde_json::from_str(&ran.stdout).unwrap()
         };

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::kubeadm;
 use crate::machine::openssl;
-use crate::node::{Ran, Snapshot};
+use crate::node::{Ran, SHARED_FILES, Snapshot};
 use crate::servers::cluster::{
     AUTHORITY_KEYS, Authorities, Cluster, ClusterNode, ENDPOINT, INIT, TOKEN, cluster,
 };
@@ -57,6 +57,12 @@ fn shared_key() -> &'static str {
 
 fn with_key(key: &str) -> String {
     format!("  certificateKey: '{key}'\n")
+}
+
+/// Writes a JoinConfiguration with the certificate key of the shared cluster.
+fn write_configuration(cluster: &Cluster, node: &ClusterNode) {
+    let config = join(cluster, node, &with_key(shared_key()));
+    node.write(JOIN_CONFIGURATION, &config);
 }
 
 /// The files of a node below /etc and in the state directory.
@@ -125,13 +131,7 @@ fn takes_everything_from_the_cluster_and_keeps_ca_keys_in_memory() {
         .says_not(TOKEN);
     assert_no_ca_key(cluster, &node);
     let first = cluster.first();
-    for file in [
-        "ca.crt",
-        "front-proxy-ca.crt",
-        "etcd/ca.crt",
-        "sa.key",
-        "sa.pub",
-    ] {
+    for file in SHARED_FILES {
         let path = format!("/etc/kubernetes/pki/{file}");
         assert_eq!(
             fs::read_to_string(node.path(&path)).unwrap(),
@@ -178,10 +178,7 @@ fn takes_everything_from_the_cluster_and_keeps_ca_keys_in_memory() {
 fn leaves_files_with_which_kubeadm_join_proceeds() {
     let cluster = cluster();
     let node = cluster.add_node("cp22", "192.0.2.22");
-    node.write(
-        JOIN_CONFIGURATION,
-        &join(cluster, &node, &with_key(shared_key())),
-    );
+    write_configuration(cluster, &node);
     bootstrap(&node).done();
     let handover = node.path("/var/lib/nodepki/kubeadm-join.yaml");
     let text = fs::read_to_string(&handover).unwrap();
@@ -256,10 +253,7 @@ fn writes_ca_keys_where_the_settings_require_them() {
 fn prefers_external_signer_to_ca_keys_of_the_cluster() {
     let cluster = cluster();
     let node = cluster.add_node("cp24", "192.0.2.24");
-    node.write(
-        JOIN_CONFIGURATION,
-        &join(cluster, &node, &with_key(shared_key())),
-    );
+    write_configuration(cluster, &node);
     // A CA of another cluster: the refusal of its certificates shows that it was asked.
     let others = crate::machine::Authorities::new("ECDSA-P256");
     let ran = node.nodepki(&["bootstrap", "--signer", &others.signer()]);
@@ -324,10 +318,7 @@ fn names_what_is_missing_without_the_certificate_key() {
 fn refuses_and_keeps_files_that_differ_from_the_cluster() {
     let cluster = cluster();
     let node = cluster.add_node("cp27", "192.0.2.27");
-    node.write(
-        JOIN_CONFIGURATION,
-        &join(cluster, &node, &with_key(shared_key())),
-    );
+    write_configuration(cluster, &node);
     let others = crate::machine::Authorities::new("ECDSA-P256");
     let foreign = fs::read_to_string(others.dir().join("etcd/ca.crt")).unwrap();
     node.write("/etc/kubernetes/pki/etcd/ca.crt", &foreign);
@@ -348,10 +339,7 @@ fn refuses_and_keeps_files_that_differ_from_the_cluster() {
         .says("/etc/kubernetes/pki/ca.crt is not the ca of the cluster");
     assert_eq!(snapshot(&node).0, before.0);
     fs::remove_file(node.path("/etc/kubernetes/pki/ca.crt")).unwrap();
-    node.write(
-        JOIN_CONFIGURATION,
-        &join(cluster, &node, &with_key(shared_key())),
-    );
+    write_configuration(cluster, &node);
 
     let own = fs::read_to_string(others.dir().join("ca.key")).unwrap();
     node.write("/etc/kubernetes/pki/sa.key", &own);
@@ -460,10 +448,7 @@ fn changes_nothing_on_damaged_secrets() {
 fn discards_configuration_of_another_cluster_after_reset() {
     let cluster = cluster();
     let node = cluster.add_node("cp29", "192.0.2.29");
-    node.write(
-        JOIN_CONFIGURATION,
-        &join(cluster, &node, &with_key(shared_key())),
-    );
+    write_configuration(cluster, &node);
     let kept = "/var/lib/nodepki/cluster-configuration.yaml";
     node.write(
         kept,
@@ -618,10 +603,7 @@ fn worker_joins_without_the_right_to_read_the_cluster_configuration() {
 fn prints_no_secret_in_messages_and_reports() {
     let cluster = cluster();
     let node = cluster.add_node("cp32", "192.0.2.32");
-    node.write(
-        JOIN_CONFIGURATION,
-        &join(cluster, &node, &with_key(shared_key())),
-    );
+    write_configuration(cluster, &node);
     let service_account = fs::read_to_string(cluster.first().pki("sa.key")).unwrap();
     let secret = service_account.lines().nth(1).unwrap();
     for arguments in [

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use nodepki::kube::kubeconfig::Kubeconfig;
@@ -331,6 +331,22 @@ impl Node {
         fs::create_dir(self.outside("how")).unwrap();
     }
 
+    /// Restores the plug-in signer, and asserts that the next run completes the node.
+    #[track_caller]
+    pub(crate) fn assert_completes(&self) {
+        self.signer_behaves();
+        self.ask().done();
+        self.assert_sound(&EVERYTHING);
+    }
+
+    /// Starts a run that does not end, since the plug-in signer hangs on `slot`.
+    pub(crate) fn start_hanging_run(&self, slot: &str) -> Child {
+        self.signer_does(slot, "hang");
+        let mut run = self.ask_command("60s");
+        run.stdout(Stdio::null()).stderr(Stdio::null());
+        run.spawn().unwrap()
+    }
+
     /// The calls of the plug-in signer, in order: verb, slot, request.
     pub(crate) fn exchanges(&self) -> Vec<(String, String, String)> {
         let log = fs::read_to_string(self.outside("log")).unwrap_or_default();
@@ -392,6 +408,11 @@ impl Node {
         ))
     }
 
+    /// The subject of an installed certificate.
+    pub(crate) fn subject(&self, name: CertName) -> String {
+        self.leaf(name).unwrap().0.leaf().subject().to_string()
+    }
+
     /// SHA-256 digest of the installed public key.
     pub(crate) fn key_in_place(&self, name: CertName) -> String {
         hex(&self.leaf(name).unwrap().1.public_key().sha256())
@@ -441,6 +462,14 @@ impl Node {
             arguments.extend(files.iter().map(String::as_str));
             openssl(&arguments, b"");
         }
+    }
+
+    /// Asserts that a bootstrap succeeds and changes nothing below `/etc`, not even a time.
+    #[track_caller]
+    pub(crate) fn assert_bootstrap_changes_nothing(&self) {
+        let before = self.etc();
+        self.bootstrap().done();
+        before.unchanged(&self.etc());
     }
 
     /// All files of the node.
@@ -654,6 +683,15 @@ fn read_in_root(root: &Path, on_node: &str) -> Option<Vec<u8>> {
             .to_vec(),
     )
 }
+
+/// The PKI files that all control-plane nodes share, except the CA keys.
+pub(crate) const SHARED_FILES: [&str; 5] = [
+    "ca.crt",
+    "front-proxy-ca.crt",
+    "etcd/ca.crt",
+    "sa.key",
+    "sa.pub",
+];
 
 /// Every certificate of a first stacked control-plane node.
 pub(crate) const EVERYTHING: [CertName; 12] = CertName::KUBEADM;

@@ -240,6 +240,19 @@ fn explains_stray_files() {
     );
 }
 
+/// Signs a CSR with the requested extensions, under the authority of this path without its extension.
+fn sign(csr: &Path, authority: &Path) -> Vec<u8> {
+    let [csr, ca, key] = [
+        csr,
+        &authority.with_extension("crt"),
+        &authority.with_extension("key"),
+    ]
+    .map(|path| path.to_str().unwrap());
+    let mut arguments = vec!["x509", "-req", "-copy_extensions", "copy"];
+    arguments.extend(["-in", csr, "-CA", ca, "-CAkey", key]);
+    openssl(&arguments, b"")
+}
+
 /// The tree that kubeadm creates, after it was signed by hand: `.crt` files next to the keys, and for kubeconfigs
 /// embedded (`pasted`) or in `.crt` files too.
 fn kubeadm_tree(dir: &Path, pasted: bool) -> Vec<Request> {
@@ -259,21 +272,7 @@ fn kubeadm_tree(dir: &Path, pasted: bool) -> Vec<Request> {
             let authority = ca.join(slot.authority().base_name());
             let csr = dir.join("csr");
             fs::write(&csr, request.csr.to_pem()).unwrap();
-            let crt = openssl(
-                &[
-                    "x509",
-                    "-req",
-                    "-copy_extensions",
-                    "copy",
-                    "-in",
-                    csr.to_str().unwrap(),
-                    "-CA",
-                    authority.with_extension("crt").to_str().unwrap(),
-                    "-CAkey",
-                    authority.with_extension("key").to_str().unwrap(),
-                ],
-                b"",
-            );
+            let crt = sign(&csr, &authority);
             if slot.is_kubeconfig() {
                 let mut conf = format!(
                     "apiVersion: v1\nkind: Config\nclusters:\n- name: kubernetes\n  cluster: {{server: 'https://192.0.2.1:6443'}}\nusers:\n- name: admin\n  user:\n    client-key-data: {}\n",
@@ -391,21 +390,7 @@ fn reads_tree_of_the_real_kubeadm() {
         };
         let beside = |extension: &str| PathBuf::from(format!("{}.{extension}", base.display()));
         let authority = ca.join(slot.authority().base_name());
-        let crt = openssl(
-            &[
-                "x509",
-                "-req",
-                "-copy_extensions",
-                "copy",
-                "-in",
-                beside("csr").to_str().unwrap(),
-                "-CA",
-                authority.with_extension("crt").to_str().unwrap(),
-                "-CAkey",
-                authority.with_extension("key").to_str().unwrap(),
-            ],
-            b"",
-        );
+        let crt = sign(&beside("csr"), &authority);
         if slot == CertName::AdminConf {
             // Embedded with kubectl's own field name.
             let conf = fs::read_to_string(&base).unwrap();

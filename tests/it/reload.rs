@@ -2,7 +2,6 @@
 //! are restarted once each, and the result is verified. Restarts are postponed or rolled back when required.
 
 use std::fs;
-
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -10,42 +9,56 @@ use base64::prelude::BASE64_STANDARD;
 use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use serde_json::{Value, json};
 
+use crate::join_control_plane::post_to_etcd;
 use crate::node::{NODEPKI, Ran};
 use crate::rotation_cluster::Daemon;
 use crate::servers::cluster::{Authorities, Cluster, ClusterNode, INIT, wait_until};
 use crate::servers::static_pods::StaticPods;
 use crate::signing::now;
 
-const CONTROLLERS: &str = "kube-controller-manager";
-const SCHEDULER: &str = "kube-scheduler";
-const RESTART_RECORD: &str = "/var/lib/nodepki/restarts.json";
+pub(crate) const CONTROLLERS: &str = "kube-controller-manager";
+pub(crate) const SCHEDULER: &str = "kube-scheduler";
+pub(crate) const RESTART_RECORD: &str = "/var/lib/nodepki/restarts.json";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 
-/// A control plane whose manifests are watched.
-struct Plane {
-    cluster: Cluster,
+/// A control plane whose static pods restart when their manifests change.
+pub(crate) struct Plane {
+    pub(crate) cluster: Cluster,
     pods: StaticPods,
+    signer: &'static str,
 }
 
 impl Plane {
-    fn start() -> Self {
-        let cluster = Cluster::start(Authorities::Internal);
+    /// Starts a control plane whose settings have the lines `signer` for signers and authorities.
+    pub(crate) fn of(authorities: Authorities, signer: &'static str) -> Self {
+        let cluster = Cluster::start(authorities);
         let node = cluster.first();
         node.write("/run/kubeadm/kubeadm.yaml", INIT);
         let pods = StaticPods::of(node);
-        let plane = Plane { cluster, pods };
+        let plane = Plane {
+            cluster,
+            pods,
+            signer,
+        };
         plane.configure("");
         plane
     }
 
-    fn node(&self) -> &ClusterNode {
+    /// Starts a control plane with its CA keys.
+    fn with_own_authorities() -> Self {
+        let signer = "signers: {own: {local: {directory: /etc/kubernetes/pki}}}\n";
+        Self::of(Authorities::Internal, signer)
+    }
+
+    pub(crate) fn node(&self) -> &ClusterNode {
         self.cluster.first()
     }
 
     /// Writes the settings, with further keys of the block `reload`.
-    fn configure(&self, reload: &str) {
+    pub(crate) fn configure(&self, reload: &str) {
         let text = format!(
-            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {{own: {{local: {{directory: /etc/kubernetes/pki}}}}}}\nreload:\n  lease: {{duration: 10s}}\n{reload}"
+            "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n{}reload:\n  lease: {{duration: 10s}}\n{reload}",
+            self.signer
         );
         self.node().write("/etc/nodepki/config.yaml", &text);
     }
@@ -74,7 +87,8 @@ impl Plane {
         assert!(self.node().path(RESTART_RECORD).exists());
     }
 
-    fn restarts(&self) -> [usize; 4] {
+    /// Number of restarts of the controllers, the scheduler, the API server and etcd.
+    pub(crate) fn restarts(&self) -> [usize; 4] {
         [CONTROLLERS, SCHEDULER, "kube-apiserver", "etcd"].map(|name| self.pods.restarts(name))
     }
 
@@ -94,7 +108,7 @@ impl Plane {
 
 #[test]
 fn restarts_non_reloading_components_once_and_only_when_safe() {
-    let plane = Plane::start();
+    let plane = Plane::with_own_authorities();
 
     // All certificates are renewed, two components restart, and the served certificates are verified.
     let ran = plane.renew(&["--all"]);
@@ -198,20 +212,9 @@ fn restarts_non_reloading_components_once_and_only_when_safe() {
     assert_eq!(plane.restarts()[..2], [2, 7]);
 
     // An unreachable member: etcd has lost its quorum, and nothing is changed.
-    let etcd = [
-        "--silent",
-        "--fail",
-        "--cacert",
-        "/etc/kubernetes/pki/etcd/ca.crt",
-        "--cert",
-        "/etc/kubernetes/pki/etcd/healthcheck-client.crt",
-        "--key",
-        "/etc/kubernetes/pki/etcd/healthcheck-client.key",
-        "--data",
-        r#"{"peerURLs": ["https://192.0.2.99:2380"]}"#,
-        "https://127.0.0.1:2379/v3/cluster/member/add",
-    ];
-    plane.node().run("curl", &etcd).done();
+    let url = "https://127.0.0.1:2379/v3/cluster/member/add";
+    let member = r#"{"peerURLs": ["https://192.0.2.99:2380"]}"#;
+    post_to_etcd(plane.node(), url, member).done();
     let ran = plane.renew(&["--name", "scheduler.conf"]);
     ran.ended(75)
         .row_says(SCHEDULER, "nothing was restarted, since ");
@@ -220,7 +223,7 @@ fn restarts_non_reloading_components_once_and_only_when_safe() {
 
 #[test]
 fn keeps_new_kubeconfig_if_former_one_has_expired() {
-    let plane = Plane::start();
+    let plane = Plane::with_own_authorities();
     plane.configure("  timeout: 5s\n");
     let former = with_expired_certificate(&plane.conf());
     plane.renew_killed("scheduler.conf");
@@ -267,7 +270,7 @@ fn with_expired_certificate(kubeconfig: &str) -> String {
 #[test]
 fn manual_commands_succeed_while_daemon_waits_for_lease_of_another_node() {
     const NEW: &str = "/etc/nodepki/new.crt";
-    let plane = Plane::start();
+    let plane = Plane::with_own_authorities();
     let node = plane.node();
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1",

@@ -114,6 +114,13 @@ impl Image {
         self.node.write(SETTINGS, format!("{head}{more}"));
     }
 
+    /// Writes settings of the image with a local signer in it.
+    fn use_local_signer(&self) {
+        self.settings(&format!(
+            "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
+        ));
+    }
+
     /// Writes a file of this machine that contains the secret.
     fn token(&self) -> PathBuf {
         self.node.outside("token")
@@ -595,9 +602,7 @@ impl Image {
 #[test]
 fn refuses_journal_that_names_other_places() {
     let image = Image::bootstrapped();
-    image.settings(&format!(
-        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
-    ));
+    image.use_local_signer();
     for path in [
         "/usr/bin/su",
         "/etc/cron.d/x",
@@ -618,9 +623,7 @@ fn refuses_journal_that_names_other_places() {
 #[test]
 fn refuses_journal_with_modes_that_no_certificate_has() {
     let image = Image::bootstrapped();
-    image.settings(&format!(
-        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
-    ));
+    image.use_local_signer();
     let path = "/etc/kubernetes/pki/apiserver.crt.new";
     for mode in [0o4755, 0o2755, 0o1644, 0o755, 0o4644, 0o100_644] {
         image.state("journal.json", &journal(path, mode));
@@ -632,9 +635,7 @@ fn refuses_journal_with_modes_that_no_certificate_has() {
 #[test]
 fn refuses_state_files_that_another_user_can_write() {
     let image = Image::bootstrapped();
-    image.settings(&format!(
-        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
-    ));
+    image.use_local_signer();
     image.state("journal.json", &journal("/etc/kubernetes/pki/x.crt", 0o644));
     image.node.set_mode(JOURNAL, 0o666);
     image.assert_refused("has mode 0666");
@@ -648,9 +649,7 @@ fn refuses_state_files_that_another_user_can_write() {
 #[test]
 fn refuses_damaged_journal_each_time_and_says_what_to_do() {
     let image = Image::bootstrapped();
-    image.settings(&format!(
-        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
-    ));
+    image.use_local_signer();
     image.state("journal.json", "{\"version\":1,");
     let path = image.path(JOURNAL).display().to_string();
     image.assert_refused(&path);
@@ -660,9 +659,7 @@ fn refuses_damaged_journal_each_time_and_says_what_to_do() {
 #[test]
 fn refuses_record_of_unfinished_files_in_other_directories() {
     let image = Image::bootstrapped();
-    image.settings(&format!(
-        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
-    ));
+    image.use_local_signer();
     let left = "/home/user/.nodepki-new.notes~";
     image.node.write(left, "mine");
     image.state("staging.json", "{\"directories\":[\"/home/user\"]}");
@@ -744,9 +741,7 @@ fn removes_only_dated_files_from_list_of_kubelet_certificates() {
 #[test]
 fn writes_lock_to_no_device_and_no_second_name_of_a_file() {
     let image = Image::bootstrapped();
-    image.settings(&format!(
-        "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n"
-    ));
+    image.use_local_signer();
     let lock = image.path("/var/lib/nodepki/lock");
     fs::remove_file(&lock).unwrap();
     let precious = image.node.outside("theirs").join("precious");
