@@ -240,7 +240,7 @@ impl Fleet {
             if self.outage.as_ref().is_some_and(|it| it.contains(&at)) {
                 next = Some(schedule::retry_at(Some(&node.life), &node.name, now));
                 open = Some(Open::Trouble {
-                    what: "nobody answers".to_owned(),
+                    what: "the signer is unreachable".to_owned(),
                     person: false,
                 });
             } else {

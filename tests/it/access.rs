@@ -18,8 +18,8 @@ fn change_owner(path: &Path, uid: u32) {
     chown(path, Some(uid), Some(uid)).unwrap();
 }
 
-fn set_mode(path: &Path, set_mode: u32) {
-    fs::set_permissions(path, fs::Permissions::from_mode(set_mode)).unwrap();
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
 // ---- Drop directory ----
@@ -247,7 +247,7 @@ fn refuses_export_to_directory_that_another_user_can_replace() {
         (
             "directory that anyone can write to",
             |dir| set_mode(dir, 0o777),
-            "set_mode 0777",
+            "mode 0777",
         ),
         (
             "parent of another user",
@@ -404,12 +404,12 @@ fn creates_key_of_root_in_place_of_an_empty_file_of_another_user() {
 #[test]
 fn refuses_key_in_directory_that_anyone_can_write_to() {
     let cases: &[(&str, Arrange, &str)] = &[
-        ("pki", |pki| set_mode(pki, 0o777), "set_mode 0777"),
+        ("pki", |pki| set_mode(pki, 0o777), "mode 0777"),
         ("pki", |pki| change_owner(pki, OTHER_USER), "user 4242"),
         (
             "",
             |pki| set_mode(pki.parent().unwrap(), 0o773),
-            "set_mode 0773",
+            "mode 0773",
         ),
         (
             "",
@@ -419,7 +419,7 @@ fn refuses_key_in_directory_that_anyone_can_write_to() {
         (
             "..",
             |pki| set_mode(pki.ancestors().nth(2).unwrap(), 0o757),
-            "set_mode 0757",
+            "mode 0757",
         ),
     ];
     for (culprit, arrange, words) in cases {
@@ -453,7 +453,7 @@ fn refuses_state_below_directory_that_anyone_can_write_to() {
     set_mode(&lib, 0o777);
     node.bootstrap()
         .ended(65)
-        .says("set_mode 0777, so that another user can change it (chmod go-w ");
+        .says("mode 0777, so that another user can change it (chmod go-w ");
     set_mode(&lib, 0o1777);
     node.bootstrap().done();
 }
@@ -467,7 +467,7 @@ fn warns_of_directories_of_services_and_groups_and_renews_in_them() {
                 chown(pki, Some(0), Some(4)).unwrap();
                 set_mode(pki, 0o775);
             },
-            "user 0 and group 4 with set_mode 0775",
+            "user 0 and group 4 with mode 0775",
         ),
     ];
     for (arrange, words) in cases {
@@ -523,7 +523,7 @@ fn refuses_settings_that_another_user_can_change() {
             check()
                 .ended(65)
                 .says(&format!(
-                    "{shown}: owned by user 4242 and group 4242 with set_mode "
+                    "{shown}: owned by user 4242 and group 4242 with mode "
                 ))
                 .says(&format!("(chown root:root {shown})"));
             change_owner(path, 0);
@@ -544,12 +544,12 @@ fn refuses_empty_fragment_directory_that_anyone_can_write_to() {
     set_mode(&node.path("/etc/nodepki/config.d"), 0o777);
     node.bootstrap()
         .ended(65)
-        .says("config.d: owned by user 0 and group 0 with set_mode 0777");
+        .says("config.d: owned by user 0 and group 0 with mode 0777");
     // `doctor` names the directory too.
     node.run(&["doctor"])
         .ended(65)
         .says("config-unusable")
-        .says("set_mode 0777");
+        .says("mode 0777");
 }
 
 #[test]
@@ -563,17 +563,11 @@ fn refuses_named_settings_that_another_user_can_change() {
         .says("chown root:root ");
     change_owner(&config, 0);
     set_mode(&config, 0o664);
-    node.ask()
-        .ended(65)
-        .says("set_mode 0664")
-        .says("chmod go-w ");
+    node.ask().ended(65).says("mode 0664").says("chmod go-w ");
     set_mode(&config, 0o644);
     let kubeadm = node.outside("kubeadm.yaml");
     set_mode(&kubeadm, 0o666);
-    node.ask()
-        .ended(65)
-        .says("set_mode 0666")
-        .says("chmod go-w ");
+    node.ask().ended(65).says("mode 0666").says("chmod go-w ");
     // The administrator's own file is accepted, as by kubeadm.
     set_mode(&kubeadm, 0o664);
     change_owner(&kubeadm, 1000);

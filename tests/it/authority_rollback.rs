@@ -65,7 +65,7 @@ impl Plane {
     }
 
     /// Creates the new CA certificate, which is a renewed one if `key` is the key of the old CA.
-    fn make_new(&self, authority: Authority, key: PrivateKey) {
+    fn create_new_ca(&self, authority: Authority, key: PrivateKey) {
         let bundle = self_signed(authority, key).bundle().to_pem();
         self.node().write(NEW_CA, &bundle);
     }
@@ -155,7 +155,7 @@ fn point_to_missing_api_server(node: &ClusterNode, name: CertName) {
 #[test]
 fn rolls_back_all_files_of_staged_ca_if_one_component_fails() {
     let (plane, ca) = (Plane::with_external_authorities(), Authority::Ca);
-    plane.make_new(ca, new_key());
+    plane.create_new_ca(ca, new_key());
     let before = plane.trust_files();
 
     // The component that is restarted first does not become ready.
@@ -220,7 +220,7 @@ fn rolls_back_stage_and_retire_of_etcd_ca_if_api_server_fails() {
     let (plane, etcd) = (Plane::with_external_authorities(), Authority::EtcdCa);
     plane.hook(&[API_SERVER]);
     let key = fs::read(plane.cluster.authorities().join("etcd/ca.key")).unwrap();
-    plane.make_new(etcd, PrivateKey::from_pem(&key).unwrap());
+    plane.create_new_ca(etcd, PrivateKey::from_pem(&key).unwrap());
     let before = plane.trust_files();
     let left = plane.new_ca();
     let copy = || fs::read_to_string(plane.node().path(ETCD_CA_COPY)).ok();

@@ -53,7 +53,7 @@ fn assert_denied<T: std::fmt::Debug>(result: std::io::Result<T>) {
 fn confined_thread_writes_only_to_its_directories() {
     let (inside, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (inside, outside) = (inside.path(), outside.path());
-    fs::write(outside.join("there"), "as it was").unwrap();
+    fs::write(outside.join("there"), "unchanged").unwrap();
     fs::write(inside.join("program"), "#!/bin/sh\n").unwrap();
     fs::set_permissions(inside.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
     let ((), log) = confined(&[inside], false, || {

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
 use serde_json::Value;
 
-use crate::node::{EVERYTHING, INIT, Node, Ran};
+use crate::node::{EVERYTHING, INIT, Node, Ran, wait_until};
 use crate::signing::now;
 
 /// Longer than every reaction of the daemon on a busy machine.
@@ -25,9 +25,9 @@ struct Daemon {
     child: Child,
     socket: UnixDatagram,
     /// All notifications so far in order, one assignment per entry.
-    notification: Vec<String>,
+    notifications: Vec<String>,
     /// Number of notifications that the test has consumed.
-    heard: usize,
+    consumed: usize,
     log: std::path::PathBuf,
 }
 
@@ -52,8 +52,8 @@ impl Daemon {
         Daemon {
             child,
             socket,
-            notification: Vec::new(),
-            heard: 0,
+            notifications: Vec::new(),
+            consumed: 0,
             log,
         }
     }
@@ -61,11 +61,11 @@ impl Daemon {
     /// Reads notifications until one contains `words`, and returns it.
     #[track_caller]
     fn wait_for_notification(&mut self, words: &str) -> String {
-        let give_up = Instant::now() + TIMEOUT;
+        let end = Instant::now() + TIMEOUT;
         let mut buffer = [0; 4096];
-        while Instant::now() < give_up {
-            while let Some(text) = self.notification.get(self.heard) {
-                self.heard += 1;
+        while Instant::now() < end {
+            while let Some(text) = self.notifications.get(self.consumed) {
+                self.consumed += 1;
                 if text.contains(words) {
                     return text.clone();
                 }
@@ -75,12 +75,12 @@ impl Daemon {
                 .unwrap();
             if let Ok(length) = self.socket.recv(&mut buffer) {
                 let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                self.notification.extend(text.lines().map(str::to_owned));
+                self.notifications.extend(text.lines().map(str::to_owned));
             }
         }
         panic!(
             "no notification contains {words:?}, but {:?}\n{}",
-            self.notification,
+            self.notifications,
             self.log()
         );
     }
@@ -106,13 +106,13 @@ impl Daemon {
     fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         self.wait_for_notification("STOPPING=1");
-        let asked = Instant::now();
+        let begin = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
             assert!(
-                asked.elapsed() < Duration::from_secs(5),
+                begin.elapsed() < Duration::from_secs(5),
                 "the daemon does not stop\n{}",
                 self.log()
             );
@@ -290,7 +290,7 @@ fn keeps_pending_requests_when_stopped() {
     node.signer_does("all", "pending");
     let mut daemon = Daemon::start(&node, None);
     daemon.wait_for_notification("READY=1");
-    wait_for(|| node.submissions().len() == EVERYTHING.len());
+    wait_until(|| node.submissions().len() == EVERYTHING.len());
     daemon.stop();
     let before = pending_slots(&node);
     assert_eq!(before.len(), EVERYTHING.len());
@@ -303,7 +303,7 @@ fn keeps_pending_requests_when_killed() {
     node.signer_does("all", "hang");
     let mut daemon = Daemon::start(&node, None);
     daemon.wait_for_notification("READY=1");
-    wait_for(|| node.submissions().len() == EVERYTHING.len());
+    wait_until(|| node.submissions().len() == EVERYTHING.len());
     daemon.signal(Signal::SIGKILL);
     daemon.child.wait().unwrap();
     drop(daemon);
@@ -314,7 +314,7 @@ fn keeps_pending_requests_when_killed() {
 fn waits_while_another_run_holds_the_lock() {
     let node = Node::with_service_account();
     let mut other = node.start_hanging_run("all");
-    wait_for(|| !node.submissions().is_empty());
+    wait_until(|| !node.submissions().is_empty());
     let mut daemon = Daemon::start(&node, None);
     daemon.wait_for_notification("READY=1");
     let status = daemon.wait_for_notification("STATUS=another run holds the lock: pid ");
@@ -355,7 +355,7 @@ fn manual_command_succeeds_while_daemon_waits_for_a_signer() {
     node.signer_does("apiserver", "pending");
     let mut daemon = Daemon::start(&node, None);
     daemon.wait_for_notification("READY=1");
-    wait_for(|| node.submissions().contains_key("apiserver"));
+    wait_until(|| node.submissions().contains_key("apiserver"));
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let lifetime = Duration::from_secs(365 * 86_400);
     let new = CertificateAuthority::self_signed("front-proxy-ca", key, now(), lifetime).unwrap();
@@ -429,17 +429,6 @@ fn context_switches(pid: u32) -> u64 {
 }
 
 #[track_caller]
-fn wait_for(met: impl Fn() -> bool) {
-    let give_up = Instant::now() + TIMEOUT;
-    while !met() {
-        assert!(
-            Instant::now() < give_up,
-            "the condition was not met in time"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
 fn arms_alarm_that_is_cancelled_when_the_clock_is_set() {
     // A test must not set the machine's clock. /proc shows the timer flag that makes the kernel wake the daemon when
@@ -453,7 +442,7 @@ fn arms_alarm_that_is_cancelled_when_the_clock_is_set() {
         let texts = entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
         texts.filter(|text| text.contains("clockid:")).collect()
     };
-    wait_for(|| {
+    wait_until(|| {
         timers()
             .iter()
             .all(|timer| !timer.contains("settime flags: 00"))

@@ -105,7 +105,7 @@ impl KubeadmNode {
     }
 
     /// Runs `doctor` as a user who owns none of the files.
-    fn doctor_of_nobody(&self) -> Diagnosis {
+    fn doctor_as_other_user(&self) -> Diagnosis {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
         // A copy of the binary, since other users may not have access to the build directory.
@@ -655,7 +655,7 @@ fn finds_kubelet_that_does_not_use_its_issued_certificates() {
         chmod 600 $pki/a.pem; ln -s a.pem $pki/kubelet-client-current.pem",
     );
     let found = embedded.doctor(&[]);
-    found.exactly(&[], "embedded beside the link");
+    found.exactly(&[], "embedded in addition to the link");
     assert!(found.all().contains("info kubelet-embedded"));
 
     let node = Node::new();
@@ -720,7 +720,7 @@ fn compares_files_with_the_configuration() {
         controlPlane: {localAPIEndpoint: {advertiseAddress: 192.0.2.11}}\n";
     assert!(KUBEADM_CONFIG[..cluster].contains("InitConfiguration"));
     let unknown = sound.configured_doctor(joins);
-    unknown.exactly(&[], "a node that has not met its cluster yet");
+    unknown.exactly(&[], "a node that has not joined its cluster yet");
     assert!(
         unknown
             .evidence("config-absent")
@@ -814,7 +814,7 @@ fn finds_expiring_and_expired_certificates() {
 
 #[test]
 fn reports_files_that_the_user_cannot_read() {
-    let found = KubeadmNode::after("chmod 755 $ROOT").doctor_of_nobody();
+    let found = KubeadmNode::after("chmod 755 $ROOT").doctor_as_other_user();
     found.exactly(&["warning not-permitted"], "another user");
     assert!(found.evidence("not-permitted").contains("sa.key"));
 }
@@ -822,7 +822,7 @@ fn reports_files_that_the_user_cannot_read() {
 #[test]
 fn reports_no_ca_keys_in_an_unreadable_directory() {
     let node = KubeadmNode::after("rm pki/*ca.key pki/etcd/ca.key; chmod 700 pki; chmod 755 $ROOT");
-    let found = node.doctor_of_nobody();
+    let found = node.doctor_as_other_user();
     found.exactly(&["warning not-permitted"], "another user");
     assert!(!found.all().contains("info ca-key-on-disk"));
 }
@@ -908,17 +908,21 @@ fn agrees_with_kubeadm_on_external_authorities() {
     for (change, config) in golden.into_iter().chain(more) {
         let node = KubeadmNode::after(&format!("rm -r manifests; {change}"));
         let found = node.configured_doctor(&config);
-        let says_no = found
+        let doctor_refuses = found
             .errors_and_warnings()
             .contains("error kubeadm-external-ca");
         let outputs = kubeadm::init(Kubeadm::new(&node.etc_kubernetes()), &config);
-        let goes_on = outputs.iter().all(|output| output.status.success());
-        refused += usize::from(!goes_on);
-        if says_no == goes_on {
+        let kubeadm_accepts = outputs.iter().all(|output| output.status.success());
+        refused += usize::from(!kubeadm_accepts);
+        if doctor_refuses == kubeadm_accepts {
             let said = outputs.map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
             wrong.push(format!(
                 "{change}: kubeadm {}, doctor {:?}\n{}",
-                if goes_on { "goes on" } else { "refuses" },
+                if kubeadm_accepts {
+                    "accepts"
+                } else {
+                    "refuses"
+                },
                 found.errors_and_warnings(),
                 said.join("")
             ));
@@ -943,8 +947,12 @@ fn agrees_with_kubeadm_on_renewal() {
         found.exactly(expected, change);
         let output =
             kubeadm::check_expiration(Kubeadm::new(&node.etc_kubernetes()), KUBEADM_CONFIG, "json");
-        let says_no = found.all().contains("warning kubeadm-renewal");
-        assert_eq!(output.status.success(), !says_no, "{change}: {output:?}");
+        let doctor_refuses = found.all().contains("warning kubeadm-renewal");
+        assert_eq!(
+            output.status.success(),
+            !doctor_refuses,
+            "{change}: {output:?}"
+        );
     }
 }
 
@@ -1067,7 +1075,7 @@ fn checks_what_the_cluster_publishes() {
     let found = doctor(SUPER_ADMIN);
     found.exactly(
         &["error cluster-unreachable", "warning super-admin-left"],
-        "nobody there",
+        "an unreachable cluster",
     );
     doctor("/nowhere.conf").exactly(
         &["error cluster-unreachable", "warning super-admin-left"],

@@ -7,8 +7,7 @@ use std::fs;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::process::failpoint;
 
-use crate::failures_host::wait_until;
-use crate::node::{EVERYTHING, INIT, Node, Ran};
+use crate::node::{EVERYTHING, INIT, Node, Ran, wait_until};
 use crate::store::leftovers;
 
 /// The certificates of the scenarios: an external etcd keeps them few.
@@ -27,33 +26,36 @@ const REPLACED: CertName = CertName::Apiserver;
 const KUBELET_BOOTSTRAP: &str = "kubelet: {identity: bootstrap}\n";
 
 /// kubeadm configuration of a first node with an external etcd.
-fn small() -> String {
+fn init_with_external_etcd() -> String {
     format!("{INIT}etcd: {{external: {{endpoints: ['http://192.0.2.50:2379']}}}}\n")
 }
 
-fn small_and_drifted() -> String {
-    format!("{}apiServer: {{certSANs: [drift.example.com]}}\n", small())
+fn init_with_new_name() -> String {
+    format!(
+        "{}apiServer: {{certSANs: [drift.example.com]}}\n",
+        init_with_external_etcd()
+    )
 }
 
-fn fresh() -> Node {
-    let node = Node::of(&small());
+fn new_node() -> Node {
+    let node = Node::of(&init_with_external_etcd());
     node.settings(KUBELET_BOOTSTRAP);
     node
 }
 
 /// A complete node, to be copied.
-fn whole() -> Node {
-    let node = fresh();
+fn complete_node() -> Node {
+    let node = new_node();
     node.ask().done();
     node
 }
 
 /// A copy whose API server names and kubeconfig endpoint differ from the configuration.
-fn drifted(whole: &Node) -> Node {
-    let node = whole.copied();
+fn drifted_copy(complete_node: &Node) -> Node {
+    let node = complete_node.copied();
     node.settings(KUBELET_BOOTSTRAP);
     fs::remove_file(node.outside("log")).unwrap();
-    node.configure(&small_and_drifted().replace("api.example.com", "other.example.com"));
+    node.configure(&init_with_new_name().replace("api.example.com", "other.example.com"));
     node
 }
 
@@ -66,7 +68,7 @@ fn names(node: &Node) -> Vec<CertName> {
 }
 
 /// Runs `bootstrap` with a failpoint armed; false if the failpoint was not reached.
-fn killed(node: &Node, failpoint: &str) -> bool {
+fn is_killed_at(node: &Node, failpoint: &str) -> bool {
     let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", failpoint));
     match (ran.code, ran.signal) {
         (_, Some(9)) => true,
@@ -83,9 +85,9 @@ fn assert_no_mixed_pair(node: &Node, failpoint: &str, old: &BTreeMap<CertName, S
             continue;
         };
         // Between two renames a pair is inconsistent for a moment; the next start repairs it from the journal.
-        let whole = chain.leaf().public_key() == key.public_key();
+        let complete_node = chain.leaf().public_key() == key.public_key();
         assert!(
-            whole || node.path("/var/lib/nodepki/journal.json").exists(),
+            complete_node || node.path("/var/lib/nodepki/journal.json").exists(),
             "{failpoint}: {name} is torn and no journal can repair it"
         );
     }
@@ -158,7 +160,7 @@ fn crash(node: &Node, failpoint: &str) {
 
 /// As [`crash`], for a node that had the keys `old` installed before.
 fn crash_after(node: &Node, failpoint: &str, old: BTreeMap<CertName, String>) {
-    assert!(killed(node, failpoint), "{failpoint} is not reached");
+    assert!(is_killed_at(node, failpoint), "{failpoint} is not reached");
     assert_no_mixed_pair(node, failpoint, &old);
     let sent = node.keys_seen();
     node.ask().done();
@@ -203,7 +205,7 @@ fn failpoints_of_every_run() -> Vec<&'static str> {
 #[test]
 fn completes_new_node_after_a_kill_at_every_failpoint() {
     for failpoint in failpoints_of_every_run() {
-        crash(&fresh(), failpoint);
+        crash(&new_node(), failpoint);
     }
     // Later occurrences of the failpoints that are passed more than once.
     for failpoint in [
@@ -213,33 +215,33 @@ fn completes_new_node_after_a_kill_at_every_failpoint() {
         "finish:rename-one:7",
         "pending:ticket-updated:9",
     ] {
-        crash(&fresh(), failpoint);
+        crash(&new_node(), failpoint);
     }
 }
 
 #[test]
 fn completes_renewal_after_a_kill_at_every_failpoint() {
-    let whole = whole();
+    let complete_node = complete_node();
     for failpoint in failpoints_of_every_run() {
-        crash(&drifted(&whole), failpoint);
+        crash(&drifted_copy(&complete_node), failpoint);
     }
     for failpoint in [
         "finish:rename-one:2",
         "finish:rename-one:3",
         "commit:staged-one:2",
     ] {
-        crash(&drifted(&whole), failpoint);
+        crash(&drifted_copy(&complete_node), failpoint);
     }
 }
 
 #[test]
 fn completes_recovery_after_a_kill_at_every_failpoint() {
-    let whole = whole();
+    let complete_node = complete_node();
     for failpoint in failpoint::STORE
         .iter()
         .filter(|failpoint| failpoint.starts_with("recover:"))
     {
-        let node = drifted(&whole);
+        let node = drifted_copy(&complete_node);
         let old = keys(&node);
         // Before the point of commit recovery removes temporary files, after it it completes the commit.
         let first = if failpoint.starts_with("recover:swept") {
@@ -247,14 +249,14 @@ fn completes_recovery_after_a_kill_at_every_failpoint() {
         } else {
             "finish:rename-one:2"
         };
-        assert!(killed(&node, first));
+        assert!(is_killed_at(&node, first));
         crash_after(&node, failpoint, old);
     }
     // Repeated kills within the same commit.
-    let node = drifted(&whole);
-    assert!(killed(&node, "commit:journalled"));
+    let node = drifted_copy(&complete_node);
+    assert!(is_killed_at(&node, "commit:journalled"));
     for _ in 0..3 {
-        assert!(killed(&node, "finish:rename-one"));
+        assert!(is_killed_at(&node, "finish:rename-one"));
     }
     node.ask().done();
     assert_finished(&node, "three kills");
@@ -263,9 +265,9 @@ fn completes_recovery_after_a_kill_at_every_failpoint() {
 #[test]
 fn resumes_pending_request_killed_before_and_after_its_ticket() {
     for failpoint in ["request:pending", "request:answered", "request:submitting"] {
-        let node = fresh();
+        let node = new_node();
         node.signer_does("apiserver", "pending");
-        assert!(killed(&node, failpoint), "{failpoint}");
+        assert!(is_killed_at(&node, failpoint), "{failpoint}");
         let requested = node.keys_seen();
         assert!(matches!(node.ask().code, Some(75)), "{failpoint}");
         node.signer_behaves();
@@ -279,11 +281,11 @@ fn resumes_pending_request_killed_before_and_after_its_ticket() {
 
 #[test]
 fn replaces_request_killed_while_the_old_one_is_set_aside() {
-    let node = fresh();
+    let node = new_node();
     node.signer_does("apiserver", "pending");
     node.ask().ended(75);
-    node.configure(&small_and_drifted());
-    assert!(killed(&node, "pending:set-aside"));
+    node.configure(&init_with_new_name());
+    assert!(is_killed_at(&node, "pending:set-aside"));
     node.signer_behaves();
     node.ask().done();
     node.assert_sound(&names(&node));
@@ -298,7 +300,7 @@ fn replaces_request_killed_while_the_old_one_is_set_aside() {
 #[test]
 fn reaches_every_failpoint_of_the_agent() {
     for failpoint in failpoint::AGENT {
-        let node = fresh();
+        let node = new_node();
         node.signer_does(
             "apiserver",
             if *failpoint == "request:pending" {
@@ -307,13 +309,13 @@ fn reaches_every_failpoint_of_the_agent() {
                 "sign"
             },
         );
-        assert!(killed(&node, failpoint), "{failpoint} is not reached");
+        assert!(is_killed_at(&node, failpoint), "{failpoint} is not reached");
     }
 }
 
 #[test]
 fn reports_disk_faults_and_loses_nothing() {
-    let whole = whole();
+    let complete_node = complete_node();
     for (error, code, words) in [
         (
             "ENOSPC",
@@ -348,7 +350,7 @@ fn reports_disk_faults_and_loses_nothing() {
             {
                 continue;
             }
-            let node = drifted(&whole);
+            let node = drifted_copy(&complete_node);
             let before = node.etc();
             let armed = format!("{failpoint}={error}");
             let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", &armed));
@@ -408,7 +410,7 @@ fn keeps_no_pending_keys_for_the_local_signer() {
         "run:before-commit",
         "finish:rename-one:3",
     ] {
-        let node = Node::of(&small());
+        let node = Node::of(&init_with_external_etcd());
         let ran = Ran::of(
             node.with_local(&["bootstrap"], &[])
                 .env("NODEPKI_FAILPOINT", failpoint),
@@ -439,7 +441,7 @@ fn import(node: &Node, dir: &std::path::Path, failpoint: &str) -> Ran {
 
 /// A node with a signed bundle of its own requests.
 fn with_signed_bundle() -> Node {
-    let node = fresh();
+    let node = new_node();
     let bundle = node.outside("bundle");
     Ran::of(node.configured(["csr", "export"]).arg(&bundle)).done();
     let script = format!(

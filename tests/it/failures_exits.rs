@@ -10,8 +10,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use nodepki::kube::names::CertName;
 
-use crate::failures_host::wait_until;
-use crate::node::{EVERYTHING, INIT, Node, Ran, with_mounts};
+use crate::node::{EVERYTHING, INIT, Node, Ran, wait_until, with_mounts};
 use crate::renew::backdate;
 
 /// `renew` with the local signer.
@@ -64,11 +63,6 @@ fn calls_of(command: &Command, calls: &str) -> BTreeMap<String, usize> {
         }
     }
     counts
-}
-
-fn keys(node: &Node) -> BTreeMap<CertName, String> {
-    let names = EVERYTHING.into_iter();
-    names.map(|name| (name, node.key_in_place(name))).collect()
 }
 
 fn is_pair(node: &Node, name: CertName) -> bool {
@@ -140,9 +134,9 @@ const FILE_CALLS: &str = "openat,openat2,read,write,statx,getdents64,fsync,fdata
 #[test]
 #[cfg(feature = "failpoints")]
 fn ends_0_under_injected_errors_only_if_everything_was_renewed() {
-    let whole = drifted();
-    let old = keys(&whole);
-    let counts = calls_of(&renew(&whole.copied()), FILE_CALLS);
+    let prepared = drifted();
+    let old = prepared.keys_in_place();
+    let counts = calls_of(&renew(&prepared.copied()), FILE_CALLS);
     let all = std::env::var("NODEPKI_SWEEP").is_ok_and(|value| value == "all");
     for (call, count) in counts {
         let step = match all {
@@ -156,7 +150,7 @@ fn ends_0_under_injected_errors_only_if_everything_was_renewed() {
                 "renameat" | "renameat2" | "unlinkat" => ["EIO", "EBUSY", "ENOSPC"][turn % 3],
                 _ => ["EIO", "ENOMEM"][turn % 2],
             };
-            let node = whole.copied();
+            let node = prepared.copied();
             let how = format!("error={error}:when={when}");
             let ran = with_failing_calls(&renew(&node), &call, &how);
             let what = format!("{call}:{how}: {:?}\n{}", ran.code, ran.said());

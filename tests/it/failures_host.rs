@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
 
-use crate::node::{EVERYTHING, INIT, NODEPKI, Node, Ran, Snapshot, with_mounts};
+use crate::node::{EVERYTHING, INIT, NODEPKI, Node, Ran, Snapshot, wait_until, with_mounts};
 use crate::signing::now;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -362,18 +362,6 @@ fn second_run_waits_or_names_the_first() {
     node.assert_sound(&EVERYTHING);
     for (slot, keys) in node.keys_seen() {
         assert_eq!(keys.len(), 1, "{slot}: the two runs used several keys");
-    }
-}
-
-/// Waits up to ten seconds.
-pub(crate) fn wait_until(happened: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !happened() {
-        assert!(
-            began.elapsed() < Duration::from_secs(10),
-            "the condition was not met in time"
-        );
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -22,8 +22,8 @@ use crate::signing::tree;
 const SETTINGS: &str = "\
 apiVersion: nodepki.io/v1alpha1
 kind: NodePKIConfiguration
-authorities: {ca: {signer: people}, etcd-ca: {signer: people}, front-proxy-ca: {signer: people}}
-signers: {people: {directory: {path: /var/lib/people}}}
+authorities: {ca: {signer: offline}, etcd-ca: {signer: offline}, front-proxy-ca: {signer: offline}}
+signers: {offline: {directory: {path: /var/lib/offline}}}
 ";
 
 const KUBELET_CONF: &str = "FileAvailable--etc-kubernetes-kubelet.conf";
@@ -71,7 +71,7 @@ fn by_file(cluster: &Cluster, node: &ClusterNode) -> String {
 fn bootstrap(node: &ClusterNode, authorities: &Path) {
     let run = || node.nodepki(&["bootstrap", "--wait", "0s"]);
     run().ended(75);
-    let drop = node.path("/var/lib/people");
+    let drop = node.path("/var/lib/offline");
     for name in CertName::KUBEADM {
         if drop.join(format!("outbox/{name}.csr")).exists() {
             sign_by_hand(&drop, authorities, name);

@@ -175,7 +175,7 @@ fn follows_kubelet_that_copies_and_rotates_its_certificate() {
 
 #[test]
 fn reissues_expired_or_lost_client_certificate() {
-    let people = |node: &Node| {
+    let edit_kubelet_conf = |node: &Node| {
         let text = node.read(CONF);
         let edited = text
             .replace(
@@ -189,7 +189,7 @@ fn reissues_expired_or_lost_client_certificate() {
     // An expired certificate, a dangling link, a missing link, a file in its place, a torn pair.
     for case in ["expired", "dangling", "gone", "expired file", "torn"] {
         let node = complete_node();
-        people(&node);
+        edit_kubelet_conf(&node);
         let first = dated_files(&node).pop().unwrap();
         let old = node.read(LINK);
         let expired = pair(&node, 20);
@@ -495,12 +495,12 @@ fn worker(cluster: &Cluster, name: &str, address: &str, kubelet: &str) -> Cluste
         "/etc/nodepki/config.yaml",
         &format!(
             "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
-             authorities: {{ca: {{signer: people}}}}\nsigners: {{people: {{directory: {{path: /var/lib/people}}}}}}\n\
+             authorities: {{ca: {{signer: offline}}}}\nsigners: {{offline: {{directory: {{path: /var/lib/offline}}}}}}\n\
              kubelet: {kubelet}\n"
         ),
     );
     node.nodepki(&["bootstrap", "--wait", "0s"]).ended(75);
-    let drop = node.path("/var/lib/people");
+    let drop = node.path("/var/lib/offline");
     let places = [cluster.authorities(), cluster.first().pki("")];
     let has_key = |directory: &PathBuf| directory.join("ca.key").exists();
     let authorities = places.into_iter().find(has_key).unwrap();

@@ -218,7 +218,7 @@ fn not_openable<'a>(text: &'a str, node: &Node) -> Vec<&'a str> {
 }
 
 /// Adds a line for each fault in the paths of a run.
-fn judge(node: &Node, fault: &str, command: &Command, ran: &Ran, wrong: &mut Vec<String>) {
+fn check_paths(node: &Node, fault: &str, command: &Command, ran: &Ran, wrong: &mut Vec<String>) {
     let text = ran.said();
     let paths = not_openable(&text, node);
     let arguments: Vec<_> = command.get_args().skip(2).collect();
@@ -471,7 +471,7 @@ fn names_paths_below_root_as_paths_on_this_machine() {
         for words in COMMANDS.iter().chain(beside) {
             let mut command = command_line(&node, *words);
             let ran = Ran::of(&mut command);
-            judge(&node, fault, &command, &ran, &mut wrong);
+            check_paths(&node, fault, &command, &ran, &mut wrong);
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -538,7 +538,7 @@ fn names_files_of_signers_as_paths_on_this_machine() {
                 let words = [words, "--wait", "0s", "--clock-wait", "0s"];
                 let mut command = command_line(&node, (&words, With::Node));
                 let ran = Ran::of(&mut command);
-                judge(&node, &fault, &command, &ran, wrong);
+                check_paths(&node, &fault, &command, &ran, wrong);
             }
         };
         run(&mut wrong);

@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::{Authority, CertName};
@@ -418,6 +418,12 @@ impl Node {
         hex(&self.leaf(name).unwrap().1.public_key().sha256())
     }
 
+    /// SHA-256 digests of all installed public keys of a first node.
+    pub(crate) fn keys_in_place(&self) -> BTreeMap<CertName, String> {
+        let names = EVERYTHING.into_iter();
+        names.map(|name| (name, self.key_in_place(name))).collect()
+    }
+
     /// SHA-256 digests of the public keys of pending requests.
     #[cfg(feature = "failpoints")]
     pub(crate) fn pending_keys(&self) -> BTreeMap<CertName, String> {
@@ -499,6 +505,19 @@ pub(crate) fn with_mounts(node: &Node, inner: &Command, script: &str) -> Ran {
         .args(inner.get_args())
         .env_remove("JOURNAL_STREAM");
     Ran::of(&mut command)
+}
+
+/// Waits until the condition holds.
+///
+/// # Panics
+/// After a minute, which is longer than every reaction of nodepki on a busy machine.
+#[track_caller]
+pub(crate) fn wait_until(condition: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < end, "the condition was not met in time");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// The result of a finished run.

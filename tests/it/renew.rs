@@ -25,7 +25,7 @@ const URGENT: Span = Span::days(20 * 365);
 /// An age older than every cool-down.
 const SETTLED: Span = Span::hours(2);
 
-const RECORD: &str = "/var/lib/nodepki/issued.json";
+const ISSUE_RECORD: &str = "/var/lib/nodepki/issued.json";
 
 fn rotation_command(node: &Node, command: &str, more: &[&str]) -> Command {
     let mut run = node.configured([command, "--wait", "0s", "--clock-wait", "0s"]);
@@ -58,19 +58,12 @@ fn node() -> Node {
 
 /// Records that the certificates `names` were issued `ago` before now.
 pub(crate) fn backdate(node: &Node, names: &[CertName], ago: Span) {
-    let mut record: Value = serde_json::from_str(&node.read(RECORD)).unwrap();
+    let mut record: Value = serde_json::from_str(&node.read(ISSUE_RECORD)).unwrap();
     let at = (OffsetDateTime::now_utc() - ago).format(&Rfc3339).unwrap();
     for name in names {
         record["certificates"][name.as_str()]["at"] = at.clone().into();
     }
-    node.write(RECORD, serde_json::to_vec_pretty(&record).unwrap());
-}
-
-fn keys(node: &Node) -> BTreeMap<CertName, String> {
-    EVERYTHING
-        .iter()
-        .map(|name| (*name, node.key_in_place(*name)))
-        .collect()
+    node.write(ISSUE_RECORD, serde_json::to_vec_pretty(&record).unwrap());
 }
 
 fn serials(node: &Node) -> BTreeMap<CertName, String> {
@@ -115,7 +108,7 @@ fn rekeys_due_certificates_and_keeps_the_others() {
         .says(" % of its life of ");
     needs_renewal(&node, &["--name", "etcd-peer,scheduler.conf"]).ended(1);
     needs_renewal(&node, &["--name", "etcd-peer", "--name", "admin.conf"]).ended(0);
-    let (before, old) = (node.snapshot(), keys(&node));
+    let (before, old) = (node.snapshot(), node.keys_in_place());
     let ends = node.leaf(CertName::AdminConf).unwrap().0.leaf().not_after();
 
     renew(&node, &["--dry-run"])
@@ -134,7 +127,7 @@ fn rekeys_due_certificates_and_keeps_the_others() {
         .row_says("admin.conf", "copies of the old admin.conf work until ")
         .row_says("admin.conf", &ends.format(&Rfc3339).unwrap());
     assert_eq!(
-        changed(&old, &keys(&node)),
+        changed(&old, &node.keys_in_place()),
         [CertName::Apiserver, CertName::AdminConf]
     );
     node.assert_sound(&EVERYTHING);
@@ -213,7 +206,7 @@ fn keeps_key_bytes_when_rekey_is_off() {
 #[test]
 fn renews_named_certificates_and_all_of_them() {
     let node = node();
-    let old = keys(&node);
+    let old = node.keys_in_place();
     renew(
         &node,
         &["--name", "apiserver,admin.conf", "--name", "etcd-peer"],
@@ -221,7 +214,7 @@ fn renews_named_certificates_and_all_of_them() {
     .done()
     .row_says("apiserver", "asked for")
     .says_not("scheduler.conf");
-    let now = keys(&node);
+    let now = node.keys_in_place();
     assert_eq!(
         changed(&old, &now),
         [CertName::Apiserver, CertName::EtcdPeer, CertName::AdminConf]
@@ -232,8 +225,11 @@ fn renews_named_certificates_and_all_of_them() {
         .row_says("apiserver", "kept")
         .row_says("apiserver", "s ago, tried again after ")
         .row_says("scheduler.conf", "rekeyed");
-    assert_eq!(changed(&now, &keys(&node)).len(), EVERYTHING.len() - 3);
-    let now = keys(&node);
+    assert_eq!(
+        changed(&now, &node.keys_in_place()).len(),
+        EVERYTHING.len() - 3
+    );
+    let now = node.keys_in_place();
     for arguments in [&["--all"][..], &["--name", "apiserver"]] {
         renew(&node, arguments)
             .ended(75)
@@ -243,7 +239,7 @@ fn renews_named_certificates_and_all_of_them() {
     renew(&node, &["--all", "--dry-run"])
         .ended(75)
         .row_says("apiserver", "hold back");
-    assert_eq!(changed(&now, &keys(&node)), []);
+    assert_eq!(changed(&now, &node.keys_in_place()), []);
     renew(&node, &["--force"])
         .ended(64)
         .says("add --name NAME or --all");
@@ -251,10 +247,10 @@ fn renews_named_certificates_and_all_of_them() {
         .done()
         .row_says("apiserver", "rekeyed")
         .row_says("apiserver", "asked for with --force");
-    assert_eq!(changed(&now, &keys(&node)), [CertName::Apiserver]);
-    let now = keys(&node);
+    assert_eq!(changed(&now, &node.keys_in_place()), [CertName::Apiserver]);
+    let now = node.keys_in_place();
     renew(&node, &["--force", "--all"]).done();
-    assert_eq!(changed(&now, &keys(&node)).len(), EVERYTHING.len());
+    assert_eq!(changed(&now, &node.keys_in_place()).len(), EVERYTHING.len());
     for (command, status) in [("renew", 64), ("needs-renewal", 255)] {
         Ran::of(&mut rotation_command(
             &node,
@@ -364,13 +360,13 @@ fn waits_for_window_unless_certificate_expires_before_it() {
     let (day, _) = later.split_at(3);
     node.settings(&format!("rotation: {{window: \"{day} 02:00-03:00\"}}\n"));
     backdate(&node, &[CertName::Apiserver, CertName::EtcdPeer], DUE);
-    let old = keys(&node);
+    let old = node.keys_in_place();
     needs_renewal(&node, &[]).ended(1);
     renew(&node, &[])
         .done()
         .row_says("apiserver", "kept")
         .row_says("apiserver", "; waits for the window that opens at 20");
-    assert_eq!(changed(&old, &keys(&node)), []);
+    assert_eq!(changed(&old, &node.keys_in_place()), []);
     // An explicit request does not wait.
     renew(&node, &["--name", "etcd-peer"])
         .done()
@@ -395,13 +391,13 @@ fn renews_the_others_when_one_certificate_is_refused() {
     let node = node();
     backdate(&node, &EVERYTHING, DUE);
     node.signer_does("etcd-peer", "bad missing-san");
-    let old = keys(&node);
+    let old = node.keys_in_place();
     renew(&node, &[])
         .ended(65)
         .row_says("etcd-peer", "refused")
         .row_says("etcd-peer", "is missing")
         .row_says("etcd-server", "rekeyed");
-    let now = keys(&node);
+    let now = node.keys_in_place();
     assert_eq!(changed(&old, &now).len(), EVERYTHING.len() - 1);
     assert_eq!(old[&CertName::EtcdPeer], now[&CertName::EtcdPeer]);
     node.assert_sound(&EVERYTHING);
@@ -532,7 +528,7 @@ fn keeps_kubeconfigs_backdated_to_the_start_of_their_ca() {
     let decades = Duration::from_secs(30 * 365 * 86400);
     node.replace_authority(Authority::Ca, long_ago, decades);
     node.pin_authority(Authority::Ca);
-    node.remove(RECORD);
+    node.remove(ISSUE_RECORD);
     let spec_life = Duration::from_secs(4015 * 86400);
     let (_, key) = node.leaf(CertName::AdminConf).unwrap();
     let profile = nodepki::x509::Profile {
@@ -622,7 +618,7 @@ fn renews_the_others_when_one_file_is_immutable() {
             "chattr (apt-get install e2fsprogs)"
         );
     };
-    let old = keys(&node);
+    let old = node.keys_in_place();
     let requests = node.submissions()["etcd-peer"];
     chattr("+i");
     let ran = renew(&node, &[]);
@@ -631,7 +627,10 @@ fn renews_the_others_when_one_file_is_immutable() {
         .row_says("etcd-peer", "failed")
         .row_says("etcd-peer", "peer.crt is immutable")
         .row_says("etcd-server", "rekeyed");
-    assert_eq!(changed(&old, &keys(&node)).len(), EVERYTHING.len() - 1);
+    assert_eq!(
+        changed(&old, &node.keys_in_place()).len(),
+        EVERYTHING.len() - 1
+    );
     assert_eq!(
         node.submissions()["etcd-peer"],
         requests,
@@ -676,7 +675,7 @@ fn fails_on_missing_or_damaged_service_account_key() {
         "/etc/kubernetes/pki/sa.key".to_owned(),
         "/etc/kubernetes/pki/sa.pub".to_owned(),
     );
-    let whole = [&key, &public].map(|path| (path, node.read(path)));
+    let prepared = [&key, &public].map(|path| (path, node.read(path)));
     for (broken, content) in [
         (&key, None),
         (&key, Some("")),
@@ -698,7 +697,7 @@ fn fails_on_missing_or_damaged_service_account_key() {
         renew(&node, &["--force", "--name", "apiserver"])
             .done()
             .says("sa.");
-        for (path, content) in &whole {
+        for (path, content) in &prepared {
             node.write(path, content);
         }
         renew(&node, &[]).done();
@@ -771,14 +770,18 @@ fn renews_joined_node_without_its_cluster() {
 #[cfg(feature = "failpoints")]
 #[test]
 fn leaves_old_or_new_pair_when_killed_at_any_failpoint() {
-    let whole = node();
-    backdate(&whole, &[CertName::Apiserver, CertName::SchedulerConf], DUE);
+    let prepared = node();
+    backdate(
+        &prepared,
+        &[CertName::Apiserver, CertName::SchedulerConf],
+        DUE,
+    );
     let failpoints = nodepki::process::failpoint::STORE
         .iter()
         .chain(nodepki::process::failpoint::AGENT);
     let mut killed = 0;
     for failpoint in failpoints {
-        let node = whole.copied();
+        let node = prepared.copied();
         let ran =
             Ran::of(rotation_command(&node, "renew", &[]).env("NODEPKI_FAILPOINT", failpoint));
         if ran.signal != Some(9) {

@@ -62,7 +62,7 @@ fn start() -> Fixture {
     fixture
 }
 
-fn change() -> Commit {
+fn commit_of_all_kinds() -> Commit {
     let mut commit = Commit::new();
     for (key, crt) in PAIRS {
         commit
@@ -103,7 +103,9 @@ pub(crate) fn child(what: &str, root: &Path) {
     };
     match what {
         "recover" => done(open(&root).map(drop)),
-        "commit" => done(open(&root).and_then(|(mut store, _)| store.commit(change()).map(drop))),
+        "commit" => done(
+            open(&root).and_then(|(mut store, _)| store.commit(commit_of_all_kinds()).map(drop)),
+        ),
         "commit-files" => done(open(&root).and_then(|(mut store, _)| {
             let mut commit = Commit::new();
             commit.file(CONF, b"new".to_vec(), Mode::Private);
@@ -117,7 +119,7 @@ pub(crate) fn child(what: &str, root: &Path) {
             store.commit(commit).map(drop)
         })),
         "commit-twice" => done(open(&root).and_then(|(mut store, _)| {
-            let first = store.commit(change()).map(drop);
+            let first = store.commit(commit_of_all_kinds()).map(drop);
             assert!(first.is_err());
             store.commit(Commit::new()).map(drop)
         })),
@@ -193,7 +195,7 @@ fn assert_link_target_complete(fixture: &Fixture, failpoint: &str) -> bool {
 
 /// Asserts that after a successful start all files are old or all are new, and that nothing is left over; true for
 /// new.
-fn assert_whole(fixture: &Fixture, failpoint: &str) -> bool {
+fn assert_all_old_or_all_new(fixture: &Fixture, failpoint: &str) -> bool {
     let new = fixture.text(CONF) == "new";
     for (index, (key, crt)) in PAIRS.iter().enumerate() {
         for path in [key, crt] {
@@ -281,7 +283,7 @@ fn leaves_all_old_or_all_new_files_when_a_commit_is_killed() {
         );
         let journal = journal.exists();
         let (_, recovery) = fixture.recover();
-        let is_new = assert_whole(&fixture, failpoint);
+        let is_new = assert_all_old_or_all_new(&fixture, failpoint);
         assert!(
             is_new || !journal,
             "{failpoint}: the commit was decided and not completed"
@@ -289,8 +291,8 @@ fn leaves_all_old_or_all_new_files_when_a_commit_is_killed() {
         assert!(recovery.superseded.is_empty(), "{failpoint}");
         *(if is_new { &mut new } else { &mut old }) += 1;
         // A run that commits, and not only recovers, ends with the new files too.
-        fixture.store().commit(change()).unwrap();
-        assert!(assert_whole(&fixture, failpoint));
+        fixture.store().commit(commit_of_all_kinds()).unwrap();
+        assert!(assert_all_old_or_all_new(&fixture, failpoint));
     }
     assert!(
         old > 8 && new > 8,
@@ -325,7 +327,7 @@ fn leaves_all_old_or_all_new_files_when_a_commit_is_killed() {
             assert_no_file_is_torn(&fixture, &failpoint);
             drop(fixture.recover());
             assert_eq!(
-                assert_whole(&fixture, &failpoint),
+                assert_all_old_or_all_new(&fixture, &failpoint),
                 first != "commit:staged:1",
                 "{failpoint}"
             );
@@ -407,7 +409,7 @@ fn changes_nothing_on_an_error_before_the_point_of_commit() {
                 "{name}={errno}"
             );
             assert!(!fixture.path(PAIRS[2].0).exists());
-            assert!(!assert_whole(&fixture, name));
+            assert!(!assert_all_old_or_all_new(&fixture, name));
         }
     }
 }
@@ -447,7 +449,7 @@ fn completes_in_the_next_run_after_an_error_past_the_point_of_commit() {
             );
             assert_no_file_is_torn(&fixture, failpoint);
             drop(fixture.recover());
-            assert!(assert_whole(&fixture, failpoint));
+            assert!(assert_all_old_or_all_new(&fixture, failpoint));
         }
     }
 }
@@ -661,7 +663,10 @@ fn names_obstacle_to_recovery_and_keeps_the_journal() {
     fs::remove_dir(fixture.path(PAIRS[0].1)).unwrap();
     fixture.write(PAIRS[0].1, "old", 0o644);
     drop(fixture.recover());
-    assert!(assert_whole(&fixture, "after the directory is gone"));
+    assert!(assert_all_old_or_all_new(
+        &fixture,
+        "after the directory is gone"
+    ));
 }
 
 #[test]
@@ -680,7 +685,7 @@ fn refuses_damaged_journal_and_leaves_it_untouched() {
         }
         fs::remove_file(path).unwrap();
         drop(fixture.recover());
-        assert!(!assert_whole(&fixture, damage));
+        assert!(!assert_all_old_or_all_new(&fixture, damage));
     }
 }
 
@@ -731,5 +736,5 @@ fn refuses_second_commit_over_an_unfinished_journal() {
     let (_, text) = run("commit-twice", &fixture, "finish:rename-one:2=EIO");
     assert!(text.contains("an earlier commit is not finished"), "{text}");
     drop(fixture.recover());
-    assert!(assert_whole(&fixture, "commit-twice"));
+    assert!(assert_all_old_or_all_new(&fixture, "commit-twice"));
 }
