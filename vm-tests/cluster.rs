@@ -76,8 +76,6 @@ pub(crate) struct Spec {
     pub(crate) algorithm: KeyKind,
     /// Whether nodes, pods and services also have IPv6 addresses, provided that the kernel supports IPv6.
     pub(crate) is_dual_stack: bool,
-    /// Further lines of the ClusterConfiguration, indented by four spaces.
-    pub(crate) cluster_configuration: &'static str,
     pub(crate) scenarios: &'static [Scenario],
 }
 

@@ -12,6 +12,9 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use tempfile::TempDir;
 
+/// Prints the SHA-256 sums of all files below /etc/kubernetes.
+pub(crate) const PKI_SUMS: &str = "cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort";
+
 /// A machine that can be started again with its present disk.
 pub(crate) trait Machine {
     /// Powers on without waiting for the boot.
@@ -104,6 +107,18 @@ pub(crate) trait Machine {
             "systemctl is-active -q kubelet && journalctl -q -b -u kubelet -g 'PKI: whole' | tail -n 1 | grep -q whole",
             60,
         );
+    }
+
+    /// Boots a node, and waits until it is complete and nothing has failed.
+    fn boot_node(&mut self) {
+        self.boot();
+        self.node_up();
+        self.well();
+    }
+
+    /// SHA-256 sums of all files below /etc/kubernetes.
+    fn pki_sums(&mut self) -> String {
+        self.done(PKI_SUMS)
     }
 }
 

@@ -58,6 +58,14 @@ impl Daemon {
         }
     }
 
+    /// Starts the daemon and waits until its first step has completed the node.
+    #[track_caller]
+    fn start_settled(node: &Node) -> Self {
+        let mut daemon = Self::start(node, None);
+        daemon.wait_for_notification("STATUS=everything is in place");
+        daemon
+    }
+
     /// Reads notifications until one contains `words`, and returns it.
     #[track_caller]
     fn wait_for_notification(&mut self, words: &str) -> String {
@@ -173,8 +181,7 @@ fn notifies_abstract_socket() {
 #[test]
 fn reports_broken_configuration_and_keeps_the_previous_one() {
     let node = Node::with_service_account();
-    let mut daemon = Daemon::start(&node, None);
-    daemon.wait_for_notification("STATUS=everything is in place");
+    let mut daemon = Daemon::start_settled(&node);
     // The file change alone triggers a reload; the signal triggers another one.
     node.write_settings(
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nrotatoin: {}\n",
@@ -215,8 +222,7 @@ fn exits_at_start_on_broken_configuration() {
 #[test]
 fn follows_changed_kubeadm_configuration() {
     let node = Node::with_service_account();
-    let mut daemon = Daemon::start(&node, None);
-    daemon.wait_for_notification("STATUS=everything is in place");
+    let mut daemon = Daemon::start_settled(&node);
     node.configure(&INIT.replace(
         "api.example.com:6443",
         "api.example.com:6443\napiServer: {certSANs: [more.example.com]}",
@@ -235,8 +241,7 @@ fn follows_changed_kubeadm_configuration() {
 #[test]
 fn wakes_on_changes_by_other_processes_and_not_on_its_own() {
     let node = Node::with_service_account();
-    let mut daemon = Daemon::start(&node, None);
-    daemon.wait_for_notification("STATUS=everything is in place");
+    let mut daemon = Daemon::start_settled(&node);
     std::thread::sleep(REACTION_TIME);
     assert_eq!(
         daemon.steps(),
@@ -396,8 +401,7 @@ fn shows_refusal_of_signer_in_the_status() {
 #[test]
 fn stays_asleep_while_idle() {
     let node = Node::bootstrapped();
-    let mut daemon = Daemon::start(&node, None);
-    daemon.wait_for_notification("STATUS=everything is in place");
+    let mut daemon = Daemon::start_settled(&node);
     std::thread::sleep(Duration::from_secs(1));
     let before = context_switches(daemon.child.id());
     std::thread::sleep(Duration::from_secs(5));
@@ -434,8 +438,7 @@ fn arms_alarm_that_is_cancelled_when_the_clock_is_set() {
     // A test must not set the machine's clock. /proc shows the timer flag that makes the kernel wake the daemon when
     // the clock is set.
     let node = Node::bootstrapped();
-    let mut daemon = Daemon::start(&node, None);
-    daemon.wait_for_notification("STATUS=everything is in place");
+    let mut daemon = Daemon::start_settled(&node);
     let descriptors = format!("/proc/{}/fdinfo", daemon.child.id());
     let timers = || -> Vec<String> {
         let entries = fs::read_dir(Path::new(&descriptors)).unwrap();

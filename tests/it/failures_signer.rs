@@ -516,25 +516,17 @@ fn repeats_same_requests_after_unusable_answers() {
 
 /// Signs a CSR with OpenSSL as an administrator would.
 fn sign_by_hand(node: &Node, name: CertName, csr: &Path) -> Vec<u8> {
+    let options = ["-copy_extensions", "copyall", "-days", "90"];
+    sign_with_options(node, name, csr, &options)
+}
+
+fn sign_with_options(node: &Node, name: CertName, csr: &Path, options: &[&str]) -> Vec<u8> {
     let base = node.ca().join(name.authority().base_name());
-    let file = |extension: &str| base.with_extension(extension).to_str().unwrap().to_owned();
-    openssl(
-        &[
-            "x509",
-            "-req",
-            "-copy_extensions",
-            "copyall",
-            "-days",
-            "90",
-            "-in",
-            csr.to_str().unwrap(),
-            "-CA",
-            &file("crt"),
-            "-CAkey",
-            &file("key"),
-        ],
-        b"",
-    )
+    let (ca, key) = (base.with_extension("crt"), base.with_extension("key"));
+    let [csr, ca, key] = [csr, &ca, &key].map(|path| path.to_str().unwrap());
+    let mut arguments = vec!["x509", "-req", "-in", csr, "-CA", ca, "-CAkey", key];
+    arguments.extend(options);
+    openssl(&arguments, b"")
 }
 
 fn key_of_csr(path: &Path) -> String {
@@ -631,21 +623,8 @@ fn explains_faulty_certificates_in_the_drop_directory() {
         "the certificate in place is kept and still valid",
     );
     // The most common mistake: signing without -copy_extensions.
-    let (csr, base) = (drop.join("outbox/apiserver.csr"), node.ca().join("ca"));
-    let file = |extension: &str| base.with_extension(extension).to_str().unwrap().to_owned();
-    let bare = openssl(
-        &[
-            "x509",
-            "-req",
-            "-in",
-            csr.to_str().unwrap(),
-            "-CA",
-            &file("crt"),
-            "-CAkey",
-            &file("key"),
-        ],
-        b"",
-    );
+    let csr = drop.join("outbox/apiserver.csr");
+    let bare = sign_with_options(&node, CertName::Apiserver, &csr, &[]);
     fs::write(drop.join("inbox/apiserver.crt"), bare).unwrap();
     run()
         .ended(65)

@@ -71,6 +71,12 @@ fn signed_bundle(dir: &Path, requests: &[Request]) -> PathBuf {
     bundle
 }
 
+/// The request for a certificate.
+fn requested(requests: &[Request], name: CertName) -> &Request {
+    let mut requests = requests.iter();
+    requests.find(|request| request.name() == name).unwrap()
+}
+
 fn names(collection: &Collection) -> Vec<CertName> {
     collection
         .candidates
@@ -97,10 +103,7 @@ fn signs_bundle_with_its_own_readme() {
     assert_eq!(collection.remarks, []);
     assert_eq!(names(&collection), SLOTS);
     for candidate in &collection.candidates {
-        let request = requests
-            .iter()
-            .find(|request| request.name() == candidate.name)
-            .unwrap();
+        let request = requested(&requests, candidate.name);
         let said = verdict(request, &candidate.answer, &dir.path().join("ca-dir"));
         assert_eq!(said, "", "{}", candidate.name);
         assert!(candidate.key.is_none());
@@ -242,12 +245,11 @@ fn explains_stray_files() {
 
 /// Signs a CSR with the requested extensions, under the authority of this path without its extension.
 fn sign(csr: &Path, authority: &Path) -> Vec<u8> {
-    let [csr, ca, key] = [
-        csr,
-        &authority.with_extension("crt"),
-        &authority.with_extension("key"),
-    ]
-    .map(|path| path.to_str().unwrap());
+    let (ca, key) = (
+        authority.with_extension("crt"),
+        authority.with_extension("key"),
+    );
+    let [csr, ca, key] = [csr, &ca, &key].map(|path| path.to_str().unwrap());
     let mut arguments = vec!["x509", "-req", "-copy_extensions", "copy"];
     arguments.extend(["-in", csr, "-CA", ca, "-CAkey", key]);
     openssl(&arguments, b"")
@@ -310,10 +312,7 @@ fn reads_certificates_and_keys_of_kubeadm_tree() {
         assert_eq!(collection.remarks, [], "{pasted}");
         assert_eq!(names(&collection), SLOTS);
         for candidate in &collection.candidates {
-            let request = requests
-                .iter()
-                .find(|request| request.name() == candidate.name)
-                .unwrap();
+            let request = requested(&requests, candidate.name);
             let key = candidate.key.as_ref().unwrap();
             assert_eq!(key.public_key(), request.csr.public_key());
             let said = verdict(request, &candidate.answer, &dir.path().join("ca-dir"));

@@ -376,6 +376,17 @@ fn keeps_pending_key_when_killed_at_any_step() {
     }
 }
 
+/// Runs a commit with a failing system call, and asserts the class of the error and what its message promises.
+fn fail_commit(fixture: &Fixture, failpoint: &str, class: Class, promise: &str) {
+    let (status, text) = run("commit", fixture, failpoint);
+    assert_eq!(status.code(), Some(3), "{failpoint}: {text}");
+    assert!(
+        text.contains(&format!("error {class:?} ")),
+        "{failpoint}: {text}"
+    );
+    assert!(text.contains(promise), "{failpoint}: {text}");
+}
+
 #[test]
 fn changes_nothing_on_an_error_before_the_point_of_commit() {
     for name in [
@@ -393,15 +404,11 @@ fn changes_nothing_on_an_error_before_the_point_of_commit() {
             ("EIO", Class::Io),
         ] {
             let fixture = start();
-            let (status, text) = run("commit", &fixture, &format!("{name}={errno}"));
-            assert_eq!(status.code(), Some(3), "{name}={errno}: {text}");
-            assert!(
-                text.contains(&format!("error {class:?} ")),
-                "{name}={errno}: {text}"
-            );
-            assert!(
-                text.contains("nothing was changed"),
-                "{name}={errno}: {text}"
+            fail_commit(
+                &fixture,
+                &format!("{name}={errno}"),
+                class,
+                "nothing was changed",
             );
             assert_eq!(
                 leftovers(fixture.dir.path()),
@@ -437,15 +444,11 @@ fn completes_in_the_next_run_after_an_error_past_the_point_of_commit() {
             ("EIO", Class::Io),
         ] {
             let fixture = start();
-            let (status, text) = run("commit", &fixture, &format!("{failpoint}={errno}"));
-            assert_eq!(status.code(), Some(3), "{failpoint}={errno}: {text}");
-            assert!(
-                text.contains(&format!("error {class:?} ")),
-                "{failpoint}={errno}: {text}"
-            );
-            assert!(
-                text.contains("run the same command again to finish"),
-                "{failpoint}={errno}: {text}"
+            fail_commit(
+                &fixture,
+                &format!("{failpoint}={errno}"),
+                class,
+                "run the same command again to finish",
             );
             assert_no_file_is_torn(&fixture, failpoint);
             drop(fixture.recover());

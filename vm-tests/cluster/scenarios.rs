@@ -58,16 +58,22 @@ const RENEWAL: Scenario = long(
     rotation::under_load,
 );
 
+/// Defaults of a cluster.
+const DEFAULTS: Spec = Spec {
+    name: "",
+    version: site::CURRENT,
+    signer: Signer::Directory,
+    authority_keys: [P256; 3],
+    algorithm: P256,
+    is_dual_stack: false,
+    scenarios: &[],
+};
+
 #[rustfmt::skip]
 pub(crate) const ALL: &[Spec] = &[
     Spec {
         name: "current",
         version: site::CURRENT,
-        signer: Signer::Directory,
-        authority_keys: [P256; 3],
-        algorithm: P256,
-        is_dual_stack: false,
-        cluster_configuration: "",
         scenarios: &[
             foundation("first-node", "user-data-first.yaml and kubeadm init", foundation::first_node),
             foundation("join", "two further control-plane nodes by user-data-join.yaml; a power cut in the middle of each", foundation::join),
@@ -83,6 +89,7 @@ pub(crate) const ALL: &[Spec] = &[
             long("ca", "the same for the cluster, with workloads", authorities::ca),
             long("restarts", "50 restarts of controllers and kubelet by renewals, none rolled back", rotation::restarts),
         ],
+        ..DEFAULTS
     },
     Spec {
         name: "openbao",
@@ -91,7 +98,6 @@ pub(crate) const ALL: &[Spec] = &[
         authority_keys: [RSA_4096, P384, P256],
         algorithm: RSA_2048,
         is_dual_stack: true,
-        cluster_configuration: "",
         scenarios: &[
             foundation("first-node", "signers/vault.yaml with an OpenBao; CAs of RSA-4096, P-384 and P-256; dual stack", foundation::first_node),
             foundation("join", "two further nodes; each meets a sealed OpenBao and a power cut after the only use of its wrapping token", foundation::join),
@@ -103,11 +109,6 @@ pub(crate) const ALL: &[Spec] = &[
     Spec {
         name: "former",
         version: site::FORMER,
-        signer: Signer::Directory,
-        authority_keys: [P256; 3],
-        algorithm: P256,
-        is_dual_stack: false,
-        cluster_configuration: "",
         scenarios: &[
             foundation("first-node", "kubeadm init of the previous minor release", foundation::first_node),
             SECOND_NODE,
@@ -116,33 +117,28 @@ pub(crate) const ALL: &[Spec] = &[
             long("patch", "the same to the next patch release", upgrade::to_next_patch),
             RENEWAL,
         ],
+        ..DEFAULTS
     },
     Spec {
         name: "oldest",
         version: site::OLDEST,
-        signer: Signer::Directory,
-        authority_keys: [P256; 3],
-        algorithm: P256,
-        is_dual_stack: false,
-        cluster_configuration: "",
         scenarios: &[
             foundation("first-node", "kubeadm init of the oldest release", foundation::first_node),
             SECOND_NODE,
             WORKER,
             RENEWAL,
         ],
+        ..DEFAULTS
     },
     Spec {
         name: "internal",
         version: site::CURRENT,
-        signer: Signer::Directory,
         authority_keys: [RSA_2048; 3],
         algorithm: RSA_2048,
-        is_dual_stack: false,
-        cluster_configuration: "",
         scenarios: &[
             foundation("to-external", "the CA keys leave a running cluster that kubeadm created", migration::to_external),
             long("to-internal", "the CA keys return, kubeadm signs, and they leave again", migration::to_internal_and_back),
         ],
+        ..DEFAULTS
     },
 ];

@@ -83,7 +83,7 @@ fn first_flow(cluster: &Cluster, version: &str, name: &str) -> String {
         "    encryptionAlgorithm: ECDSA-P256\n",
         &format!(
             "    encryptionAlgorithm: {}
-{}{}    ---
+{}    ---
     apiVersion: kubelet.config.k8s.io/v1beta1
     kind: KubeletConfiguration
     cgroupDriver: cgroupfs
@@ -98,7 +98,6 @@ fn first_flow(cluster: &Cluster, version: &str, name: &str) -> String {
     conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}}
 ",
             spec.algorithm.0,
-            spec.cluster_configuration,
             if cluster.is_dual_stack() { dual_stack() } else { String::new() }
         ),
     );

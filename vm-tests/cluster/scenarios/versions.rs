@@ -3,11 +3,9 @@
 use crate::cluster::node::Role;
 use crate::cluster::site::{CURRENT, OLDEST};
 use crate::cluster::{Cluster, user_data};
-use crate::machine::Machine;
+use crate::machine::{Machine, PKI_SUMS};
 
 const VERSIONS: [&str; 6] = [OLDEST, "v1.32.4", "v1.33.4", "v1.34.2", "v1.35.1", CURRENT];
-
-const SUMS: &str = "cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort";
 
 /// Commands on a first node that has its PKI and no cluster; no image is pulled.
 const INIT: &str = "
@@ -56,8 +54,8 @@ fn assert_accepts(cluster: &mut Cluster, version: &str, user_data: String, comma
     let node = cluster.node("cp4");
     let ready = "systemctl is-active -q nodepki-bootstrap.service containerd.service";
     node.machine.until(ready, 90);
-    let before = node.done(SUMS);
+    let before = node.done(PKI_SUMS);
     node.done(commands);
-    assert_eq!(node.done(SUMS), before, "{version}");
+    assert_eq!(node.done(PKI_SUMS), before, "{version}");
     cluster.switch_off("cp4");
 }

@@ -46,9 +46,7 @@ pub(crate) fn run(bench: &Bench) {
         cuts += 1;
         interrupted +=
             u32::from(machine.path(STATE_DIRECTORY).exists() && !machine.path(LAST_FILE).exists());
-        machine.boot();
-        machine.node_up();
-        machine.well();
+        machine.boot_node();
     }
     bench.say(&format!(
         "{interrupted} of {cuts} cuts interrupted nodepki, which takes {takes:.1?}"

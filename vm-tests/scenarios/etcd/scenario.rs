@@ -14,9 +14,7 @@ const ETCDCTL: &str = "etcdctl --endpoints https://127.0.0.1:2379 --cacert /etc/
 
 pub(crate) fn run(bench: &Bench) {
     let mut machine = bench.emulated(Signer::Cfssl, include_str!("user-data.yaml"));
-    machine.boot();
-    machine.node_up();
-    machine.well();
+    machine.boot_node();
     machine.until(&format!("{ETCDCTL} endpoint health"), 30);
     machine.done(&format!("{ETCDCTL} put key value"));
     let old = machine.done(SERVED);

@@ -7,11 +7,9 @@ use crate::seed::Signer;
 
 pub(crate) fn run(bench: &Bench) {
     let mut machine = bench.container(Signer::Cfssl, "").with_disk_of(64);
-    machine.boot();
-    machine.node_up();
-    machine.well();
+    machine.boot_node();
     machine.done(include_str!("../drift.sh"));
-    let before = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
+    let before = machine.pki_sums();
     // Fill the last block too.
     machine.run("for size in 1M 4k 1; do dd if=/dev/zero of=/filler-$size bs=$size; done; sync");
     let free = machine.done("df --output=avail / | tail -n 1");
@@ -24,7 +22,7 @@ pub(crate) fn run(bench: &Bench) {
     assert_eq!(status.trim(), "ExecMainStatus=75");
     let said = machine.run("nodepki renew").said;
     assert!(said.contains("has room for 0 bytes"), "{said}");
-    let after = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
+    let after = machine.pki_sums();
     assert_eq!(before, after, "a file changed on a full disk");
 
     // The node boots and serves with a full disk.

@@ -5,16 +5,12 @@ use crate::bench::Bench;
 use crate::machine::Machine;
 use crate::seed::Signer;
 
-const PKI: &str = "cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort";
-
 pub(crate) fn run(bench: &Bench) {
     let mut machine = bench.container(Signer::Cfssl, "");
-    machine.boot();
-    machine.node_up();
-    machine.well();
+    machine.boot_node();
     machine.done("systemctl enable -q --now nodepki.service");
     machine.done("echo '# of this node' >>/etc/nodepki/config.yaml");
-    let pki = machine.done(PKI);
+    let pki = machine.pki_sums();
     let process = machine.done("systemctl show -P MainPID nodepki.service");
 
     machine.done(include_str!("upgrade.sh"));
@@ -29,14 +25,14 @@ pub(crate) fn run(bench: &Bench) {
         machine.done("systemctl show -P MainPID nodepki.service"),
         "the daemon still is the old program"
     );
-    assert_eq!(pki, machine.done(PKI));
+    assert_eq!(pki, machine.pki_sums());
     machine.done("nodepki doctor");
 
     machine.done("DEBIAN_FRONTEND=noninteractive dpkg --remove nodepki");
     machine
         .done("! systemctl is-active nodepki.service nodepki-renew.timer && ! command -v nodepki");
     machine.done("grep -qx '# of this node' /etc/nodepki/config.yaml");
-    assert_eq!(pki, machine.done(PKI));
+    assert_eq!(pki, machine.pki_sums());
 
     machine.done("DEBIAN_FRONTEND=noninteractive dpkg --purge nodepki");
     machine.done("! test -e /etc/nodepki/config.yaml && ! test -e /var/lib/nodepki");
@@ -45,7 +41,7 @@ pub(crate) fn run(bench: &Bench) {
     );
     assert_eq!(
         pki,
-        machine.done(PKI),
+        machine.pki_sums(),
         "the certificates are the node's, not the package's"
     );
     machine.done("/usr/bin/kubelet /etc/kubernetes");

@@ -69,9 +69,7 @@ fn is_complete(machine: &mut impl Machine) -> bool {
 
 pub(crate) fn renewal(bench: &Bench) {
     let mut machine = bench.emulated(Signer::Cfssl, "");
-    machine.boot();
-    machine.node_up();
-    machine.well();
+    machine.boot_node();
     let [_, wanted] = cuts();
     renew_and_cut(
         bench,

@@ -7,11 +7,9 @@ use crate::seed::Signer;
 
 pub(crate) fn run(bench: &Bench) {
     let mut machine = bench.container(Signer::Cfssl, "");
-    machine.boot();
-    machine.node_up();
-    machine.well();
+    machine.boot_node();
     machine.done(include_str!("../drift.sh"));
-    let before = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
+    let before = machine.pki_sums();
     machine.done("mount --bind /etc /etc && mount -o remount,bind,ro /etc && ! touch /etc/written");
 
     machine.run("systemctl start nodepki-renew.service");
@@ -19,7 +17,7 @@ pub(crate) fn run(bench: &Bench) {
     assert_eq!(status.trim(), "77");
     let said = machine.done("journalctl -q -b -o cat -u nodepki-renew.service");
     assert!(said.contains("read-only"), "{said}");
-    let after = machine.done("cd /etc/kubernetes; find . -type f -exec sha256sum {} + | sort");
+    let after = machine.pki_sums();
     assert_eq!(before, after);
 
     // Remounted, not unmounted: a file of /etc may be open.

@@ -13,9 +13,7 @@ const MIN_INTERRUPTED: u32 = 2;
 
 pub(crate) fn run(bench: &Bench) {
     let mut machine = bench.container(Signer::Cfssl, "");
-    machine.boot();
-    machine.node_up();
-    machine.well();
+    machine.boot_node();
     renew_and_cut(bench, &mut machine, CUTS, MIN_INTERRUPTED);
 }
 
