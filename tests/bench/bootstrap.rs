@@ -14,20 +14,22 @@
     reason = "a benchmark that cannot run stops"
 )]
 
+mod authorities;
+
 use std::ffi::OsString;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::available_parallelism;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use nodepki::kube::names::Authority;
-use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
+use nodepki::x509::KeyAlgorithm;
 use tempfile::TempDir;
-use time::OffsetDateTime;
+
+use authorities::make_authorities;
 
 /// Default number of runs of each kind, after one that is discarded.
 const RUNS: usize = 11;
@@ -226,23 +228,6 @@ encryptionAlgorithm: {algorithm}
 certificatesDir: {certificates_dir}
 "
     )
-}
-
-fn make_authorities(dir: &Path, algorithm: KeyAlgorithm) {
-    fs::create_dir_all(dir.join("etcd")).unwrap();
-    for authority in Authority::ALL {
-        let key = PrivateKey::generate(algorithm).unwrap();
-        let base = dir.join(authority.base_name());
-        fs::write(base.with_extension("key"), key.to_pem().as_bytes()).unwrap();
-        fs::set_permissions(base.with_extension("key"), Permissions::from_mode(0o600)).unwrap();
-        let made = CertificateAuthority::self_signed(
-            authority.common_name(),
-            key,
-            OffsetDateTime::now_utc(),
-            Duration::from_secs(10 * 365 * 24 * 60 * 60),
-        );
-        fs::write(base.with_extension("crt"), made.unwrap().bundle().to_pem()).unwrap();
-    }
 }
 
 fn kubeadm() -> Option<PathBuf> {

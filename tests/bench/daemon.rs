@@ -1,9 +1,11 @@
 //! The real daemon observed from outside: its resource use while nothing is due, and the delay of its renewals.
 //! Used by the benchmark and by the budget test of a release.
 
+#[path = "authorities.rs"]
+pub(crate) mod authorities;
+
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,12 +13,13 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use nodepki::kube::names::Authority;
 use nodepki::spec::schedule::{self, Life, Rotation};
 use nodepki::store::{Issued, Root};
-use nodepki::x509::{CertificateAuthority, KeyAlgorithm, PrivateKey};
+use nodepki::x509::{KeyAlgorithm, PrivateKey};
 use tempfile::TempDir;
 use time::OffsetDateTime;
+
+use authorities::make_authorities;
 
 const NODE: &str = "cp1";
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -36,7 +39,7 @@ impl Daemon {
         let dir = TempDir::new().unwrap();
         let path = |below: &str| dir.path().join(below);
         fs::create_dir(path("root")).unwrap();
-        make_authorities(&path("authorities"));
+        make_authorities(&path("authorities"), KeyAlgorithm::EcdsaP256);
         let config = format!(
             "apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
@@ -234,21 +237,4 @@ fn cpu(process: &Path) -> f64 {
                 / 1e9
         })
         .sum()
-}
-
-pub(crate) fn make_authorities(dir: &Path) {
-    fs::create_dir_all(dir.join("etcd")).unwrap();
-    for authority in Authority::ALL {
-        let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
-        let base = dir.join(authority.base_name());
-        fs::write(base.with_extension("key"), key.to_pem().as_bytes()).unwrap();
-        fs::set_permissions(base.with_extension("key"), Permissions::from_mode(0o600)).unwrap();
-        let made = CertificateAuthority::self_signed(
-            authority.common_name(),
-            key,
-            OffsetDateTime::now_utc(),
-            Duration::from_secs(10 * 365 * 24 * 60 * 60),
-        );
-        fs::write(base.with_extension("crt"), made.unwrap().bundle().to_pem()).unwrap();
-    }
 }

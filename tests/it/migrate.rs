@@ -310,11 +310,8 @@ fn prints_report_as_json() {
     assert_eq!(report["authorities"][0]["authority"], "etcd-ca");
     assert_eq!(report["authorities"][0]["action"], "kept");
     assert_eq!(report["authorities"].as_array().unwrap().len(), 1);
-    let assert_refused = report["unproven"].as_array().unwrap();
-    assert!(
-        assert_refused[0].as_str().unwrap().contains("sa.pub"),
-        "{report}"
-    );
+    let unproven = report["unproven"].as_array().unwrap();
+    assert!(unproven[0].as_str().unwrap().contains("sa.pub"), "{report}");
 }
 
 /// Asserts that both the report and `--apply` refuse with the same words, and that nothing changes.

@@ -1,7 +1,7 @@
 //! Compares the resource use of a release binary with `packaging/budget.toml`. `tests/run package` runs this.
 
 #[path = "../bench/daemon.rs"]
-#[allow(dead_code, reason = "the benchmark asks for more")]
+#[allow(dead_code, reason = "the benchmark uses the rest")]
 mod daemon;
 
 use std::collections::BTreeMap;
@@ -14,7 +14,8 @@ use tempfile::TempDir;
 
 use crate::node::INIT;
 use crate::packages::{file, program, said};
-use daemon::{Daemon, make_authorities};
+use daemon::Daemon;
+use daemon::authorities::make_authorities;
 
 /// Tolerated multiple of the budget.
 const TOLERANCE: f64 = 1.1;
@@ -88,7 +89,10 @@ fn cpu_and_resident(arguments: &[&str]) -> (f64, f64) {
 fn bootstrap_resident() -> f64 {
     let dir = TempDir::new().unwrap();
     let path = |below: &str| dir.path().join(below).display().to_string();
-    make_authorities(&dir.path().join("authorities"));
+    make_authorities(
+        &dir.path().join("authorities"),
+        nodepki::x509::KeyAlgorithm::EcdsaP256,
+    );
     fs::create_dir(path("root")).unwrap();
     fs::write(path("kubeadm.yaml"), INIT.replace("ECDSA-P256", "RSA-2048")).unwrap();
     let (root, config, signer) = (
