@@ -12,7 +12,7 @@ use nodepki::x509::{Certificate, CertificateAuthority, KeyAlgorithm, PrivateKey,
 use serde_json::Value;
 
 use crate::kubeadm;
-use crate::node::{INIT, JOIN, Node, Ran, SHARED_FILES};
+use crate::node::{INIT, JOIN, Node, Ran, SHARED_FILES, copy_authorities};
 use crate::signing::{now, openssl, write_secret};
 
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -53,10 +53,7 @@ fn new_authority(node: &Node, authority: Authority, key: PrivateKey) -> PathBuf 
 
 /// Gives the local signer the new CA.
 fn give_signer_new_authority(node: &Node, authority: Authority) {
-    for extension in ["crt", "key"] {
-        let file = format!("{}.{extension}", authority.base_name());
-        fs::copy(node.outside("new").join(&file), node.ca().join(&file)).unwrap();
-    }
+    copy_authorities([authority], &node.outside("new"), &node.ca());
 }
 
 /// `nodepki authority STEP AUTHORITY …` with the local signer.
@@ -802,14 +799,8 @@ mod on_a_cluster {
 
     /// Sets up the local signer of a node with the CAs of the cluster.
     fn set_up_signer(node: &ClusterNode, cluster: &Cluster) {
-        fs::create_dir_all(node.path("/var/signer/etcd")).unwrap();
-        for authority in Authority::ALL {
-            for extension in ["crt", "key"] {
-                let file = format!("{}.{extension}", authority.base_name());
-                let to = node.path("/var/signer").join(&file);
-                fs::copy(cluster.authorities().join(&file), to).unwrap();
-            }
-        }
+        let signer = node.path("/var/signer");
+        copy_authorities(Authority::ALL, &cluster.authorities(), &signer);
     }
 
     /// Waits until the published CA certificates satisfy `condition`.
@@ -826,11 +817,8 @@ mod on_a_cluster {
     }
 
     fn give_signer_new_ca(node: &ClusterNode, authority: Authority) {
-        for extension in ["crt", "key"] {
-            let file = format!("{}.{extension}", authority.base_name());
-            let (new, signer) = (format!("/var/new/{file}"), format!("/var/signer/{file}"));
-            fs::copy(node.path(&new), node.path(&signer)).unwrap();
-        }
+        let (new, signer) = (node.path("/var/new"), node.path("/var/signer"));
+        copy_authorities([authority], &new, &signer);
     }
 
     /// Number of restarts of each component.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::kubeadm::{self, copy_tree};
-use crate::node::{INIT, NODEPKI, Node, Ran};
+use crate::node::{INIT, NODEPKI, Node, Ran, copy_authorities};
 use crate::servers::bin;
 use crate::servers::cluster::{self, AUTHORITY_KEYS, Authorities, Cluster};
 use crate::servers::vault::{Bao, Space, put};
@@ -39,13 +39,7 @@ fn fill_by_kubeadm(node: Node) -> Node {
         made
     });
     copy_tree(made.path(), &node.path("/etc/kubernetes"));
-    for authority in Authority::ALL {
-        for extension in ["crt", "key"] {
-            let file = format!("{}.{extension}", authority.base_name());
-            let from = node.path(PKI).join(&file);
-            fs::copy(from, node.ca().join(&file)).unwrap();
-        }
-    }
+    copy_authorities(Authority::ALL, &node.path(PKI), &node.ca());
     write_secret(node.outside("passphrase"), format!("{PASSPHRASE}\n"));
     node
 }

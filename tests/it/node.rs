@@ -516,6 +516,21 @@ pub(crate) fn with_mounts(node: &Node, inner: &Command, script: &str) -> Ran {
     Ran::of(&mut command)
 }
 
+/// Copies certificate and key of the authorities from one directory in kubeadm's layout to another one.
+pub(crate) fn copy_authorities(
+    authorities: impl IntoIterator<Item = Authority>,
+    from: &Path,
+    to: &Path,
+) {
+    for authority in authorities {
+        for extension in ["crt", "key"] {
+            let file = format!("{}.{extension}", authority.base_name());
+            fs::create_dir_all(to.join(&file).parent().unwrap()).unwrap();
+            fs::copy(from.join(&file), to.join(&file)).unwrap();
+        }
+    }
+}
+
 /// Waits until the condition holds.
 ///
 /// # Panics

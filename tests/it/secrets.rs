@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nodepki::kube::names::Authority;
 
-use crate::node::{Node, Ran};
+use crate::node::{Node, Ran, copy_authorities};
 use crate::signing::openssl;
 
 /// A port that refuses connections.
@@ -275,7 +275,7 @@ fn reports_ca_keys_of_local_signer_on_the_node() {
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nsigners: {lab: {local: {directory: /srv/ca}}}\n\
          authorities: {ca: {signer: lab}, etcd-ca: {signer: lab}, front-proxy-ca: {signer: lab}}\n",
     );
-    copy_authorities(&node.ca(), &node.path("/srv/ca"));
+    copy_authorities(Authority::ALL, &node.ca(), &node.path("/srv/ca"));
     let words = format!(
         "signers.lab.local.directory: {} contains the private keys of ca, front-proxy-ca, etcd-ca on this node",
         node.path("/srv/ca").display()
@@ -290,16 +290,6 @@ fn reports_ca_keys_of_local_signer_on_the_node() {
     // On a machine used for rescue they are outside the node.
     node.remove("/etc/nodepki/config.yaml");
     node.plan().done().says_not("private keys of");
-}
-
-fn copy_authorities(from: &Path, to: &Path) {
-    fs::create_dir_all(to.join("etcd")).unwrap();
-    for authority in Authority::ALL {
-        for extension in ["crt", "key"] {
-            let name = PathBuf::from(format!("{}.{extension}", authority.base_name()));
-            fs::copy(from.join(&name), to.join(&name)).unwrap();
-        }
-    }
 }
 
 // ---- One CA in several places ----

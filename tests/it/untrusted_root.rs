@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use nodepki::kube::names::Authority;
 use nodepki::store::{Commit, Mode, Root};
 use nodepki::x509::hex;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 
-use crate::node::{INIT, NODEPKI, Node, Ran, Snapshot, with_mounts};
+use crate::node::{INIT, NODEPKI, Node, Ran, Snapshot, copy_authorities, with_mounts};
 use crate::signing::write_secret;
 
 /// The text that must never leave this machine.
@@ -404,15 +405,7 @@ fn runs_no_hook_of_the_image_after_a_renewal() {
         "{ALL_AUTHORITIES}signers: {{s: {{local: {{directory: /ca}}}}}}\n\
          reload: {{hooks: [{{on: [apiserver, kube-apiserver, scheduler.conf], command: {hook}}}]}}\n"
     ));
-    for name in ["ca", "front-proxy-ca", "etcd/ca"] {
-        for extension in ["crt", "key"] {
-            let file = format!("{name}.{extension}");
-            image.node.write_secret(
-                format!("/ca/{file}"),
-                fs::read(image.node.ca().join(&file)).unwrap(),
-            );
-        }
-    }
+    copy_authorities(Authority::ALL, &image.node.ca(), &image.path("/ca"));
     image
         .node
         .write("/etc/kubernetes/manifests/kube-apiserver.yaml", "{}\n");
