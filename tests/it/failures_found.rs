@@ -3,17 +3,15 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::Duration;
 
 use nodepki::kube::kubeconfig::Kubeconfig;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::x509::{KeyAlgorithm, PrivateKey};
 
-use crate::node::{EVERYTHING, INIT, JOIN, Node, Ran};
+use crate::node::{DAY, EVERYTHING, INIT, JOIN, Node, Ran};
 use crate::signing::{now, openssl, wanted, write_secret};
 
 const PKI: &str = "/etc/kubernetes/pki";
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Asserts that the run is refused with status 65 and `words`, sends no request and changes nothing below `/etc`.
 fn assert_refused(node: &Node, words: &[&str]) -> Ran {

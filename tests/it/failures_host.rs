@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use nodepki::kube::names::{Authority, CertName};
 
-use crate::node::{EVERYTHING, INIT, NODEPKI, Node, Ran, Snapshot, wait_until, with_mounts};
+use crate::node::{DAY, EVERYTHING, INIT, NODEPKI, Node, Ran, Snapshot, wait_until, with_mounts};
 use crate::signing::now;
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 #[test]

@@ -15,7 +15,7 @@ use serde_json::json;
 use time::OffsetDateTime;
 
 use crate::kubeadm::accepts_external_ca;
-use crate::node::{EVERYTHING, INIT, Node, Ran};
+use crate::node::{DAY, EVERYTHING, INIT, Node, Ran};
 use crate::servers::cluster::{
     Authorities, Cluster, ClusterNode, ENDPOINT, TOKEN, cluster, wait_until,
 };
@@ -26,7 +26,6 @@ use crate::signing::openssl;
 const CONF: &str = "/etc/kubernetes/kubelet.conf";
 const PKI: &str = "/var/lib/kubelet/pki";
 const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const CLIENT_CERTIFICATE_IN_FILE: &str = "kubelet: {clientCertificate: file}\n";
 
 /// A complete first node with the kubelet's client certificate in a file.

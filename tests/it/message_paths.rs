@@ -8,18 +8,16 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use nodepki::kube::names::Authority;
 use nodepki::x509::{KeyAlgorithm, PrivateKey};
 use serde_json::Value;
 
-use crate::node::{INIT, JOIN, NODEPKI, Node, Ran};
+use crate::node::{DAY, INIT, JOIN, NODEPKI, Node, Ran};
 use crate::signing::now;
 
 const PKI: &str = "/etc/kubernetes/pki";
 const MANIFESTS: &str = "/etc/kubernetes/manifests";
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Paths that do not belong to a file of the node.
 const OTHER_PATHS: [&str; 9] = [

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::kubeadm::{self, copy_tree};
-use crate::node::{INIT, NODEPKI, Node, Ran, copy_authorities};
+use crate::node::{DAY, INIT, NODEPKI, Node, Ran, copy_authorities};
 use crate::servers::bin;
 use crate::servers::cluster::{self, AUTHORITY_KEYS, Authorities, Cluster};
 use crate::servers::vault::{Bao, Space, put};
@@ -21,7 +21,6 @@ use crate::signer_vault::print_setup;
 use crate::signing::{now, openssl, run_program, wanted, write_secret};
 
 const PKI: &str = "/etc/kubernetes/pki";
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const PASSPHRASE: &str = "correct horse battery staple";
 
 /// A first node as kubeadm creates it, with CA keys. The signer of [`Node::settings`] has the same keys.

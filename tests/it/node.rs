@@ -734,6 +734,8 @@ fn read_in_root(root: &Path, on_node: &str) -> Option<Vec<u8>> {
     )
 }
 
+pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// The PKI files that all control-plane nodes share, except the CA keys.
 pub(crate) const SHARED_FILES: [&str; 5] = [
     "ca.crt",

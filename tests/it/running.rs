@@ -82,10 +82,10 @@ fn desired(ran: &Ran) -> BTreeMap<String, Value> {
     let report: Value = serde_json::from_str(&ran.stdout).unwrap();
     let rows = report["rows"].as_array().unwrap().iter();
     rows.map(|row| {
-        let wish = ["subject", "sans", "key", "paths", "action"].map(|field| row[field].clone());
+        let state = ["subject", "sans", "key", "paths", "action"].map(|field| row[field].clone());
         (
             row["name"].as_str().unwrap().to_owned(),
-            wish.to_vec().into(),
+            state.to_vec().into(),
         )
     })
     .collect()
@@ -99,8 +99,8 @@ fn plan(node: &Node) -> Ran {
 
 #[track_caller]
 fn assert_everything_kept(ran: &Ran) {
-    for (name, wish) in desired(ran) {
-        assert_eq!(wish[4], "keep", "{name}: {}", ran.said());
+    for (name, state) in desired(ran) {
+        assert_eq!(state[4], "keep", "{name}: {}", ran.said());
     }
 }
 
@@ -569,10 +569,10 @@ fn renews_same_certificates_without_the_file_and_refuses_new_address() {
     );
     // Every certificate was issued just now.
     all.ended(75);
-    for (name, wish) in desired(&all) {
+    for (name, state) in desired(&all) {
         let wanted = before.get(&name).unwrap_or_else(|| panic!("{name}"));
         for field in 0..4 {
-            assert_eq!(wish[field], wanted[field], "{name}");
+            assert_eq!(state[field], wanted[field], "{name}");
         }
     }
     assert_everything_kept(&plan(&node));
