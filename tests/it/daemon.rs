@@ -401,7 +401,7 @@ fn shows_refusal_of_signer_in_the_status() {
 #[test]
 fn stays_asleep_while_idle() {
     let node = Node::bootstrapped();
-    let mut daemon = Daemon::start_settled(&node);
+    let daemon = Daemon::start_settled(&node);
     std::thread::sleep(Duration::from_secs(1));
     let before = context_switches(daemon.child.id());
     std::thread::sleep(Duration::from_secs(5));
@@ -438,7 +438,7 @@ fn arms_alarm_that_is_cancelled_when_the_clock_is_set() {
     // A test must not set the machine's clock. /proc shows the timer flag that makes the kernel wake the daemon when
     // the clock is set.
     let node = Node::bootstrapped();
-    let mut daemon = Daemon::start_settled(&node);
+    let daemon = Daemon::start_settled(&node);
     let descriptors = format!("/proc/{}/fdinfo", daemon.child.id());
     let timers = || -> Vec<String> {
         let entries = fs::read_dir(Path::new(&descriptors)).unwrap();
