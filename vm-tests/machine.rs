@@ -152,7 +152,7 @@ impl Shell {
                         return Err(format!("no shell after {limit:?}: {error}"));
                     }
                     if !alive() {
-                        return Err("it has ended".to_owned());
+                        return Err("the machine has ended".to_owned());
                     }
                     sleep(Duration::from_millis(20));
                 }

@@ -51,8 +51,8 @@ fn complete_node() -> Node {
 }
 
 /// A copy whose API server names and kubeconfig endpoint differ from the configuration.
-fn drifted_copy(complete_node: &Node) -> Node {
-    let node = complete_node.copied();
+fn drifted_copy(complete: &Node) -> Node {
+    let node = complete.copied();
     node.settings(KUBELET_BOOTSTRAP);
     fs::remove_file(node.outside("log")).unwrap();
     node.configure(&init_with_new_name().replace("api.example.com", "other.example.com"));
@@ -85,9 +85,9 @@ fn assert_no_mixed_pair(node: &Node, failpoint: &str, old: &BTreeMap<CertName, S
             continue;
         };
         // Between two renames a pair is inconsistent for a moment; the next start repairs it from the journal.
-        let complete_node = chain.leaf().public_key() == key.public_key();
+        let is_pair = chain.leaf().public_key() == key.public_key();
         assert!(
-            complete_node || node.path("/var/lib/nodepki/journal.json").exists(),
+            is_pair || node.path("/var/lib/nodepki/journal.json").exists(),
             "{failpoint}: {name} is torn and no journal can repair it"
         );
     }
@@ -221,29 +221,29 @@ fn completes_new_node_after_a_kill_at_every_failpoint() {
 
 #[test]
 fn completes_renewal_after_a_kill_at_every_failpoint() {
-    let complete_node = complete_node();
+    let complete = complete_node();
     for failpoint in failpoints_of_every_run() {
-        crash(&drifted_copy(&complete_node), failpoint);
+        crash(&drifted_copy(&complete), failpoint);
     }
     for failpoint in [
         "finish:rename-one:2",
         "finish:rename-one:3",
         "commit:staged-one:2",
     ] {
-        crash(&drifted_copy(&complete_node), failpoint);
+        crash(&drifted_copy(&complete), failpoint);
     }
 }
 
 #[test]
 fn completes_recovery_after_a_kill_at_every_failpoint() {
-    let complete_node = complete_node();
+    let complete = complete_node();
     for failpoint in failpoint::STORE
         .iter()
         .filter(|failpoint| failpoint.starts_with("recover:"))
     {
-        let node = drifted_copy(&complete_node);
+        let node = drifted_copy(&complete);
         let old = keys(&node);
-        // Before the point of commit recovery removes temporary files, after it it completes the commit.
+        // Before the point of commit, recovery removes temporary files; after it, recovery completes the commit.
         let first = if failpoint.starts_with("recover:swept") {
             "commit:staged"
         } else {
@@ -253,7 +253,7 @@ fn completes_recovery_after_a_kill_at_every_failpoint() {
         crash_after(&node, failpoint, old);
     }
     // Repeated kills within the same commit.
-    let node = drifted_copy(&complete_node);
+    let node = drifted_copy(&complete);
     assert!(is_killed_at(&node, "commit:journalled"));
     for _ in 0..3 {
         assert!(is_killed_at(&node, "finish:rename-one"));
@@ -315,7 +315,7 @@ fn reaches_every_failpoint_of_the_agent() {
 
 #[test]
 fn reports_disk_faults_and_loses_nothing() {
-    let complete_node = complete_node();
+    let complete = complete_node();
     for (error, code, words) in [
         (
             "ENOSPC",
@@ -350,7 +350,7 @@ fn reports_disk_faults_and_loses_nothing() {
             {
                 continue;
             }
-            let node = drifted_copy(&complete_node);
+            let node = drifted_copy(&complete);
             let before = node.etc();
             let armed = format!("{failpoint}={error}");
             let ran = Ran::of(node.ask_command("0s").env("NODEPKI_FAILPOINT", &armed));

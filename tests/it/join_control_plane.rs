@@ -67,7 +67,7 @@ fn by_file(cluster: &Cluster, node: &ClusterNode) -> String {
     format!("{{file: {{kubeConfigPath: /etc/nodepki/cluster.conf}}, tlsBootstrapToken: {TOKEN}}}")
 }
 
-/// Runs `nodepki bootstrap` until the test has signed every request by hand.
+/// Bootstraps the node; between two runs the test signs the pending requests by hand.
 fn bootstrap(node: &ClusterNode, authorities: &Path) {
     let run = || node.nodepki(&["bootstrap", "--wait", "0s"]);
     run().ended(75);

@@ -33,7 +33,7 @@ fn join(cluster: &Cluster, node: &ClusterNode, more: &str) -> String {
 }
 
 /// Uploads the certificates of the shared cluster with the real kubeadm, and returns the certificate key.
-fn uploaded(cluster: &Cluster) -> String {
+fn upload_with_new_key(cluster: &Cluster) -> String {
     let key = CertificateKey::generate().unwrap().to_hex();
     upload(cluster, &key);
     key.to_string()
@@ -52,7 +52,7 @@ fn upload(cluster: &Cluster, key: &str) {
 /// The certificate key of all tests of the shared cluster: each upload invalidates the previous key.
 fn shared_key() -> &'static str {
     static KEY: std::sync::OnceLock<String> = std::sync::OnceLock::new();
-    KEY.get_or_init(|| uploaded(cluster()))
+    KEY.get_or_init(|| upload_with_new_key(cluster()))
 }
 
 fn with_key(key: &str) -> String {
@@ -373,7 +373,7 @@ fn refuses_service_account_key_that_the_cluster_does_not_publish() {
 fn changes_nothing_on_damaged_secrets() {
     // The test damages the Secret, so it needs its own cluster.
     let cluster = Cluster::start(Authorities::Internal);
-    let key = uploaded(&cluster);
+    let key = upload_with_new_key(&cluster);
     let admin = cluster.admin();
     let (_, whole) = admin.get(KUBEADM_CERTS);
     let node = cluster.add_node("cp2", "192.0.2.12");
@@ -643,7 +643,7 @@ fn keeps_downloaded_files_while_the_signer_is_unreachable() {
     let current = fs::read_to_string(first.pki("sa.pub")).unwrap();
     let both = format!("{next}{current}");
     first.write("/etc/kubernetes/pki/sa.pub", &both);
-    let key = uploaded(&cluster);
+    let key = upload_with_new_key(&cluster);
 
     let node = cluster.add_node("cp2", "192.0.2.12");
     node.write(JOIN_CONFIGURATION, &join(&cluster, &node, &with_key(&key)));

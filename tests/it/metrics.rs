@@ -48,11 +48,11 @@ fn samples(page: &str) -> BTreeMap<String, f64> {
     stdin.write_all(page.as_bytes()).unwrap();
     drop(stdin);
     let checked = promtool.wait_with_output().unwrap();
-    let exchange = [checked.stdout, checked.stderr].concat();
+    let messages = [checked.stdout, checked.stderr].concat();
     assert!(
-        checked.status.success() && exchange.is_empty(),
+        checked.status.success() && messages.is_empty(),
         "promtool: {}\n{page}",
-        String::from_utf8_lossy(&exchange)
+        String::from_utf8_lossy(&messages)
     );
     let mut samples = BTreeMap::new();
     for line in page.lines().filter(|line| !line.starts_with('#')) {

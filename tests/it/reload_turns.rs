@@ -49,10 +49,10 @@ fn daemons_of_two_nodes_restart_components_in_turn() {
     // A new algorithm makes every certificate due on both nodes at once.
     nodes.iter().for_each(|node| configure(node, "P384"));
     let mut daemons = nodes.map(Daemon::start);
-    settled(&mut daemons, &nodes, &pods, 1);
+    wait_until_restarted(&mut daemons, &nodes, &pods, 1);
     nodes.iter().for_each(|node| configure(node, "P256"));
     daemons.iter_mut().for_each(Daemon::reload);
-    settled(&mut daemons, &nodes, &pods, 2);
+    wait_until_restarted(&mut daemons, &nodes, &pods, 2);
     daemons.iter_mut().for_each(Daemon::stop);
 
     let [first, second] = pods.map(|pods| pods.starts());
@@ -65,7 +65,7 @@ fn daemons_of_two_nodes_restart_components_in_turn() {
 }
 
 /// Waits until the components of both nodes were restarted this often and no restart is due.
-fn settled(
+fn wait_until_restarted(
     daemons: &mut [Daemon; 2],
     nodes: &[&ClusterNode; 2],
     pods: &[StaticPods; 2],

@@ -675,7 +675,7 @@ fn fails_on_missing_or_damaged_service_account_key() {
         "/etc/kubernetes/pki/sa.key".to_owned(),
         "/etc/kubernetes/pki/sa.pub".to_owned(),
     );
-    let prepared = [&key, &public].map(|path| (path, node.read(path)));
+    let originals = [&key, &public].map(|path| (path, node.read(path)));
     for (broken, content) in [
         (&key, None),
         (&key, Some("")),
@@ -697,7 +697,7 @@ fn fails_on_missing_or_damaged_service_account_key() {
         renew(&node, &["--force", "--name", "apiserver"])
             .done()
             .says("sa.");
-        for (path, content) in &prepared {
+        for (path, content) in &originals {
             node.write(path, content);
         }
         renew(&node, &[]).done();

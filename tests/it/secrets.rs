@@ -94,7 +94,7 @@ fn bootstrap(node: &Node) -> Ran {
     on_node(node, &["bootstrap", "--wait", "0s", "--clock-wait", "0s"])
 }
 
-/// Asserts that `bootstrap` refuses the file and that `doctor` reports it.
+/// Asserts that `bootstrap` refuses the file with this mode, and that the commands which only read report it.
 fn assert_refuses(node: &Node, setting: &str, mode: u32) {
     node.set_mode(SECRET, mode);
     let path = node.path(SECRET).display().to_string();

@@ -122,7 +122,7 @@ impl Image {
         ));
     }
 
-    /// Writes a file of this machine that contains the secret.
+    /// The path of a file of this machine that contains the secret.
     fn token(&self) -> PathBuf {
         self.node.outside("token")
     }
