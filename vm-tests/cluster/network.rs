@@ -1,4 +1,4 @@
-//! The network of the cluster: a bridge, a network namespace for each node, and the load balancer before the API servers.
+//! The network of the cluster: a bridge, a network namespace for each node, and the load balancer in front of the API servers.
 //!
 //! Everything is in the namespaces of this program and ends with it.
 
