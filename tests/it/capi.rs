@@ -22,7 +22,7 @@ use crate::signing::{now, openssl, write_secret};
 const ENDPOINT: &str = "api.prod.example.com:6443";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A management cluster's namespace of its own, and a machine with a signer beside it.
+/// A namespace of the management cluster, and a machine with a signer.
 pub(crate) struct Management {
     pub(crate) node: Node,
     cluster: &'static Kubernetes,
@@ -61,7 +61,7 @@ impl Management {
         command
     }
 
-    /// `capi secrets` with the signer that logs and the authorities' certificates.
+    /// Returns `capi secrets` with the logging signer and the authorities' certificates.
     fn secrets(&self, more: &[&str]) -> Command {
         let mut command = self.command("secrets", &["--wait", "0s", "--clock-wait", "0s"]);
         command
@@ -88,7 +88,7 @@ impl Management {
         format!("/api/v1/namespaces/{}/secrets", self.namespace)
     }
 
-    /// The Secrets that are there, by the part of their name after `prod-`.
+    /// Returns the existing Secrets by the part of their name after `prod-`.
     fn there(&self) -> Vec<(String, Value)> {
         let secrets = self.cluster.admin().list(&self.path());
         let mut named: Vec<_> = secrets
@@ -123,7 +123,7 @@ impl Management {
             .unwrap()
     }
 
-    /// What changes with every write, by name.
+    /// Returns the resource version of each Secret by name.
     fn versions(&self) -> Vec<(String, String)> {
         let version = |secret: Value| secret["metadata"]["resourceVersion"].to_string();
         self.there()
@@ -132,7 +132,7 @@ impl Management {
             .collect()
     }
 
-    /// Makes a Secret as somebody else would.
+    /// Creates a Secret without nodepki.
     fn make(&self, purpose: &str, data: Value, metadata: Value) {
         let mut object =
             json!({"kind": "Secret", "apiVersion": "v1", "metadata": metadata, "stringData": data});
@@ -146,7 +146,7 @@ impl Management {
             .delete(&format!("{}/prod-{purpose}", self.path()));
     }
 
-    /// What Cluster API's own code makes of the Secrets: a line a use.
+    /// Returns what Cluster API's own code reads from the Secrets, one line for each use.
     fn cluster_api_says(&self) -> Vec<String> {
         let output = Command::new(bin("cluster-api"))
             .arg("secrets")
@@ -163,7 +163,7 @@ impl Management {
         self.node.authority(authority).bundle().to_pem()
     }
 
-    /// OpenSSL verifies a certificate under an authority, and the key belongs to it.
+    /// Asserts that OpenSSL verifies a certificate under an authority, and that the key belongs to it.
     fn verified(&self, authority: Authority, certificate: &[u8], key: &[u8]) {
         let dir = tempfile::tempdir().unwrap();
         let leaf = dir.path().join("leaf.crt");
@@ -200,7 +200,7 @@ fn client(authority: &CertificateAuthority, at: time::OffsetDateTime) -> (Chain,
 }
 
 #[test]
-fn cluster_api_takes_what_is_made() {
+fn creates_secrets_that_cluster_api_accepts() {
     let management = Management::new();
     let ran = management.apply(&[]);
     ran.done();
@@ -215,7 +215,7 @@ fn cluster_api_takes_what_is_made() {
     for (name, secret) in management.there() {
         let labels = &secret["metadata"]["labels"];
         assert_eq!(labels["cluster.x-k8s.io/cluster-name"], "prod", "{name}");
-        // Of Cluster API's own type it would be renewed with the CA's key.
+        // Cluster API would renew a Secret of its own type with the CA key.
         let wanted = match name.as_str() {
             "kubeconfig" => "Opaque",
             _ => "cluster.x-k8s.io/secret",
@@ -237,7 +237,7 @@ fn cluster_api_takes_what_is_made() {
     let kubeconfig = String::from_utf8(management.data("kubeconfig", "value")).unwrap();
     let current = Kubeconfig::parse(&kubeconfig).unwrap().current().unwrap();
     assert_eq!(current.server, Some(format!("https://{ENDPOINT}")));
-    // Cluster API looks for the entry of this name.
+    // Cluster API reads the entry of this name.
     assert_eq!(current.cluster, "prod");
     assert_eq!(
         current.authority.unwrap(),
@@ -248,7 +248,7 @@ fn cluster_api_takes_what_is_made() {
         &current.certificate.unwrap(),
         &current.key.unwrap(),
     );
-    // As it is today: without a CA's key nobody but the first node joins.
+    // The present Cluster API: without a CA key only the first node joins.
     assert_eq!(
         management.cluster_api_says(),
         [
@@ -276,7 +276,7 @@ fn cluster_api_takes_what_is_made() {
 }
 
 #[test]
-fn a_second_run_changes_nothing() {
+fn changes_nothing_in_second_run() {
     let management = Management::new();
     management.apply(&["--format", "both"]).done();
     let (versions, directory) = (management.versions(), Snapshot::of(&management.directory()));
@@ -290,7 +290,7 @@ fn a_second_run_changes_nothing() {
     assert_eq!(management.versions(), versions);
     assert_eq!(management.node.exchanges().len(), exchanges);
     directory.unchanged(&Snapshot::of(&management.directory()));
-    // The same Secrets as a file, and on standard output.
+    // The same Secrets in a file and on standard output.
     let file = management.node.outside("secrets.yaml");
     let out = ["--format", "both", "--out", file.to_str().unwrap()];
     Ran::of(&mut management.secrets(&out))
@@ -305,7 +305,7 @@ fn a_second_run_changes_nothing() {
     let mut piped = management.command("check", &["--format", "both", "--from-file", "-"]);
     Ran::of(piped.stdin(fs::File::open(&file).unwrap())).done();
     directory.unchanged(&Snapshot::of(&management.directory()));
-    // The API server takes the file as it is, and says the same as before.
+    // The API server accepts the file unchanged.
     let admin = management.cluster.admin();
     for document in printed
         .stdout
@@ -332,7 +332,7 @@ fn a_second_run_changes_nothing() {
 }
 
 #[test]
-fn the_proposals_format_is_its_own() {
+fn writes_format_of_proposal_on_request() {
     let management = Management::new();
     management.apply(&["--format", "proposal"]).done();
     assert_eq!(
@@ -372,7 +372,7 @@ fn the_proposals_format_is_its_own() {
             management.namespace
         )
     );
-    // With an external etcd its Secrets are somebody else's.
+    // With an external etcd nodepki does not manage its Secrets.
     let management = Management::new();
     management.apply(&["--external-etcd"]).done();
     assert_eq!(management.names(), ["ca", "kubeconfig", "proxy"]);
@@ -385,7 +385,7 @@ fn the_proposals_format_is_its_own() {
 }
 
 #[test]
-fn a_signer_may_take_its_time() {
+fn waits_for_pending_signer() {
     let management = Management::new();
     management.node.signer_does("admin.conf", "pending");
     for _ in 0..2 {
@@ -407,7 +407,7 @@ fn a_signer_may_take_its_time() {
 }
 
 #[test]
-fn what_has_ended_or_differs_is_issued_anew() {
+fn reissues_expired_and_changed_certificates() {
     let management = Management::new();
     management.apply(&[]).done();
     let etcd = management.node.authority(Authority::EtcdCa);
@@ -425,7 +425,7 @@ fn what_has_ended_or_differs_is_issued_anew() {
     let found = |key| management.data("apiserver-etcd-client", key);
     management.verified(Authority::EtcdCa, &found("tls.crt"), &found("tls.key"));
 
-    // A kubeadm configuration brings another address and another kind of key.
+    // A kubeadm configuration with another address and another key algorithm.
     let asked = management.node.submissions();
     let mut moved = management.command(
         "secrets",
@@ -453,7 +453,7 @@ fn what_has_ended_or_differs_is_issued_anew() {
         current.server.as_deref(),
         Some("https://api.example.com:6443")
     );
-    // Another address alone needs no signature.
+    // Another address alone does not need a signature.
     let asked = management.node.submissions();
     let mut back = Ran::of(moved.args(["--endpoint", ENDPOINT]));
     back.done().row_says("prod-kubeconfig", "replaced");
@@ -463,7 +463,7 @@ fn what_has_ended_or_differs_is_issued_anew() {
 }
 
 #[test]
-fn somebody_elses_secret_is_left_alone() {
+fn leaves_foreign_secret_unchanged() {
     let management = Management::new();
     let foreign = CertificateAuthority::self_signed(
         "front-proxy-ca",
@@ -515,7 +515,7 @@ fn somebody_elses_secret_is_left_alone() {
         .check(&[])
         .done()
         .says("tls.key holds no private key");
-    // What is not ours is kept even so.
+    // A foreign Secret is kept nevertheless.
     assert_eq!(management.data("proxy", "tls.key"), b"precious");
     let metadata = &management.secret("apiserver-etcd-client")["metadata"];
     assert_eq!(
@@ -529,7 +529,7 @@ fn somebody_elses_secret_is_left_alone() {
 }
 
 #[test]
-fn a_secret_that_is_right_needs_no_leave_of_its_owner() {
+fn accepts_valid_foreign_secret() {
     let management = Management::new();
     let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "cp", "uid": "1", "controller": true});
     management.make(
@@ -543,7 +543,7 @@ fn a_secret_that_is_right_needs_no_leave_of_its_owner() {
 }
 
 #[test]
-fn what_the_management_cluster_refuses_is_named() {
+fn names_refusal_of_management_cluster() {
     let mut management = Management::new();
     let nobody = management.cluster.kubeconfig_of("nobody", &["nobodies"]);
     let admin = fs::read_to_string(management.kubeconfig()).unwrap();
@@ -561,7 +561,7 @@ fn what_the_management_cluster_refuses_is_named() {
 }
 
 #[test]
-fn what_cluster_api_has_adopted_stays_ours_to_renew() {
+fn renews_secret_adopted_by_cluster_api() {
     let management = Management::new();
     management.apply(&[]).done();
     let certificate = String::from_utf8(management.data("apiserver-etcd-client", "tls.crt"));
@@ -579,7 +579,7 @@ fn what_cluster_api_has_adopted_stays_ours_to_renew() {
 }
 
 #[test]
-fn the_conditions_say_what_the_proposal_says() {
+fn reports_conditions_of_proposal() {
     let management = Management::new();
     let missing = management.check(&["-o", "json"]);
     missing.ended(75);
@@ -640,9 +640,9 @@ fn the_conditions_say_what_the_proposal_says() {
     management.check(&[]).done();
 }
 
-/// The kubeconfig of a cluster whose CA it is: the API server knows its administrator.
+/// The API server of the cluster with this CA accepts the administrator of the kubeconfig.
 #[test]
-fn the_kubeconfig_is_an_administrators() {
+fn creates_kubeconfig_of_administrator() {
     let management = Management::new();
     let ca = management.node.outside("ca");
     let own = management.cluster.ca_file();
@@ -695,7 +695,7 @@ fn who_am_i(kubeconfig: &Path) -> Value {
 }
 
 #[test]
-fn keys_are_not_shown_on_a_terminal() {
+fn does_not_print_keys_to_terminal() {
     let management = Management::new();
     let arguments = management.secrets(&[]);
     let line: Vec<String> = arguments
@@ -716,7 +716,7 @@ fn keys_are_not_shown_on_a_terminal() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_said_first() {
+fn reports_missing_and_wrong_settings_first() {
     let management = Management::new();
     let usage = |arguments: &[&str], words: &str| {
         management.node.run(arguments).ended(64).says(words);
@@ -738,7 +738,7 @@ fn what_is_missing_or_wrong_is_said_first() {
         .run(&["capi", "check", "prod", "--from-file", "/nowhere.yaml"])
         .ended(78)
         .says("/nowhere.yaml");
-    // A signer that hands out CA certificates is not believed without a pin, and paths are those of this machine.
+    // A CA certificate from a signer needs a pin. Paths in messages are those of this machine.
     let mut command = management.command(
         "secrets",
         &["--endpoint", ENDPOINT, "--clock-wait", "0s", "--config"],
@@ -748,7 +748,7 @@ fn what_is_missing_or_wrong_is_said_first() {
         .ended(78)
         .says(&format!("below {}: ", management.directory().display()))
         .says("nothing says that it is the right one");
-    // Another CA than the last time.
+    // The CA differs from that of the last run.
     management.apply(&[]).done();
     let before = management.versions();
     management

@@ -1,6 +1,6 @@
-//! `nodepki certs`: what the real kubeadm uploaded is downloaded, and the other way round, in a real cluster.
+//! `nodepki certs` in a real cluster: it downloads what the real kubeadm has uploaded, and the reverse.
 //!
-//! There is one Secret `kubeadm-certs` in a cluster, so that these tests have clusters of their own and take turns.
+//! A cluster has one Secret `kubeadm-certs`, so that these tests share clusters of their own and run one after another.
 
 use std::fs;
 use std::io::Write as _;
@@ -25,7 +25,7 @@ const KEY: &str = "/etc/nodepki/certificate-key";
 const SECRETS: &str = "/api/v1/namespaces/kube-system/secrets";
 const SHARED: &str = "/api/v1/namespaces/kube-system/secrets/kubeadm-certs";
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system";
-/// What every control-plane node has, with etcd on it.
+/// The files of a control-plane node with etcd.
 const PUBLIC: [(&str, u32); 5] = [
     ("ca.crt", 0o644),
     ("front-proxy-ca.crt", 0o644),
@@ -54,7 +54,7 @@ fn external() -> MutexGuard<'static, Cluster> {
     turn(&CLUSTER, Authorities::External)
 }
 
-/// A node that has the administrator's kubeconfig and the certificate key, and nothing else.
+/// A node that has only the administrator's kubeconfig and the certificate key.
 fn joining(cluster: &Cluster, name: &str, address: &str, key: &str) -> ClusterNode {
     let node = cluster.add_node(name, address);
     let admin = cluster.first().path("/etc/kubernetes/super-admin.conf");
@@ -72,7 +72,7 @@ fn kubeadm_uploads(cluster: &Cluster, config: &str) -> String {
     key_in(&ran)
 }
 
-/// The line of 64 digits that kubeadm and nodepki print.
+/// Returns the line of 64 digits that kubeadm and nodepki print.
 fn key_in(ran: &Ran) -> String {
     let mut keys = ran
         .stdout
@@ -145,9 +145,9 @@ fn kubeadm_downloads(cluster: &Cluster, node: &ClusterNode, key: &str) -> Ran {
 }
 
 #[test]
-fn what_kubeadm_uploaded_is_downloaded_without_ca_keys() {
+fn downloads_upload_of_kubeadm_without_ca_keys() {
     let cluster = internal();
-    // kubeadm takes nodepki's key.
+    // kubeadm accepts nodepki's key.
     let key = key_in(&cluster.first().nodepki(&["certs", "key"]));
     let given = format!("certificateKey: {key}\nbootstrapTokens:");
     let config = INIT.replace("bootstrapTokens:", &given);
@@ -182,7 +182,7 @@ fn what_kubeadm_uploaded_is_downloaded_without_ca_keys() {
 }
 
 #[test]
-fn the_join_configuration_is_enough_to_download() {
+fn downloads_with_join_configuration_alone() {
     let cluster = internal();
     let key = kubeadm_uploads(&cluster, INIT);
     let node = cluster.add_node("down2", "192.0.2.22");
@@ -194,7 +194,7 @@ fn the_join_configuration_is_enough_to_download() {
 }
 
 #[test]
-fn an_external_etcd_is_read_from_the_cluster_and_its_files_go_where_it_says() {
+fn downloads_files_of_external_etcd_to_configured_paths() {
     let cluster = internal();
     let first = cluster.first();
     let source = first.path(PKI);
@@ -228,7 +228,7 @@ fn an_external_etcd_is_read_from_the_cluster_and_its_files_go_where_it_says() {
     let key = kubeadm_uploads(&cluster, &config);
     let node = joining(&cluster, "down3", "192.0.2.23", &key);
     let ran = download(&node, &[]);
-    // With nodepki's own upload the real kubeadm does the same.
+    // The real kubeadm does the same with nodepki's upload.
     let uploaded = first.nodepki(&["certs", "upload"]);
     let kubeadms = cluster.add_node("down4", "192.0.2.24");
     let by_kubeadm = kubeadm_downloads(&cluster, &kubeadms, &key_in(&uploaded));
@@ -255,7 +255,7 @@ fn an_external_etcd_is_read_from_the_cluster_and_its_files_go_where_it_says() {
     assert!(!node.path(PKI).join("etcd/ca.crt").exists());
 }
 
-/// Without what differs between two uploads: times, versions, values, and the token's name.
+/// Returns the objects without what differs between two uploads: times, versions, values, and the token's name.
 fn shape(object: &Value) -> Value {
     let mut object = object.clone();
     let metadata = object["metadata"].as_object_mut().unwrap();
@@ -298,7 +298,7 @@ fn decoded(value: &Value) -> Vec<u8> {
     BASE64_STANDARD.decode(value.as_str().unwrap()).unwrap()
 }
 
-/// The Secret, the token that it belongs to, the Role and the RoleBinding.
+/// Returns the Secret, its token, the Role and the RoleBinding.
 fn objects(cluster: &Cluster) -> [Value; 4] {
     let admin = cluster.admin();
     let read = |path: &str| {
@@ -319,7 +319,7 @@ fn objects(cluster: &Cluster) -> [Value; 4] {
 }
 
 #[test]
-fn the_real_kubeadm_downloads_what_was_uploaded() {
+fn uploads_for_real_kubeadm() {
     let cluster = internal();
     let first = cluster.first();
     kubeadm_uploads(&cluster, INIT);
@@ -354,7 +354,7 @@ fn the_real_kubeadm_downloads_what_was_uploaded() {
     kubeadm_downloads(&cluster, &node, &key).done();
     has_the_files_of(&cluster, &node, &everything());
 
-    // A new upload has a new key and a new token; the old key is of no use any more.
+    // A new upload has a new key and a new token; the old key is no longer valid.
     let again = first.nodepki(&[
         "certs",
         "upload",
@@ -380,7 +380,7 @@ fn the_real_kubeadm_downloads_what_was_uploaded() {
         .says("cipher: message authentication failed");
     kubeadm_downloads(&cluster, &node, written.trim()).done();
 
-    // A key that is given is used, and not told.
+    // A given key is used and not printed.
     first.write_secret("/etc/nodepki/given", &key);
     let ran = first.nodepki(&[
         "-vv",
@@ -394,7 +394,7 @@ fn the_real_kubeadm_downloads_what_was_uploaded() {
 }
 
 #[test]
-fn the_cluster_removes_the_upload_with_its_token() {
+fn uploads_secret_that_expires_with_its_token() {
     let cluster = internal();
     cluster.first().nodepki(&["certs", "upload"]).done();
     let [_, token, ..] = objects(&cluster);
@@ -426,7 +426,7 @@ fn the_cluster_removes_the_upload_with_its_token() {
 }
 
 #[test]
-fn an_upload_that_is_not_in_order_changes_nothing_on_the_node() {
+fn changes_nothing_for_faulty_upload() {
     let cluster = internal();
     let key = kubeadm_uploads(&cluster, INIT);
     let admin = cluster.admin();
@@ -472,7 +472,7 @@ fn an_upload_that_is_not_in_order_changes_nothing_on_the_node() {
         assert_eq!(status, 200, "{name}");
     }
 
-    // What nobody needs may be damaged.
+    // Entries that are not needed may be damaged.
     let change = json!({"data": {"ca.key": BASE64_STANDARD.encode("damaged")}});
     assert_eq!(admin.patch(SHARED, &change).0, 200);
     let other = "ab".repeat(32);
@@ -494,13 +494,13 @@ fn an_upload_that_is_not_in_order_changes_nothing_on_the_node() {
 }
 
 #[test]
-fn files_of_another_cluster_are_not_overwritten() {
+fn does_not_overwrite_files_of_another_cluster() {
     let cluster = internal();
     let key = kubeadm_uploads(&cluster, INIT);
     let node = joining(&cluster, "other", "192.0.2.34", &key);
     let pki = |file: &str| format!("{PKI}/{file}");
     let read = |file: &str| fs::read_to_string(cluster.first().path(&pki(file))).unwrap();
-    // The same in other words, the same of another authority, and nothing of the kind.
+    // The same certificate in another encoding, one of another authority, and text that is not a certificate.
     node.write(
         &pki("ca.crt"),
         &format!("a comment\n{}\n\n", read("ca.crt")),
@@ -544,7 +544,7 @@ fn files_of_another_cluster_are_not_overwritten() {
 }
 
 #[test]
-fn nothing_is_sent_when_a_file_is_missing_or_wrong() {
+fn sends_nothing_if_file_is_missing_or_wrong() {
     let cluster = internal();
     let first = cluster.first();
     let admin = cluster.admin();
@@ -578,7 +578,7 @@ fn nothing_is_sent_when_a_file_is_missing_or_wrong() {
         .says("/etc/kubernetes/pki/front-proxy-ca.crt is not what its name says: there is no certificate in it");
     assert!(!first.path(out).exists());
     assert_eq!(names(), before);
-    // The same with a credential that may not.
+    // The same with a credential without permission.
     first
         .nodepki(&[
             "certs",
@@ -592,7 +592,7 @@ fn nothing_is_sent_when_a_file_is_missing_or_wrong() {
 }
 
 #[test]
-fn an_upload_that_fails_half_way_ends_at_once() {
+fn stops_upload_at_first_failure() {
     let cluster = internal();
     let first = cluster.first();
     let admin = cluster.admin();
@@ -644,10 +644,10 @@ contexts: [{{name: it, context: {{cluster: it, user: it}}}}]
 }
 
 #[test]
-fn without_ca_keys_everything_else_is_shared() {
+fn uploads_everything_else_without_ca_keys() {
     let cluster = external();
     let first = cluster.first();
-    // kubeadm does not.
+    // kubeadm does not share them.
     first
         .kubeadm(
             &["init", "phase", "upload-certs", "--upload-certs"],
@@ -682,7 +682,7 @@ fn without_ca_keys_everything_else_is_shared() {
 }
 
 #[test]
-fn ca_keys_are_excluded_on_request() {
+fn excludes_ca_keys_on_request() {
     let cluster = internal();
     let ran = cluster
         .first()
@@ -696,9 +696,9 @@ fn ca_keys_are_excluded_on_request() {
     has_no_authority_key(&node);
 }
 
-/// No cluster is needed to refuse what cannot be right.
+/// Invalid input is refused without a cluster.
 #[test]
-fn a_certificate_key_is_made_and_read_without_being_shown() {
+fn keeps_certificate_key_out_of_output() {
     let node = Node::new();
     let made = node.run(&["certs", "key"]);
     made.done();
@@ -725,7 +725,7 @@ fn a_certificate_key_is_made_and_read_without_being_shown() {
         let arguments = ["certs", "download", "--kubeconfig", "/etc/admin.conf"];
         node.run(&[arguments.as_slice(), more].concat())
     };
-    // In argv it would be seen by all, and it is not repeated.
+    // All users can read argv. The key is not repeated in the message.
     with(&["--certificate-key-file", &key])
         .ended(64)
         .says("takes the name of a file, and was given a certificate key")
@@ -750,7 +750,7 @@ fn a_certificate_key_is_made_and_read_without_being_shown() {
 }
 
 #[test]
-fn the_certificate_key_comes_by_file_descriptor_and_credential() {
+fn reads_certificate_key_from_descriptor_and_credential() {
     let cluster = internal();
     let key = kubeadm_uploads(&cluster, INIT);
     let node = joining(&cluster, "fd", "192.0.2.36", "not this one");

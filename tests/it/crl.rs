@@ -1,4 +1,4 @@
-//! Revocation lists, made by OpenSSL: which are taken, what they do to certificates, and that etcd heeds them.
+//! Revocation lists (CRLs) made by OpenSSL: which are installed, their effect on certificates, and that etcd obeys them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ const PEM: &str = "/etc/kubernetes/pki/etcd/crl.pem";
 const DER: &str = "/etc/kubernetes/pki/etcd/crl.der";
 const DAY: &[&str] = &["-crldays", "1"];
 
-/// A node with everything in place whose signer publishes a list for etcd-ca.
+/// A complete node whose signer publishes a CRL for etcd-ca.
 struct Publisher(Node);
 
 impl Publisher {
@@ -33,7 +33,7 @@ impl Publisher {
         self.0.outside("crl").join("etcd-ca")
     }
 
-    /// Publishes a list that revokes these serial numbers (hexadecimal).
+    /// Publishes a CRL that revokes these serial numbers (hexadecimal).
     fn publish(&self, serials: &[&str]) {
         fs::create_dir_all(self.0.outside("crl")).unwrap();
         fs::write(self.list(), self.make("etcd/ca", serials, DAY)).unwrap();
@@ -43,7 +43,7 @@ impl Publisher {
         self.make_with(base, serials, dates, "")
     }
 
-    /// With an issuing distribution point of these lines.
+    /// Makes a CRL with these lines in its issuing distribution point.
     fn make_with(&self, base: &str, serials: &[&str], dates: &[&str], point: &str) -> Vec<u8> {
         let extensions = match point {
             "" => String::new(),
@@ -52,7 +52,7 @@ impl Publisher {
         self.make_extended(base, serials, dates, &extensions)
     }
 
-    /// With these extensions.
+    /// Makes a CRL with these extensions.
     fn make_extended(
         &self,
         base: &str,
@@ -70,7 +70,7 @@ impl Publisher {
             "[ca]\ndefault_ca = d\n[d]\ndatabase = {0}/index.txt\ndefault_md = sha256\ncrlnumber = {0}/number\n",
             dir.path().display()
         );
-        // A list with a number has version 2, the only one that etcd 3.6 reads.
+        // A CRL with a number has version 2, the only version that etcd 3.6 reads.
         fs::write(dir.path().join("number"), "01\n").unwrap();
         if !extensions.is_empty() {
             config.push_str("crl_extensions = e\n[e]\n");
@@ -103,7 +103,7 @@ impl Publisher {
 }
 
 #[test]
-fn a_list_is_put_in_place_as_pem_and_der_and_then_left_alone() {
+fn installs_crl_as_pem_and_der_once() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     publisher
@@ -136,7 +136,7 @@ fn a_list_is_put_in_place_as_pem_and_der_and_then_left_alone() {
 }
 
 #[test]
-fn refuses_list_of_version_1() {
+fn refuses_crl_of_version_1() {
     let publisher = Publisher::new();
     let authority = publisher.0.ca().join("etcd/ca");
     let dir = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ fn refuses_list_of_version_1() {
 }
 
 #[test]
-fn a_list_that_is_stale_older_foreign_or_forged_replaces_nothing() {
+fn keeps_crl_if_new_one_is_stale_older_foreign_or_forged() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     publisher.publish(&["0ABC"]);
@@ -206,14 +206,14 @@ fn a_list_that_is_stale_older_foreign_or_forged_replaces_nothing() {
         publisher.crl().ended(65).row_says("etcd/crl.pem", words);
         before.unchanged(&node.etc());
     }
-    // Nothing published any more: what is in place stays.
+    // If no CRL is published any more, the installed one stays.
     fs::remove_file(publisher.list()).unwrap();
     publisher.crl().done();
     before.unchanged(&node.etc());
 }
 
 #[test]
-fn a_list_under_a_ca_that_is_not_the_pinned_one_is_not_fetched() {
+fn does_not_fetch_crl_of_unpinned_ca() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
@@ -235,12 +235,12 @@ fn a_list_under_a_ca_that_is_not_the_pinned_one_is_not_fetched() {
 }
 
 #[test]
-fn a_revoked_certificate_is_never_installed() {
+fn does_not_install_revoked_certificate() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     let revoked = publisher.serial(CertName::EtcdServer);
     publisher.publish(&[&revoked]);
-    // The signer's list names it: said, and the next bootstrap replaces it with a new key.
+    // The CRL names the certificate: this is reported, and the next bootstrap replaces it with a new key.
     publisher.crl().done().says("run nodepki bootstrap");
     let old_key = node.key_in_place(CertName::EtcdServer);
     node.ask()
@@ -249,7 +249,7 @@ fn a_revoked_certificate_is_never_installed() {
     assert_ne!(node.key_in_place(CertName::EtcdServer), old_key);
     node.assert_sound(&CertName::KUBEADM);
 
-    // A signer that hands the revoked certificate out again.
+    // The signer returns the revoked certificate again.
     node.remove("/etc/kubernetes/pki/etcd/peer.crt");
     node.remove("/etc/kubernetes/pki/etcd/peer.key");
     node.signer_does("etcd-peer", "pending");
@@ -260,7 +260,7 @@ fn a_revoked_certificate_is_never_installed() {
         .unwrap()
         .map(|one| one.unwrap().path())
         .collect();
-    // The plug-in signs now; its list already revokes what it will hand out.
+    // The plug-in signs now, and its CRL already revokes that certificate.
     let ran = {
         let mut first = node.ask_command("0s");
         first.env("NODEPKI_FAILPOINT", "request:verified");
@@ -280,14 +280,14 @@ fn a_revoked_certificate_is_never_installed() {
             .ended(65)
             .row_says("etcd-peer", "is revoked since");
         before.unchanged(&node.etc());
-        // With a new key the signer makes a new certificate.
+        // For a new key the signer issues a new certificate.
         node.ask().done();
         node.assert_sound(&CertName::KUBEADM);
     }
 }
 
 #[test]
-fn without_its_list_nothing_of_an_authority_is_installed() {
+fn installs_nothing_of_authority_without_its_crl() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     node.remove("/etc/kubernetes/pki/etcd/peer.crt");
@@ -301,13 +301,13 @@ fn without_its_list_nothing_of_an_authority_is_installed() {
     let submitted = node.submissions();
     publisher.publish(&[]);
     node.ask().done();
-    // The answer was kept.
+    // The answer was stored.
     assert_eq!(node.submissions(), submitted);
 }
 
-/// What the `crl` command refuses is not relied on when a certificate is installed either.
+/// A CRL that the `crl` command refuses is not used for installing certificates either.
 #[test]
-fn installs_nothing_under_list_that_tells_nothing_of_it() {
+fn installs_nothing_under_crl_that_does_not_cover_it() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     node.remove("/etc/kubernetes/pki/etcd/peer.crt");
@@ -350,13 +350,13 @@ fn installs_nothing_under_list_that_tells_nothing_of_it() {
     }
     publisher.publish(&[]);
     node.ask().done();
-    // The answer was kept.
+    // The answer was stored.
     assert_eq!(Some(node.submissions()), submitted);
     node.assert_sound(&CertName::KUBEADM);
 }
 
 #[test]
-fn installs_nothing_under_stale_list_in_place_when_none_is_published() {
+fn installs_nothing_under_stale_crl_if_none_is_published() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     publisher.crl().done();
@@ -373,9 +373,9 @@ fn installs_nothing_under_stale_list_in_place_when_none_is_published() {
     node.ask().done();
 }
 
-/// One of several lists speaks of the certificates that name its place (RFC 5280, 6.3.3).
+/// One of several CRLs covers the certificates that name its distribution point (RFC 5280, 6.3.3).
 #[test]
-fn tells_parts_of_a_list_apart() {
+fn tells_partial_crls_apart() {
     let publisher = Publisher(Node::new());
     let place = |number: u8| {
         let point = format!("fullname = URI:http://ca.example.com/{number}.crl\n");
@@ -414,10 +414,10 @@ fn tells_parts_of_a_list_apart() {
     ));
     assert!(lists(place(2)).gap(&second).is_none());
     assert!(lists([place(1), place(2)].concat()).gap(&second).is_none());
-    // step-ca names a place in its list and none in its certificates.
+    // step-ca names a distribution point in its CRL and none in its certificates.
     let nowhere = leaf("basicConstraints = CA:FALSE\n");
     assert!(lists(place(1)).gap(&nowhere).is_none());
-    // A list of another of the authority's certificates says nothing of it.
+    // A CRL issued by another certificate of the authority does not cover it.
     let other = publisher.0.ca().join("ca.crt");
     let other = TrustBundle::from_pem(&fs::read(other).unwrap()).unwrap();
     let foreign = RevocationList::read_all(&publisher.make("ca", &[], DAY)).unwrap();
@@ -429,7 +429,7 @@ fn tells_parts_of_a_list_apart() {
 }
 
 #[test]
-fn the_list_about_the_leaves_comes_first_and_intermediates_may_sign_it() {
+fn writes_crl_of_leaves_first_and_accepts_intermediates_as_signers() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     let trust = fs::read(node.ca().join("etcd/ca.crt")).unwrap();
@@ -456,9 +456,9 @@ fn the_list_about_the_leaves_comes_first_and_intermediates_may_sign_it() {
     ));
 }
 
-/// etcd 3.5 reads the first list of a PEM file, etcd 3.6 reads DER only; both refuse the client that it names.
+/// etcd 3.5 reads the first CRL of a PEM file, and etcd 3.6 reads only DER; both refuse the revoked client.
 #[test]
-fn etcd_refuses_a_revoked_client() {
+fn makes_etcd_refuse_revoked_client() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     let client = CertName::ApiserverEtcdClient;
@@ -517,7 +517,7 @@ fn etcd_refuses_a_revoked_client() {
 }
 
 #[test]
-fn a_list_may_say_where_it_was_published_but_not_that_it_leaves_things_out() {
+fn accepts_distribution_point_and_refuses_restricted_scope() {
     let publisher = Publisher(Node::new());
     let read = |point: &str| {
         RevocationList::read_all(&publisher.make_with("etcd/ca", &["0a"], DAY, point))
@@ -539,9 +539,9 @@ fn a_list_may_say_where_it_was_published_but_not_that_it_leaves_things_out() {
     }
 }
 
-/// Lists are seldom dated back, and clocks differ by seconds.
+/// A CRL is rarely backdated, and clocks differ by seconds.
 #[test]
-fn a_list_from_a_clock_that_is_a_little_ahead_is_taken() {
+fn accepts_crl_from_clock_slightly_ahead() {
     let publisher = Publisher::new();
     let soon = now() + Duration::from_secs(60);
     let stamp = format!(
@@ -565,7 +565,7 @@ fn a_list_from_a_clock_that_is_a_little_ahead_is_taken() {
 }
 
 #[test]
-fn a_list_that_cannot_be_read_back_is_ignored_and_never_written() {
+fn ignores_unreadable_crl_and_never_writes_one() {
     let publisher = Publisher::new();
     let node = &publisher.0;
     fs::write(node.path(PEM), vec![b'x'; 1024 * 1024 + 1]).unwrap();

@@ -1,5 +1,5 @@
-//! Discovery against a server that answers as an API server does, or not quite: whatever is wrong with what comes is
-//! refused with its own words, and the token is told to nobody who has not shown that he is the cluster.
+//! Discovery against a server that responds like an API server, with faults: each fault is refused with its own message,
+//! and the token is sent only to a verified cluster.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -26,7 +26,7 @@ const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-in
 const ID: &str = "abcdef";
 const SECRET: &str = "0123456789abcdef";
 
-/// A kubeconfig as `kubeadm init` publishes it.
+/// Returns a kubeconfig as `kubeadm init` publishes it.
 fn kubeconfig(server: &str, ca_pem: &[u8]) -> String {
     let ca = STANDARD.encode(ca_pem);
     format!(
@@ -35,7 +35,7 @@ fn kubeconfig(server: &str, ca_pem: &[u8]) -> String {
     )
 }
 
-/// The signature as kube-controller-manager makes it; OpenSSL computes it here.
+/// Returns the signature that kube-controller-manager makes, computed by OpenSSL.
 fn jws(header: &str, kubeconfig: &str) -> String {
     let header = URL_SAFE_NO_PAD.encode(header);
     let mut openssl = Command::new("openssl")
@@ -84,7 +84,7 @@ fn refusal(code: u16, reason: &str) -> Value {
            "message": reason, "details": {"name": "cluster-info", "kind": "configmaps"}})
 }
 
-/// A cluster that publishes what it should.
+/// A cluster with a valid cluster-info.
 fn cluster() -> Gateway {
     let gateway = Gateway::to(None);
     let kubeconfig = kubeconfig(&gateway.url(), &gateway.ca_pem());
@@ -101,7 +101,7 @@ fn read(discovery: &str) -> Join {
     loaded.join().unwrap().clone()
 }
 
-/// By the token, at this gateway, with these pins.
+/// Returns a JoinConfiguration with discovery by token at this gateway, with these pins.
 fn by_token(gateway: &Gateway, pins: &[[u8; 32]]) -> Join {
     by(gateway, pins, SECRET)
 }
@@ -131,7 +131,7 @@ fn found_with(join: &Join, files: Rc<dyn Files>) -> Result<Discovered, Failure> 
     .map_err(Failure::from)
 }
 
-/// Refused with these words, and the token told to nobody.
+/// Asserts that discovery fails with this exit code and these parts, and that the token is sent nowhere.
 #[track_caller]
 fn refused(gateway: &Gateway, join: &Join, code: ExitCode, words: &[&str]) {
     let failure = found(join).unwrap_err();
@@ -146,7 +146,7 @@ fn refused(gateway: &Gateway, join: &Join, code: ExitCode, words: &[&str]) {
 }
 
 #[test]
-fn a_cluster_is_found_and_the_token_shown_to_it_alone() {
+fn discovers_cluster_and_sends_token_to_it_only() {
     let gateway = cluster();
     let discovered = found(&by_token(&gateway, &[gateway.ca_pin()])).unwrap();
     assert_eq!(discovered.server, gateway.url());
@@ -170,7 +170,7 @@ fn a_cluster_is_found_and_the_token_shown_to_it_alone() {
 }
 
 #[test]
-fn another_token_may_be_the_one_to_show() {
+fn sends_separate_tls_bootstrap_token() {
     let gateway = cluster();
     let mut join = by_token(&gateway, &[gateway.ca_pin()]);
     join.tls_bootstrap_token = Some("zzzzzz.0000000000000000".parse().unwrap());
@@ -184,7 +184,7 @@ fn another_token_may_be_the_one_to_show() {
 }
 
 #[test]
-fn a_wrong_secret_is_told_from_a_tampered_copy() {
+fn tells_wrong_token_from_tampered_cluster_info() {
     let gateway = cluster();
     let pins = [gateway.ca_pin()];
     refused(
@@ -196,7 +196,7 @@ fn a_wrong_secret_is_told_from_a_tampered_copy() {
             "kubeadm token list",
         ],
     );
-    // Without pins nobody can say which of the two it is.
+    // Without pins the two cases cannot be told apart.
     refused(
         &gateway,
         &by(&gateway, &[], "0123456789abcdex"),
@@ -222,7 +222,7 @@ fn a_wrong_secret_is_told_from_a_tampered_copy() {
 }
 
 #[test]
-fn whatever_is_wrong_with_the_content_has_its_own_words() {
+fn names_each_fault_of_cluster_info() {
     let authority = Issuer::new("kubernetes");
     let pin = authority.certificate().public_key().sha256();
     let genuine = kubeconfig("https://127.0.0.1:6443", &authority.pem());
@@ -305,7 +305,7 @@ fn whatever_is_wrong_with_the_content_has_its_own_words() {
 }
 
 #[test]
-fn two_roots_are_fine_when_both_are_pinned() {
+fn accepts_two_roots_if_both_are_pinned() {
     let gateway = Gateway::to(None);
     let next = Issuer::new("next");
     let both = [gateway.ca_pem(), next.pem()].concat();
@@ -316,13 +316,13 @@ fn two_roots_are_fine_when_both_are_pinned() {
 }
 
 #[test]
-fn who_stands_between_is_not_the_cluster() {
+fn rejects_server_in_between() {
     let genuine = cluster();
     let between = Gateway::start(Options {
         issuer: Issuer::new("kubernetes"),
         ..Options::default()
     });
-    // What is published is public: the copy is perfect.
+    // cluster-info is public, so that every server can copy it completely.
     let copy = kubeconfig(&genuine.url(), &genuine.ca_pem());
     answers(&between, 200, &signed(&copy));
     for pins in [&[genuine.ca_pin()][..], &[]] {
@@ -341,7 +341,7 @@ fn who_stands_between_is_not_the_cluster() {
 }
 
 #[test]
-fn an_address_that_is_not_in_the_certificate_is_named_with_one_that_is() {
+fn names_address_of_certificate_for_wrong_address() {
     let issuer = Issuer::new("kubernetes");
     let pair = issuer.server(
         &["api.prod.example.com"],
@@ -368,7 +368,7 @@ fn an_address_that_is_not_in_the_certificate_is_named_with_one_that_is() {
 }
 
 #[test]
-fn the_second_copy_is_the_first() {
+fn requires_same_cluster_info_over_verified_connection() {
     let gateway = Gateway::to(None);
     let first = kubeconfig(&gateway.url(), &gateway.ca_pem());
     answers_once(&gateway, 1, 200, &signed(&first));
@@ -382,7 +382,7 @@ fn the_second_copy_is_the_first() {
 }
 
 #[test]
-fn a_signature_that_is_not_there_yet_is_waited_for() {
+fn waits_for_missing_signature() {
     let gateway = Gateway::to(None);
     let kubeconfig = kubeconfig(&gateway.url(), &gateway.ca_pem());
     answers_once(&gateway, 1, 200, &config_map(&kubeconfig, None));
@@ -405,7 +405,7 @@ fn a_signature_that_is_not_there_yet_is_waited_for() {
 }
 
 #[test]
-fn refusals_of_the_api_server_have_their_own_words() {
+fn names_each_refusal_of_api_server() {
     for (status, reason, code, words) in [
         (
             401,
@@ -431,7 +431,7 @@ fn refusals_of_the_api_server_have_their_own_words() {
             ExitCode::Unreachable,
             "run again once the API server is well",
         ),
-        // Whoever it is, he does not drive the terminal.
+        // Control characters are escaped.
         (
             418,
             "Tea\u{1b}[2Jpot",
@@ -442,7 +442,7 @@ fn refusals_of_the_api_server_have_their_own_words() {
         let gateway = Gateway::to(None);
         answers(&gateway, status, &refusal(status, reason));
         refused(&gateway, &by_token(&gateway, &[[0; 32]]), code, &[words]);
-        // What may come to be is asked for again.
+        // A temporary failure is retried.
         let again = gateway.requests().len() > 1;
         assert_eq!(again, !matches!(status, 401 | 418), "{status}");
     }
@@ -459,7 +459,7 @@ fn refusals_of_the_api_server_have_their_own_words() {
 }
 
 #[test]
-fn without_pins_the_token_is_believed_and_a_person_told() {
+fn warns_if_token_is_trusted_without_pins() {
     let gateway = cluster();
     let discovered = found(&by_token(&gateway, &[])).unwrap();
     let note = &discovered.notes[0];
@@ -474,7 +474,7 @@ fn without_pins_the_token_is_believed_and_a_person_told() {
 }
 
 #[test]
-fn the_endpoint_of_the_join_configuration_is_used_and_another_named() {
+fn uses_endpoint_of_join_configuration_and_reports_another() {
     let gateway = Gateway::to(None);
     let kubeconfig = kubeconfig("https://api.prod.example.com:6443", &gateway.ca_pem());
     answers(&gateway, 200, &signed(&kubeconfig));
@@ -483,7 +483,7 @@ fn the_endpoint_of_the_join_configuration_is_used_and_another_named() {
     assert!(discovered.notes[0].contains("names https://api.prod.example.com:6443"));
 }
 
-/// Files by name; the system's CAs are what the test says.
+/// Files by name, with system CAs of the test.
 struct Shelf(Vec<(&'static str, Vec<u8>)>);
 
 impl Files for Shelf {
@@ -498,7 +498,7 @@ impl Files for Shelf {
     }
 }
 
-/// A kubeconfig as `kubectl config view --minify` prints it, with this user.
+/// Returns a kubeconfig with this user, as `kubectl config view --minify` prints it.
 fn with_user(gateway: &Gateway, cluster: &str, user: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
@@ -508,7 +508,7 @@ fn with_user(gateway: &Gateway, cluster: &str, user: &str) -> String {
 }
 
 #[test]
-fn a_discovery_file_is_followed() {
+fn follows_discovery_file() {
     let gateway = cluster();
     let data = format!(
         "certificate-authority-data: {}",
@@ -551,7 +551,7 @@ fn a_discovery_file_is_followed() {
             "{text}"
         );
     }
-    // It may be readable for anonymous clients alone.
+    // cluster-info may be readable only for anonymous clients.
     gateway.behave();
     answers(&gateway, 403, &refusal(403, "Forbidden"));
     let shelf = Rc::new(Shelf(vec![("/d.conf", plain.into_bytes())]));
@@ -564,7 +564,7 @@ fn a_discovery_file_is_followed() {
 }
 
 #[test]
-fn a_discovery_file_may_be_fetched() {
+fn fetches_discovery_file() {
     let gateway = cluster();
     let plain = kubeconfig(&gateway.url(), &gateway.ca_pem());
     let action = Action::Status(200, Vec::new(), plain.into_bytes());
@@ -591,7 +591,7 @@ fn a_discovery_file_may_be_fetched() {
 }
 
 #[test]
-fn a_discovery_file_that_cannot_be_used_is_refused() {
+fn rejects_unusable_discovery_file() {
     let gateway = cluster();
     let data = format!(
         "certificate-authority-data: {}",

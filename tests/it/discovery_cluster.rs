@@ -1,7 +1,7 @@
 //! Discovery of a cluster that the real kubeadm made, whose kube-controller-manager signs `cluster-info` and removes
-//! tokens: what the real kubeadm finds is found, and what it refuses, and a little more, is refused without a trace.
+//! tokens. nodepki accepts what kubeadm accepts, with listed exceptions, and changes nothing on the node if it refuses.
 //!
-//! There is one `cluster-info` in a cluster, so that these tests have one of their own and take turns.
+//! A cluster has one `cluster-info`, so that these tests share a cluster of their own and run one after another.
 
 use std::fs;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -20,7 +20,7 @@ use crate::servers::cluster::{
 const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
 const JOIN: &str = "/run/kubeadm/kubeadm-join-config.yaml";
 
-/// A cluster whose certificates are shared under the key.
+/// A cluster whose certificates are uploaded with the key.
 struct Shared {
     cluster: Cluster,
     key: String,
@@ -43,7 +43,7 @@ fn shared() -> MutexGuard<'static, Shared> {
 }
 
 impl Shared {
-    /// A control-plane node's JoinConfiguration with this discovery.
+    /// Returns the JoinConfiguration of a control-plane node with this discovery.
     fn joining(&self, node: &ClusterNode, discovery: &str) -> String {
         format!(
             "apiVersion: kubeadm.k8s.io/v1beta4
@@ -78,7 +78,8 @@ controlPlane:
         node.kubeadm(&phase, Some(&self.joining(node, discovery)))
     }
 
-    /// nodepki refuses with these words, and nothing on the node is another; so does kubeadm, if it is to.
+    /// Asserts that nodepki refuses with these parts and changes nothing on the node, and optionally that kubeadm refuses
+    /// too.
     #[track_caller]
     fn refused(&self, node: &ClusterNode, discovery: &str, code: i32, words: &str, by_both: bool) {
         node.write(JOIN, &self.joining(node, discovery));
@@ -121,7 +122,7 @@ controlPlane:
     }
 }
 
-/// What a download has left.
+/// Asserts what a download has written.
 fn empty(node: &ClusterNode) {
     let dir = node.path("/etc/kubernetes");
     fs::remove_dir_all(&dir).unwrap();
@@ -129,7 +130,7 @@ fn empty(node: &ClusterNode) {
 }
 
 #[test]
-fn the_cluster_is_found_as_kubeadm_finds_it() {
+fn discovers_cluster_like_kubeadm() {
     let shared = shared();
     let pin = shared.cluster.ca_pin();
     let node = shared.cluster.add_node("cp20", "192.0.2.20");
@@ -167,7 +168,7 @@ fn the_cluster_is_found_as_kubeadm_finds_it() {
 }
 
 #[test]
-fn wrong_tokens_and_pins_have_their_own_words() {
+fn names_wrong_token_and_pin() {
     let shared = shared();
     let pin = shared.cluster.ca_pin();
     let node = shared.cluster.add_node("cp21", "192.0.2.21");
@@ -232,7 +233,7 @@ fn wrong_tokens_and_pins_have_their_own_words() {
 }
 
 #[test]
-fn what_kubeadm_would_believe_besides_the_pinned_ca_is_refused() {
+fn refuses_unpinned_ca_that_kubeadm_accepts() {
     let shared = shared();
     let pin = shared.cluster.ca_pin();
     let node = shared.cluster.add_node("cp22", "192.0.2.22");
@@ -247,7 +248,7 @@ fn what_kubeadm_would_believe_besides_the_pinned_ca_is_refused() {
     let words = "neither pinned nor a CA below a pinned one: CN=mallory (public key sha256:";
     let discovery = shared.at(ENDPOINT, TOKEN, &[&pin]);
     shared.refused(&node, &discovery, 65, words, false);
-    // A change of the CA looks the same, until both are pinned.
+    // A change of the CA has the same effect until both are pinned.
     let second = hex(&mallory.certificate().public_key().sha256());
     let discovery = shared.at(ENDPOINT, TOKEN, &[&pin, &format!("sha256:{second}")]);
     shared.nodepki(&node, &discovery).done();
@@ -255,7 +256,7 @@ fn what_kubeadm_would_believe_besides_the_pinned_ca_is_refused() {
 }
 
 #[test]
-fn what_the_cluster_did_not_sign_is_refused() {
+fn refuses_cluster_info_without_valid_signature() {
     let shared = shared();
     let node = shared.cluster.add_node("cp23", "192.0.2.23");
     let discovery = shared.at(ENDPOINT, TOKEN, &[&shared.cluster.ca_pin()]);
@@ -265,7 +266,7 @@ fn what_the_cluster_did_not_sign_is_refused() {
     let (_, signature) = jws.split_once("..").unwrap();
     let header = URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256","kid":"zzzzzz"}"#);
     let first = shared.cluster.first();
-    // It would sign anew.
+    // kube-controller-manager would sign again.
     first.stop("kube-controller-manager");
     for (change, code, words) in [
         (
@@ -294,7 +295,7 @@ fn what_the_cluster_did_not_sign_is_refused() {
         shared.publish(&genuine);
     }
     first.start("kube-controller-manager");
-    // The one before did not give up its lease.
+    // The previous process has not released its lease.
     shared.publish(&json!({"jws-kubeconfig-abcdef": null}));
     wait_until("cluster-info is signed again", || {
         shared.cluster_info()["jws-kubeconfig-abcdef"].is_string()

@@ -1,7 +1,8 @@
-//! A TLS server in front of a real one, or of none, that misbehaves when told to.
+//! A TLS server, with a real server behind it or without, that misbehaves as a test configures it.
 //!
-//! It ends TLS with a certificate of its own authority, records each request, and answers by the first [`Rule`] that
-//! fits; without one it forwards to the upstream. Plain threads on a port of 127.0.0.1; gone when dropped.
+//! It ends TLS with a certificate of its own authority, records each request, and responds by the first [`Rule`] that
+//! matches; without one it forwards the request to the upstream. It runs in threads on a port of 127.0.0.1 until it is
+//! dropped.
 //!
 //! ```ignore
 //! let gateway = Gateway::to(Some(Upstream::tls("127.0.0.1:8200", ca_pem, "localhost")));
@@ -30,10 +31,10 @@ use rustls::{
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
-/// No exchange of a test takes longer; a stuck one fails instead of hanging.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of every exchange, so that a stuck test fails.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An authority of 2020 to 2050, so that a test may go back and forth in time.
+/// An authority that is valid from 2020 to 2050, for tests at other times.
 pub(crate) struct Issuer(CertificateAuthority);
 
 impl Issuer {
@@ -52,7 +53,7 @@ impl Issuer {
         self.0.bundle().first()
     }
 
-    /// A pair for a server, issued at `now`.
+    /// Issues a server certificate at `now`.
     pub(crate) fn server(
         &self,
         dns: &[&str],
@@ -73,7 +74,7 @@ impl Issuer {
         )
     }
 
-    /// A pair for a client, valid now.
+    /// Issues a client certificate that is valid now.
     pub(crate) fn client(&self, common_name: &str) -> Pair {
         self.pair(
             common_name,
@@ -125,14 +126,11 @@ pub(crate) struct Pair {
 pub(crate) struct Upstream {
     addr: SocketAddr,
     tls: Option<(Arc<ClientConfig>, String)>,
-    /// Lines of the head that every request gets on its way.
+    /// Header lines that are added to every request.
     adds: String,
 }
 
-#[allow(
-    dead_code,
-    reason = "for the tests of signers, each of which needs another part"
-)]
+#[allow(dead_code, reason = "each test needs another part")]
 impl Upstream {
     pub(crate) fn plain(addr: impl ToSocketAddrs) -> Self {
         Upstream {
@@ -142,18 +140,18 @@ impl Upstream {
         }
     }
 
-    /// The same, told something more with every request.
+    /// Adds a header to every request.
     pub(crate) fn adding(mut self, name: &str, value: &str) -> Self {
         self.adds.push_str(&format!("{name}: {value}\r\n"));
         self
     }
 
-    /// With the CA and the name that its certificate must have.
+    /// A TLS server with the CA and the name of its certificate.
     pub(crate) fn tls(addr: impl ToSocketAddrs, ca_pem: &[u8], server_name: &str) -> Self {
         Self::with_tls(addr, ca_pem, server_name, None)
     }
 
-    /// As [`Upstream::tls`], with a client certificate: the gateway's client's own ends at the gateway.
+    /// As [`Upstream::tls`], with a client certificate, since that of the gateway's client ends at the gateway.
     pub(crate) fn mutual_tls(
         addr: impl ToSocketAddrs,
         ca_pem: &[u8],
@@ -190,9 +188,9 @@ impl Upstream {
     }
 
     fn ask(&self, request: &Recorded) -> io::Result<Answer> {
-        let stream = TcpStream::connect_timeout(&self.addr, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        let stream = TcpStream::connect_timeout(&self.addr, EXCHANGE_TIMEOUT)?;
+        stream.set_read_timeout(Some(EXCHANGE_TIMEOUT))?;
+        stream.set_write_timeout(Some(EXCHANGE_TIMEOUT))?;
         let host = match &self.tls {
             Some((_, name)) => format!("{name}:{}", self.addr.port()),
             None => self.addr.to_string(),
@@ -264,7 +262,7 @@ fn exchange(
     }
 }
 
-/// An answer on its way to the client. Length and connection headers are the gateway's.
+/// A response on its way to the client. The gateway sets the length and connection headers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -301,17 +299,17 @@ impl Answer {
     }
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorded {
     pub(crate) method: String,
-    /// With the query.
+    /// Path with the query.
     pub(crate) path: String,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
-    /// The client certificate, in DER.
+    /// The client certificate in DER.
     pub(crate) client: Option<Vec<u8>>,
-    /// The name that the client wanted to speak to.
+    /// The server name that the client indicated.
     pub(crate) server_name: Option<String>,
 }
 
@@ -325,35 +323,61 @@ impl Recorded {
 }
 
 /// What the gateway does with a request.
-#[allow(
-    dead_code,
-    reason = "for the tests of signers, each of which needs another part"
-)]
+#[allow(dead_code, reason = "each test needs another part")]
 pub(crate) enum Action {
-    /// Asks the upstream and passes its answer on.
+    /// Forwards the request to the upstream and its response to the client.
     Forward,
-    /// Answers by itself.
+    /// Responds with status, headers and body.
     Status(u16, Vec<(&'static str, String)>, Vec<u8>),
-    /// The upstream's answer, or one of its own, of which half of the body is sent.
+    /// Sends half of the body of the upstream's response, or of its own without an upstream.
     HalfBody,
-    /// A body of 10 MiB.
+    /// Responds with a body of 10 MiB.
     Huge,
-    /// Something that is not HTTP.
+    /// Sends bytes that are not HTTP.
     Garbage,
-    /// The lost answer: the upstream did what was asked, and the connection closes without a word.
+    /// Forwards the request and closes the connection without a response.
     DropAfterForward,
-    /// The connection closes before the upstream has heard of it.
+    /// Closes the connection without forwarding the request.
     DropBefore,
-    /// Silence, then the connection closes.
+    /// Sends nothing for a time, then closes the connection.
     Hang(Duration),
-    /// Changes the upstream's answer.
+    /// Changes the upstream's response.
     Replace(Box<dyn Fn(Answer) -> Answer + Send + Sync>),
-    /// These bytes, then the end of the connection: with `close_notify` or without.
+    /// Sends these bytes and closes the connection, with `close_notify` or without.
     Raw(Vec<u8>, bool),
     Redirect(u16, String),
 }
 
-/// What happens to the requests of a method whose path contains a text.
+impl Action {
+    /// Responds with a status and an empty body.
+    pub(crate) fn status(code: u16) -> Self {
+        Self::body(code, "")
+    }
+
+    /// Responds with a status and a body.
+    pub(crate) fn body(code: u16, body: impl Into<Vec<u8>>) -> Self {
+        Action::Status(code, Vec::new(), body.into())
+    }
+
+    /// Responds with the upstream's response after a change.
+    pub(crate) fn replace(change: impl Fn(Answer) -> Answer + Send + Sync + 'static) -> Self {
+        Action::Replace(Box::new(change))
+    }
+
+    /// Responds with the upstream's response after a change of its JSON body.
+    pub(crate) fn change_json(
+        change: impl Fn(&mut serde_json::Value) + Send + Sync + 'static,
+    ) -> Self {
+        Self::replace(move |mut answer| {
+            let mut body = serde_json::from_slice(&answer.body).unwrap();
+            change(&mut body);
+            answer.body = body.to_string().into_bytes();
+            answer
+        })
+    }
+}
+
+/// The action for requests of a method whose path contains a text.
 pub(crate) struct Rule {
     method: String,
     fragment: String,
@@ -362,12 +386,9 @@ pub(crate) struct Rule {
     action: Arc<Action>,
 }
 
-#[allow(
-    dead_code,
-    reason = "for the tests of signers, each of which needs another part"
-)]
+#[allow(dead_code, reason = "each test needs another part")]
 impl Rule {
-    /// `*` is any method; `$` at the end of the fragment is the end of the path.
+    /// Matches by method, `*` for any, and by a part of the path; a `$` at its end matches the end of the path.
     pub(crate) fn on(method: &str, fragment: &str) -> Self {
         Rule {
             method: method.to_owned(),
@@ -378,13 +399,13 @@ impl Rule {
         }
     }
 
-    /// Only so often.
+    /// Limits the number of matches.
     pub(crate) fn times(mut self, times: usize) -> Self {
         self.times = times;
         self
     }
 
-    /// Not the first ones that fit.
+    /// Skips the first matching requests.
     pub(crate) fn after(mut self, skip: usize) -> Self {
         self.skip = skip;
         self
@@ -404,18 +425,18 @@ impl Rule {
     }
 }
 
-/// What a gateway is made of. `..Options::default()` is a gateway on 127.0.0.1 with nothing behind it.
+/// Options of a gateway. The default is a gateway without an upstream.
 pub(crate) struct Options {
     pub(crate) upstream: Option<Upstream>,
-    /// Its certificate; one for `localhost`, 127.0.0.1 and ::1 otherwise.
+    /// The server certificate; by default one for `localhost`, 127.0.0.1 and ::1.
     pub(crate) issuer: Issuer,
     pub(crate) pair: Option<Pair>,
-    /// Sent after its certificate, besides what is in the pair.
+    /// Certificates that are sent after those of the pair.
     pub(crate) sends: Vec<u8>,
-    /// The CA of the client certificates that it wants, and whether it insists.
+    /// The CA of requested client certificates, and whether a certificate is required.
     pub(crate) clients: Option<(Vec<u8>, bool)>,
     pub(crate) tls12: bool,
-    /// No TLS at all.
+    /// Serves without TLS.
     pub(crate) plain: bool,
 }
 
@@ -454,12 +475,9 @@ pub(crate) struct Gateway {
     accepting: Option<JoinHandle<()>>,
 }
 
-#[allow(
-    dead_code,
-    reason = "for the tests of signers, each of which needs another part"
-)]
+#[allow(dead_code, reason = "each test needs another part")]
 impl Gateway {
-    /// With TLS, in front of the given server or of nothing.
+    /// Starts a gateway with TLS, in front of a server or without one.
     pub(crate) fn to(upstream: Option<Upstream>) -> Self {
         Self::start(Options {
             upstream,
@@ -506,12 +524,12 @@ impl Gateway {
         }
     }
 
-    /// `https://127.0.0.1:PORT`.
+    /// Returns `https://127.0.0.1:PORT`.
     pub(crate) fn url(&self) -> String {
         self.url_of("127.0.0.1")
     }
 
-    /// The same under another name.
+    /// Returns the URL with another host.
     pub(crate) fn url_of(&self, host: &str) -> String {
         let scheme = if self.plain { "http" } else { "https" };
         format!("{scheme}://{host}:{}", self.addr.port())
@@ -529,38 +547,48 @@ impl Gateway {
         self.dir.path().join("ca.crt")
     }
 
-    /// SHA-256 of the key of its own certificate.
+    /// Returns the SHA-256 of the key of the server certificate.
     pub(crate) fn pin(&self) -> [u8; 32] {
         self.pair.certificate.public_key().sha256()
     }
 
-    /// SHA-256 of the key of its authority.
+    /// Returns the SHA-256 of the key of its authority.
     pub(crate) fn ca_pin(&self) -> [u8; 32] {
         self.issuer.certificate().public_key().sha256()
     }
 
-    /// SHA-256 of its whole certificate.
+    /// Returns the SHA-256 of the whole server certificate.
     pub(crate) fn fingerprint(&self) -> [u8; 32] {
         self.pair.certificate.fingerprint()
     }
 
-    /// Adds a rule. The first one that fits and is not used up decides.
+    /// Adds a rule. The first rule that matches and is not used up applies.
     pub(crate) fn rule(&self, rule: Rule) -> &Self {
         self.shared.rules.lock().unwrap().push(rule);
         self
     }
 
-    /// Forgets all rules.
+    /// Removes all rules, so that every request is forwarded.
     pub(crate) fn behave(&self) {
         self.shared.rules.lock().unwrap().clear();
     }
 
-    /// All requests so far.
+    /// Replaces all rules by this one.
+    pub(crate) fn only(&self, rule: Rule) {
+        *self.shared.rules.lock().unwrap() = vec![rule];
+    }
+
+    /// Returns the `tls` keys of a configuration by which a client trusts this gateway and nothing else.
+    pub(crate) fn trusted(&self) -> String {
+        format!("{{caFile: {}}}", self.ca_file().display())
+    }
+
+    /// Returns all requests so far.
     pub(crate) fn requests(&self) -> Vec<Recorded> {
         self.shared.requests.lock().unwrap().clone()
     }
 
-    /// How often anybody connected, with TLS or without.
+    /// Returns the number of connections, with TLS or without.
     pub(crate) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
@@ -644,8 +672,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(EXCHANGE_TIMEOUT))?;
+    stream.set_write_timeout(Some(EXCHANGE_TIMEOUT))?;
     let socket = stream.try_clone()?;
     let result = match &shared.tls {
         None => converse(stream, shared, |_| (None, None), |_| ()),
@@ -668,14 +696,14 @@ fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
             )
         }
     };
-    // What lies unread when a socket closes makes the kernel reset it, which can overtake what was said last.
+    // The kernel resets a socket that is closed with unread data; the reset can overtake the last bytes sent.
     let _ = socket.shutdown(Shutdown::Write);
     let _ = socket.set_read_timeout(Some(Duration::from_secs(1)));
     let _ = io::copy(&mut socket.take(1 << 20), &mut io::sink());
     result
 }
 
-/// Reads one request and does what the rules say.
+/// Reads one request and applies the rules.
 fn converse<S: Read + Write>(
     stream: S,
     shared: &Shared,
@@ -793,7 +821,7 @@ fn decide(shared: &Shared, request: &Recorded) -> Option<Arc<Action>> {
 
 type Head = (String, Vec<(String, String)>);
 
-/// The first line and the headers; `None` when the other side closed before saying anything.
+/// Reads the first line and the headers; `None` if the peer closed the connection without sending anything.
 fn read_head(reader: &mut impl BufRead) -> io::Result<Option<Head>> {
     let mut first = String::new();
     if reader.read_line(&mut first)? == 0 {
@@ -815,7 +843,7 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<Option<Head>> {
     }
 }
 
-/// By chunks, by length, or (answers only) to the end of the connection, with `close_notify` or without.
+/// Reads a body by chunks, by length or, for responses, until the connection closes, with `close_notify` or without.
 fn read_body(
     reader: &mut impl BufRead,
     headers: &[(String, String)],
@@ -835,7 +863,7 @@ fn read_body(
             let size = line.split(';').next().unwrap_or_default().trim();
             let size = u64::from_str_radix(size, 16).map_err(io::Error::other)?;
             reader.by_ref().take(size).read_to_end(&mut body)?;
-            // The line end after a chunk; after the last one, trailers up to an empty line.
+            // The end of line after a chunk or, after the last one, trailers up to an empty line.
             loop {
                 let mut end = String::new();
                 let more = reader.read_line(&mut end)? > 2;
@@ -863,9 +891,9 @@ fn read_body(
     Ok(body)
 }
 
-// The gateway itself, before anything is concluded from it.
+// ---- tests of the gateway itself ----
 
-/// Asks the gateway as any client would.
+/// Sends a request and returns the whole response.
 fn ask(gateway: &Gateway, request: &str) -> String {
     let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -883,7 +911,7 @@ fn ask(gateway: &Gateway, request: &str) -> String {
 }
 
 #[test]
-fn requests_and_answers_pass_through_whole() {
+fn forwards_requests_and_responses_completely() {
     let upstream = Gateway::to(None);
     let chunked = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nX-Kept: yes\r\n\
                    Transfer-Encoding: chunked\r\n\r\n4;x=y\r\n\r\n\r\n\r\n3\r\nend\r\n0\r\nTrailer: t\r\n\r\n";
@@ -920,7 +948,7 @@ fn requests_and_answers_pass_through_whole() {
 }
 
 #[test]
-fn rules_say_what_becomes_of_a_request() {
+fn applies_first_matching_rule() {
     let upstream = Gateway::to(None);
     let status = |code| Action::Status(code, Vec::new(), b"0123456789".to_vec());
     upstream.rule(Rule::on("*", "/").then(status(200)));

@@ -1,4 +1,4 @@
-//! The TLS client against a gateway that misbehaves: whom it believes, what it sends to whom, what it calls a failure.
+//! The TLS client against a gateway that misbehaves: trust, what is sent to which server, and the kinds of errors.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -22,7 +22,7 @@ use crate::signing::{PlainFiles, now, run};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A node with these files and no others.
+/// [`Files`] with these files only.
 struct NodeWith(BTreeMap<PathBuf, Vec<u8>>);
 
 impl Files for NodeWith {
@@ -40,7 +40,7 @@ pub(crate) fn url(text: &str) -> Url {
     Url::parse(text).unwrap()
 }
 
-/// The gateway as an endpoint, with its authority's file as the trust.
+/// Returns the gateway as an endpoint that is trusted by the file of its authority.
 fn endpoint(gateway: &Gateway) -> Endpoint {
     Endpoint {
         tls: Tls {
@@ -69,7 +69,7 @@ fn get(endpoint: Endpoint) -> Result<Response, Error> {
     run(client(endpoint).send(Call::get("/x")))
 }
 
-/// The error's kind and its text with the advice.
+/// Returns the error's kind and its text with the advice.
 fn failure(result: Result<Response, Error>) -> (Kind, String) {
     let error = result.unwrap_err();
     let text = format!("{error}; {}", error.advice());
@@ -104,10 +104,10 @@ fn raw(answer: &str, notify: bool) -> Gateway {
     gateway
 }
 
-// Trust.
+// ---- trust ----
 
 #[test]
-fn a_server_is_believed_by_file_by_content_and_by_the_systems_store_when_asked_for() {
+fn trusts_server_by_file_by_pem_and_by_system_roots_if_configured() {
     let gateway = answering(200);
     assert_eq!(get(endpoint(&gateway)).unwrap().body, b"ok");
     let mut by_content = Endpoint::new(url(&gateway.url()));
@@ -131,7 +131,7 @@ fn a_server_is_believed_by_file_by_content_and_by_the_systems_store_when_asked_f
 }
 
 #[test]
-fn nothing_is_trusted_unless_configured() {
+fn trusts_no_server_without_configuration() {
     let gateway = answering(200);
     assert_fails(
         get(Endpoint::new(url(&gateway.url()))),
@@ -142,7 +142,7 @@ fn nothing_is_trusted_unless_configured() {
 }
 
 #[test]
-fn another_authority_is_not_trusted_and_both_are_named() {
+fn names_both_authorities_for_untrusted_server() {
     let gateway = answering(200);
     let other = Gateway::to(None);
     let mut endpoint = endpoint(&gateway);
@@ -169,7 +169,7 @@ fn another_authority_is_not_trusted_and_both_are_named() {
 }
 
 #[test]
-fn a_certificate_for_another_name_is_not_trusted_unless_that_name_is_configured() {
+fn rejects_certificate_of_another_name_unless_configured() {
     let issuer = Issuer::new("gateway-ca");
     let pair = issuer.server(&["vault.internal"], &[], now(), DAY);
     let gateway = answering_with(Options {
@@ -188,7 +188,7 @@ fn a_certificate_for_another_name_is_not_trusted_unless_that_name_is_configured(
     );
     endpoint.tls.server_name = Some("vault.internal".to_owned());
     assert!(get(endpoint).unwrap().is_success());
-    // The name is for the handshake; the request is still for the address.
+    // The name is used in the handshake; the request still contains the address.
     let host = gateway.addr().to_string();
     let request = &gateway.requests()[0];
     assert_eq!(request.header("Host"), Some(host.as_str()));
@@ -196,7 +196,7 @@ fn a_certificate_for_another_name_is_not_trusted_unless_that_name_is_configured(
 }
 
 #[test]
-fn an_address_can_be_the_name_in_the_certificate() {
+fn accepts_ip_address_as_name_of_certificate() {
     let gateway = answering(200);
     let mut endpoint = endpoint(&gateway);
     endpoint.url = url(&gateway.url_of("localhost"));
@@ -205,7 +205,7 @@ fn an_address_can_be_the_name_in_the_certificate() {
 }
 
 #[test]
-fn an_expired_certificate_is_not_trusted_and_the_clock_is_doubted() {
+fn rejects_expired_certificate_and_mentions_clock() {
     let issuer = Issuer::new("gateway-ca");
     let pair = issuer.server(&[], &["127.0.0.1".parse().unwrap()], now() - 10 * DAY, DAY);
     let gateway = answering_with(Options {
@@ -215,7 +215,7 @@ fn an_expired_certificate_is_not_trusted_and_the_clock_is_doubted() {
     });
     let parts = ["not valid at this machine's time", "clock"];
     assert_fails(get(endpoint(&gateway)), &Kind::Untrusted, &parts);
-    // A pin of the certificate itself does not excuse it from its dates, nor from its name.
+    // A certificate that is pinned itself is still checked for its dates and its name.
     let pin = pinned(&gateway, &[gateway.pin()]);
     assert_fails(get(pin.clone()), &Kind::Untrusted, &parts);
     let back_then = || now() - 10 * DAY;
@@ -234,7 +234,7 @@ fn an_expired_certificate_is_not_trusted_and_the_clock_is_doubted() {
 }
 
 #[test]
-fn a_certificate_that_stands_in_the_ca_file_is_trusted_as_it_is() {
+fn trusts_server_certificate_in_ca_file() {
     let gateway = answering(200);
     let issuer = Issuer::new("other-ca");
     let pair = issuer.server(&["localhost"], &[], now(), DAY);
@@ -253,7 +253,7 @@ fn a_certificate_that_stands_in_the_ca_file_is_trusted_as_it_is() {
 }
 
 #[test]
-fn with_roots_a_pin_must_hold_besides() {
+fn requires_pin_in_addition_to_roots() {
     let gateway = answering(200);
     for pin in [gateway.pin(), gateway.fingerprint(), gateway.ca_pin()] {
         let mut endpoint = endpoint(&gateway);
@@ -270,16 +270,16 @@ fn with_roots_a_pin_must_hold_besides() {
             &format!("CN=gateway with key sha256:{}", hex(&gateway.pin())),
         ],
     );
-    // A pin does not make up for the wrong authority.
+    // A pin does not replace the right authority.
     let mut stranger = pinned(&gateway, &[gateway.pin()]);
     stranger.tls.ca_pem = Some(Issuer::new("stranger").pem());
     assert_fails(get(stranger), &Kind::Untrusted, &["CN=gateway-ca"]);
     assert_eq!(gateway.requests().len(), 3);
 }
 
-/// Anybody who has a certificate of some trusted authority can send the pinned certificate along.
+/// Every server with a certificate of a trusted authority can send the pinned certificate too.
 #[test]
-fn showing_a_pinned_certificate_is_not_being_signed_by_it() {
+fn rejects_chain_with_unrelated_pinned_certificate() {
     let pinned_ca = Issuer::new("pinned-ca");
     let gateway = answering_with(Options {
         sends: pinned_ca.pem(),
@@ -298,7 +298,7 @@ fn showing_a_pinned_certificate_is_not_being_signed_by_it() {
 }
 
 #[test]
-fn pins_alone_are_trust_enough() {
+fn trusts_server_by_pins_alone() {
     let issuer = Issuer::new("gateway-ca");
     let ca = issuer.pem();
     let gateway = answering_with(Options {
@@ -314,7 +314,7 @@ fn pins_alone_are_trust_enough() {
         &Kind::Untrusted,
         &[&hex(&gateway.pin()), &hex(&gateway.ca_pin())],
     );
-    // A CA that is pinned but not sent along cannot be judged.
+    // A pinned CA that the server does not send cannot be verified.
     let silent = answering(200);
     assert_fails(
         get(pinned(&silent, &[silent.ca_pin()])),
@@ -324,7 +324,7 @@ fn pins_alone_are_trust_enough() {
 }
 
 #[test]
-fn an_unusable_file_is_named() {
+fn names_unusable_file() {
     let gateway = answering(200);
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
@@ -363,7 +363,7 @@ fn an_unusable_file_is_named() {
     assert_eq!(gateway.connections(), 0);
 }
 
-// Client certificates.
+// ---- client certificates ----
 
 fn wanting(clients: &Issuer, tls12: bool) -> Gateway {
     answering_with(Options {
@@ -386,7 +386,7 @@ fn with_pair(gateway: &Gateway, dir: &Path) -> Endpoint {
 }
 
 #[test]
-fn a_client_certificate_rotated_on_disk_is_used_at_once() {
+fn uses_rotated_client_certificate_immediately() {
     let clients = Issuer::new("clients");
     let gateway = wanting(&clients, false);
     let dir = tempfile::tempdir().unwrap();
@@ -405,7 +405,7 @@ fn a_client_certificate_rotated_on_disk_is_used_at_once() {
 }
 
 #[test]
-fn a_client_certificate_from_memory_takes_the_place_of_the_configured_one() {
+fn prefers_client_certificate_from_memory() {
     let clients = Issuer::new("clients");
     let gateway = wanting(&clients, false);
     let pair = clients.client("renewed");
@@ -423,7 +423,7 @@ fn a_client_certificate_from_memory_takes_the_place_of_the_configured_one() {
 }
 
 #[test]
-fn a_refused_client_certificate_is_told_from_a_lost_answer() {
+fn tells_refused_client_certificate_from_lost_response() {
     let clients = Issuer::new("clients");
     let dir = tempfile::tempdir().unwrap();
     write_pair(dir.path(), &Issuer::new("strangers").client("stranger"));
@@ -443,9 +443,9 @@ fn a_refused_client_certificate_is_told_from_a_lost_answer() {
     }
 }
 
-/// Go and OpenSSL say nothing more after the alert and reset the connection when the request lies unread.
+/// After the alert Go and OpenSSL send nothing more, and reset the connection if the request is unread.
 #[test]
-fn openssls_refusal_of_a_client_certificate_is_understood() {
+fn recognises_client_certificate_refused_by_openssl() {
     let dir = tempfile::tempdir().unwrap();
     let issuer = Issuer::new("server-ca");
     let pair = issuer.server(&["localhost"], &[], now(), DAY);
@@ -490,7 +490,7 @@ fn openssls_refusal_of_a_client_certificate_is_understood() {
     }
 }
 
-// Who gets to see what.
+// ---- redirects and secrets ----
 
 fn secret_call() -> Call<'static> {
     Call::post("/sign?code=s3cret")
@@ -500,7 +500,7 @@ fn secret_call() -> Call<'static> {
 }
 
 #[test]
-fn redirects_within_the_configured_origins_are_followed_with_everything() {
+fn follows_redirect_to_configured_origin_with_body_and_headers() {
     let standby = Gateway::to(None);
     let active = answering(200);
     let mut endpoint = endpoint(&standby);
@@ -527,7 +527,7 @@ fn redirects_within_the_configured_origins_are_followed_with_everything() {
 }
 
 #[test]
-fn redirects_elsewhere_are_not_followed() {
+fn refuses_redirect_to_other_origin() {
     let foreign = answering(200);
     for status in [301, 302, 303, 307, 308] {
         let gateway = Gateway::to(None);
@@ -549,7 +549,7 @@ fn redirects_elsewhere_are_not_followed() {
 }
 
 #[test]
-fn a_redirect_that_changes_the_method_is_not_followed_even_at_home() {
+fn refuses_redirect_that_changes_method() {
     let gateway = Gateway::to(None);
     gateway.rule(Rule::on("*", "/").then(Action::Redirect(302, "/login".to_owned())));
     let kind = Kind::Redirected { to: gateway.url() };
@@ -558,7 +558,7 @@ fn a_redirect_that_changes_the_method_is_not_followed_even_at_home() {
 }
 
 #[test]
-fn redirects_in_a_circle_end() {
+fn stops_after_circular_redirects() {
     let gateway = Gateway::to(None);
     gateway.rule(Rule::on("*", "/").then(Action::Redirect(307, "/x".to_owned())));
     let kind = Kind::Redirected { to: gateway.url() };
@@ -567,7 +567,7 @@ fn redirects_in_a_circle_end() {
 }
 
 #[test]
-fn whoever_answers_provisionally_is_told_nothing() {
+fn sends_no_secret_with_provisional_client() {
     let clients = Issuer::new("clients");
     let gateway = answering_with(Options {
         clients: Some((clients.pem(), false)),
@@ -585,7 +585,7 @@ fn whoever_answers_provisionally_is_told_nothing() {
         assert!(!format!("{:?}", request.headers).contains("s3cret"));
         assert_eq!(request.header("Authorization"), None);
     }
-    // And what was learnt so is what counts from then on.
+    // The authority that was learnt this way is the only trusted one from then on.
     let stranger = configured.trusting(Issuer::new("stranger").pem());
     assert_fails(
         run(stranger.send(call())),
@@ -600,7 +600,7 @@ fn whoever_answers_provisionally_is_told_nothing() {
 }
 
 #[test]
-fn secrets_are_in_no_message_and_no_log() {
+fn keeps_secrets_out_of_messages_and_log() {
     let gateway = Gateway::to(None);
     let foreign = Gateway::to(None);
     gateway
@@ -634,10 +634,10 @@ fn secrets_are_in_no_message_and_no_log() {
     assert!(!shown.contains(base64) && !log.contains(base64));
 }
 
-// What cannot be sent at all.
+// ---- requests that cannot be sent ----
 
 #[test]
-fn an_endpoint_that_cannot_be_used_is_refused_before_anything_is_sent() {
+fn rejects_unusable_endpoint_before_connecting() {
     let refused = |change: &dyn Fn(&mut Endpoint), parts: &[&str]| {
         let mut endpoint = Endpoint::new(url("https://vault:8200"));
         change(&mut endpoint);
@@ -688,7 +688,7 @@ fn an_endpoint_that_cannot_be_used_is_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn what_is_not_reached_was_not_sent() {
+fn reports_unreached_server_as_not_sent() {
     let closed = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -703,7 +703,7 @@ fn what_is_not_reached_was_not_sent() {
         assert!(started.elapsed() < Duration::from_secs(4));
     };
     unreachable(&format!("https://{closed}"), &["onnection refused"]);
-    // Silence where TLS is expected, and something that is not TLS.
+    // A server that does not respond to the handshake, and one that does not speak TLS.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     unreachable(
         &format!("https://{}", silent.local_addr().unwrap()),
@@ -722,10 +722,10 @@ fn what_is_not_reached_was_not_sent() {
     answering.join().unwrap();
 }
 
-// What may have been carried out.
+// ---- lost responses ----
 
 #[test]
-fn an_answer_that_does_not_come_whole_is_lost() {
+fn reports_incomplete_response_as_lost() {
     let half = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345";
     let chunk = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n";
     let headless = "HTTP/1.1 200 OK\r\nContent-";
@@ -747,21 +747,21 @@ fn an_answer_that_does_not_come_whole_is_lost() {
         let (kind, text) = failure(get(endpoint(&gateway)));
         assert_eq!(kind, Kind::Lost, "{name}: {text}");
         assert!(text.contains(&gateway.url()), "{text}");
-        // Nothing is repeated behind the caller's back.
+        // The client repeats nothing automatically.
         assert_eq!(gateway.requests().len(), 1, "{name}");
     }
 }
 
 #[test]
-fn a_whole_answer_needs_no_notice_of_its_end() {
+fn accepts_complete_response_without_close_notify() {
     let whole = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n12345";
     let gateway = raw(whole, false);
     assert_eq!(get(endpoint(&gateway)).unwrap().body, b"12345");
 }
 
-/// Some EST servers answer so, to 202 as well.
+/// Some EST servers respond this way, also with 202.
 #[test]
-fn an_answer_of_http_1_0_is_read_to_the_end_of_the_connection() {
+fn reads_http_1_0_response_until_connection_closes() {
     let gateway = raw("HTTP/1.0 200 OK\r\nContent-Type: x/y\r\n\r\n12345", true);
     let response = get(endpoint(&gateway)).unwrap();
     assert_eq!((response.status, &*response.body), (200, &b"12345"[..]));
@@ -773,7 +773,7 @@ fn an_answer_of_http_1_0_is_read_to_the_end_of_the_connection() {
 }
 
 #[test]
-fn silence_ends_with_the_time_allowed() {
+fn times_out_if_server_is_silent() {
     let gateway = Gateway::to(None);
     gateway.rule(Rule::on("*", "/").then(Action::Hang(Duration::from_secs(60))));
     let started = Instant::now();
@@ -788,9 +788,9 @@ fn silence_ends_with_the_time_allowed() {
     assert_fails(get(endpoint), &Kind::Lost, &["within the time allowed"]);
 }
 
-/// What a proxy in trouble says at length does not hide that it is in trouble.
+/// The status of a failing proxy is reported even if its page is large.
 #[test]
-fn a_huge_error_page_is_cut_off() {
+fn truncates_large_error_page() {
     let gateway = Gateway::to(None);
     let page = vec![b'x'; 2 << 20];
     gateway.rule(Rule::on("*", "/").then(Action::Status(503, Vec::new(), page)));
@@ -800,11 +800,11 @@ fn a_huge_error_page_is_cut_off() {
 }
 
 #[test]
-fn a_huge_answer_is_not_read() {
+fn refuses_response_over_size_limit() {
     let gateway = Gateway::to(None);
     gateway.rule(Rule::on("*", "/").then(Action::Huge));
     assert_fails(get(endpoint(&gateway)), &Kind::TooLarge, &["1048576"]);
-    // Announced or not.
+    // With a Content-Length and without.
     let open_end = format!("HTTP/1.0 200 OK\r\n\r\n{}", "x".repeat(2 << 20));
     let gateway = raw(&open_end, true);
     assert_fails(
@@ -817,10 +817,10 @@ fn a_huge_answer_is_not_read() {
     assert_eq!(response.body.len(), 2 << 20);
 }
 
-// What else an answer says.
+// ---- headers of responses ----
 
 #[test]
-fn the_servers_wish_to_be_left_alone_is_understood_in_both_forms() {
+fn reads_retry_after_as_seconds_and_date() {
     let date = |time: OffsetDateTime| time.format(&Rfc2822).unwrap().replace("+0000", "GMT");
     let theirs = now() + 30 * DAY;
     for (header, expected) in [
@@ -841,7 +841,7 @@ fn the_servers_wish_to_be_left_alone_is_understood_in_both_forms() {
 }
 
 #[test]
-fn clocks_that_differ_are_reported_once() {
+fn reports_clock_difference_once() {
     let date = |time: OffsetDateTime| time.format(&Rfc2822).unwrap().replace("+0000", "GMT");
     let warnings = |theirs: OffsetDateTime| {
         let gateway = Gateway::to(None);
@@ -864,9 +864,9 @@ fn clocks_that_differ_are_reported_once() {
     }
 }
 
-// The way there.
+// ---- proxies ----
 
-/// A proxy that knows CONNECT and nothing else, and what it was asked for.
+/// A proxy that supports CONNECT only, and the requests that it received.
 fn proxy(answer: &'static str) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -902,7 +902,7 @@ fn proxy(answer: &'static str) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
 }
 
 #[test]
-fn a_proxy_gets_the_name_and_nothing_else() {
+fn sends_only_host_name_to_proxy() {
     let issuer = Issuer::new("gateway-ca");
     let pair = issuer.server(&["signer.invalid"], &[], now(), DAY);
     let gateway = answering_with(Options {
@@ -912,7 +912,7 @@ fn a_proxy_gets_the_name_and_nothing_else() {
     });
     let (address, heads) = proxy("HTTP/1.1 200 Connected\r\n\r\n");
     let mut endpoint = endpoint(&gateway);
-    // A name that only the proxy can make something of.
+    // A name that only the proxy can resolve.
     endpoint.url = url(&gateway.url_of("signer.invalid"));
     endpoint.proxy = Some(url(&format!("http://localhost:{}", address.port())));
     let response = run(client(endpoint).send(secret_call())).unwrap();
@@ -928,7 +928,7 @@ fn a_proxy_gets_the_name_and_nothing_else() {
 }
 
 #[test]
-fn a_proxy_that_refuses_is_named() {
+fn names_refusing_proxy() {
     let (address, _) = proxy("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n");
     let mut endpoint = endpoint(&Gateway::to(None));
     endpoint.tls = Tls {
@@ -943,9 +943,11 @@ fn a_proxy_that_refuses_is_named() {
     );
 }
 
-// What needs a process of its own: the environment, /etc/hosts, and the log, which the threads of other tests disturb.
+// ---- tests in a process of their own ----
+//
+// For the environment, /etc/hosts, and the log, which the threads of other tests also write.
 
-/// This test binary once more, with only [`child_process`] selected, in `command`.
+/// Runs this test binary in `command`, with only [`child_process`] selected.
 pub(crate) fn child(command: &mut Command, what: &str, gateway: &Gateway) -> Output {
     command
         .args(["--exact", "http::child_process", "--nocapture"])
@@ -956,7 +958,7 @@ pub(crate) fn child(command: &mut Command, what: &str, gateway: &Gateway) -> Out
         .unwrap()
 }
 
-/// What the children do; nothing unless told to.
+/// The part of a test that runs in the child; in this process it does nothing.
 #[test]
 fn child_process() {
     match std::env::var("NODEPKI_TEST_CHILD").as_deref() {
@@ -984,7 +986,7 @@ pub(crate) fn assert_passed(output: &Output) {
 }
 
 #[test]
-fn the_environment_is_not_looked_at() {
+fn ignores_proxy_variables_of_environment() {
     let gateway = answering(200);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -1012,9 +1014,9 @@ fn in_that_environment() {
     assert!(get(endpoint).unwrap().is_success());
 }
 
-/// Without a name server, as early in a boot.
+/// Early in a boot there is no name server.
 #[test]
-fn names_in_the_hosts_file_are_found_without_dns() {
+fn resolves_names_of_hosts_file_without_dns() {
     let issuer = Issuer::new("gateway-ca");
     let pair = issuer.server(&["signer.invalid"], &[], now(), DAY);
     let gateway = answering_with(Options {
@@ -1029,7 +1031,8 @@ fn names_in_the_hosts_file_are_found_without_dns() {
     assert_passed(&child(&mut command, "hosts", &gateway));
 }
 
-/// This test binary where `/etc/hosts` and `/etc/resolv.conf` are those in `dir`; without the network, if told so.
+/// Returns a command that runs this test binary with `/etc/hosts` and `/etc/resolv.conf` of `dir`, optionally without a
+/// network.
 pub(crate) fn with_files(dir: &Path, own_network: bool) -> Command {
     let mut command = Command::new("unshare");
     command.arg("--mount");
@@ -1067,7 +1070,7 @@ fn with_those_hosts() {
 }
 
 #[test]
-fn names_are_asked_of_the_name_server_with_the_search_list() {
+fn resolves_names_with_search_list() {
     let files = tempfile::tempdir().unwrap();
     std::fs::write(files.path().join("hosts"), "127.0.0.1 localhost\n").unwrap();
     let resolv = "nameserver 127.0.0.1\nsearch nowhere.test example.test\n";
@@ -1103,7 +1106,7 @@ fn with_that_name_server() {
     );
 }
 
-/// RFC 1035: 127.0.0.1 for `signer.example.test`, and no other name.
+/// A name server (RFC 1035) that knows only `signer.example.test`, as 127.0.0.1.
 fn dns_answer(query: &[u8]) -> Vec<u8> {
     let mut end = 12;
     let mut name = String::new();

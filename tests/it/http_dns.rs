@@ -1,5 +1,5 @@
-//! Name servers that answer in part, late, wrongly or not at all, in a network namespace of their own. Addresses and
-//! silence depend on the first label of the name: `FAMILY4-FAMILY6`, as in `ok-drop.test`.
+//! Name servers that respond partly, late, wrongly or not at all, in a network namespace of their own. The first label of
+//! a name selects the responses for IPv4 and IPv6, as in `ok-drop.test`.
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, TcpListener, UdpSocket};
@@ -30,7 +30,7 @@ const CASES: [&str; 13] = [
     "ok-hole",
 ];
 
-/// Runs the child in a namespace with these name servers, and asserts that it passed.
+/// Runs the child in a namespace with these name servers, and asserts that it passes.
 fn with_name_servers(resolv: &str, what: &str) {
     let files = tempfile::tempdir().unwrap();
     std::fs::write(
@@ -69,7 +69,7 @@ fn serve(address: &'static str) {
     });
 }
 
-/// A server that receives and never answers.
+/// A server that receives requests and never responds.
 fn swallow(address: &'static str) {
     let udp = UdpSocket::bind((address, 53)).unwrap();
     thread::spawn(move || while udp.recv_from(&mut [0; 512]).is_ok() {});
@@ -97,7 +97,7 @@ fn answer(query: &[u8], by_tcp: bool) -> Option<Vec<u8>> {
         ("fail", _) => (2, Vec::new()),
         ("nx", _) => (3, Vec::new()),
         ("none", _) => (0, Vec::new()),
-        // No route leads there, or the packets vanish.
+        // The address has no route, or its packets are dropped.
         ("hole", true) => (
             0,
             "2001:db8::9".parse::<Ipv6Addr>().unwrap().octets().to_vec(),
@@ -192,7 +192,7 @@ fn connects_with_family_that_name_server_answers() {
 
 pub(crate) fn partial() {
     serve("127.0.0.1");
-    // The kernel drops what is for none of its addresses.
+    // The kernel drops packets for other addresses.
     let route = ["route", "add", "198.51.100.0/24", "dev", "lo"];
     assert!(Command::new("ip").args(route).status().unwrap().success());
     let gateway = signer();
@@ -204,7 +204,7 @@ pub(crate) fn partial() {
     reaches(&gateway, "nx-ok.test", 2000);
     reaches(&gateway, "big-none.test", 2000);
     reaches(&gateway, "listed.test", 1000);
-    // One address is out of reach: the other family is tried (RFC 8305, section 5).
+    // If one address is unreachable, the other family is tried (RFC 8305, section 5).
     reaches(&gateway, "hole-ok.test", 4000);
     reaches(&gateway, "ok-hole.test", 4000);
     fails(
@@ -227,7 +227,7 @@ pub(crate) fn partial() {
         &["A: no record", "AAAA: no answer"],
     );
     fails(&gateway, "nx-nx.test", &["DNS has no address for it"]);
-    // A deadline that ends before name resolution does is not blamed on the server.
+    // A timeout during name resolution is not reported as a failure of the server.
     let (result, took) = get_within(&gateway, "drop-drop.test", Duration::from_secs(1));
     let error = result.unwrap_err().to_string();
     assert!(
@@ -240,7 +240,7 @@ pub(crate) fn partial() {
 
 #[test]
 fn asks_next_name_server_when_first_is_dead() {
-    // Nothing listens at the first, which the kernel reports at once.
+    // The first has a closed port, which the kernel reports immediately.
     with_name_servers(
         "nameserver 127.0.0.9\nnameserver 127.0.0.1\n",
         "dns-refusing",
@@ -300,7 +300,7 @@ fn searches_domains_by_name_not_by_family() {
 pub(crate) fn search() {
     serve("127.0.0.1");
     let gateway = signer();
-    // Both are in `test`; the family without a record there is not looked for in `second.test`.
+    // A name in `test` is not searched in `second.test` for the family without a record.
     reaches(&gateway, "ok-none", 2000);
     reaches(&gateway, "none-ok", 2000);
     fails(&gateway, "nx-nx", &["DNS has no address for it"]);

@@ -1,8 +1,8 @@
-//! Certificates, requests and keys as OpenSSL sees them: the eyes of every test that judges our output.
+//! Certificates, requests and keys as read by OpenSSL, for every test that judges nodepki's output.
 //!
-//! Owns: running the `openssl` program and reading what it prints. Nothing here may use nodepki's own
-//! X.509 code, or a fault in it would confirm itself. `facts_of_tree` speaks the vocabulary of
-//! `tests/golden/**/expected.json`; a new fact is one more key in `pem_facts` and a new recording.
+//! Owns: running the `openssl` program and reading its output. Nothing here may use nodepki's own X.509 code, or a fault
+//! in it would confirm itself. `facts_of_tree` returns facts in the format of `tests/golden/**/expected.json`; a new fact
+//! needs a key in `pem_facts` and new recordings.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,13 +39,13 @@ impl Attribute {
 /// One X.509 extension, with the value in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Extension {
-    /// `keyUsage`, `subjectAltName`, …; OpenSSL's own words where there is no name below.
+    /// `keyUsage`, `subjectAltName`, …; OpenSSL's name if there is none below.
     pub(crate) name: String,
     pub(crate) critical: bool,
     pub(crate) values: Vec<String>,
 }
 
-/// What a certificate says. Orders are those of the encoding.
+/// The content of a certificate. Lists are in the order of the encoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CertFacts {
     pub(crate) subject: Vec<Attribute>,
@@ -106,7 +106,7 @@ impl CertFacts {
     }
 }
 
-/// What a certificate signing request asks for.
+/// The content of a certificate signing request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CsrFacts {
     pub(crate) subject: Vec<Attribute>,
@@ -123,7 +123,7 @@ impl CsrFacts {
     }
 }
 
-/// The first certificate of a PEM file.
+/// Reads the first certificate of a PEM file.
 pub(crate) fn facts_of_cert(path: &Path) -> CertFacts {
     facts_of_certs(&read(path))
         .into_iter()
@@ -131,7 +131,7 @@ pub(crate) fn facts_of_cert(path: &Path) -> CertFacts {
         .unwrap_or_else(|| panic!("{}: no certificate in it", path.display()))
 }
 
-/// Every certificate of a PEM text, in order.
+/// Reads every certificate of a PEM text, in order.
 pub(crate) fn facts_of_certs(pem: &str) -> Vec<CertFacts> {
     pem_blocks(pem)
         .iter()
@@ -140,12 +140,12 @@ pub(crate) fn facts_of_certs(pem: &str) -> Vec<CertFacts> {
         .collect()
 }
 
-/// The request in a PEM file, its self-signature verified.
+/// Reads the request in a PEM file and verifies its self-signature.
 pub(crate) fn facts_of_csr(path: &Path) -> CsrFacts {
     csr_facts(&read(path))
 }
 
-/// The label of the first PEM block of a key file, as `RSA PRIVATE KEY`.
+/// Returns the label of the first PEM block of a key file, such as `RSA PRIVATE KEY`.
 pub(crate) fn key_header(path: &Path) -> String {
     let pem = read(path);
     pem_blocks(&pem)
@@ -155,17 +155,17 @@ pub(crate) fn key_header(path: &Path) -> String {
         .to_owned()
 }
 
-/// The public half of a private key, as PEM.
+/// Returns the public key of a private key as PEM.
 pub(crate) fn public_key_of_key(pem: &str) -> String {
     stdout(&["pkey", "-pubout"], pem)
 }
 
-/// Whether the first certificate of one file carries the public key of the other file's private key.
+/// Returns whether the first certificate of one file contains the public key of the other file's private key.
 pub(crate) fn is_pair(certificate: &Path, key: &Path) -> bool {
     facts_of_cert(certificate).public_key == public_key_of_key(&read(key))
 }
 
-/// What a leaf is for, in the words of `openssl verify -purpose`.
+/// A purpose of `openssl verify -purpose`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Purpose {
     Server,
@@ -200,7 +200,7 @@ pub(crate) fn verify(chain: &Path, ca: &Path, purpose: Purpose) -> Result<(), St
     }
 }
 
-/// What is below `root`, in the vocabulary of `tests/golden/README.md`.
+/// Returns the facts of the files below `root`, as described in `tests/golden/README.md`.
 pub(crate) fn facts_of_tree(root: &Path) -> Tree {
     let mut tree = Tree::new();
     walk(root, "", &mut tree);
@@ -211,7 +211,7 @@ fn walk(root: &Path, below: &str, tree: &mut Tree) {
     for entry in fs::read_dir(root.join(below)).unwrap() {
         let entry = entry.unwrap();
         let mut path = format!("{below}{}", entry.file_name().into_string().unwrap());
-        // Of the entry itself: a symlink is a fact, not its target.
+        // Of the entry itself, not of the target of a symbolic link.
         let metadata = entry.metadata().unwrap();
         let mut facts = json!({"mode": format!("{:04o}", metadata.permissions().mode() & 0o7777)});
         if metadata.is_dir() {
@@ -234,8 +234,8 @@ fn walk(root: &Path, below: &str, tree: &mut Tree) {
     }
 }
 
-/// The whole kubeconfig, each base64 field replaced by the facts of what it holds; CA data that is exactly
-/// `pki/ca.crt` becomes that name.
+/// Returns a kubeconfig with each base64 field replaced by the facts of its content. CA data that equals `pki/ca.crt` is
+/// replaced by that name.
 fn kubeconfig_facts(text: &str, root: &Path) -> Value {
     let mut kubeconfig = yaml(text);
     replace_data(
@@ -278,7 +278,7 @@ fn pem_facts((label, block): &(&str, String)) -> Value {
             json!({
                 "type": label, "key": facts.key, "signature": facts.signature, "subject": names(&facts.subject),
                 "issuer": names(&facts.issuer), "extensions": extension_facts(&facts.extensions),
-                // kubeadm starts a kubeconfig's certificate when its CA starts, some seconds earlier.
+                // The certificate of kubeadm's kubeconfig begins with its CA, some seconds earlier.
                 "seconds": facts.validity_seconds() / 30 * 30,
             })
         }
@@ -303,7 +303,7 @@ fn extension_facts(extensions: &[Extension]) -> Vec<String> {
     let line = |extension: &Extension| {
         let critical = if extension.critical { " critical" } else { "" };
         let value = match extension.name.as_str() {
-            // A key identifier differs with every key: only its shape can be compared.
+            // Key identifiers differ with every key, so that only their format is compared.
             "subjectKeyIdentifier" => {
                 format!(": {} bytes", extension.values.concat().split(':').count())
             }
@@ -322,9 +322,9 @@ fn values_of<'a>(extensions: &'a [Extension], name: &str) -> &'a [String] {
         .map_or(&[], |extension| &extension.values)
 }
 
-// ---- reading what openssl prints ----
+// ---- OpenSSL's output ----
 
-/// No escapes, one attribute a line, with the string type in front of the value.
+/// Prints names without escapes, one attribute on each line, with the string type before the value.
 const NAMES: &str = "sep_multiline,sname,show_type,utf8";
 
 fn cert_facts(block: &str) -> CertFacts {
@@ -363,7 +363,7 @@ fn csr_facts(block: &str) -> CsrFacts {
         block,
     );
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    // OpenSSL 3.0 leaves 0 also when the self-signature is wrong.
+    // OpenSSL 3.0 exits with 0 even if the self-signature is wrong.
     assert!(
         output.status.success() && said.contains("verify OK"),
         "openssl req -verify: {said}"
@@ -378,7 +378,7 @@ fn csr_facts(block: &str) -> CsrFacts {
     }
 }
 
-/// `RSA-2048`, `ECDSA-P256`; an RSA exponent other than 65537 is said.
+/// Returns `RSA-2048`, `ECDSA-P256` and the like, with an RSA exponent other than 65537.
 fn key_facts(text: &str) -> String {
     let bits = text
         .lines()
@@ -392,7 +392,7 @@ fn key_facts(text: &str) -> String {
     if let Some(curve) = find(text, "NIST CURVE: ") {
         return format!("ECDSA-{}", curve.replace('-', ""));
     }
-    // `Exponent:` of a public key, `publicExponent:` of a private one.
+    // `Exponent:` in a public key, `publicExponent:` in a private one.
     match find(text, "Exponent: ").or_else(|| find(text, "publicExponent: ")) {
         Some("65537 (0x10001)") => format!("RSA-{bits}"),
         Some(exponent) => format!("RSA-{bits} e={exponent}"),
@@ -466,7 +466,7 @@ fn short_name(printed: &str) -> &str {
 
 fn value_in_words(printed: &str) -> String {
     if let Some(address) = printed.strip_prefix("IP Address:") {
-        // OpenSSL writes all eight groups of an IPv6 address.
+        // OpenSSL prints all eight groups of an IPv6 address.
         return format!("IP:{}", address.parse::<IpAddr>().unwrap());
     }
     let words = match printed {
@@ -484,7 +484,7 @@ fn value_in_words(printed: &str) -> String {
     words.to_owned()
 }
 
-/// The lines below a heading that are indented more than it.
+/// Returns the lines after a heading that are indented more than it.
 fn section<'a>(text: &'a str, heading: &str) -> Vec<&'a str> {
     let mut lines = text.lines().skip_while(|line| line.trim() != heading);
     let Some(first) = lines.next() else {
@@ -515,7 +515,7 @@ fn date(printed: &str) -> OffsetDateTime {
         .assume_utc()
 }
 
-/// Each PEM block with its label. Text between blocks is left out.
+/// Returns each PEM block with its label, without the text between blocks.
 fn pem_blocks(text: &str) -> Vec<(&str, String)> {
     let mut blocks: Vec<(&str, String)> = Vec::new();
     let mut inside = false;
@@ -536,7 +536,7 @@ fn pem_blocks(text: &str) -> Vec<(&str, String)> {
     blocks
 }
 
-/// YAML to JSON, all scalars as text: enough for a kubeconfig, and not nodepki's own reader.
+/// Converts YAML to JSON with all scalars as text, without nodepki's own reader; enough for a kubeconfig.
 fn yaml(text: &str) -> Value {
     use saphyr_parser::{Event, Parser};
     enum Open {
@@ -589,7 +589,7 @@ fn stdout(arguments: &[&str], input: &str) -> String {
 fn openssl(arguments: &[&str], input: &str) -> Output {
     let mut child = Command::new("openssl")
         .args(arguments)
-        // The machine's own settings must not colour what tests see.
+        // The settings of this machine must not affect the output.
         .env("OPENSSL_CONF", "/dev/null")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_a_certificate_of_kubeadm() {
+    fn reads_certificate_of_kubeadm() {
         let tree = recorded_tree();
         let pki = tree.path().join("pki");
         let facts = facts_of_cert(&pki.join("apiserver.crt"));
@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_a_pair_from_two_halves() {
+    fn tells_matching_pair_from_other_keys() {
         let tree = recorded_tree();
         let pki = tree.path().join("pki");
         assert!(is_pair(
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn verifies_against_one_authority_and_purpose_only() {
+    fn verifies_for_one_authority_and_purpose() {
         let tree = tempfile::tempdir().unwrap();
         for output in kubeadm::init(Node::new(tree.path()), CONFIG) {
             assert!(
@@ -752,7 +752,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_a_request_of_kubeadm() {
+    fn reads_csr_of_kubeadm() {
         let tree = tempfile::tempdir().unwrap();
         assert!(
             kubeadm::generate_csr(Node::new(tree.path()), CONFIG)
@@ -787,7 +787,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_with_a_wrong_self_signature_is_noticed() {
+    fn detects_wrong_self_signature_of_csr() {
         let tree = tempfile::tempdir().unwrap();
         assert!(
             kubeadm::generate_csr(Node::new(tree.path()), CONFIG)
@@ -816,7 +816,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_bundles_with_text_between() {
+    fn reads_bundle_with_text_between_blocks() {
         let tree = recorded_tree();
         let pki = tree.path().join("pki");
         let bundle = format!(

@@ -1,117 +1,116 @@
-//! What stands around a signer in the tests that run against every kind: a server, the people at it, the authorities.
+//! The environment of a signer in the tests that run against every kind: its server, the administrator who approves
+//! requests there, and the authorities.
 //!
-//! A kind's rig is in the file of its tests. For a kind with a server it is the real server.
+//! A kind's rig is in the file of its tests. A kind with a server is tested against the real server, which starts when
+//! the first rig of that kind is made.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use nodepki::config::Settings;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Kind, Request, Signer, Ticket};
 
 use crate::gateway::Upstream;
-use crate::signing::{opened_with_memory, request_for, wanted};
+use crate::node::{Node, Ran};
+use crate::signing::{opened_with_memory, parsed, request_for, wanted};
 use crate::{
-    signer_cert_manager, signer_cfssl, signer_contract, signer_directory, signer_est, signer_exec,
-    signer_kubernetes, signer_puppet, signer_step, signer_vault,
+    signer_cert_manager, signer_cfssl, signer_directory, signer_est, signer_exec,
+    signer_kubernetes, signer_local, signer_puppet, signer_step, signer_vault,
 };
 
-/// A kind of signer, ready to be asked.
+/// A configured signer of one kind with its server.
 pub(crate) trait Rig {
-    /// Which kind.
+    /// The kind.
     fn kind(&self) -> Kind;
 
-    /// A `NodePKIConfiguration` whose signers serve the three authorities, as many of them as the kind can and by this
-    /// kind. Names only files that exist.
+    /// A `NodePKIConfiguration` for the three authorities. Signers of this kind serve each authority that the kind can
+    /// serve. Every file named in it exists.
     fn settings(&self) -> String;
 
-    /// Holds `ca.crt`, `etcd/ca.crt` and `front-proxy-ca.crt`, as a node has them.
+    /// Directory with `ca.crt`, `etcd/ca.crt` and `front-proxy-ca.crt`, as on a node.
     fn authorities(&self) -> PathBuf;
 
-    /// A directory of this rig's own, kept from opening to opening.
+    /// Directory that only this rig uses, kept from one [`Rig::open`] to the next.
     fn scratch(&self) -> &Path;
 
-    /// Whether it can carry a certificate. What it cannot, another kind signs in [`Rig::settings`].
+    /// Whether this kind can sign a certificate. [`Rig::settings`] assigns the others to another kind.
     fn carries(&self, _name: CertName) -> bool {
         true
     }
 
-    /// The people at the signer sign everything that waits.
+    /// Signs every waiting request, as the signer's administrator does.
     fn approve(&self) {}
 
-    /// The people at the signer make room for certificates of other keys, where there is one certificate a name.
+    /// Removes issued certificates from a server that keeps one certificate for each name, so that another key can be
+    /// certified.
     fn make_room(&self) {}
 
-    /// Has this request refused by a person or a policy; `None` for a kind that knows neither.
+    /// Has this request refused by a person or a policy; `None` if the kind supports neither.
     fn deny(&self, _request: &Request) -> Option<Denial> {
         None
     }
 
-    /// A line for each request that the signer's side holds or was sent, in an order of its own; nothing that changes
-    /// by reading.
+    /// One line for each request that the server has received, in any stable order. Reading it changes nothing.
     fn sent(&self) -> Vec<String>;
 
-    /// The server that signs for etcd-ca, for a gateway to stand before; `None` for a kind without a server.
+    /// The server of etcd-ca, as seen by a gateway in front of it; `None` for a kind without a server.
     fn front(&self) -> Option<Front> {
         None
     }
 
-    /// A request for one of the wishes of `signing::wanted`, with names that nobody else has asked for where that
-    /// matters to the server, and a CSR as this kind wants it.
+    /// Returns a request for [`wanted`] with a CSR as this kind requires it. If the server keeps one certificate for
+    /// each name, the name is new.
     fn request(&self, name: CertName) -> Request {
         let usages = self.kind().about().caps.usage_extensions;
         request_for(wanted(name), usages).0
     }
 
-    /// A request for the same names as the last one, with another key.
+    /// Returns a request with the names of the previous one and another key.
     fn request_like(&self, name: CertName) -> Request {
         Rig::request(self, name)
     }
 
-    /// The signer of an authority in a new process: what it had in memory is lost.
+    /// Opens the signer of an authority as a new process does.
     fn open(&self, authority: Authority) -> Rc<dyn Signer> {
-        let settings = self.settings();
-        let (settings, faults) = Settings::from_fragments(&[("rig.yaml", settings)])
-            .unwrap_or_else(|faults| panic!("{faults}"));
-        assert!(faults.is_empty(), "{faults}");
+        let settings = parsed(&self.settings());
         let (name, config) = settings.signer_of(authority).unwrap();
         let memory = self.scratch().join("memory").join(name);
-        std::fs::create_dir_all(&memory).unwrap();
+        fs::create_dir_all(&memory).unwrap();
         opened_with_memory(config, &memory).into()
     }
 }
 
-/// A signer's server as a gateway sees it.
+/// A signer's server as seen by a gateway.
 pub(crate) struct Front {
     pub(crate) upstream: Upstream,
-    /// Method, and a part of the path, of the exchange that hands over a CSR.
+    /// Method and part of the path of the exchange that carries a CSR.
     pub(crate) submit: (&'static str, &'static str),
-    /// [`Rig::settings`], but the server of etcd-ca is at this address and believed by these keys of `tls`, a flow map
-    /// (`{caFile: …}`). It must not be believed by anything else.
+    /// [`Rig::settings`], with the server of etcd-ca at another address and trusted by nothing but these `tls` keys.
     pub(crate) settings: FrontSettings,
-    /// Exit statuses of this kind that differ from the rule, by the name of the failure in `signer_failures`, or by that
-    /// name and ", when it is to sign"; with the reason.
+    /// Exit codes of this kind that differ from the rule in `contract/server.rs`: the name of the failure, with
+    /// ", when it is to sign" where the submit exchange fails; the exit code; the reason.
     pub(crate) exceptions: &'static [(&'static str, i32, &'static str)],
 }
 
-/// Of an address and `tls` keys.
+/// Returns a configuration for a server address and `tls` keys as a flow map (`{caFile: …}`).
 pub(crate) type FrontSettings = Box<dyn Fn(&str, &str) -> String>;
 
-/// A request that was refused.
+/// A refused request.
 pub(crate) struct Denial {
-    /// Who says so.
+    /// The signer that reports the refusal.
     pub(crate) signer: Rc<dyn Signer>,
-    /// What to poll with, where the request was taken first; otherwise submitting it shows the refusal.
+    /// The ticket to poll with, if the request was accepted first; otherwise `submit` reports the refusal.
     pub(crate) ticket: Option<Ticket>,
-    /// A part of the reason.
+    /// Part of the reason.
     pub(crate) reason: &'static str,
 }
 
-/// A rig of each kind, fresh or on a server that this process shares.
+/// Makes a rig of a kind, with a server of its own or on one that this process shares.
 pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
     match kind {
-        Kind::Embedded => Box::new(signer_contract::EmbeddedRig::new()),
-        Kind::Local => Box::new(signer_contract::LocalRig::new()),
+        Kind::Embedded => Box::new(signer_local::EmbeddedRig::new()),
+        Kind::Local => Box::new(signer_local::LocalRig::new()),
         Kind::Exec => Box::new(signer_exec::ExecRig::new()),
         Kind::Directory => Box::new(signer_directory::DirectoryRig::new()),
         Kind::Est => Box::new(signer_est::EstRig::new()),
@@ -122,4 +121,30 @@ pub(crate) fn rig(kind: Kind) -> Box<dyn Rig> {
         Kind::StepCa => Box::new(signer_step::StepRig::new()),
         Kind::Cfssl => Box::new(signer_cfssl::CfsslRig::new()),
     }
+}
+
+/// Returns a node that has nothing but the authorities' certificates and the rig's settings.
+pub(crate) fn node(rig: &dyn Rig) -> Node {
+    let node = Node::new();
+    for authority in Authority::ALL {
+        let file = format!("{}.crt", authority.base_name());
+        let pem = fs::read(rig.authorities().join(&file)).unwrap();
+        node.write(format!("/etc/kubernetes/pki/{file}"), &pem);
+    }
+    fs::write(node.outside("config.yaml"), rig.settings()).unwrap();
+    node
+}
+
+/// Runs `bootstrap` until it is complete, approving requests between the runs.
+pub(crate) fn complete(node: &Node, rig: &dyn Rig) {
+    let mut ran = Ran::of(&mut node.ask_command("1s"));
+    for _ in 0..3 {
+        // A run also ends with 0 while a valid certificate is still waiting for its successor.
+        if ran.code == Some(0) && !ran.stdout.contains("pending") {
+            break;
+        }
+        rig.approve();
+        ran = Ran::of(&mut node.ask_command("1s"));
+    }
+    ran.done().says_not("pending");
 }

@@ -1,5 +1,5 @@
-//! A signer that gets one thing wrong, for the tests of whoever must refuse its answers; and the proof that it
-//! does get that thing wrong, and nothing else.
+//! A signer whose answers are wrong in one respect, for tests of the verification; and tests that each answer is wrong in
+//! that respect only.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use nodepki::x509::{Chain, TrustBundle, satisfies};
 
 use crate::signing::{BAD_SIGNER, now, request, run, run_program, write_authorities};
 
-/// The modes whose answer must be refused, with words that the refusal has.
+/// Modes whose answer must be refused, with a part of the refusal.
 pub(crate) const REFUSED: [(&str, &str); 14] = [
     ("wrong-key", "another key"),
     ("missing-san", "DNS"),
@@ -31,13 +31,13 @@ pub(crate) const REFUSED: [(&str, &str); 14] = [
     ("empty", "no certificate"),
 ];
 
-/// The modes whose answer is odd and good.
+/// Modes whose answer is unusual and valid.
 pub(crate) const TAKEN: [&str; 5] = ["good", "leaf-root", "pkcs7", "der", "bom"];
 
-/// Answers in this process with the bytes that `bad-signer.sh MODE` makes, whatever their form.
+/// A signer that returns the bytes of `bad-signer.sh MODE`, in any encoding.
 pub(crate) struct BadSigner {
     pub(crate) mode: String,
-    /// The authorities, in kubeadm's layout.
+    /// Directory with the authorities in kubeadm's layout.
     pub(crate) authorities: PathBuf,
     caps: Caps,
 }
@@ -98,7 +98,7 @@ impl Signer for BadSigner {
     }
 }
 
-/// The same as a plug-in, for the modes that fit into JSON (all but `der`).
+/// Returns the same signer as a plug-in, for the modes that fit into JSON (all but `der`).
 pub(crate) fn bad_plugin(mode: &str, authorities: &Path) -> exec::Config {
     exec::Config {
         args: vec![
@@ -110,7 +110,7 @@ pub(crate) fn bad_plugin(mode: &str, authorities: &Path) -> exec::Config {
     }
 }
 
-/// What the verification says to an answer; empty when it is taken.
+/// Returns the differences that the verification finds in an answer; empty if it is accepted.
 pub(crate) fn verdict(request: &Request, answer: &[u8], authorities: &Path) -> String {
     let key = request.csr.public_key();
     let chain = match Chain::from_answer(answer, key) {
@@ -134,8 +134,8 @@ pub(crate) fn verdict(request: &Request, answer: &[u8], authorities: &Path) -> S
     lines.join("; ")
 }
 
-/// A slot in which the mode shows.
-fn telling_slot(mode: &str) -> CertName {
+/// Returns a certificate on which the mode has an effect.
+fn affected_certificate(mode: &str) -> CertName {
     match mode {
         "missing-o" | "extra-o" => CertName::KubeletConf,
         _ => CertName::Apiserver,
@@ -143,11 +143,11 @@ fn telling_slot(mode: &str) -> CertName {
 }
 
 #[test]
-fn every_bad_answer_is_refused_and_every_odd_one_taken() {
+fn refuses_every_wrong_answer_and_accepts_every_valid_one() {
     let dir = tempfile::tempdir().unwrap();
     write_authorities(dir.path());
     for (mode, words) in REFUSED {
-        let request = request(telling_slot(mode));
+        let request = request(affected_certificate(mode));
         let answer = run(BadSigner::new(mode, dir.path()).submit(&request)).unwrap();
         let Answer::Issued(bytes) = answer else {
             panic!("{mode}: {answer:?}")
@@ -172,18 +172,18 @@ fn every_bad_answer_is_refused_and_every_odd_one_taken() {
 }
 
 #[test]
-fn the_plugin_gives_the_same_verdicts() {
+fn judges_answers_of_plugin_equally() {
     let dir = tempfile::tempdir().unwrap();
     write_authorities(dir.path());
     for (mode, words) in REFUSED {
-        let request = request(telling_slot(mode));
+        let request = request(affected_certificate(mode));
         let signer = exec::Exec::new(bad_plugin(mode, dir.path()), None).unwrap();
         match run(signer.submit(&request)) {
             Ok(Answer::Issued(bytes)) => {
                 let said = verdict(&request, &bytes, dir.path());
                 assert!(said.contains(words), "{mode}: {said:?}");
             }
-            // No certificate at all breaks the plug-in contract itself.
+            // An answer without a certificate breaks the plug-in contract itself.
             Err(error) if mode == "empty" => {
                 assert!(error.detail.contains("without a certificatePem"), "{error}");
             }

@@ -1,4 +1,4 @@
-//! File drop: what lies in the outbox, and every inbox file that is not taken.
+//! `directory`: the content of the outbox, and the inbox files that are not accepted.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -6,17 +6,19 @@ use std::path::{Path, PathBuf};
 
 use nodepki::kube::names::CertName;
 use nodepki::signer::directory::Directory;
-use nodepki::signer::{Answer, Kind, Request, Signer, Ticket};
+use nodepki::signer::{Answer, Class, Kind, Request, Signer, Ticket};
 use nodepki::x509::Csr;
 use tempfile::TempDir;
 
 use crate::log::logged;
 use crate::rig::{Denial, Rig};
 use crate::signer_bad::verdict;
-use crate::signer_contract::settings;
-use crate::signing::{PlainDir, openssl, request, run, tree, write_authorities};
+use crate::signing::{
+    PlainDir, contains, denied, fails, issued, now, openssl, pending, request, run, settings, tree,
+    write_authorities,
+};
 
-/// `openssl x509 -req` on the outbox, into the inbox.
+/// Signs a CSR of the outbox with `openssl x509 -req`, into the inbox.
 pub(crate) fn sign_by_hand(drop: &Path, authorities: &Path, name: CertName) {
     let ca = authorities.join(name.authority().base_name());
     let signed = openssl(
@@ -39,7 +41,7 @@ pub(crate) fn sign_by_hand(drop: &Path, authorities: &Path, name: CertName) {
     fs::write(drop.join(format!("inbox/{name}.crt")), signed).unwrap();
 }
 
-/// Files, and OpenSSL as the person who comes by.
+/// Files, with OpenSSL in the role of the administrator who signs.
 pub(crate) struct DirectoryRig(TempDir);
 
 impl DirectoryRig {
@@ -127,10 +129,7 @@ impl Drop {
     }
 
     fn submit(&self, request: &Request) -> Ticket {
-        match run(self.signer.submit(request)).unwrap() {
-            Answer::Pending { ticket, .. } => ticket,
-            other => panic!("{other:?}"),
-        }
+        pending(run(self.signer.submit(request))).0
     }
 
     fn poll(&self, request: &Request) -> Answer {
@@ -138,12 +137,10 @@ impl Drop {
         run(self.signer.poll(request, &ticket)).unwrap()
     }
 
-    /// Why the inbox's file is not taken.
+    /// Returns why the inbox file is not accepted.
+    #[track_caller]
     fn note(&self, request: &Request) -> String {
-        match self.poll(request) {
-            Answer::Pending { note, .. } => note,
-            other => panic!("{other:?}"),
-        }
+        pending(Ok(self.poll(request))).1
     }
 
     fn sign(&self, request: &Request) -> PathBuf {
@@ -152,15 +149,12 @@ impl Drop {
     }
 
     fn issued(&self, request: &Request) -> Vec<u8> {
-        match self.poll(request) {
-            Answer::Issued(bytes) => bytes,
-            other => panic!("{other:?}"),
-        }
+        issued(Ok(self.poll(request)))
     }
 }
 
 #[test]
-fn the_outbox_tells_a_signer_all_it_needs() {
+fn describes_request_completely_in_outbox() {
     let drop = Drop::new();
     let request = request(CertName::Apiserver);
     drop.submit(&request);
@@ -189,7 +183,7 @@ fn the_outbox_tells_a_signer_all_it_needs() {
 }
 
 #[test]
-fn writing_the_same_request_again_changes_no_byte_and_no_time() {
+fn leaves_files_of_repeated_request_untouched() {
     let drop = Drop::new();
     let request = request(CertName::Apiserver);
     drop.submit(&request);
@@ -202,7 +196,7 @@ fn writing_the_same_request_again_changes_no_byte_and_no_time() {
         stamp("outbox/apiserver.csr"),
         stamp("outbox/apiserver.json"),
     );
-    drop.submit(&request.again(2, crate::signing::now(), Some(crate::signing::now())));
+    drop.submit(&request.again(2, now(), Some(now())));
     let after = (
         tree(&drop.path("")),
         stamp("outbox/apiserver.csr"),
@@ -212,7 +206,7 @@ fn writing_the_same_request_again_changes_no_byte_and_no_time() {
 }
 
 #[test]
-fn a_copy_under_way_is_waited_for_at_every_length() {
+fn waits_for_partly_copied_answer() {
     let drop = Drop::new();
     let request = request(CertName::Apiserver);
     drop.submit(&request);
@@ -221,7 +215,7 @@ fn a_copy_under_way_is_waited_for_at_every_length() {
     let ca = fs::read(drop.dir.path().join("ca.crt")).unwrap();
     let whole = [leaf.clone(), ca].concat();
     for length in (0..whole.len()).step_by(37) {
-        // Cut between two blocks it is a leaf without its chain, which is the verification's business.
+        // A cut between two PEM blocks leaves a leaf without its chain, which only the verification detects.
         if (leaf.len() - 1..leaf.len() + 12).contains(&length) || length >= whole.len() - 1 {
             continue;
         }
@@ -240,7 +234,7 @@ fn a_copy_under_way_is_waited_for_at_every_length() {
 }
 
 #[test]
-fn files_of_the_wrong_kind_owner_or_mode_are_not_taken() {
+fn rejects_file_of_wrong_type_owner_mode_or_size() {
     assert!(
         nix::unistd::geteuid().is_root(),
         "this test needs root: run the tests as root"
@@ -250,67 +244,59 @@ fn files_of_the_wrong_kind_owner_or_mode_are_not_taken() {
     drop.submit(&request);
     let path = drop.sign(&request);
     let good = fs::read(&path).unwrap();
+    let rejected = |part: &str| contains(&drop.note(&request), &[part]);
 
     fs::set_permissions(&path, fs::Permissions::from_mode(0o646)).unwrap();
-    assert!(
-        drop.note(&request)
-            .contains("everybody may write it (mode 0646)")
-    );
+    rejected("everybody may write it (mode 0646)");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
 
     chown(&path, Some(4242), None).unwrap();
-    assert!(drop.note(&request).contains("belongs to user 4242"));
+    rejected("belongs to user 4242");
     chown(&path, Some(4343), None).unwrap();
     drop.issued(&request);
 
     let elsewhere = drop.path("elsewhere.crt");
     fs::rename(&path, &elsewhere).unwrap();
     symlink(&elsewhere, &path).unwrap();
-    assert!(drop.note(&request).contains("symbolic link"));
+    rejected("symbolic link");
     fs::remove_file(&path).unwrap();
 
     fs::create_dir(&path).unwrap();
-    assert!(drop.note(&request).contains("not a regular file"));
+    rejected("not a regular file");
     fs::remove_dir(&path).unwrap();
 
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
-    assert!(drop.note(&request).contains("not a regular file"));
+    rejected("not a regular file");
     fs::remove_file(&path).unwrap();
 
     let mut large = good.clone();
     large.resize(300 << 10, b'\n');
     fs::write(&path, large).unwrap();
-    assert!(drop.note(&request).contains("larger than 262144 bytes"));
+    rejected("larger than 262144 bytes");
 
     fs::write(&path, "not a certificate").unwrap();
-    assert!(drop.note(&request).contains("no certificate"));
+    rejected("no certificate");
 
     fs::write(&path, good).unwrap();
     drop.issued(&request);
 }
 
 #[test]
-fn a_mis_named_answer_is_diagnosed_from_both_sides() {
+fn reports_misnamed_answer_for_both_certificates() {
     let drop = Drop::new();
     let (server, peer) = (request(CertName::EtcdServer), request(CertName::EtcdPeer));
     drop.submit(&server);
     drop.submit(&peer);
     let answer = drop.sign(&peer);
     fs::rename(answer, drop.path("inbox/etcd-server.crt")).unwrap();
-    let note = drop.note(&server);
-    assert!(
-        note.contains("it is etcd-peer's certificate; rename it to inbox/etcd-peer.crt"),
-        "{note}"
-    );
-    let note = drop.note(&peer);
-    assert!(
-        note.contains("inbox/etcd-server.crt is not taken: it is etcd-peer's certificate"),
-        "{note}"
-    );
+    let part = "it is etcd-peer's certificate; rename it to inbox/etcd-peer.crt";
+    contains(&drop.note(&server), &[part]);
+    let part = "inbox/etcd-server.crt is not taken: it is etcd-peer's certificate";
+    contains(&drop.note(&peer), &[part]);
 }
 
 #[test]
-fn an_answer_to_an_earlier_request_is_never_taken() {
+fn rejects_answer_to_earlier_request() {
     let drop = Drop::new();
     let (old, new) = (
         request(CertName::FrontProxyClient),
@@ -320,14 +306,14 @@ fn an_answer_to_an_earlier_request_is_never_taken() {
     let path = drop.sign(&old);
     let bytes = fs::read(&path).unwrap();
     fs::write(drop.path("inbox/front-proxy-client.denied"), "no").unwrap();
-    // The new request clears the slot; whoever signs from an old copy is told.
+    // The new request clears the slot; a certificate signed from an old copy is reported.
     drop.submit(&new);
     assert!(!path.exists());
     assert!(!drop.path("inbox/front-proxy-client.denied").exists());
     fs::write(&path, bytes).unwrap();
     let note = drop.note(&new);
     assert!(note.contains("for another key"), "{note}");
-    // The old ticket is of no use any more.
+    // The old ticket is no longer valid.
     let ticket = Ticket::try_from(old.id.to_string()).unwrap();
     assert_eq!(run(drop.signer.poll(&new, &ticket)).unwrap(), Answer::Gone);
     drop.sign(&new);
@@ -335,7 +321,7 @@ fn an_answer_to_an_earlier_request_is_never_taken() {
 }
 
 #[test]
-fn a_denial_lasts_until_its_file_is_removed() {
+fn reports_denial_until_its_file_is_removed() {
     let drop = Drop::new();
     let request = request(CertName::AdminConf);
     drop.submit(&request);
@@ -345,23 +331,16 @@ fn a_denial_lasts_until_its_file_is_removed() {
         drop.poll(&request),
         run(drop.signer.submit(&request)).unwrap(),
     ] {
-        match answer {
-            Answer::Denied { reason } => {
-                assert!(reason.starts_with("ask \\u{1b}[31mme ("), "{reason}");
-                assert!(
-                    reason.contains("inbox/admin.conf.denied; remove that file"),
-                    "{reason}"
-                );
-            }
-            other => panic!("{other:?}"),
-        }
+        let reason = denied(Ok(answer));
+        assert!(reason.starts_with("ask \\u{1b}[31mme ("), "{reason}");
+        contains(&reason, &["inbox/admin.conf.denied; remove that file"]);
     }
     fs::remove_file(path).unwrap();
     drop.submit(&request);
 }
 
 #[test]
-fn an_outbox_that_was_cleared_by_hand_is_laid_out_again() {
+fn writes_outbox_again_after_it_was_cleared() {
     let drop = Drop::new();
     let request = request(CertName::Apiserver);
     let ticket = drop.submit(&request);
@@ -372,7 +351,7 @@ fn an_outbox_that_was_cleared_by_hand_is_laid_out_again() {
         None
     );
     drop.submit(&request);
-    // Moved away after it was signed: the answer counts, since the ticket is ours.
+    // The CSR was removed after it was signed: the answer is accepted, because the ticket matches.
     drop.sign(&request);
     fs::remove_file(drop.path("outbox/apiserver.csr")).unwrap();
     drop.issued(&request);
@@ -383,7 +362,7 @@ fn an_outbox_that_was_cleared_by_hand_is_laid_out_again() {
 }
 
 #[test]
-fn settled_clears_the_slot_and_no_other() {
+fn clears_only_own_files_when_settled() {
     let drop = Drop::new();
     let (one, two) = (request(CertName::Apiserver), request(CertName::EtcdPeer));
     drop.submit(&one);
@@ -404,7 +383,7 @@ fn settled_clears_the_slot_and_no_other() {
 }
 
 #[test]
-fn a_refused_file_is_reported_once_a_version() {
+fn logs_rejected_file_once_for_each_version() {
     let drop = Drop::new();
     let request = request(CertName::Apiserver);
     drop.submit(&request);
@@ -421,7 +400,7 @@ fn a_refused_file_is_reported_once_a_version() {
 }
 
 #[test]
-fn every_form_of_answer_is_taken() {
+fn accepts_answer_in_every_encoding() {
     let drop = Drop::new();
     let request = request(CertName::EtcdPeer);
     drop.submit(&request);
@@ -451,7 +430,7 @@ fn every_form_of_answer_is_taken() {
 }
 
 #[test]
-fn a_read_only_drop_directory_is_named() {
+fn names_file_that_cannot_be_written() {
     struct Full(PlainDir);
     impl nodepki::signer::directory::DropDir for Full {
         fn make_dir(&self, name: &str, mode: u32) -> std::io::Result<()> {
@@ -477,11 +456,7 @@ fn a_read_only_drop_directory_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let files = Box::new(Full(PlainDir(dir.path().to_owned())));
     let signer = Directory::new(dir.path(), files, Vec::new());
-    let error = run(signer.submit(&request(CertName::Apiserver))).unwrap_err();
-    let message = error.to_string();
-    assert!(
-        message.contains("outbox/apiserver.json could not be written"),
-        "{message}"
-    );
-    assert!(message.contains("not full"), "{message}");
+    let result = run(signer.submit(&request(CertName::Apiserver)));
+    let parts = ["outbox/apiserver.json could not be written", "not full"];
+    fails(result, Class::Transient, &parts);
 }

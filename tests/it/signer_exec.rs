@@ -1,4 +1,4 @@
-//! The plug-in contract: every way in which a program can break it.
+//! `exec`: the contract of a plug-in, and the ways in which a program can break it.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -16,12 +16,12 @@ use tempfile::TempDir;
 use crate::log::logged;
 use crate::rig::{Denial, Rig};
 use crate::signer_bad::bad_plugin;
-use crate::signer_contract::settings;
 use crate::signing::{
-    BAD_SIGNER, ODD_PLUGIN, now, opened, openssl, request, run, run_program, write_authorities,
+    BAD_SIGNER, ODD_PLUGIN, contains, denied, fails, issued, now, opened, openssl, rejects,
+    request, run, run_program, settings, write_authorities,
 };
 
-/// `bad-signer.sh` as the plug-in of a person who approves, with a record of what it was asked.
+/// `bad-signer.sh` as a plug-in whose requests pend, with a log of the request ids that it receives.
 pub(crate) struct ExecRig(TempDir);
 
 impl ExecRig {
@@ -83,10 +83,12 @@ impl Rig for ExecRig {
     }
 }
 
+/// Opens `odd-plugin.sh` with a behaviour.
 fn odd(how: &str) -> Exec {
     Exec::new(odd_plugin(how, Path::new("/dev/null")), None).unwrap()
 }
 
+/// Returns `odd-plugin.sh` with a behaviour and a file for its process id.
 fn odd_plugin(how: &str, scratch: &Path) -> exec::Config {
     exec::Config {
         args: vec![
@@ -102,15 +104,8 @@ fn ask(how: &str) -> Result<Answer, SignerError> {
     run(odd(how).submit(&request(CertName::Apiserver)))
 }
 
-fn denied(answer: Result<Answer, SignerError>) -> String {
-    match answer {
-        Ok(Answer::Denied { reason }) => reason,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
-fn an_unclean_sign_is_ambiguous_and_an_unclean_poll_transient() {
+fn treats_invalid_output_of_sign_as_ambiguous_and_of_poll_as_transient() {
     for (how, words) in [
         ("half-json", "not one JSON object"),
         ("two-objects", "not one JSON object"),
@@ -130,18 +125,19 @@ fn an_unclean_sign_is_ambiguous_and_an_unclean_poll_transient() {
         let error = ask(how).unwrap_err();
         assert_eq!(error.class, Class::Ambiguous, "{how}: {error}");
         let message = error.to_string();
-        for part in [words, "apiserver", "exec:/bin/bash", "by hand"] {
-            assert!(message.contains(part), "{how}: {message}");
-        }
+        contains(&message, &[words, "apiserver", "exec:/bin/bash", "by hand"]);
         let ticket = Ticket::try_from("t".to_owned()).unwrap();
-        let error = run(odd(how).poll(&request(CertName::Apiserver), &ticket)).unwrap_err();
-        assert_eq!(error.class, Class::Transient, "{how}: {error}");
+        fails(
+            run(odd(how).poll(&request(CertName::Apiserver), &ticket)),
+            Class::Transient,
+            &[],
+        );
     }
     assert_eq!(ask("no-handle").unwrap_err().class, Class::Ambiguous);
 }
 
 #[test]
-fn a_program_that_stays_unclean_is_given_up() {
+fn gives_up_after_repeated_invalid_output() {
     let signer = odd("half-json");
     let request = request(CertName::Apiserver);
     for attempt in 1..UNCLEAN_LIMIT {
@@ -151,10 +147,12 @@ fn a_program_that_stays_unclean_is_given_up() {
             Class::Ambiguous
         );
     }
-    let error = run(signer.submit(&request)).unwrap_err();
-    assert_eq!(error.class, Class::Permanent);
-    assert!(error.to_string().contains("5 times in a row"), "{error}");
-    // Twelve slots share a signer: what one request met says nothing of the next.
+    fails(
+        run(signer.submit(&request)),
+        Class::Permanent,
+        &["5 times in a row"],
+    );
+    // All certificates share a signer: the failures of one request do not count for the next.
     let other = crate::signing::request(CertName::EtcdPeer);
     assert_eq!(
         run(signer.submit(&other)).unwrap_err().class,
@@ -163,7 +161,7 @@ fn a_program_that_stays_unclean_is_given_up() {
 }
 
 #[test]
-fn exit_code_75_and_retry_mean_later() {
+fn treats_exit_code_75_and_retry_as_transient() {
     for how in ["try-again", "try-again-with-answer"] {
         let error = ask(how).unwrap_err();
         assert_eq!(error.class, Class::Transient, "{error}");
@@ -171,17 +169,16 @@ fn exit_code_75_and_retry_mean_later() {
     let error = ask("retry").unwrap_err();
     assert_eq!(error.class, Class::Transient);
     assert_eq!(error.retry_after, Some(Duration::from_secs(42)));
-    // Something was begun: its handle must not get lost.
+    // The program has begun something: its handle must be kept.
     match ask("retry-with-handle").unwrap() {
         Answer::Pending { ticket, .. } => assert_eq!(ticket.as_str(), "arn:1"),
         other => panic!("{other:?}"),
     }
-    let error = run(odd("try-again").probe()).unwrap_err();
-    assert_eq!(error.class, Class::Transient);
+    fails(run(odd("try-again").probe()), Class::Transient, &[]);
 }
 
 #[test]
-fn pending_keeps_the_ticket_when_a_poll_gives_no_new_one() {
+fn keeps_ticket_if_poll_returns_none() {
     let ticket = Ticket::try_from("first".to_owned()).unwrap();
     match run(odd("no-handle").poll(&request(CertName::Apiserver), &ticket)).unwrap() {
         Answer::Pending { ticket, .. } => assert_eq!(ticket.as_str(), "first"),
@@ -190,7 +187,7 @@ fn pending_keeps_the_ticket_when_a_poll_gives_no_new_one() {
 }
 
 #[test]
-fn a_hanging_program_is_ended_with_its_children() {
+fn terminates_hanging_program_with_its_children() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
     let plugin = exec::Config {
@@ -199,18 +196,17 @@ fn a_hanging_program_is_ended_with_its_children() {
     };
     let signer = Exec::new(plugin, None).unwrap();
     let begun = Instant::now();
-    let error = run(signer.submit(&request(CertName::Apiserver))).unwrap_err();
-    assert_eq!(error.class, Class::Ambiguous);
-    assert!(
-        error.to_string().contains("did not finish within 0.3 s"),
-        "{error}"
+    fails(
+        run(signer.submit(&request(CertName::Apiserver))),
+        Class::Ambiguous,
+        &["did not finish within 0.3 s"],
     );
     assert!(begun.elapsed() < Duration::from_secs(4));
     assert_gone(&scratch);
 }
 
 #[test]
-fn a_program_that_ignores_sigterm_is_killed() {
+fn kills_program_that_ignores_sigterm() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
     let plugin = exec::Config {
@@ -232,7 +228,7 @@ fn a_program_that_ignores_sigterm_is_killed() {
 }
 
 #[test]
-fn a_child_that_holds_stdout_is_killed_and_the_answer_counts() {
+fn kills_child_that_holds_stdout_and_accepts_answer() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
     let signer = Exec::new(odd_plugin("hold-stdout", &scratch), None).unwrap();
@@ -243,13 +239,16 @@ fn a_child_that_holds_stdout_is_killed_and_the_answer_counts() {
     assert_gone(&scratch);
 
     let signer = Exec::new(odd_plugin("hold-stdout-silent", &scratch), None).unwrap();
-    let error = run(signer.submit(&request(CertName::Apiserver))).unwrap_err();
-    assert_eq!(error.class, Class::Ambiguous);
+    fails(
+        run(signer.submit(&request(CertName::Apiserver))),
+        Class::Ambiguous,
+        &[],
+    );
     assert_gone(&scratch);
 }
 
 #[test]
-fn a_dropped_call_leaves_no_program_behind() {
+fn terminates_program_when_call_is_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let scratch = dir.path().join("pid");
     let signer = Exec::new(odd_plugin("deaf", &scratch), None).unwrap();
@@ -262,7 +261,7 @@ fn a_dropped_call_leaves_no_program_behind() {
     assert_gone(&scratch);
 }
 
-/// The process in the file has ended; it may wait to be reaped by whoever inherited it.
+/// Waits until the process whose id is in the file has ended. A zombie counts as ended.
 fn assert_gone(scratch: &Path) {
     let pid: u32 = fs::read_to_string(scratch).unwrap().trim().parse().unwrap();
     let stat = PathBuf::from(format!("/proc/{pid}/stat"));
@@ -272,18 +271,18 @@ fn assert_gone(scratch: &Path) {
             _ => return,
         }
     }
-    panic!("process {pid} is still there");
+    panic!("process {pid} is still running");
 }
 
 #[test]
-fn a_run_that_does_not_wait_still_asks_once() {
+fn calls_program_once_after_deadline() {
     let now = now();
     let late = request(CertName::Apiserver).again(1, now, Some(now));
     assert_eq!(denied(run(odd("chatty").submit(&late))), "chatty");
 }
 
 #[test]
-fn the_values_of_environment_and_parameters_are_not_shown() {
+fn hides_values_of_environment_and_parameters() {
     let plugin = exec::Config {
         env: [("CORP_PASSWORD".to_owned(), "hunter2".to_owned())].into(),
         params: [("pin".to_owned(), "hunter3".to_owned())].into(),
@@ -297,10 +296,10 @@ fn the_values_of_environment_and_parameters_are_not_shown() {
 }
 
 #[test]
-fn odd_and_valid_answers_are_taken() {
+fn accepts_unusual_valid_output() {
     assert_eq!(denied(ask("unknown-fields")), "a");
     assert_eq!(denied(ask("chatty")), "chatty");
-    // More than a pipe holds, and nobody reads it.
+    // The input is larger than a pipe, and the program does not read it.
     let plugin = exec::Config {
         params: [("long".to_owned(), "x".repeat(1 << 20))].into(),
         ..odd_plugin("not-reading", Path::new("/dev/null"))
@@ -313,12 +312,12 @@ fn odd_and_valid_answers_are_taken() {
 }
 
 #[test]
-fn text_from_the_program_cannot_drive_a_terminal() {
+fn escapes_control_characters_of_program() {
     assert_eq!(denied(ask("control-characters")), "a\\u{1b}[2Jb\\u{7}");
 }
 
 #[test]
-fn stderr_goes_to_the_log_only_and_without_secrets() {
+fn logs_stderr_without_secrets() {
     let (error, logged) = logged(|| ask("secrets").unwrap_err());
     let message = error.to_string();
     assert!(!message.contains("progress"), "{message}");
@@ -331,11 +330,11 @@ fn stderr_goes_to_the_log_only_and_without_secrets() {
 }
 
 #[test]
-fn the_environment_is_what_was_allowed() {
+fn passes_allowed_environment_only() {
     let reason = denied(ask("environment"));
     let (names, rest) = reason.split_once(' ').unwrap();
     for name in names.split(',') {
-        // bash adds the last three itself.
+        // bash adds the last three.
         assert!(
             ["PATH", "LANG", "HOME", "PWD", "SHLVL", "_"].contains(&name),
             "{reason}"
@@ -353,14 +352,14 @@ fn the_environment_is_what_was_allowed() {
 }
 
 #[test]
-fn the_program_leads_its_own_process_group() {
+fn starts_program_in_own_process_group() {
     let reason = denied(ask("group"));
     let (group, pid) = reason.split_once(' ').unwrap();
     assert_eq!(group, pid);
 }
 
 #[test]
-fn it_runs_as_the_configured_user_without_roots_groups() {
+fn runs_as_configured_user_without_other_groups() {
     assert!(
         nix::unistd::geteuid().is_root(),
         "this test needs root: run the tests as root"
@@ -389,7 +388,7 @@ fn it_runs_as_the_configured_user_without_roots_groups() {
 }
 
 #[test]
-fn a_program_that_others_could_change_is_not_run() {
+fn refuses_program_that_others_can_change() {
     let dir = tempfile::tempdir().unwrap();
     let good = dir.path().join("good");
     let marker = dir.path().join("ran");
@@ -415,18 +414,20 @@ fn a_program_that_others_could_change_is_not_run() {
     assert!(refusal(Path::new("/bin/../bin/bash")).contains("`..`"));
 
     install(&good, 0o755);
-    // A safe file behind a link in a directory where anybody can put another link.
+    // A safe file behind a link in a directory that is writable by others.
     let open = dir.path().join("open");
     fs::create_dir(&open).unwrap();
     symlink(&good, open.join("link")).unwrap();
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
-    let message = refusal(&open.join("link"));
-    assert!(message.contains("/open is writable by others"), "{message}");
+    contains(
+        &refusal(&open.join("link")),
+        &["/open is writable by others"],
+    );
     // A safe link to a file in such a directory.
     install(&open.join("program"), 0o755);
     symlink(open.join("program"), dir.path().join("link")).unwrap();
-    let message = refusal(&dir.path().join("link"));
-    assert!(message.contains("/open is writable by others"), "{message}");
+    let link = dir.path().join("link");
+    contains(&refusal(&link), &["/open is writable by others"]);
 
     assert!(
         nix::unistd::geteuid().is_root(),
@@ -437,7 +438,7 @@ fn a_program_that_others_could_change_is_not_run() {
 }
 
 #[test]
-fn info_fills_the_capabilities() {
+fn reads_capabilities_from_info() {
     let signer = odd("info-narrow");
     let kubelet = request(CertName::KubeletConf).wanted;
     let apiserver = request(CertName::Apiserver).wanted;
@@ -447,20 +448,15 @@ fn info_fills_the_capabilities() {
     assert_eq!(caps.organization, Carry::No);
     assert_eq!(caps.usage_extensions, UsageExtensions::Omitted);
     assert_eq!(caps.resubmit, Resubmit::Forbidden);
-    let message = signer.preflight(&kubelet).unwrap_err().to_string();
-    assert!(
-        message.contains("kubelet.conf") && message.contains("O=system:nodes"),
-        "{message}"
-    );
-    let message = signer.preflight(&apiserver).unwrap_err().to_string();
-    assert!(message.contains("10.96.0.1"), "{message}");
+    rejects(&signer, &kubelet, &["O=system:nodes"]);
+    rejects(&signer, &apiserver, &["10.96.0.1"]);
     signer
         .preflight(&request(CertName::FrontProxyClient).wanted)
         .unwrap();
 }
 
 #[test]
-fn a_program_without_a_usable_info_is_a_configuration_error() {
+fn reports_unusable_info_as_configuration() {
     for (how, words) in [
         ("info-refuses", "exit status: 1"),
         ("info-old", "signer.nodepki.dev/v0"),
@@ -475,22 +471,25 @@ fn a_program_without_a_usable_info_is_a_configuration_error() {
 }
 
 #[test]
-fn a_program_may_have_no_opinion_on_trust() {
+fn accepts_program_without_trust() {
     use nodepki::kube::names::Authority;
     assert_eq!(run(odd("trust-none").trust(Authority::Ca)).unwrap(), None);
-    let error = run(odd("half-json").trust(Authority::Ca)).unwrap_err();
-    assert_eq!(error.class, Class::Config);
+    fails(
+        run(odd("half-json").trust(Authority::Ca)),
+        Class::Config,
+        &[],
+    );
 }
 
 #[test]
-fn recover_without_a_ticket_runs_nothing() {
+fn recovers_without_ticket_without_running_program() {
     let signer = Exec::new(exec::Config::new("/nowhere/at/all"), None).unwrap();
     let found = run(signer.recover(&request(CertName::Apiserver), None)).unwrap();
     assert_eq!(found, None);
 }
 
 #[test]
-fn openssl_in_ten_lines_of_shell_is_a_signer() {
+fn signs_with_ten_lines_of_shell() {
     let dir = tempfile::tempdir().unwrap();
     write_authorities(dir.path());
     let script = dir.path().join("sign.sh");
@@ -514,10 +513,8 @@ echo '{{"apiVersion":"signer.nodepki.dev/v1","kind":"SignResponse","requestId":"
         ..exec::Config::new("/bin/bash")
     };
     let request = request(CertName::AdminConf);
-    let answer = run(Exec::new(plugin, None).unwrap().submit(&request)).unwrap();
-    let Answer::Issued(bytes) = answer else {
-        panic!("{answer:?}")
-    };
+    let signer = Exec::new(plugin, None).unwrap();
+    let bytes = issued(run(signer.submit(&request)));
     assert_eq!(crate::signer_bad::verdict(&request, &bytes, dir.path()), "");
     let path = dir.path().join("leaf.pem");
     fs::write(&path, bytes).unwrap();
@@ -531,4 +528,16 @@ echo '{{"apiVersion":"signer.nodepki.dev/v1","kind":"SignResponse","requestId":"
         ],
         b"",
     );
+}
+
+#[test]
+fn rejects_relative_command_and_excessive_timeout() {
+    let relative = Exec::new(exec::Config::new("sign"), None).err().unwrap();
+    contains(&relative.to_string(), &["absolute path"]);
+    let slow = exec::Config {
+        timeout: Duration::from_secs(601),
+        ..exec::Config::new("/bin/true")
+    };
+    let slow = Exec::new(slow, None).err().unwrap();
+    contains(&slow.to_string(), &["between 1 and 600"]);
 }

@@ -1,4 +1,4 @@
-//! `puppet` against a real Puppet Server: its queue, what its statuses mean, and what it must never be sent.
+//! `puppet` against a real Puppet Server: its queue, the meaning of its responses, and what it must never receive.
 
 use std::cell::Cell;
 use std::fs;
@@ -8,41 +8,40 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nodepki::config::Settings;
 use nodepki::http::{Call, Client, Endpoint, Tls, Url};
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, Class, Current, Kind, Request, Signer, SignerError, Ticket, Wanted};
+use nodepki::signer::{Answer, Class, Kind, Request, Signer, Wanted};
 use nodepki::x509::{
     Chain, ExtendedUsage, KeyAlgorithm, PrivateKey, Tolerance, TrustBundle, UsageExtensions, hex,
 };
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
+use crate::contract::Recording;
 use crate::gateway::{Action, Gateway, Rule, Upstream};
 use crate::node::{INIT, Node, Ran};
 use crate::rig::{Denial, Front, Rig};
 use crate::servers::puppet::{AUTO, Puppet, shared, strict};
 use crate::signer_bad::verdict;
 use crate::signing::{
-    PlainFiles, now, opened, openssl, request_for, run, wanted, write_authorities,
+    HEAD, PlainFiles, contains, crl_text, current, denied, fails, issued, now, openssl, parsed,
+    pending, recovered, request_for, run, wanted, write_authorities, x509_text,
 };
 
-/// What Puppet Server 8.7 said to a request that it could not read.
-const UNREADABLE: &str = include_str!("../golden/signers/puppet/unreadable-request.http");
-
+/// The tolerance that a shared Puppet CA needs.
 const SHARED: Tolerance = Tolerance {
     extra_usages: true,
     own_name: true,
     max_lifetime: None,
 };
 
-/// A name that no other test uses.
+/// Returns a name that no other test uses.
 fn tag() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     format!("t{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A wish with this common name.
+/// Returns a desired certificate with this common name.
 fn named(name: CertName, common_name: &str) -> Wanted {
     let mut wanted = wanted(name);
     wanted.profile.subject.common_name = common_name.to_owned();
@@ -54,11 +53,10 @@ fn asking(name: CertName, common_name: &str) -> (Request, PrivateKey) {
     request_for(named(name, common_name), UsageExtensions::Omitted)
 }
 
-/// Settings with a Puppet CA for two authorities, `more` in it, and keys on disk for the third.
+/// Returns settings with a Puppet CA for two authorities and CA keys on disk for the third.
 fn settings(keys: &Path, etcd: &str, front_proxy: &str, tag: &str) -> String {
     format!(
-        "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
-         authorities:\n  ca: {{signer: disk}}\n  etcd-ca: {{signer: etcd, allowExtraUsages: true}}\n  \
+        "{HEAD}authorities:\n  ca: {{signer: disk}}\n  etcd-ca: {{signer: etcd, allowExtraUsages: true}}\n  \
          front-proxy-ca: {{signer: front, allowExtraUsages: true}}\n\
          commonNames:\n  etcd-server: \"etcd-server.{{node}}.{tag}\"\n  etcd-peer: \"etcd-peer.{{node}}.{tag}\"\n  \
          etcd-healthcheck-client: \"etcd-healthcheck-client.{{node}}.{tag}\"\n  \
@@ -69,7 +67,7 @@ fn settings(keys: &Path, etcd: &str, front_proxy: &str, tag: &str) -> String {
     )
 }
 
-/// The keys of a configuration for a server.
+/// Returns the keys of a signer for a server.
 fn keys(url: &str, tls: &str) -> String {
     format!("url: \"{url}\", tls: {tls}, acceptSharedCA: true")
 }
@@ -81,27 +79,22 @@ fn keys_of(server: &Puppet) -> String {
     )
 }
 
-/// A signer with these keys.
+/// Opens a signer with these keys and no state.
 fn puppet(keys: &str) -> Box<dyn Signer> {
     let text = settings(Path::new("/nowhere"), keys, keys, "x");
-    let (settings, faults) = Settings::from_fragments(&[("test.yaml", text)])
-        .unwrap_or_else(|faults| panic!("{faults}"));
-    assert!(faults.is_empty(), "{faults}");
+    let settings = parsed(&text);
     let (_, config) = settings.signer_of(Authority::EtcdCa).unwrap();
-    opened(config)
+    crate::signing::opened(config)
 }
 
 fn signer() -> Box<dyn Signer> {
     puppet(&keys_of(shared()))
 }
 
-/// The shared server behind a gateway, and a signer that asks there.
+/// A gateway in front of the shared server, and a signer that uses it.
 fn behind_gateway() -> (Gateway, Box<dyn Signer>) {
     let gateway = Gateway::to(Some(upstream(shared())));
-    let signer = puppet(&keys(
-        &gateway.url(),
-        &format!("{{caFile: {}}}", gateway.ca_file().display()),
-    ));
+    let signer = puppet(&keys(&gateway.url(), &gateway.trusted()));
     (gateway, signer)
 }
 
@@ -109,35 +102,7 @@ fn upstream(server: &Puppet) -> Upstream {
     Upstream::tls(server.address(), &server.ca_pem(), "localhost")
 }
 
-#[track_caller]
-fn pending(answer: Result<Answer, SignerError>) -> (Ticket, String) {
-    match answer {
-        Ok(Answer::Pending { ticket, note, .. }) => (ticket, note),
-        other => panic!("{other:?}"),
-    }
-}
-
-#[track_caller]
-fn issued(answer: Result<Answer, SignerError>) -> Vec<u8> {
-    match answer {
-        Ok(Answer::Issued(bytes)) => bytes,
-        other => panic!("{other:?}"),
-    }
-}
-
-#[track_caller]
-fn failed<T>(answer: Result<T, SignerError>, class: Class, words: &[&str]) {
-    let Err(error) = answer else {
-        panic!("nothing failed that should have, with {words:?}")
-    };
-    assert_eq!(error.class, class, "{error}");
-    let message = error.to_string();
-    for word in words {
-        assert!(message.contains(word), "{word:?} is missing in: {message}");
-    }
-}
-
-/// The authorities' certificates of the shared server, as a node has them.
+/// Returns a directory with the authorities of the shared server, as on a node.
 fn authorities() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     write_puppet_authorities(dir.path());
@@ -153,7 +118,7 @@ fn write_puppet_authorities(dir: &Path) {
     }
 }
 
-/// The shared server for etcd and the front proxy, keys on disk for the rest. People sign.
+/// The shared server for etcd and the front proxy, and CA keys on disk for authority ca. Requests wait for approval.
 pub(crate) struct PuppetRig {
     dir: TempDir,
     tag: String,
@@ -207,7 +172,7 @@ impl Rig for PuppetRig {
         }
     }
 
-    /// `puppetserver ca clean`, for each of them.
+    /// Does what `puppetserver ca clean` does, for each certificate.
     fn make_room(&self) {
         for (certname, _) in shared().holds(&self.tag) {
             shared().revoke(&certname);
@@ -241,7 +206,7 @@ impl Rig for PuppetRig {
             exceptions: &[(
                 "half a body, when it is to sign",
                 75,
-                "a request is taken without a word, and half of that is all of it",
+                "the response to an accepted request has no body, so that half of it is complete",
             )],
         })
     }
@@ -259,19 +224,20 @@ impl Rig for PuppetRig {
 // ---- the queue ----
 
 #[test]
-fn a_request_waits_under_its_certname_and_is_sent_once() {
+fn queues_request_under_its_certname() {
     let (tag, signer, authorities) = (tag(), signer(), authorities());
     let certname = format!("etcd-peer.cp1.{tag}");
     let (request, key) = asking(CertName::EtcdPeer, &certname);
     assert_eq!(run(signer.recover(&request, None)).unwrap(), None);
     let (ticket, note) = pending(run(signer.submit(&request)));
-    for part in [
-        "Requesting",
-        &format!("puppetserver ca sign --certname {certname}"),
-    ] {
-        assert!(note.contains(part), "{note}");
-    }
-    // Again, by another process, and by one that lost its ticket.
+    contains(
+        &note,
+        &[
+            "Requesting",
+            &format!("puppetserver ca sign --certname {certname}"),
+        ],
+    );
+    // Another process, also one that has lost the ticket.
     let once_more = self::signer();
     assert_eq!(pending(run(once_more.submit(&request))).0, ticket);
     assert_eq!(pending(run(once_more.poll(&request, &ticket))).0, ticket);
@@ -287,21 +253,22 @@ fn a_request_waits_under_its_certname_and_is_sent_once() {
     assert_eq!(issued(Ok(found)), answer);
     assert_eq!(shared().sent(&tag).len(), 1);
 
-    // What others see.
-    let text = String::from_utf8(openssl(&["x509", "-noout", "-text"], &answer)).unwrap();
-    for part in [
-        &*format!("Subject: CN = {certname}\n"),
-        "Issuer: CN = Puppet CA: puppet.test\n",
-        &format!("DNS:{certname}"),
-        "DNS:localhost",
-        "IP Address:192.0.2.11",
-        "X509v3 Extended Key Usage: critical\n                TLS Web Server Authentication, TLS Web Client Authentication",
-        "X509v3 Basic Constraints: critical\n                CA:FALSE",
-        "X509v3 Key Usage: critical\n                Digital Signature, Key Encipherment",
-    ] {
-        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
-    }
-    // The intermediate came along: a root is enough to believe it.
+    // OpenSSL reads the same.
+    let text = x509_text(&answer);
+    contains(
+        &text,
+        &[
+            &*format!("Subject: CN = {certname}\n"),
+            "Issuer: CN = Puppet CA: puppet.test\n",
+            &format!("DNS:{certname}"),
+            "DNS:localhost",
+            "IP Address:192.0.2.11",
+            "X509v3 Extended Key Usage: critical\n                TLS Web Server Authentication, TLS Web Client Authentication",
+            "X509v3 Basic Constraints: critical\n                CA:FALSE",
+            "X509v3 Key Usage: critical\n                Digital Signature, Key Encipherment",
+        ],
+    );
+    // The intermediate is included, so that the root suffices for verification.
     let chain = Chain::from_answer(&answer, key.public_key()).unwrap();
     assert_eq!(chain.intermediates().len(), 1);
     let bundle = TrustBundle::from_pem(&shared().ca_pem()).unwrap();
@@ -317,7 +284,7 @@ fn a_request_waits_under_its_certname_and_is_sent_once() {
 }
 
 #[test]
-fn what_is_autosigned_comes_at_once_for_every_kind_of_key() {
+fn obtains_autosigned_certificate_for_every_key_algorithm() {
     let (tag, signer, authorities) = (tag(), signer(), authorities());
     for (number, algorithm) in [
         KeyAlgorithm::Rsa2048,
@@ -344,7 +311,7 @@ fn what_is_autosigned_comes_at_once_for_every_kind_of_key() {
 }
 
 #[test]
-fn another_keys_request_or_certificate_is_neither_adopted_nor_replaced() {
+fn refuses_request_and_certificate_of_another_key() {
     let (tag, signer) = (tag(), signer());
     let certname = format!("etcd-peer.cp1.{tag}");
     let (theirs, _) = asking(CertName::EtcdPeer, &certname);
@@ -359,26 +326,26 @@ fn another_keys_request_or_certificate_is_neither_adopted_nor_replaced() {
         &clean,
         "commonNames.etcd-peer",
     ];
-    failed(run(signer.submit(&ours)), Class::Permanent, &words);
-    failed(run(signer.recover(&ours, None)), Class::Permanent, &words);
-    failed(run(signer.poll(&ours, &ticket)), Class::Permanent, &words);
+    fails(run(signer.submit(&ours)), Class::Permanent, &words);
+    fails(run(signer.recover(&ours, None)), Class::Permanent, &words);
+    fails(run(signer.poll(&ours, &ticket)), Class::Permanent, &words);
     shared().sign(&certname);
     words[3] = "a certificate of another key";
-    failed(run(signer.submit(&ours)), Class::Permanent, &words);
-    failed(run(signer.recover(&ours, None)), Class::Permanent, &words);
-    // Revoked is still there.
+    fails(run(signer.submit(&ours)), Class::Permanent, &words);
+    fails(run(signer.recover(&ours, None)), Class::Permanent, &words);
+    // A revoked certificate is still stored.
     shared().revoke(&certname);
-    failed(run(signer.submit(&ours)), Class::Permanent, &words);
+    fails(run(signer.submit(&ours)), Class::Permanent, &words);
     assert_eq!(shared().sent(&tag).len(), 1);
     issued(run(signer.poll(&theirs, &ticket)));
-    // What the advice says helps.
+    // The advice of the message helps.
     shared().remove(&certname);
     pending(run(signer.submit(&ours)));
 }
 
-/// Between the look and the PUT somebody else was faster. The real server then says 400.
+/// Another process has sent the request between the lookup and the PUT; the real server then responds 400.
 #[test]
-fn a_400_that_says_already_is_looked_into() {
+fn looks_up_request_after_400_for_existing_name() {
     let (tag, (gateway, signer)) = (tag(), behind_gateway());
     let certname = format!("etcd-peer.cp1.{tag}");
     let (first, _) = asking(CertName::EtcdPeer, &certname);
@@ -389,29 +356,29 @@ fn a_400_that_says_already_is_looked_into() {
         for kind in ["certificate", "certificate_request"] {
             let said = format!("Could not find {kind} {certname}").into_bytes();
             let path = format!("/{kind}/{certname}");
-            gateway.rule(Rule::on("GET", &path).times(1).then(Action::Status(
-                404,
-                Vec::new(),
-                said,
-            )));
+            gateway.rule(
+                Rule::on("GET", &path)
+                    .times(1)
+                    .then(Action::body(404, said)),
+            );
         }
     };
     blind();
     pending(run(signer.submit(&first)));
     blind();
     let words = ["a request of another key", "clean"];
-    failed(run(signer.submit(&second)), Class::Permanent, &words);
+    fails(run(signer.submit(&second)), Class::Permanent, &words);
     shared().sign(&certname);
     blind();
     issued(run(signer.submit(&first)));
     blind();
     let words = ["a certificate of another key", "clean"];
-    failed(run(signer.submit(&second)), Class::Permanent, &words);
+    fails(run(signer.submit(&second)), Class::Permanent, &words);
     assert_eq!(shared().sent(&tag).len(), 5);
 }
 
 #[test]
-fn a_request_that_somebody_deleted_is_denied_and_stays_so() {
+fn reports_deleted_request_as_denied() {
     let (tag, signer) = (tag(), signer());
     let certname = format!("etcd-peer.cp1.{tag}");
     let (request, _) = asking(CertName::EtcdPeer, &certname);
@@ -423,21 +390,20 @@ fn a_request_that_somebody_deleted_is_denied_and_stays_so() {
             .unwrap()
             .unwrap(),
     ] {
-        let Answer::Denied { reason } = answer else {
-            panic!("{answer:?}")
-        };
-        for part in [
-            "deleted",
-            &certname,
-            "puppet:https://localhost",
-            "/var/lib/nodepki/pending/etcd-peer",
-        ] {
-            assert!(reason.contains(part), "{reason}");
-        }
+        let reason = denied(Ok(answer));
+        contains(
+            &reason,
+            &[
+                "deleted",
+                &certname,
+                "puppet:https://localhost",
+                "/var/lib/nodepki/pending/etcd-peer",
+            ],
+        );
     }
-    // Without a ticket nobody knows that it ever was there.
+    // Without a ticket the earlier request is unknown.
     assert_eq!(run(signer.recover(&request, None)).unwrap(), None);
-    // A certificate that was made and cleaned away counts as deleted, too.
+    // A certificate that was issued and removed counts as deleted too.
     let again = puppet(&format!("{}, resubmitAfterDelete: true", keys_of(shared())));
     assert_eq!(run(again.poll(&request, &ticket)).unwrap(), Answer::Gone);
     pending(run(again.submit(&request)));
@@ -447,35 +413,28 @@ fn a_request_that_somebody_deleted_is_denied_and_stays_so() {
     assert!(matches!(answer, Answer::Denied { .. }), "{answer:?}");
 }
 
-/// The certificate is made after the first question and before the second: the request is gone, and nobody deleted it.
+/// The request is signed between the lookup of the certificate and that of the request.
 #[test]
-fn signing_between_two_questions_does_not_look_like_a_deletion() {
+fn tells_signing_between_two_lookups_from_deletion() {
     let (tag, (gateway, signer)) = (tag(), behind_gateway());
     let certname = format!("etcd-peer.cp1.{tag}");
     let (request, _) = asking(CertName::EtcdPeer, &certname);
     let (ticket, _) = pending(run(signer.submit(&request)));
     shared().sign(&certname);
     let too_early = || {
-        let said = format!("Could not find certificate {certname}").into_bytes();
-        let path = format!("/certificate/{certname}");
-        gateway.behave();
-        gateway.rule(
-            Rule::on("GET", &path)
-                .times(1)
-                .then(Action::Status(404, Vec::new(), said)),
-        );
+        let missing = Action::body(404, format!("Could not find certificate {certname}"));
+        let lookup = Rule::on("GET", &format!("/certificate/{certname}"));
+        gateway.only(lookup.times(1).then(missing));
     };
     too_early();
     issued(run(signer.poll(&request, &ticket)));
     too_early();
-    issued(Ok(run(signer.recover(&request, Some(&ticket)))
-        .unwrap()
-        .unwrap()));
+    issued(recovered(run(signer.recover(&request, Some(&ticket)))));
 }
 
-/// A load balancer, a server that is starting, an address of something else: no word from the CA, no denial.
+/// A load balancer, a starting server or another program responds in place of the CA.
 #[test]
-fn a_404_of_somebody_else_is_no_answer_of_the_ca() {
+fn tells_404_of_another_server_from_404_of_the_ca() {
     let (tag, (gateway, signer)) = (tag(), behind_gateway());
     let certname = format!("etcd-peer.cp1.{tag}");
     let (request, _) = asking(CertName::EtcdPeer, &certname);
@@ -484,43 +443,32 @@ fn a_404_of_somebody_else_is_no_answer_of_the_ca() {
         for said in ["<h1>Not Found</h1>", "", "Not Found"] {
             gateway.behave();
             let body = said.as_bytes().to_vec();
-            gateway.rule(Rule::on("GET", path).then(Action::Status(404, Vec::new(), body)));
+            gateway.rule(Rule::on("GET", path).then(Action::body(404, body)));
             let words = ["404", "the Puppet CA itself"];
-            failed(run(signer.poll(&request, &ticket)), Class::Config, &words);
-            failed(run(signer.recover(&request, None)), Class::Config, &words);
+            fails(run(signer.poll(&request, &ticket)), Class::Config, &words);
+            fails(run(signer.recover(&request, None)), Class::Config, &words);
         }
     }
     assert_eq!(shared().sent(&tag).len(), 1);
 }
 
+/// `contract::puppet` covers a request that waits.
 #[test]
-fn a_lost_answer_is_found_and_not_sent_again() {
+fn finds_autosigned_certificate_after_lost_response() {
     let (tag, (gateway, signer)) = (tag(), behind_gateway());
-    for (certname, queued) in [
-        (format!("etcd-peer.cp1.{tag}"), true),
-        (format!("etcd-peer.cp1.{tag}.{AUTO}"), false),
-    ] {
-        let (request, _) = asking(CertName::EtcdPeer, &certname);
-        gateway.behave();
-        gateway.rule(
-            Rule::on("PUT", &certname)
-                .times(1)
-                .then(Action::DropAfterForward),
-        );
-        failed(run(signer.submit(&request)), Class::Ambiguous, &["lost"]);
-        let found = run(signer.recover(&request, None)).unwrap().unwrap();
-        assert_eq!(matches!(found, Answer::Pending { .. }), queued);
-        assert_eq!(matches!(found, Answer::Issued(_)), !queued);
-    }
+    let certname = format!("etcd-peer.cp1.{tag}.{AUTO}");
+    let (request, _) = asking(CertName::EtcdPeer, &certname);
+    gateway.only(Rule::on("PUT", &certname).then(Action::DropAfterForward));
+    fails(run(signer.submit(&request)), Class::Ambiguous, &["lost"]);
+    issued(recovered(run(signer.recover(&request, None))));
     let puts = gateway.requests();
-    let puts = puts.iter().filter(|one| one.method == "PUT");
-    assert_eq!(puts.count(), 2);
+    assert_eq!(puts.iter().filter(|one| one.method == "PUT").count(), 1);
 }
 
-// ---- what is refused ----
+// ---- errors ----
 
 #[test]
-fn what_the_server_may_not_certify_is_refused_and_says_that_it_stays_queued() {
+fn reports_disallowed_request_as_queued() {
     let tag = tag();
     let signer = puppet(&keys_of(strict()));
     let certname = format!("etcd-server.cp1.{tag}.{AUTO}");
@@ -533,15 +481,15 @@ fn what_the_server_may_not_certify_is_refused_and_says_that_it_stays_queued() {
         "allow-subject-alt-names: true",
         &sign,
     ];
-    failed(run(signer.submit(&request)), Class::Permanent, &words);
-    // The next run finds it, and whoever runs the CA can still sign it.
+    fails(run(signer.submit(&request)), Class::Permanent, &words);
+    // The next run finds it, and the administrator of the CA can still sign it.
     let found = run(signer.recover(&request, None)).unwrap().unwrap();
     pending(Ok(found));
     pending(run(signer.submit(&request)));
     assert_eq!(strict().sent(&format!("{tag}.{AUTO}")).len(), 1);
     let said = strict().status(&certname, "signed");
     assert_eq!(said.status, 409, "{}", said.text());
-    // A name that needs no alternative ones gets one all the same, and passes.
+    // A certificate without alternative names gets one from the server, which is accepted.
     let (client, _) = asking(
         CertName::FrontProxyClient,
         &format!("front-proxy-client.cp1.{tag}.{AUTO}"),
@@ -551,52 +499,26 @@ fn what_the_server_may_not_certify_is_refused_and_says_that_it_stays_queued() {
 }
 
 #[test]
-fn a_request_that_names_usages_is_not_sent() {
+fn does_not_send_request_that_names_usages() {
     let (tag, signer) = (tag(), signer());
     let wanted = named(CertName::EtcdPeer, &format!("etcd-peer.cp1.{tag}"));
     let (request, _) = request_for(wanted, UsageExtensions::Requested);
     let words = ["etcd-peer", "names usages", "was not sent"];
-    failed(run(signer.submit(&request)), Class::Permanent, &words);
+    fails(run(signer.submit(&request)), Class::Permanent, &words);
     assert_eq!(shared().sent(&tag), [""; 0]);
 }
 
+/// The recorded response is that of the real server.
 #[test]
-fn a_500_about_a_request_that_it_cannot_read_is_final() {
-    // The recorded words are those of the real server.
-    let garbage = b"garbage".to_vec();
-    let said = ask_plainly(
-        Call::put("/puppet-ca/v1/certificate_request/garbage.test").body("text/plain", garbage),
-    );
-    let (_, recorded) = UNREADABLE.split_once("\n\n").unwrap();
+fn reports_unreadable_request_as_final() {
+    let path = "/puppet-ca/v1/certificate_request/garbage.test";
+    let said = ask_plainly(Call::put(path).body("text/plain", b"garbage".to_vec()));
+    let recorded = Recording::read(Kind::Puppet, "unreadable-request");
+    let recorded = String::from_utf8(recorded.body).unwrap();
     assert_eq!((said.0, said.1.as_str()), (500, recorded.trim_end()));
-
-    let (tag, (gateway, signer)) = (tag(), behind_gateway());
-    let (request, _) = asking(CertName::EtcdPeer, &format!("etcd-peer.cp1.{tag}"));
-    for (body, class) in [
-        (recorded, Class::Permanent),
-        (
-            "Internal Server Error: java.io.IOException: No space left on device",
-            Class::Transient,
-        ),
-    ] {
-        gateway.behave();
-        let body = body.as_bytes().to_vec();
-        gateway.rule(Rule::on("PUT", &tag).then(Action::Status(500, Vec::new(), body)));
-        failed(run(signer.submit(&request)), class, &["500", "java."]);
-    }
-    // Whoever takes a request with words is no Puppet CA; one that keeps nothing of it may be asked again.
-    for (body, class, words) in [
-        ("<html>Welcome</html>", Class::Permanent, "unusable"),
-        ("", Class::Transient, "shows nothing of it"),
-    ] {
-        gateway.behave();
-        let body = body.as_bytes().to_vec();
-        gateway.rule(Rule::on("PUT", &tag).then(Action::Status(200, Vec::new(), body)));
-        failed(run(signer.submit(&request)), class, &[words]);
-    }
 }
 
-/// Status and text of an exchange without a signer.
+/// Returns status and text of an exchange without a signer.
 fn ask_plainly(call: Call<'_>) -> (u16, String) {
     let mut endpoint = Endpoint::new(Url::parse(&shared().url()).unwrap());
     endpoint.tls = Tls {
@@ -609,30 +531,7 @@ fn ask_plainly(call: Call<'_>) -> (u16, String) {
 }
 
 #[test]
-fn the_servers_no_is_told_with_what_to_allow() {
-    let (tag, (gateway, signer)) = (tag(), behind_gateway());
-    let (request, _) = asking(CertName::EtcdPeer, &format!("etcd-peer.cp1.{tag}"));
-    let forbidden = "Forbidden request: /puppet-ca/v1/certificate_request/x (method :put). Please see the server logs for details.";
-    gateway.rule(Rule::on("PUT", &tag).then(Action::Status(
-        403,
-        Vec::new(),
-        forbidden.as_bytes().to_vec(),
-    )));
-    let words = [
-        "signing etcd-peer for authority etcd-ca",
-        "403",
-        "auth.conf",
-    ];
-    failed(run(signer.submit(&request)), Class::Auth, &words);
-    gateway.behave();
-    let said = b"Certificate names must be lower case.".to_vec();
-    gateway.rule(Rule::on("PUT", &tag).then(Action::Status(400, Vec::new(), said)));
-    let words = ["400", "must be lower case", "there or in the configuration"];
-    failed(run(signer.submit(&request)), Class::Permanent, &words);
-}
-
-#[test]
-fn a_certificate_that_is_none_and_one_of_somebody_else() {
+fn refuses_unreadable_certificate_and_that_of_another_key() {
     let (tag, (gateway, signer)) = (tag(), behind_gateway());
     let (request, _) = asking(CertName::EtcdPeer, &format!("etcd-peer.cp1.{tag}"));
     let (other, _) = asking(CertName::EtcdPeer, &format!("other.cp1.{tag}.{AUTO}"));
@@ -642,11 +541,8 @@ fn a_certificate_that_is_none_and_one_of_somebody_else() {
         (b"not yet".to_vec(), "it is no certificate"),
         (other, "a certificate of another key"),
     ] {
-        gateway.behave();
-        gateway.rule(
-            Rule::on("GET", "/certificate/etcd-peer").then(Action::Status(200, Vec::new(), body)),
-        );
-        failed(
+        gateway.only(Rule::on("GET", "/certificate/etcd-peer").then(Action::body(200, body)));
+        fails(
             run(signer.poll(&request, &ticket)),
             Class::Permanent,
             &[words],
@@ -654,10 +550,10 @@ fn a_certificate_that_is_none_and_one_of_somebody_else() {
     }
 }
 
-// ---- before a key is made ----
+// ---- preflight ----
 
 #[test]
-fn preflight_refuses_what_it_cannot_carry_and_says_what_to_write() {
+fn rejects_unsupported_certificate_and_names_remedy() {
     let bare = format!(
         "url: \"https://localhost:1\", tls: {{caFile: {}}}",
         shared().ca_file().display()
@@ -723,7 +619,7 @@ fn preflight_refuses_what_it_cannot_carry_and_says_what_to_write() {
             assert!(message.contains(part), "{part:?} is missing in: {message}");
         }
     }
-    // Nothing of these is left once it is configured as told.
+    // The configuration that the messages advise is accepted.
     let signer = puppet(&format!("{bare}, acceptSharedCA: true"));
     for name in [
         CertName::Apiserver,
@@ -737,7 +633,7 @@ fn preflight_refuses_what_it_cannot_carry_and_says_what_to_write() {
 }
 
 #[test]
-fn a_node_that_asks_too_much_of_it_sends_nothing_and_makes_no_key() {
+fn rejects_unsupported_certificates_before_making_key() {
     let node = Node::new();
     let tag = tag();
     let keys = keys_of(shared());
@@ -750,53 +646,15 @@ fn a_node_that_asks_too_much_of_it_sends_nothing_and_makes_no_key() {
         .says("O=kubeadm:cluster-admins")
         .says("cannot sign scheduler.conf")
         .says("CN=system:kube-scheduler");
-    assert!(!node.path("/var/lib/nodepki/pending").exists() || node_is_empty(&node));
+    let pending = fs::read_dir(node.path("/var/lib/nodepki/pending"));
+    assert_eq!(pending.into_iter().flatten().count(), 0);
     assert_eq!(shared().sent(&tag), [""; 0]);
 }
 
-fn node_is_empty(node: &Node) -> bool {
-    let pending = fs::read_dir(node.path("/var/lib/nodepki/pending")).unwrap();
-    pending.count() == 0
-}
+// ---- trust, CRLs, renewal ----
 
 #[test]
-fn faults_of_the_configuration_name_field_and_fix() {
-    for (keys, expected) in [
-        ("acceptSharedCA: true", "has no url"),
-        (
-            "url: https://p:8140",
-            "says nothing by which the server could be believed",
-        ),
-        (
-            "url: \"https://p:8140/puppet-ca/v1\", caSHA256: [\"PIN\"]",
-            "leave out /puppet-ca/v1",
-        ),
-        (
-            "url: https://p:8140, caSHA256: [\"PIN\"], tls: {caFile: /ca.pem}",
-            "has caSHA256 beside tls.caFile",
-        ),
-        (
-            "url: https://p:8140, caSHA256: [\"PIN\"], tls: {systemRoots: true}",
-            "keep one of them",
-        ),
-        (
-            "url: https://p:8140, caSHA256: [\"abc\"]",
-            "is not a SHA-256 pin",
-        ),
-    ] {
-        let keys = keys.replace("PIN", &"00".repeat(32));
-        let text = settings(Path::new("/x"), &keys, &keys, "x");
-        let faults = Settings::from_fragments(&[("c.yaml", text)]).unwrap_err();
-        let faults = faults.to_string();
-        assert!(faults.contains(expected), "{keys}: {faults}");
-        assert!(faults.contains("signers.etcd.puppet"), "{faults}");
-    }
-}
-
-// ---- trust, lists, renewal ----
-
-#[test]
-fn a_fingerprint_is_enough_to_begin_with() {
+fn trusts_server_by_fingerprint() {
     let bundle = shared().ca_pem();
     let read = TrustBundle::from_pem(&bundle).unwrap();
     let [issuing, root] = read.certificates() else {
@@ -825,7 +683,7 @@ fn a_fingerprint_is_enough_to_begin_with() {
             CertName::FrontProxyClient,
             &format!("client-{number}.cp1.{tag}.{AUTO}"),
         );
-        // With and without the look that a run begins with.
+        // With and without a probe.
         if number > 0 {
             run(signer.probe()).unwrap();
         }
@@ -834,20 +692,20 @@ fn a_fingerprint_is_enough_to_begin_with() {
         assert_eq!(TrustBundle::from_answer(&trusted).unwrap(), read);
         assert!(run(signer.crl(Authority::EtcdCa)).unwrap().is_some());
     }
-    // The root would be believed unseen.
+    // Neither a pin of the intermediate nor an unknown pin is enough.
     for wrong in [issuing.fingerprint(), [0; 32]] {
         let signer = with(&wrong);
         let words = ["puppet:https://localhost", "caSHA256", "neither pinned"];
-        failed(run(signer.probe()), Class::Config, &words);
+        fails(run(signer.probe()), Class::Config, &words);
         let (request, _) = asking(CertName::EtcdPeer, &format!("never.cp1.{tag}"));
-        failed(run(signer.submit(&request)), Class::Config, &words);
+        fails(run(signer.submit(&request)), Class::Config, &words);
     }
     assert_eq!(shared().sent(&tag), [""; 0]);
 }
 
-/// Somebody between the node and the server, with the right CA bundle and a certificate of another CA.
+/// A server in between has the right CA bundle and a certificate of another CA.
 #[test]
-fn a_copied_bundle_does_not_make_another_server_the_right_one() {
+fn rejects_server_with_copied_bundle() {
     let gateway = Gateway::to(Some(upstream(shared())));
     let whole = Sha256::digest(shared().ca_pem());
     let signer = puppet(&format!(
@@ -858,7 +716,7 @@ fn a_copied_bundle_does_not_make_another_server_the_right_one() {
     let tag = tag();
     let (request, _) = asking(CertName::EtcdPeer, &format!("etcd-peer.cp1.{tag}"));
     run(signer.probe()).unwrap();
-    failed(
+    fails(
         run(signer.submit(&request)),
         Class::Config,
         &["puppet:", "127.0.0.1"],
@@ -873,18 +731,9 @@ fn a_copied_bundle_does_not_make_another_server_the_right_one() {
 }
 
 #[test]
-fn the_revocation_lists_come_whole_and_are_asked_for_only_when_newer() {
+fn fetches_all_crls_and_only_if_newer() {
     let (tag, (gateway, signer)) = (tag(), behind_gateway());
-    let statuses = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&statuses);
-    gateway.rule(
-        Rule::on("GET", "/certificate_revocation_list/ca").then(Action::Replace(Box::new(
-            move |answer| {
-                seen.lock().unwrap().push(answer.status);
-                answer
-            },
-        ))),
-    );
+    let statuses = watch_crl_statuses(&gateway);
     let certname = format!("etcd-peer.cp1.{tag}.{AUTO}");
     let (request, key) = asking(CertName::EtcdPeer, &certname);
     let answer = issued(run(signer.submit(&request)));
@@ -900,13 +749,10 @@ fn the_revocation_lists_come_whole_and_are_asked_for_only_when_newer() {
     assert_eq!(lists.matches("BEGIN X509 CRL").count(), 2);
     shared().revoke(&certname);
     let after = run(signer.crl(Authority::EtcdCa)).unwrap().unwrap();
-    let revoked = |lists: &[u8]| {
-        let text = openssl(&["crl", "-noout", "-text"], lists);
-        String::from_utf8(text).unwrap().contains(&serial)
-    };
+    let revoked = |lists: &[u8]| crl_text(lists).contains(&serial);
     assert!(!revoked(&before));
     assert!(revoked(&after));
-    // A list that was made in this very second may be sent twice.
+    // A CRL issued within the current second may be sent twice.
     std::thread::sleep(Duration::from_millis(1100));
     let again = run(signer.crl(Authority::EtcdCa)).unwrap().unwrap();
     assert!(revoked(&again));
@@ -924,55 +770,43 @@ fn the_revocation_lists_come_whole_and_are_asked_for_only_when_newer() {
         .map(|one| one.header("If-Modified-Since").is_some())
         .collect();
     assert_eq!(since, [false, true, true, true]);
-    // The certificate is handed out all the same: only the list tells.
+    // The server still returns the certificate: only the CRL shows the revocation.
     let found = run(signer.recover(&request, None)).unwrap().unwrap();
     let found = Chain::from_answer(&issued(Ok(found)), key.public_key()).unwrap();
     assert!(answer.starts_with(found.leaf().to_pem().as_bytes()));
 
-    gateway.behave();
-    gateway.rule(
-        Rule::on("GET", "/certificate_revocation_list/").then(Action::Status(
-            200,
-            Vec::new(),
-            b"<html>".to_vec(),
-        )),
-    );
+    gateway
+        .only(Rule::on("GET", "/certificate_revocation_list/").then(Action::body(200, "<html>")));
     let words = ["revocation lists of authority etcd-ca", "unusable"];
-    failed(run(signer.crl(Authority::EtcdCa)), Class::Permanent, &words);
+    fails(run(signer.crl(Authority::EtcdCa)), Class::Permanent, &words);
 }
 
-/// A list that has not changed is not sent again. Beside other tests that revoke, it may change at any time.
+/// On a server where no other test revokes.
 #[test]
-fn a_list_that_has_not_changed_is_not_sent_again() {
+fn does_not_transfer_unchanged_crl_again() {
     let gateway = Gateway::to(Some(upstream(strict())));
-    let signer = puppet(&keys(
-        &gateway.url(),
-        &format!("{{caFile: {}}}", gateway.ca_file().display()),
-    ));
-    let statuses = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&statuses);
-    gateway.rule(
-        Rule::on("GET", "list/ca").then(Action::Replace(Box::new(move |answer| {
-            seen.lock().unwrap().push(answer.status);
-            answer
-        }))),
-    );
+    let signer = puppet(&keys(&gateway.url(), &gateway.trusted()));
+    let statuses = watch_crl_statuses(&gateway);
     let first = run(signer.crl(Authority::EtcdCa)).unwrap().unwrap();
     let second = run(signer.crl(Authority::EtcdCa)).unwrap().unwrap();
     assert_eq!(first, second);
     assert_eq!(*statuses.lock().unwrap(), [200, 304]);
 }
 
-fn current(chain: &[u8], key: &PrivateKey) -> Current {
-    let chain = Chain::from_answer(chain, key.public_key()).unwrap();
-    Current {
-        chain_pem: chain.to_pem().into_bytes(),
-        key_pem: key.to_pem().as_bytes().to_vec().into(),
-    }
+/// Records the status of each response to a request for CRLs.
+fn watch_crl_statuses(gateway: &Gateway) -> Arc<Mutex<Vec<u16>>> {
+    let statuses = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&statuses);
+    let record = Action::replace(move |answer| {
+        seen.lock().unwrap().push(answer.status);
+        answer
+    });
+    gateway.rule(Rule::on("GET", "/certificate_revocation_list/ca").then(record));
+    statuses
 }
 
 #[test]
-fn a_renewal_is_for_the_same_key_in_exchange_for_the_certificate() {
+fn renews_with_same_key_by_exchange() {
     let (tag, signer, authorities) = (tag(), signer(), authorities());
     let certname = format!("etcd-peer.cp1.{tag}.{AUTO}");
     let (request, key) = asking(CertName::EtcdPeer, &certname);
@@ -982,40 +816,40 @@ fn a_renewal_is_for_the_same_key_in_exchange_for_the_certificate() {
     let leaf = |bytes: &[u8]| Chain::from_answer(bytes, key.public_key()).unwrap();
     let (old_leaf, new_leaf) = (leaf(&old), leaf(&new));
     assert_ne!(old_leaf.leaf().serial(), new_leaf.leaf().serial());
-    // Sixty days, by that server's configuration.
+    // The server's configuration says sixty days.
     let life = new_leaf.leaf().not_after() - now();
     assert!((58..=60).contains(&life.whole_days()), "{life}");
-    // It is what the CA hands out from now on.
+    // The CA returns the new certificate from now on.
     let found = run(signer.recover(&request, None)).unwrap().unwrap();
     assert_eq!(leaf(&issued(Ok(found))), new_leaf);
 
     let (other, _) = asking(CertName::EtcdPeer, &certname);
     let words = ["renewing etcd-peer", "for the same key only", "ca clean"];
-    failed(
+    fails(
         run(signer.renew(&other, &current(&new, &key))),
         Class::Permanent,
         &words,
     );
 
-    // Ends TLS, and the certificate with it.
+    // A proxy that ends TLS removes the client certificate.
     let (_gateway, behind) = behind_gateway();
     let words = ["403", "no proxy ends TLS"];
-    failed(
+    fails(
         run(behind.renew(&request, &current(&new, &key))),
         Class::Auth,
         &words,
     );
 
-    // The server as it comes does not renew.
+    // By default the server does not renew.
     let strict = puppet(&keys_of(strict()));
-    failed(
+    fails(
         run(strict.renew(&request, &current(&new, &key))),
         Class::Config,
         &["404", "allow-auto-renewal: true", &certname],
     );
 
     shared().revoke(&certname);
-    // The server's TLS reads the list anew every few seconds; until then it renews what it has just revoked.
+    // The server's TLS rereads the CRL every few seconds; until then it renews a revoked certificate.
     let begin = Instant::now();
     let refused = loop {
         match run(signer.renew(&request, &current(&new, &key))) {
@@ -1025,7 +859,7 @@ fn a_renewal_is_for_the_same_key_in_exchange_for_the_certificate() {
             other => break other,
         }
     };
-    failed(
+    fails(
         refused,
         Class::Auth,
         &[
@@ -1036,18 +870,12 @@ fn a_renewal_is_for_the_same_key_in_exchange_for_the_certificate() {
     );
 }
 
-// ---- the whole program ----
-
-fn puppet_node(rig: &PuppetRig, settings: &str) -> Node {
-    let node = crate::signer_bootstrap::node(rig);
-    fs::write(node.outside("config.yaml"), settings).unwrap();
-    node
-}
+// ---- whole runs ----
 
 #[test]
-fn a_request_pends_over_restarts_until_it_is_denied() {
+fn waits_over_runs_until_request_is_denied() {
     let rig = PuppetRig::new();
-    let node = puppet_node(&rig, &rig.settings());
+    let node = crate::rig::node(&rig);
     let ran = node.ask();
     let certname = format!("etcd-peer.cp1.{}", rig.tag);
     ran.ended(75)
@@ -1069,7 +897,7 @@ fn a_request_pends_over_restarts_until_it_is_denied() {
         assert!(node.leaf(CertName::FrontProxyClient).is_some());
     }
     assert_eq!(rig.sent().len(), 5);
-    // As the reason says.
+    // The advice of the reason helps.
     fs::remove_dir_all(node.path("/var/lib/nodepki/pending/etcd-peer")).unwrap();
     node.ask().ended(75);
     rig.approve();
@@ -1078,11 +906,11 @@ fn a_request_pends_over_restarts_until_it_is_denied() {
     assert_eq!(rig.sent().len(), 6);
 }
 
-/// The CA goes on handing a revoked certificate out. Only its list tells, and that is asked.
+/// The CA still returns a revoked certificate, so that nodepki fetches the CRL.
 #[test]
-fn a_revoked_certificate_that_is_still_handed_out_is_not_installed() {
+fn does_not_install_revoked_certificate() {
     let rig = PuppetRig::new();
-    let node = puppet_node(&rig, &rig.settings());
+    let node = crate::rig::node(&rig);
     node.ask().ended(75);
     rig.approve();
     let certname = format!("etcd-peer.cp1.{}", rig.tag);
@@ -1093,7 +921,7 @@ fn a_revoked_certificate_that_is_still_handed_out_is_not_installed() {
         .ended(65)
         .row_says("etcd-peer", "is revoked since");
     assert!(node.leaf(CertName::EtcdPeer).is_none());
-    // The next key is in the way of the revoked certificate, and the message says what helps.
+    // The revoked certificate blocks the next key, and the message names the remedy.
     let clean = format!("puppetserver ca clean --certname {certname}");
     node.ask().ended(65).says(&clean);
     shared().remove(&certname);
@@ -1117,11 +945,11 @@ fn a_revoked_certificate_that_is_still_handed_out_is_not_installed() {
     );
 }
 
-/// Whoever runs the CA has to make room for another key; what is in place serves until then.
+/// The administrator of the CA must remove the old certificate; the installed one stays in use until then.
 #[test]
-fn another_key_waits_for_room_under_its_certname() {
+fn waits_for_removal_of_certificate_of_another_key() {
     let rig = PuppetRig::new();
-    let node = puppet_node(&rig, &rig.settings());
+    let node = crate::rig::node(&rig);
     node.ask().ended(75);
     rig.approve();
     node.ask().done();
@@ -1137,7 +965,7 @@ fn another_key_waits_for_room_under_its_certname() {
     }
     assert_eq!(rig.sent().len(), 5);
     rig.make_room();
-    // What is in place still serves, and so this is no failure.
+    // The installed certificate is valid, so that waiting is not a failure.
     node.ask().done().row_says("etcd-peer", "Requesting");
     rig.approve();
     node.ask().done();
@@ -1145,11 +973,11 @@ fn another_key_waits_for_room_under_its_certname() {
     node.assert_sound(&CertName::KUBEADM);
 }
 
-/// The same key, but a request without usages: the server would refuse the old one and keep it.
+/// The new request has the same key and names no usages: the server would refuse the old request and keep it.
 #[test]
-fn a_request_that_was_made_for_another_signer_is_made_anew() {
+fn makes_new_request_after_change_of_signer() {
     let rig = PuppetRig::new();
-    let node = puppet_node(&rig, &rig.settings());
+    let node = crate::rig::node(&rig);
     let drop = node.outside("drop");
     let puppet = rig.settings();
     let (head, _) = puppet.split_once("signers:").unwrap();
@@ -1175,13 +1003,14 @@ fn a_request_that_was_made_for_another_signer_is_made_anew() {
 }
 
 #[test]
-fn another_keys_certificate_and_a_taken_name_end_as_refused() {
+fn exits_with_65_for_certificate_of_another_key_and_taken_name() {
     let rig = PuppetRig::new();
     let gateway = Gateway::to(Some(upstream(shared())));
     let front = rig.front().unwrap();
-    let believed = format!("{{caFile: {}}}", gateway.ca_file().display());
-    let node = puppet_node(&rig, &(front.settings)(&gateway.url(), &believed));
-    // Somebody has the name already.
+    let node = crate::rig::node(&rig);
+    let settings = (front.settings)(&gateway.url(), &gateway.trusted());
+    fs::write(node.outside("config.yaml"), settings).unwrap();
+    // The name is taken.
     let certname = format!("etcd-server.cp1.{}", rig.tag);
     let (theirs, _) = asking(CertName::EtcdServer, &certname);
     pending(run(signer().submit(&theirs)));
@@ -1191,18 +1020,14 @@ fn another_keys_certificate_and_a_taken_name_end_as_refused() {
         .says(&format!("puppetserver ca clean --certname {certname}"));
     shared().remove(&certname);
     rig.approve();
-    // The peer's certificate comes back for everybody.
+    // Every request is answered with the certificate of the peer.
     let (other, _) = asking(CertName::EtcdPeer, &format!("other.cp1.{}.{AUTO}", rig.tag));
     let other = issued(run(signer().submit(&other)));
-    gateway.rule(Rule::on("GET", "/certificate/etcd-").then(Action::Status(
-        200,
-        Vec::new(),
-        other,
-    )));
+    gateway.rule(Rule::on("GET", "/certificate/etcd-").then(Action::body(200, other)));
     node.ask().ended(65).says("another key");
     assert!(node.leaf(CertName::EtcdPeer).is_none());
     gateway.behave();
-    let ran = Ran::of(&mut node.ask_command("0s"));
+    let ran = node.ask();
     assert!(matches!(ran.code, Some(0 | 75)), "{}", ran.said());
     rig.approve();
     node.ask().done();
@@ -1210,7 +1035,7 @@ fn another_keys_certificate_and_a_taken_name_end_as_refused() {
 }
 
 #[test]
-fn every_usage_and_name_that_puppet_adds_needs_to_be_allowed() {
+fn refuses_names_and_usages_of_puppet_unless_allowed() {
     let (tag, signer, authorities) = (tag(), signer(), authorities());
     let (request, _) = asking(
         CertName::FrontProxyClient,

@@ -1,4 +1,4 @@
-//! The scripts of `config signer-setup` as such, whatever server they are for: names with anything in them stay names.
+//! The scripts and objects of `config signer-setup`, with names that contain shell and YAML syntax.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -6,11 +6,31 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::node::{INIT, NODEPKI, Ran};
+use crate::signing::HEAD;
 
-const HEAD: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
-    authorities: {ca: {signer: a}, etcd-ca: {signer: b}, front-proxy-ca: {signer: a}}\n";
+const AUTHORITIES: &str =
+    "authorities: {ca: {signer: a}, etcd-ca: {signer: b}, front-proxy-ca: {signer: a}}\n";
 
-/// Says where it was sent and what for.
+/// Runs `config signer-setup` for settings and a kubeadm configuration, which it writes into `dir`.
+pub(crate) fn print_setup(dir: &Path, settings: &str, kubeadm: &str, arguments: &[&str]) -> Ran {
+    fs::write(dir.join("setup.yaml"), settings).unwrap();
+    fs::write(dir.join("kubeadm.yaml"), kubeadm).unwrap();
+    Ran::of(
+        Command::new(NODEPKI)
+            .args(["config", "signer-setup"])
+            .args(arguments)
+            .arg("--config")
+            .arg(dir.join("setup.yaml"))
+            .arg("--kubeadm-config")
+            .arg(dir.join("kubeadm.yaml")),
+    )
+}
+
+fn settings(signers: &str) -> String {
+    format!("{HEAD}{AUTHORITIES}signers:\n{signers}")
+}
+
+/// Program that logs the server that it is sent to, its arguments and, if the last one is `-`, its stdin.
 const STUB: &str = r#"#!/bin/sh
 echo "${0##*/} ${VAULT_ADDR:-} ${BAO_ADDR:-} ${VAULT_NAMESPACE:-none}: $*" >>"$LOG"
 case "$*" in
@@ -19,19 +39,16 @@ case "$*" in
 esac
 "#;
 
-/// What a script does with programs that only write down what they are told.
-fn carried_out(dir: &Path, kind: &str, signers: &str, cluster: &str, arguments: &[&str]) -> String {
-    let settings = dir.join("setup.yaml");
-    fs::write(&settings, format!("{HEAD}signers:\n{signers}")).unwrap();
-    let kubeadm = dir.join("kubeadm.yaml");
-    fs::write(&kubeadm, format!("{INIT}clusterName: {cluster}\n")).unwrap();
-    let ran = Ran::of(
-        Command::new(NODEPKI)
-            .args(["config", "signer-setup", kind, "--config"])
-            .arg(&settings)
-            .arg("--kubeadm-config")
-            .arg(&kubeadm),
-    );
+/// Runs the printed script with programs that only log their calls, and returns the log.
+fn logged_calls(
+    dir: &Path,
+    kind: &str,
+    signers: &str,
+    cluster: &str,
+    arguments: &[&str],
+) -> String {
+    let kubeadm = format!("{INIT}clusterName: {cluster}\n");
+    let ran = print_setup(dir, &settings(signers), &kubeadm, &[kind]);
     ran.done();
     let programs = dir.join("bin");
     fs::create_dir_all(&programs).unwrap();
@@ -61,11 +78,11 @@ fn carried_out(dir: &Path, kind: &str, signers: &str, cluster: &str, arguments: 
     fs::read_to_string(&log).unwrap_or_default()
 }
 
-/// Ends a comment, a here-document of any kind, and a quoted word.
+/// A name that ends a comment, a here-document and a quoted word.
 const ODD: &str = r#""x\nEOF\nEND\ntouch owned\n'; touch owned; '$(touch owned)`touch owned`""#;
 
 #[test]
-fn no_name_becomes_a_command() {
+fn quotes_names_in_scripts() {
     let dir = tempfile::tempdir().unwrap();
     let vault = |auth: &str| {
         format!(
@@ -81,8 +98,8 @@ fn no_name_becomes_a_command() {
         format!("{{kubernetes: {{role: {role}, file: /k}}}}"),
     ] {
         let signers = format!("  a: {}\n  b: {}\n", vault(&auth), vault(&auth));
-        let did = carried_out(dir.path(), "vault", &signers, ODD, &[]);
-        assert!(did.contains("policy write nodepki-x"), "{did}");
+        let calls = logged_calls(dir.path(), "vault", &signers, ODD, &[]);
+        assert!(calls.contains("policy write nodepki-x"), "{calls}");
     }
 
     let pin = "00".repeat(32);
@@ -95,36 +112,24 @@ fn no_name_becomes_a_command() {
     let key = step("{jwk: {keyFile: \"/k\\ntouch owned\\n\"}}");
     let signers = format!("  a: {token}\n  b: {key}\n");
     for name in ["a", "b"] {
-        let did = carried_out(dir.path(), "stepCA", &signers, ODD, &[name]);
-        assert!(did.contains("ca provisioner add p'"), "{did}");
+        let calls = logged_calls(dir.path(), "stepCA", &signers, ODD, &[name]);
+        assert!(calls.contains("ca provisioner add p'"), "{calls}");
     }
 
     let cfssl = "{cfssl: {url: \"https://c/\", label: \"{authority};touch owned;{cluster}\", profile: \"p\\ntouch owned\\n\", \
                  auth: {keyFile: \"/k\\ntouch owned\\n\"}}}";
     let signers = format!("  a: {cfssl}\n  b: {cfssl}\n");
-    carried_out(dir.path(), "cfssl", &signers, ODD, &[]);
+    logged_calls(dir.path(), "cfssl", &signers, ODD, &[]);
 }
 
 #[test]
-fn no_name_becomes_an_object() {
+fn quotes_names_in_objects() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = dir.path().join("setup.yaml");
     let signer = "{kubernetes: {kubeconfig: \"/k\\nkind: Owned\\n\", signerName: \"x.example/{authority}\"}}";
-    fs::write(
-        &settings,
-        format!("{HEAD}signers: {{a: {signer}, b: {signer}}}\n"),
-    )
-    .unwrap();
-    let kubeadm = dir.path().join("kubeadm.yaml");
+    let settings = settings(&format!("  a: {signer}\n  b: {signer}\n"));
     let cluster = r#""x\rkind: Owned\nkind: Owned\n""#;
-    fs::write(&kubeadm, format!("{INIT}clusterName: {cluster}\n")).unwrap();
-    let ran = Ran::of(
-        Command::new(NODEPKI)
-            .args(["config", "signer-setup", "kubernetes", "--config"])
-            .arg(&settings)
-            .arg("--kubeadm-config")
-            .arg(&kubeadm),
-    );
+    let kubeadm = format!("{INIT}clusterName: {cluster}\n");
+    let ran = print_setup(dir.path(), &settings, &kubeadm, &["kubernetes"]);
     ran.done();
     let mut lines = ran.stdout.split(['\n', '\r']);
     assert!(
@@ -135,73 +140,61 @@ fn no_name_becomes_an_object() {
 }
 
 #[test]
-fn each_vault_is_told_its_own() {
+fn sends_commands_to_server_of_each_signer() {
     let dir = tempfile::tempdir().unwrap();
     let signers = "  a: {vault: {address: \"https://one:8200\", namespace: team, mount: pki-ca, auth: {tokenFile: /t}}}\n  \
                    b: {vault: {address: \"https://two:8200\", mount: pki-etcd, auth: {tokenFile: /t}}}\n";
-    let did = carried_out(dir.path(), "vault", signers, "x", &[]);
-    let at = |words: &str| did.lines().find(|line| line.ends_with(words)).unwrap();
+    let calls = logged_calls(dir.path(), "vault", signers, "x", &[]);
+    let at = |words: &str| calls.lines().find(|line| line.ends_with(words)).unwrap();
     let one = at("write pki-ca/roles/admin-conf -");
     assert!(
         one.contains("https://one:8200 https://one:8200 team:"),
-        "{did}"
+        "{calls}"
     );
     let two = at("write pki-etcd/roles/etcd-peer-cp1 -");
     assert!(
         two.contains("https://two:8200 https://two:8200 none:"),
-        "{did}"
+        "{calls}"
     );
 }
 
 #[test]
-fn an_engine_of_a_similar_name_is_another_one() {
+fn matches_engine_names_literally() {
     let dir = tempfile::tempdir().unwrap();
     let vault = |mount: &str| {
         format!("{{vault: {{address: \"https://v\", mount: {mount}, auth: {{tokenFile: /t}}}}}}")
     };
     let signers = format!("  a: {}\n  b: {}\n", vault("pki.k8s"), vault("pki-k8s"));
-    let did = carried_out(dir.path(), "vault", &signers, "x", &[]);
-    assert!(did.contains("secrets enable -path=pki.k8s "), "{did}");
-    assert!(!did.contains("secrets enable -path=pki-k8s "), "{did}");
+    let calls = logged_calls(dir.path(), "vault", &signers, "x", &[]);
+    assert!(calls.contains("secrets enable -path=pki.k8s "), "{calls}");
+    assert!(!calls.contains("secrets enable -path=pki-k8s "), "{calls}");
 }
 
 #[test]
-fn a_node_whose_name_is_part_of_another_word_has_roles_of_its_own() {
+fn names_roles_of_node_whose_name_is_part_of_another_word() {
     let dir = tempfile::tempdir().unwrap();
     let vault = "{vault: {address: \"https://v\", mount: \"pki/{authority}\", role: \"{certificate}\", auth: {tokenFile: /t}}}";
-    let settings = dir.path().join("setup.yaml");
-    fs::write(
-        &settings,
-        format!("{HEAD}signers: {{a: {vault}, b: {vault}}}\n"),
-    )
-    .unwrap();
-    let kubeadm = dir.path().join("kubeadm.yaml");
-    fs::write(&kubeadm, INIT.replace("name: cp1", "name: api")).unwrap();
-    let ran = Ran::of(
-        Command::new(NODEPKI)
-            .args(["config", "signer-setup", "vault", "--config"])
-            .arg(&settings)
-            .arg("--kubeadm-config")
-            .arg(&kubeadm),
-    );
+    let settings = settings(&format!("  a: {vault}\n  b: {vault}\n"));
+    let kubeadm = INIT.replace("name: cp1", "name: api");
+    let ran = print_setup(dir.path(), &settings, &kubeadm, &["vault"]);
     ran.done().says("write pki/ca/roles/apiserver-api -");
 }
 
 #[test]
-fn clusters_on_one_server_share_neither_rights_nor_keys() {
+fn separates_clusters_on_one_server() {
     let dir = tempfile::tempdir().unwrap();
     let vault = "{vault: {address: \"https://v\", mount: \"{cluster}/{authority}\", auth: {appRole: {roleID: r, secretIDFile: /s}}}}";
     let cfssl = "{cfssl: {url: \"https://c\", label: \"{cluster}_{authority}\", profile: p, auth: {keyFile: /k}}}";
     for cluster in ["east", "west"] {
         let signers = format!("  a: {vault}\n  b: {vault}\n");
-        let did = carried_out(dir.path(), "vault", &signers, cluster, &[]);
+        let calls = logged_calls(dir.path(), "vault", &signers, cluster, &[]);
         for words in ["policy write", "write auth/approle/role/"] {
             let own = format!("nodepki-{cluster}-cp1 -");
             let said = |line: &&str| line.contains(words) && line.ends_with(&own);
-            assert_eq!(did.lines().filter(said).count(), 1, "{words}\n{did}");
+            assert_eq!(calls.lines().filter(said).count(), 1, "{words}\n{calls}");
         }
         let signers = format!("  a: {cfssl}\n  b: {cfssl}\n");
-        carried_out(dir.path(), "cfssl", &signers, cluster, &[]);
+        logged_calls(dir.path(), "cfssl", &signers, cluster, &[]);
     }
     let key = |cluster: &str| {
         fs::read_to_string(dir.path().join(format!("nodepki-{cluster}-cp1.key"))).unwrap()

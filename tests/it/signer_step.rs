@@ -1,37 +1,34 @@
-//! step-ca: real ones, with the template that nodepki prints and without.
+//! `stepCA` against real servers, with the printed certificate template and without.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use nodepki::config::Settings;
 use nodepki::http::{Call, Client, Endpoint, Identity, Url};
 use nodepki::kube::names::{Authority, CertName};
-use nodepki::signer::{Answer, Class, Current, Kind, Request, Resubmit, Signer, SignerError};
+use nodepki::signer::{Class, Current, Kind, Request, Resubmit, Signer};
 use nodepki::x509::{
-    CertificateAuthority, Chain, RevocationList, TrustBundle, UsageExtensions, hex,
+    Certificate, CertificateAuthority, Chain, RevocationList, TrustBundle, UsageExtensions, hex,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use zeroize::Zeroizing;
 
-use crate::gateway::{Action, Gateway, Rule};
-use crate::node::{INIT, NODEPKI, Ran};
-use crate::rig::{Denial, Front, Rig};
+use crate::gateway::{Action, Gateway, Issuer, Rule};
+use crate::node::{INIT, Ran};
+use crate::rig::{Denial, Front, Rig, node};
 use crate::servers::step_ca::{EC, StepCa, StepCas, vouch};
 use crate::signer_bad::verdict;
-use crate::signer_bootstrap::node;
+use crate::signer_setup::print_setup;
 use crate::signing::{
-    PlainFiles, now, opened_with_memory, openssl, request, request_for, request_with_key, run,
-    wanted, write_secret,
+    HEAD, PlainFiles, contains, crl_text, current, fails, issued, now, open, request, request_for,
+    request_with_key, run, wanted, write_secret, x509_text,
 };
 
-const HEAD: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
-
-/// X5C for ca, JWK for the others, each with provisioners that nobody else uses.
+/// X5C for ca and JWK for the others, with provisioners that no other rig uses.
 pub(crate) struct StepRig {
     dir: TempDir,
     twin: usize,
@@ -59,7 +56,7 @@ impl StepRig {
         }
     }
 
-    /// Under `signers`: the step-ca of an authority at `url`, believed by what `trust` says.
+    /// Returns the keys of a signer, with the step-ca of an authority at `url` and trusted by `trust`.
     fn signer(&self, authority: Authority, url: &str, trust: &str) -> String {
         let auth = match authority {
             Authority::Ca => x5c("node"),
@@ -82,7 +79,7 @@ fn by_fingerprint(ca: &StepCa) -> String {
     format!("rootSHA256: '{}'", hex(&ca.fingerprint))
 }
 
-/// The certificate of this name that vouches.
+/// Returns the `auth` keys with the X5C certificate of this name.
 fn x5c(name: &str) -> String {
     let dir = StepCas::shared().dir().display();
     format!("{{x5c: {{certificate: {dir}/{name}.crt, key: {dir}/{name}.key}}}}")
@@ -156,50 +153,24 @@ impl Rig for StepRig {
 }
 
 impl StepRig {
-    /// A signer as these keys describe it. It remembers in this rig's directory.
+    /// Opens a signer with these keys, whose state is in this rig's directory.
     fn opened(&self, stanza: &str) -> Rc<dyn Signer> {
-        let text = format!("{HEAD}signers: {{s: {stanza}}}\n");
-        let (settings, _) = Settings::from_fragments(&[("test.yaml", text)])
-            .unwrap_or_else(|faults| panic!("{faults}"));
-        let (_, config) = settings.signer_of(Authority::Ca).unwrap();
-        opened_with_memory(config, self.dir.path()).into()
+        let settings = format!("{HEAD}signers: {{s: {stanza}}}\n");
+        open(&settings, Authority::Ca, self.dir.path())
     }
 }
 
-/// The step-ca of authority ca, by its fingerprint.
+/// Returns the keys for the step-ca of authority ca, trusted by its fingerprint.
 fn ca(provisioner: &str, auth: &str) -> String {
     let ca = StepCas::shared().of(Authority::Ca);
     stanza(&ca.url(), provisioner, &by_fingerprint(ca), auth)
 }
 
-fn issued(answer: Result<Answer, SignerError>) -> Vec<u8> {
-    match answer {
-        Ok(Answer::Issued(bytes)) => bytes,
-        other => panic!("{other:?}"),
-    }
-}
-
-#[track_caller]
-fn fails(result: Result<Answer, SignerError>, class: Class, words: &[&str]) -> String {
-    let error = result.err().unwrap();
-    let text = error.to_string();
-    assert_eq!(error.class, class, "{text}");
-    for word in words {
-        assert!(text.contains(word), "{word:?} is missing in: {text}");
-    }
-    text
-}
-
-/// What OpenSSL says of the first certificate.
-fn text_of(pem: &[u8]) -> String {
-    String::from_utf8(openssl(&["x509", "-noout", "-text"], pem)).unwrap()
-}
-
-fn leaf(pem: &[u8]) -> nodepki::x509::Certificate {
+fn leaf(pem: &[u8]) -> Certificate {
     Chain::from_pem(pem).unwrap().leaf().clone()
 }
 
-/// A token of the JWK provisioners' key.
+/// Returns a token signed by the key of the JWK provisioners.
 fn token(claims: &Value) -> String {
     let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
     let header = json!({"alg": "ES256", "typ": "JWT", "kid": "nodepki-1"});
@@ -208,7 +179,7 @@ fn token(claims: &Value) -> String {
     format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature))
 }
 
-/// The claims of a token for a request, as `step ca token --set-file` makes them.
+/// Returns the claims of a token for a request, as `step ca token --set-file` makes them.
 fn claims(request: &Request) -> Value {
     let profile = &request.wanted.profile;
     let ips = profile.sans.ips.iter().map(ToString::to_string);
@@ -234,7 +205,7 @@ fn claims(request: &Request) -> Value {
 }
 
 impl StepRig {
-    /// A signer that is handed tokens in files of this rig's, and such a file.
+    /// Opens a signer that reads one-time tokens from files of this rig.
     fn with_tokens(&self, url: &str, trust: &str) -> Rc<dyn Signer> {
         let auth = format!(
             "{{token: {{file: '{}/{{certificate}}.jwt'}}}}",
@@ -243,6 +214,7 @@ impl StepRig {
         self.opened(&stanza(url, "jwk", trust, &auth))
     }
 
+    /// Writes the token file of a certificate.
     fn hand_over(&self, name: CertName, token: &str) -> String {
         let name = name.as_str().replace('.', "-");
         let file = self.dir.path().join(format!("{name}.jwt"));
@@ -251,29 +223,12 @@ impl StepRig {
     }
 }
 
-// ---- what is printed, and what happens without it ----
-
-fn printed(dir: &Path, signers: &str, more: &[&str]) -> Ran {
-    let settings = format!(
-        "{HEAD}authorities: {{ca: {{signer: k}}, etcd-ca: {{signer: e}}, front-proxy-ca: {{signer: f}}}}\nsigners:\n{signers}"
-    );
-    fs::write(dir.join("setup.yaml"), settings).unwrap();
-    fs::write(dir.join("kubeadm.yaml"), INIT).unwrap();
-    Ran::of(
-        std::process::Command::new(NODEPKI)
-            .args(["config", "signer-setup", "stepCA"])
-            .args(more)
-            .arg("--config")
-            .arg(dir.join("setup.yaml"))
-            .arg("--kubeadm-config")
-            .arg(dir.join("kubeadm.yaml")),
-    )
-}
+// ---- config signer-setup and the template ----
 
 #[test]
-fn the_script_makes_a_provisioner_for_each_way_of_proof() {
+fn adds_provisioner_for_each_method_by_signer_setup() {
     let cas = StepCas::shared();
-    // The one that the servers of these tests were set up by.
+    // The script that has set up the servers of these tests.
     let called = fs::read_to_string(cas.dir().join("called")).unwrap();
     assert_eq!(
         called,
@@ -292,17 +247,20 @@ fn the_script_makes_a_provisioner_for_each_way_of_proof() {
         rig.direct(Authority::Ca),
         rig.direct(Authority::EtcdCa)
     );
-    let ran = printed(dir.path(), &signers, &[]);
+    let settings = format!(
+        "{HEAD}authorities: {{ca: {{signer: k}}, etcd-ca: {{signer: e}}, front-proxy-ca: {{signer: f}}}}\nsigners:\n{signers}"
+    );
+    let ran = print_setup(dir.path(), &settings, INIT, &["stepCA"]);
     ran.done()
         .says("sh SCRIPT k|f|e")
         .says(&format!("step ca provisioner add jwk-{} --type JWK --public-key", rig.twin))
         .says("step ca provisioner add 'to'\\''ken' --type JWK --create --x509-template \"$TEMPLATE\" --x509-max-dur 24h")
         .says("step ca token front-proxy-client")
         .says("{\"k8s\":{\"eku\":[\"clientAuth\"]}}");
-    // As a script it is sound, and does nothing before it is told for whom.
+    // The script does nothing without the name of a signer.
     fs::write(dir.path().join("script"), &ran.stdout).unwrap();
     let shell = |argument: &[&str]| {
-        let mut shell = std::process::Command::new("sh");
+        let mut shell = Command::new("sh");
         shell.arg("script").args(argument).current_dir(dir.path());
         shell.env(
             "PATH",
@@ -323,7 +281,7 @@ fn the_script_makes_a_provisioner_for_each_way_of_proof() {
 }
 
 #[test]
-fn without_the_template_the_differences_are_named_and_seen_before() {
+fn rejects_provisioner_without_template() {
     let rig = StepRig::new();
     let signer = rig.opened(&ca("bare", &jwk()));
     for (name, words) in [
@@ -341,7 +299,7 @@ fn without_the_template_the_differences_are_named_and_seen_before() {
         ),
     ] {
         let request = request(name);
-        // Not asked for its provisioners yet, the signer cannot know.
+        // Without a probe the provisioners are unknown.
         signer.preflight(&request.wanted).unwrap();
         let said = verdict(
             &request,
@@ -357,15 +315,16 @@ fn without_the_template_the_differences_are_named_and_seen_before() {
         .preflight(&wanted(CertName::KubeletConf))
         .unwrap_err()
         .to_string();
-    for word in [
-        "kubelet.conf",
-        "provisioner bare has no certificate template",
-        "drops organizations (O=system:nodes)",
-        "URI:system:node:cp1",
-        "signer-setup stepCA",
-    ] {
-        assert!(message.contains(word), "{word:?} is missing in: {message}");
-    }
+    contains(
+        &message,
+        &[
+            "kubelet.conf",
+            "provisioner bare has no certificate template",
+            "drops organizations (O=system:nodes)",
+            "URI:system:node:cp1",
+            "signer-setup stepCA",
+        ],
+    );
     assert!(signer.preflight(&wanted(CertName::Apiserver)).is_err());
     let mut tolerant = wanted(CertName::Apiserver);
     tolerant.tolerance.extra_usages = true;
@@ -374,7 +333,7 @@ fn without_the_template_the_differences_are_named_and_seen_before() {
 }
 
 #[test]
-fn a_token_that_says_nothing_of_usages_gets_nothing_by_the_template() {
+fn refuses_token_without_usages_by_template() {
     let rig = StepRig::new();
     let ca = StepCas::shared().of(Authority::Ca);
     let signer = rig.with_tokens(&ca.url(), &by_fingerprint(ca));
@@ -395,89 +354,10 @@ fn a_token_that_says_nothing_of_usages_gets_nothing_by_the_template() {
     }
 }
 
-#[test]
-fn faults_of_the_configuration_name_field_and_fix() {
-    let pin = "00".repeat(32);
-    let good = format!("rootSHA256: '{pin}'");
-    let x5c = "{x5c: {certificate: /c, key: /k}}";
-    for (stanza, words) in [
-        (
-            stanza("https://ca", "p", "timeout: 5s", x5c),
-            "does not say which server is the right one (add rootSHA256",
-        ),
-        (
-            stanza(
-                "https://ca",
-                "p",
-                &format!("{good}, tls: {{caFile: /r}}"),
-                x5c,
-            ),
-            "has both rootSHA256 and other roots in tls (keep one of them)",
-        ),
-        (
-            stanza("https://ca", "p", "rootSHA256: abc", x5c),
-            "stepCA.rootSHA256: is not a SHA-256 fingerprint",
-        ),
-        (
-            stanza("https://ca", "p", &good, "{}"),
-            "stepCA.auth: names no way of proof",
-        ),
-        (
-            stanza(
-                "https://ca",
-                "p",
-                &good,
-                "{x5c: {certificate: /c, key: /k}, jwk: {keyFile: /j}}",
-            ),
-            "stepCA.auth: names several ways of proof (keep one of x5c, jwk, token)",
-        ),
-        (
-            stanza("https://ca", "p", &good, "{x5c: {certificate: /c}}"),
-            "stepCA.auth.x5c: has no key",
-        ),
-        (
-            stanza("https://ca", "p", &good, "{jwk: {keyFile: hunter2}}"),
-            "auth.jwk.keyFile: is neither an absolute path",
-        ),
-        (
-            stanza("https://ca", "p", &good, "{token: {file: /run/token}}"),
-            "auth.token.file: names one file for several certificates",
-        ),
-        (
-            stanza(
-                "https://ca",
-                "p",
-                &good,
-                "{token: {file: {apiserver: eyJhunter2}}}",
-            ),
-            "auth.token.file: is neither an absolute path",
-        ),
-        (
-            stanza("https://ca", "p", &format!("{good}, lifetime: 5s"), x5c),
-            "stepCA.lifetime: 5s is too short",
-        ),
-        (
-            format!("{{stepCA: {{{good}, auth: {x5c}}}}}"),
-            "stepCA: has no url",
-        ),
-        (
-            format!("{{stepCA: {{url: 'https://ca', {good}, auth: {x5c}}}}}"),
-            "stepCA: has no provisioner",
-        ),
-    ] {
-        let text = format!("{HEAD}signers: {{s: {stanza}}}\n");
-        let faults = Settings::from_fragments(&[("test.yaml", text)])
-            .unwrap_err()
-            .to_string();
-        assert!(faults.contains(words), "{words:?} is missing in: {faults}");
-        assert!(!faults.contains("hunter2"), "{faults}");
-    }
-}
-
-// ---- what is issued ----
+// ---- certificates ----
 
 #[test]
-fn every_way_of_proof_ends_in_what_was_wanted() {
+fn issues_desired_certificate_with_every_method() {
     let rig = StepRig::new();
     let pem = format!(
         "{{jwk: {{keyFile: {}}}}}",
@@ -500,7 +380,7 @@ fn every_way_of_proof_ends_in_what_was_wanted() {
                 "",
                 "{way} {name}"
             );
-            let text = text_of(&bytes);
+            let text = x509_text(&bytes);
             let wanted = match name {
                 CertName::Apiserver => [
                     "Subject: CN = kube-apiserver\n",
@@ -520,7 +400,7 @@ fn every_way_of_proof_ends_in_what_was_wanted() {
                 assert!(!text.contains("Alternative Name"), "{way}: {text}");
             }
             let leaf = leaf(&bytes);
-            // A minute before, for clocks that lag.
+            // The certificate begins a minute earlier, for lagging clocks.
             let lifetime = (leaf.not_after() - leaf.not_before()).whole_seconds();
             assert_eq!(lifetime, 365 * 24 * 60 * 60 + 60, "{way}");
             assert_eq!(Chain::from_pem(&bytes).unwrap().intermediates().len(), 1);
@@ -529,7 +409,7 @@ fn every_way_of_proof_ends_in_what_was_wanted() {
 }
 
 #[test]
-fn the_same_request_again_is_another_token_and_another_certificate() {
+fn issues_another_certificate_for_repeated_request() {
     let rig = StepRig::new();
     let signer = rig.opened(&ca("jwk", &jwk()));
     assert_eq!(signer.caps().resubmit, Resubmit::Duplicates);
@@ -541,7 +421,7 @@ fn the_same_request_again_is_another_token_and_another_certificate() {
 }
 
 #[test]
-fn more_than_the_server_allows_is_refused_and_called_by_its_name() {
+fn names_limit_of_lifetime() {
     let rig = StepRig::new();
     let stanza = ca("short", &jwk());
     let signer = rig.opened(&stanza);
@@ -568,7 +448,7 @@ fn more_than_the_server_allows_is_refused_and_called_by_its_name() {
     modest.preflight(&request.wanted).unwrap();
     let bytes = issued(run(modest.submit(&request)));
     assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
-    // The shortest that it gives is five minutes.
+    // The minimum of the server is five minutes.
     let hasty = rig.opened(&stanza.replace("auth:", "lifetime: 1m, auth:"));
     fails(
         run(hasty.submit(&request)),
@@ -578,7 +458,7 @@ fn more_than_the_server_allows_is_refused_and_called_by_its_name() {
 }
 
 #[test]
-fn nothing_outlives_the_certificate_that_vouches() {
+fn limits_lifetime_to_that_of_x5c_certificate() {
     let rig = StepRig::new();
     vouch(
         StepCas::shared().dir(),
@@ -596,10 +476,10 @@ fn nothing_outlives_the_certificate_that_vouches() {
     assert!((0..=65).contains(&left), "{left}");
 }
 
-// ---- tokens that are handed over ----
+// ---- one-time tokens in files ----
 
 #[test]
-fn a_token_that_was_handed_over_is_good_once() {
+fn uses_one_time_token_once() {
     let rig = StepRig::new();
     let ca = StepCas::shared().of(Authority::Ca);
     let signer = rig.with_tokens(&ca.url(), &by_fingerprint(ca));
@@ -611,19 +491,20 @@ fn a_token_that_was_handed_over_is_good_once() {
         Class::Auth,
         &["apiserver", "no one-time token for it"],
     );
-    for word in [
-        "put a new one-time token for apiserver into",
-        "apiserver.jwt",
-        "step ca token kube-apiserver --provisioner jwk --san cp1 --san kubernetes",
-        "--san fd00::1",
-        r#"{"k8s":{"eku":["serverAuth"]}}"#,
-    ] {
-        assert!(missing.contains(word), "{word:?} is missing in: {missing}");
-    }
+    contains(
+        &missing,
+        &[
+            "put a new one-time token for apiserver into",
+            "apiserver.jwt",
+            "step ca token kube-apiserver --provisioner jwk --san cp1 --san kubernetes",
+            "--san fd00::1",
+            r#"{"k8s":{"eku":["serverAuth"]}}"#,
+        ],
+    );
     let file = rig.hand_over(CertName::Apiserver, &token(&claims(&request)));
     let bytes = issued(run(signer.submit(&request)));
     assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
-    // In another process it is still known, and not sent.
+    // Another process does not send it either.
     let again = rig.with_tokens(&ca.url(), &by_fingerprint(ca));
     fails(
         run(again.submit(&request)),
@@ -637,63 +518,45 @@ fn a_token_that_was_handed_over_is_good_once() {
 }
 
 #[test]
-fn a_token_whose_answer_was_lost_is_used_up_and_one_that_never_left_is_not() {
+fn spends_one_time_token_only_if_it_may_have_been_used() {
     let rig = StepRig::new();
     let ca = StepCas::shared().of(Authority::Ca);
     let gateway = Gateway::to(Some(ca.upstream()));
-    let signer = rig.with_tokens(
-        &gateway.url(),
-        &format!("tls: {{caFile: {}}}", gateway.ca_file().display()),
-    );
+    let signer = rig.with_tokens(&gateway.url(), &format!("tls: {}", gateway.trusted()));
     let request = request(CertName::KubeletConf);
     let text = token(&claims(&request));
     let file = rig.hand_over(CertName::KubeletConf, &text);
+    let submit = || run(signer.submit(&request));
+    let first = || Rule::on("POST", "/1.0/sign").times(1);
     for status in [404, 429, 503] {
-        gateway.rule(Rule::on("POST", "/1.0/sign").times(1).then(Action::Status(
-            status,
-            Vec::new(),
-            Vec::new(),
-        )));
-        let error = run(signer.submit(&request)).unwrap_err();
+        gateway.rule(first().then(Action::status(status)));
+        let error = submit().unwrap_err();
         assert!(!error.to_string().contains("one-time token"), "{error}");
     }
-    gateway.rule(
-        Rule::on("POST", "/1.0/sign")
-            .times(1)
-            .then(Action::DropAfterForward),
-    );
-    let said = fails(
-        run(signer.submit(&request)),
-        Class::Auth,
-        &["kubelet.conf", "answer was lost", &file, "is used up"],
-    );
-    assert!(
-        said.contains("put a new one-time token for kubelet.conf into"),
-        "{said}"
-    );
-    assert!(!said.contains(&text), "{said}");
+    gateway.rule(first().then(Action::DropAfterForward));
+    let parts = [
+        "kubelet.conf",
+        "answer was lost",
+        &file,
+        "is used up",
+        "put a new one-time token for kubelet.conf into",
+    ];
+    let message = fails(submit(), Class::Auth, &parts);
+    assert!(!message.contains(&text), "{message}");
     let sent = gateway.requests().len();
-    fails(
-        run(signer.submit(&request)),
-        Class::Auth,
-        &["was sent before"],
-    );
+    fails(submit(), Class::Auth, &["was sent before"]);
     assert_eq!(gateway.requests().len(), sent);
     let mut fresh = claims(&request);
     fresh["jti"] = json!("fresh");
     rig.hand_over(CertName::KubeletConf, &token(&fresh));
-    let bytes = issued(run(signer.submit(&request)));
-    assert_eq!(verdict(&request, &bytes, &rig.authorities()), "");
+    assert_eq!(verdict(&request, &issued(submit()), &rig.authorities()), "");
 }
 
 #[test]
-fn a_token_that_would_be_burnt_for_nothing_is_not_sent() {
+fn does_not_send_unsuitable_one_time_token() {
     let rig = StepRig::new();
     let gateway = Gateway::to(None);
-    let signer = rig.with_tokens(
-        &gateway.url(),
-        &format!("tls: {{caFile: {}}}", gateway.ca_file().display()),
-    );
+    let signer = rig.with_tokens(&gateway.url(), &format!("tls: {}", gateway.trusted()));
     let request = request(CertName::Apiserver);
     let seconds = now().unix_timestamp();
     let changes: [(&str, Value, &str); 6] = [
@@ -736,10 +599,10 @@ fn a_token_that_would_be_burnt_for_nothing_is_not_sent() {
     assert_eq!(gateway.connections(), 0);
 }
 
-// ---- refusals ----
+// ---- errors ----
 
 #[test]
-fn a_401_comes_with_its_likely_causes() {
+fn names_likely_causes_of_401() {
     let rig = StepRig::new();
     let request = request(CertName::Apiserver);
     let astray =
@@ -760,7 +623,7 @@ fn a_401_comes_with_its_likely_causes() {
         !said.contains("clock") && !said.contains("another key"),
         "{said}"
     );
-    // Ten minutes ahead; nobody looked at the provisioners before.
+    // The clock is ten minutes ahead, and the provisioners are unknown.
     let signer = rig.opened(&ca("jwk", &jwk()));
     let ahead = request.again(2, now() + Duration::from_secs(600), None);
     let said = fails(
@@ -784,8 +647,8 @@ fn a_401_comes_with_its_likely_causes() {
     assert!((598..=602).contains(&skew), "{said}");
 }
 
-/// A certificate that vouched until an hour ago.
-fn expired(dir: &Path) {
+/// Writes an X5C certificate that expired an hour ago.
+fn write_expired(dir: &Path) {
     let read = |name: &str| fs::read(dir.join(name)).unwrap();
     let issuer =
         CertificateAuthority::from_pem(&read("bootstrap-ca.crt"), &read("bootstrap-ca.key"));
@@ -802,7 +665,7 @@ fn expired(dir: &Path) {
 }
 
 #[test]
-fn what_does_not_fit_to_the_provisioner_is_said_before_anything_is_sent() {
+fn reports_credential_that_does_not_fit_provisioner() {
     let rig = StepRig::new();
     let dir = StepCas::shared().dir();
     vouch(
@@ -811,10 +674,10 @@ fn what_does_not_fit_to_the_provisioner_is_said_before_anything_is_sent() {
         EC,
         "-days 30 -addext extendedKeyUsage=serverAuth",
     );
-    expired(dir);
+    write_expired(dir);
     let here = rig.dir.path().join("other");
     fs::create_dir(&here).unwrap();
-    let foreign = crate::gateway::Issuer::new("foreign-ca").client("cp1");
+    let foreign = Issuer::new("foreign-ca").client("cp1");
     fs::write(here.join("foreign.crt"), &foreign.chain_pem).unwrap();
     write_secret(here.join("foreign.key"), &foreign.key_pem);
     write_secret(here.join("jwe"), "eyJhbGciOiJQQkVTMiJ9.a.b.c.d");
@@ -888,137 +751,60 @@ fn what_does_not_fit_to_the_provisioner_is_said_before_anything_is_sent() {
             );
         }
     }
-    let expired = run(rig.opened(&ca("x5c", &x5c("expired"))).probe()).unwrap_err();
-    assert_eq!(expired.class, Class::Auth, "{expired}");
-    assert!(
-        expired
-            .to_string()
-            .contains("expired.crt (CN=front-proxy-client) expired at"),
-        "{expired}"
+    fails(
+        run(rig.opened(&ca("x5c", &x5c("expired"))).probe()),
+        Class::Auth,
+        &["expired.crt (CN=front-proxy-client) expired at"],
     );
 }
 
 #[test]
-fn the_root_is_the_one_with_the_fingerprint_or_nothing_goes_on() {
+fn trusts_only_root_with_configured_fingerprint() {
     let rig = StepRig::new();
     let (ours, other) = (
         StepCas::shared().of(Authority::Ca),
         StepCas::shared().of(Authority::EtcdCa),
     );
     let strange = rig.opened(&stanza(&ours.url(), "jwk", &by_fingerprint(other), &jwk()));
-    let error = run(strange.probe()).unwrap_err();
-    assert_eq!(error.class, Class::Config, "{error}");
-    for word in [
-        "has no root certificate with the fingerprint",
-        &hex(&other.fingerprint),
-        "step certificate fingerprint",
-    ] {
-        assert!(
-            error.to_string().contains(word),
-            "{word:?} is missing in: {error}"
-        );
-    }
-    // Somebody in between who hands out a root of his own.
+    fails(
+        run(strange.probe()),
+        Class::Config,
+        &[
+            "has no root certificate with the fingerprint",
+            &hex(&other.fingerprint),
+            "step certificate fingerprint",
+        ],
+    );
+    // A server in between offers a root of its own.
     let gateway = Gateway::to(Some(ours.upstream()));
     let body = json!({"ca": String::from_utf8(gateway.ca_pem()).unwrap()}).to_string();
-    gateway.rule(Rule::on("GET", "/root/").then(Action::Status(200, Vec::new(), body.into())));
-    let cheated = rig.opened(&stanza(
-        &gateway.url(),
-        "jwk",
-        &by_fingerprint(ours),
-        &jwk(),
-    ));
-    let error = run(cheated.probe()).unwrap_err();
-    assert_eq!(error.class, Class::Config, "{error}");
-    assert!(
-        error
-            .to_string()
-            .contains("the answer is another certificate"),
-        "{error}"
-    );
-    // And one who passes the right root on, but has no certificate of it.
+    gateway.rule(Rule::on("GET", "/root/").then(Action::body(200, body)));
+    let keys = stanza(&gateway.url(), "jwk", &by_fingerprint(ours), &jwk());
+    let cheated = rig.opened(&keys);
+    let parts = ["the answer is another certificate"];
+    fails(run(cheated.probe()), Class::Config, &parts);
+    // It passes on the right root, and has no certificate issued by it.
     gateway.behave();
-    let error = run(cheated.probe()).unwrap_err();
-    assert_eq!(error.class, Class::Config, "{error}");
-    assert!(error.to_string().contains("is not trusted"), "{error}");
-    assert!(
-        gateway
-            .requests()
-            .iter()
-            .all(|one| one.path.contains("/root/"))
-    );
-}
-
-/// Answers that the real server gives only in states that are hard to bring about.
-#[test]
-fn recorded_answers_are_understood() {
-    let recorded = |name: &str| {
-        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/signers/stepCA");
-        let status = name
-            .split('-')
-            .nth(1)
-            .unwrap()
-            .trim_end_matches(".json")
-            .parse()
-            .unwrap();
-        let body = fs::read(Path::new(dir).join(name)).unwrap();
-        Action::Status(status, Vec::new(), body)
-    };
-    let rig = StepRig::new();
-    let gateway = Gateway::to(None);
-    let tls = format!("tls: {{caFile: {}}}", gateway.ca_file().display());
-    let signer = rig.opened(&stanza(&gateway.url(), "jwk", &tls, &jwk()));
-    let request = request(CertName::Apiserver);
-    gateway.rule(Rule::on("POST", "/sign").then(recorded("sign-500-template.json")));
-    fails(
-        run(signer.submit(&request)),
-        Class::Config,
-        &["certificate template", "signer-setup stepCA"],
-    );
-    for webhook in [
-        "sign-403-webhook-enriches.json",
-        "sign-403-webhook-decides.json",
-    ] {
-        gateway.behave();
-        gateway.rule(Rule::on("POST", "/sign").then(recorded(webhook)));
-        assert!(
-            matches!(run(signer.submit(&request)), Ok(Answer::Denied { .. })),
-            "{webhook}"
-        );
-    }
-    gateway.behave();
-    gateway.rule(Rule::on("POST", "/sign").then(recorded("roots-201.json")));
-    fails(
-        run(signer.submit(&request)),
-        Class::Permanent,
-        &["HTTP 201", "no certificate in it"],
-    );
-    gateway.rule(Rule::on("GET", "/roots").then(recorded("roots-201.json")));
-    let error = run(signer.trust(Authority::Ca)).unwrap_err();
-    assert_eq!(error.class, Class::Permanent, "{error}");
-    gateway.rule(Rule::on("GET", "/crl").then(recorded("crl-501.json")));
-    assert_eq!(run(signer.crl(Authority::Ca)).unwrap(), None);
+    fails(run(cheated.probe()), Class::Config, &["is not trusted"]);
+    let requests = gateway.requests();
+    assert!(requests.iter().all(|one| one.path.contains("/root/")));
 }
 
 // ---- renewal ----
 
-/// A certificate of provisioner `name` with its key.
-fn current(rig: &StepRig, provisioner: &str, name: CertName) -> (Request, Current) {
+/// Obtains a certificate from a provisioner.
+fn obtained(rig: &StepRig, provisioner: &str, name: CertName) -> (Request, Current) {
     let (request, key) = request_with_key(name);
     let bytes = issued(run(rig.opened(&ca(provisioner, &jwk())).submit(&request)));
-    let current = Current {
-        chain_pem: bytes,
-        key_pem: Zeroizing::new(key.to_pem().as_bytes().to_vec()),
-    };
-    (request, current)
+    (request, current(&bytes, &key))
 }
 
 #[test]
-fn renewal_keeps_the_key_and_rekeying_takes_another() {
+fn renews_with_same_key_and_rekeys_with_another() {
     let rig = StepRig::new();
-    // No token is made for it: the key file may be gone by then.
+    // No token is needed: the key file may be missing by then.
     let signer = rig.opened(&ca("jwk", "{jwk: {keyFile: /nonexistent}}"));
-    let (old, current) = current(&rig, "jwk", CertName::KubeletConf);
+    let (old, current) = obtained(&rig, "jwk", CertName::KubeletConf);
     let serial = leaf(&current.chain_pem).serial().to_owned();
     let renewed = issued(run(signer.renew(&old, &current)));
     assert_eq!(verdict(&old, &renewed, &rig.authorities()), "");
@@ -1030,9 +816,9 @@ fn renewal_keeps_the_key_and_rekeying_takes_another() {
 }
 
 #[test]
-fn a_certificate_that_is_no_clients_is_renewed_with_a_token() {
+fn renews_server_certificate_with_token() {
     let rig = StepRig::new();
-    let (old, current) = current(&rig, "jwk", CertName::Apiserver);
+    let (old, current) = obtained(&rig, "jwk", CertName::Apiserver);
     let provisioner = format!("jwk-{}", rig.twin);
     let signer = rig.opened(&ca(&provisioner, &jwk()));
     let renewed = issued(run(signer.renew(&old, &current)));
@@ -1045,10 +831,10 @@ fn a_certificate_that_is_no_clients_is_renewed_with_a_token() {
 }
 
 #[test]
-fn usages_that_have_drifted_are_not_renewed() {
+fn issues_anew_if_usages_differ() {
     let rig = StepRig::new();
-    // From before there was a template: server and client both.
-    let (old, current) = current(&rig, "bare", CertName::FrontProxyClient);
+    // Issued without the template: with server auth and client auth.
+    let (old, current) = obtained(&rig, "bare", CertName::FrontProxyClient);
     let signer = rig.opened(&ca("jwk", &jwk()));
     let renewed = issued(run(signer.renew(&old, &current)));
     let usages = leaf(&renewed).extended_usages().unwrap().to_vec();
@@ -1056,9 +842,9 @@ fn usages_that_have_drifted_are_not_renewed() {
 }
 
 #[test]
-fn a_renewal_that_is_refused_says_what_helps() {
+fn names_remedy_for_refused_renewal() {
     let rig = StepRig::new();
-    let (old, current) = current(&rig, "no-renewal", CertName::KubeletConf);
+    let (old, current) = obtained(&rig, "no-renewal", CertName::KubeletConf);
     let signer = rig.opened(&ca("no-renewal", &jwk()));
     fails(
         run(signer.renew(&old, &current)),
@@ -1070,13 +856,13 @@ fn a_renewal_that_is_refused_says_what_helps() {
             "with a token instead",
         ],
     );
-    // Once it has seen the list of provisioners it does not try.
+    // After a probe the signer does not try.
     run(signer.probe()).unwrap();
     let renewed = issued(run(signer.renew(&old, &current)));
     assert_eq!(verdict(&old, &renewed, &rig.authorities()), "");
-    // TLS ends before step-ca, and the proof with it.
+    // A proxy that ends TLS removes the client certificate.
     let gateway = Gateway::to(Some(StepCas::shared().of(Authority::Ca).upstream()));
-    let tls = format!("tls: {{caFile: {}}}", gateway.ca_file().display());
+    let tls = format!("tls: {}", gateway.trusted());
     let signer = rig.opened(&stanza(&gateway.url(), "no-renewal", &tls, &jwk()));
     fails(
         run(signer.renew(&old, &current)),
@@ -1088,11 +874,11 @@ fn a_renewal_that_is_refused_says_what_helps() {
 // ---- trust and revocation ----
 
 #[test]
-fn what_it_revokes_is_on_its_list() {
+fn publishes_revoked_certificate() {
     let rig = StepRig::new();
     let ca = StepCas::shared().of(Authority::Ca);
     let signer = rig.opened(&self::ca("jwk", &jwk()));
-    let (_, current) = current(&rig, "jwk", CertName::KubeletConf);
+    let (_, current) = obtained(&rig, "jwk", CertName::KubeletConf);
     let revoked = leaf(&current.chain_pem);
     let list = |signer: &dyn Signer| {
         let bytes = run(signer.crl(Authority::Ca)).unwrap().unwrap();
@@ -1112,21 +898,16 @@ fn what_it_revokes_is_on_its_list() {
     assert_eq!(answer.status, 200, "{}", answer.text());
     let list = list(signer.as_ref());
     assert!(list.revokes(&revoked).is_some());
-    // OpenSSL reads it the same way.
-    let text = openssl(&["crl", "-noout", "-text"], list.to_pem().as_bytes());
-    let text = String::from_utf8(text).unwrap().to_lowercase();
-    assert!(
-        text.contains(revoked.serial().trim_start_matches('0')),
-        "{text}"
-    );
-    // What is revoked cannot be renewed either.
+    let text = crl_text(list.to_pem().as_bytes()).to_lowercase();
+    contains(&text, &[revoked.serial().trim_start_matches('0')]);
+    // A revoked certificate cannot be renewed.
     let request = request_for(wanted(CertName::KubeletConf), UsageExtensions::Requested).0;
     fails(
         run(signer.renew(&request, &current)),
         Class::Auth,
         &["HTTP 401", "revoked"],
     );
-    // Where lists are not enabled there is none.
+    // A server with CRLs disabled offers none.
     assert_eq!(
         run(rig
             .open(Authority::FrontProxyCa)
@@ -1137,7 +918,7 @@ fn what_it_revokes_is_on_its_list() {
 }
 
 #[test]
-fn trust_is_its_root_and_not_the_intermediate() {
+fn offers_root_and_not_intermediate_as_trust() {
     let rig = StepRig::new();
     let ca = StepCas::shared().of(Authority::Ca);
     let bytes = run(rig.open(Authority::Ca).trust(Authority::Ca))
@@ -1148,10 +929,10 @@ fn trust_is_its_root_and_not_the_intermediate() {
     assert_eq!(bundle.first().fingerprint(), ca.fingerprint);
 }
 
-// ---- the whole program ----
+// ---- whole runs ----
 
 #[test]
-fn ends_of_runs_are_what_unit_files_act_on() {
+fn exits_by_cause() {
     let rig = StepRig::new();
     let node = node(&rig);
     let with = |stanza: &str| {
@@ -1188,9 +969,9 @@ fn ends_of_runs_are_what_unit_files_act_on() {
     .says("apiserver");
 }
 
-/// The commands of the printed script, but for their `step`, make tokens for all that etcd-ca signs.
+/// The test makes the tokens that the commands of the printed script describe, without the program `step`.
 #[test]
-fn tokens_made_as_printed_give_all_that_an_authority_signs() {
+fn bootstraps_with_tokens_made_as_printed() {
     let rig = StepRig::new();
     let node = node(&rig);
     let tokens = format!(
@@ -1203,20 +984,9 @@ fn tokens_made_as_printed_give_all_that_an_authority_signs() {
         .settings()
         .replace(&rig.direct(Authority::EtcdCa), &handed);
     fs::write(node.outside("config.yaml"), settings).unwrap();
-    let printed = Ran::of(
-        std::process::Command::new(NODEPKI)
-            .args([
-                "config",
-                "signer-setup",
-                "stepCA",
-                "--name",
-                "e",
-                "--config",
-            ])
-            .arg(node.outside("config.yaml"))
-            .arg("--kubeadm-config")
-            .arg(node.outside("kubeadm.yaml")),
-    );
+    let settings = fs::read_to_string(node.outside("config.yaml")).unwrap();
+    let arguments = ["stepCA", "--name", "e"];
+    let printed = print_setup(&node.outside(""), &settings, INIT, &arguments);
     printed.done();
     let mut made = 0;
     for line in printed
@@ -1248,17 +1018,4 @@ fn tokens_made_as_printed_give_all_that_an_authority_signs() {
     assert_eq!(made, 4, "{}", printed.stdout);
     node.ask().done();
     node.assert_sound(&CertName::KUBEADM);
-}
-
-#[test]
-fn secrets_stay_where_they_are() {
-    let rig = StepRig::new();
-    let node = node(&rig);
-    let ran = Ran::of(node.ask_command("0s").arg("-vv"));
-    ran.done();
-    let file = fs::read_to_string(StepCas::shared().jwk_file()).unwrap();
-    let jwk: Value = serde_json::from_str(&file).unwrap();
-    ran.says_not(jwk["d"].as_str().unwrap()).says_not("eyJ");
-    let key = fs::read_to_string(StepCas::shared().dir().join("node.key")).unwrap();
-    ran.says_not(key.lines().nth(1).unwrap());
 }

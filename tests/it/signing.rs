@@ -1,4 +1,4 @@
-//! What the signer tests share: wishes, requests, authorities on disk, a drop directory on plain files, OpenSSL.
+//! Helpers of the signer tests: requests, authorities on disk, opened signers, judgements of their answers, OpenSSL.
 
 use std::fs;
 use std::future::Future;
@@ -11,13 +11,17 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
+use nodepki::config::Settings;
 use nodepki::http::Files;
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::directory::{DropDir, Dropped, Meta, Shape};
-use nodepki::signer::{Config, Identity, Memory, Programs, Request, Signer, Site, Wanted};
+use nodepki::signer::{
+    Answer, Class, Config, Current, Identity, Memory, Programs, Request, Signer, SignerError, Site,
+    Ticket, Wanted,
+};
 use nodepki::x509::{
-    CertificateAuthority, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
-    Tolerance, UsageExtensions,
+    CertificateAuthority, Chain, Csr, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans,
+    Subject, Tolerance, UsageExtensions,
 };
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
@@ -27,7 +31,10 @@ pub(crate) const ODD_PLUGIN: &str =
 pub(crate) const BAD_SIGNER: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/bad-signer.sh");
 
-/// Runs a future as the agent does: on one thread.
+/// First lines of every `NodePKIConfiguration`.
+pub(crate) const HEAD: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
+
+/// Runs a future on one thread, as the agent does.
 pub(crate) fn run<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -40,7 +47,7 @@ pub(crate) fn now() -> OffsetDateTime {
     OffsetDateTime::now_utc()
 }
 
-/// A wish for each of a few telling slots.
+/// Returns the desired certificate of a node `cp1`, for one certificate of each sort.
 pub(crate) fn wanted(name: CertName) -> Wanted {
     use ExtendedUsage::{ClientAuth, ServerAuth};
     let ips = |texts: &[&str]| -> Vec<IpAddr> {
@@ -93,7 +100,7 @@ pub(crate) fn wanted(name: CertName) -> Wanted {
             Sans::default(),
             vec![ClientAuth],
         ),
-        other => panic!("no wish for {other} here"),
+        other => panic!("signing::wanted does not describe {other}"),
     };
     Wanted {
         name,
@@ -112,7 +119,7 @@ pub(crate) fn wanted(name: CertName) -> Wanted {
     }
 }
 
-/// A request with a key of its own.
+/// Returns a request for [`wanted`] with a new key.
 pub(crate) fn request(name: CertName) -> Request {
     request_with_key(name).0
 }
@@ -121,7 +128,7 @@ pub(crate) fn request_with_key(name: CertName) -> (Request, PrivateKey) {
     request_for(wanted(name), UsageExtensions::Requested)
 }
 
-/// A request for a wish, with a key of its own.
+/// Returns a request with a new key, and that key.
 pub(crate) fn request_for(wanted: Wanted, usages: UsageExtensions) -> (Request, PrivateKey) {
     let key = PrivateKey::generate(wanted.profile.key).unwrap();
     let csr = Csr::create(&wanted.profile, &key, usages).unwrap();
@@ -132,7 +139,7 @@ pub(crate) fn request_for(wanted: Wanted, usages: UsageExtensions) -> (Request, 
     (Request::new(wanted, csr, identity, now()), key)
 }
 
-/// The three authorities of kubeadm as files.
+/// Writes certificates and keys of the three authorities in kubeadm's layout.
 pub(crate) fn write_authorities(dir: &Path) {
     fs::create_dir_all(dir.join("etcd")).unwrap();
     for authority in Authority::ALL {
@@ -151,18 +158,18 @@ pub(crate) fn write_authorities(dir: &Path) {
     }
 }
 
-/// Writes a file that only its owner can read.
+/// Writes a file with mode 0600.
 pub(crate) fn write_secret(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
     fs::write(&path, bytes).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
-/// Runs OpenSSL; its absence is a failure of the test.
+/// Runs OpenSSL and returns its stdout; a missing OpenSSL fails the test.
 pub(crate) fn openssl(args: &[&str], input: &[u8]) -> Vec<u8> {
     run_program("openssl", args, input)
 }
 
-/// Runs a program that must succeed and gives its stdout.
+/// Runs a program that must succeed, and returns its stdout.
 pub(crate) fn run_program(program: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
     let mut child = Command::new(program)
         .args(args)
@@ -181,7 +188,7 @@ pub(crate) fn run_program(program: &str, args: &[&str], input: &[u8]) -> Vec<u8>
     output.stdout
 }
 
-/// [`DropDir`] on plain files, for tests.
+/// [`DropDir`] on plain files.
 pub(crate) struct PlainDir(pub(crate) PathBuf);
 
 impl DropDir for PlainDir {
@@ -253,13 +260,13 @@ impl DropDir for PlainDir {
     }
 }
 
-/// A signer as `config` describes it, on plain files; what it remembers is forgotten.
+/// Opens a signer with an empty, unshared state directory.
 pub(crate) fn opened(config: &Config) -> Box<dyn Signer> {
     let memory = tempfile::tempdir().unwrap().keep();
     opened_with_memory(config, &memory)
 }
 
-/// A signer that remembers in `memory`, over as many openings as one likes.
+/// Opens a signer whose state is kept in the directory `memory`, as in the next process of the same node.
 pub(crate) fn opened_with_memory(config: &Config, memory: &Path) -> Box<dyn Signer> {
     let site = Site {
         name: "test",
@@ -280,7 +287,119 @@ pub(crate) fn opened_with_memory(config: &Config, memory: &Path) -> Box<dyn Sign
     config.open(&site).unwrap()
 }
 
-/// Files where they are.
+/// Returns a configuration whose only signer, given as `KIND: {…}`, serves all three authorities.
+pub(crate) fn settings(signer: &str) -> String {
+    format!(
+        "{HEAD}authorities: {{ca: {{signer: s}}, etcd-ca: {{signer: s}}, front-proxy-ca: {{signer: s}}}}\n\
+         signers: {{s: {{{signer}}}}}\n"
+    )
+}
+
+/// Parses a configuration that must be free of faults.
+#[track_caller]
+pub(crate) fn parsed(settings: &str) -> Settings {
+    let (read, faults) = Settings::from_fragments(&[("test.yaml", settings)])
+        .unwrap_or_else(|faults| panic!("{faults}\n{settings}"));
+    assert!(faults.is_empty(), "{faults}\n{settings}");
+    read
+}
+
+/// Opens the signer that a configuration assigns to an authority, as in a new process: only the files in `memory`
+/// survive from one call to the next.
+#[track_caller]
+pub(crate) fn open(settings: &str, authority: Authority, memory: &Path) -> Rc<dyn Signer> {
+    let settings = parsed(settings);
+    let (_, config) = settings.signer_of(authority).unwrap();
+    fs::create_dir_all(memory).unwrap();
+    opened_with_memory(config, memory).into()
+}
+
+/// Returns the certificate of an answer.
+#[track_caller]
+pub(crate) fn issued(answer: Result<Answer, SignerError>) -> Vec<u8> {
+    match answer {
+        Ok(Answer::Issued(bytes)) => bytes,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns ticket and note of a pending answer.
+#[track_caller]
+pub(crate) fn pending(answer: Result<Answer, SignerError>) -> (Ticket, String) {
+    match answer {
+        Ok(Answer::Pending { ticket, note, .. }) => (ticket, note),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns the reason of a denial.
+#[track_caller]
+pub(crate) fn denied(answer: Result<Answer, SignerError>) -> String {
+    match answer {
+        Ok(Answer::Denied { reason }) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns the answer that `recover` must have found.
+#[track_caller]
+pub(crate) fn recovered(
+    answer: Result<Option<Answer>, SignerError>,
+) -> Result<Answer, SignerError> {
+    answer.map(|answer| answer.expect("recover finds nothing"))
+}
+
+/// Asserts that a call failed with this class and that its message contains each part; returns the message.
+#[track_caller]
+pub(crate) fn fails<T: std::fmt::Debug>(
+    result: Result<T, SignerError>,
+    class: Class,
+    parts: &[&str],
+) -> String {
+    let error = result.unwrap_err();
+    let message = error.to_string();
+    assert_eq!(error.class, class, "{message}");
+    contains(&message, parts);
+    message
+}
+
+/// Asserts that the preflight rejects a certificate, naming it and each part; returns the message.
+#[track_caller]
+pub(crate) fn rejects(signer: &dyn Signer, wanted: &Wanted, parts: &[&str]) -> String {
+    let message = signer.preflight(wanted).unwrap_err().to_string();
+    contains(&message, &[wanted.name.as_str()]);
+    contains(&message, parts);
+    message
+}
+
+/// Asserts that a text contains each part.
+#[track_caller]
+pub(crate) fn contains(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
+}
+
+/// Returns what OpenSSL prints about the first certificate.
+pub(crate) fn x509_text(pem: &[u8]) -> String {
+    String::from_utf8(openssl(&["x509", "-noout", "-text"], pem)).unwrap()
+}
+
+/// Returns what OpenSSL prints about the first revocation list.
+pub(crate) fn crl_text(pem: &[u8]) -> String {
+    String::from_utf8(openssl(&["crl", "-noout", "-text"], pem)).unwrap()
+}
+
+/// Returns the certificate that a renewal is given in exchange, from a signer's answer and its key.
+pub(crate) fn current(answer: &[u8], key: &PrivateKey) -> Current {
+    let chain = Chain::from_answer(answer, key.public_key()).unwrap();
+    Current {
+        chain_pem: chain.to_pem().into_bytes(),
+        key_pem: Zeroizing::new(key.to_pem().as_bytes().to_vec()),
+    }
+}
+
+/// [`Files`] without a root.
 pub(crate) struct PlainFiles;
 
 impl Files for PlainFiles {
@@ -293,7 +412,7 @@ impl Files for PlainFiles {
     }
 }
 
-/// A directory to remember in.
+/// [`Memory`] in a directory.
 struct PlainMemory(PathBuf);
 
 impl Memory for PlainMemory {
@@ -317,7 +436,7 @@ impl Memory for PlainMemory {
     }
 }
 
-/// Every file below `dir` with its content, sorted: to show that nothing was written.
+/// Returns every file below `dir` with its content, sorted, to compare before and after.
 pub(crate) fn tree(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
