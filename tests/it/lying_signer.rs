@@ -1,8 +1,8 @@
-//! A signer that makes certificates which are wrong in one respect, thousands of them, and an oracle that says what Go's
-//! `crypto/x509` and `crypto/tls` make of each.
+//! Thousands of certificates that are wrong in one respect, each judged by nodepki and by an oracle, which is Go's
+//! `crypto/x509` and `crypto/tls`.
 //!
-//! The one rule: whatever nodepki would install, Go parses, loads, verifies and uses in a handshake. The other direction
-//! is held to a table of reasons ([`STRICTER`]): everything that Go takes and nodepki refuses is refused on purpose.
+//! Rule: Go parses, loads, verifies and uses in a handshake every certificate that nodepki would install. In the other
+//! direction, a table of reasons ([`STRICTER`]) lists everything that Go accepts and nodepki refuses.
 //!
 //! `tests/servers/oracle` is the oracle.
 
@@ -36,9 +36,9 @@ use crate::servers::bin;
 
 const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
 
-/// Why nodepki refuses what Go takes: a part of the message, and the reason.
+/// Refusals of certificates that Go accepts: a part of the message, and the reason.
 const STRICTER: &[(&str, &str)] = &[
-    // What was asked for; Go has no wishes.
+    // Compared with the desired certificate, which Go does not know.
     ("wanted \"cp1\"", "another common name is another identity"),
     (
         "is not wanted",
@@ -63,7 +63,7 @@ const STRICTER: &[(&str, &str)] = &[
         "there are more than 64",
         "a bound on the work per certificate",
     ),
-    // Two verifiers would read different things.
+    // Encodings that two verifiers would read differently.
     (
         "bytes follow",
         "Go passes over them, webpki and OpenSSL do not",
@@ -114,7 +114,7 @@ const STRICTER: &[(&str, &str)] = &[
         "is not a mailbox",
         "quoted local parts are compared differently by everybody",
     ),
-    // Read as "everything is allowed" by Go.
+    // Go treats these as "everything is allowed".
     ("it names no usage", "RFC 5280, 4.2.1.12, demands one"),
     (
         "does not allow it to sign",
@@ -124,7 +124,7 @@ const STRICTER: &[(&str, &str)] = &[
         "none of P-256, P-384 and P-521",
         "P-224 has 112 bits of security, and no other verifier here",
     ),
-    // webpki confirms every path.
+    // webpki also verifies every path.
     (
         "signature algorithm of",
         "RFC 5758, 3.2: ECDSA has no parameters",
@@ -147,7 +147,7 @@ const STRICTER: &[(&str, &str)] = &[
     ),
 ];
 
-/// The keys, made once: every case signs with them.
+/// The keys of all cases.
 struct Keys {
     root: PrivateKey,
     intermediate: PrivateKey,
@@ -179,7 +179,7 @@ fn profile() -> Profile {
     }
 }
 
-/// A template with what all certificates have.
+/// Returns a template with the fields that all certificates have.
 fn template(subject: &str, issuer: &str, key: &PrivateKey) -> Template {
     Template {
         version: vec![0xa0, 3, 2, 1, 2],
@@ -278,7 +278,7 @@ fn pem_of(all: &[&[u8]]) -> String {
     all.iter().map(|der| pem(der)).collect()
 }
 
-/// A degenerate SignedData with these certificates in this order.
+/// Returns a degenerate SignedData with these certificates in this order.
 fn pkcs7(certificates: &[&[u8]]) -> Vec<u8> {
     let data = oid(&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 7, 1]);
     let signed = sequence(&[
@@ -298,7 +298,7 @@ struct Case {
     answer: Vec<u8>,
     /// `ca.crt` on the node.
     authority: String,
-    /// The answer as a certificate file, for the oracle where nodepki refuses it.
+    /// The answer as a certificate file, for the oracle if nodepki refuses it.
     as_file: String,
 }
 
@@ -313,7 +313,7 @@ impl Case {
         }
     }
 
-    /// What nodepki would write to disk, or why it would not: the steps of `agent::request`.
+    /// Returns what nodepki would write to disk, or the reason for a refusal, by the steps of `agent::request`.
     fn judge(&self) -> Result<String, String> {
         let key = KEYS.leaf.public_key();
         let trust = TrustBundle::from_pem(self.authority.as_bytes())
@@ -332,7 +332,7 @@ impl Case {
         }
     }
 
-    /// Whether the answer as it is, put in place by hand, is reported as usable.
+    /// Returns whether the unchanged answer, copied to the disk by hand, is reported as usable.
     fn is_ok_on_disk(&self) -> bool {
         let key = KEYS.leaf.public_key();
         let (Ok(trust), Ok(chain)) = (
@@ -345,10 +345,10 @@ impl Case {
     }
 }
 
-/// A question to the oracle: a certificate file, `ca.crt`, and whether it is tried in a handshake.
+/// A question to the oracle: a certificate file, `ca.crt`, and whether to use it in a handshake.
 type Question<'a> = (&'a str, &'a str, bool);
 
-/// Asks the oracle. The values of an answer are the parts that Go refuses.
+/// Asks the oracle. Each answer maps the parts that Go refuses to the error.
 fn oracle(questions: &[Question<'_>]) -> Vec<BTreeMap<String, String>> {
     let key = KEYS.leaf.to_pem();
     let lines: String = questions
@@ -388,9 +388,9 @@ fn oracle(questions: &[Question<'_>]) -> Vec<BTreeMap<String, String>> {
     verdicts
 }
 
-/// What nodepki says of a case.
+/// The judgement of nodepki on a case.
 struct Judgement {
-    /// The file that would be written, or why none.
+    /// The file that would be written, or the reason for a refusal.
     installed: Result<String, String>,
     ok_on_disk: bool,
 }
@@ -412,18 +412,18 @@ fn judge_all(cases: &[Case]) -> Vec<Judgement> {
     })
 }
 
-/// What came of a comparison with the oracle.
+/// The result of a comparison with the oracle.
 struct Outcome {
-    /// For each case whether it is installed.
+    /// Whether each case is installed.
     taken: Vec<bool>,
     /// The parts of [`STRICTER`] that were needed.
     reasons: BTreeSet<&'static str>,
 }
 
-/// Holds all cases against the oracle.
+/// Compares the judgements of all cases with the oracle.
 ///
 /// # Panics
-/// With all of them, when there are cases on which nodepki and Go disagree without a reason.
+/// With the list of cases on which nodepki and Go disagree without a reason.
 fn compare(cases: &[Case]) -> Outcome {
     let judged = judge_all(cases);
     let installed = |(case, judged): (&'_ Case, &'_ Judgement)| match &judged.installed {
@@ -435,7 +435,7 @@ fn compare(cases: &[Case]) -> Outcome {
         .iter()
         .map(|(file, authority, handshake)| (file.as_str(), authority.as_str(), *handshake))
         .collect();
-    // As an administrator may have copied the answer to the disk.
+    // An administrator may have copied the answer to the disk.
     let copied: Vec<&Case> = cases
         .iter()
         .zip(&judged)
@@ -488,11 +488,11 @@ fn compare(cases: &[Case]) -> Outcome {
     }
 }
 
-/// The places in which a certificate is changed.
+/// The certificate that is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Leaf,
-    /// As issued by the root.
+    /// The leaf, issued by the root.
     LeafOfRoot,
     Intermediate,
     Root,
@@ -511,7 +511,7 @@ const PLACES: [Place; 6] = [
     Place::BesideRoot,
 ];
 
-/// A path in which the certificate at `place` was changed; the others fit to it by name.
+/// Makes a path in which the certificate at `place` is changed; the names of the others match it.
 fn case(
     place: Place,
     what: &str,
@@ -584,7 +584,7 @@ fn damaged() -> Vec<Case> {
         (Place::Root, root()),
     ] {
         for (at, (what, tbs)) in changed(&original.tbs()).into_iter().enumerate() {
-            // The leaf has every kind of field; of the others some will do.
+            // The leaf has every kind of field; a selection of the changes is enough for the others.
             if place == Place::Leaf || at % 3 == 0 {
                 cases.push(case(
                     place,
@@ -610,7 +610,7 @@ fn installs_nothing_that_go_refuses() {
     let outcome = compare(&cases);
     let taken = outcome.taken.iter().filter(|taken| **taken).count();
     println!("{} cases, {taken} of them installed", cases.len());
-    // Also in the other direction: odd answers that contain a good path are taken.
+    // In the other direction, unusual answers that contain a valid path are accepted.
     let taken = outcome.taken.iter().skip(first_answer);
     for ((case, expected), taken) in cases.iter().skip(first_answer).zip(&expected).zip(taken) {
         assert_eq!(taken, expected, "{}: {:?}", case.what, case.judge().err());
@@ -619,19 +619,19 @@ fn installs_nothing_that_go_refuses() {
             assert!(count <= 2, "{}: {count} certificates", case.what);
         }
     }
-    // A reason that is not needed any more would hide the next difference.
+    // An unused reason would hide the next difference.
     let listed: BTreeSet<_> = STRICTER.iter().map(|(part, _)| *part).collect();
     assert_eq!(outcome.reasons, listed);
 }
 
-/// An intermediate like [`intermediate`], changed.
+/// Returns [`intermediate`] after a change.
 fn other_intermediate(change: impl FnOnce(&mut Template)) -> Template {
     let mut other = intermediate();
     change(&mut other);
     other
 }
 
-/// Answers in which more than one certificate has a say, and whether they are taken.
+/// Returns answers with several certificates, and whether they are accepted.
 fn answers() -> Vec<(Case, bool)> {
     let keys = &*KEYS;
     let stranger = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
@@ -643,7 +643,7 @@ fn answers() -> Vec<(Case, bool)> {
     let negative = leaf_with(|template| template.serial = vec![2, 1, 0xff]);
     let negative = &negative[..];
 
-    // The name of the issuer, and something else.
+    // Certificates with the name of the issuer.
     let decoys = [
         (
             "of another key",
@@ -844,7 +844,7 @@ fn answers() -> Vec<(Case, bool)> {
         .collect();
     add("202 certificates", &crowd, &[root_der], false);
 
-    // Mutual cross certificates lead in circles.
+    // Mutual cross certificates form a circle.
     let circle = [
         other_intermediate(|one| one.issuer = common_name("a")).signed_by(&stranger),
         other_intermediate(|one| {
@@ -934,7 +934,7 @@ fn answers() -> Vec<(Case, bool)> {
     all
 }
 
-/// Roots with each kind of key that issue the leaf themselves.
+/// Returns roots of each key algorithm that issue the leaf directly.
 fn algorithms() -> Vec<(Case, bool)> {
     let ecdsa = |hash| sequence(&[&oid(&[0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, hash])]);
     let rsa = |parameters: &[u8]| {
@@ -977,7 +977,7 @@ fn leaf_with(change: impl FnOnce(&mut Template)) -> Vec<u8> {
     template.signed_by(&KEYS.intermediate)
 }
 
-/// Certificates of CAs that have one name, each of which claims to be issued by that name.
+/// Returns certificates of CAs with the same name as subject and issuer.
 fn alike(count: usize) -> String {
     let mut template = root();
     (0..count)
@@ -1055,7 +1055,7 @@ fn follows_pinned_authority_through_long_chain() {
     );
 }
 
-/// Certificate of etcd's server on a [`Node`] for this key, made by the node's authority after a change.
+/// Returns a changed certificate of etcd's server on a [`Node`] for this key, issued by the node's authority.
 fn etcd_server(node: &Node, key: &PublicKey, lie: &dyn Fn(&mut Template)) -> String {
     let authority = node.authority(Authority::EtcdCa);
     let signing_key = std::fs::read(node.ca().join("etcd/ca.key")).unwrap();
@@ -1074,7 +1074,7 @@ fn etcd_server(node: &Node, key: &PublicKey, lie: &dyn Fn(&mut Template)) -> Str
         issuer: issuer.subject().as_raw().to_vec(),
         ..leaf()
     };
-    // Around the real time, which these runs have.
+    // The program runs at the real time.
     let now = OffsetDateTime::now_utc();
     let text = |time: OffsetDateTime| {
         let (date, time) = (time.date(), time.time());
@@ -1104,14 +1104,14 @@ fn etcd_server(node: &Node, key: &PublicKey, lie: &dyn Fn(&mut Template)) -> Str
 
 type Lie = fn(&mut Template);
 
-/// Lies that Go does not take, with words of the refusal.
+/// Changes that Go refuses, with a part of the refusal.
 const LIES: [(&str, Lie); 6] = [
     ("serial number is not valid: it is negative", |one| {
         one.serial = vec![2, 1, 0xff]
     }),
     ("extension subjectAltName is not valid", |one| {
         let names = one.extensions.last_mut().unwrap();
-        // The tag of the first name becomes constructed.
+        // Makes the tag of the first name constructed.
         names.value[2] ^= 0x20;
     }),
     ("extension keyUsage is not valid", |one| {
@@ -1128,7 +1128,7 @@ const LIES: [(&str, Lie); 6] = [
     }),
 ];
 
-/// Lets the signer of a node answer for etcd's server with these bytes, which are made for the key of its request.
+/// Has the signer of a node answer the request for etcd's server with these bytes, made for the key of the request.
 fn answer_etcd_server(node: &Node, make: impl Fn(&PublicKey) -> String) -> Ran {
     let slot = CertName::EtcdServer;
     node.signer_does(slot.as_str(), "pending");
@@ -1158,7 +1158,7 @@ fn bootstrap_installs_no_certificate_that_go_refuses() {
 }
 
 #[test]
-fn bootstrap_writes_nothing_but_the_verified_path() {
+fn bootstrap_writes_only_the_verified_path() {
     let node = Node::new();
     let unrelated = pem(&intermediate().signed_by(&KEYS.root));
     answer_etcd_server(&node, |key| {
@@ -1184,7 +1184,7 @@ fn bootstrap_refuses_chain_over_size_limit() {
 }
 
 #[test]
-fn calls_nothing_on_disk_ok_that_go_refuses() {
+fn reports_no_certificate_as_ok_that_go_refuses() {
     let node = Node::bootstrapped();
     let (_, key) = node.leaf(CertName::EtcdServer).unwrap();
     let state = |node: &Node| {

@@ -1,7 +1,7 @@
-//! Real servers for the tests: where their programs are, how they are started, and that they die with this process.
+//! Real servers for the tests: finding their programs, starting them, and ending them with this process.
 //!
-//! A file below `servers/` knows one server: its configuration, how it is asked whether it is ready, and what plays
-//! the people at it. This file judges nothing and knows no protocol.
+//! A file below `servers/` describes one server: its configuration, its readiness check, and the actions of its
+//! administrators. This file contains no protocol and no assertions about nodepki.
 
 pub(crate) mod cfssl;
 pub(crate) mod cluster;
@@ -25,10 +25,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The program of a server, as `tests/run` built or unpacked it.
+/// Returns the program of a server that `tests/run` has built or unpacked.
 ///
 /// # Panics
-/// When it is not there: a test that needs a server never passes without it.
+/// If the program is missing: a test that needs a server never passes without it.
 pub(crate) fn bin(name: &str) -> PathBuf {
     let path = bin_dir().join(name);
     assert!(
@@ -49,8 +49,8 @@ fn bin_dir() -> PathBuf {
     })
 }
 
-/// A directory for servers that write more than belongs into memory, the same for every call of this process; what
-/// processes left that ended is removed.
+/// Returns a directory on disk for servers that write much. It is the same for every call of this process; directories of
+/// processes that have ended are removed.
 pub(crate) fn own_dir(kind: &str) -> PathBuf {
     let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join(kind);
     fs::create_dir_all(&all).unwrap();
@@ -66,13 +66,13 @@ pub(crate) fn own_dir(kind: &str) -> PathBuf {
     dir
 }
 
-/// A loopback port that was free a moment ago.
+/// Returns a loopback port that was free at the time of the call.
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// A running server; killed when dropped, and by the kernel when this process ends in any way.
+/// A running server. It is killed when dropped, and by the kernel when this process ends.
 pub(crate) struct Server {
     child: Child,
     name: String,
@@ -80,11 +80,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `command`, its output going to `log`.
+    /// Starts `command` with its output written to `log`.
     pub(crate) fn start(mut command: Command, log: &Path) -> Self {
         let output = File::create(log).unwrap();
         let name = command.get_program().to_string_lossy().into_owned();
-        // The kernel sends the signal when the *thread* that started the program ends, hence the keeper.
+        // The kernel sends the signal when the *thread* that started the program ends, so `spawn` uses a permanent one.
         let mut kept = Command::new("setpriv");
         kept.args(["--pdeathsig", "KILL", "--"])
             .arg(command.get_program())
@@ -109,29 +109,29 @@ impl Server {
         }
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended, where it did.
+    /// Returns the exit status if the server has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// Sends a signal to it.
+    /// Sends a signal to the server.
     pub(crate) fn signal(&mut self, signal: Signal) {
-        // Not to a process that was waited for: another one may have its number.
+        // Another process may have the id of a process that was waited for.
         if self.ended().is_none() {
             let id = self.id().try_into().unwrap();
             kill(Pid::from_raw(id), signal).unwrap();
         }
     }
 
-    /// Waits until `ready` says so.
+    /// Waits until `ready` returns true.
     ///
     /// # Panics
-    /// With the server's own words when it ends before that, or takes longer than `limit`.
+    /// With the end of the server's output if it ends first or takes longer than `limit`.
     pub(crate) fn wait_until(&mut self, limit: Duration, mut ready: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !ready() {
@@ -150,7 +150,7 @@ impl Server {
         }
     }
 
-    /// Waits until a loopback port takes connections.
+    /// Waits until a loopback port accepts connections.
     pub(crate) fn wait_for_port(&mut self, port: u16) {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         self.wait_until(Duration::from_secs(60), || {
@@ -158,7 +158,7 @@ impl Server {
         });
     }
 
-    /// The end of what it wrote.
+    /// Returns the end of its output.
     pub(crate) fn said(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -176,7 +176,7 @@ impl Drop for Server {
 
 type Order = (Command, Sender<std::io::Result<Child>>);
 
-/// Starts programs from a thread that lives as long as the process.
+/// Starts a program from a thread that lives as long as the process.
 fn spawn(command: Command) -> Child {
     static KEEPER: LazyLock<Mutex<Sender<Order>>> = LazyLock::new(|| {
         let (orders, inbox) = mpsc::channel::<Order>();

@@ -68,13 +68,13 @@ pub(crate) fn critical(number: u8, value: Vec<u8>) -> Extension {
     }
 }
 
-/// A certificate that can be wrong in every part.
+/// A certificate whose parts can all be changed.
 #[derive(Clone)]
 pub(crate) struct Template {
     pub(crate) version: Vec<u8>,
     pub(crate) serial: Vec<u8>,
     pub(crate) algorithm: Vec<u8>,
-    /// Beside the signature, where it is another one.
+    /// The algorithm outside of `tbsCertificate`, if it differs.
     pub(crate) outer_algorithm: Option<Vec<u8>>,
     pub(crate) issuer: Vec<u8>,
     pub(crate) validity: Vec<u8>,
@@ -124,7 +124,7 @@ impl Template {
         self.around(&self.tbs(), key)
     }
 
-    /// The certificate around another signed part.
+    /// Returns the certificate around another `tbsCertificate`.
     pub(crate) fn around(&self, tbs: &[u8], key: &impl SigningKey) -> Vec<u8> {
         let mut signature = key.sign(tbs).unwrap();
         if let Some(last) = signature.last_mut() {
@@ -140,7 +140,7 @@ impl Template {
     }
 }
 
-/// What is done to one element of an encoding.
+/// A change to one element of an encoding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     ToggleConstructed,
@@ -220,7 +220,7 @@ impl Change {
 
 enum Node {
     Leaf(u8, Vec<u8>),
-    /// Constructed, or an OCTET STRING around DER.
+    /// Whether the element is constructed, or an OCTET STRING around DER.
     Inner(u8, Vec<Node>),
 }
 
@@ -271,7 +271,7 @@ fn encode(nodes: &[Node], at: &mut usize, target: usize, change: Change, out: &m
     }
 }
 
-/// Changes one element after the other of an encoding, each in every way.
+/// Returns an encoding with each element changed in every way.
 pub(crate) fn changed(encoded: &[u8]) -> Vec<(String, Vec<u8>)> {
     let nodes = parse(encoded).unwrap();
     let mut count = 0;

@@ -1,11 +1,11 @@
-//! The ways in which one certificate is wrong, or odd.
+//! Changes that make a certificate wrong or unusual.
 
 use super::der::{
     CE, ECDSA_SHA256, Extension, Template, common_name, critical, der, extension, name, oid,
     sequence,
 };
 
-/// A change to a template and what it is called.
+/// A change to a template, and its name.
 pub(crate) struct Mutation {
     pub(crate) what: String,
     change: Box<dyn Fn(&mut Template) + Send + Sync>,
@@ -34,7 +34,7 @@ impl All {
         });
     }
 
-    /// In the place of the extension with the same identifier.
+    /// Replaces the extension with the same identifier.
     fn replace(&mut self, what: impl Into<String>, with: Extension) {
         self.add(what, move |template| {
             template.extensions.retain(|one| one.oid != with.oid);

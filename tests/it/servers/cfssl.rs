@@ -12,7 +12,7 @@ use super::{Server, bin, free_port};
 use crate::gateway::{Issuer, Pair, Upstream};
 use crate::signing::{run_program, write_secret};
 
-/// CFSSL's own `certdb/sqlite/migrations`, which it leaves to `goose`.
+/// CFSSL's `certdb/sqlite/migrations`, which are usually applied by `goose`.
 const TABLES: &str = "
 CREATE TABLE certificates (
   serial_number            blob NOT NULL,
@@ -40,7 +40,7 @@ CREATE TABLE ocsp_responses (
 );
 ";
 
-/// A place for a server: TLS files, a port, and what a test puts there.
+/// The directory and port of a server, with TLS files and the files of a test.
 pub(crate) struct Site {
     dir: PathBuf,
     port: u16,
@@ -81,12 +81,12 @@ impl Site {
         Upstream::tls(("127.0.0.1", self.port), &self.issuer.pem(), "localhost")
     }
 
-    /// A client certificate that `-mutual-tls-ca tls-ca.crt` takes, as `NAME.crt` and `NAME.key`.
+    /// Writes a client certificate that `-mutual-tls-ca tls-ca.crt` accepts, as `NAME.crt` and `NAME.key`.
     pub(crate) fn client(&self, name: &str, common_name: &str) {
         put_pair(&self.dir, name, &self.issuer.client(common_name));
     }
 
-    /// A database for `-db-config NAME.json`, with CFSSL's tables or without any.
+    /// Makes a database for `-db-config NAME.json`, with CFSSL's tables or without tables.
     pub(crate) fn database(&self, name: &str, tables: bool) {
         let file = self.dir.join(format!("{name}.sqlite"));
         let sql = if tables {
@@ -102,7 +102,7 @@ impl Site {
         fs::write(self.dir.join(format!("{name}.json")), config).unwrap();
     }
 
-    /// With the sections of `roots.ini`.
+    /// Starts `multirootca` with the sections of `roots.ini`.
     pub(crate) fn multirootca(&self) -> Cfssl {
         let mut command = Command::new(bin("multirootca"));
         let address = format!("127.0.0.1:{}", self.port);
@@ -111,7 +111,7 @@ impl Site {
         self.start(command)
     }
 
-    /// With `LABEL.crt`, `LABEL.key` and `LABEL.json`.
+    /// Starts `cfssl serve` with `LABEL.crt`, `LABEL.key` and `LABEL.json`.
     pub(crate) fn serve(&self, label: &str, more: &[&str]) -> Cfssl {
         let mut command = Command::new(bin("cfssl"));
         let port = self.port.to_string();
@@ -134,7 +134,7 @@ impl Site {
 }
 
 impl Cfssl {
-    /// A line for each certificate that a `multirootca` has signed.
+    /// Returns one line for each certificate that a `multirootca` has signed.
     pub(crate) fn signed(&self) -> Vec<String> {
         self.said()
             .lines()
@@ -142,7 +142,7 @@ impl Cfssl {
             .collect()
     }
 
-    /// All that it wrote.
+    /// Returns the whole output.
     pub(crate) fn said(&self) -> String {
         let _ = &self.server;
         String::from_utf8_lossy(&fs::read(&self.log).unwrap()).into_owned()

@@ -1,18 +1,17 @@
 //! A cluster made by the real kubeadm: the real etcd, kube-apiserver, kube-controller-manager and kube-scheduler,
 //! started with the flags of the manifests that kubeadm wrote.
 //!
-//! Owns: namespaces, processes, and the API as tests use it. It judges nothing.
+//! Owns: namespaces, processes, and access to the API. It contains no assertions about nodepki.
 //!
-//! A node ([`ClusterNode`]) is a network, a mount and a host name of its own. `/etc`, `/var` and `/run` are
-//! directories of the node ([`ClusterNode::path`]), everything else is this machine's (so that neither the programs nor
-//! this project may lie below one of the three); kubeadm, `nodepki --root /` and the components see the same files
-//! there, at the paths they have in production. The nodes are on one Ethernet and find the cluster's endpoint in
-//! `/etc/hosts`; nothing outside can be reached from them, and they from nowhere.
+//! A node ([`ClusterNode`]) has its own network, mounts and host name. `/etc`, `/var` and `/run` are directories of the
+//! node ([`ClusterNode::path`]); everything else is that of this machine, so that neither the programs nor this project
+//! may be below one of the three. kubeadm, `nodepki --root /` and the components see the same files, at the paths of
+//! production. The nodes are on one Ethernet and find the cluster's endpoint in `/etc/hosts`. They are isolated from every
+//! other network.
 //!
-//! [`cluster`] is shared by the tests of a process, which keep apart by the names of nodes, tokens and objects. A test
-//! that breaks its cluster, or wants one without CA keys, starts its own with [`Cluster::start`]. A component or an
-//! object that is missing is one more line there. Nobody restarts what a manifest says anew, or what has ended, but
-//! [`super::static_pods`].
+//! The tests of a process share [`cluster`] with different names of nodes, tokens and objects. A test that breaks its
+//! cluster, or needs one without CA keys, starts its own with [`Cluster::start`], where a missing component or object can
+//! be added. Only [`super::static_pods`] restarts a component whose manifest changes or that ends.
 
 use std::fs::{self, Permissions};
 use std::io::Write as _;
@@ -31,14 +30,14 @@ use serde_json::{Value, json};
 use super::{Server, bin, own_dir};
 use crate::node::{NODEPKI, Ran};
 
-/// The name and the port by which the cluster is reached.
+/// Name and port of the cluster.
 pub(crate) const ENDPOINT: &str = "api.prod.example.com:6443";
-/// The bootstrap token of its InitConfiguration; it holds for a day.
+/// The bootstrap token of the InitConfiguration, valid for a day.
 pub(crate) const TOKEN: &str = "abcdef.0123456789abcdef";
-/// What [`ENDPOINT`] stands for: addresses of the first node.
+/// Addresses of the first node, to which [`ENDPOINT`] resolves.
 const ENDPOINT_ADDRESSES: [&str; 2] = ["192.0.2.100", "2001:db8::100"];
 
-/// What kubeadm makes the cluster of.
+/// kubeadm's configuration of the cluster.
 pub(crate) const INIT: &str = "\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
@@ -55,21 +54,21 @@ apiServer: {certSANs: [192.0.2.100, '2001:db8::100']}
 networking: {podSubnet: 10.244.0.0/16}
 ";
 
-/// The authorities' private keys below `/etc/kubernetes/pki`.
+/// Files of the authorities' private keys below `/etc/kubernetes/pki`.
 pub(crate) const AUTHORITY_KEYS: [&str; 3] = ["ca.key", "etcd/ca.key", "front-proxy-ca.key"];
 
-/// The cluster that has its CA keys on its node, as kubeadm makes one.
+/// Returns the shared cluster, with CA keys on its node as kubeadm makes them.
 pub(crate) fn cluster() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(|| Cluster::start(Authorities::Internal))
 }
 
-/// Where the private keys of the authorities are.
+/// Location of the private keys of the authorities.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Authorities {
-    /// Below the first node's `/etc/kubernetes/pki`.
+    /// Below `/etc/kubernetes/pki` of the first node.
     Internal,
-    /// In a directory that is no node's; nothing signs in the cluster.
+    /// In a directory outside of the nodes; nothing signs in the cluster.
     External,
 }
 
@@ -82,12 +81,12 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster of a test's own.
+    /// Starts a cluster for one test.
     pub(crate) fn start(authorities: Authorities) -> Self {
         Self::made_of(INIT, authorities)
     }
 
-    /// A cluster of a test's own, with another configuration than [`INIT`]; names and addresses must be the same.
+    /// Starts a cluster for one test with another configuration, whose names and addresses are those of [`INIT`].
     pub(crate) fn made_of(config: &str, authorities: Authorities) -> Self {
         static COUNT: AtomicU8 = AtomicU8::new(0);
         let dir = own_dir("cluster").join(COUNT.fetch_add(1, Ordering::SeqCst).to_string());
@@ -124,7 +123,7 @@ impl Cluster {
         node.register(&node.caller("/etc/kubernetes/super-admin.conf"));
         cluster.first = Some(node);
         let admin = cluster.admin();
-        // Written by kube-controller-manager some time after the token.
+        // kube-controller-manager writes it some time after the token.
         wait_until("cluster-info is signed", || {
             let (_, info) = admin.get("/api/v1/namespaces/kube-public/configmaps/cluster-info");
             info["data"]["jws-kubeconfig-abcdef"].is_string()
@@ -132,15 +131,15 @@ impl Cluster {
         cluster
     }
 
-    /// The node that kubeadm made, `cp1`.
+    /// Returns the node that kubeadm has made, `cp1`.
     pub(crate) fn first(&self) -> &ClusterNode {
         self.first.as_ref().unwrap()
     }
 
-    /// A node with nothing on it but its host name.
+    /// Adds an empty node.
     ///
     /// # Panics
-    /// When the cluster has, or had, a node of this name or address.
+    /// If the cluster has, or had, a node with this name or address.
     pub(crate) fn add_node(&self, name: &str, address: &str) -> ClusterNode {
         let port = self.take(name, address);
         let dir = self.dir.join(name);
@@ -188,7 +187,7 @@ impl Cluster {
             format!("address add {address}/24 dev eth0"),
             format!("address add {}/64 dev eth0 nodad", node.ipv6()),
             "link set eth0 up".to_owned(),
-            // kubeadm looks for it, and what is sent there comes back at once as unreachable.
+            // kubeadm requires a default route; packets to it are rejected as unreachable immediately.
             "route add default dev lo".to_owned(),
         ] {
             done(node.command("ip").args(arguments.split_whitespace()));
@@ -196,7 +195,7 @@ impl Cluster {
         node
     }
 
-    /// The port of the Ethernet that a node gets.
+    /// Reserves a name and an address for a node, and returns its port on the Ethernet.
     fn take(&self, name: &str, address: &str) -> String {
         let mut taken = self.taken.lock().unwrap();
         for one in [name, address] {
@@ -206,13 +205,13 @@ impl Cluster {
         format!("port{}", taken.len())
     }
 
-    /// Holds `ca.crt`, `ca.key` and so on in kubeadm's layout, and is seen from no node. With
-    /// [`Authorities::Internal`] there is nothing.
+    /// Returns a directory with `ca.crt`, `ca.key` and so on in kubeadm's layout, which no node sees. With
+    /// [`Authorities::Internal`] it is empty.
     pub(crate) fn authorities(&self) -> PathBuf {
         self.dir.join("authorities")
     }
 
-    /// `--discovery-token-ca-cert-hash`, or an item of `caCertHashes`.
+    /// Returns the value of `--discovery-token-ca-cert-hash` and of `caCertHashes`.
     pub(crate) fn ca_pin(&self) -> String {
         let ca = fs::read(self.first().path("/etc/kubernetes/pki/ca.crt")).unwrap();
         let pin = TrustBundle::from_pem(&ca)
@@ -223,7 +222,7 @@ impl Cluster {
         format!("sha256:{}", hex(&pin))
     }
 
-    /// The administrator, at the first node.
+    /// Returns the administrator on the first node.
     pub(crate) fn admin(&self) -> Caller<'_> {
         self.first().caller("/etc/kubernetes/super-admin.conf")
     }
@@ -248,22 +247,22 @@ impl ClusterNode {
         self.address
     }
 
-    /// `2001:db8::11` where the other address ends in 11.
+    /// IPv6 address: `2001:db8::11` if the IPv4 address ends in 11.
     pub(crate) fn ipv6(&self) -> String {
         format!("2001:db8::{}", self.address.octets()[3])
     }
 
-    /// Where a test finds a path below `/etc`, `/var` or `/run` of the node.
+    /// Returns the path on this machine of a path below `/etc`, `/var` or `/run` of the node.
     pub(crate) fn path(&self, on_node: &str) -> PathBuf {
         self.dir.join(on_node.trim_start_matches('/'))
     }
 
-    /// What is `/` for the node's own files; [`ClusterNode::path`] of `/`.
+    /// Returns the root of the node's own files; [`ClusterNode::path`] of `/`.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A file below `/etc/kubernetes/pki`.
+    /// Returns a file below `/etc/kubernetes/pki`.
     pub(crate) fn pki(&self, file: &str) -> PathBuf {
         self.path("/etc/kubernetes/pki").join(file)
     }
@@ -274,13 +273,13 @@ impl ClusterNode {
         fs::write(path, text).unwrap();
     }
 
-    /// As [`ClusterNode::write`], readable for its owner alone.
+    /// As [`ClusterNode::write`], with mode 0600.
     pub(crate) fn write_secret(&self, on_node: &str, text: &str) {
         self.write(on_node, text);
         fs::set_permissions(self.path(on_node), Permissions::from_mode(0o600)).unwrap();
     }
 
-    /// A program on the node, to be started.
+    /// Returns a command for a program on the node.
     pub(crate) fn command(&self, program: &str) -> Command {
         enter(&self.keeper.id().to_string(), &[program])
     }
@@ -293,7 +292,7 @@ impl ClusterNode {
             .into()
     }
 
-    /// The real kubeadm on the node, with `config` (the text) as `--config`.
+    /// Returns the real kubeadm on the node, with the text `config` as `--config`.
     pub(crate) fn kubeadm(&self, arguments: &[&str], config: Option<&str>) -> Ran {
         let kubeadm = crate::kubeadm::binary();
         let mut command = self.command(kubeadm.to_str().unwrap());
@@ -308,19 +307,19 @@ impl ClusterNode {
         command.output().unwrap().into()
     }
 
-    /// `nodepki --root / ARGUMENTS` on the node.
+    /// Runs `nodepki --root / ARGUMENTS` on the node.
     pub(crate) fn nodepki(&self, arguments: &[&str]) -> Ran {
         let mut command = self.command(NODEPKI);
         command.args(["--root", "/"]).args(arguments);
         command.output().unwrap().into()
     }
 
-    /// Starts a component by its manifest in `/etc/kubernetes/manifests`, and waits until it serves.
+    /// Starts a component by its manifest in `/etc/kubernetes/manifests`, and waits until it is ready.
     pub(crate) fn start(&self, component: &str) {
         self.start_with(component, &[]);
     }
 
-    /// [`ClusterNode::start`] with flags behind those of the manifest.
+    /// As [`ClusterNode::start`], with flags after those of the manifest.
     pub(crate) fn start_with(&self, component: &str, flags: &[&str]) {
         let manifest = format!("/etc/kubernetes/manifests/{component}.yaml");
         let manifest = fs::read_to_string(self.path(&manifest)).unwrap();
@@ -332,7 +331,7 @@ impl ClusterNode {
             .push((component.to_owned(), server));
     }
 
-    /// Starts a component by a manifest, and waits for nothing. It is the caller's to end.
+    /// Starts a component by a manifest without waiting. The caller ends it.
     pub(crate) fn launch(&self, component: &str, manifest: &str, flags: &[&str]) -> Server {
         let program = bin(component);
         let mut command = self.command(program.to_str().unwrap());
@@ -343,18 +342,18 @@ impl ClusterNode {
         Server::start(command, &self.dir.join(format!("{component}.log")))
     }
 
-    /// Whether a component says that it is ready.
+    /// Returns whether a component is ready.
     pub(crate) fn is_ready(&self, component: &str) -> bool {
         let health = match component {
             "etcd" => "http://127.0.0.1:2381/readyz".to_owned(),
-            // It answers this one to anybody once its roles are there.
+            // It responds to anonymous clients once its roles exist.
             "kube-apiserver" => format!("https://{}:6443/readyz", self.address),
             "kube-controller-manager" => "https://127.0.0.1:10257/healthz".to_owned(),
             "kube-scheduler" => "https://127.0.0.1:10259/readyz".to_owned(),
             other => panic!("no component is called {other}"),
         };
         let mut curl = self.command("curl");
-        // Whose certificate it serves with is for the tests to ask.
+        // The tests verify its certificate.
         curl.args([
             "--silent",
             "--fail",
@@ -372,12 +371,13 @@ impl ClusterNode {
         components.retain(|(name, _)| name != component);
     }
 
-    /// What runs, for somebody else to end.
+    /// Takes out the running components; the caller ends them.
     pub(super) fn hand_over(&self) -> Vec<(String, Server)> {
         std::mem::take(&mut *self.components.lock().unwrap())
     }
 
-    /// A TLS server with this certificate and key, which demands one of this authority and tells who came.
+    /// Starts a TLS server with this certificate and key, which requires a client certificate of this authority and
+    /// responds with its subject.
     pub(crate) fn tells_who_came(&self, port: &str, files: [&str; 3]) -> Server {
         let mut python = self.command("python3");
         python.args(["-c", TELLS_WHO_CAME, port]).args(files);
@@ -389,7 +389,7 @@ impl ClusterNode {
         server
     }
 
-    /// Tells the API what the node's kubelet would: the Node, and the Pod of etcd, by which kubeadm finds its members.
+    /// Creates what the node's kubelet would: the Node, and the Pod of etcd, by which kubeadm finds the members.
     fn register(&self, admin: &Caller<'_>) {
         let name = &self.name;
         let node = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": name}});
@@ -410,7 +410,7 @@ impl ClusterNode {
         }
     }
 
-    /// The API as the current context of a kubeconfig on this node sees it.
+    /// Returns the user of the current context of a kubeconfig on this node.
     pub(crate) fn caller(&self, kubeconfig: &str) -> Caller<'_> {
         let text = fs::read_to_string(self.path(kubeconfig)).unwrap();
         let current = Kubeconfig::parse(&text).unwrap().current().unwrap();
@@ -436,7 +436,7 @@ impl ClusterNode {
         }
     }
 
-    /// The API at `server`, for the holder of a token; TLS is verified by this node's `ca.crt`.
+    /// Returns the user of a token at `server`; TLS is verified by this node's `ca.crt`.
     pub(crate) fn bearer(&self, server: &str, token: &str) -> Caller<'_> {
         let mut anybody = self.anonymous(server);
         let header = format!("Authorization: Bearer {token}");
@@ -444,7 +444,7 @@ impl ClusterNode {
         anybody
     }
 
-    /// The API at `server`, for anybody; TLS is verified by this node's `ca.crt`.
+    /// Returns an anonymous user at `server`; TLS is verified by this node's `ca.crt`.
     pub(crate) fn anonymous(&self, server: &str) -> Caller<'_> {
         let authority = ["--cacert", "/etc/kubernetes/pki/ca.crt"];
         Caller {
@@ -455,7 +455,7 @@ impl ClusterNode {
         }
     }
 
-    /// What kubeadm makes on the first node.
+    /// Runs kubeadm on the first node.
     fn make(&self, config: &str, authorities: Authorities, outside: &Path) {
         let phases: [&[&str]; 4] = [
             &["certs", "all"],
@@ -464,7 +464,7 @@ impl ClusterNode {
             &["etcd", "local"],
         ];
         for phase in phases {
-            // The manifests say whether the CA keys are there.
+            // The manifests depend on whether the CA keys exist.
             if authorities == Authorities::External && phase == ["control-plane", "all"] {
                 self.give_up_keys(outside);
             }
@@ -484,8 +484,8 @@ impl ClusterNode {
     }
 }
 
-/// Answers every request with the name in the certificate that it was shown. The API server keeps connections that it
-/// does not use, so one thread would not do.
+/// Responds to every request with the name in the client certificate. The API server keeps unused connections open, so
+/// that one thread is not enough.
 const TELLS_WHO_CAME: &str = r#"
 import http.server, ssl, sys
 
@@ -509,7 +509,7 @@ server.socket = context.wrap_socket(server.socket, server_side=True, do_handshak
 server.serve_forever()
 "#;
 
-/// Somebody at the API: curl, on a node.
+/// A user of the API: curl on a node.
 pub(crate) struct Caller<'a> {
     node: &'a ClusterNode,
     server: String,
@@ -518,20 +518,21 @@ pub(crate) struct Caller<'a> {
 }
 
 impl Caller<'_> {
-    /// The same one at another server.
+    /// Returns the same user at another server.
     pub(crate) fn at(mut self, server: &str) -> Self {
         server.clone_into(&mut self.server);
         self
     }
 
-    /// With further arguments of curl.
+    /// Adds arguments of curl.
     pub(crate) fn with(mut self, arguments: &[&str]) -> Self {
         let more = arguments.iter().map(|argument| (*argument).to_owned());
         self.arguments.extend(more);
         self
     }
 
-    /// Status and body, which is a string where it is not JSON. Status 0, with curl's words, when there is no answer.
+    /// Sends a request, and returns status and body: a string if it is not JSON. Without a response the status is 0, and
+    /// the body is curl's message.
     pub(crate) fn send(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
         let kind = match method {
             "PATCH" => "application/merge-patch+json",
@@ -573,7 +574,7 @@ impl Caller<'_> {
         self.send("PUT", path, Some(object))
     }
 
-    /// A merge patch.
+    /// Sends a merge patch.
     pub(crate) fn patch(&self, path: &str, change: &Value) -> (u16, Value) {
         self.send("PATCH", path, Some(change))
     }
@@ -583,7 +584,7 @@ impl Caller<'_> {
     }
 }
 
-/// Waits up to a minute.
+/// Waits for a condition, at most a minute.
 pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let begin = std::time::Instant::now();
     while !ready() {
@@ -595,7 +596,7 @@ pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// The command line of a manifest, without the program. etcd 3.5 knows two of the flags under longer names.
+/// Returns the arguments in a manifest. etcd 3.5 has longer names for two of the flags.
 fn flags_of(manifest: &str) -> Vec<String> {
     let lines = manifest
         .lines()
@@ -615,7 +616,7 @@ fn flags_of(manifest: &str) -> Vec<String> {
         .collect()
 }
 
-/// A process that keeps namespaces of its own, in which `script` was run.
+/// Starts a process that keeps namespaces of its own, in which `script` has run.
 fn keep(dir: &Path, name: &str, script: &str) -> Server {
     let mut unshare = Command::new("unshare");
     if !nix::unistd::geteuid().is_root() {
@@ -632,7 +633,7 @@ fn keep(dir: &Path, name: &str, script: &str) -> Server {
             "--",
         ])
         .args(["bash", "-euc"])
-        // The descriptor was opened before anything was mounted.
+        // The descriptor was opened before the mounts.
         .arg(format!(
             "exec 3>>\"$0\"\nip link set lo up\n{script}\necho yes >&3\nexec sleep infinity"
         ))
@@ -644,7 +645,7 @@ fn keep(dir: &Path, name: &str, script: &str) -> Server {
     keeper
 }
 
-/// A command in the namespaces of a process.
+/// Returns a command in the namespaces of a process.
 fn enter(process: &str, command: &[&str]) -> Command {
     let mut nsenter = Command::new("nsenter");
     nsenter.args(["--target", process, "--mount", "--net", "--uts"]);
@@ -661,7 +662,7 @@ fn fed(mut command: Command, input: &str) -> Output {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut child = pipes.spawn().unwrap();
-    // Who ends early has said why.
+    // A process that has ended has printed the reason.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }

@@ -1,8 +1,6 @@
-//! Two EST servers that disagree on purpose: Cisco's libest, and GlobalSign's, which is a mock of a CA with strict
-//! manners.
+//! Two EST servers with different behaviour: Cisco's libest, and the strict mock CA of GlobalSign.
 //!
-//! Both sign with the `ca.pem` and `ca.key` that lie in their directory when they are started; the certificate of
-//! their own comes from there too.
+//! Both sign with `ca.pem` and `ca.key` of their directory, which also issue the server certificate.
 
 use std::fs;
 use std::net::IpAddr;
@@ -19,18 +17,18 @@ use super::{Server, bin, free_port};
 use crate::gateway::Upstream;
 use crate::signing::{now, write_secret};
 
-/// The user that libest's server knows.
+/// The user of libest's server.
 pub(crate) const USER: &str = "estuser";
 pub(crate) const PASSWORD: &str = "estpwd";
 
-/// A running EST server of either make.
+/// A running EST server of either vendor.
 pub(crate) struct Est {
     dir: TempDir,
     port: u16,
     server: Server,
 }
 
-/// A directory with a new authority of this name in it.
+/// Makes a directory with a new authority of this name.
 pub(crate) fn with_authority(common_name: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
@@ -47,7 +45,7 @@ pub(crate) fn with_authority(common_name: &str) -> TempDir {
     dir
 }
 
-/// The same authority in a directory of its own.
+/// Copies an authority into a directory of its own.
 pub(crate) fn like(base: &Path) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(base.with_extension("crt"), dir.path().join("ca.pem")).unwrap();
@@ -56,7 +54,7 @@ pub(crate) fn like(base: &Path) -> TempDir {
 }
 
 impl Est {
-    /// libest's, with further options (`-m 3`: what is asked for the first time waits).
+    /// Starts libest's server with further options (`-m 3`: a first request has to wait).
     pub(crate) fn libest(dir: TempDir, options: &[&str], variables: &[(&str, &str)]) -> Self {
         let port = free_port();
         let mut command = Command::new(bin("estserver"));
@@ -69,7 +67,7 @@ impl Est {
         Self::start(command, dir, port)
     }
 
-    /// GlobalSign's, which knows every label.
+    /// Starts GlobalSign's server, which accepts every label.
     pub(crate) fn globalsign(dir: TempDir) -> Self {
         let port = free_port();
         let path = |name: &str| dir.path().join(name);
@@ -104,7 +102,7 @@ impl Est {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// The authority, which also vouches for the server.
+    /// Returns the certificate of the authority, which has also issued the server certificate.
     pub(crate) fn ca_file(&self) -> PathBuf {
         self.dir.path().join("ca.pem")
     }
@@ -114,13 +112,13 @@ impl Est {
         Upstream::tls(("127.0.0.1", self.port), &ca, "localhost")
     }
 
-    /// What it wrote, all of it.
+    /// Returns the whole output.
     pub(crate) fn said(&self) -> String {
         let text = fs::read(self.dir.path().join("said")).unwrap();
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// A line for each request with a body that reached it, by its own log.
+    /// Returns one line of the log for each received request with a body.
     pub(crate) fn posts(&self) -> Vec<String> {
         let said = self.said();
         let posts = said
@@ -129,13 +127,13 @@ impl Est {
         posts.map(str::to_owned).collect()
     }
 
-    /// Its word on why it does not run, for a test that fails.
+    /// Returns the reason why it does not run, for a failing test.
     #[allow(dead_code, reason = "for people who look for the reason")]
     pub(crate) fn last_words(&self) -> String {
         self.server.said()
     }
 
-    /// A client's certificate and key from its authority, in one file.
+    /// Writes a client certificate of its authority and the key into one file.
     pub(crate) fn client(&self, common_name: &str) -> PathBuf {
         let (chain, key) = pair(self.dir.path(), common_name, &[ExtendedUsage::ClientAuth]);
         let file = self.dir.path().join(format!("{common_name}.client.pem"));
@@ -143,7 +141,7 @@ impl Est {
         file
     }
 
-    /// The file with the password.
+    /// Returns the file with the password.
     pub(crate) fn password_file(&self) -> PathBuf {
         let file = self.dir.path().join("password");
         write_secret(&file, format!("{PASSWORD}\n"));
@@ -151,7 +149,7 @@ impl Est {
     }
 }
 
-/// A certificate of the authority in `dir` for 127.0.0.1 and localhost, and its key, in PEM.
+/// Returns a server certificate of the authority in `dir` for 127.0.0.1 and localhost with its key, as PEM.
 fn pair(dir: &Path, common_name: &str, usages: &[ExtendedUsage]) -> (Vec<u8>, Vec<u8>) {
     let read = |name: &str| fs::read(dir.join(name)).unwrap();
     let authority = CertificateAuthority::from_pem(&read("ca.pem"), &read("ca.key")).unwrap();

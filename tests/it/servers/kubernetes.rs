@@ -1,7 +1,7 @@
 //! A Kubernetes API with RBAC, bootstrap tokens and cert-manager's CertificateRequests: etcd, kube-apiserver and
-//! kube-controller-manager; and the people at it: an administrator, an approver and a signer with rights of their own.
+//! kube-controller-manager; and its users: an administrator, an approver and a signer with separate rights.
 //!
-//! One for the process. Those who share it keep apart by signer names and namespaces ([`Kubernetes::corner`]).
+//! The process has one, shared by tests with different signer names and namespaces ([`Kubernetes::corner`]).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub(crate) struct Kubernetes {
     _processes: Vec<Server>,
 }
 
-/// The one of this process.
+/// Returns the cluster of this process.
 pub(crate) fn kubernetes() -> &'static Kubernetes {
     static SHARED: OnceLock<Kubernetes> = OnceLock::new();
     SHARED.get_or_init(Kubernetes::start)
@@ -133,7 +133,7 @@ impl Kubernetes {
         api
     }
 
-    /// A kube-controller-manager with some of its controllers.
+    /// Starts a kube-controller-manager with some of its controllers.
     fn start_manager(&self, controllers: &str, name: &str) -> Server {
         let kubeconfig = self.dir.join(format!("{name}.conf"));
         let text = self.kubeconfig_of("system:kube-controller-manager", &[]);
@@ -156,7 +156,7 @@ impl Kubernetes {
         Server::start(command, &self.dir.join(format!("{name}.log")))
     }
 
-    /// kube-controller-manager's removal of old requests, at once.
+    /// Starts kube-controller-manager's removal of old requests without its delay.
     pub(crate) fn start_cleaner(&self) -> Server {
         let name = format!("cleaner-{}", self.corner());
         let kubeconfig = self.dir.join(format!("{name}.conf"));
@@ -169,7 +169,7 @@ impl Kubernetes {
         Server::start(command, &self.dir.join(format!("{name}.log")))
     }
 
-    /// cert-manager's controllers in a namespace, with an Issuer `k8s-AUTHORITY.SUFFIX` for each of the three, Ready.
+    /// Starts cert-manager's controllers in a namespace, and waits for an Issuer `k8s-AUTHORITY.SUFFIX` of each authority.
     pub(crate) fn start_cert_manager(&self, namespace: &str, suffix: &str) -> Server {
         let admin = self.admin();
         let issuers = format!("/apis/cert-manager.io/v1/namespaces/{namespace}/issuers");
@@ -201,7 +201,7 @@ impl Kubernetes {
         started
     }
 
-    /// Roles, bindings, the bootstrap token, cert-manager's kind of object.
+    /// Creates roles, bindings, the bootstrap token and cert-manager's CustomResourceDefinition.
     fn furnish(&self) {
         let admin = self.admin();
         let rbac = "/apis/rbac.authorization.k8s.io/v1";
@@ -283,7 +283,7 @@ impl Kubernetes {
         }
     }
 
-    /// A namespace in which holders of bootstrap tokens may ask for certificates.
+    /// Creates a namespace in which bootstrap tokens may request certificates.
     pub(crate) fn new_namespace(&self, name: &str) {
         let admin = self.admin();
         let namespace =
@@ -298,7 +298,7 @@ impl Kubernetes {
         let node = self.bearer("abcdef.0123456789abcdef");
         let path = format!("/apis/cert-manager.io/v1/namespaces/{name}/certificaterequests/none");
         let begin = Instant::now();
-        // 403 until the API server has seen the binding.
+        // 403 until the API server has read the binding.
         while node.get(&path).0 != 404 {
             assert!(
                 begin.elapsed() < Duration::from_secs(30),
@@ -308,7 +308,7 @@ impl Kubernetes {
         }
     }
 
-    /// Makes a bootstrap token, of a further group, and gives it.
+    /// Creates a bootstrap token with a further group, and returns it.
     pub(crate) fn new_bootstrap_token(&self, id: &str, secret: &str, group: &str) -> String {
         let object = json!({"kind": "Secret", "apiVersion": "v1", "type": "bootstrap.kubernetes.io/token",
             "metadata": {"name": format!("bootstrap-token-{id}"), "namespace": "kube-system"},
@@ -318,7 +318,7 @@ impl Kubernetes {
         format!("{id}.{secret}")
     }
 
-    /// A ServiceAccount in the namespace `default`, and a token of it.
+    /// Creates a ServiceAccount in the namespace `default`, and returns a token of it.
     pub(crate) fn service_account_token(&self, name: &str) -> String {
         let admin = self.admin();
         let accounts = "/api/v1/namespaces/default/serviceaccounts";
@@ -331,7 +331,7 @@ impl Kubernetes {
         made["status"]["token"].as_str().unwrap().to_owned()
     }
 
-    /// A certificate and a key from the cluster's own authority.
+    /// Issues a certificate of the cluster's authority, and returns it with its key.
     pub(crate) fn pair(
         &self,
         common_name: &str,
@@ -364,7 +364,7 @@ impl Kubernetes {
         (issued.to_pem(), key.to_pem().to_string())
     }
 
-    /// A kubeconfig with a client certificate of its own.
+    /// Returns a kubeconfig with a new client certificate.
     pub(crate) fn kubeconfig_of(&self, common_name: &str, organizations: &[&str]) -> String {
         let (certificate, key) = self.pair(common_name, organizations, false);
         let authority = fs::read_to_string(self.ca_file()).unwrap();
@@ -387,17 +387,17 @@ impl Kubernetes {
         self.port
     }
 
-    /// The CA of the API server, which kube-controller-manager signs with.
+    /// Returns the CA file of the API server, with which kube-controller-manager signs.
     pub(crate) fn ca_file(&self) -> PathBuf {
         self.dir.join("ca.crt")
     }
 
-    /// The three authorities that the people here sign for.
+    /// Returns the three authorities that the tests sign with.
     pub(crate) fn authorities(&self) -> PathBuf {
         self.dir.join("authorities")
     }
 
-    /// A number that nobody else has.
+    /// Returns a number that is unique in this process.
     pub(crate) fn corner(&self) -> usize {
         self.corners.fetch_add(1, Ordering::SeqCst)
     }
@@ -406,7 +406,7 @@ impl Kubernetes {
         self.person("admin", &["system:masters"])
     }
 
-    /// Somebody with a client certificate.
+    /// Returns a user with a client certificate.
     pub(crate) fn person(&self, name: &str, groups: &[&str]) -> Person {
         let (chain, key) = self.pair(name, groups, false);
         let client = self.client().with_identity(Identity {
@@ -419,7 +419,7 @@ impl Kubernetes {
         }
     }
 
-    /// Somebody with a token.
+    /// Returns a user with a token.
     pub(crate) fn bearer(&self, token: &str) -> Person {
         Person {
             client: self.client(),
@@ -434,14 +434,14 @@ impl Kubernetes {
     }
 }
 
-/// Somebody at the API.
+/// A user of the API.
 pub(crate) struct Person {
     client: Client,
     token: Option<String>,
 }
 
 impl Person {
-    /// Status and body.
+    /// Sends a request, and returns status and body.
     pub(crate) fn send(&self, call: Call<'_>) -> (u16, Value) {
         let call = match &self.token {
             Some(token) => call.bearer(token.clone()),
@@ -481,7 +481,7 @@ impl Person {
         body["items"].as_array().unwrap().clone()
     }
 
-    /// Says yes or no to a CertificateSigningRequest.
+    /// Approves or denies a CertificateSigningRequest.
     pub(crate) fn decide(&self, name: &str, condition: Value) {
         let path = format!("{CSRS}/{name}");
         let (_, mut object) = self.get(&path);
@@ -490,7 +490,7 @@ impl Person {
         assert_eq!(status, 200, "{body}");
     }
 
-    /// Writes the status of a request.
+    /// Changes the status of a request.
     pub(crate) fn answer(&self, path: &str, change: impl Fn(&mut Value)) {
         let (_, mut object) = self.get(path);
         change(&mut object);
@@ -518,7 +518,7 @@ pub(crate) fn condition(kind: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": "True", "reason": reason, "message": message})
 }
 
-/// What an issuer that honours requests makes of one: names and key from the CSR, usages and lifetime from the
+/// Issues a certificate as an issuer that honours requests: names and key from the CSR, usages and lifetime from the
 /// request. With `chained` it signs through an intermediate, whose certificate it appends.
 pub(crate) fn sign(
     authorities: &Path,

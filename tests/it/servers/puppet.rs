@@ -1,6 +1,6 @@
-//! A Puppet CA, one for the whole process: starting it takes a quarter of a minute and half a gigabyte.
+//! A Puppet CA, shared by the whole process: it takes 15 seconds to start and half a gigabyte of memory.
 //!
-//! Certnames below [`AUTO`] are signed at once; all others wait for [`Puppet::sign`].
+//! Certnames below [`AUTO`] are signed immediately; all others wait for [`Puppet::sign`].
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use time::OffsetDateTime;
 use super::{Server, bin, free_port};
 use crate::signing::{PlainFiles, run, run_program};
 
-/// What is appended to a certname to have it signed at once.
+/// Suffix of certnames that are signed immediately.
 pub(crate) const AUTO: &str = "auto.test";
 
 /// A running Puppet CA.
@@ -26,7 +26,7 @@ pub(crate) struct Puppet {
     _server: Server,
 }
 
-/// The shared CA, and a copy of it from before it issued anything.
+/// The shared CA, and a copy of it made before it issued anything.
 static SHARED: LazyLock<(Puppet, PathBuf)> = LazyLock::new(|| {
     let puppet = Puppet::start(directory());
     let copy = directory();
@@ -35,13 +35,13 @@ static SHARED: LazyLock<(Puppet, PathBuf)> = LazyLock::new(|| {
     (puppet, copy)
 });
 
-/// The CA that all tests share. Every test has certnames of its own.
+/// Returns the CA that all tests share. Every test has certnames of its own.
 pub(crate) fn shared() -> &'static Puppet {
     &SHARED.0
 }
 
-/// The same CA with the settings that it comes with: no alternative names, no renewals. It knows nothing of what the
-/// other one issues.
+/// Returns the same CA with default settings: no alternative names, no renewals. It does not know the certificates of the
+/// other one.
 pub(crate) fn strict() -> &'static Puppet {
     static STRICT: LazyLock<Puppet> = LazyLock::new(|| {
         let dir = SHARED.1.clone();
@@ -84,7 +84,7 @@ impl Puppet {
         ("127.0.0.1", self.port)
     }
 
-    /// The CA bundle.
+    /// Returns the CA bundle.
     pub(crate) fn ca_file(&self) -> PathBuf {
         self.dir.join("ca.pem")
     }
@@ -93,19 +93,19 @@ impl Puppet {
         fs::read(self.ca_file()).unwrap()
     }
 
-    /// `puppetserver ca sign --certname`.
+    /// Does what `puppetserver ca sign --certname` does.
     pub(crate) fn sign(&self, certname: &str) {
         let response = self.status(certname, "signed");
         assert_eq!(response.status, 204, "{certname}: {}", response.text());
     }
 
-    /// `puppetserver ca revoke --certname`.
+    /// Does what `puppetserver ca revoke --certname` does.
     pub(crate) fn revoke(&self, certname: &str) {
         let response = self.status(certname, "revoked");
         assert_eq!(response.status, 204, "{certname}: {}", response.text());
     }
 
-    /// What the server says to a wish of whoever runs the CA.
+    /// Sets the status of a certificate, as an administrator of the CA, and returns the response.
     pub(crate) fn status(&self, certname: &str, desired: &str) -> Response {
         let path = format!("/puppet-ca/v1/certificate_status/{certname}");
         self.ask(Call::put(path).json(&json!({"desired_state": desired})))
@@ -118,12 +118,12 @@ impl Puppet {
         assert_eq!(response.status, 204, "{certname}: {}", response.text());
     }
 
-    /// Names and states of everything that the CA holds below a name.
+    /// Returns names and states of everything that the CA holds below a name.
     pub(crate) fn holds(&self, below: &str) -> Vec<(String, String)> {
         let path = "/puppet-ca/v1/certificate_statuses/any";
         let ask = || self.ask(Call::get(path).accept("application/json").limit(16 << 20));
         let mut response = ask();
-        // It trips over a file that another test has removed while it looked at all of them.
+        // It fails on a file that another test removes while it reads all of them.
         for _ in 0..20 {
             if response.status == 200 {
                 break;
@@ -147,7 +147,7 @@ impl Puppet {
         held
     }
 
-    /// Every request for a certname below a name that came to be queued or was refused, by the server's access log.
+    /// Returns every queued or refused request for a certname below a name, from the server's access log.
     pub(crate) fn sent(&self, below: &str) -> Vec<String> {
         let log = fs::read_to_string(self.dir.join("log/puppetserver-access.log")).unwrap();
         log.lines()
@@ -180,7 +180,7 @@ fn is_running(client: &Client) -> bool {
         .is_ok_and(|response| response.text() == "running")
 }
 
-/// A directory of this process. What ended processes left is removed, since nothing static is ever dropped.
+/// Returns a directory of this process. Those of processes that have ended are removed, since statics are not dropped.
 fn directory() -> PathBuf {
     let below = Path::new(env!("CARGO_TARGET_TMPDIR"));
     for entry in fs::read_dir(below).unwrap() {

@@ -1,8 +1,8 @@
-//! A signer outside of a node, which signs, fails, stalls, lies or is gone, as the test says from moment to moment.
+//! A signer outside of a node, which signs, fails, stalls, returns wrong certificates or is unreachable, as a test sets it
+//! at any time.
 //!
-//! Owns: the socket, and what was answered when. Whoever asks does it by `tests/fixtures/remote-signer.sh`; certificates
-//! and lies are those of `tests/fixtures/bad-signer.sh`, made by OpenSSL in this process's namespaces, where the
-//! authorities' keys are.
+//! Owns: the socket, and the log of requests. The client is `tests/fixtures/remote-signer.sh`. The certificates are made
+//! by `tests/fixtures/bad-signer.sh` in this process's namespaces, which contain the authorities' keys.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,29 +19,29 @@ use nodepki::signer::wire::SignRequest;
 
 use crate::signing::BAD_SIGNER;
 
-/// What is run on the node, with the path of the socket there as its first argument.
+/// The plug-in on the node. Its first argument is the path of the socket there.
 pub(crate) const PLUGIN: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/fixtures/remote-signer.sh"
 );
 
-/// How often it looks at what it is told.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval between two checks of the mode.
+const MODE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
     Signs,
-    /// Takes every request for HTTP 500.
+    /// Responds to every request with HTTP 500.
     Fails,
-    /// Takes connections and answers none of them.
+    /// Accepts connections and does not respond.
     Stalls,
-    /// Answers with a certificate that is wrong in one of the ways of `bad-signer.sh`.
+    /// Returns a certificate that is wrong as in this mode of `bad-signer.sh`.
     Lies(&'static str),
-    /// Nobody listens.
+    /// Does not listen.
     Gone,
 }
 
-/// Signs from its start until it is dropped.
+/// A running signer. It begins in the mode [`Mode::Signs`].
 pub(crate) struct RemoteSigner {
     shared: Arc<Shared>,
     stop: Arc<AtomicBool>,
@@ -57,13 +57,13 @@ struct Shared {
 
 struct Behaviour {
     all: Mode,
-    /// Where it behaves in another way for one certificate.
+    /// Another mode for one certificate.
     one: Option<(CertName, Mode)>,
 }
 
 #[derive(Default)]
 struct Log {
-    /// By request, since one that comes again gets what it got.
+    /// Answers by request, so that a repeated request gets the same answer.
     answers: BTreeMap<String, Vec<u8>>,
     met: BTreeMap<Mode, usize>,
 }
@@ -90,7 +90,7 @@ impl RemoteSigner {
         }
     }
 
-    /// Behaves like this from now on, whatever the certificate.
+    /// Sets the mode for all certificates.
     pub(crate) fn behave(&self, mode: Mode) {
         *self.shared.behaviour.lock().unwrap() = Behaviour {
             all: mode,
@@ -98,7 +98,7 @@ impl RemoteSigner {
         };
     }
 
-    /// Signs all certificates but one.
+    /// Sets a mode for one certificate, and signs all others.
     pub(crate) fn behave_for(&self, name: CertName, mode: Mode) {
         *self.shared.behaviour.lock().unwrap() = Behaviour {
             all: Mode::Signs,
@@ -106,7 +106,7 @@ impl RemoteSigner {
         };
     }
 
-    /// How many requests met each behaviour; who finds nobody is not seen.
+    /// Returns the number of requests by mode, without those in the mode [`Mode::Gone`].
     pub(crate) fn met(&self) -> BTreeMap<Mode, usize> {
         self.shared.log.lock().unwrap().met.clone()
     }
@@ -127,7 +127,7 @@ fn serve(shared: &Arc<Shared>, stop: &AtomicBool) {
     while !stop.load(Ordering::SeqCst) {
         if shared.behaviour.lock().unwrap().all == Mode::Gone {
             listener = None;
-            thread::sleep(LOOK);
+            thread::sleep(MODE_CHECK_INTERVAL);
             continue;
         }
         let listening = listener.get_or_insert_with(|| {
@@ -140,15 +140,15 @@ fn serve(shared: &Arc<Shared>, stop: &AtomicBool) {
             Ok((stream, _)) => {
                 stream.set_nonblocking(false).unwrap();
                 let shared = Arc::clone(shared);
-                // Whoever asked may be dead before the answer.
+                // The client may have ended before the response.
                 thread::spawn(move || drop(exchange(&shared, stream)));
             }
-            Err(_) => thread::sleep(LOOK),
+            Err(_) => thread::sleep(MODE_CHECK_INTERVAL),
         }
     }
 }
 
-/// One request, and the answer that is due to it.
+/// Handles one request.
 fn exchange(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
     let (verb, body) = read(&stream)?;
     let request = serde_json::from_slice::<SignRequest>(&body).ok();
@@ -162,7 +162,7 @@ fn exchange(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
         Mode::Fails | Mode::Gone => (500, Vec::new()),
         Mode::Stalls => {
             while shared.mode_for(request.as_ref()) == Mode::Stalls {
-                thread::sleep(LOOK);
+                thread::sleep(MODE_CHECK_INTERVAL);
             }
             return Ok(());
         }
@@ -176,7 +176,7 @@ fn exchange(shared: &Shared, mut stream: UnixStream) -> std::io::Result<()> {
     stream.write_all(&answer)
 }
 
-/// The verb in the path, and the body.
+/// Reads the verb in the path, and the body.
 fn read(stream: &UnixStream) -> std::io::Result<(String, Vec<u8>)> {
     let mut reader = BufReader::new(stream);
     let (mut verb, mut length) = (String::new(), 0);

@@ -1,12 +1,12 @@
-//! The kubelet's part for the static pods of a [`ClusterNode`]: it runs what lies in `/etc/kubernetes/manifests`.
+//! The kubelet's handling of static pods on a [`ClusterNode`]: it runs the manifests in `/etc/kubernetes/manifests`.
 //!
-//! Owns: when a component is started and ended. What it is started with is the manifest's, by [`ClusterNode::launch`].
+//! Owns: when a component is started and terminated. [`ClusterNode::launch`] starts it by its manifest.
 //!
-//! As a kubelet does it: files whose names begin with a dot are not looked at; a manifest that changes in any byte has
-//! its component asked to end, then killed after [`GRACE`], and started anew; a manifest that goes ends it; a component
-//! that ends by itself is started again, at once the first time and later with a pause. Not as a kubelet does it:
-//! changes are seen within [`LOOK`] and not after up to twenty seconds, the longest pause is [`LONGEST_PAUSE`] and not
-//! five minutes, and nothing is restarted for failing a probe.
+//! Like a kubelet, it ignores files whose names begin with a dot. A change of any byte in a manifest terminates the
+//! component, kills it after [`TERMINATION_GRACE_PERIOD`] and starts it again. Removing the manifest terminates the
+//! component. A component that ends is started again, immediately the first time and later after a delay. Unlike a
+//! kubelet, it detects changes within [`MANIFEST_CHECK_INTERVAL`] instead of twenty seconds, delays a restart by at most
+//! [`MAX_RESTART_DELAY`] instead of five minutes, and restarts nothing for a failing probe.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,42 +20,45 @@ use nix::sys::signal::Signal;
 use super::Server;
 use super::cluster::{Authorities, Cluster, ClusterNode, wait_until};
 
-/// `terminationGracePeriodSeconds` of a static pod that says nothing.
-const GRACE: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(100);
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+/// Default `terminationGracePeriodSeconds` of a static pod.
+const TERMINATION_GRACE_PERIOD: Duration = Duration::from_secs(30);
+/// Interval between two readings of the manifests.
+const MANIFEST_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Delay of the second restart after a component has ended.
+const INITIAL_RESTART_DELAY: Duration = Duration::from_secs(1);
+/// Upper bound of the delay, which doubles with each restart.
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(4);
 
-/// Runs the static pods of a node until it is dropped, which ends them.
+/// Runs the static pods of a node until it is dropped.
 pub(crate) struct StaticPods {
     stop: Arc<AtomicBool>,
     history: Arc<Mutex<Vec<Start>>>,
     kubelet: Option<JoinHandle<()>>,
 }
 
-/// A component was started.
+/// A start of a component.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Start {
     pub(crate) component: String,
-    /// When it was started, or the one before it was asked to end.
+    /// Time of the start, or of the termination of the previous process.
     pub(crate) at: Instant,
     pub(crate) why: Why,
-    /// Since when it says that it is ready.
+    /// Time at which the component became ready.
     pub(crate) ready: Option<Instant>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// There was no such manifest before.
+    /// The manifest is new.
     New,
-    /// The manifest says something else than before.
+    /// The manifest has changed.
     Changed,
-    /// It ended by itself, with this status and these last words.
+    /// The component ended, with this status and this end of its output.
     Ended(String),
 }
 
 impl StaticPods {
-    /// Takes over what already runs on the node; its manifests are taken for those it was started with.
+    /// Takes over the components that already run on the node, as if started by the present manifests.
     pub(crate) fn of(node: &ClusterNode) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let history = Arc::new(Mutex::default());
@@ -69,7 +72,7 @@ impl StaticPods {
         let kubelet = thread::spawn(move || {
             while !stopped.load(Ordering::SeqCst) {
                 kubelet.look();
-                thread::sleep(LOOK);
+                thread::sleep(MANIFEST_CHECK_INTERVAL);
             }
         });
         StaticPods {
@@ -79,19 +82,19 @@ impl StaticPods {
         }
     }
 
-    /// Every start so far, in order; not those of what was taken over.
+    /// Returns every start so far in order, without those of components that were taken over.
     pub(crate) fn starts(&self) -> Vec<Start> {
         self.history.lock().unwrap().clone()
     }
 
-    /// How often a component was started anew because its manifest changed.
+    /// Returns how often a component was restarted because its manifest changed.
     pub(crate) fn restarts(&self, component: &str) -> usize {
         let starts = self.starts();
         let of = |start: &&Start| start.component == component && start.why == Why::Changed;
         starts.iter().filter(of).count()
     }
 
-    /// What ended by itself and was started again.
+    /// Returns the components that ended and were started again.
     pub(crate) fn crashes(&self) -> Vec<Start> {
         let mut starts = self.starts();
         starts.retain(|start| matches!(start.why, Why::Ended(_)));
@@ -116,20 +119,20 @@ struct Kubelet {
 }
 
 struct Pod {
-    /// What it was started with.
+    /// The manifest that it was started by.
     manifest: String,
     state: State,
-    /// Before the next start after it ends by itself.
+    /// Delay of the next restart.
     pause: Duration,
-    /// Where in the history its start stands, until it is ready.
+    /// Index of its start in the history, until it is ready.
     starts: Option<usize>,
 }
 
 enum State {
     Runs(Server),
-    /// It was asked to end, and is killed at this moment.
+    /// Terminating, and killed at this time.
     Ends(Server, Instant),
-    /// It ended by itself, and is started at this moment.
+    /// Ended, and restarted at this time.
     Waits(Instant, Why),
 }
 
@@ -150,7 +153,7 @@ impl Kubelet {
         }
     }
 
-    /// By the name of the pod, as a kubelet keeps them apart.
+    /// By the name of the pod, as in a kubelet.
     fn manifests(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         for entry in fs::read_dir(self.node.path("/etc/kubernetes/manifests")).unwrap() {
@@ -159,7 +162,7 @@ impl Kubelet {
             if name.starts_with('.') || !path.is_file() {
                 continue;
             }
-            // It may go between the two looks.
+            // The file may be removed between listing and reading.
             let Ok(text) = fs::read_to_string(&path) else {
                 continue;
             };
@@ -188,7 +191,7 @@ impl Kubelet {
         }
     }
 
-    /// What becomes of a pod, of which `wanted` is the manifest now.
+    /// Updates a pod whose present manifest is `wanted`.
     fn next(
         &self,
         component: &str,
@@ -200,7 +203,7 @@ impl Kubelet {
         match pod.state {
             State::Runs(mut process) if changed => {
                 process.signal(Signal::SIGTERM);
-                pod.state = State::Ends(process, now + GRACE);
+                pod.state = State::Ends(process, now + TERMINATION_GRACE_PERIOD);
             }
             State::Runs(mut process) => {
                 pod.state = match process.ended() {
@@ -217,7 +220,7 @@ impl Kubelet {
             State::Ends(mut process, kill_at) => {
                 if process.ended().is_some() || kill_at <= now {
                     drop(process);
-                    let asked = kill_at - GRACE;
+                    let asked = kill_at - TERMINATION_GRACE_PERIOD;
                     let pause = Duration::ZERO;
                     return Some(self.start(component, wanted?, pause, Why::Changed, asked));
                 }
@@ -227,7 +230,7 @@ impl Kubelet {
                 return Some(self.start(component, wanted?, Duration::ZERO, Why::Changed, now));
             }
             State::Waits(until, why) if until <= now => {
-                let longer = (pod.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+                let longer = (pod.pause * 2).clamp(INITIAL_RESTART_DELAY, MAX_RESTART_DELAY);
                 return Some(self.start(component, wanted?, longer, why, now));
             }
             waits @ State::Waits(..) => pod.state = waits,
@@ -269,7 +272,7 @@ impl Kubelet {
     }
 }
 
-/// The name in the metadata of a manifest in kubeadm's form.
+/// Returns the name in the metadata of a manifest in kubeadm's format.
 fn name_of(manifest: &str) -> Option<String> {
     let mut lines = manifest.lines().skip_while(|line| *line != "metadata:");
     lines.next()?;
@@ -288,10 +291,10 @@ fn a_manifest_that_changes_restarts_its_component_and_no_other() {
     let annotated = before.replace("metadata:\n", "metadata:\n  annotations: {a: b}\n");
     assert_ne!(annotated, before);
 
-    // A file in the making, as an atomic writer leaves it for a moment.
+    // A temporary file of an atomic write.
     let hidden = scheduler.with_file_name(".kube-scheduler.yaml.new");
     fs::write(&hidden, &annotated).unwrap();
-    thread::sleep(5 * LOOK);
+    thread::sleep(5 * MANIFEST_CHECK_INTERVAL);
     assert_eq!(pods.starts(), []);
     fs::rename(&hidden, &scheduler).unwrap();
     wait_until("the scheduler is back", || {

@@ -1,8 +1,8 @@
 //! step-ca: three of them for the three authorities, and one with a policy.
 //!
-//! Provisioners of each: `x5c`, `jwk` and their numbered twins with the template of the script that nodepki prints,
-//! `bare` without any, `short` with its own maximum of a day, `no-renewal`. A test with a twin of its own finds in the
-//! server's log what it alone has sent.
+//! Provisioners of each: `x5c`, `jwk` and their numbered twins with the template of the printed script, `bare` without a
+//! template, `short` with a maximum lifetime of a day, and `no-renewal`. A test with a twin of its own finds its own
+//! requests in the server's log.
 
 use std::fs;
 use std::io::Write as _;
@@ -26,9 +26,10 @@ use crate::gateway::Upstream;
 use crate::node::{INIT, NODEPKI};
 use crate::signing::{run_program, write_secret};
 
+/// Number of twins of each provisioner.
 const TWINS: usize = 100;
 
-/// Running step-cas and the credentials that they take.
+/// Running step-cas and the credentials that they accept.
 pub(crate) struct StepCas {
     dir: TempDir,
     authorities: Vec<StepCa>,
@@ -36,7 +37,7 @@ pub(crate) struct StepCas {
     jwk: PrivateKey,
 }
 
-/// One of them.
+/// One running step-ca.
 pub(crate) struct StepCa {
     pub(crate) port: u16,
     /// SHA-256 of its root.
@@ -58,9 +59,9 @@ impl StepCa {
         Upstream::tls(("127.0.0.1", self.port), &self.root_pem(), "localhost")
     }
 
-    /// What its log says of requests that create something, by a provisioner of this name.
+    /// Returns the log lines of requests that create something, for one provisioner.
     pub(crate) fn sent(&self, provisioner: &str) -> Vec<String> {
-        // A line follows the answer that it is about.
+        // The line is written after the response.
         thread::sleep(Duration::from_millis(200));
         let log = fs::read_to_string(self.dir.join("log")).unwrap();
         log.lines()
@@ -72,7 +73,7 @@ impl StepCa {
 }
 
 impl StepCas {
-    /// Shared by all tests of this process.
+    /// Returns the step-cas that all tests of this process share.
     pub(crate) fn shared() -> &'static StepCas {
         static SHARED: OnceLock<StepCas> = OnceLock::new();
         SHARED.get_or_init(Self::start)
@@ -112,11 +113,11 @@ impl StepCas {
         cas
     }
 
-    /// A number that nobody else in this process has.
+    /// Returns a number of twins that is unique in this process.
     pub(crate) fn twin(&self) -> usize {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        assert!(number < TWINS, "make more twins");
+        assert!(number < TWINS, "increase TWINS");
         number
     }
 
@@ -125,7 +126,7 @@ impl StepCas {
         &self.authorities[at.unwrap()]
     }
 
-    /// One whose policy forbids the name `kubernetes.default`.
+    /// Returns a step-ca whose policy forbids the name `kubernetes.default`.
     pub(crate) fn strict(&self) -> &StepCa {
         self.strict.get_or_init(|| {
             let policy = json!({"x509": {"deny": {"dns": ["kubernetes.default"]}}});
@@ -133,17 +134,17 @@ impl StepCas {
         })
     }
 
-    /// Holds `node.crt` and `node.key` (P-256), `node-rsa.*`, and `bootstrap-ca.*`, which issued them.
+    /// Returns the directory with `node.crt` and `node.key` (P-256), `node-rsa.*`, and `bootstrap-ca.*`, their issuer.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The private key of the JWK provisioners, kid `nodepki-1`.
+    /// Returns the file with the private key of the JWK provisioners, kid `nodepki-1`.
     pub(crate) fn jwk_file(&self) -> PathBuf {
         self.dir.path().join("provisioner.jwk")
     }
 
-    /// The same key as PEM.
+    /// Returns the file with the same key as PEM.
     pub(crate) fn jwk_pem_file(&self) -> PathBuf {
         self.dir.path().join("provisioner.key")
     }
@@ -153,7 +154,7 @@ impl StepCas {
     }
 
     fn private_jwk(&self) -> Value {
-        // OpenSSL prints the scalar; nodepki itself shows no private key.
+        // OpenSSL prints the scalar; nodepki does not export private keys.
         let file = self.jwk_pem_file();
         let text = run_program(
             "openssl",
@@ -175,7 +176,7 @@ impl StepCas {
             .step_by(2)
             .map(|at| u8::from_str_radix(&scalar[at..at + 2], 16).unwrap())
             .collect();
-        // Leading zeros may be missing or one too many.
+        // OpenSSL may omit leading zeros or add one.
         let mut fixed = vec![0; 32_usize.saturating_sub(bytes.len())];
         fixed.extend(&bytes[bytes.len().saturating_sub(32)..]);
         let mut jwk = self.public_jwk("nodepki-1");
@@ -191,7 +192,7 @@ impl StepCas {
         jwk
     }
 
-    /// Starts a step-ca with a root and an intermediate of its own.
+    /// Starts a step-ca with its own root and intermediate.
     fn launch(&self, name: &str, authority: Value) -> StepCa {
         let dir = self.dir.path().join(name);
         fs::create_dir(&dir).unwrap();
@@ -251,7 +252,7 @@ impl StepCas {
     }
 }
 
-/// The name of the provisioner that a line is about.
+/// Returns the provisioner of a log line.
 fn by(line: &Value) -> String {
     if let Some(name) = line["provisioner"].as_str() {
         // "NAME (kid)"
@@ -265,8 +266,8 @@ fn by(line: &Value) -> String {
         .unwrap_or_default()
 }
 
-/// Runs the script that nodepki prints, with a `step` that only notes how it was called: there is one in the packages
-/// of step-ca's makers, and what it does to ca.json, [`StepCas::launch`] does here.
+/// Runs the printed script with a program `step` that only logs its arguments. [`StepCas::launch`] makes the changes to
+/// ca.json that the real `step` would make.
 fn set_up(dir: &Path) {
     fs::write(
         dir.join("setup.yaml"),
@@ -306,7 +307,7 @@ fn set_up(dir: &Path) {
     assert!(child.wait().unwrap().success());
 }
 
-/// `root.crt`, `inter.crt`, `inter.key`, made by OpenSSL.
+/// Makes `root.crt`, `inter.crt` and `inter.key` with OpenSSL.
 fn make_authority(dir: &Path, name: &str) {
     let usage = "-addext keyUsage=critical,keyCertSign,cRLSign";
     openssl(
@@ -325,7 +326,7 @@ fn make_authority(dir: &Path, name: &str) {
     );
 }
 
-/// A certificate `NAME.crt` of `bootstrap-ca` with its key `NAME.key`.
+/// Makes a certificate `NAME.crt` of `bootstrap-ca` with its key `NAME.key`.
 pub(crate) fn vouch(dir: &Path, name: &str, key: &str, more: &str) {
     openssl(
         dir,

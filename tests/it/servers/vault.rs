@@ -1,7 +1,7 @@
-//! OpenBao: in memory, unsealed, with a certificate of its own making and the root token at hand.
+//! OpenBao in memory: unsealed, with a self-made certificate and a known root token.
 //!
-//! One server serves the process; a test that wants it for itself has a namespace of its own ([`Bao::space`]), or starts
-//! another one where it does things to the server as a whole.
+//! The process has one server, in which each test has a namespace of its own ([`Bao::space`]). A test that changes the
+//! whole server starts another one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +29,7 @@ pub(crate) struct Bao {
 }
 
 impl Bao {
-    /// The one of this process.
+    /// Returns the server of this process.
     pub(crate) fn shared() -> &'static Bao {
         static SHARED: OnceLock<Bao> = OnceLock::new();
         SHARED.get_or_init(Bao::start)
@@ -66,7 +66,7 @@ impl Bao {
         bao
     }
 
-    /// The active node and a standby of a cluster.
+    /// Starts the active node and a standby of a cluster.
     pub(crate) fn cluster() -> (Bao, Bao) {
         let issuer = Issuer::new("cluster");
         let (mut active, mut standby) = (Bao::node(&issuer), Bao::node(&issuer));
@@ -92,7 +92,7 @@ impl Bao {
         (active, standby)
     }
 
-    /// A sealed node that waits to be told of its cluster.
+    /// Starts a sealed node that does not belong to a cluster yet.
     fn node(issuer: &Issuer) -> Bao {
         let dir = tempfile::tempdir().unwrap().keep();
         let (port, cluster_port) = (free_port(), free_port());
@@ -165,12 +165,12 @@ impl Bao {
         Upstream::tls(("127.0.0.1", self.port), &ca, "127.0.0.1")
     }
 
-    /// The server as a whole, without a namespace.
+    /// Returns the root namespace.
     pub(crate) fn root(&self) -> Space<'_> {
         self.space_named("")
     }
 
-    /// A new namespace.
+    /// Creates a namespace.
     pub(crate) fn space(&self) -> Space<'_> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("space-{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -186,7 +186,7 @@ impl Bao {
         }
     }
 
-    /// Lets what a command runs be root.
+    /// Gives a command the address and the root token.
     pub(crate) fn authorize(&self, command: &mut Command) {
         command
             .env("VAULT_ADDR", self.url())
@@ -200,12 +200,12 @@ impl Bao {
 /// A namespace of a server, seen by its administrator.
 pub(crate) struct Space<'a> {
     pub(crate) bao: &'a Bao,
-    /// Empty for the server as a whole.
+    /// Empty for the root namespace.
     pub(crate) namespace: String,
 }
 
 impl Space<'_> {
-    /// One exchange. `path` is what follows `/v1/`.
+    /// Sends a request, and returns status and body. `path` follows `/v1/`.
     pub(crate) fn send(
         &self,
         method: Method,
@@ -252,12 +252,12 @@ impl Space<'_> {
         self.ask(Method::GET, path, None)
     }
 
-    /// As anybody with this token: the status, and what the server says.
+    /// Writes with a token, and returns status and body.
     pub(crate) fn as_token(&self, token: &str, path: &str, body: Value) -> (u16, Value) {
         self.send(Method::POST, path, Some(token), Some(&body), &[])
     }
 
-    /// The serial numbers of everything that an engine has certified.
+    /// Returns the serial numbers of all certificates of an engine.
     pub(crate) fn certified(&self, mount: &str) -> Vec<String> {
         let path = format!("{mount}/certs?list=true");
         let (_, answer) = self.send(Method::GET, &path, Some(&self.bao.root_token), None, &[]);
@@ -268,7 +268,7 @@ impl Space<'_> {
             .collect()
     }
 
-    /// A PKI engine without a CA.
+    /// Enables a PKI engine without a CA.
     pub(crate) fn engine(&self, mount: &str) {
         self.write(
             &format!("sys/mounts/{mount}"),
@@ -276,7 +276,7 @@ impl Space<'_> {
         );
     }
 
-    /// A self-signed CA in an engine.
+    /// Makes a self-signed CA in an engine.
     pub(crate) fn root_ca(&self, mount: &str, name: &str) -> String {
         let answer = self.write(
             &format!("{mount}/root/generate/internal"),
@@ -286,7 +286,7 @@ impl Space<'_> {
         text(&answer["data"]["certificate"])
     }
 
-    /// A CA in an engine below one of another engine, whose certificate is returned.
+    /// Makes a CA in an engine under one of another engine, and returns the certificate of the latter.
     pub(crate) fn intermediate_ca(&self, mount: &str, name: &str, above: &str) -> String {
         self.engine(above);
         let root = self.root_ca(above, &format!("{name}-root"));
@@ -306,7 +306,7 @@ impl Space<'_> {
         root
     }
 
-    /// A token with a policy of this text.
+    /// Creates a token with a policy of this text.
     pub(crate) fn token(&self, policy: &str) -> String {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("of-test-{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -316,12 +316,12 @@ impl Space<'_> {
         text(&made["auth"]["client_token"])
     }
 
-    /// A token that may do anything here.
+    /// Creates an unrestricted token.
     pub(crate) fn any_token(&self) -> String {
         self.token("path \"*\" { capabilities = [\"create\", \"read\", \"update\", \"delete\", \"list\", \"sudo\"] }")
     }
 
-    /// A `secret_id`, wrapped.
+    /// Creates a wrapped response, and returns the wrapping token.
     pub(crate) fn wrapped(&self, path: &str, body: &Value) -> String {
         let wrap = [("X-Vault-Wrap-TTL", "600")];
         let (status, answer) = self.send(
@@ -335,7 +335,7 @@ impl Space<'_> {
         text(&answer["wrap_info"]["token"])
     }
 
-    /// Whether the server takes a token for anything.
+    /// Returns whether the server accepts a token.
     pub(crate) fn is_alive(&self, token: &str) -> bool {
         self.write_status("auth/token/lookup", json!({ "token": token })) == 200
     }
@@ -351,8 +351,8 @@ impl Space<'_> {
         .0
     }
 
-    /// Does what a script of `nodepki config signer-setup vault` says, without a process for each line. That the
-    /// script does the same in a shell is a test of its own.
+    /// Applies a script of `nodepki config signer-setup vault` without a process for each line. Another test runs the
+    /// script in a shell.
     pub(crate) fn apply(&self, script: &str) {
         let mut lines = script.lines();
         while let Some(line) = lines.next() {
@@ -400,7 +400,7 @@ impl Space<'_> {
     }
 }
 
-/// The text in a JSON value.
+/// Returns the text of a JSON string.
 pub(crate) fn text(value: &Value) -> String {
     value
         .as_str()
@@ -408,7 +408,7 @@ pub(crate) fn text(value: &Value) -> String {
         .to_owned()
 }
 
-/// Writes a secret where a signer reads it.
+/// Writes a secret to a file, and returns its path.
 pub(crate) fn put(dir: &Path, name: &str, secret: &str) -> PathBuf {
     let path = dir.join(name);
     write_secret(&path, format!("{secret}\n"));
