@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::gateway::{Action, Gateway, Rule};
 use crate::log::logged;
-use crate::node::{INIT, Node, Ran};
+use crate::node::{INIT, Node};
 use crate::rig::{Denial, Front, Rig, node};
 use crate::servers::cfssl::{Cfssl, Site};
 use crate::signer_bad::verdict;
