@@ -141,8 +141,8 @@ fn refused(gateway: &Gateway, join: &Join, code: ExitCode, words: &[&str]) {
     }
     assert_eq!(failure.code, code, "{said}");
     assert!(!said.contains(SECRET), "{said}");
-    let told = |request: &Recorded| request.header("Authorization").is_some();
-    assert!(!gateway.requests().iter().any(told));
+    let has_token = |request: &Recorded| request.header("Authorization").is_some();
+    assert!(!gateway.requests().iter().any(has_token));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn discovers_cluster_and_sends_token_to_it_only() {
     assert!(!format!("{discovered:?}").contains(SECRET));
 
     let object = json!({"kind": "Secret", "metadata": {"name": "x"}});
-    let action = Action::Status(200, Vec::new(), object.to_string().into_bytes());
+    let action = Action::body(200, object.to_string().into_bytes());
     gateway.rule(Rule::on("GET", "/openid").then(action));
     let api = discovered.api(Rc::new(PlainFiles), None, now).unwrap();
     run(api.document("/openid/v1/jwks")).unwrap();
@@ -175,7 +175,7 @@ fn sends_separate_tls_bootstrap_token() {
     let mut join = by_token(&gateway, &[gateway.ca_pin()]);
     join.tls_bootstrap_token = Some("zzzzzz.0000000000000000".parse().unwrap());
     let discovered = found(&join).unwrap();
-    gateway.rule(Rule::on("GET", "/openid").then(Action::Status(200, Vec::new(), b"{}".to_vec())));
+    gateway.rule(Rule::on("GET", "/openid").then(Action::body(200, "{}")));
     let api = discovered.api(Rc::new(PlainFiles), None, now).unwrap();
     run(api.document("/openid/v1/jwks")).unwrap();
     let requests = gateway.requests();
@@ -447,12 +447,12 @@ fn names_each_refusal_of_api_server() {
         assert_eq!(again, !matches!(status, 401 | 418), "{status}");
     }
     let port = free_port();
-    let nobody = format!(
+    let anonymous = format!(
         "{{bootstrapToken: {{token: {ID}.{SECRET}, apiServerEndpoint: '127.0.0.1:{port}', unsafeSkipCAVerification: true}}}}"
     );
     refused(
         &Gateway::to(None),
-        &read(&nobody),
+        &read(&anonymous),
         ExitCode::Unreachable,
         &["cannot be reached"],
     );
@@ -567,7 +567,7 @@ fn follows_discovery_file() {
 fn fetches_discovery_file() {
     let gateway = cluster();
     let plain = kubeconfig(&gateway.url(), &gateway.ca_pem());
-    let action = Action::Status(200, Vec::new(), plain.into_bytes());
+    let action = Action::body(200, plain.into_bytes());
     gateway.rule(Rule::on("GET", "/discovery.conf?sig=hush$").then(action));
     let url = format!("{}/discovery.conf?sig=hush", gateway.url());
     let join = read(&format!(

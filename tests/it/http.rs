@@ -88,13 +88,13 @@ fn assert_fails(result: Result<Response, Error>, kind: &Kind, parts: &[&str]) {
 
 fn answering(status: u16) -> Gateway {
     let gateway = Gateway::to(None);
-    gateway.rule(Rule::on("*", "/").then(Action::Status(status, Vec::new(), b"ok".to_vec())));
+    gateway.rule(Rule::on("*", "/").then(Action::body(status, "ok")));
     gateway
 }
 
 fn answering_with(options: Options) -> Gateway {
     let gateway = Gateway::start(options);
-    gateway.rule(Rule::on("*", "/").then(Action::Status(200, Vec::new(), b"ok".to_vec())));
+    gateway.rule(Rule::on("*", "/").then(Action::body(200, "ok")));
     gateway
 }
 
@@ -592,8 +592,8 @@ fn sends_no_secret_with_provisional_client() {
         &Kind::Untrusted,
         &["CN=gateway-ca"],
     );
-    let believing = provisional.trusting(gateway.ca_pem());
-    assert!(run(believing.send(call())).unwrap().is_success());
+    let trusting = provisional.trusting(gateway.ca_pem());
+    assert!(run(trusting.send(call())).unwrap().is_success());
     let last = gateway.requests().pop().unwrap();
     assert_eq!(last.header("X-Token"), Some("s3cret"));
     assert!(last.client.is_some());
@@ -793,7 +793,7 @@ fn times_out_if_server_is_silent() {
 fn truncates_large_error_page() {
     let gateway = Gateway::to(None);
     let page = vec![b'x'; 2 << 20];
-    gateway.rule(Rule::on("*", "/").then(Action::Status(503, Vec::new(), page)));
+    gateway.rule(Rule::on("*", "/").then(Action::body(503, page)));
     let response = get(endpoint(&gateway)).unwrap();
     assert_eq!(response.status, 503);
     assert!(response.body.len() <= 1 << 20);

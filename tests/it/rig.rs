@@ -28,11 +28,13 @@ pub(crate) trait Rig {
     /// serve. Every file named in it exists.
     fn settings(&self) -> String;
 
-    /// Directory with `ca.crt`, `etcd/ca.crt` and `front-proxy-ca.crt`, as on a node.
-    fn authorities(&self) -> PathBuf;
-
     /// Directory that only this rig uses, kept from one [`Rig::open`] to the next.
     fn scratch(&self) -> &Path;
+
+    /// Directory with `ca.crt`, `etcd/ca.crt` and `front-proxy-ca.crt`, as on a node.
+    fn authorities(&self) -> PathBuf {
+        self.scratch().to_owned()
+    }
 
     /// Whether this kind can sign a certificate. [`Rig::settings`] assigns the others to another kind.
     fn carries(&self, _name: CertName) -> bool {

@@ -156,17 +156,17 @@ fn refuses_every_wrong_answer_and_accepts_every_valid_one() {
         assert!(said.contains(words), "{mode}: {said:?}");
     }
     for mode in TAKEN {
-        for slot in [
+        for name in [
             CertName::Apiserver,
             CertName::KubeletConf,
             CertName::EtcdPeer,
         ] {
-            let request = request(slot);
+            let request = request(name);
             let answer = run(BadSigner::new(mode, dir.path()).submit(&request)).unwrap();
             let Answer::Issued(bytes) = answer else {
                 panic!("{mode}: {answer:?}")
             };
-            assert_eq!(verdict(&request, &bytes, dir.path()), "", "{mode} {slot}");
+            assert_eq!(verdict(&request, &bytes, dir.path()), "", "{mode} {name}");
         }
     }
 }

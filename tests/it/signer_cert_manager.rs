@@ -79,6 +79,12 @@ impl CertManagerRig {
         )
     }
 
+    fn use_kubeconfig_of(&mut self, user: &str, group: &str) {
+        let file = self.scratch().join("client.conf");
+        write_secret(&file, self.cluster.kubeconfig_of(user, &[group]));
+        self.access = format!("kubeconfig: {}", file.display());
+    }
+
     fn signer(&self) -> Rc<dyn Signer> {
         self.open(Authority::Ca)
     }
@@ -453,12 +459,7 @@ fn grants_what_is_needed_by_signer_setup() {
         .map(|object| object["kind"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!(kinds, ["Namespace", "RoleBinding", "Role"]);
-    let kubeconfig = rig.scratch().join("node.conf");
-    let node = rig
-        .cluster
-        .kubeconfig_of("n", &["system:bootstrappers:nodepki"]);
-    write_secret(&kubeconfig, node);
-    rig.access = format!("kubeconfig: {}", kubeconfig.display());
+    rig.use_kubeconfig_of("n", "system:bootstrappers:nodepki");
     let begin = Instant::now();
     while let Err(error) = run(rig.signer().probe()) {
         assert!(begin.elapsed() < Duration::from_secs(30), "{error}");
@@ -473,10 +474,7 @@ fn grants_what_is_needed_by_signer_setup() {
 #[test]
 fn reports_missing_namespace_and_missing_cert_manager_as_configuration() {
     let mut rig = CertManagerRig::new();
-    let kubeconfig = rig.scratch().join("admin.conf");
-    let admin = rig.cluster.kubeconfig_of("me", &["system:masters"]);
-    write_secret(&kubeconfig, admin);
-    rig.access = format!("kubeconfig: {}", kubeconfig.display());
+    rig.use_kubeconfig_of("me", "system:masters");
     rig.namespace = "nowhere".to_owned();
     let request = request(CertName::Apiserver);
     let parts = ["nowhere", "create the namespace"];

@@ -27,7 +27,8 @@ use crate::signer_bad::verdict;
 use crate::signer_setup::print_setup;
 use crate::signing::{
     HEAD, PlainFiles, contains, crl_text, denied, fails, issued, now, open, openssl, rejects,
-    request, request_for, run, wanted, write_authorities, write_secret, x509_text,
+    request, request_for, run, settings_with_etcd, wanted, write_authorities, write_secret,
+    x509_text,
 };
 
 const PROFILES: &str =
@@ -119,10 +120,6 @@ impl Rig for CfsslRig {
         ))
     }
 
-    fn authorities(&self) -> PathBuf {
-        self.dir.path().to_owned()
-    }
-
     fn scratch(&self) -> &Path {
         self.dir.path()
     }
@@ -153,11 +150,7 @@ impl Rig for CfsslRig {
             upstream: self.site.upstream(),
             submit: ("POST", "/authsign$"),
             settings: Box::new(move |url, tls| {
-                let fronted = rig_signer(&dir, url, tls);
-                format!(
-                    "{HEAD}authorities: {{ca: {{signer: c}}, front-proxy-ca: {{signer: c}}, etcd-ca: {{signer: g}}}}\n\
-                     signers:\n  c: {direct}\n  g: {fronted}\n"
-                )
+                settings_with_etcd(&direct, &rig_signer(&dir, url, tls))
             }),
             exceptions: &[],
         })
@@ -210,22 +203,25 @@ impl Lab {
         (dir, site)
     }
 
+    /// Starts a server after a change to its directory.
+    fn customised(signing: Value, start: impl FnOnce(&Path, &Site) -> Cfssl) -> Self {
+        let (dir, site) = Self::prepared(signing);
+        let server = start(dir.path(), &site);
+        Lab { dir, site, server }
+    }
+
     /// Starts `cfssl serve` with authority ca.
     fn serving(signing: Value) -> Self {
         Self::serving_with(signing, &[])
     }
 
     fn serving_with(signing: Value, more: &[&str]) -> Self {
-        let (dir, site) = Self::prepared(signing);
-        let server = site.serve("kubernetes", more);
-        Lab { dir, site, server }
+        Self::customised(signing, |_, site| site.serve("kubernetes", more))
     }
 
     /// Starts `multirootca` with all three.
     fn rooting(signing: Value) -> Self {
-        let (dir, site) = Self::prepared(signing);
-        let server = site.multirootca();
-        Lab { dir, site, server }
+        Self::customised(signing, |_, site| site.multirootca())
     }
 
     /// Returns a configuration with these keys besides address and trust.
@@ -263,6 +259,11 @@ impl Lab {
         let signer = self.open(more);
         run(signer.probe()).unwrap();
         signer
+    }
+
+    /// As [`Lab::probed`], with a key for requests.
+    fn keyed(&self, more: &str) -> Rc<dyn Signer> {
+        self.probed(&format!("{more}, {}", self.auth()))
     }
 
     fn auth(&self) -> String {
@@ -381,10 +382,7 @@ fn sets_up_serve_by_signer_setup() {
     // A run for another node keeps the profiles of the first.
     let file = dir.path().join("server/ca.json");
     let before = fs::read_to_string(&file).unwrap();
-    assert!(
-        before.contains("\"auth_key\": \"nodepki-kubernetes-cp1\""),
-        "{before}"
-    );
+    contains(&before, &["\"auth_key\": \"nodepki-kubernetes-cp1\""]);
     fs::write(&file, before.replace("cp1", "cp2")).unwrap();
     set_up(dir.path(), &settings);
     assert_eq!(
@@ -494,7 +492,7 @@ fn rejects_key_on_one_side_only() {
             "authentication required",
         ],
     );
-    let with = lab.probed(&format!("profile: open, {}", lab.auth()));
+    let with = lab.keyed("profile: open");
     refuses(
         with.as_ref(),
         CertName::Apiserver,
@@ -521,10 +519,7 @@ fn rejects_key_on_one_side_only() {
         &["404", "`authsign`", "auth_key"],
     );
     let lab = Lab::rooting(profiles());
-    let signer = lab.probed(&format!(
-        "profile: server, label: kubernetes, {}",
-        lab.auth()
-    ));
+    let signer = lab.keyed("profile: server, label: kubernetes");
     refuses(signer.as_ref(), CertName::Apiserver, &["has no auth_key"]);
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
@@ -585,7 +580,7 @@ fn signs_with_previous_key_during_key_change() {
         json!("old"),
     ));
     write_secret(lab.path("key"), "ABCD");
-    let signer = lab.probed(&format!("profile: server, {}", lab.auth()));
+    let signer = lab.keyed("profile: server");
     lab.signs(signer.as_ref(), &request(CertName::Apiserver));
 }
 
@@ -600,7 +595,7 @@ fn signs_for_label_that_accepts_key_only() {
     let server = site.multirootca();
     let lab = Lab { dir, site, server };
     let labels = "label: {default: kubernetes, etcd-server: etcd, etcd-peer: etcd}";
-    let signer = lab.probed(&format!("profile: both, {labels}, {}", lab.auth()));
+    let signer = lab.keyed("profile: both, {labels}");
     let kubelet = request_for(
         {
             let mut wanted = wanted(CertName::KubeletConf);
@@ -687,9 +682,9 @@ fn rejects_missing_profile_on_serve() {
         "default": {"expiry": "8760h", "usages": SERVER},
         "profiles": {"server": {"expiry": "8760h", "usages": SERVER, "auth_key": "node"}},
     }));
-    let signer = lab.probed(&format!("profile: server, {}", lab.auth()));
+    let signer = lab.keyed("profile: server");
     signer.preflight(&request.wanted).unwrap();
-    let signer = lab.probed(&format!("profile: sever, {}", lab.auth()));
+    let signer = lab.keyed("profile: sever");
     refuses(signer.as_ref(), CertName::Apiserver, &words);
 }
 
@@ -701,10 +696,7 @@ fn rejects_missing_profile_and_label_on_multirootca() {
     let lab = Lab::rooting(signing);
     let asked = json!({"label": "kubernetes", "profile": "sever"});
     assert_eq!(lab.ask("info", &asked)["result"]["usages"], json!(SERVER));
-    let signer = lab.probed(&format!(
-        "profile: sever, label: kubernetes, {}",
-        lab.auth()
-    ));
+    let signer = lab.keyed("profile: sever, label: kubernetes");
     let request = request(CertName::Apiserver);
     refuses(
         signer.as_ref(),
@@ -717,14 +709,11 @@ fn rejects_missing_profile_and_label_on_multirootca() {
         &["invalid profile"],
     );
     // multirootca confirms that a profile exists, even if it equals the default one.
-    let signer = lab.probed(&format!(
-        "profile: server, label: kubernetes, {}",
-        lab.auth()
-    ));
+    let signer = lab.keyed("profile: server, label: kubernetes");
     signer.preflight(&request.wanted).unwrap();
     lab.signs(signer.as_ref(), &request);
 
-    let signer = lab.probed(&format!("profile: server, {}", lab.auth()));
+    let signer = lab.keyed("profile: server");
     refuses(
         signer.as_ref(),
         CertName::Apiserver,
@@ -748,11 +737,10 @@ fn rejects_missing_profile_and_label_on_multirootca() {
 fn selects_authority_by_label() {
     let lab = Lab::rooting(keyed());
     let etcd = "etcd-server: etcd, etcd-peer: etcd, etcd-healthcheck-client: etcd, apiserver-etcd-client: etcd";
-    let signer = lab.probed(&format!(
+    let signer = lab.keyed(
         "profile: {{default: client, apiserver: server, etcd-server: both, etcd-peer: both}}, \
-         label: {{default: kubernetes, {etcd}, front-proxy-client: front_proxy}}, {}",
-        lab.auth()
-    ));
+         label: {{default: kubernetes, {etcd}, front-proxy-client: front_proxy}}",
+    );
     for name in [
         CertName::Apiserver,
         CertName::KubeletConf,
@@ -818,9 +806,9 @@ fn rejects_profile_with_other_usages() {
         "cert sign",
         "no such usage"
     ])));
-    let mut wish = wanted(CertName::Apiserver);
-    wish.tolerance.extra_usages = true;
-    let message = lab.probed("profile: odd").preflight(&wish).unwrap_err();
+    let mut desired = wanted(CertName::Apiserver);
+    desired.tolerance.extra_usages = true;
+    let message = lab.probed("profile: odd").preflight(&desired).unwrap_err();
     contains(
         &message.to_string(),
         &["gives any", "does not give digital signature", "cert sign"],
@@ -856,10 +844,7 @@ fn logs_lifetime_that_profile_changes() {
     let signer = lab.probed("profile: short");
     signer.preflight(&request.wanted).unwrap();
     let (bytes, log) = logged(|| lab.signs(signer.as_ref(), &request));
-    assert!(
-        log.contains("signs it for 1h30m where 8760h is wanted"),
-        "{log}"
-    );
+    contains(&log, &["signs it for 1h30m where 8760h is wanted"]);
     assert!(!log.contains("longer than its CA"), "{log}");
     let leaf = Chain::from_answer(&bytes, request.csr.public_key()).unwrap();
     let leaf = leaf.leaf();
@@ -874,8 +859,8 @@ fn logs_lifetime_that_profile_changes() {
 #[test]
 fn accepts_subject_in_another_encoding() {
     let lab = Lab::serving(profiles());
-    let mut wish = wanted(CertName::KubeletConf);
-    wish.profile.subject.organizations = vec!["b".to_owned(), "a".to_owned()];
+    let mut desired = wanted(CertName::KubeletConf);
+    desired.profile.subject.organizations = vec!["b".to_owned(), "a".to_owned()];
     let key = lab.path("two-o.key");
     let csr = openssl(
         &[
@@ -890,12 +875,12 @@ fn accepts_subject_in_another_encoding() {
             "-keyout",
             key.to_str().unwrap(),
             "-subj",
-            &format!("/CN={}/O=b/O=a", wish.profile.subject.common_name),
+            &format!("/CN={}/O=b/O=a", desired.profile.subject.common_name),
         ],
         b"",
     );
     let identity = request(CertName::KubeletConf).identity;
-    let request = Request::new(wish, Csr::from_pem(&csr).unwrap(), identity, now());
+    let request = Request::new(desired, Csr::from_pem(&csr).unwrap(), identity, now());
     let bytes = lab.signs(lab.probed("profile: client").as_ref(), &request);
     let subject = openssl(
         &["x509", "-noout", "-subject", "-nameopt", "RFC2253"],
@@ -914,7 +899,7 @@ fn accepts_subject_in_another_encoding() {
 #[test]
 fn issues_names_of_csr_and_usages_of_profile() {
     let lab = Lab::rooting(keyed());
-    let signer = lab.probed(&format!("profile: both, label: etcd, {}", lab.auth()));
+    let signer = lab.keyed("profile: both, label: etcd");
     let bytes = lab.signs(signer.as_ref(), &request(CertName::EtcdServer));
     let text = x509_text(&bytes);
     contains(
@@ -981,7 +966,7 @@ fn includes_intermediate_in_chain() {
 fn reports_missing_or_unaccepted_client_certificate_as_auth() {
     let (dir, site) = Lab::prepared(profiles());
     site.client("cp1", "cp1");
-    site.client("other", "somebody");
+    site.client("other", "cp2");
     let mutual = ["-mutual-tls-ca", "tls-ca.crt", "-mutual-tls-cn", "^(cp1)$"];
     let server = site.serve("kubernetes", &mutual);
     let lab = Lab { dir, site, server };
@@ -997,9 +982,9 @@ fn reports_missing_or_unaccepted_client_certificate_as_auth() {
     let request = request(CertName::Apiserver);
     let signer = lab.probed(&presenting("cp1"));
     lab.signs(signer.as_ref(), &request);
-    let nobody = lab.open("profile: server");
-    fails(run(nobody.probe()), Class::Auth, &["certificate"]);
-    fails(run(nobody.submit(&request)), Class::Auth, &["apiserver"]);
+    let anonymous = lab.open("profile: server");
+    fails(run(anonymous.probe()), Class::Auth, &["certificate"]);
+    fails(run(anonymous.submit(&request)), Class::Auth, &["apiserver"]);
     let other = lab.open(&presenting("other"));
     for result in [run(other.probe()), run(other.submit(&request)).map(drop)] {
         fails(result, Class::Auth, &["Invalid CN", "-mutual-tls-cn"]);
@@ -1045,7 +1030,7 @@ fn reports_network_that_is_not_allowed_as_auth() {
 fn reports_name_whitelist_as_denial_on_serve_only() {
     let signing = with(keyed(), "/profiles/server/name_whitelist", json!("^cp2$"));
     let lab = Lab::serving(signing.clone());
-    let signer = lab.probed(&format!("profile: server, {}", lab.auth()));
+    let signer = lab.keyed("profile: server");
     let request = request(CertName::Apiserver);
     signer.preflight(&request.wanted).unwrap();
     let reason = denied(run(signer.submit(&request)));
@@ -1054,10 +1039,7 @@ fn reports_name_whitelist_as_denial_on_serve_only() {
         &["name_whitelist", "profile \"server\"", "code 5500"],
     );
     let lab = Lab::rooting(signing);
-    let signer = lab.probed(&format!(
-        "profile: server, label: kubernetes, {}",
-        lab.auth()
-    ));
+    let signer = lab.keyed("profile: server, label: kubernetes");
     fails(
         run(signer.submit(&request)),
         Class::Permanent,
@@ -1068,10 +1050,10 @@ fn reports_name_whitelist_as_denial_on_serve_only() {
 #[test]
 fn reports_failing_database_and_remote_signer_as_transient() {
     // A database without tables.
-    let (dir, site) = Lab::prepared(profiles());
-    site.database("db", false);
-    let server = site.serve("kubernetes", &["-db-config", "db.json"]);
-    let lab = Lab { dir, site, server };
+    let lab = Lab::customised(profiles(), |_, site| {
+        site.database("db", false);
+        site.serve("kubernetes", &["-db-config", "db.json"])
+    });
     let signer = lab.probed("profile: server");
     let request = request(CertName::Apiserver);
     fails(
@@ -1180,10 +1162,10 @@ fn probes_without_signing_and_reports_lost_response_as_transient() {
 
 #[test]
 fn publishes_revoked_certificate_if_server_has_database() {
-    let (dir, site) = Lab::prepared(profiles());
-    site.database("db", true);
-    let server = site.serve("kubernetes", &["-db-config", "db.json"]);
-    let lab = Lab { dir, site, server };
+    let lab = Lab::customised(profiles(), |_, site| {
+        site.database("db", true);
+        site.serve("kubernetes", &["-db-config", "db.json"])
+    });
     let signer = lab.probed("profile: server");
     let request = request(CertName::Apiserver);
     let bytes = lab.signs(signer.as_ref(), &request);

@@ -65,10 +65,6 @@ impl Rig for DirectoryRig {
         settings(&format!("directory: {{path: {}}}", self.drop().display()))
     }
 
-    fn authorities(&self) -> PathBuf {
-        self.0.path().to_owned()
-    }
-
     fn scratch(&self) -> &Path {
         self.0.path()
     }
@@ -306,7 +302,7 @@ fn rejects_answer_to_earlier_request() {
     let path = drop.sign(&old);
     let bytes = fs::read(&path).unwrap();
     fs::write(drop.path("inbox/front-proxy-client.denied"), "no").unwrap();
-    // The new request clears the slot; a certificate signed from an old copy is reported.
+    // The new request removes the files of the old one; a certificate signed from an old copy is reported.
     drop.submit(&new);
     assert!(!path.exists());
     assert!(!drop.path("inbox/front-proxy-client.denied").exists());

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -115,10 +115,6 @@ impl Rig for EstRig {
         self.settings_with(&etcd.url(), &tls, &proxy)
     }
 
-    fn authorities(&self) -> PathBuf {
-        self.dir.path().to_owned()
-    }
-
     fn scratch(&self) -> &Path {
         self.dir.path()
     }
@@ -189,10 +185,6 @@ impl Rig for StrictRig {
             .replace("signer: ca", "allowExtraUsages: true, signer: ca")
             .replace("signer: etcd", "allowExtraUsages: true, signer: etcd")
             .replace("signer: proxy", "allowExtraUsages: true, signer: proxy")
-    }
-
-    fn authorities(&self) -> PathBuf {
-        self.dir.path().to_owned()
     }
 
     fn scratch(&self) -> &Path {
@@ -309,13 +301,12 @@ fn trusts_server_by_root_fingerprint() {
         &leaf,
     );
     let subject = String::from_utf8(subject).unwrap();
-    assert!(
-        subject.contains("O = system:nodes, CN = system:node:cp1"),
-        "{subject}"
-    );
-    assert!(
-        subject.contains("TLS Web Client Authentication"),
-        "{subject}"
+    contains(
+        &subject,
+        &[
+            "O = system:nodes, CN = system:node:cp1",
+            "TLS Web Client Authentication",
+        ],
     );
 
     // The fingerprint of the key works too.
@@ -608,10 +599,7 @@ fn sends_each_certificate_to_its_label() {
     ));
     issued(run(signer.submit(&request(CertName::AdminConf))));
     let said = server.posts().join("\n");
-    assert!(
-        said.contains("/.well-known/est/clients%20of%20ca/simpleenroll"),
-        "{said}"
-    );
+    contains(&said, &["/.well-known/est/clients%20of%20ca/simpleenroll"]);
     // Two segments are more than this server knows.
     fails(
         run(signer.submit(&request(CertName::Apiserver))),
@@ -758,11 +746,11 @@ fn reads_response_in_every_encoding() {
     for (how, wrap) in wraps {
         gateway.only(
             Rule::on("*", "/").then(Action::Replace(Box::new(move |answer| {
-                let wishes = answer
+                let is_csrattrs = answer
                     .headers
                     .iter()
                     .any(|(_, value)| value.contains("csrattrs"));
-                let body = if wishes {
+                let body = if is_csrattrs {
                     answer.body.clone()
                 } else {
                     wrap(&answer.body)

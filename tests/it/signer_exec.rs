@@ -61,10 +61,6 @@ impl Rig for ExecRig {
         self.config("pending")
     }
 
-    fn authorities(&self) -> PathBuf {
-        self.0.path().to_owned()
-    }
-
     fn scratch(&self) -> &Path {
         self.0.path()
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use nodepki::http::{Call, Method};
 use nodepki::kube::names::{Authority, CertName};
 use nodepki::signer::{Answer, Class, Kind, Request, Signer, SignerError, Ticket, Wanted};
 use nodepki::x509::{Csr, ExtendedUsage, PrivateKey, UsageExtensions};
@@ -23,7 +24,7 @@ use crate::signer_bad::verdict;
 use crate::signer_setup::print_setup;
 use crate::signing::{
     contains, denied, fails, issued, now, open, openssl, pending, recovered, rejects, request,
-    request_for, run, settings, wanted, write_secret,
+    request_for, run, settings, settings_with_etcd, wanted, write_secret,
 };
 
 /// Signer names of its own on the shared cluster, and a bootstrap token.
@@ -68,6 +69,13 @@ impl KubernetesRig {
     fn reached(mut self, access: String) -> Self {
         self.access = access;
         self
+    }
+
+    /// Uses a kubeconfig with this content.
+    fn with_kubeconfig(self, text: impl AsRef<[u8]>) -> Self {
+        let file = self.scratch().join("client.conf");
+        write_secret(&file, text);
+        self.reached(format!("kubeconfig: {}", file.display()))
     }
 
     /// Sends requests through a gateway.
@@ -200,10 +208,7 @@ pub(crate) fn assert_same_usages(spec: &Value) {
         .map(|one| one.as_str().unwrap())
         .collect();
     assert_eq!(&usages[..2], ["digital signature", "key encipherment"]);
-    assert!(
-        text.contains("Digital Signature, Key Encipherment"),
-        "{text}"
-    );
+    contains(&text, &["Digital Signature, Key Encipherment"]);
     let extended: Vec<&str> = usages[2..]
         .iter()
         .map(|usage| match *usage {
@@ -290,14 +295,10 @@ pub(crate) fn front(kind: &'static str, keys: String, path: &'static str) -> Fro
     Front {
         upstream: Upstream::tls(("127.0.0.1", cluster.port()), &ca, "localhost"),
         submit: ("POST", path),
-        settings: Box::new(move |address, believed| {
-            let fronted = keys.replace(&url, address).replace(&tls, believed);
-            settings(&format!("{kind}: {{{keys}}}"))
-                .replace("etcd-ca: {signer: s}", "etcd-ca: {signer: g}")
-                .replace(
-                    "signers: {",
-                    &format!("signers: {{g: {{{kind}: {{{fronted}}}}}, "),
-                )
+        settings: Box::new(move |address, trust| {
+            let fronted = keys.replace(&url, address).replace(&tls, trust);
+            let signer = |keys: &str| format!("{{{kind}: {{{keys}}}}}");
+            settings_with_etcd(&signer(&keys), &signer(&fronted))
         }),
         exceptions: &[],
     }
@@ -413,23 +414,13 @@ fn accepts_every_credential_and_none_can_approve_or_sign() {
         let mut forged = object.clone();
         add_condition(&mut forged, condition("Approved", "Me", "please"));
         let path = path_of(&object);
-        assert_eq!(
-            person.put(&format!("{path}/approval"), &forged).0,
-            403,
-            "{user}"
-        );
+        let put = |part: &str, object: &Value| person.put(&format!("{path}/{part}"), object).0;
+        assert_eq!(put("approval", &forged), 403, "{user}");
         let mut forged = object.clone();
         forged["status"]["certificate"] = json!(BASE64.encode(rig.signed(&object)));
-        assert_eq!(
-            person.put(&format!("{path}/status"), &forged).0,
-            403,
-            "{user}"
-        );
-        let (status, _) = person.send(nodepki::http::Call::new(
-            nodepki::http::Method::DELETE,
-            path,
-        ));
-        assert_eq!(status, 403, "{user}");
+        assert_eq!(put("status", &forged), 403, "{user}");
+        let delete = Call::new(Method::DELETE, path.clone());
+        assert_eq!(person.send(delete).0, 403, "{user}");
         rig.approve();
         let bytes = issued(run(signer.poll(&request, &ticket)));
         assert_eq!(verdict(&request, &bytes, &rig.authorities()), "", "{user}");
@@ -458,10 +449,7 @@ fn reads_token_file_for_each_request() {
 #[test]
 fn names_missing_role_of_credential() {
     let cluster = kubernetes();
-    let dir = tempfile::tempdir().unwrap();
-    let kubeconfig = dir.path().join("stranger.conf");
-    write_secret(&kubeconfig, cluster.kubeconfig_of("stranger", &[]));
-    let rig = KubernetesRig::new().reached(format!("kubeconfig: {}", kubeconfig.display()));
+    let rig = KubernetesRig::new().with_kubeconfig(cluster.kubeconfig_of("stranger", &[]));
     let signer = rig.signer();
     fails(
         run(signer.probe()),
@@ -469,10 +457,10 @@ fn names_missing_role_of_credential() {
         &[
             "user stranger may not create",
             "system:node-bootstrapper",
-            "stranger.conf",
+            "client.conf",
         ],
     );
-    // RBAC's 403, which heals once the role is bound.
+    // A 403 of RBAC, which ends when the role is bound.
     fails(
         run(signer.submit(&request(CertName::EtcdPeer))),
         Class::Auth,
@@ -542,13 +530,8 @@ fn refuses_kubeconfig_that_needs_more_than_files() {
 #[test]
 fn warns_if_node_can_approve_own_requests() {
     let cluster = kubernetes();
-    let rig = KubernetesRig::new();
-    let kubeconfig = rig.scratch().join("admin.conf");
-    write_secret(
-        &kubeconfig,
-        cluster.kubeconfig_of("me", &["system:masters"]),
-    );
-    let rig = rig.reached(format!("kubeconfig: {}", kubeconfig.display()));
+    let admin = cluster.kubeconfig_of("me", &["system:masters"]);
+    let rig = KubernetesRig::new().with_kubeconfig(admin);
     let node = node(&rig);
     let ran = node.ask();
     ran.ended(75);
@@ -597,7 +580,7 @@ pub(crate) fn set_up(rig: &dyn Rig, namespaced: bool) -> Vec<Value> {
             object["metadata"]["namespace"].is_string() || kind == "Namespace"
         );
         let yaml = nodepki::yaml::to_string(object).unwrap();
-        let call = nodepki::http::Call::post(path).body("application/yaml", yaml.into_bytes());
+        let call = Call::post(path).body("application/yaml", yaml.into_bytes());
         let (status, body) = admin.send(call);
         assert_eq!(status, 201, "{body}");
     }
@@ -629,10 +612,8 @@ fn grants_exactly_what_is_needed_by_signer_setup() {
         );
     }
     // A node that is a member of the printed group and of no other.
-    let kubeconfig = rig.scratch().join("node.conf");
     let node = cluster.kubeconfig_of("set-up-node", &["system:bootstrappers:nodepki"]);
-    write_secret(&kubeconfig, node);
-    let rig = rig.reached(format!("kubeconfig: {}", kubeconfig.display()));
+    let rig = rig.with_kubeconfig(node);
     let begin = Instant::now();
     while run(rig.signer().probe()).is_err() {
         assert!(begin.elapsed() < Duration::from_secs(30));
@@ -849,10 +830,7 @@ fn adds_annotation_for_cert_manager_signer_names() {
         let rig = rig.served(&name);
         let request = request(CertName::EtcdServer);
         let (ticket, note) = pending(run(rig.signer().submit(&request)));
-        assert!(
-            note.contains("cert-manager does not do by itself"),
-            "{note}"
-        );
+        contains(&note, &["cert-manager does not do by itself"]);
         let object = rig.only();
         assert_eq!(
             object["metadata"]["annotations"]["experimental.cert-manager.io/request-duration"],
@@ -1369,12 +1347,9 @@ pub(crate) fn gateway() -> Gateway {
 #[test]
 fn tells_missing_api_from_missing_request() {
     let cluster = kubernetes();
-    let dir = tempfile::tempdir().unwrap();
-    let kubeconfig = dir.path().join("admin.conf");
     let text = cluster.kubeconfig_of("me", &["system:masters"]);
     let elsewhere = format!("{}/elsewhere", cluster.url());
-    write_secret(&kubeconfig, text.replace(&cluster.url(), &elsewhere));
-    let rig = KubernetesRig::new().reached(format!("kubeconfig: {}", kubeconfig.display()));
+    let rig = KubernetesRig::new().with_kubeconfig(text.replace(&cluster.url(), &elsewhere));
     let request = request(CertName::Apiserver);
     let parts = ["404", "is an API server's"];
     fails(run(rig.signer().submit(&request)), Class::Config, &parts);

@@ -1,7 +1,7 @@
 //! The kinds without a server: `local` and `embedded`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use nodepki::kube::names::{Authority, CertName};
@@ -44,10 +44,6 @@ impl Rig for EmbeddedRig {
         settings("embedded: {}")
     }
 
-    fn authorities(&self) -> PathBuf {
-        self.dir.path().to_owned()
-    }
-
     fn scratch(&self) -> &Path {
         self.dir.path()
     }
@@ -87,10 +83,6 @@ impl Rig for LocalRig {
             "local: {{directory: {}}}",
             self.0.path().display()
         ))
-    }
-
-    fn authorities(&self) -> PathBuf {
-        self.0.path().to_owned()
     }
 
     fn scratch(&self) -> &Path {

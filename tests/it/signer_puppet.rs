@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -150,10 +150,6 @@ impl Rig for PuppetRig {
     fn settings(&self) -> String {
         let keys = keys_of(shared());
         settings(self.dir.path(), &keys, &keys, &self.tag)
-    }
-
-    fn authorities(&self) -> PathBuf {
-        self.dir.path().to_owned()
     }
 
     fn scratch(&self) -> &Path {

@@ -1,7 +1,7 @@
 //! `stepCA` against real servers, with the printed certificate template and without.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
@@ -103,10 +103,6 @@ impl Rig for StepRig {
             self.direct(Authority::EtcdCa),
             self.direct(Authority::FrontProxyCa)
         )
-    }
-
-    fn authorities(&self) -> PathBuf {
-        self.dir.path().to_owned()
     }
 
     fn scratch(&self) -> &Path {
@@ -439,9 +435,9 @@ fn names_limit_of_lifetime() {
     );
     run(signer.probe()).unwrap();
     let message = signer.preflight(&request.wanted).unwrap_err().to_string();
-    assert!(
-        message.contains("8760h are asked for and its provisioner short gives 24h at most"),
-        "{message}"
+    contains(
+        &message,
+        &["8760h are asked for and its provisioner short gives 24h at most"],
     );
     let modest = rig.opened(&stanza.replace("auth:", "lifetime: 24h, auth:"));
     run(modest.probe()).unwrap();
@@ -685,9 +681,9 @@ fn reports_credential_that_does_not_fit_provisioner() {
     let jwk_at = |file: &str| format!("{{jwk: {{keyFile: {here}/{file}}}}}");
     for (stanza, class, words) in [
         (
-            ca("nobody", &jwk()),
+            ca("missing", &jwk()),
             Class::Config,
-            &["no provisioner nobody", "it has x5c, jwk, bare"][..],
+            &["no provisioner missing", "it has x5c, jwk, bare"][..],
         ),
         (
             ca("x5c", &jwk()),
@@ -946,9 +942,9 @@ fn exits_by_cause() {
     with(&ca("bare", &jwk()))
         .ended(78)
         .says("has no certificate template");
-    with(&ca("nobody", &jwk()))
+    with(&ca("missing", &jwk()))
         .ended(78)
-        .says("no provisioner nobody");
+        .says("no provisioner missing");
     let tokens = format!(
         "{{token: {{file: '{}/{{certificate}}.jwt'}}}}",
         rig.dir.path().display()

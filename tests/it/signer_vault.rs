@@ -24,8 +24,8 @@ use crate::servers::vault::{Bao, Space, put, text};
 use crate::signer_bad::verdict;
 pub(crate) use crate::signer_setup::print_setup;
 use crate::signing::{
-    HEAD, contains, crl_text, fails, issued, open, openssl, request, request_for, run, wanted,
-    write_secret, x509_text,
+    HEAD, contains, crl_text, fails, issued, open, openssl, request, request_for, run,
+    settings_with_etcd, wanted, write_secret, x509_text,
 };
 
 /// A namespace that the printed script has set up; front-proxy-ca is an intermediate.
@@ -59,17 +59,13 @@ impl VaultRig {
         }
         let app = "auth/approle/role/nodepki-kubernetes-cp1";
         let role_id = space.read(&format!("{app}/role-id"));
-        put(
-            rig.dir.path(),
-            "role-id",
-            &text(&role_id["data"]["role_id"]),
-        );
         let secret_id = space.write(&format!("{app}/secret-id"), json!({}));
-        put(
-            rig.dir.path(),
-            "secret-id",
-            &text(&secret_id["data"]["secret_id"]),
-        );
+        for (file, value) in [
+            ("role-id", &role_id["data"]["role_id"]),
+            ("secret-id", &secret_id["data"]["secret_id"]),
+        ] {
+            put(rig.dir.path(), file, &text(value));
+        }
         rig
     }
 
@@ -98,10 +94,6 @@ impl Rig for VaultRig {
         format!("{HEAD}signers: {{v: {signer}}}\n")
     }
 
-    fn authorities(&self) -> PathBuf {
-        self.dir.path().to_owned()
-    }
-
     fn scratch(&self) -> &Path {
         self.dir.path()
     }
@@ -121,10 +113,7 @@ impl Rig for VaultRig {
             submit: ("POST", "/sign/"),
             settings: Box::new(move |url, tls| {
                 let fronted = fronted.replace("ADDRESS", url).replace("TLS", tls);
-                format!(
-                    "{HEAD}authorities: {{ca: {{signer: v}}, front-proxy-ca: {{signer: v}}, etcd-ca: {{signer: g}}}}\n\
-                     signers:\n  v: {direct}\n  g: {fronted}\n"
-                )
+                settings_with_etcd(&direct, &fronted)
             }),
             exceptions: &[],
         })
@@ -233,6 +222,18 @@ impl Lab {
         let app = lab.app_role(role);
         lab.secret_id();
         (lab, format!("{{appRole: {{{app}}}}}"))
+    }
+
+    /// As [`Lab::with_app_role`], with a wrapped secret_id and more keys; returns the wrapping token too.
+    fn with_wrapped_secret_id(more: &str) -> (Self, String, String) {
+        let (lab, _) = Lab::open_handed();
+        let app = lab.app_role(json!({}));
+        let token = lab.wrapped_secret_id();
+        (
+            lab,
+            format!("{{appRole: {{{app}, wrapped: true{more}}}}}"),
+            token,
+        )
     }
 
     /// Writes a policy `any`.
@@ -679,13 +680,12 @@ fn prints_role_for_each_certificate_and_node() {
         assert!(script.contains(&format!("#         {name}\n")), "{script}");
     }
     let script = printed(dir.path(), &settings("verbatim: true, "));
-    assert!(
-        script.contains("path \"pki/issuer/kubernetes/sign-verbatim\" {"),
-        "{script}"
-    );
-    assert!(
-        script.contains("any group of the cluster included"),
-        "{script}"
+    contains(
+        &script,
+        &[
+            "path \"pki/issuer/kubernetes/sign-verbatim\" {",
+            "any group of the cluster included",
+        ],
     );
 
     let settings = settings("");
@@ -706,10 +706,7 @@ fn prints_role_for_each_certificate_and_node() {
 fn keeps_common_name_out_of_alternative_names() {
     let (lab, signer) = Lab::open_handed();
     let text = x509_text(&lab.signs(signer.as_ref(), CertName::EtcdServer));
-    assert!(
-        text.contains("DNS:cp1, DNS:localhost, IP Address:192.0.2.11"),
-        "{text}"
-    );
+    contains(&text, &["DNS:cp1, DNS:localhost, IP Address:192.0.2.11"]);
     lab.role("client", json!({"server_flag": false}));
     let signer = lab.with_token("role: client", &lab.space.any_token());
     let text = x509_text(&lab.signs(signer.as_ref(), CertName::FrontProxyClient));
@@ -1169,16 +1166,16 @@ fn follows_standby_to_configured_addresses_only() {
             .upstream()
             .adding("X-Vault-No-Request-Forwarding", "true"),
     ));
-    let believed = dir.path().join("ca.pem");
+    let trusted = dir.path().join("ca.pem");
     let both = [between.ca_pem(), fs::read(active.ca_file()).unwrap()];
-    fs::write(&believed, both.concat()).unwrap();
+    fs::write(&trusted, both.concat()).unwrap();
     let signer = |also: &str| {
         let settings = format!(
             "{HEAD}signers: {{s: {{vault: {{address: \"{}\", {also}mount: pki, role: any, \
              auth: {{tokenFile: {}}}, tls: {{caFile: {}}}}}}}}}\n",
             between.url(),
             token.display(),
-            believed.display()
+            trusted.display()
         );
         open(&settings, Authority::EtcdCa, &dir.path().join("memory"))
     };
@@ -1342,10 +1339,7 @@ fn classifies_failed_login() {
 
 #[test]
 fn unwraps_secret_id_once_and_stores_it_before_login() {
-    let (lab, _) = Lab::open_handed();
-    let app = lab.app_role(json!({}));
-    lab.wrapped_secret_id();
-    let auth = format!("{{appRole: {{{app}, wrapped: true, role: cp1}}}}");
+    let (lab, auth, _) = Lab::with_wrapped_secret_id(", role: cp1");
     let gateway = lab.gateway();
     // The first run is interrupted between unwrapping and login.
     gateway.rule(Rule::on("POST", "/login").times(1).then(Action::DropBefore));
@@ -1373,7 +1367,6 @@ fn removes_stored_credentials_of_another_login_method() {
     let (lab, signer) = Lab::open_handed();
     let app = lab.app_role(json!({}));
     lab.wrapped_secret_id();
-    let auth = format!("{{appRole: {{{app}, wrapped: true}}}}");
     run(lab.signer("role: any", &auth).submit(&etcd_server())).unwrap();
     assert!(lab.stored("token").is_some() && lab.stored("secret-id").is_some());
     run(signer.submit(&etcd_server())).unwrap();
@@ -1384,17 +1377,11 @@ fn removes_stored_credentials_of_another_login_method() {
 
 #[test]
 fn reports_used_wrapping_token_as_security_event() {
-    let (lab, _) = Lab::open_handed();
-    let app = lab.app_role(json!({}));
-    let token = lab.wrapped_secret_id();
+    let (lab, auth, token) = Lab::with_wrapped_secret_id("");
     let thief = lab.space.as_token(&token, "sys/wrapping/unwrap", json!({}));
     assert_eq!(thief.0, 200);
     let gateway = lab.gateway();
-    let signer = lab.through(
-        &gateway,
-        "role: any",
-        &format!("{{appRole: {{{app}, wrapped: true}}}}"),
-    );
+    let signer = lab.through(&gateway, "role: any", &auth);
     let (result, log) = logged(|| run(signer.probe()));
     let message = result.as_ref().unwrap_err().to_string();
     assert!(
@@ -1449,40 +1436,32 @@ fn refuses_wrapping_token_of_another_path() {
 /// The server has unwrapped the secret_id, and the response is lost.
 #[test]
 fn tells_interrupted_unwrapping_from_theft() {
-    let (lab, _) = Lab::open_handed();
-    let app = lab.app_role(json!({}));
-    lab.wrapped_secret_id();
+    let (lab, auth, _) = Lab::with_wrapped_secret_id("");
     let gateway = lab.gateway();
     gateway.rule(
         Rule::on("POST", "wrapping/unwrap")
             .times(1)
             .then(Action::DropAfterForward),
     );
-    let auth = format!("{{appRole: {{{app}, wrapped: true}}}}");
     let signer = lab.through(&gateway, "role: any", &auth);
     fails(run(signer.probe()), Class::Ambiguous, &["logging in"]);
     let error = run(lab.through(&gateway, "role: any", &auth).probe()).unwrap_err();
     assert_eq!(error.class, Class::Auth);
     let message = error.to_string();
-    assert!(
-        message.contains("an earlier run began to unwrap it"),
-        "{message}"
-    );
+    contains(&message, &["an earlier run began to unwrap it"]);
     assert!(!message.contains("SECURITY"), "{message}");
 }
 
 #[test]
 fn exits_with_77_after_security_event() {
-    let (lab, _) = Lab::open_handed();
-    let app = lab.app_role(json!({}));
-    let token = lab.wrapped_secret_id();
+    let (lab, auth, token) = Lab::with_wrapped_secret_id("");
     lab.space.as_token(&token, "sys/wrapping/unwrap", json!({}));
     let node = Node::new();
     let settings = lab.configuration(
         &lab.space.bao.url(),
         &lab.space.bao.ca_file(),
         "role: any",
-        &format!("{{appRole: {{{app}, wrapped: true}}}}"),
+        &auth,
     );
     fs::write(node.outside("config.yaml"), settings).unwrap();
     let before = node.etc();

@@ -295,6 +295,15 @@ pub(crate) fn settings(signer: &str) -> String {
     )
 }
 
+/// Returns a configuration with one signer for etcd-ca and another for the other authorities, each given as
+/// `{KIND: {…}}`.
+pub(crate) fn settings_with_etcd(signer: &str, etcd: &str) -> String {
+    format!(
+        "{HEAD}authorities: {{ca: {{signer: s}}, front-proxy-ca: {{signer: s}}, etcd-ca: {{signer: e}}}}\n\
+         signers:\n  s: {signer}\n  e: {etcd}\n"
+    )
+}
+
 /// Parses a configuration that must be free of faults.
 #[track_caller]
 pub(crate) fn parsed(settings: &str) -> Settings {

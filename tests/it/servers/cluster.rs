@@ -438,10 +438,10 @@ impl ClusterNode {
 
     /// Returns the user of a token at `server`; TLS is verified by this node's `ca.crt`.
     pub(crate) fn bearer(&self, server: &str, token: &str) -> Caller<'_> {
-        let mut anybody = self.anonymous(server);
+        let mut caller = self.anonymous(server);
         let header = format!("Authorization: Bearer {token}");
-        anybody.arguments.extend(["--header".to_owned(), header]);
-        anybody
+        caller.arguments.extend(["--header".to_owned(), header]);
+        caller
     }
 
     /// Returns an anonymous user at `server`; TLS is verified by this node's `ca.crt`.
@@ -680,9 +680,9 @@ fn a_cluster_serves_as_kubeadm_made_it() {
     assert_eq!(ready, (200, "ok".into()));
 
     let server = format!("https://{ENDPOINT}");
-    let anybody = cluster.first().anonymous(&server);
+    let anonymous = cluster.first().anonymous(&server);
     let path = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
-    let (status, info) = anybody.get(path);
+    let (status, info) = anonymous.get(path);
     assert_eq!(status, 200, "{info}");
     let jws = info["data"]["jws-kubeconfig-abcdef"].as_str().unwrap();
     assert!(jws.contains(".."), "{jws}");

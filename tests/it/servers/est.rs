@@ -128,7 +128,7 @@ impl Est {
     }
 
     /// Returns the reason why it does not run, for a failing test.
-    #[allow(dead_code, reason = "for people who look for the reason")]
+    #[allow(dead_code, reason = "read in the debug output of a failing test")]
     pub(crate) fn last_words(&self) -> String {
         self.server.said()
     }
