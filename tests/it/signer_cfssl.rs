@@ -595,7 +595,7 @@ fn signs_for_label_that_accepts_key_only() {
     let server = site.multirootca();
     let lab = Lab { dir, site, server };
     let labels = "label: {default: kubernetes, etcd-server: etcd, etcd-peer: etcd}";
-    let signer = lab.keyed("profile: both, {labels}");
+    let signer = lab.keyed(&format!("profile: both, {labels}"));
     let kubelet = request_for(
         {
             let mut wanted = wanted(CertName::KubeletConf);
@@ -737,10 +737,10 @@ fn rejects_missing_profile_and_label_on_multirootca() {
 fn selects_authority_by_label() {
     let lab = Lab::rooting(keyed());
     let etcd = "etcd-server: etcd, etcd-peer: etcd, etcd-healthcheck-client: etcd, apiserver-etcd-client: etcd";
-    let signer = lab.keyed(
+    let signer = lab.keyed(&format!(
         "profile: {{default: client, apiserver: server, etcd-server: both, etcd-peer: both}}, \
-         label: {{default: kubernetes, {etcd}, front-proxy-client: front_proxy}}",
-    );
+         label: {{default: kubernetes, {etcd}, front-proxy-client: front_proxy}}"
+    ));
     for name in [
         CertName::Apiserver,
         CertName::KubeletConf,

@@ -1367,6 +1367,7 @@ fn removes_stored_credentials_of_another_login_method() {
     let (lab, signer) = Lab::open_handed();
     let app = lab.app_role(json!({}));
     lab.wrapped_secret_id();
+    let auth = format!("{{appRole: {{{app}, wrapped: true}}}}");
     run(lab.signer("role: any", &auth).submit(&etcd_server())).unwrap();
     assert!(lab.stored("token").is_some() && lab.stored("secret-id").is_some());
     run(signer.submit(&etcd_server())).unwrap();
