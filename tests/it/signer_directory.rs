@@ -454,5 +454,5 @@ fn names_file_that_cannot_be_written() {
     let signer = Directory::new(dir.path(), files, Vec::new());
     let result = run(signer.submit(&request(CertName::Apiserver)));
     let parts = ["outbox/apiserver.json could not be written", "not full"];
-    fails(result, Class::Transient, &parts);
+    fails(result, Class::Config, &parts);
 }
