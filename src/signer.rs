@@ -190,7 +190,7 @@ pub struct Part<'a, C> {
     pub wanted: Vec<Wanted>,
 }
 
-/// What people should know of a kind before they configure it. The table in the README is made of these.
+/// What people should know of a kind before they configure it. The tables in README.md and docs/signers are made of these.
 pub struct About {
     /// The configuration's name of the kind.
     pub name: &'static str,

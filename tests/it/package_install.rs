@@ -149,6 +149,8 @@ impl Root {
             "usr/share/bash-completion/completions/nodepki",
             "usr/share/fish/vendor_completions.d/nodepki.fish",
             "usr/share/doc/nodepki/README.md",
+            "usr/share/doc/nodepki/docs/runbook.md",
+            "usr/share/doc/nodepki/docs/signers/vault.md",
             "usr/share/doc/nodepki/sbom.cdx.json",
             "usr/share/doc/nodepki/examples/signers/vault.yaml",
         ] {

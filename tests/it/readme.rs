@@ -1,102 +1,386 @@
-//! What the README says of the signers is made from the code and the examples. `NODEPKI_BLESS=1` writes it anew.
+//! The documents: their generated parts match the code and the examples, their links lead to a file and a heading, and
+//! the README keeps its form.
+//!
+//! `NODEPKI_BLESS=1 cargo test --test it readme` writes the generated parts.
 
 use std::fmt::Write as _;
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use nodepki::config::Settings;
 use nodepki::signer::{Carry, Kind, Lookup, Renewal, Resubmit};
+use serde_json::{Map, Value};
 
-const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/examples/signers");
-const BEGIN: &str = "<!-- signers: made by `NODEPKI_BLESS=1 cargo test --test it readme` -->\n";
-const END: &str = "<!-- end of signers -->\n";
+use crate::node::NODEPKI;
+
+const PROJECT: &str = env!("CARGO_MANIFEST_DIR");
+const BEGIN: &str = "<!-- generated: run `NODEPKI_BLESS=1 cargo test --test it readme` -->\n";
+const END: &str = "<!-- end of generated -->\n";
+const MAX_README_BYTES: usize = 8 << 10;
+/// Directories with Markdown pages, and whether their subdirectories have pages too.
+const PAGE_DIRECTORIES: [(&str, bool); 5] = [
+    (".", false),
+    ("docs", true),
+    ("cloud-init", false),
+    ("packaging", false),
+    ("tests/golden", false),
+];
+
+fn read(page: impl AsRef<Path>) -> String {
+    let path = Path::new(PROJECT).join(page);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
 
 fn carry(carry: Carry) -> &'static str {
     match carry {
         Carry::Yes => "yes",
-        Carry::AsConfigured => "as configured there",
+        Carry::AsConfigured => "if configured there",
         Carry::No => "no",
     }
 }
 
-/// What becomes of a request when the process dies between request and answer.
+/// Describes what happens to a request if the process ends between request and answer.
 fn resume(lookup: Lookup, resubmit: Resubmit) -> &'static str {
     match (lookup, resubmit) {
         (Lookup::ByName, _) => "found by name",
-        (Lookup::ByResubmit, _) => "sending it again is the look-up",
-        (Lookup::ByTicket, Resubmit::Adopts) => "by ticket; sent again it is the same request",
-        (Lookup::ByTicket, _) => "by ticket",
-        (Lookup::None, Resubmit::Adopts) => "sent again it is the same request",
-        (Lookup::None, Resubmit::Duplicates) => "sent again; a second certificate for the same key",
+        (Lookup::ByResubmit, _) => "sent again, which finds it",
+        (Lookup::ByTicket, Resubmit::Adopts) => {
+            "found by ticket, or sent again as the same request"
+        }
+        (Lookup::ByTicket, _) => "found by ticket",
+        (Lookup::None, Resubmit::Adopts) => "sent again as the same request",
+        (Lookup::None, Resubmit::Duplicates) => "sent again: a second certificate for the same key",
         (Lookup::None, Resubmit::FreshCredential) => "sent again with a new token",
-        (Lookup::None, Resubmit::Forbidden) => "a person looks",
+        (Lookup::None, Resubmit::Forbidden) => "needs manual action",
     }
 }
 
 fn renewal(renewal: Renewal) -> &'static str {
     match renewal {
-        Renewal::Submit => "as a first one",
-        Renewal::SameKey => "in exchange, same key",
-        Renewal::Rekey => "in exchange, any key",
+        Renewal::Submit => "like a first request",
+        Renewal::SameKey => "authenticated by the old certificate, same key",
+        Renewal::Rekey => "authenticated by the old certificate, any key",
     }
 }
 
-fn section() -> String {
-    let mut text = String::from(
-        "| kind | signs with | O | `system:` names | IP SANs | proves itself by | may pend | after a crash | renewal | CRL |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
-    );
-    for kind in Kind::ALL {
-        let about = kind.about();
-        let caps = &about.caps;
-        let cells = [
-            format!("[`{kind}`](#{})", kind.as_str().to_lowercase()),
-            about.signs_with.to_owned(),
-            carry(caps.organization).to_owned(),
-            carry(caps.colon_common_name).to_owned(),
-            carry(caps.ip_sans).to_owned(),
-            about.authentication.to_owned(),
-            if caps.pends { "yes" } else { "no" }.to_owned(),
-            resume(caps.lookup, caps.resubmit).to_owned(),
-            renewal(caps.renewal).to_owned(),
-            carry(caps.crl).to_owned(),
-        ];
-        writeln!(text, "| {} |", cells.join(" | ")).unwrap();
-    }
-    text.push_str("\nA configuration to copy for each, as in `packaging/examples/signers`:\n");
-    for kind in Kind::ALL {
-        let example = fs::read_to_string(format!("{EXAMPLES}/{kind}.yaml")).unwrap();
-        write!(
-            text,
-            "\n#### {kind}\n\n<details><summary><code>{kind}</code></summary>\n\n```yaml\n{}\n```\n\n</details>\n",
-            example.trim_end()
-        )
-        .unwrap();
+fn yes_or_no(flag: bool) -> &'static str {
+    if flag { "yes" } else { "no" }
+}
+
+/// Returns a Markdown table.
+fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let row = |cells: &[String]| {
+        let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
+        format!("| {} |\n", cells.join(" | "))
+    };
+    let heading: Vec<String> = columns.iter().map(|&column| column.to_owned()).collect();
+    let mut text = row(&heading);
+    text.push_str(&row(&vec!["---".to_owned(); columns.len()]));
+    for cells in rows {
+        text.push_str(&row(&cells));
     }
     text
 }
 
+/// The capabilities of a kind: name of each, and its value.
+fn capabilities(kind: Kind) -> [(&'static str, String); 9] {
+    let about = kind.about();
+    let caps = &about.caps;
+    [
+        ("signs with", about.signs_with.to_owned()),
+        ("O", carry(caps.organization).to_owned()),
+        ("`system:` names", carry(caps.colon_common_name).to_owned()),
+        ("IP SANs", carry(caps.ip_sans).to_owned()),
+        ("node authenticates by", about.authentication.to_owned()),
+        ("may be pending", yes_or_no(caps.pends).to_owned()),
+        (
+            "after a crash",
+            resume(caps.lookup, caps.resubmit).to_owned(),
+        ),
+        ("renewal", renewal(caps.renewal).to_owned()),
+        ("CRL", carry(caps.crl).to_owned()),
+    ]
+}
+
+fn signers_of_readme() -> String {
+    table(
+        &["kind", "signs with", "may be pending"],
+        Kind::ALL.into_iter().map(|kind| {
+            vec![
+                format!("[`{kind}`](docs/signers/{kind}.md)"),
+                kind.about().signs_with.to_owned(),
+                yes_or_no(kind.about().caps.pends).to_owned(),
+            ]
+        }),
+    )
+}
+
+fn comparison() -> String {
+    let names = capabilities(Kind::Exec).map(|(name, _)| name);
+    let rows = Kind::ALL.into_iter().map(|kind| {
+        let mut row = vec![format!("[`{kind}`]({kind}.md)")];
+        row.extend(capabilities(kind).map(|(_, value)| value));
+        row
+    });
+    table(&[&["kind"], &names[..]].concat(), rows)
+}
+
+fn signer_page(kind: Kind) -> String {
+    let schema = Settings::schema();
+    let keys =
+        &schema["properties"]["signers"]["additionalProperties"]["properties"][kind.as_str()];
+    let example = read(format!("packaging/examples/signers/{kind}.yaml"));
+    let rows = capabilities(kind).map(|(name, value)| vec![name.to_owned(), value]);
+    let mut text = format!("## Capabilities\n\n{}\n## Keys\n\n", table(&["", ""], rows));
+    match key_rows(keys, "") {
+        rows if rows.is_empty() => text.push_str("None.\n"),
+        rows => {
+            let _ = write!(
+                text,
+                "Below `signers.NAME.{kind}`:\n\n{}",
+                table(&KEY_COLUMNS, rows)
+            );
+        }
+    }
+    let _ = write!(
+        text,
+        "\n## Example\n\n`packaging/examples/signers/{kind}.yaml`:\n\n```yaml\n{}\n```\n",
+        example.trim_end()
+    );
+    text
+}
+
+const KEY_COLUMNS: [&str; 3] = ["key", "value", "meaning"];
+
+fn settings_page() -> String {
+    let schema = Settings::schema();
+    let mut text = String::new();
+    let mut single = Vec::new();
+    for (name, below) in object(&schema["properties"]) {
+        if !below["properties"].is_object() && !below["additionalProperties"].is_object() {
+            single.extend(key_rows(below, name));
+            continue;
+        }
+        if name == "signers" {
+            continue;
+        }
+        let _ = write!(text, "### {name}\n\n");
+        if name == "authorities" {
+            let authorities = object(&below["properties"]);
+            let keys = |authority: &str| key_rows(&authorities[authority], "");
+            let names = |authority: &str| keys(authority).into_iter().map(|row| row[0].clone());
+            for other in ["etcd-ca", "front-proxy-ca"] {
+                assert!(names(other).eq(names("ca")), "the keys of {other} differ");
+            }
+            text.push_str("The same keys exist below `etcd-ca` and `front-proxy-ca`.\n\n");
+            let rows = key_rows(&authorities["ca"], "authorities.ca");
+            text.push_str(&table(&KEY_COLUMNS, rows));
+        } else {
+            text.push_str(&table(&KEY_COLUMNS, key_rows(below, name)));
+        }
+        text.push('\n');
+    }
+    let single = table(&KEY_COLUMNS, single);
+    text = format!("### At the top level\n\n{single}\n{text}");
+    text.push_str("### signers\n\nA map from names of your choice to one of these kinds, each with its keys:\n\n");
+    for kind in Kind::ALL {
+        let _ = writeln!(text, "- [`{kind}`](signers/{kind}.md)");
+    }
+    text
+}
+
+/// Returns a row for each key below a node of the JSON Schema.
+fn key_rows(node: &Value, path: &str) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    let joined = |name: &str| match path {
+        "" => name.to_owned(),
+        path => format!("{path}.{name}"),
+    };
+    for (name, below) in object(&node["properties"]) {
+        rows.extend(key_rows(below, &joined(name)));
+    }
+    if node["additionalProperties"].is_object() && node["oneOf"].is_null() {
+        rows.extend(key_rows(&node["additionalProperties"], &joined("NAME")));
+    }
+    if let Some(meaning) = node["description"].as_str() {
+        rows.push(vec![format!("`{path}`"), form(node), meaning.to_owned()]);
+    }
+    rows
+}
+
+/// Describes the values that a leaf of the schema allows.
+fn form(leaf: &Value) -> String {
+    if leaf["type"] == "array" {
+        return format!("list: {}", form(&leaf["items"]));
+    }
+    if let Some(text) = leaf["const"].as_str() {
+        return format!("`{text}`");
+    }
+    if let Some(choices) = leaf["enum"].as_array() {
+        let choices: Vec<String> = choices
+            .iter()
+            .map(|choice| format!("`{}`", choice.as_str().unwrap()))
+            .collect();
+        return choices.join(", ");
+    }
+    let form = match (leaf["type"].as_str(), leaf["pattern"].as_str()) {
+        (Some("boolean"), _) => "`true`, `false`",
+        (Some("object"), _) => "empty map",
+        (Some("string"), None) => "text",
+        (Some("string"), Some("^/")) => "absolute path",
+        (Some("string"), Some(pattern)) if pattern.contains("credential:") => {
+            "absolute path, or `credential:NAME`"
+        }
+        (Some("string"), Some(pattern)) if pattern.contains("https?") => "URL",
+        (Some("string"), Some(pattern)) if pattern.contains("µs") => "duration, as in `1h30m`",
+        (Some("string"), Some(pattern)) if pattern.contains('%') => "percentage",
+        (Some("string"), Some(pattern)) if pattern.contains("sha256") => "64 hexadecimal digits",
+        (None, None) if leaf["type"].is_array() => "name or number",
+        (None, None) if leaf["oneOf"].is_array() => {
+            "text, or a map from certificate names and `default` to texts"
+        }
+        (None, None) if leaf["$ref"].is_string() => "see `packaging/config.yaml`",
+        other => panic!("no description for {other:?}"),
+    };
+    form.to_owned()
+}
+
+fn object(value: &Value) -> &Map<String, Value> {
+    static EMPTY: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
+    value.as_object().unwrap_or(&EMPTY)
+}
+
+/// Returns every page with a generated part, and that part.
+fn generated() -> Vec<(String, String)> {
+    let mut pages = vec![
+        ("README.md".to_owned(), signers_of_readme()),
+        ("docs/signers/README.md".to_owned(), comparison()),
+        ("docs/configuration.md".to_owned(), settings_page()),
+    ];
+    for kind in Kind::ALL {
+        pages.push((format!("docs/signers/{kind}.md"), signer_page(kind)));
+    }
+    pages
+}
+
 #[test]
-fn the_readme_has_the_table_and_the_configurations_of_all_signers() {
-    let readme = fs::read_to_string(README).unwrap();
-    let (before, rest) = readme.split_once(BEGIN).unwrap();
-    let (found, after) = rest.split_once(END).unwrap();
-    let wanted = section();
-    if std::env::var_os("NODEPKI_BLESS").is_some() {
-        fs::write(README, format!("{before}{BEGIN}{wanted}{END}{after}")).unwrap();
-    } else {
-        assert_eq!(
-            found, wanted,
-            "run: NODEPKI_BLESS=1 cargo test --test it readme"
-        );
+fn generated_parts_match_code_and_examples() {
+    for (page, expected) in generated() {
+        let text = read(&page);
+        let parts = text.split_once(BEGIN).and_then(|(before, rest)| {
+            let (found, after) = rest.split_once(END)?;
+            Some((before, found, after))
+        });
+        let (before, found, after) =
+            parts.unwrap_or_else(|| panic!("{page} has no lines {BEGIN}{END}"));
+        if std::env::var_os("NODEPKI_BLESS").is_some() {
+            let text = format!("{before}{BEGIN}{expected}{END}{after}");
+            fs::write(Path::new(PROJECT).join(&page), text).unwrap();
+        } else {
+            assert_eq!(
+                found, expected,
+                "{page} is out of date; run: NODEPKI_BLESS=1 cargo test --test it readme"
+            );
+        }
     }
 }
 
-/// The first screen holds exactly two commands.
 #[test]
-fn the_first_screen_has_two_commands() {
-    let readme = fs::read_to_string(README).unwrap();
-    let first = readme.split_once("\n## ").unwrap().0;
-    assert_eq!(first.matches("```sh\n").count(), 2);
-    assert!(first.contains("cargo run --release -- demo"));
-    assert!(first.contains("\ntests/run\n"));
+fn first_screen_has_two_commands_and_links_to_runbook() {
+    let readme = read("README.md");
+    let (first_screen, _) = readme.split_once("\n## ").unwrap();
+    assert_eq!(first_screen.matches("```sh\n").count(), 2);
+    assert!(first_screen.contains("cargo run --release -- demo"));
+    assert!(first_screen.contains("\ntests/run\n"));
+    assert!(first_screen.contains("](docs/runbook.md)"));
+}
+
+#[test]
+fn readme_keeps_within_size_limit() {
+    let size = read("README.md").len();
+    assert!(size <= MAX_README_BYTES, "{size} bytes");
+}
+
+#[test]
+fn every_command_is_documented() {
+    let help = Command::new(NODEPKI).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
+    let (commands, _) = commands.split_once("\n\n").unwrap();
+    let names = commands.lines().filter_map(|line| {
+        let name = line.strip_prefix("  ")?.split(' ').next()?;
+        (!name.is_empty() && name != "help").then_some(name)
+    });
+    let page = read("docs/commands.md");
+    let missing: Vec<&str> = names
+        .filter(|name| !page.contains(&format!("`{name}")))
+        .collect();
+    assert!(missing.is_empty(), "not in docs/commands.md: {missing:?}");
+}
+
+/// Returns the paths of all pages, relative to the project.
+fn pages() -> Vec<PathBuf> {
+    let mut pages = Vec::new();
+    for (directory, recursive) in PAGE_DIRECTORIES {
+        collect_pages(Path::new(directory), recursive, &mut pages);
+    }
+    assert!(pages.len() > 25, "{pages:?}");
+    pages
+}
+
+fn collect_pages(directory: &Path, recursive: bool, pages: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(Path::new(PROJECT).join(directory)).unwrap() {
+        let entry = entry.unwrap();
+        let path = directory.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            if recursive {
+                collect_pages(&path, recursive, pages);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            pages.push(path);
+        }
+    }
+}
+
+/// Returns the anchors of the headings of a page, as GitHub derives them.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase();
+            let kept = title.chars().filter_map(|c| match c {
+                ' ' => Some('-'),
+                c if c.is_alphanumeric() || c == '-' || c == '_' => Some(c),
+                _ => None,
+            });
+            kept.collect()
+        })
+        .collect()
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading() {
+    let mut broken = Vec::new();
+    for page in pages() {
+        let text = read(&page);
+        for link in text.split("](").skip(1) {
+            let (target, _) = link.split_once(')').unwrap();
+            if target.starts_with("https://") {
+                continue;
+            }
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let path = match file {
+                "" => page.clone(),
+                file => page.parent().unwrap().join(file),
+            };
+            let exists = Path::new(PROJECT).join(&path).exists();
+            if !exists
+                || (!anchor.is_empty() && !anchors(&read(&path)).contains(&anchor.to_owned()))
+            {
+                broken.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
 }

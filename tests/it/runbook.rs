@@ -1,4 +1,4 @@
-//! `packaging/runbook.md`: its commands, run exactly as they stand on the page, on nodes that are broken as it says.
+//! `docs/runbook.md`: its commands, run exactly as they stand on the page, on nodes that are broken as it says.
 //!
 //! A block of the page is run by a shell that sees the node under `/mnt` and a stick and an offline CA under `/media`.
 //! Every block has its expectation here; a new one without is a failure.
@@ -23,7 +23,7 @@ use crate::running;
 use crate::servers;
 use crate::servers::cluster::{self, Authorities, Cluster, ClusterNode};
 
-const PAGE: &str = include_str!("../../packaging/runbook.md");
+const PAGE: &str = include_str!("../../docs/runbook.md");
 const KEPT: &str = "/var/lib/nodepki/cluster-configuration.yaml";
 const SETTINGS: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n\
     authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}\n\

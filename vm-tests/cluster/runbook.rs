@@ -1,6 +1,6 @@
-//! The commands of `packaging/runbook.md`, as they stand there.
+//! The commands of `docs/runbook.md`, as they stand there.
 
-const RUNBOOK: &str = include_str!("../../packaging/runbook.md");
+const RUNBOOK: &str = include_str!("../../docs/runbook.md");
 
 /// The shell block of a section; the first is 0.
 pub(crate) fn block(section: u32, number: usize) -> String {

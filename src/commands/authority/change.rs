@@ -64,7 +64,7 @@ pub struct Wish {
 
 /// Where it is written what a person does after a step, for messages.
 const RUNBOOK: &str =
-    "see packaging/runbook.md, section 8 (installed as /usr/share/doc/nodepki/runbook.md)";
+    "see docs/runbook.md, section 8 (installed as /usr/share/doc/nodepki/docs/runbook.md)";
 
 /// What a step did, or would do.
 #[derive(Debug, Serialize)]

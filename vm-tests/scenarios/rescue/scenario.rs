@@ -1,5 +1,5 @@
 //! A node that was off for two years: everything has expired, and it would not come up. Its disk is mounted in another
-//! machine, under /mnt, and `packaging/runbook.md` is followed there; the node then boots and is whole.
+//! machine, under /mnt, and `docs/runbook.md` is followed there; the node then boots and is whole.
 
 use crate::bench::Bench;
 use crate::machine::Machine;
