@@ -142,6 +142,10 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) {
     );
 }
 
+/// Returns the path of the real kubeadm.
+///
+/// # Panics
+/// If it is missing. `tests/run quick` recognizes the message, as that of `servers::bin`.
 pub(crate) fn binary() -> PathBuf {
     let path = std::env::var_os("NODEPKI_TEST_KUBEADM").map_or_else(
         || {
@@ -156,7 +160,7 @@ pub(crate) fn binary() -> PathBuf {
     // A link, so that /proc does not show a file that is being rebuilt.
     fs::canonicalize(&path).unwrap_or_else(|error| {
         panic!(
-            "{}: {error}: the tests need the real kubeadm: `tests/run unit` builds it",
+            "{} is missing: run `tests/run unit`, which builds it ({error})",
             path.display()
         )
     })

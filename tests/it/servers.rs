@@ -25,15 +25,16 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Returns the program of a server that `tests/run` has built or unpacked.
+/// Returns the path of a server's program, as `tests/run unit` built or unpacked it.
 ///
 /// # Panics
-/// If the program is missing: a test that needs a server never passes without it.
+/// If the program is missing: a test that needs a server never passes without it. `tests/run quick` recognizes such tests by
+/// the message.
 pub(crate) fn bin(name: &str) -> PathBuf {
     let path = bin_dir().join(name);
     assert!(
         path.exists(),
-        "{} is missing: run `tests/run`, which builds it, or set NODEPKI_TEST_SERVERS to the directory that has it",
+        "{} is missing: run `tests/run unit`, which builds it, or set NODEPKI_TEST_SERVERS to the directory that has it",
         path.display()
     );
     path
