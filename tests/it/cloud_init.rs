@@ -1,6 +1,6 @@
-//! The texts below `cloud-init/`: the real cloud-init judges, merges and runs them, nodepki and kubeadm read what they
-//! write, a real OpenBao unwraps what is wrapped in them, and a real API server and Cluster API's own code take the
-//! KubeadmControlPlanes.
+//! The texts below `cloud-init/`: the real cloud-init validates, merges and runs them, nodepki and kubeadm read the files
+//! that they write, a real OpenBao unwraps the wrapped credentials, and a real API server and Cluster API's own code accept
+//! the KubeadmControlPlanes.
 
 mod cluster_api;
 mod machine;
@@ -20,7 +20,7 @@ use machine::{Machine, cloud_init};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cloud-init");
 
-/// What README.md has people do.
+/// The command of README.md that combines a flow and a signer.
 const COMPOSE: &str =
     "{ cat user-data-first.yaml; sed '1,/^bootcmd:/d' signers/vault.yaml; } >user-data";
 
@@ -28,7 +28,7 @@ fn example(name: &str) -> String {
     fs::read_to_string(format!("{EXAMPLES}/{name}")).unwrap()
 }
 
-/// Every signer's part, by its name.
+/// Returns the names of the signers' parts.
 fn signers() -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(format!("{EXAMPLES}/signers"))
         .unwrap()
@@ -47,7 +47,7 @@ fn signers() -> Vec<String> {
     names
 }
 
-/// The command of README.md that makes user data for a worker.
+/// Returns the command of README.md that creates user data for a worker.
 fn worker_command() -> String {
     let page = example("README.md");
     let (_, section) = page.split_once("### Workers").unwrap();
@@ -56,7 +56,7 @@ fn worker_command() -> String {
 }
 
 #[test]
-fn edits_make_user_data_of_a_worker() {
+fn edits_turn_joining_user_data_into_that_of_a_worker() {
     let command = worker_command();
     let (command, file) = command.split_once(" >").unwrap();
     assert_eq!(file, "user-data-worker.yaml");
@@ -68,7 +68,7 @@ fn edits_make_user_data_of_a_worker() {
     assert!(edited.status.success());
     let text = String::from_utf8(edited.stdout).unwrap();
     assert!(!text.contains("certificateKey:") && !text.contains("/etc/nodepki/certificate-key"));
-    // Beside that it is the text of a joining node, in the same order.
+    // All other lines are those of a joining node, in the same order.
     let joining = example("user-data-join.yaml");
     let mut lines = joining.lines();
     assert!(
@@ -92,7 +92,7 @@ fn edits_make_user_data_of_a_worker() {
     assert!(settings.join.certificate_key.is_none());
 }
 
-/// Flow and signer in one text, as README.md says.
+/// Combines a flow and a signer in one text, as README.md says.
 fn composed(flow: &str, signer: &str) -> String {
     let command = COMPOSE
         .replace("user-data-first.yaml", flow)
@@ -116,7 +116,7 @@ fn parsed(text: &str) -> Vec<Value> {
     documents.iter().map(yaml::to_json).collect()
 }
 
-/// What cloud-init makes of templates on an instance with these data.
+/// Returns the templates as cloud-init renders them on an instance with these data.
 fn rendered(texts: &[String], instance: &Value) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("instance-data.json");
@@ -149,7 +149,7 @@ fn rendered(texts: &[String], instance: &Value) -> Vec<String> {
     texts
 }
 
-/// What `cloud-init schema` says of each text that it finds a fault in.
+/// Returns the output of `cloud-init schema` for each text that it rejects.
 fn faults(texts: &[String]) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let runs: Vec<String> = texts
@@ -169,7 +169,7 @@ fn faults(texts: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// An instance as it looks to a template.
+/// Returns the data of an instance that a template sees.
 fn instance(more: &[(&str, &str)]) -> Value {
     let mut meta_data = json!({"local_hostname": "cp2", "local_ipv4": "192.0.2.12"});
     for (key, value) in more {
@@ -178,7 +178,7 @@ fn instance(more: &[(&str, &str)]) -> Value {
     json!({"v1": {"local_hostname": "cp2"}, "ds": {"meta_data": meta_data}})
 }
 
-/// The vendor data as a first and as a joining node get them.
+/// Returns the vendor data, rendered for a first and for a joining node.
 fn vendor_data() -> Vec<String> {
     let text = [example("vendor-data.yaml")];
     let joins = [
@@ -192,7 +192,7 @@ fn vendor_data() -> Vec<String> {
         .collect()
 }
 
-/// Every text that somebody may give to a machine, with its name.
+/// Returns every text that a machine may be given, with a name.
 fn all() -> Vec<(String, String)> {
     let mut named = Vec::new();
     let mut joining = Vec::new();
@@ -214,7 +214,7 @@ fn all() -> Vec<(String, String)> {
 }
 
 #[test]
-fn every_kind_of_signer_has_its_part() {
+fn every_kind_of_signer_has_a_part() {
     let names = signers();
     for kind in Kind::ALL {
         assert!(
@@ -227,13 +227,13 @@ fn every_kind_of_signer_has_its_part() {
     for name in names {
         assert!(
             readme.contains(&format!("| `{name}` |")),
-            "README.md says nothing of signers/{name}.yaml"
+            "README.md does not mention signers/{name}.yaml"
         );
     }
 }
 
 #[test]
-fn cloud_init_takes_every_flow_with_every_signer() {
+fn cloud_init_accepts_every_flow_with_every_signer() {
     let (_, texts): (Vec<_>, Vec<_>) = all().into_iter().unzip();
     assert_eq!(faults(&texts), [""; 0]);
     let parts: Vec<String> = signers()
@@ -244,9 +244,9 @@ fn cloud_init_takes_every_flow_with_every_signer() {
     assert_eq!(faults(&["#cloud-config\nbootcmd: 5\n".to_owned()]).len(), 1);
 }
 
-/// Each `bootcmd` is run as it is, twice, and nodepki and kubeadm judge what it has written.
+/// Runs each `bootcmd` twice, and has nodepki and kubeadm validate the files that it has written.
 #[test]
-fn nodepki_and_kubeadm_take_what_is_written() {
+fn nodepki_and_kubeadm_accept_written_files() {
     for (name, text) in all() {
         let machine = Machine::new();
         let script = bootcmd(&text);
@@ -273,7 +273,7 @@ fn nodepki_and_kubeadm_take_what_is_written() {
         let calls = machine.read("calls");
         let enabled = "systemctl enable --now --no-block nodepki-bootstrap.service\n";
         assert_eq!(calls.matches(enabled).count(), 2, "{name}: {calls}");
-        // What systemd reads has to be read anew.
+        // systemd must reload changed units.
         let units = machine.path("etc/systemd/system").exists();
         assert_eq!(
             units,
@@ -283,7 +283,7 @@ fn nodepki_and_kubeadm_take_what_is_written() {
     }
 }
 
-/// What cloud-init hands to the shell.
+/// Returns the commands that cloud-init passes to the shell.
 fn bootcmd(text: &str) -> String {
     let data = parsed(text).remove(0);
     let commands = data["bootcmd"].as_array().unwrap().iter();

@@ -1,4 +1,4 @@
-//! What packages install: the default configuration.
+//! The default configuration that packages install, `packaging/config.yaml`.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const CONFIG: &str = include_str!("../../packaging/config.yaml");
 
-/// Settings as if everything in the file were meant: prose has one space after the `#`, a key none or more.
+/// Returns the file with every key uncommented: prose has one space after the `#`, a key none or at least two.
 fn uncommented() -> String {
     let line = |line: &str| match line.strip_prefix('#') {
         Some(rest) if rest.starts_with(' ') && !rest.starts_with("  ") => String::new(),
@@ -20,19 +20,19 @@ fn uncommented() -> String {
 }
 
 #[test]
-fn the_default_configuration_sets_nothing() {
+fn sets_nothing() {
     let bare = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
     let read = |text: &str| Settings::from_fragments(&[("config.yaml", text.to_owned())]).unwrap();
     assert_eq!(read(CONFIG), read(bare));
 }
 
 #[test]
-fn everything_in_the_default_configuration_may_be_uncommented() {
+fn every_key_may_be_uncommented() {
     let text = uncommented();
     let (settings, warnings) = Settings::from_fragments(&[("config.yaml", text)])
         .unwrap_or_else(|faults| panic!("{faults}"));
     assert!(warnings.is_empty(), "{warnings:?}");
-    // What is written as a default is one.
+    // The values that are documented as defaults are the defaults.
     let (bare, _) = Settings::from_fragments(&[(
         "config.yaml",
         "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n".to_owned(),
@@ -56,7 +56,7 @@ fn everything_in_the_default_configuration_may_be_uncommented() {
 }
 
 #[test]
-fn every_key_is_in_the_default_configuration() {
+fn contains_every_key_of_schema() {
     let schema = Settings::schema();
     let mut wanted = BTreeSet::new();
     collect(&schema, &schema, "", &mut wanted);
@@ -69,13 +69,13 @@ fn every_key_is_in_the_default_configuration() {
     );
 }
 
-/// Names of keys, those of signers apart: each kind has its example.
+/// Collects the names of all keys except those of signers, which have an example for each kind.
 fn collect(schema: &Value, at: &Value, path: &str, keys: &mut BTreeSet<String>) {
     if let Some(name) = at["$ref"]
         .as_str()
         .and_then(|to| to.strip_prefix("#/$defs/"))
     {
-        // The policy has three forms; the file shows the one that has no older name.
+        // The policy has three forms; the file shows the one without older names.
         if name != "policy" {
             collect(schema, &schema["$defs"][name], path, keys);
         }
@@ -93,7 +93,7 @@ fn collect(schema: &Value, at: &Value, path: &str, keys: &mut BTreeSet<String>) 
     }
 }
 
-/// Whether a YAML text has a value at `.a.b`, in any item of a list.
+/// Returns whether a YAML text has a value at `.a.b`, in any item of a list.
 fn names(text: &str, path: &str) -> bool {
     let documents = yaml::parse("config.yaml", text).unwrap();
     let value = yaml::to_json(&documents[0]);

@@ -1,7 +1,7 @@
-//! `docs/runbook.md`: its commands, run exactly as they stand on the page, on nodes that are broken as it says.
+//! `docs/runbook.md`: its commands, run unchanged on nodes that are broken as the page describes.
 //!
-//! A block of the page is run by a shell that sees the node under `/mnt` and a stick and an offline CA under `/media`.
-//! Every block has its expectation here; a new one without is a failure.
+//! A block of the page is run by a shell that sees the node under `/mnt`, and a USB stick and an offline CA under `/media`.
+//! Every block has its expectation here; a new block without one fails `page_has_no_other_blocks`.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ const SETTINGS: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfigurat
     authorities: {ca: {signer: s}, etcd-ca: {signer: s}, front-proxy-ca: {signer: s}}\n\
     signers: {s: {local: {directory: /srv/ca}}}\n";
 
-/// The command blocks, each with the number of its section.
+/// Returns the command blocks of the page, each with the number of its section.
 fn blocks() -> Vec<(u32, String)> {
     let mut blocks = Vec::new();
     let (mut section, mut block) = (0, None::<String>);
@@ -50,14 +50,14 @@ fn blocks() -> Vec<(u32, String)> {
     blocks
 }
 
-/// A node on which everything has expired, with a stick and the offline CA beside it. Without its kubeadm file, as
-/// after any boot.
+/// Returns a node on which everything has expired, with a USB stick and the offline CA. It has no kubeadm file, as after
+/// any boot.
 fn expired() -> Node {
     let node = running::running(INIT);
     node.write("/root/.keep", "");
     fs::create_dir_all(node.outside("media/usb")).unwrap();
     kubeadm::copy_tree(&node.ca(), &node.outside("media/ca"));
-    // All of it again, and this time for three seconds: a busy machine needs one to verify what it has signed.
+    // Issue every certificate again, valid for three seconds: a busy machine needs one of them to verify its own signatures.
     let kept = node.read(KEPT);
     node.write(KEPT, format!("{kept}certificateValidityPeriod: 3s\n"));
     for name in EVERYTHING {
@@ -71,7 +71,7 @@ fn expired() -> Node {
             }
         }
     }
-    // What only a first node has shows that it is one.
+    // Only a first node has this file.
     node.write("/etc/kubernetes/super-admin.conf", "");
     let signer = format!("local:{}", node.ca().display());
     node.run(&["bootstrap", "--signer", &signer]).done();
@@ -80,14 +80,14 @@ fn expired() -> Node {
     node
 }
 
-/// Gives the node settings of its own, with a signer that is reachable below the root.
+/// Writes settings to the node, with a signer that is reachable below the root.
 fn configure(node: &Node) {
     node.write("/etc/nodepki/config.yaml", SETTINGS);
     node.write("/srv/ca/.keep", "");
     kubeadm::copy_tree(&node.ca(), &node.root().join("srv/ca"));
 }
 
-/// Runs the blocks of a section as they stand; each must end with its status and say its words.
+/// Runs the blocks of a section unchanged; each must end with its status and print its words.
 fn follow(node: &Node, section: u32, expected: &[(i32, &[&str])]) {
     let blocks = blocks().into_iter().filter(|(of, _)| *of == section);
     let blocks: Vec<String> = blocks.map(|(_, block)| block).collect();
@@ -119,7 +119,7 @@ fn run(node: &Node, block: &str) -> Ran {
     with_mounts(node, &shell, &place)
 }
 
-/// Runs the block of this number in a section as it stands, on a node of a cluster.
+/// Runs the block of this number in a section unchanged, on a node of a cluster.
 pub(crate) fn run_block(node: &ClusterNode, section: u32, number: usize) -> Ran {
     let mut blocks = blocks().into_iter().filter(|(of, _)| *of == section);
     let (_, block) = blocks.nth(number).unwrap();
@@ -139,7 +139,7 @@ pub(crate) fn run_block(node: &ClusterNode, section: u32, number: usize) -> Ran 
 }
 
 #[test]
-fn node_follows_upgrade_of_its_cluster() {
+fn follows_upgrade_of_cluster() {
     const MAP: &str = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config";
     let cluster = Cluster::start(Authorities::External);
     let node = cluster.first();
@@ -151,7 +151,7 @@ fn node_follows_upgrade_of_its_cluster() {
     node.write("/run/kubeadm/kubeadm.yaml", cluster::INIT);
     node.nodepki(&["bootstrap"]).done();
     fs::remove_file(node.path("/run/kubeadm/kubeadm.yaml")).unwrap();
-    // What kubeadm upgrade does to the ConfigMap.
+    // The change that kubeadm upgrade makes to the ConfigMap.
     let admin = cluster.admin();
     let (_, map) = admin.get(MAP);
     let text = map["data"]["ClusterConfiguration"].as_str().unwrap();
@@ -168,7 +168,7 @@ fn node_follows_upgrade_of_its_cluster() {
     flags.done().says("--cluster-signing-cert-file=");
     assert!(!flags.stdout.contains("ca.key"), "{}", flags.said());
 
-    // Two requests that are approved and never signed: a kubelet's, and one for a signer of its own.
+    // Two requests that are approved and never signed: a kubelet's, and one for another signer.
     let requests = [
         ("kubelets", "kubernetes.io/kube-apiserver-client-kubelet"),
         ("others", "example.com/signer"),
@@ -204,10 +204,10 @@ fn node_follows_upgrade_of_its_cluster() {
         .says_not("others");
 }
 
-const SOUND: &[(i32, &[&str])] = &[(0, &["keep", "0 errors"])];
+const HEALTHY: &[(i32, &[&str])] = &[(0, &["keep", "0 errors"])];
 
 #[test]
-fn the_page_has_no_other_blocks() {
+fn page_has_no_other_blocks() {
     let sections: Vec<u32> = blocks().into_iter().map(|(section, _)| section).collect();
     assert_eq!(
         sections,
@@ -216,7 +216,7 @@ fn the_page_has_no_other_blocks() {
 }
 
 #[test]
-fn an_expired_node_is_renewed_with_an_online_signer() {
+fn renews_expired_node_with_online_signer() {
     let node = expired();
     configure(&node);
     let shown = &["expired", "apiserver", "2 errors"][..2];
@@ -229,11 +229,11 @@ fn an_expired_node_is_renewed_with_an_online_signer() {
     follow(&node, 2, &[(0, &["issue", "it expired at"])]);
     follow(&node, 3, &[(0, &["apiserver", "issued"])]);
     node.assert_sound(&EVERYTHING);
-    follow(&node, 6, SOUND);
+    follow(&node, 6, HEALTHY);
 }
 
 #[test]
-fn an_expired_node_is_renewed_offline_where_no_signer_is() {
+fn renews_expired_node_offline_without_signer() {
     let node = expired();
     let snapshot = node.etc();
     follow(
@@ -264,11 +264,11 @@ fn an_expired_node_is_renewed_offline_where_no_signer_is() {
         ],
     );
     node.assert_sound(&EVERYTHING);
-    follow(&node, 6, SOUND);
+    follow(&node, 6, HEALTHY);
 }
 
 #[test]
-fn an_expired_authority_is_told_from_what_hangs_on_it_and_replaced_by_one_of_the_same_key() {
+fn reports_dependents_of_expired_authority_and_accepts_one_with_same_key() {
     let node = Node::of(INIT);
     let now = OffsetDateTime::now_utc();
     let year = Duration::from_secs(365 * 86400);
@@ -312,12 +312,12 @@ fn an_expired_authority_is_told_from_what_hangs_on_it_and_replaced_by_one_of_the
     follow(&node, 5, &[(0, &["admin.conf"])]);
     follow(&node, 3, &[(0, &["admin.conf"])]);
     node.assert_sound(&EVERYTHING);
-    follow(&node, 6, SOUND);
+    follow(&node, 6, HEALTHY);
 }
 
 #[test]
-fn a_clock_that_cannot_be_set_does_not_end_the_way() {
-    // The clock of a test is right; the authorities of this node are of tomorrow, which is the same to it.
+fn continues_with_clock_that_cannot_be_set() {
+    // The clock of the test is correct; authorities that are valid from tomorrow have the same effect as a slow clock.
     let node = Node::of(INIT);
     let tomorrow = OffsetDateTime::now_utc() + Duration::from_secs(86400);
     for authority in Authority::ALL {
@@ -331,7 +331,7 @@ fn a_clock_that_cannot_be_set_does_not_end_the_way() {
     run(&["bootstrap", "--clock-wait", "0s"])
         .ended(75)
         .says(hint);
-    // Requests know no time.
+    // Requests contain no time.
     let bundle = node.outside("requests");
     run(&["csr", "export", bundle.to_str().unwrap()])
         .done()

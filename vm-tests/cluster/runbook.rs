@@ -1,8 +1,8 @@
-//! The commands of `docs/runbook.md`, as they stand there.
+//! The commands of `docs/runbook.md`, unchanged.
 
 const RUNBOOK: &str = include_str!("../../docs/runbook.md");
 
-/// The shell block of a section; the first is 0.
+/// Returns a shell block of a section; the first is 0.
 pub(crate) fn block(section: u32, number: usize) -> String {
     let (_, text) = RUNBOOK.split_once(&format!("\n## {section}. ")).unwrap();
     let text = text.split("\n## ").next().unwrap();

@@ -1,5 +1,5 @@
-//! The commands of the README's quick start, each as it stands there, on a machine that has the package and the
-//! certificates of the CAs: once with a signer, once with what is carried to one and back.
+//! The commands of the README's quick start, unchanged, on a machine with the package and the certificates of the CAs: once
+//! with a signer, once with requests that are carried to the CA and back.
 
 use crate::bench::Bench;
 use crate::container::Container;
@@ -8,7 +8,7 @@ use crate::machine::Machine;
 const README: &str = include_str!("../../../README.md");
 
 pub(crate) fn run(bench: &Bench) {
-    let mut machine = newcomer(bench);
+    let mut machine = new_machine(bench);
     machine.put(
         "/usr/local/libexec/corp-signer",
         include_str!("corp-signer"),
@@ -20,7 +20,7 @@ pub(crate) fn run(bench: &Bench) {
         machine.done(&command);
     }
 
-    let mut machine = newcomer(bench);
+    let mut machine = new_machine(bench);
     machine.boot();
     machine.well();
     let carried = commands("Without a network to the CA");
@@ -28,7 +28,7 @@ pub(crate) fn run(bench: &Bench) {
         panic!("{carried:?}")
     };
     machine.done(export);
-    // Whoever signs has the CAs as kubeadm lays them out.
+    // The CAs at the signing place are in kubeadm's layout.
     machine.done(
         "cd /opt/corp-ca && mkdir -p /root/ca/etcd
          for part in crt key; do
@@ -41,13 +41,13 @@ pub(crate) fn run(bench: &Bench) {
     machine.done("kubeadm init --config kubeadm.yaml");
 }
 
-fn newcomer(bench: &Bench) -> Container {
+fn new_machine(bench: &Bench) -> Container {
     let machine = bench.container_other(include_str!("user-data.yaml"));
     machine.put("/kubeadm.yaml", include_str!("kubeadm.yaml"));
     machine
 }
 
-/// Those of the block that follows the paragraph with these words.
+/// Returns the commands of the block that follows the paragraph with these words.
 fn commands(words: &str) -> Vec<String> {
     let (_, quick_start) = README.split_once("\n## Quick start\n").unwrap();
     let (_, after) = quick_start.split_once(words).unwrap();

@@ -1,5 +1,5 @@
-//! A node that was off for two years: everything has expired, and it would not come up. Its disk is mounted in another
-//! machine, under /mnt, and `docs/runbook.md` is followed there; the node then boots and is whole.
+//! A node that was off for two years: every certificate has expired, and it would not become ready. Its disk is mounted in
+//! another machine, under /mnt, where `docs/runbook.md` is followed; then the node boots and becomes ready.
 
 use crate::bench::Bench;
 use crate::machine::Machine;
@@ -25,7 +25,7 @@ pub(crate) fn run(bench: &Bench) {
     assert_eq!(doctor.status, 65, "{}", doctor.said);
     let plan = rescue.done("nodepki --root /mnt plan");
     assert!(plan.contains("issue"), "{plan}");
-    // No signer can be reached from here: section 4.
+    // The signer cannot be reached from here: section 4.
     let unreachable = rescue.run("nodepki --root /mnt bootstrap");
     assert!([69, 78].contains(&unreachable.status), "{unreachable:?}");
     rescue.done("nodepki --root /mnt csr export /media/usb/cp1");
