@@ -10,18 +10,7 @@
 //! candidate: the agent verifies it against the wish and the pinned authority, persists tickets before they are
 //! used, owns retries ([`retry`]), deadlines and installation, and calls [`Signer::settled`] after the commit.
 //!
-//! # To add a signer
-//! 1. One file, `signer/KIND.rs`, with a type that implements [`Signer`] and its `Config`, which implements
-//!    [`Configured`]: keys, reading, [`About`]. Its header says what the signer must be given and which of its habits
-//!    differ from the others. Opening it does no network I/O; [`Signer::probe`] may. A server that
-//!    speaks HTTP is asked through `server::Server`, configured by `endpoint`; what differs from certificate to
-//!    certificate is a [`per_certificate::PerCertificate`].
-//! 2. One arm in `kinds!` below.
-//! 3. Fill in [`Caps`] truthfully. They decide what a CSR contains, which certificates are refused before a key
-//!    is made, and what happens after a crash between request and answer. A signer with one-time tokens says
-//!    [`Resubmit::FreshCredential`], one that queues by name says [`Lookup::ByName`] and [`Resubmit::Adopts`].
-//! 4. One example, `packaging/examples/signers/KIND.yaml`, and one case in `tests/it/signer_contract.rs`, which runs
-//!    against every kind and fails for one that it does not know.
+//! To add a signer, follow `CONTRIBUTING.md`.
 
 pub mod bundle;
 pub mod cert_manager;
