@@ -319,6 +319,18 @@ fn every_command_is_documented() {
     assert!(missing.is_empty(), "not in docs/commands.md: {missing:?}");
 }
 
+#[test]
+fn architecture_lists_rooms_in_order() {
+    let names = |text: &str, begin: &str| -> Vec<String> {
+        let rows = text.lines().filter_map(|line| line.strip_prefix(begin));
+        rows.filter_map(|row| Some(row.split_once('`')?.0.to_owned()))
+            .collect()
+    };
+    let rooms = names(&read("src/lib.rs"), "//! | [`");
+    assert!(rooms.len() > 10, "{rooms:?}");
+    assert_eq!(names(&read("docs/architecture.md"), "| `"), rooms);
+}
+
 /// Returns the paths of all pages, relative to the project.
 fn pages() -> Vec<PathBuf> {
     let mut pages = Vec::new();
