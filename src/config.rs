@@ -1,13 +1,15 @@
-//! The agent's own configuration: `NodePKIConfiguration` fragments as validated [`Settings`].
+//! nodepki's configuration: `NodePKIConfiguration` fragments as validated [`Settings`].
 //!
-//! Owns the schema of `nodepki.io/v1alpha1`: what keys there are, their defaults, and the checks between them. It
-//! reads no files itself; [`collect`] says in which order a caller's reader must supply them.
+//! Owns the schema of `nodepki.io/v1alpha1`: the keys, their defaults, and the checks between them. It reads no files;
+//! [`collect`] defines the order in which a caller's reader must supply them.
 //!
-//! Fragments are merged in order: a later scalar wins, maps merge key by key, a list replaces the earlier list, and
-//! `null` takes a value back. Unknown keys are errors, and every fault of all fragments is reported at once.
+//! Fragments are merged in order: a later scalar replaces an earlier one, maps merge key by key, a list replaces the
+//! earlier list, and `null` removes a value. Unknown keys are errors, and all faults of all fragments are reported
+//! together.
 //!
-//! To add a key: a row in `keys::KEYS`, a field in [`Settings`], its reading in `read`, its line in
-//! [`Settings::redacted`]. A test fails when one of them is missing. The keys of a signer are its own file's.
+//! To add a setting, add one row to [`Settings`] or to the block that it belongs to; see [`crate::yaml::settings`]. Then
+//! run the tests with `NODEPKI_BLESS=1`, which writes `docs/configuration.md`, and explain the setting in
+//! `packaging/config.yaml`; a test fails if it is missing there. The settings of a signer are declared in its own file.
 
 mod keys;
 mod kubelet;
@@ -29,8 +31,9 @@ use crate::signer;
 use crate::spec::KubeletClientSubject;
 use crate::spec::policy::Rules;
 use crate::spec::schedule::Rotation;
-use crate::yaml::schema::{self, SecretFile, absolute, choice, duration, section};
-use crate::yaml::{self, Faults, Field, Map, Node, Severity, Spot, Walk, format_duration};
+use crate::yaml::schema::{Form, Key, SecretFile, section};
+use crate::yaml::settings::{Block, Setting, choice_setting, insert, settings, unless_empty};
+use crate::yaml::{self, Faults, Field, Map, Node, Severity, Spot, Walk};
 
 pub use kubelet::{KubeletIdentity, KubeletSettings};
 pub use metrics::MetricsSettings;
@@ -38,20 +41,20 @@ use reload::Reload;
 
 /// The configuration file.
 pub const MAIN_FILE: &str = "/etc/nodepki/config.yaml";
-/// Directories of further fragments, later ones win; within one the file names sort.
+/// Directories of further fragments, in order of precedence, lowest first. Within one the file names are sorted.
 pub const FRAGMENT_DIRECTORIES: [&str; 2] = ["/etc/nodepki/config.d", "/run/nodepki"];
-/// Number of fragments in one directory.
+/// Maximum number of fragments in one directory.
 const MAX_FRAGMENTS: usize = 100;
-/// Size of all fragments together, in bytes.
+/// Maximum size of all fragments together, in bytes.
 const MAX_SETTINGS_BYTES: usize = 4 << 20;
-/// Number of files in `kubeadm.files`.
+/// Maximum number of files in `kubeadm.files`.
 const MAX_KUBEADM_FILES: usize = 64;
 /// `apiVersion` of every fragment.
 pub const API_VERSION: &str = "nodepki.io/v1alpha1";
 /// `kind` of every fragment.
 pub const KIND: &str = "NodePKIConfiguration";
 
-/// Where cloud-init and Cluster API put the kubeadm configuration.
+/// Paths at which cloud-init and Cluster API write the kubeadm configuration.
 const KUBEADM_FILES: [&str; 2] = [
     "/run/kubeadm/kubeadm.yaml",
     "/run/kubeadm/kubeadm-join-config.yaml",
@@ -59,66 +62,70 @@ const KUBEADM_FILES: [&str; 2] = [
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 const DEFAULT_CLOCK_WAIT: Duration = Duration::from_secs(120);
 /// Name of the signer given on the command line.
-const STAND_IN: &str = "command-line";
+const COMMAND_LINE_SIGNER: &str = "command-line";
 
-/// The effective configuration.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
-    /// Where the kubeadm configuration is.
-    pub kubeadm: KubeadmFiles,
-    /// What a joining node takes from the cluster.
-    pub join: JoinSettings,
-    /// Node name that wins over kubeadm's.
-    pub node_name: Option<NodeName>,
-    /// Who signs for each authority and what is trusted; all three are there.
-    pub authorities: BTreeMap<Authority, AuthoritySettings>,
-    /// Signers by name.
-    pub signers: BTreeMap<String, signer::Config>,
-    /// Where the signers are defined.
-    pub signer_origin: Origin,
-    /// Where everything else is defined.
-    pub origin: Origin,
-    /// Key parameters; `None` leaves them to kubeadm's configuration.
-    pub pki: Option<Rules>,
-    /// Organization of `apiserver-kubelet-client`.
-    pub kubelet_client_subject: KubeletClientSubject,
-    /// Common names in place of kubeadm's, with placeholders.
-    pub common_names: BTreeMap<CertName, String>,
-    /// Names beyond kubeadm's rules.
-    pub extra_sans: ExtraSans,
-    /// Certificates that are not requested.
-    pub omit: BTreeSet<CertName>,
-    /// What the kubelet gets.
-    pub kubelet: KubeletSettings,
-    /// How long a run waits for pending signatures before it ends with "pending".
-    pub wait: Duration,
-    /// How long a run waits for a believable clock.
-    pub clock_max_wait: Duration,
-    /// When certificates are renewed.
-    pub rotation: Rotation,
-    /// How what is new takes effect.
-    pub reload: Reload,
-    /// Where metrics go.
-    pub metrics: MetricsSettings,
-    /// The `pki` block as written, for [`Settings::redacted`].
-    pki_source: Option<Value>,
+settings! {
+    /// The effective configuration.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Settings: Default {
+        /// Sources of the kubeadm configuration.
+        "kubeadm" => pub kubeadm: KubeadmFiles;
+        /// Data that a joining node takes from the cluster.
+        "join" => pub join: JoinSettings;
+        /// Node name; by default kubeadm's nodeRegistration.name, or else the host name.
+        "nodeName" => pub node_name: Option<NodeName>;
+        /// Organization of apiserver-kubelet-client.
+        "subjects.apiserver-kubelet-client" => pub kubelet_client_subject: KubeletClientSubject;
+        /// Common names in place of kubeadm's; {node}, {cluster} and {certificate} are replaced.
+        "commonNames" => pub common_names: BTreeMap<CertName, String>;
+        /// Names and addresses in addition to kubeadm's.
+        "extraSANs" => pub extra_sans: ExtraSans;
+        /// Certificate that is not requested: super-admin.conf, or admin.conf on a joining node.
+        "certificates.omit" => pub omit: BTreeSet<CertName>;
+        /// Certificates of the kubelet.
+        "kubelet" => pub kubelet: KubeletSettings;
+        /// How long a run waits for pending signatures before it ends with exit status 75.
+        "wait" => pub wait: Duration = DEFAULT_WAIT;
+        /// How long a run waits for a plausible clock.
+        "clock.maxWait" => pub clock_max_wait: Duration = DEFAULT_CLOCK_WAIT;
+        /// When certificates are renewed.
+        "rotation" => pub rotation: Rotation;
+        /// How new certificates take effect.
+        "reload" => pub reload: Reload;
+        /// Destinations of metrics.
+        "metrics" => pub metrics: MetricsSettings;
+        also {
+            /// Signer and trust of each authority; all three are present.
+            pub authorities: BTreeMap<Authority, AuthoritySettings> =
+                Authority::ALL.into_iter().map(|one| (one, AuthoritySettings::default())).collect(),
+            /// Signers by name.
+            pub signers: BTreeMap<String, signer::Config> = BTreeMap::new(),
+            /// Where the signers are defined.
+            pub signer_origin: Origin = Origin::default(),
+            /// Where everything else is defined.
+            pub origin: Origin = Origin::default(),
+            /// Key parameters; `None` leaves them to kubeadm's configuration.
+            pub pki: Option<Rules> = None,
+            /// The `pki` block as written, for [`Settings::redacted`].
+            pki_source: Option<Value> = None,
+        }
+    }
 }
 
-/// A path given on the command line: the only kind of path that is also looked up on this machine when `--root` names
+/// A path given on the command line: the only kind of path that is also resolved on this machine when `--root` names
 /// another system.
 ///
-/// Deliberately not convertible to a plain path by `Deref` or `AsRef`, so that no function for paths on the node
-/// accepts it.
+/// It deliberately implements neither `Deref` nor `AsRef`, so that functions for paths on the node do not accept it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument(PathBuf);
 
 impl Argument {
-    /// The path as given, possibly relative to the working directory.
+    /// Returns the path as given, possibly relative to the working directory.
     pub fn as_given(&self) -> &Path {
         &self.0
     }
 
-    /// The path as given, for messages.
+    /// Returns the path as given, for messages.
     pub fn display(&self) -> std::path::Display<'_> {
         self.0.display()
     }
@@ -142,8 +149,8 @@ impl From<&str> for Argument {
     }
 }
 
-/// The place where a definition was found. It decides where the paths in the definition are resolved and whether its
-/// programs may run when `--root` names another system.
+/// Source of a definition. It determines where the paths in the definition are resolved and whether its programs may run
+/// when `--root` names another system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
     /// A file below the root: its paths are resolved below the root, and its programs do not run.
@@ -155,21 +162,41 @@ pub enum Origin {
     CommandLine,
 }
 
-/// Where the kubeadm configuration is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KubeadmFiles {
-    /// Files on the node that are merged as far as they exist.
-    pub files: Vec<PathBuf>,
-    /// Files that the command line names in place of `files`; all of them must exist.
-    pub arguments: Vec<Argument>,
-    /// A joiner's ClusterConfiguration; must exist when set.
-    pub cluster_configuration: Option<PathBuf>,
-    /// When a joining node asks the cluster for its ClusterConfiguration.
-    pub from_cluster: FromCluster,
+settings! {
+    /// Sources of the kubeadm configuration.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct KubeadmFiles: Default {
+        /// kubeadm configuration files; those that exist are merged.
+        "files" => pub files: Vec<PathBuf> = KUBEADM_FILES.iter().map(PathBuf::from).collect(), read kubeadm_files;
+        /// File with the ClusterConfiguration of a joining node, which must exist; by default the cluster is asked.
+        "clusterConfiguration" => pub cluster_configuration: Option<PathBuf>;
+        /// When a joining node reads its ClusterConfiguration from the cluster: `ifMissing`, if no file has one, `merge`,
+        /// always, with precedence for files, or `never`.
+        "fromCluster" => pub from_cluster: FromCluster;
+        also {
+            /// Files named on the command line in place of `files`; all of them must exist.
+            pub arguments: Vec<Argument> = Vec::new(),
+        }
+    }
+}
+
+fn kubeadm_files(field: &Field<'_>) -> Option<Vec<PathBuf>> {
+    let count = field.list()?.len();
+    if count == 0 {
+        field.error("names no file", "list at least one, or remove the key");
+    }
+    if count > MAX_KUBEADM_FILES {
+        field.error(
+            format!("names {count} files, at most {MAX_KUBEADM_FILES} are read"),
+            "name only the files of this node",
+        );
+        return None;
+    }
+    Setting::read(field)
 }
 
 impl KubeadmFiles {
-    /// The files in force, for people.
+    /// Returns the effective files, for messages.
     pub fn shown(&self) -> Vec<String> {
         let arguments = self.arguments.iter().map(Argument::as_given);
         let files = self.files.iter().map(PathBuf::as_path);
@@ -178,13 +205,13 @@ impl KubeadmFiles {
     }
 }
 
-/// When a joining node asks the cluster for its ClusterConfiguration (ConfigMap `kube-system/kubeadm-config`).
+/// When a joining node reads its ClusterConfiguration from the cluster (ConfigMap `kube-system/kubeadm-config`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FromCluster {
-    /// When no file has one.
+    /// If no file contains one.
     #[default]
     IfMissing,
-    /// Always; what a file says goes before what the cluster says.
+    /// Always; files take precedence over the cluster.
     Merge,
     /// Never.
     Never,
@@ -197,7 +224,7 @@ impl FromCluster {
         FromCluster::Never,
     ];
 
-    /// As written in the configuration.
+    /// Returns the value as written in the configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             FromCluster::IfMissing => "ifMissing",
@@ -207,44 +234,54 @@ impl FromCluster {
     }
 }
 
-/// What a joining control-plane node takes out of the Secret `kube-system/kubeadm-certs`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct JoinSettings {
-    /// The key that decrypts it, in place of `controlPlane.certificateKey` of the JoinConfiguration.
-    pub certificate_key: Option<SecretFile>,
-    /// CA private keys in it are written to the node too; otherwise they are used in memory at most.
-    pub write_ca_keys: bool,
+settings! {
+    /// Data that a joining control-plane node takes from the Secret `kube-system/kubeadm-certs`.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct JoinSettings {
+        /// File with the key that decrypts kubeadm-certs, in place of the JoinConfiguration's
+        /// controlPlane.certificateKey.
+        "certificateKey" => pub certificate_key: Option<SecretFile>;
+        /// Write the CA private keys in kubeadm-certs to the node; otherwise they are used in memory only.
+        "writeCAKeys" => pub write_ca_keys: bool;
+    }
 }
 
-/// One of the three authorities.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AuthoritySettings {
-    /// Name of its signer. `None` when nothing says which one: an error once something must be signed.
-    pub signer: Option<String>,
-    /// File with the trusted certificates, in place of kubeadm's own path.
-    pub trust_file: Option<PathBuf>,
-    /// SHA-256 of the DER SubjectPublicKeyInfo of certificates that may be trusted; empty allows any.
-    pub trust_sha256: Vec<[u8; 32]>,
-    /// Its certificates may be good for TLS servers and clients both, whatever was wanted.
-    pub allow_extra_usages: bool,
-    /// Longest life of a certificate that is taken from it; `None` for a multiple of what is asked for.
-    pub max_lifetime: Option<Duration>,
+settings! {
+    /// Signer and trust of one authority.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct AuthoritySettings {
+        /// Name of the signer; by default the only one that is defined.
+        "signer" => pub signer: Option<String>;
+        /// Accept certificates that are valid for both TLS servers and clients.
+        "allowExtraUsages" => pub allow_extra_usages: bool;
+        /// Longest lifetime of a certificate that is accepted from the signer, as in 43800h; by default six times the
+        /// requested one.
+        "maxLifetime" => pub max_lifetime: Option<Duration>;
+        /// PEM file with the trusted certificates; by default kubeadm's own path.
+        "trust.file" => pub trust_file: Option<PathBuf>;
+        /// SHA-256 of the public key (SPKI) of a trusted certificate, in hex; by default any in the file.
+        "trust.sha256" => pub trust_sha256: Vec<[u8; 32]>, show unless_empty::<[u8; 32]>;
+    }
 }
 
-/// Names beyond kubeadm's rules.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ExtraSans {
-    /// For `apiserver`.
-    pub apiserver: Vec<San>,
-    /// For `etcd-server`.
-    pub etcd_server: Vec<San>,
-    /// For `etcd-peer`.
-    pub etcd_peer: Vec<San>,
-    /// For `kubelet-serving`.
-    pub kubelet_serving: Vec<San>,
+settings! {
+    /// Names and addresses in addition to kubeadm's.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct ExtraSans {
+        /// Further DNS name or IP address in apiserver.
+        "apiserver" => pub apiserver: Vec<San>;
+        /// Further DNS name or IP address in etcd-server.
+        "etcd-server" => pub etcd_server: Vec<San>;
+        /// Further DNS name or IP address in etcd-peer.
+        "etcd-peer" => pub etcd_peer: Vec<San>;
+        /// Further DNS name or IP address in kubelet-serving.
+        "kubelet-serving" => pub kubelet_serving: Vec<San>;
+    }
 }
 
-/// What the command line says in place of a configuration file.
+choice_setting!(FromCluster, KubeletClientSubject);
+
+/// Command-line options that replace settings.
 #[derive(Clone, Debug, Default)]
 pub struct StandIns {
     /// `--kubeadm-config`, repeatable.
@@ -255,42 +292,8 @@ pub struct StandIns {
     pub node_name: Option<NodeName>,
 }
 
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            kubeadm: KubeadmFiles {
-                files: KUBEADM_FILES.iter().map(PathBuf::from).collect(),
-                arguments: Vec::new(),
-                cluster_configuration: None,
-                from_cluster: FromCluster::default(),
-            },
-            join: JoinSettings::default(),
-            node_name: None,
-            authorities: Authority::ALL
-                .into_iter()
-                .map(|authority| (authority, AuthoritySettings::default()))
-                .collect(),
-            signers: BTreeMap::new(),
-            signer_origin: Origin::default(),
-            origin: Origin::default(),
-            pki: None,
-            kubelet_client_subject: KubeletClientSubject::default(),
-            common_names: BTreeMap::new(),
-            extra_sans: ExtraSans::default(),
-            omit: BTreeSet::new(),
-            kubelet: KubeletSettings::default(),
-            wait: DEFAULT_WAIT,
-            clock_max_wait: DEFAULT_CLOCK_WAIT,
-            rotation: Rotation::default(),
-            reload: Reload::default(),
-            metrics: MetricsSettings::default(),
-            pki_source: None,
-        }
-    }
-}
-
 impl Settings {
-    /// Merges and validates `(name, text)` fragments, in order; none at all gives the defaults.
+    /// Merges and validates `(name, text)` fragments, in order. Without fragments the result is the defaults.
     ///
     /// # Errors
     /// Every fault of every fragment.
@@ -322,7 +325,7 @@ impl Settings {
         if let Some(root) = &merged {
             let walk = Walk::new(true);
             if let Some(map) = Field::root(&walk, root).map() {
-                settings.read(&map, &mut faults);
+                settings = Settings::read(&map, &mut faults);
             }
             faults.extend(walk.into_faults());
         }
@@ -330,8 +333,8 @@ impl Settings {
         faults.outcome_of(&files, settings)
     }
 
-    /// The settings with the command line's values in place: its signer signs for all three authorities and replaces
-    /// the configured ones, its files replace `kubeadm.files`. What is trusted stays as configured.
+    /// Applies command-line options: their signer signs for all three authorities and replaces the configured ones, their
+    /// files replace `kubeadm.files`. Trust stays as configured.
     #[must_use]
     pub fn with(mut self, stand_ins: StandIns) -> Self {
         if !stand_ins.kubeadm_configs.is_empty() {
@@ -342,16 +345,16 @@ impl Settings {
             self.node_name = Some(name);
         }
         if let Some(signer) = stand_ins.signer {
-            self.signers = BTreeMap::from([(STAND_IN.to_owned(), signer)]);
+            self.signers = BTreeMap::from([(COMMAND_LINE_SIGNER.to_owned(), signer)]);
             self.signer_origin = Origin::CommandLine;
             for authority in self.authorities.values_mut() {
-                authority.signer = Some(STAND_IN.to_owned());
+                authority.signer = Some(COMMAND_LINE_SIGNER.to_owned());
             }
         }
         self
     }
 
-    /// Records where all of these settings were found.
+    /// Records the source of all settings.
     #[must_use]
     pub fn found_at(mut self, origin: Origin) -> Self {
         self.origin = origin;
@@ -359,7 +362,7 @@ impl Settings {
         self
     }
 
-    /// The default settings with one signer for everything, as `--signer` without a configuration file gives them.
+    /// Returns the default settings with one signer for all authorities, as for `--signer` without a configuration file.
     pub fn stand_in(signer: signer::Config) -> Self {
         Settings::default().with(StandIns {
             signer: Some(signer),
@@ -367,234 +370,61 @@ impl Settings {
         })
     }
 
-    /// Name and settings of the signer of an authority, when one is configured.
+    /// Returns name and settings of an authority's signer, if one is configured.
     pub fn signer_of(&self, authority: Authority) -> Option<(&str, &signer::Config)> {
         let name = self.authorities.get(&authority)?.signer.as_ref()?;
         let (name, signer) = self.signers.get_key_value(name)?;
         Some((name, signer))
     }
 
-    /// The JSON Schema of a fragment (draft 2020-12).
+    /// Returns the JSON Schema of a fragment (draft 2020-12).
     pub fn schema() -> Value {
         keys::document()
     }
 
-    /// The effective settings in the shape of a fragment, secrets left out, defaults filled in.
+    /// Returns the effective settings in the shape of a fragment, without secrets.
     pub fn redacted(&self) -> Value {
-        let mut root = json!({
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "kubeadm": {
-                "files": self.kubeadm.shown(),
-                "fromCluster": self.kubeadm.from_cluster.as_str(),
-            },
-            "join": {"writeCAKeys": self.join.write_ca_keys},
-        });
-        let authorities: serde_json::Map<String, Value> = Authority::ALL
-            .into_iter()
-            .filter_map(|authority| {
-                let settings = self.authorities.get(&authority)?;
-                let mut entry = serde_json::Map::new();
-                if let Some(signer) = &settings.signer {
-                    entry.insert("signer".to_owned(), json!(signer));
-                }
-                let mut trust = serde_json::Map::new();
-                if let Some(file) = &settings.trust_file {
-                    trust.insert("file".to_owned(), json!(file));
-                }
-                if !settings.trust_sha256.is_empty() {
-                    let pins: Vec<String> = settings.trust_sha256.iter().map(hex).collect();
-                    trust.insert("sha256".to_owned(), json!(pins));
-                }
-                entry.insert(
-                    "allowExtraUsages".to_owned(),
-                    json!(settings.allow_extra_usages),
-                );
-                if let Some(longest) = settings.max_lifetime {
-                    entry.insert("maxLifetime".to_owned(), json!(format_duration(longest)));
-                }
-                if !trust.is_empty() {
-                    entry.insert("trust".to_owned(), Value::Object(trust));
-                }
-                Some((authority.to_string(), Value::Object(entry)))
-            })
+        let mut root = serde_json::Map::new();
+        root.insert("apiVersion".to_owned(), json!(API_VERSION));
+        root.insert("kind".to_owned(), json!(KIND));
+        self.show_keys(&mut root);
+        insert(
+            &mut root,
+            "kubeadm.files",
+            Some(json!(self.kubeadm.shown())),
+        );
+        let authorities: BTreeMap<_, _> = self
+            .authorities
+            .iter()
+            .map(|(authority, settings)| (authority.as_str(), settings.shown_keys()))
             .collect();
-        let signers: serde_json::Map<String, Value> = self
+        root.insert("authorities".to_owned(), json!(authorities));
+        let signers: BTreeMap<_, _> = self
             .signers
             .iter()
-            .map(|(name, signer)| (name.clone(), signer.redacted()))
+            .map(|(name, signer)| (name, signer.redacted()))
             .collect();
-        let names = |sans: &[San]| -> Vec<String> { sans.iter().map(San::to_string).collect() };
-        if let Some(map) = root.as_object_mut() {
-            if let (Some(file), Some(kubeadm)) = (
-                &self.kubeadm.cluster_configuration,
-                map.get_mut("kubeadm").and_then(Value::as_object_mut),
-            ) {
-                kubeadm.insert("clusterConfiguration".to_owned(), json!(file));
-            }
-            if let (Some(file), Some(join)) = (
-                &self.join.certificate_key,
-                map.get_mut("join").and_then(Value::as_object_mut),
-            ) {
-                join.insert("certificateKey".to_owned(), json!(file.to_string()));
-            }
-            if let Some(name) = &self.node_name {
-                map.insert("nodeName".to_owned(), json!(name));
-            }
-            map.insert("authorities".to_owned(), Value::Object(authorities));
-            map.insert("signers".to_owned(), Value::Object(signers));
-            if let Some(pki) = &self.pki_source {
-                map.insert("pki".to_owned(), pki.clone());
-            }
-            map.insert(
-                "subjects".to_owned(),
-                json!({"apiserver-kubelet-client": self.kubelet_client_subject.as_str()}),
-            );
-            map.insert("commonNames".to_owned(), json!(self.common_names));
-            map.insert(
-                "extraSANs".to_owned(),
-                json!({
-                    "apiserver": names(&self.extra_sans.apiserver),
-                    "etcd-server": names(&self.extra_sans.etcd_server),
-                    "etcd-peer": names(&self.extra_sans.etcd_peer),
-                    "kubelet-serving": names(&self.extra_sans.kubelet_serving),
-                }),
-            );
-            map.insert("certificates".to_owned(), json!({"omit": self.omit}));
-            map.insert("kubelet".to_owned(), self.kubelet.redacted());
-            map.insert("wait".to_owned(), json!(format_duration(self.wait)));
-            map.insert(
-                "clock".to_owned(),
-                json!({"maxWait": format_duration(self.clock_max_wait)}),
-            );
-            map.insert("rotation".to_owned(), rotation::redacted(&self.rotation));
-            map.insert("reload".to_owned(), reload::redacted(&self.reload));
-            map.insert("metrics".to_owned(), self.metrics.redacted());
-        }
-        root
+        root.insert("signers".to_owned(), json!(signers));
+        insert(&mut root, "pki", self.pki_source.clone());
+        Value::Object(root)
     }
 
-    fn read(&mut self, map: &Map<'_>, faults: &mut Faults) {
-        // Both were checked fragment by fragment.
-        map.get("apiVersion");
-        map.get("kind");
-        if let Some(kubeadm) = section(map, "kubeadm") {
-            if let Some(field) = kubeadm.get("files")
-                && let Some(items) = field.list()
-            {
-                if items.is_empty() {
-                    field.error("names no file", "list at least one, or remove the key");
-                }
-                if items.len() > MAX_KUBEADM_FILES {
-                    field.error(
-                        format!(
-                            "names {} files, at most {MAX_KUBEADM_FILES} are read",
-                            items.len()
-                        ),
-                        "name only the files of this node",
-                    );
-                }
-                let items = items.iter().take(MAX_KUBEADM_FILES);
-                self.kubeadm.files = items.filter_map(absolute).collect();
-            }
-            self.kubeadm.cluster_configuration = kubeadm
-                .get("clusterConfiguration")
-                .as_ref()
-                .and_then(absolute);
-            if let Some(from_cluster) = choice(
-                kubeadm.get("fromCluster"),
-                FromCluster::ALL,
-                FromCluster::as_str,
-            ) {
-                self.kubeadm.from_cluster = from_cluster;
-            }
-            kubeadm.finish();
-        }
-        if let Some(join) = section(map, "join") {
-            self.join = JoinSettings {
-                certificate_key: join
-                    .get("certificateKey")
-                    .as_ref()
-                    .and_then(SecretFile::read),
-                write_ca_keys: join
-                    .get("writeCAKeys")
-                    .and_then(|field| field.boolean())
-                    .unwrap_or_default(),
-            };
-            join.finish();
-        }
-        if let Some(field) = map.get("nodeName")
-            && let Some(text) = field.string()
-        {
-            match text.parse() {
-                Ok(name) => self.node_name = Some(name),
-                Err(refusal) => field.error(
-                    refusal.message,
-                    "use a DNS name, or remove nodeName to take kubeadm's",
-                ),
-            }
-        }
+    fn read(map: &Map<'_>, faults: &mut Faults) -> Settings {
+        // Both were checked for each fragment.
+        map.ignore(&["apiVersion", "kind"]);
+        let mut settings = Settings::read_keys(map).unwrap_or_default();
         if let Some(field) = map.get("pki") {
-            self.pki_source = Some(yaml::to_json(field.node()));
-            self.pki = Some(Rules::read(&field, faults));
+            settings.pki_source = Some(yaml::to_json(field.node()));
+            settings.pki = Some(Rules::read(&field, faults));
         }
-        if let Some(subjects) = section(map, "subjects") {
-            if let Some(subject) = choice(
-                subjects.get("apiserver-kubelet-client"),
-                KubeletClientSubject::ALL,
-                KubeletClientSubject::as_str,
-            ) {
-                self.kubelet_client_subject = subject;
-            }
-            subjects.finish();
-        }
-        if let Some(field) = map.get("commonNames") {
-            self.common_names = common_names(&field);
-        }
-        if let Some(extra) = section(map, "extraSANs") {
-            self.extra_sans = ExtraSans {
-                apiserver: sans(extra.get("apiserver")),
-                etcd_server: sans(extra.get("etcd-server")),
-                etcd_peer: sans(extra.get("etcd-peer")),
-                kubelet_serving: sans(extra.get("kubelet-serving")),
-            };
-            extra.finish();
-        }
-        if let Some(certificates) = section(map, "certificates") {
-            self.omit = omitted(certificates.get("omit"));
-            certificates.finish();
-        }
-        if let Some(kubelet) = section(map, "kubelet") {
-            self.kubelet.read(&kubelet);
-            kubelet.finish();
-        }
-        if let Some((_, wait)) = duration(map.get("wait")) {
-            self.wait = wait;
-        }
-        if let Some(clock) = section(map, "clock") {
-            if let Some((_, wait)) = duration(clock.get("maxWait")) {
-                self.clock_max_wait = wait;
-            }
-            clock.finish();
-        }
-        if let Some(block) = section(map, "rotation") {
-            rotation::read(&block, &mut self.rotation);
-            block.finish();
-        }
-        if let Some(block) = section(map, "reload") {
-            reload::read(&block, &mut self.reload);
-            block.finish();
-        }
-        if let Some(block) = section(map, "metrics") {
-            self.metrics = MetricsSettings::read(&block);
-            block.finish();
-        }
-        let signers = self.read_signers(map);
-        self.read_authorities(map, &signers, faults);
+        let signers = settings.read_signers(map);
+        settings.read_authorities(map, &signers, faults);
         map.finish();
+        settings
     }
 
-    /// Where each signer stands, those with faults included, so that naming one is no second fault.
+    /// Reads the signers. Returns the positions of all of them, so that a reference to a faulty signer is not a second
+    /// fault.
     fn read_signers(&mut self, map: &Map<'_>) -> BTreeMap<String, Spot> {
         let mut spots = BTreeMap::new();
         let Some(signers) = section(map, "signers") else {
@@ -604,7 +434,7 @@ impl Settings {
             spots.insert(name.clone(), field.spot());
             if !is_signer_name(&name) {
                 field.error(
-                    "has a name that cannot be a signer's: it becomes part of a path in the state directory",
+                    "is not a valid signer name: it becomes part of a path in the state directory",
                     "use up to 63 letters, digits, -, _ and .",
                 );
             }
@@ -651,59 +481,33 @@ impl Settings {
             1 => signers.keys().next(),
             _ => None,
         };
-        let mut used: Vec<&String> = only.into_iter().collect();
+        let mut used: BTreeSet<&String> = only.into_iter().collect();
         let block = section(map, "authorities");
         for (authority, settings) in &mut self.authorities {
-            settings.signer = only.cloned();
-            let Some(entry) = block
+            let entry = block
                 .as_ref()
-                .and_then(|block| section(block, authority.as_str()))
-            else {
-                continue;
-            };
-            if let Some(field) = entry.get("signer")
-                && let Some(name) = field.string()
-            {
-                match signers.get_key_value(&name) {
-                    Some((name, _)) => {
-                        used.push(name);
-                        settings.signer = Some(name.clone());
-                    }
-                    None => {
-                        let known: Vec<&str> = signers.keys().map(String::as_str).collect();
-                        field.error(
-                            format!("signer {name:?} is not defined"),
-                            match (
-                                yaml::did_you_mean(&name, known.iter().copied()),
-                                known.is_empty(),
-                            ) {
-                                (Some(near), _) => format!("did you mean {near}?"),
-                                (None, true) => format!(
-                                    "define it: signers: {{{name}: {{local: {{directory: DIR}}}}}}"
-                                ),
-                                (None, false) => format!("defined are {}", known.join(", ")),
-                            },
-                        );
+                .and_then(|block| section(block, authority.as_str()));
+            if let Some(entry) = &entry {
+                *settings = AuthoritySettings::read_keys(entry).unwrap_or_default();
+                if let Some(field) = entry.get("signer")
+                    && let Some(name) = &settings.signer
+                {
+                    match signers.get_key_value(name) {
+                        Some((name, _)) => _ = used.insert(name),
+                        None => refuse_undefined_signer(&field, name, signers),
                     }
                 }
+                entry.finish();
             }
-            settings.allow_extra_usages = entry
-                .get("allowExtraUsages")
-                .and_then(|field| field.boolean())
-                .unwrap_or_default();
-            settings.max_lifetime = duration(entry.get("maxLifetime")).map(|(_, longest)| longest);
-            if let Some(trust) = section(&entry, "trust") {
-                settings.trust_file = trust.get("file").as_ref().and_then(absolute);
-                settings.trust_sha256 = schema::pins(trust.get("sha256"));
-                trust.finish();
+            if settings.signer.is_none() {
+                settings.signer = only.cloned();
             }
-            entry.finish();
         }
         if let Some(block) = &block {
             block.finish();
         }
         for (name, spot) in signers {
-            if !used.contains(&name) {
+            if !used.contains(name) {
                 faults.push(spot.warning(
                     "is defined, but no authority uses it",
                     format!("add authorities: {{ca: {{signer: {name}}}}}, or remove it"),
@@ -711,6 +515,19 @@ impl Settings {
             }
         }
     }
+}
+
+fn refuse_undefined_signer(field: &Field<'_>, name: &str, signers: &BTreeMap<String, Spot>) {
+    let known: Vec<&str> = signers.keys().map(String::as_str).collect();
+    let near = yaml::did_you_mean(name, known.iter().copied());
+    let fix = match (near, known.is_empty()) {
+        (Some(near), _) => format!("did you mean {near}?"),
+        (None, true) => {
+            format!("define it: signers: {{{name}: {{local: {{directory: DIR}}}}}}")
+        }
+        (None, false) => format!("defined are {}", known.join(", ")),
+    };
+    field.error(format!("signer {name:?} is not defined"), fix);
 }
 
 fn is_fragment(document: &Node, faults: &mut Faults) -> bool {
@@ -741,9 +558,53 @@ fn is_signer_name(name: &str) -> bool {
     (1..=63).contains(&name.len()) && !name.starts_with('.') && name.chars().all(fits)
 }
 
-fn common_names(field: &Field<'_>) -> BTreeMap<CertName, String> {
+impl Setting for NodeName {
+    const FORM: Form = Form::Text;
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        match field.string()?.parse() {
+            Ok(name) => Some(name),
+            Err(refusal) => {
+                field.error(
+                    refusal.message,
+                    "use a DNS name, or remove nodeName to take kubeadm's",
+                );
+                None
+            }
+        }
+    }
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!(self))
+    }
+}
+
+/// Common names that are not identities in Kubernetes.
+#[rustfmt::skip]
+const COMMON_NAMES: &[Key] = &[
+    Key::new("apiserver", Form::Text, "Common name in place of kube-apiserver; {node}, {cluster} and {certificate} are replaced."),
+    Key::new("front-proxy-client", Form::Text, "In place of front-proxy-client; must be among kube-apiserver's --requestheader-allowed-names."),
+    Key::new("etcd-server", Form::Text, "Common name in place of the node's."),
+    Key::new("etcd-peer", Form::Text, "Common name in place of the node's."),
+    Key::new("etcd-healthcheck-client", Form::Text, "Common name in place of kube-etcd-healthcheck-client."),
+    Key::new("apiserver-etcd-client", Form::Text, "Common name in place of kube-apiserver-etcd-client."),
+];
+
+impl Setting for BTreeMap<CertName, String> {
+    const FORM: Form = Form::Block(COMMON_NAMES);
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        common_names(field)
+    }
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!(self))
+    }
+}
+
+fn common_names(field: &Field<'_>) -> Option<BTreeMap<CertName, String>> {
     let mut read = BTreeMap::new();
-    let Some(map) = field.map() else { return read };
+    let map = field.map()?;
     for name in CertName::ALL {
         if !name.has_free_common_name() {
             refuse_common_name(&map, name);
@@ -761,12 +622,12 @@ fn common_names(field: &Field<'_>) -> BTreeMap<CertName, String> {
             );
         } else if text.is_empty() || !printable || text.trim() != text {
             field.error(
-                format!("{text:?} cannot be a common name"),
+                format!("{text:?} is not a valid common name"),
                 "write printable ASCII, for instance etcd-peer.{node}",
             );
         } else if text.starts_with("system:") {
             field.error(
-                format!("{text:?} is a name of Kubernetes' own"),
+                format!("{text:?} is reserved by Kubernetes"),
                 "use one that does not begin with system:",
             );
         } else {
@@ -774,10 +635,10 @@ fn common_names(field: &Field<'_>) -> BTreeMap<CertName, String> {
         }
     }
     map.finish();
-    read
+    Some(read)
 }
 
-/// Says why, where a plain unknown key would not.
+/// Reports why a common name cannot be changed, which is more specific than an unknown key.
 fn refuse_common_name(map: &Map<'_>, name: CertName) {
     let Some(entry) = map.field().node().get(name.as_str()) else {
         return;
@@ -793,66 +654,79 @@ fn refuse_common_name(map: &Map<'_>, name: CertName) {
         field: format!("commonNames.{name}"),
     };
     map.field().walk().push(spot.error(
-        format!("the common name of {name} is who it is to Kubernetes"),
+        format!("the common name of {name} is its identity in Kubernetes"),
         format!("remove it; free are those of {}", free.join(", ")),
     ));
 }
 
-fn sans(field: Option<Field<'_>>) -> Vec<San> {
-    let mut sans = Vec::new();
-    for item in field.and_then(|field| field.list()).unwrap_or_default() {
-        let Some(text) = item.string() else { continue };
-        match San::parse(&text) {
+impl Setting for San {
+    const FORM: Form = Form::Text;
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        match San::parse(&field.string()?) {
             Ok((san, notes)) => {
                 for note in notes {
-                    item.warning(note.message, note.fix);
+                    field.warning(note.message, note.fix);
                 }
-                sans.push(san);
+                Some(san)
             }
-            Err(refusal) => item.error(refusal.message, refusal.fix),
+            Err(refusal) => {
+                field.error(refusal.message, refusal.fix);
+                None
+            }
         }
     }
-    sans
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!(self.to_string()))
+    }
 }
 
-fn omitted(field: Option<Field<'_>>) -> BTreeSet<CertName> {
-    let mut omitted = BTreeSet::new();
-    let names = || CertName::OMITTABLE.into_iter().map(CertName::as_str);
-    for item in field.and_then(|field| field.list()).unwrap_or_default() {
-        let Some(text) = item.string() else { continue };
-        let Ok(name) = text.parse::<CertName>() else {
-            let fix = match yaml::did_you_mean(&text, names()) {
-                Some(near) => format!("did you mean {near}?"),
-                None => format!("use {}", names().collect::<Vec<_>>().join(" or ")),
-            };
-            item.error(format!("{text:?} is not the name of a certificate"), fix);
-            continue;
+impl Setting for BTreeSet<CertName> {
+    const FORM: Form = Form::List(&Form::Choice(omittable));
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        Some(field.list()?.iter().filter_map(omitted).collect())
+    }
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!(self))
+    }
+}
+
+fn omittable() -> Vec<&'static str> {
+    CertName::OMITTABLE
+        .into_iter()
+        .map(CertName::as_str)
+        .collect()
+}
+
+fn omitted(item: &Field<'_>) -> Option<CertName> {
+    let text = item.string()?;
+    let Ok(name) = text.parse::<CertName>() else {
+        let fix = match yaml::did_you_mean(&text, omittable().into_iter()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("use {}", omittable().join(" or ")),
         };
-        if CertName::OMITTABLE.contains(&name) {
-            omitted.insert(name);
-        } else {
-            item.error(
-                format!("{name} cannot be omitted: the node does not work without it"),
-                format!(
-                    "remove it; {} can be omitted",
-                    names().collect::<Vec<_>>().join(" and ")
-                ),
-            );
-        }
+        item.error(format!("{text:?} is not the name of a certificate"), fix);
+        return None;
+    };
+    if !CertName::OMITTABLE.contains(&name) {
+        item.error(
+            format!("{name} cannot be omitted: the node does not work without it"),
+            format!("remove it; {} can be omitted", omittable().join(" and ")),
+        );
+        return None;
     }
-    omitted
+    Some(name)
 }
 
-fn hex(pin: &[u8; 32]) -> String {
-    pin.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Reads all fragments in their order with the caller's functions, each given an absolute path: `list` returns
-/// the file names in a directory (none when it does not exist), `read` the text of a file or `None` when it does not
-/// exist, `shown` the path for messages. With `only`, that one file is read and must exist.
+/// Reads all fragments in order, through the caller's functions. Each function receives an absolute path: `list` returns
+/// the file names in a directory (none if it does not exist), `read` the text of a file or `None` if it does not exist,
+/// `shown` the path for messages. With `only`, that one file is read and must exist.
 ///
 /// # Errors
-/// Whatever `list` and `read` return, and not found for `only`.
+/// The errors of `list` and `read`, and not found for `only`.
 pub fn collect(
     only: Option<&Path>,
     mut list: impl FnMut(&Path) -> io::Result<Vec<String>>,

@@ -1,14 +1,15 @@
-//! The signer contract: how a certificate is asked for, whoever signs.
+//! The signer contract: how nodepki requests a certificate, for every kind of signer.
 //!
-//! Two phases. [`Signer::submit`] hands a [`Request`] over and gets an [`Answer`]: issued, pending with a
-//! [`Ticket`], or denied; [`Signer::poll`] asks again with the ticket, in this process or in one after a reboot.
-//! [`Signer::recover`] finds our own earlier request without making a new one, so that a crash or a lost answer
-//! never ends in two requests where the signer can tell, and never pairs a key with another key's certificate.
+//! An exchange has two phases. [`Signer::submit`] sends a [`Request`] and returns an [`Answer`]: issued, pending with a
+//! [`Ticket`], or denied. [`Signer::poll`] asks for the result with the ticket, in the same process or after a reboot.
+//! [`Signer::recover`] finds an earlier request of this node without creating one. After a crash or a lost response it
+//! prevents a second request where the signer supports a look-up, and a key is never paired with a certificate for
+//! another key.
 //!
-//! What a signer owes: at most one logical exchange a call; no sleeping, no retrying, no writing to the node. It
-//! classifies its own failures ([`Class`]). It sees the CSR and never the private key. What it returns is a
-//! candidate: the agent verifies it against the wish and the pinned authority, persists tickets before they are
-//! used, owns retries ([`retry`]), deadlines and installation, and calls [`Signer::settled`] after the commit.
+//! A signer performs at most one logical exchange per call. It does not sleep, retry or write to the node, and it
+//! classifies its own failures ([`Class`]). It receives the CSR and never the private key. Its result is a candidate:
+//! the agent verifies it against the spec and the pinned authority, persists tickets before they are used, is
+//! responsible for retries ([`retry`]), deadlines and installation, and calls [`Signer::settled`] after the commit.
 //!
 //! To add a signer, follow `CONTRIBUTING.md`.
 
@@ -54,143 +55,152 @@ use crate::x509::{
     Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, Tolerance, UsageExtensions, hex,
 };
 use crate::yaml::schema::Key;
+use crate::yaml::settings::Block;
 use crate::yaml::{Field, Map};
 
 pub use crate::http::printable;
 pub use flag::BadFlag;
 
-/// Somebody who turns requests into certificates.
+/// A source of certificates.
 #[async_trait(?Send)]
 pub trait Signer {
-    /// Which kind it is.
+    /// Returns the kind.
     fn kind(&self) -> Kind;
 
-    /// Kind and place, for messages: `exec:/usr/libexec/corp-sign`.
+    /// Returns kind and location, for messages: `exec:/usr/libexec/corp-sign`.
     fn label(&self) -> String;
 
-    /// Kind and place as the configuration has them, stable over runs. A persisted ticket belongs to the signer of which
-    /// this is recorded; with another record it is worthless.
+    /// Returns kind and location as configured, stable over runs. A persisted ticket is recorded with this text and
+    /// is usable only with the signer that returns the same text.
     fn configured(&self) -> String {
         self.label()
     }
 
-    /// What it can carry and how it behaves when asked twice.
+    /// Returns what the signer can certify and how it handles a repeated request.
     fn caps(&self) -> &Caps;
 
-    /// Looks whether the signer is usable at all, and may learn its capabilities. Creates no request. Called once
-    /// a run, before [`Signer::preflight`].
+    /// Checks whether the signer is usable, and may update its capabilities. Creates no request. Called once per run,
+    /// before [`Signer::preflight`].
     async fn probe(&self) -> Result<(), SignerError> {
         Ok(())
     }
 
-    /// Says, before any key is made and without I/O, whether the signer as configured can carry this certificate.
-    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection>;
+    /// Reports, before a key is generated and without I/O, whether the signer as configured can issue this certificate.
+    fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
+        self.caps().carries(&self.label(), wanted)
+    }
 
-    /// The authority's certificates as the signer knows them, in any form that a chain may have; `None` where it
-    /// has no opinion. A candidate only: files and pins decide what is trusted.
-    async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError>;
+    /// Returns the authority's certificates as the signer publishes them, in any form that a chain may have; `None` if
+    /// the signer does not publish them. The result is only a candidate: files and pins determine what is trusted.
+    async fn trust(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
+        Ok(None)
+    }
 
-    /// The authority's revocation lists as the signer publishes them, PEM or DER; `None` where it publishes none. Not
-    /// verified yet.
+    /// Returns the authority's revocation lists as the signer publishes them, PEM or DER; `None` if there are none. The
+    /// result is not verified.
     async fn crl(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         Ok(None)
     }
 
-    /// Finds our own earlier request. Creates nothing; `None` when the signer knows of no such request or cannot
-    /// tell, and then [`Caps::resubmit`] decides whether to submit again.
+    /// Finds an earlier request of this node. Creates nothing. Returns `None` if the signer has no such request or
+    /// cannot tell; [`Caps::resubmit`] then determines whether to submit again.
     async fn recover(
         &self,
-        request: &Request,
-        ticket: Option<&Ticket>,
-    ) -> Result<Option<Answer>, SignerError>;
+        _request: &Request,
+        _ticket: Option<&Ticket>,
+    ) -> Result<Option<Answer>, SignerError> {
+        Ok(None)
+    }
 
-    /// Hands the request over. Must give the certificate of this request's key or none, however often it is called.
+    /// Submits the request. However often it is called, it must return a certificate for this request's key or none.
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError>;
 
-    /// Hands over the request for a certificate that replaces one with the same subject and names, which is still
-    /// valid. For signers with [`Renewal::SameKey`] the request's key is the current one.
+    /// Submits a request for a certificate that replaces a still valid one with the same subject and names. For signers
+    /// with [`Renewal::SameKey`] the request's key is the current one.
     async fn renew(&self, request: &Request, _current: &Current) -> Result<Answer, SignerError> {
         self.submit(request).await
     }
 
-    /// Asks what has become of a pending request. [`Answer::Gone`] when the signer does not know the ticket.
-    async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError>;
+    /// Returns the state of a pending request; [`Answer::Gone`] if the signer does not know the ticket.
+    async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
+        Ok(Answer::Gone)
+    }
 
-    /// The certificate is installed and the commit durable: what was laid out for this request may be removed.
+    /// Removes what was created for this request. Called when the certificate is installed and the commit is durable.
     async fn settled(&self, _request: &Request) -> Result<(), SignerError> {
         Ok(())
     }
 }
 
-/// What a signer says to a request.
+/// A signer's response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The certificate with what else came along: PEM, DER or PKCS#7. Not verified yet.
+    /// The certificate and any further certificates sent with it: PEM, DER or PKCS#7. Not verified.
     Issued(Vec<u8>),
-    /// Taken, not decided. The ticket is persisted before it is used.
+    /// Accepted, but not decided. The ticket is persisted before it is used.
     Pending {
-        /// What to ask again with. It may differ from the one before.
+        /// Reference for the next poll. It may differ from the previous one.
         ticket: Ticket,
-        /// The signer's own wish for when to ask again.
+        /// When the signer asks to be polled again.
         after: Option<Duration>,
-        /// What is being waited for, for people.
+        /// What the request waits for, for the log and `status`.
         note: String,
     },
-    /// A person or a policy said no. Final until somebody acts.
+    /// Refused by an administrator or a policy. Final until somebody intervenes.
     Denied {
         /// The signer's reason, control characters escaped.
         reason: String,
     },
-    /// The signer does not know this ticket any more: submit the same request again.
+    /// The ticket is unknown to the signer: the same request must be submitted again.
     Gone,
 }
 
-/// A kind of signer as the configuration has it: what its file gives besides a [`Signer`].
-pub trait Configured: Clone + PartialEq + fmt::Debug + Sized {
+/// Configuration of one kind of signer: everything that its file provides besides a [`Signer`].
+pub trait Configured: Block + Clone + PartialEq + fmt::Debug {
     /// The kind's row in the table of signers.
     const ABOUT: About;
 
-    /// Reads the map under the kind's name; `None` when a fault makes it unusable, and then the fault was reported.
-    fn read(map: &Map<'_>) -> Option<Self>;
+    /// Reads the map under the kind's name, and checks settings that depend on each other. Returns `None` if a fault
+    /// makes it unusable; the fault is then reported.
+    fn read(map: &Map<'_>) -> Option<Self> {
+        Self::read_keys(map)
+    }
 
-    /// The keys that are in force, secrets left out.
-    fn redacted(&self) -> Value;
-
-    /// What an administrator of the servers runs, as one script, so that these signers can give this node what it
-    /// wants; `None` for a kind whose servers need nothing.
+    /// Returns one script for an administrator of the servers, which lets these signers issue this node's certificates;
+    /// `None` for a kind whose servers need no preparation.
     fn setup(_parts: &[Part<'_, Self>], _identity: &Identity) -> Option<String> {
         None
     }
 
-    /// Makes the signer, without network I/O.
+    /// Creates the signer, without network I/O.
     ///
     /// # Errors
-    /// What the keys allow and this node does not.
+    /// A setting that is valid but cannot be used on this node.
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError>;
 }
 
-/// A signer as configured, with what this node wants of it.
+/// A configured signer with the certificates that this node requests from it.
 pub struct Part<'a, C> {
     /// Name of the signer in the configuration.
     pub name: &'a str,
-    /// Its keys.
+    /// Its settings.
     pub config: &'a C,
-    /// The certificates that it is to sign.
+    /// The certificates that it signs.
     pub wanted: Vec<Wanted>,
 }
 
-/// What people should know of a kind before they configure it. The tables in README.md and docs/signers are made of these.
+/// Summary of a kind. The table of signers in the documentation consists of these.
 pub struct About {
-    /// The configuration's name of the kind.
+    /// Name of the kind in the configuration.
     pub name: &'static str,
-    /// Who signs, in a few words.
+    /// What signs, in a few words.
     pub signs_with: &'static str,
-    /// How this node proves who it is, in a few words.
+    /// How this node authenticates, in a few words.
     pub authentication: &'static str,
-    /// What it can carry and how it behaves when asked twice, before it was asked itself.
+    /// Capabilities, as assumed before the first probe.
     pub caps: Caps,
-    /// Its keys.
-    pub keys: &'static [&'static [Key]],
+    /// Its settings.
+    pub keys: &'static [Key],
 }
 
 macro_rules! kinds {
@@ -202,18 +212,18 @@ macro_rules! kinds {
         }
 
         impl Kind {
-            /// All kinds.
+            /// Every kind.
             pub const ALL: [Kind; [$(Kind::$kind),+].len()] = [$(Kind::$kind),+];
 
-            /// The kind's row in the table of signers.
+            /// Returns the kind's row in the table of signers.
             pub const fn about(self) -> &'static About {
                 match self {
                     $(Kind::$kind => const { &<$module::Config as Configured>::ABOUT },)+
                 }
             }
 
-            /// What an administrator of the servers behind these signers runs; signers of other kinds are left out. `None`
-            /// for a kind whose servers need nothing.
+            /// Returns the script for an administrator of the servers behind these signers, ignoring signers of other
+            /// kinds; `None` for a kind whose servers need no preparation.
             pub fn setup(self, parts: &[Part<'_, Config>], identity: &Identity) -> Option<String> {
                 match self {
                     $(Kind::$kind => {
@@ -233,7 +243,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Reads what stands under the kind's name; faults go to the field's walk.
+            /// Reads the value under the kind's name; faults are reported to the field's walk.
             pub fn read(self, field: &Field<'_>) -> Option<Config> {
                 let map = field.map()?;
                 let config = match self {
@@ -252,25 +262,25 @@ macro_rules! kinds {
         }
 
         impl Config {
-            /// Which kind it is.
+            /// Returns the kind.
             pub const fn kind(&self) -> Kind {
                 match self {
                     $(Config::$kind(_) => Kind::$kind,)+
                 }
             }
 
-            /// The configuration in the shape of its file, secrets left out.
+            /// Returns the configuration in the shape of its file, without secrets.
             pub fn redacted(&self) -> Value {
                 let keys = match self {
-                    $(Config::$kind(config) => config.redacted(),)+
+                    $(Config::$kind(config) => config.shown_keys(),)+
                 };
                 json!({self.kind().as_str(): keys})
             }
 
-            /// Makes the signer, without network I/O.
+            /// Creates the signer, without network I/O.
             ///
             /// # Errors
-            /// What the configuration allows and this node does not.
+            /// A setting that is valid but cannot be used on this node.
             pub fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
                 match self {
                     $(Config::$kind(config) => config.open(site),)+
@@ -297,16 +307,16 @@ kinds! {
     Puppet(puppet),
     /// A program that speaks the plug-in contract.
     Exec(exec),
-    /// Files dropped in a directory, signed by whoever comes by.
+    /// Files in a directory, signed by an external process or an administrator.
     Directory(directory),
     /// CA keys in a directory.
     Local(local),
-    /// Throw-away authorities in memory.
+    /// Temporary authorities in memory.
     Embedded(embedded),
 }
 
 impl Kind {
-    /// The configuration's name of the kind.
+    /// Returns the kind's name in the configuration.
     pub const fn as_str(self) -> &'static str {
         self.about().name
     }
@@ -318,63 +328,63 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What opening a signer needs from the edge: the clock, this node's names and its files.
+/// Context for opening a signer: the clock, this node's names and its files.
 pub struct Site<'a> {
     /// Name of the signer in the configuration.
     pub name: &'a str,
-    /// Now.
+    /// Current time.
     pub now: OffsetDateTime,
-    /// Where later times come from.
+    /// Source of later times.
     pub clock: fn() -> OffsetDateTime,
-    /// Who asks.
+    /// The requesting node.
     pub identity: Identity,
-    /// Key algorithm of authorities that a signer makes for itself.
+    /// Key algorithm of authorities that a signer generates.
     pub authority_key: KeyAlgorithm,
     /// The node's files.
     pub files: Rc<dyn Files>,
-    /// Where systemd put the unit's credentials.
+    /// Directory of the unit's systemd credentials.
     pub credentials: Option<PathBuf>,
-    /// Whether programs that this signer names may be started.
+    /// Whether programs named by this signer may be started.
     pub programs: Programs,
-    /// What this signer may remember between runs.
+    /// Storage of this signer between runs.
     pub memory: Rc<dyn Memory>,
-    /// Gives access to a directory for file drop, whose inbox and outbox the users with these ids may own.
+    /// Opens a drop directory whose inbox and outbox may belong to the users with these ids.
     pub drop_dir: &'a directory::OpenDrop<'a>,
-    /// User and group of a user name or number.
+    /// Looks up user and group of a user name or number.
     pub user: &'a dyn Fn(&str) -> io::Result<Option<exec::RunAs>>,
 }
 
-/// Whether the programs of a definition may be started.
+/// Whether programs named in a definition may be started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Programs {
-    /// They may.
+    /// Programs may be started.
     Run,
-    /// They may not, since the definition is a file of another system.
+    /// Programs may not be started, because the definition is a file of another system.
     Refused {
-        /// The root of that system.
+        /// Root of that system.
         below: PathBuf,
     },
 }
 
-/// A signer's own small files in the state directory (0600, durable when the call returns). What is in them may be
-/// secret: a token that was exchanged for a one-time one.
+/// A signer's small files in the state directory (0600, durable when the call returns). The content may be secret,
+/// such as a token that replaced a one-time token.
 pub trait Memory {
-    /// What was kept under `name`.
+    /// Returns the content stored under `name`.
     fn recall(&self, name: &str) -> io::Result<Option<Zeroizing<Vec<u8>>>>;
 
-    /// Keeps `bytes` under `name`, in place of what was there.
+    /// Stores `bytes` under `name`, replacing earlier content.
     fn keep(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
 
-    /// Forgets `name`; nothing to forget is no error.
+    /// Removes `name`; a missing file is not an error.
     fn forget(&self, name: &str) -> io::Result<()>;
 
-    /// The state directory, for messages.
+    /// Returns the state directory, for messages.
     fn state_dir(&self) -> NodePath {
         STATE_DIR.into()
     }
 }
 
-/// The certificate that a renewal replaces, with its key: the credential of the renewal itself.
+/// The certificate that a renewal replaces, with its key: the credential of the renewal request.
 #[derive(Clone)]
 pub struct Current {
     /// Leaf and intermediates.
@@ -389,20 +399,20 @@ impl fmt::Debug for Current {
     }
 }
 
-/// What a signer may know of a certificate before there is a key for it.
+/// What a signer may know about a certificate before its key exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The slot.
     pub name: CertName,
-    /// Who must have signed it.
+    /// Authority that must have signed it.
     pub authority: Authority,
     /// Subject, names, usages, lifetime, key algorithm.
     pub profile: Profile,
-    /// What the verification will let pass besides.
+    /// Deviations that the verification accepts.
     pub tolerance: Tolerance,
 }
 
-/// Who is asking.
+/// The requesting node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Node name.
@@ -411,29 +421,29 @@ pub struct Identity {
     pub cluster: String,
 }
 
-/// One slot's request: everything that a signer may see.
+/// The request for one slot: everything that a signer may see.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Names this request for good; see [`RequestId`].
+    /// Identifies this request permanently; see [`RequestId`].
     pub id: RequestId,
-    /// The wish.
+    /// The certificate that is requested.
     pub wanted: Wanted,
     /// The certificate signing request.
     pub csr: Csr,
     /// SHA-256 of the subject public key info.
     pub spki_sha256: [u8; 32],
-    /// Who is asking.
+    /// The requesting node.
     pub identity: Identity,
-    /// Which exchange for this id this is, from 1.
+    /// Number of this exchange for this id, from 1.
     pub attempt: u32,
-    /// When this exchange began.
+    /// Start of this exchange.
     pub now: OffsetDateTime,
-    /// When the agent stops waiting for the answer.
+    /// Time until which the agent waits for the response.
     pub deadline: Option<OffsetDateTime>,
 }
 
 impl Request {
-    /// The first attempt of a request.
+    /// Creates the first attempt of a request.
     pub fn new(wanted: Wanted, csr: Csr, identity: Identity, now: OffsetDateTime) -> Self {
         Request {
             id: RequestId::of(&wanted, &csr),
@@ -447,8 +457,9 @@ impl Request {
         }
     }
 
-    /// For the key of the certificate with this SHA-256, which it is to replace. Where a signature over a CSR always comes
-    /// out the same (RSA), the request would be that of the old certificate otherwise, and get that as its answer.
+    /// Derives the id for a request that replaces the certificate whose key has this SHA-256. Without this, a
+    /// deterministic CSR signature (RSA) would give the new request the id of the old certificate's request, and thus
+    /// its response.
     #[must_use]
     pub fn replacing(mut self, replaced: Option<&[u8; 32]>) -> Self {
         if let Some(replaced) = replaced {
@@ -459,7 +470,7 @@ impl Request {
         self
     }
 
-    /// The same request, asked once more.
+    /// Returns the same request as a further attempt.
     #[must_use]
     pub fn again(
         &self,
@@ -481,8 +492,8 @@ impl Request {
     }
 }
 
-/// SHA-256 over slot, profile and CSR, in hexadecimal: the same for a repeated request, another one as soon as
-/// the wish or the key changes. Signers use it as their idempotency key.
+/// SHA-256 over slot, profile and CSR, in hexadecimal. It is stable for a repeated request and changes with the
+/// profile or the key. Signers use it as their idempotency key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(String);
 
@@ -501,7 +512,7 @@ impl RequestId {
         RequestId(hex(&digest.finalize()))
     }
 
-    /// The hexadecimal form.
+    /// Returns the hexadecimal form.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -513,21 +524,21 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// What a pending request is asked after with. Opaque to everybody but its signer.
+/// A signer's reference to a pending request. Opaque to every other component.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Ticket(String);
 
-/// A ticket that is empty, or longer than [`Ticket::MAX`] bytes.
+/// Error for a ticket that is empty or longer than [`Ticket::MAX`] bytes.
 #[derive(Debug, thiserror::Error)]
 #[error("a ticket has 1 to {max} bytes, this one has {0}", max = Ticket::MAX)]
 pub struct BadTicket(usize);
 
 impl Ticket {
-    /// Bytes.
+    /// Largest length in bytes.
     pub const MAX: usize = 4096;
 
-    /// The signer's text.
+    /// Returns the signer's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -550,7 +561,7 @@ impl From<Ticket> for String {
     }
 }
 
-/// What a signer can carry, and how it behaves when asked twice.
+/// What a signer can certify, and how it handles a repeated request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Caps {
@@ -560,43 +571,43 @@ pub struct Caps {
     pub colon_common_name: Carry,
     /// IP addresses among the subject alternative names.
     pub ip_sans: Carry,
-    /// It adds the common name to the alternative names, as a DNS name, without being asked. The verification lets that
-    /// one pass, since it says nothing that the subject does not.
+    /// The signer adds the common name to the alternative names, as a DNS name, without being asked. The verification
+    /// accepts this name, because it repeats the subject.
     pub own_name_san: bool,
-    /// What the CSR says about usages.
+    /// What the CSR states about usages.
     #[serde(skip)]
     pub usage_extensions: UsageExtensions,
-    /// An answer may take long: a person, a queue.
+    /// A response may take long: a person, a queue.
     pub pends: bool,
-    /// How an earlier request is found again.
+    /// How an earlier request is found.
     pub lookup: Lookup,
-    /// What happens when a request is sent twice.
+    /// Effect of sending a request twice.
     pub resubmit: Resubmit,
-    /// Whether a certificate can be had in exchange for the one that it replaces.
+    /// Whether a certificate can be obtained in exchange for the one that it replaces.
     pub renewal: Renewal,
-    /// Whether it publishes which certificates it revoked.
+    /// Whether the signer publishes revocation lists.
     pub crl: Carry,
 }
 
-/// Whether something that was asked for reaches the certificate. Ordered from good to bad.
+/// Whether a requested property reaches the certificate. Ordered from good to bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Carry {
-    /// As asked.
+    /// As requested.
     Yes,
-    /// Only if the server's own configuration says so; the verification will tell.
+    /// Depends on the server's configuration; the verification decides.
     AsConfigured,
     /// Never.
     No,
 }
 
-/// How a signer finds our own earlier request.
+/// How a signer finds an earlier request of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Lookup {
-    /// By a name that follows from the request.
+    /// By a name derived from the request.
     ByName,
-    /// By the ticket only: a request whose answer was lost is lost.
+    /// By the ticket only: a request whose response was lost cannot be found.
     ByTicket,
     /// Sending the request again is the look-up.
     ByResubmit,
@@ -608,13 +619,13 @@ pub enum Lookup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Resubmit {
-    /// Takes it as the same request.
+    /// Recognizes it as the same request.
     Adopts,
-    /// Issues a second certificate for the same key: harmless, but it counts.
+    /// Issues a second certificate for the same key: harmless, but it consumes quota.
     Duplicates,
-    /// Needs a new credential first.
+    /// Requires a new credential first.
     FreshCredential,
-    /// Must not be asked twice; a person has to look.
+    /// Must not receive the request twice; an administrator must check.
     Forbidden,
 }
 
@@ -622,16 +633,16 @@ pub enum Resubmit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Renewal {
-    /// Like a first one.
+    /// Like a first certificate.
     Submit,
-    /// In exchange for the current one, for the same key only.
+    /// In exchange for the current certificate, for the same key only.
     SameKey,
-    /// In exchange for the current one, also for a new key.
+    /// In exchange for the current certificate, also for a new key.
     Rekey,
 }
 
 impl Carry {
-    /// For people.
+    /// Returns the text for the documentation.
     pub const fn as_str(self) -> &'static str {
         match self {
             Carry::Yes => "yes",
@@ -642,7 +653,7 @@ impl Carry {
 }
 
 impl Caps {
-    /// A signer that carries whatever it is asked for and answers at once.
+    /// Capabilities of a signer that certifies everything and responds immediately.
     pub const fn everything() -> Self {
         Caps {
             organization: Carry::Yes,
@@ -658,7 +669,7 @@ impl Caps {
         }
     }
 
-    /// Whether everything that a certificate needs reaches it, of what the capabilities speak of.
+    /// Returns the worst of the capabilities that a certificate needs.
     pub fn carry(&self, wanted: &Wanted) -> Carry {
         let subject = &wanted.profile.subject;
         let needed = [
@@ -670,7 +681,7 @@ impl Caps {
         needed.map(|(carry, _)| carry).max().unwrap_or(Carry::Yes)
     }
 
-    /// The part of [`Signer::preflight`] that follows from the capabilities alone. Gives every obstacle.
+    /// Performs the part of [`Signer::preflight`] that follows from the capabilities alone. Reports every obstacle.
     pub fn carries(&self, label: &str, wanted: &Wanted) -> Result<(), Rejection> {
         let profile = &wanted.profile;
         let mut obstacles = Vec::new();
@@ -696,19 +707,15 @@ impl Caps {
         if obstacles.is_empty() {
             return Ok(());
         }
-        Err(Rejection {
-            signer: label.to_owned(),
-            name: wanted.name,
-            reason: obstacles.join("; "),
-            advice: format!(
-                "give authority {} a signer that can, in `authorities`",
-                wanted.authority
-            ),
-        })
+        let advice = format!(
+            "give authority {} a signer that can, in `authorities`",
+            wanted.authority
+        );
+        Err(Rejection::new(label, wanted, obstacles.join("; "), advice))
     }
 }
 
-/// A certificate that a signer, as configured, cannot carry.
+/// Error for a certificate that a signer, as configured, cannot issue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{signer} cannot sign {name}: {reason}; {advice}")]
 pub struct Rejection {
@@ -716,25 +723,41 @@ pub struct Rejection {
     pub signer: String,
     /// The certificate.
     pub name: CertName,
-    /// Why.
+    /// Reason.
     pub reason: String,
-    /// What to do now.
+    /// Required action.
     pub advice: String,
 }
 
-/// How a failure behaves when tried again; see [`retry::delay`].
+impl Rejection {
+    pub(crate) fn new(
+        signer: &str,
+        wanted: &Wanted,
+        reason: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Rejection {
+            signer: signer.to_owned(),
+            name: wanted.name,
+            reason: reason.into(),
+            advice: advice.into(),
+        }
+    }
+}
+
+/// How a failure is retried; see [`retry::delay`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Class {
-    /// Nothing happened; it may work in a moment.
+    /// Nothing happened; an immediate retry may succeed.
     Transient,
-    /// The request may have reached the signer and its answer is lost: [`Signer::recover`] comes first.
+    /// The request may have reached the signer and the response is lost: [`Signer::recover`] is called first.
     Ambiguous,
-    /// Credentials were refused. They get rotated in, so it is tried again slowly.
+    /// Credentials were refused. They may be rotated, so retries continue at a slow rate.
     Auth,
-    /// Path, role, file or trust is set up wrongly. Loud, and tried again every few minutes.
+    /// A path, role, file or trust setting is wrong. Logged, and retried every few minutes.
     Config,
-    /// This request will never succeed.
+    /// This request never succeeds.
     Permanent,
 }
 
@@ -750,33 +773,33 @@ impl Class {
         }
     }
 
-    /// True when the same request may work in a moment, without anybody doing anything.
+    /// Returns true if the same request may soon succeed without intervention.
     pub const fn passes(self) -> bool {
         matches!(self, Class::Transient | Class::Ambiguous)
     }
 }
 
-/// A failed exchange.
+/// Error of an exchange.
 #[derive(Debug, thiserror::Error)]
 #[error("{detail}; {advice}")]
 pub struct SignerError {
-    /// How it behaves when tried again.
+    /// How it is retried.
     pub class: Class,
-    /// The signer's own wish for when to try again.
+    /// When the signer asks to be contacted again.
     pub retry_after: Option<Duration>,
     /// What failed, and where.
     pub detail: String,
-    /// What to do now.
+    /// Required action.
     pub advice: String,
-    /// This machine is at fault (see [`machine`]), whatever the class says.
+    /// The failure was caused by this machine (see [`machine`]), independent of the class.
     pub machine_fault: bool,
-    /// The cause below.
+    /// Cause.
     #[source]
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl SignerError {
-    /// An error of `class`.
+    /// Creates an error of `class`.
     pub fn new(class: Class, detail: impl Into<String>, advice: impl Into<String>) -> Self {
         SignerError {
             class,
@@ -788,17 +811,17 @@ impl SignerError {
         }
     }
 
-    /// Shorthand for [`Class::Config`].
+    /// Creates an error of [`Class::Config`].
     pub fn config(detail: impl Into<String>, advice: impl Into<String>) -> Self {
         Self::new(Class::Config, detail, advice)
     }
 
-    /// Shorthand for [`Class::Permanent`].
+    /// Creates an error of [`Class::Permanent`].
     pub fn permanent(detail: impl Into<String>, advice: impl Into<String>) -> Self {
         Self::new(Class::Permanent, detail, advice)
     }
 
-    /// With the cause below.
+    /// Adds the cause.
     #[must_use]
     pub fn caused_by(
         mut self,
@@ -810,8 +833,8 @@ impl SignerError {
         self
     }
 
-    /// With what follows from `cause`, which the detail tells already: the mark of a machine fault, and the class for a
-    /// file that is refused because other users can get at it.
+    /// Applies what follows from `cause` when the detail already contains its text: the machine-fault flag, and the
+    /// class for a file that is refused because other users can access it.
     #[must_use]
     pub fn marked_by(mut self, cause: &(dyn std::error::Error + 'static)) -> Self {
         self.machine_fault |= machine::is_fault(cause);
@@ -821,7 +844,7 @@ impl SignerError {
         self
     }
 
-    /// With the signer's own wish for when to try again.
+    /// Sets when the signer asks to be contacted again.
     #[must_use]
     pub fn retry_after(mut self, after: Option<Duration>) -> Self {
         self.retry_after = after;
@@ -829,8 +852,8 @@ impl SignerError {
     }
 }
 
-/// Whether one of the certificates in an answer is for `key`. In the wrong order it still is, and the verification
-/// refuses it.
+/// Returns whether one of the certificates in a response is for `key`. The order is not checked here; the
+/// verification refuses a wrong one.
 pub(crate) fn certifies(answer: &[u8], key: &PublicKey) -> bool {
     matches!(
         Chain::from_answer(answer, key),
@@ -845,7 +868,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_its_file() {
+    fn every_kind_has_a_source_file() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/signer");
         for kind in Kind::ALL {
             let file: String = kind
@@ -865,14 +888,14 @@ mod tests {
     }
 
     #[test]
-    fn tickets_are_bounded() {
+    fn rejects_ticket_over_size_limit() {
         assert!(Ticket::try_from(String::new()).is_err());
         assert!(Ticket::try_from("x".repeat(4096)).is_ok());
         assert!(serde_json::from_str::<Ticket>(&format!("\"{}\"", "x".repeat(4097))).is_err());
     }
 
     #[test]
-    fn every_obstacle_is_named() {
+    fn preflight_reports_every_obstacle() {
         let wanted = Wanted {
             name: CertName::KubeletConf,
             authority: Authority::Ca,

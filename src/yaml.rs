@@ -13,6 +13,7 @@
 mod duration;
 mod fault;
 pub mod schema;
+pub mod settings;
 mod walk;
 
 use std::collections::{HashMap, HashSet};

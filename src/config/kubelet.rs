@@ -1,29 +1,30 @@
-//! The block `kubelet`: which certificates of the kubelet's own are nodepki's business, and where they go.
-
-use serde_json::{Value, json};
+//! The block `kubelet`: which of the kubelet's certificates nodepki issues, and where they are written.
 
 use crate::spec::KubeletLayout;
-use crate::yaml::Map;
-use crate::yaml::schema::choice;
+use crate::yaml::settings::{choice_setting, settings};
 
-/// What the kubelet gets.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KubeletSettings {
-    /// How it gets its client certificate.
-    pub identity: KubeletIdentity,
-    /// Where that goes.
-    pub client_certificate: KubeletLayout,
-    /// Whether its serving certificate is issued, too.
-    pub serving: bool,
+settings! {
+    /// Certificates of the kubelet.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct KubeletSettings {
+        /// How the kubelet gets its client certificate: `issue`, signed through nodepki, or `bootstrap`, through the
+        /// cluster's TLS bootstrap.
+        "identity" => pub identity: KubeletIdentity;
+        /// Where the client certificate is written: `file`, in the kubelet's directory, or `auto`, in kubelet.conf until
+        /// the kubelet keeps it as a file.
+        "clientCertificate" => pub client_certificate: KubeletLayout;
+        /// Issue the kubelet's serving certificate as well.
+        "serving" => pub serving: bool;
+    }
 }
 
 /// How the kubelet gets its client certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KubeletIdentity {
-    /// Issued here, with kubelet.conf: for clusters where nothing signs the kubelet's own request.
+    /// Issued by nodepki, in kubelet.conf: for clusters in which no signer serves the kubelet's own request.
     #[default]
     Issue,
-    /// By TLS bootstrap; nothing is written on a joining node.
+    /// Requested by the kubelet through TLS bootstrap; nothing is written on a joining node.
     Bootstrap,
 }
 
@@ -31,7 +32,7 @@ impl KubeletIdentity {
     pub(super) const ALL: [KubeletIdentity; 2] =
         [KubeletIdentity::Issue, KubeletIdentity::Bootstrap];
 
-    /// As written in the configuration.
+    /// Returns the value as written in the configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             KubeletIdentity::Issue => "issue",
@@ -40,32 +41,4 @@ impl KubeletIdentity {
     }
 }
 
-impl KubeletSettings {
-    pub(super) fn read(&mut self, map: &Map<'_>) {
-        if let Some(identity) = choice(
-            map.get("identity"),
-            KubeletIdentity::ALL,
-            KubeletIdentity::as_str,
-        ) {
-            self.identity = identity;
-        }
-        if let Some(layout) = choice(
-            map.get("clientCertificate"),
-            KubeletLayout::ALL,
-            KubeletLayout::as_str,
-        ) {
-            self.client_certificate = layout;
-        }
-        if let Some(serving) = map.get("serving").and_then(|field| field.boolean()) {
-            self.serving = serving;
-        }
-    }
-
-    pub(super) fn redacted(&self) -> Value {
-        json!({
-            "identity": self.identity.as_str(),
-            "clientCertificate": self.client_certificate.as_str(),
-            "serving": self.serving,
-        })
-    }
-}
+choice_setting!(KubeletIdentity, KubeletLayout);

@@ -1,43 +1,26 @@
-//! The `metrics` block: how it is read and shown.
+//! The block `metrics`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use serde_json::{Map as JsonMap, Value, json};
+use serde_json::{Value, json};
 
-use crate::yaml::schema::absolute;
-use crate::yaml::{Field, Map};
+use crate::yaml::Field;
+use crate::yaml::schema::{Form, absolute};
+use crate::yaml::settings::{Setting, settings};
 
-/// Where metrics go. Without any of these nothing is counted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MetricsSettings {
-    /// A file for node_exporter's textfile collector, written after each run.
-    pub textfile: Option<PathBuf>,
-    /// Where the daemon serves `/metrics` and `/healthz`.
-    pub listen: Option<SocketAddr>,
-}
-
-impl MetricsSettings {
-    pub(super) fn read(map: &Map<'_>) -> MetricsSettings {
-        MetricsSettings {
-            textfile: map.get("textfile").as_ref().and_then(textfile),
-            listen: map.get("listen").as_ref().and_then(listen),
-        }
-    }
-
-    pub(super) fn redacted(&self) -> Value {
-        let mut map = JsonMap::new();
-        if let Some(textfile) = &self.textfile {
-            map.insert("textfile".to_owned(), json!(textfile));
-        }
-        if let Some(listen) = &self.listen {
-            map.insert("listen".to_owned(), json!(listen.to_string()));
-        }
-        Value::Object(map)
+settings! {
+    /// Destinations of metrics. Without one, no metrics are collected.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct MetricsSettings {
+        /// File for node_exporter's textfile collector, written after each run; its name must end with .prom.
+        "textfile" => pub textfile: Option<PathBuf>, read textfile;
+        /// Address at which the daemon serves /metrics and /healthz, for example 127.0.0.1:9465; read when it starts.
+        "listen" => pub listen: Option<SocketAddr>;
     }
 }
 
-fn textfile(field: &Field<'_>) -> Option<PathBuf> {
+fn textfile(field: &Field<'_>) -> Option<Option<PathBuf>> {
     let path = absolute(field)?;
     if path.extension().is_none_or(|extension| extension != "prom") {
         field.error(
@@ -46,23 +29,31 @@ fn textfile(field: &Field<'_>) -> Option<PathBuf> {
         );
         return None;
     }
-    Some(path)
+    Some(Some(path))
 }
 
-fn listen(field: &Field<'_>) -> Option<SocketAddr> {
-    let text = field.string()?;
-    let Ok(address) = text.parse::<SocketAddr>() else {
-        field.error(
-            format!("{text:?} is no IP address with a port"),
-            "write 127.0.0.1:9465 or [::1]:9465",
-        );
-        return None;
-    };
-    if !address.ip().is_loopback() {
-        field.warning(
-            format!("whoever reaches {address} can read the metrics, without TLS and without a password"),
-            "listen on 127.0.0.1 and let a proxy that authenticates stand before it, or have a firewall admit Prometheus only",
-        );
+impl Setting for SocketAddr {
+    const FORM: Form = Form::Text;
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        let text = field.string()?;
+        let Ok(address) = text.parse::<SocketAddr>() else {
+            field.error(
+                format!("{text:?} is not a valid IP:port address"),
+                "write 127.0.0.1:9465 or [::1]:9465",
+            );
+            return None;
+        };
+        if !address.ip().is_loopback() {
+            field.warning(
+                format!("metrics on {address} are served without TLS or authentication"),
+                "listen on 127.0.0.1 behind a proxy that authenticates, or admit only Prometheus with a firewall",
+            );
+        }
+        Some(address)
     }
-    Some(address)
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!(self.to_string()))
+    }
 }

@@ -1,4 +1,4 @@
-//! The `reload` block: its values, how it is read, shown and described.
+//! The block `reload`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,54 +6,60 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, Value, json};
 
 use crate::kube::components::{Change, Component};
-use crate::yaml::schema::{absolute, choice, duration, required, section};
+use crate::yaml::schema::{Form, required};
+use crate::yaml::settings::{Setting, choice_setting, settings, unless_empty};
 use crate::yaml::{self, Field, Map, format_duration};
 
-/// Above the two minutes that a kubelet may wait for the volumes of a pod before it ends the pod's containers.
+/// Longer than the two minutes that a kubelet may wait for the volumes of a pod before it ends its containers.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(30);
-const LEAST_TIMEOUT: Duration = Duration::from_secs(1);
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
+const MIN_TIMEOUT: Duration = Duration::from_secs(1);
+const MAX_TIMEOUT: Duration = Duration::from_secs(600);
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);
-const LEAST_LEASE: Duration = Duration::from_secs(5);
+const MIN_LEASE: Duration = Duration::from_secs(5);
 
-/// How what is new takes effect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reload {
-    /// Restart static pods by an annotation in their manifests.
-    pub static_pods: bool,
-    /// Let one control-plane node at a time restart something.
-    pub coordinate: bool,
-    /// How long a component may take until it serves again, and how long a run waits for other nodes.
-    pub timeout: Duration,
-    /// How nodes take turns.
-    pub lease: LeaseSettings,
-    /// Programs to run.
-    pub hooks: Vec<Hook>,
-    /// systemd units to restart or reload.
-    pub units: Vec<Unit>,
+settings! {
+    /// How new certificates take effect.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Reload: Default {
+        /// Restart static pods that do not detect new files, by an annotation in their manifests.
+        "staticPods" => pub static_pods: bool = true;
+        /// Only one control-plane node at a time restarts components.
+        "coordinateWithLease" => pub coordinate: bool = true;
+        /// How long a restarted component may take until it serves again, and how long a run waits for other nodes, from
+        /// 1s to 10m.
+        "timeout" => pub timeout: Duration = DEFAULT_TIMEOUT, read timeout;
+        /// Settings of the Lease.
+        "lease" => pub lease: LeaseSettings;
+        /// Programs to run after a certificate was replaced, or to restart a component.
+        "hooks" => pub hooks: Vec<Hook>, form Form::Defined("hooks", "list of hooks"), show unless_empty::<Hook>;
+        /// systemd units to restart or reload after a certificate was replaced, or to restart a component.
+        "units" => pub units: Vec<Unit>, form Form::Defined("units", "list of units"), show unless_empty::<Unit>;
+    }
 }
 
-/// How nodes take turns: the Lease `kube-system/nodepki-reload`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaseSettings {
-    /// May read, create and update that Lease.
-    pub kubeconfig: PathBuf,
-    /// How long a node that vanishes keeps the others waiting.
-    pub duration: Duration,
+settings! {
+    /// The Lease `kube-system/nodepki-reload`, by which the nodes take turns.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct LeaseSettings: Default {
+        /// Kubeconfig that may read, create and update the Lease kube-system/nodepki-reload.
+        "kubeconfig" => pub kubeconfig: PathBuf = "/etc/kubernetes/admin.conf".into();
+        /// How long the other nodes wait for a node that stopped responding, from 5s to 10m.
+        "duration" => pub duration: Duration = DEFAULT_LEASE, read lease_duration;
+    }
 }
 
-/// What sets something off.
+/// Trigger of a hook or unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
-    /// The restart of a component: it is done this way.
+    /// The restart of a component, which the hook or unit performs.
     Restart(Component),
-    /// A file or pair that was replaced.
+    /// Replacement of a file or pair.
     Change(Change),
 }
 
 impl On {
-    /// As written in the configuration.
+    /// Returns the name as written in the configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             On::Restart(component) => component.as_str(),
@@ -67,29 +73,29 @@ impl On {
     }
 }
 
-/// A program.
+/// A program to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// What sets it off.
+    /// Triggers.
     pub on: Vec<On>,
-    /// Absolute path, and arguments.
+    /// Absolute path and arguments.
     pub command: Vec<String>,
-    /// For one run.
+    /// Timeout of one run.
     pub timeout: Duration,
 }
 
-/// A systemd unit.
+/// A systemd unit to restart or reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// What sets it off.
+    /// Triggers.
     pub on: Vec<On>,
-    /// With its suffix.
+    /// Name with suffix.
     pub unit: String,
-    /// What is done to it.
+    /// Operation.
     pub action: UnitAction,
 }
 
-/// What is done to a unit, as a verb of systemctl.
+/// Operation on a unit, as a verb of systemctl.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnitAction {
     /// `restart`.
@@ -108,7 +114,7 @@ impl UnitAction {
         UnitAction::ReloadOrRestart,
     ];
 
-    /// As written in the configuration and on systemctl's command line.
+    /// Returns the verb as written in the configuration and on systemctl's command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             UnitAction::Restart => "restart",
@@ -118,55 +124,16 @@ impl UnitAction {
     }
 }
 
-impl Default for Reload {
-    fn default() -> Self {
-        Reload {
-            static_pods: true,
-            coordinate: true,
-            timeout: DEFAULT_TIMEOUT,
-            lease: LeaseSettings {
-                kubeconfig: "/etc/kubernetes/admin.conf".into(),
-                duration: DEFAULT_LEASE,
-            },
-            hooks: Vec::new(),
-            units: Vec::new(),
-        }
-    }
+fn timeout(field: &Field<'_>) -> Option<Duration> {
+    within(field, MIN_TIMEOUT, MAX_TIMEOUT)
 }
 
-/// Reads what is there over what `reload` has.
-pub(super) fn read(map: &Map<'_>, reload: &mut Reload) {
-    if let Some(flag) = map.get("staticPods").and_then(|field| field.boolean()) {
-        reload.static_pods = flag;
-    }
-    if let Some(flag) = map
-        .get("coordinateWithLease")
-        .and_then(|field| field.boolean())
-    {
-        reload.coordinate = flag;
-    }
-    if let Some(timeout) = within(map.get("timeout"), LEAST_TIMEOUT, LONGEST_TIMEOUT) {
-        reload.timeout = timeout;
-    }
-    if let Some(lease) = section(map, "lease") {
-        if let Some(path) = lease.get("kubeconfig").as_ref().and_then(absolute) {
-            reload.lease.kubeconfig = path;
-        }
-        if let Some(duration) = within(lease.get("duration"), LEAST_LEASE, LONGEST_TIMEOUT) {
-            reload.lease.duration = duration;
-        }
-        lease.finish();
-    }
-    if let Some(items) = map.get("hooks").and_then(|field| field.list()) {
-        reload.hooks = items.iter().filter_map(hook).collect();
-    }
-    if let Some(items) = map.get("units").and_then(|field| field.list()) {
-        reload.units = items.iter().filter_map(unit).collect();
-    }
+fn lease_duration(field: &Field<'_>) -> Option<Duration> {
+    within(field, MIN_LEASE, MAX_TIMEOUT)
 }
 
-fn within(field: Option<Field<'_>>, least: Duration, most: Duration) -> Option<Duration> {
-    let (field, duration) = duration(field)?;
+fn within(field: &Field<'_>, least: Duration, most: Duration) -> Option<Duration> {
+    let duration = Duration::read(field)?;
     if (least..=most).contains(&duration) {
         return Some(duration);
     }
@@ -181,66 +148,91 @@ fn within(field: Option<Field<'_>>, least: Duration, most: Duration) -> Option<D
     None
 }
 
-fn hook(field: &Field<'_>) -> Option<Hook> {
-    let map = field.map()?;
-    let on = on(&map);
-    let command = required(&map, "command", "[/usr/local/sbin/after-renewal]");
-    let command = command.and_then(|field| {
-        let items = field.list()?;
-        let words: Vec<String> = items.iter().filter_map(Field::string).collect();
-        match words.first() {
-            Some(_) if words.iter().any(|word| word.contains('\0')) => {
-                field.error(
-                    "holds a NUL character, which no program can be given",
-                    "write the words as they are typed",
-                );
-                None
-            }
-            Some(program) if program.starts_with('/') => Some(words),
-            Some(program) => {
-                field.error(
-                    format!("{program:?} is not an absolute path"),
-                    "name the program by its absolute path; there is no shell",
-                );
-                None
-            }
-            None => {
-                field.error("names no program", "list the program and its arguments");
-                None
-            }
-        }
-    });
-    let timeout = within(map.get("timeout"), LEAST_TIMEOUT, LONGEST_TIMEOUT);
-    map.finish();
-    Some(Hook {
-        on: on?,
-        command: command?,
-        timeout: timeout.unwrap_or(DEFAULT_HOOK_TIMEOUT),
-    })
+impl Setting for Hook {
+    const FORM: Form = Form::Defined("hooks", "list of hooks");
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        let map = field.map()?;
+        let on = on(&map);
+        let command = required(&map, "command", "[/usr/local/sbin/after-renewal]");
+        let command = command.and_then(|field| command_line(&field));
+        let timeout = map.get("timeout").and_then(|field| timeout(&field));
+        map.finish();
+        Some(Hook {
+            on: on?,
+            command: command?,
+            timeout: timeout.unwrap_or(DEFAULT_HOOK_TIMEOUT),
+        })
+    }
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!({
+            "on": names(&self.on),
+            "command": self.command,
+            "timeout": format_duration(self.timeout),
+        }))
+    }
 }
 
-fn unit(field: &Field<'_>) -> Option<Unit> {
-    let map = field.map()?;
-    let on = on(&map);
-    let unit = required(&map, "unit", "kubelet.service").and_then(|field| {
-        let name = field.string()?;
-        let fits = |c: char| c.is_ascii_alphanumeric() || "@:-_.\\".contains(c);
-        if name.contains('.') && !name.starts_with(['-', '.']) && name.chars().all(fits) {
-            return Some(name);
-        }
+fn command_line(field: &Field<'_>) -> Option<Vec<String>> {
+    let words = <Vec<String>>::read(field)?;
+    let Some(program) = words.first() else {
+        field.error("names no program", "list the program and its arguments");
+        return None;
+    };
+    if words.iter().any(|word| word.contains('\0')) {
         field.error(
-            format!("{name:?} is not the name of a unit"),
-            "write it with its suffix, as in kubelet.service",
+            "contains a NUL character, which cannot be passed to a program",
+            "remove it",
         );
-        None
-    });
-    let action = choice(map.get("action"), UnitAction::ALL, UnitAction::as_str);
-    map.finish();
-    Some(Unit {
-        on: on?,
-        unit: unit?,
-        action: action.unwrap_or_default(),
-    })
+        return None;
+    }
+    if !program.starts_with('/') {
+        field.error(
+            format!("{program:?} is not an absolute path"),
+            "name the program by its absolute path; there is no shell",
+        );
+        return None;
+    }
+    Some(words)
+}
+
+impl Setting for Unit {
+    const FORM: Form = Form::Defined("units", "list of units");
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        let map = field.map()?;
+        let on = on(&map);
+        let unit = required(&map, "unit", "kubelet.service").and_then(|field| unit_name(&field));
+        let action = map.get("action").map(|field| UnitAction::read(&field));
+        map.finish();
+        Some(Unit {
+            on: on?,
+            unit: unit?,
+            action: action.flatten().unwrap_or_default(),
+        })
+    }
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!({"on": names(&self.on), "unit": self.unit, "action": self.action.as_str()}))
+    }
+}
+
+fn unit_name(field: &Field<'_>) -> Option<String> {
+    let name = field.string()?;
+    let fits = |c: char| c.is_ascii_alphanumeric() || "@:-_.\\".contains(c);
+    if name.contains('.') && !name.starts_with(['-', '.']) && name.chars().all(fits) {
+        return Some(name);
+    }
+    field.error(
+        format!("{name:?} is not the name of a unit"),
+        "write it with its suffix, as in kubelet.service",
+    );
+    None
+}
+
+fn names(on: &[On]) -> Vec<&'static str> {
+    on.iter().map(|on| on.as_str()).collect()
 }
 
 fn on(map: &Map<'_>) -> Option<Vec<On>> {
@@ -248,7 +240,7 @@ fn on(map: &Map<'_>) -> Option<Vec<On>> {
     let items = field.list()?;
     if items.is_empty() {
         field.error(
-            "is empty, so that nothing would ever set it off",
+            "is empty, so that it would never be triggered",
             "list names of certificates or components",
         );
         return None;
@@ -271,40 +263,9 @@ fn on(map: &Map<'_>) -> Option<Vec<On>> {
     Some(items.iter().filter_map(known).collect())
 }
 
-/// The block with its defaults.
-pub(super) fn redacted(reload: &Reload) -> Value {
-    let names = |on: &[On]| -> Vec<&str> { on.iter().map(|on| on.as_str()).collect() };
-    let mut block = json!({
-        "staticPods": reload.static_pods,
-        "coordinateWithLease": reload.coordinate,
-        "timeout": format_duration(reload.timeout),
-        "lease": {
-            "kubeconfig": reload.lease.kubeconfig,
-            "duration": format_duration(reload.lease.duration),
-        },
-    });
-    let hooks = reload.hooks.iter().map(|hook| {
-        json!({
-            "on": names(&hook.on),
-            "command": hook.command,
-            "timeout": format_duration(hook.timeout),
-        })
-    });
-    let units = reload.units.iter().map(
-        |unit| json!({"on": names(&unit.on), "unit": unit.unit, "action": unit.action.as_str()}),
-    );
-    let lists: [(&str, Vec<Value>); 2] = [("hooks", hooks.collect()), ("units", units.collect())];
-    if let Some(block) = block.as_object_mut() {
-        for (key, list) in lists {
-            if !list.is_empty() {
-                block.insert(key.to_owned(), Value::Array(list));
-            }
-        }
-    }
-    block
-}
+choice_setting!(UnitAction);
 
-/// The lists in the JSON Schema.
+/// Returns the `$defs` of the schema for the lists.
 pub(super) fn definitions() -> JsonMap<String, Value> {
     let on = json!({
         "type": "array",

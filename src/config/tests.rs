@@ -316,7 +316,7 @@ fn single_faults() {
         ),
         (
             "signers: {../x: {embedded: {}}}\n",
-            "c.yaml:3:17: signers.../x: has a name that cannot be a signer's: it becomes part of a path in the state directory (use up to 63 letters, digits, -, _ and .)",
+            "c.yaml:3:17: signers.../x: is not a valid signer name: it becomes part of a path in the state directory (use up to 63 letters, digits, -, _ and .)",
         ),
         (
             "nodeName: yes\n",
@@ -328,19 +328,19 @@ fn single_faults() {
         ),
         (
             "metrics: {listen: localhost}\n",
-            "c.yaml:3:19: metrics.listen: \"localhost\" is no IP address with a port (write 127.0.0.1:9465 or [::1]:9465)",
+            "c.yaml:3:19: metrics.listen: \"localhost\" is not a valid IP:port address (write 127.0.0.1:9465 or [::1]:9465)",
         ),
         (
             "rotation: {renewAt: 66}\n",
-            "c.yaml:3:21: rotation.renewAt: \"66\" is neither a share nor a duration (write 66% for the share of its life that is over, or 720h for so long before its end)",
+            "c.yaml:3:21: rotation.renewAt: \"66\" is neither a share nor a duration (write 66% for the elapsed share of the lifetime, or 720h for a duration before its end)",
         ),
         (
             "rotation: {jitter: 120%}\n",
-            "c.yaml:3:20: rotation.jitter: \"120%\" is no share from 0% to 100% (write a percentage, as in 10%)",
+            "c.yaml:3:20: rotation.jitter: \"120%\" is not a share from 0% to 100% (write a percentage, as in 10%)",
         ),
         (
             "rotation: {jitter: 60%}\n",
-            "c.yaml:3:20: rotation.jitter: 60% is more than the half of a life in which renewals happen at all (use 50% or less)",
+            "c.yaml:3:20: rotation.jitter: 60% is more than half of the lifetime, before which no renewal happens (use 50% or less)",
         ),
         (
             "rotation: {window: [\"Sun 02:00-05:00\", \"Sun 2-5\"]}\n",
@@ -520,18 +520,18 @@ fn only_a_common_name_that_is_nobodys_identity_may_be_chosen() {
     for (line, expected) in [
         (
             "admin.conf: me",
-            "the common name of admin.conf is who it is to Kubernetes",
+            "the common name of admin.conf is its identity in Kubernetes",
         ),
         (
             "apiserver-kubelet-client: me",
-            "is who it is to Kubernetes (remove it; free are those of apiserver, front-proxy-client, etcd-server, etcd-peer, etcd-healthcheck-client, apiserver-etcd-client)",
+            "is its identity in Kubernetes (remove it; free are those of apiserver, front-proxy-client, etcd-server, etcd-peer, etcd-healthcheck-client, apiserver-etcd-client)",
         ),
         ("etcd-pear: x", "did you mean etcd-peer?"),
         ("etcd-peer: \"{host}\"", "has an unknown placeholder"),
-        ("etcd-peer: \"\"", "cannot be a common name"),
-        ("etcd-peer: \" x\"", "cannot be a common name"),
-        ("etcd-peer: \"ä\"", "cannot be a common name"),
-        ("apiserver: system:masters", "is a name of Kubernetes' own"),
+        ("etcd-peer: \"\"", "is not a valid common name"),
+        ("etcd-peer: \" x\"", "is not a valid common name"),
+        ("etcd-peer: \"ä\"", "is not a valid common name"),
+        ("apiserver: system:masters", "is reserved by Kubernetes"),
     ] {
         let faults = faults(&format!("commonNames: {{{line}}}\n"));
         assert!(faults.contains(expected), "{line}: {faults}");
@@ -575,6 +575,21 @@ fn alternatives(at: &Value) -> impl Iterator<Item = &Value> {
 }
 
 #[test]
+fn documentation_lists_every_setting() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+    let wanted = keys::markdown();
+    if std::env::var_os("NODEPKI_BLESS").is_some() {
+        std::fs::write(&path, wanted).unwrap();
+        return;
+    }
+    assert_eq!(
+        std::fs::read_to_string(&path).unwrap(),
+        wanted,
+        "run: NODEPKI_BLESS=1 cargo test --lib config::"
+    );
+}
+
+#[test]
 fn table_schema_and_parser_know_the_same_keys() {
     let managed = "\npki: {certificateManagement: {mode: Custom, custom: {defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}, overrides: [{type: Category, category: {name: Signer}, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}]}}}\n";
     let mut asked = Vec::new();
@@ -597,7 +612,7 @@ fn table_schema_and_parser_know_the_same_keys() {
     for text in texts {
         let root = yaml::parse("c", &text).unwrap().remove(0);
         let walk = Walk::new(true);
-        Settings::default().read(
+        Settings::read(
             &Field::root(&walk, &root).map().unwrap(),
             &mut Faults::default(),
         );
@@ -605,18 +620,12 @@ fn table_schema_and_parser_know_the_same_keys() {
         assert!(!walk.into_faults().has_errors());
     }
     let schema = Settings::schema();
-    let signers = Kind::ALL.into_iter().flat_map(|kind| {
-        let keys = kind.about().keys.iter().copied().flatten();
-        keys.map(move |key| {
-            format!("signers.*.{kind}.{}", key.path)
-                .trim_end_matches('.')
-                .to_owned()
-        })
-    });
-    let table: Vec<String> = keys::KEYS
-        .iter()
-        .map(|key| key.path.to_owned())
+    let signers = Kind::ALL.into_iter().flat_map(keys::signer_rows);
+    let table: Vec<String> = schema::rows("", keys::FRAGMENT)
+        .into_iter()
         .chain(signers)
+        .map(|row| row.path)
+        .filter(|path| !["apiVersion", "kind"].contains(&path.as_str()))
         .collect();
     for path in &asked {
         // A text for each certificate stands in the table as one key.
@@ -725,7 +734,7 @@ fn an_address_with_a_password_is_refused_without_showing_it() {
         "kubernetes: {server: 'https://hunter2@api:6443', tokenFile: /t, tls: {caFile: /c}, signerName: a.b/c}",
     ] {
         let text = faults(&body(signer));
-        assert!(text.contains("has a user or a password in it"), "{text}");
+        assert!(text.contains("contains a user or a password"), "{text}");
         assert!(!text.contains("hunter2"), "{text}");
     }
 }
@@ -745,7 +754,7 @@ fn a_namespace_has_no_dots() {
     let text = faults(
         "signers: {s: {certManager: {server: 'https://api:6443', tokenFile: /t, tls: {caFile: /c}, namespace: a.b, issuerRef: {name: x}}}}\n",
     );
-    assert!(text.contains("\"a.b\" is no namespace"), "{text}");
+    assert!(text.contains("\"a.b\" is not a namespace"), "{text}");
 }
 
 #[test]
@@ -761,7 +770,7 @@ fn faults_of_reload_say_where_and_what_to_write() {
          c.yaml:7:41: reload.hooks[0].command: \"sh\" is not an absolute path (name the program by its absolute path; there is no shell)\n\
          c.yaml:8:5: reload.hooks[1]: has no on (add on: [controller-manager.conf])\n\
          c.yaml:8:15: reload.hooks[1].command: names no program (list the program and its arguments)\n\
-         c.yaml:10:10: reload.units[0].on: is empty, so that nothing would ever set it off (list names of certificates or components)\n\
+         c.yaml:10:10: reload.units[0].on: is empty, so that it would never be triggered (list names of certificates or components)\n\
          c.yaml:10:20: reload.units[0].unit: \"kubelet\" is not the name of a unit (write it with its suffix, as in kubelet.service)\n\
          c.yaml:10:37: reload.units[0].action: \"stop\" is not possible here (use restart, reload, reload-or-restart)"
     );
@@ -772,7 +781,7 @@ fn a_hook_has_no_nul_in_its_words() {
     let text =
         faults("reload:\n  hooks:\n  - {on: [apiserver], command: [/bin/true, \"a\\0b\"]}\n");
     assert!(
-        text.contains("reload.hooks[0].command: holds a NUL character"),
+        text.contains("reload.hooks[0].command: contains a NUL character"),
         "{text}"
     );
 }

@@ -1,27 +1,28 @@
-//! `cfssl`: the API of Cloudflare's CFSSL, `cfssl serve` (one CA) and `multirootca` (several, told apart by label).
+//! `cfssl`: the API of Cloudflare's CFSSL, `cfssl serve` (one CA) and `multirootca` (several, selected by label).
 //!
-//! # What it must be given
-//! `url`, the `profile` of each certificate (the server's default profile where there is none), and one of `auth`
-//! (signed requests, `authsign`), a client certificate under `tls` (`serve -mutual-tls-ca`), or a network that only
-//! nodes are in. With `label`, one signer serves all three authorities of a `multirootca`; its sections are named with
-//! letters, digits and `_` only, so that the label of `etcd-ca` is `etcd_ca` unless configured. `serve` has one CA and
-//! ignores labels. For the server's side, `nodepki config signer-setup cfssl` prints profiles, sections and commands.
+//! # Settings
+//! `url`, the `profile` of each certificate (by default the server's default profile), and one of `auth` (signed
+//! requests, `authsign`), a client certificate under `tls` (`serve -mutual-tls-ca`), or a network that only nodes can
+//! access. With `label`, one signer serves all three authorities of a `multirootca`; its sections are named with
+//! letters, digits and `_` only, so that the label of `etcd-ca` is `etcd_ca` unless configured. `serve` has one CA
+//! and ignores labels. `nodepki config signer-setup cfssl` prints profiles, sections and commands for the server.
 //!
-//! # Habits of these servers
-//! - Subject and names come from the CSR, usages and lifetime from the profile alone. A `hosts` or `subject` in a
-//!   request would replace what the CSR says (an empty `hosts` removes every name), so neither is ever sent.
-//! - A profile that does not exist is not an error: `serve` signs with its default profile, and `info` describes that
-//!   one, of `multirootca` too; only a `serve` with remote signers says so. [`Signer::probe`] therefore asks about a
-//!   profile that surely does not exist as well; one that looks the same in every respect is refused, since a slip of the
-//!   pen cannot be told from it.
-//! - Whether a profile takes requests from this node is found out by a request without a CSR, which each server judges
-//!   up to the point where it would sign. Those have `?probe` in the server's log.
-//! - Nearly every refusal is a 400 with JSON under `text/plain`, a wrong key included: `refusal` goes by the text.
-//!   `multirootca` says `bad request` both for an unknown label and for whatever goes wrong when it signs.
-//! - Organizations and IP addresses are beyond `name_whitelist`: whoever holds the key of a client profile can have a
-//!   certificate for `system:masters`.
-//! - The answer is the leaf alone; the CA comes from `info`. `crl` makes a new list whenever it is asked, and exists only
-//!   where `serve` has a database. There is neither pending nor looking up: what was signed and lost is signed again.
+//! # Behaviour of these servers
+//! - Subject and names come from the CSR, usages and lifetime only from the profile. A `hosts` or `subject` in a
+//!   request would replace the content of the CSR (an empty `hosts` removes every name), so neither is ever sent.
+//! - An unknown profile is not an error: `serve` signs with its default profile, and `info` describes the default
+//!   profile, also for `multirootca`; only a `serve` with remote signers reports it. [`Signer::probe`] therefore also
+//!   asks about a profile that does not exist. A profile that resembles it in every respect is refused, since a
+//!   misspelt name looks the same.
+//! - A request without a CSR tests whether a profile accepts requests from this node; each server processes it up to
+//!   the point of signing. These requests have `?probe` in the server's log.
+//! - Nearly every refusal is a 400 with JSON under `text/plain`, a wrong key included: `refusal` interprets the text.
+//!   `multirootca` responds with `bad request` to an unknown label and to every failure of signing.
+//! - `name_whitelist` does not cover organizations and IP addresses: a holder of the key of a client profile can
+//!   obtain a certificate for `system:masters`.
+//! - The response contains only the leaf; the CA comes from `info`. `crl` creates a new list for each request, and
+//!   exists only if `serve` has a database. Requests are never pending and cannot be looked up: a certificate that
+//!   was signed and lost is signed again.
 
 mod refusal;
 mod setup;
@@ -44,41 +45,45 @@ use super::per_certificate::PerCertificate;
 use super::server::{Server, signing};
 use super::{
     About, Answer, Caps, Carry, Class, Configured, Identity, Kind, Lookup, Part, Rejection,
-    Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint,
+    Renewal, Request, Resubmit, Signer, SignerError, Site, Wanted, endpoint,
 };
 use crate::http::{Call, Endpoint};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::{ExtendedUsage, KeyType, TrustBundle, UsageExtensions, rfc3339};
-use crate::yaml::schema::{Form, Key, SecretFile, key, required, section};
+use crate::yaml::schema::SecretFile;
+use crate::yaml::settings::{Block, settings};
 use crate::yaml::{Map, format_duration, parse_duration};
 
 use refusal::{Envelope, Meaning, Refused};
 
 const API: &str = "/api/v1/cfssl";
 
-/// A profile that nobody has.
+/// Name of a profile that does not exist.
 const NO_PROFILE: &str = "nodepki asks what an unknown profile is";
 
-/// A CFSSL and how to be let in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Where the server is.
-    pub endpoint: Endpoint,
-    /// Profile of each certificate; the server's default profile where nothing is said.
-    pub profile: Option<PerCertificate>,
-    /// Label of each certificate's CA, `{authority}` with `_` for `-`; `{authority}` where nothing is said.
-    pub label: Option<PerCertificate>,
-    /// The key that requests are signed with, in hexadecimal; they are not signed without.
-    pub key_file: Option<SecretFile>,
+settings! {
+    /// A CFSSL server and the credential for it.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Config {
+        /// https://HOST[:PORT] of CFSSL.
+        "url" => pub endpoint: Endpoint, required "with https://HOST:8888", flat endpoint;
+        /// Signing profile; by default the server's default profile.
+        "profile" => pub profile: Option<PerCertificate>;
+        /// Section of multirootca; by default {authority}, in which _ replaces -. `cfssl serve` ignores it.
+        "label" => pub label: Option<PerCertificate>;
+        /// Signing of requests.
+        "auth" => pub auth: Option<Auth>;
+    }
 }
 
-#[rustfmt::skip]
-const KEYS: &[Key] = &[
-    key("url", Form::Url, "https://HOST[:PORT] of CFSSL."),
-    key("profile", Form::PerCertificate, "Signing profile; the server's default profile where there is none."),
-    key("label", Form::PerCertificate, "Section of multirootca; default {authority}, which has _ for - here. `cfssl serve` ignores it."),
-    key("auth.keyFile", Form::Secret, "File with the profile's auth_key in hex: requests are signed with it (authsign)."),
-];
+settings! {
+    /// The key with which requests are signed.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Auth {
+        /// File with the profile's auth_key in hex, with which requests are signed (authsign).
+        "keyFile" => pub key_file: SecretFile, required "with the file that holds the auth_key";
+    }
+}
 
 const CAPS: Caps = Caps {
     organization: Carry::Yes,
@@ -99,53 +104,21 @@ impl Configured for Config {
         signs_with: "CFSSL, `cfssl serve` or `multirootca`",
         authentication: "signed requests (auth key), TLS certificate",
         caps: CAPS,
-        keys: &[KEYS, endpoint::KEYS],
+        keys: Config::KEYS,
     };
 
     fn read(map: &Map<'_>) -> Option<Self> {
-        let url = required(map, "url", "with https://HOST:8888");
-        if let Some(field) = &url
+        let config = Self::read_keys(map);
+        if let Some(field) = map.get("url")
             && let Some(text) = field.node().text()
             && text.trim_end_matches('/').ends_with(API)
         {
             field.error(
-                "holds the path of the API, which is added to it",
+                "contains the path of the API, which is added to it",
                 format!("end it before {API}"),
             );
         }
-        let endpoint = endpoint::read(map, url);
-        let per_certificate = |name| map.get(name).and_then(|field| PerCertificate::read(&field));
-        let (profile, label) = (per_certificate("profile"), per_certificate("label"));
-        let key_file = match section(map, "auth") {
-            None => None,
-            Some(keys) => {
-                let file = required(&keys, "keyFile", "with the file that holds the auth_key");
-                let file = file.and_then(|field| SecretFile::read(&field));
-                keys.finish();
-                Some(file?)
-            }
-        };
-        Some(Config {
-            endpoint: endpoint?,
-            profile,
-            label,
-            key_file,
-        })
-    }
-
-    fn redacted(&self) -> Value {
-        let mut keys = JsonMap::new();
-        keys.insert("url".to_owned(), json!(self.endpoint.url.as_str()));
-        for (name, texts) in [("profile", &self.profile), ("label", &self.label)] {
-            if let Some(texts) = texts {
-                keys.insert(name.to_owned(), texts.redacted());
-            }
-        }
-        if let Some(file) = &self.key_file {
-            keys.insert("auth".to_owned(), json!({"keyFile": file.to_string()}));
-        }
-        endpoint::redacted(&self.endpoint, &mut keys);
-        Value::Object(keys)
+        config
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
@@ -164,6 +137,11 @@ impl Configured for Config {
 }
 
 impl Config {
+    /// Returns the file with the key that signs requests.
+    fn key_file(&self) -> Option<&SecretFile> {
+        self.auth.as_ref().map(|auth| &auth.key_file)
+    }
+
     fn title(&self) -> String {
         let url = self.endpoint.url.as_str().trim_end_matches('/');
         match self.label.as_ref().and_then(|label| label.default.as_ref()) {
@@ -189,7 +167,7 @@ impl Config {
     }
 }
 
-/// Where a certificate is signed.
+/// Label and profile with which a certificate is signed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     label: String,
@@ -198,7 +176,7 @@ struct Place {
 }
 
 impl Place {
-    /// What CFSSL does when it does not know a profile.
+    /// Returns an unknown profile of the same CA, for which CFSSL uses its default profile.
     fn fallback(&self) -> Self {
         Place {
             label: self.label.clone(),
@@ -206,7 +184,7 @@ impl Place {
         }
     }
 
-    /// In the fields that every request has; nothing that is not said.
+    /// Returns the place in the fields common to all requests, without defaults.
     fn fields(&self) -> JsonMap<String, Value> {
         let mut fields = JsonMap::new();
         fields.insert("label".to_owned(), json!(self.label));
@@ -228,31 +206,31 @@ impl fmt::Display for Place {
     }
 }
 
-/// Asks a CFSSL.
+/// Requests certificates from a CFSSL.
 pub struct Cfssl {
     server: Server,
     config: Config,
     identity: Identity,
-    /// What the server told of the places that certificates are signed at.
+    /// What the server reported about the places.
     learned: RefCell<BTreeMap<Place, Described<Facts>>>,
 }
 
-/// The answer to `info`.
+/// The response to `info`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct Info {
     certificate: String,
-    /// `null` for a profile without any.
+    /// `null` for a profile without usages.
     usages: Option<Vec<String>>,
     #[serde(default)]
     expiry: String,
 }
 
-/// What a server has to say of a place.
+/// What a server reports about a place.
 enum Described<T> {
     As(T),
-    /// It is a `multirootca` without that section.
+    /// A `multirootca` without that section.
     NoLabel,
-    /// It is a `multirootca`, or a `serve` with remote signers: others do not say so.
+    /// A `multirootca` or a `serve` with remote signers; other servers do not report this.
     NoProfile,
 }
 
@@ -271,27 +249,27 @@ impl Info {
     }
 }
 
-/// What became of a request that could not be signed.
+/// Result of a request that cannot be signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trial {
-    /// But for the missing CSR it would have been.
+    /// It would have been signed, except for the missing CSR.
     Signs,
-    /// There is no such profile.
+    /// The profile does not exist.
     NoProfile,
     /// The profile has a key, and the request was not signed with it.
     WantsKey,
     /// The request was signed, and the profile has no key.
     HasNoKey,
-    /// Not with this key, or not from this address.
+    /// This key or this address is not accepted.
     KeptOut,
-    /// Something else.
+    /// Another response.
     Unclear,
 }
 
 struct Facts {
     info: Info,
     trial: Trial,
-    /// The profile is the default one by intention, or differs from the one that takes the place of an unknown one.
+    /// The profile is the default one as configured, or differs from an unknown one.
     exists: bool,
 }
 
@@ -300,7 +278,7 @@ struct Signed {
     certificate: String,
 }
 
-/// A request with proof that its sender has the profile's key.
+/// A request that is authenticated with the profile's key.
 #[derive(Serialize)]
 struct Authenticated {
     token: String,
@@ -312,7 +290,7 @@ impl Cfssl {
         self.config.place(name, &self.identity)
     }
 
-    /// One exchange: what was asked for, or a refusal in the server's own form.
+    /// Performs one exchange. Returns the result, or a refusal in the server's own form.
     async fn ask<T: DeserializeOwned>(
         &self,
         doing: &str,
@@ -351,14 +329,14 @@ impl Cfssl {
         }
     }
 
-    /// A request with the fields of `place` and `csr`, signed where there is a key for it.
+    /// Builds a request with the fields of `place` and `csr`, signed if a key is configured.
     fn order(&self, place: &Place, csr: &str, query: &str) -> Result<Call<'static>, SignerError> {
         let mut fields = place.fields();
         if !csr.is_empty() {
             fields.insert("certificate_request".to_owned(), json!(csr));
         }
         let request = Value::Object(fields).to_string().into_bytes();
-        let Some(file) = &self.config.key_file else {
+        let Some(file) = self.config.key_file() else {
             let call = Call::post(format!("{API}/sign{query}"));
             return Ok(call.body("application/json", request));
         };
@@ -380,15 +358,11 @@ impl Cfssl {
         Ok(Call::post(format!("{API}/authsign{query}")).json(&authenticated))
     }
 
-    /// Tries whether requests from this node are taken, with one that cannot be signed.
+    /// Tests whether the server accepts requests from this node, with a request that cannot be signed.
     async fn try_out(&self, place: &Place) -> Result<(Trial, Option<SignerError>), SignerError> {
         let doing = format!("trying {place}");
-        // `sign` looks at the request before the profile, and wants something there.
-        let csr = if self.config.key_file.is_some() {
-            ""
-        } else {
-            "-"
-        };
+        // `sign` checks the request before the profile, and requires a non-empty one.
+        let csr = if self.config.auth.is_some() { "" } else { "-" };
         let order = self.order(place, csr, "?probe")?;
         let refused = match self.ask::<Value>(&doing, order).await.map_err(harmless)? {
             Ok(_) => return Ok((Trial::Unclear, None)),
@@ -402,14 +376,14 @@ impl Cfssl {
             Meaning::WrongKey | Meaning::WrongAddress => {
                 return Ok((Trial::KeptOut, Some(self.judge(&doing, &refused, place))));
             }
-            // A remote CFSSL was asked, and its refusal is in other words.
+            // A remote CFSSL was asked, which words its refusal differently.
             Meaning::Behind | Meaning::Unspecified if refused.status() == 400 => Trial::Unclear,
             _ => return Err(self.judge(&doing, &refused, place)),
         };
         Ok((trial, None))
     }
 
-    /// Everything that keeps a profile from giving what is wanted, with what to do about it.
+    /// Returns everything that prevents a profile from issuing the certificate, each with the required action.
     fn obstacles(
         &self,
         wanted: &Wanted,
@@ -455,14 +429,14 @@ impl Cfssl {
                 format!("{place} has no auth_key, and takes no signed requests"),
                 "give the profile an auth_key in CFSSL's signing configuration; or, with cfssl serve, remove `auth` here",
             ),
-            // A key may be about to change; whoever signs says more about it.
+            // The key may be about to change; the refusal of the signing request is more specific.
             Trial::Signs | Trial::NoProfile | Trial::KeptOut | Trial::Unclear => {}
         }
         found.extend(usage_obstacles(wanted, place, &facts.info));
         found
     }
 
-    /// Lifetimes are the profile's affair; where they are not what is wanted, the log says so.
+    /// Logs a lifetime that differs from the requested one. The profile determines it.
     fn compare_lifetime(&self, request: &Request, info: &Info) {
         let (name, wanted) = (request.name(), request.wanted.profile.lifetime);
         let Ok(given) = parse_duration(&info.expiry) else {
@@ -507,66 +481,23 @@ impl Signer for Cfssl {
     }
 
     async fn probe(&self) -> Result<(), SignerError> {
-        let places: BTreeSet<Place> = CertName::ALL
-            .into_iter()
-            .map(|name| self.place(name))
-            .collect();
-        let fallbacks: BTreeSet<Place> = places
-            .iter()
-            .filter(|place| place.profile.is_some())
-            .map(Place::fallback)
-            .collect();
-        let asked: Vec<Place> = places.iter().chain(&fallbacks).cloned().collect();
-        let described = try_join_all(asked.iter().map(|place| self.describe(place))).await?;
-        let described: BTreeMap<&Place, Described<Info>> = asked.iter().zip(described).collect();
-        let info = |place: &Place| described.get(place).and_then(Described::known);
-        // Only those that look like the fallback need it as a comparison.
-        let alike = |place: &Place| {
-            place.profile.is_some()
-                && info(place).is_some()
-                && info(place) == info(&place.fallback())
-        };
-        let tried: BTreeSet<Place> = places
-            .iter()
-            .filter(|place| info(place).is_some())
-            .flat_map(|place| {
-                let comparison = alike(place).then(|| place.fallback());
-                [Some(place.clone()), comparison].into_iter().flatten()
-            })
-            .collect();
+        let places: BTreeSet<Place> = CertName::ALL.map(|name| self.place(name)).into();
+        let described = places_to_describe(&places);
+        let descriptions = described.iter().map(|place| self.describe(place));
+        let descriptions = try_join_all(descriptions).await?;
+        let descriptions = described.into_iter().zip(descriptions).collect();
+        let tried = places_to_try(&places, &descriptions);
         let trials = try_join_all(tried.iter().map(|place| self.try_out(place))).await?;
-        let mut kept_out = None;
-        let mut trial_of = BTreeMap::new();
-        for (place, (trial, error)) in tried.into_iter().zip(trials) {
-            trial_of.insert(place, trial);
-            kept_out = kept_out.or(error);
-        }
-        // A key that opens some places and not others is told when one of the others is to sign.
-        if let Some(error) = kept_out
-            && !trial_of.values().any(|trial| *trial == Trial::Signs)
+        let (trials, errors): (Vec<_>, Vec<_>) = trials.into_iter().unzip();
+        let trials: BTreeMap<Place, Trial> = tried.into_iter().zip(trials).collect();
+        // A key that is accepted for some places only is reported when another place is to sign.
+        if let Some(error) = errors.into_iter().flatten().next()
+            && !trials.values().any(|trial| *trial == Trial::Signs)
         {
             return Err(error);
         }
-        let facts = |place: &Place, info: &Info| {
-            let trial = trial_of.get(place).copied().unwrap_or(Trial::Unclear);
-            Facts {
-                info: info.clone(),
-                trial,
-                exists: !alike(place) || trial_of.get(&place.fallback()) != Some(&trial),
-            }
-        };
-        let learned = places
-            .iter()
-            .filter_map(|place| {
-                let learned = match described.get(place)? {
-                    Described::As(info) => Described::As(facts(place, info)),
-                    Described::NoLabel => Described::NoLabel,
-                    Described::NoProfile => Described::NoProfile,
-                };
-                Some((place.clone(), learned))
-            })
-            .collect();
-        self.learned.replace(learned);
+        self.learned
+            .replace(conclude(&places, &descriptions, &trials));
         Ok(())
     }
 
@@ -577,18 +508,14 @@ impl Signer for Cfssl {
         let Some(described) = learned.get(&place) else {
             return Ok(());
         };
-        let (reasons, advice): (Vec<_>, Vec<_>) = self
-            .obstacles(wanted, &place, described)
-            .into_iter()
-            .unzip();
+        let obstacles = self.obstacles(wanted, &place, described);
+        let (reasons, advice): (Vec<_>, Vec<_>) = obstacles.into_iter().unzip();
         match advice.into_iter().next() {
             None => Ok(()),
-            Some(advice) => Err(Rejection {
-                signer: self.label(),
-                name: wanted.name,
-                reason: reasons.join("; "),
-                advice,
-            }),
+            Some(advice) => {
+                let reason = reasons.join("; ");
+                Err(Rejection::new(self.server.label(), wanted, reason, advice))
+            }
         }
     }
 
@@ -599,12 +526,12 @@ impl Signer for Cfssl {
         let place = self.place(name);
         match self.describe(&place).await? {
             Described::As(info) => Ok(Some(info.certificate.into_bytes())),
-            // The preflight says it of each certificate.
+            // The preflight reports this for each certificate.
             Described::NoLabel | Described::NoProfile => Ok(None),
         }
     }
 
-    /// Of the one CA of a `serve`; whose it is the signature tells.
+    /// Returns the list of the one CA of a `serve`; its signature identifies the authority.
     async fn crl(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         let Some(name) = name_under(authority) else {
             return Ok(None);
@@ -613,7 +540,7 @@ impl Signer for Cfssl {
         let call = Call::get(format!("{API}/crl"));
         let text = match self.ask::<String>(&doing, call).await? {
             Ok(text) => text,
-            // Without a database, and in multirootca, there is no such path.
+            // The path does not exist without a database and in multirootca.
             Err(refused) if refused.status() == 404 => return Ok(None),
             Err(refused) => return Err(self.judge(&doing, &refused, &self.place(name))),
         };
@@ -623,14 +550,6 @@ impl Signer for Cfssl {
                 "check that the address is the signer's and not another program's",
             )
         })
-    }
-
-    async fn recover(
-        &self,
-        _request: &Request,
-        _ticket: Option<&Ticket>,
-    ) -> Result<Option<Answer>, SignerError> {
-        Ok(None)
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
@@ -657,19 +576,74 @@ impl Signer for Cfssl {
         }
         Ok(Answer::Issued(chain.into_bytes()))
     }
-
-    async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
-        Ok(Answer::Gone)
-    }
 }
 
-/// Any certificate of an authority stands for it.
+/// Returns the places to ask about: each place, and for each named profile an unknown profile of the same CA.
+fn places_to_describe(places: &BTreeSet<Place>) -> BTreeSet<Place> {
+    let named = places.iter().filter(|place| place.profile.is_some());
+    let fallbacks = named.map(Place::fallback);
+    fallbacks.chain(places.iter().cloned()).collect()
+}
+
+/// Returns whether the server describes a named profile exactly like an unknown one.
+fn resembles_fallback(place: &Place, descriptions: &BTreeMap<Place, Described<Info>>) -> bool {
+    let info = |place: &Place| descriptions.get(place).and_then(Described::known);
+    place.profile.is_some() && info(place).is_some() && info(place) == info(&place.fallback())
+}
+
+/// Returns the places to try: those that the server describes, and as a comparison the unknown profile of those that
+/// resemble it.
+fn places_to_try(
+    places: &BTreeSet<Place>,
+    descriptions: &BTreeMap<Place, Described<Info>>,
+) -> BTreeSet<Place> {
+    let described = |place: &&Place| descriptions.get(place).and_then(Described::known).is_some();
+    places
+        .iter()
+        .filter(described)
+        .flat_map(|place| {
+            let comparison = resembles_fallback(place, descriptions).then(|| place.fallback());
+            [Some(place.clone()), comparison].into_iter().flatten()
+        })
+        .collect()
+}
+
+/// Determines what is known about each place. A named profile exists if the server describes it differently from an
+/// unknown one, or treats requests for it differently.
+fn conclude(
+    places: &BTreeSet<Place>,
+    descriptions: &BTreeMap<Place, Described<Info>>,
+    trials: &BTreeMap<Place, Trial>,
+) -> BTreeMap<Place, Described<Facts>> {
+    let facts = |place: &Place, info: &Info| {
+        let trial = trials.get(place).copied().unwrap_or(Trial::Unclear);
+        Facts {
+            info: info.clone(),
+            trial,
+            exists: !resembles_fallback(place, descriptions)
+                || trials.get(&place.fallback()) != Some(&trial),
+        }
+    };
+    places
+        .iter()
+        .filter_map(|place| {
+            let known = match descriptions.get(place)? {
+                Described::As(info) => Described::As(facts(place, info)),
+                Described::NoLabel => Described::NoLabel,
+                Described::NoProfile => Described::NoProfile,
+            };
+            Some((place.clone(), known))
+        })
+        .collect()
+}
+
+/// Returns a certificate of an authority, which represents the authority.
 fn name_under(authority: Authority) -> Option<CertName> {
     let mut names = CertName::ALL.into_iter();
     names.find(|name| name.authority() == authority)
 }
 
-/// Nothing is created by asking, whatever the method.
+/// Marks a failure as transient: a query creates nothing, whatever the HTTP method.
 fn harmless(mut error: SignerError) -> SignerError {
     if error.class == Class::Ambiguous {
         error.class = Class::Transient;
@@ -677,7 +651,7 @@ fn harmless(mut error: SignerError) -> SignerError {
     error
 }
 
-/// The extended key usages by CFSSL's names for them.
+/// The extended key usages, by CFSSL's names.
 const EXTENDED: [&str; 13] = [
     "any",
     "server auth",
@@ -694,7 +668,7 @@ const EXTENDED: [&str; 13] = [
     "netscape sgc",
 ];
 
-/// The key usages, likewise.
+/// The key usages, by CFSSL's names.
 const PLAIN: [&str; 10] = [
     "signing",
     "digital signature",
@@ -708,7 +682,7 @@ const PLAIN: [&str; 10] = [
     "decipher only",
 ];
 
-/// What the verification would refuse in a certificate of this profile, by the same rules.
+/// Returns what the verification would refuse in a certificate of this profile.
 fn usage_obstacles(wanted: &Wanted, place: &Place, info: &Info) -> Option<(String, String)> {
     let known = |names: &'static [&str]| {
         info.usages()
@@ -786,4 +760,67 @@ fn unhex(text: &str) -> Option<Zeroizing<Vec<u8>>> {
         bytes.push(u8::from_str_radix(text.get(at..at + 2)?, 16).ok()?);
     }
     Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(expiry: &str) -> Described<Info> {
+        Described::As(Info {
+            certificate: "ca".to_owned(),
+            usages: None,
+            expiry: expiry.to_owned(),
+        })
+    }
+
+    #[test]
+    fn named_profile_exists_if_description_or_trial_differs_from_unknown_one() {
+        use Trial::{NoProfile, Signs, WantsKey};
+        let place = |profile: Option<&str>| Place {
+            label: "ca".to_owned(),
+            profile: profile.map(str::to_owned),
+        };
+        for (profile, own, fallback, trial, fallback_trial, tried, exists) in [
+            (Some("node"), "1h", "1h", Signs, Some(Signs), 2, false),
+            (Some("node"), "1h", "2h", Signs, None, 1, true),
+            (Some("node"), "1h", "1h", WantsKey, Some(Signs), 2, true),
+            (
+                Some("node"),
+                "1h",
+                "1h",
+                NoProfile,
+                Some(NoProfile),
+                2,
+                false,
+            ),
+            (None, "1h", "1h", Signs, None, 1, true),
+        ] {
+            let place = place(profile);
+            let places = BTreeSet::from([place.clone()]);
+            let descriptions = BTreeMap::from([
+                (place.fallback(), info(fallback)),
+                (place.clone(), info(own)),
+            ]);
+            assert_eq!(places_to_try(&places, &descriptions).len(), tried);
+            let trials = fallback_trial.map(|trial| (place.fallback(), trial));
+            let trials = trials.into_iter().chain([(place.clone(), trial)]).collect();
+            let concluded = conclude(&places, &descriptions, &trials);
+            let facts = concluded[&place].known().unwrap();
+            assert_eq!((facts.trial, facts.exists), (trial, exists), "{profile:?}");
+        }
+    }
+
+    #[test]
+    fn tries_no_place_that_server_does_not_have() {
+        let place = Place {
+            label: "etcd_ca".to_owned(),
+            profile: None,
+        };
+        let places = BTreeSet::from([place.clone()]);
+        let descriptions = BTreeMap::from([(place.clone(), Described::NoLabel)]);
+        assert!(places_to_try(&places, &descriptions).is_empty());
+        let concluded = conclude(&places, &descriptions, &BTreeMap::new());
+        assert!(matches!(concluded[&place], Described::NoLabel));
+    }
 }

@@ -1,22 +1,22 @@
-//! `directory`: requests are laid out as files, and whoever comes by (a person, a robot, `rsync`) drops answers.
+//! `directory`: requests are written as files, and a signer (an administrator, a program, `rsync`) drops answers.
 //!
-//! | file | who writes | holds |
+//! | file | writer | content |
 //! | --- | --- | --- |
 //! | `outbox/SLOT.csr` | nodepki | the CSR, PEM |
-//! | `outbox/SLOT.json` | nodepki | [`SignRequest`]: the wish, and the SHA-256 of that CSR |
+//! | `outbox/SLOT.json` | nodepki | [`SignRequest`]: the requested certificate, and the SHA-256 of that CSR |
 //! | `inbox/SLOT.crt` | the signer | leaf and intermediates, PEM, DER or PKCS#7 |
-//! | `inbox/SLOT.denied` | the signer | instead: why not, text |
+//! | `inbox/SLOT.denied` | the signer | instead of the former: the reason for a denial, text |
 //!
-//! SLOT is the certificate's name (`etcd-server`, `admin.conf`). An answer is taken when it is a regular file of
-//! root, of the running user or of a configured user, not writable by everybody, with no other hard link, at most
-//! 256 KiB, complete, and for this request's key. Anything else is left alone and reported once a version of the file: a copy that is
-//! still under way looks just like a damaged one. Writing the same request again changes no byte. A new request
-//! removes the answers to the slot's earlier one, which could only be mistaken for its own; a request whose outbox
-//! file or ticket is there is not new. The slot's files go away when the certificate is installed.
+//! SLOT is the certificate's name (`etcd-server`, `admin.conf`). An answer is accepted if it is a regular file owned
+//! by root, the running user or a configured user, not writable by others, without further hard links, at most 256
+//! KiB, complete, and for this request's key. Any other file is left in place and reported once per version: an
+//! unfinished copy looks like a damaged file. Writing the same request again changes no byte. A new request removes
+//! the answers to the slot's earlier one, which could be mistaken for its own; a request whose outbox file or ticket
+//! exists is not new. The slot's files are removed when the certificate is installed.
 //!
 //! # Access rules
 //!
-//! nodepki runs as root and creates and removes files here, so no other user may be able to lead it elsewhere:
+//! nodepki runs as root and creates and removes files here, so another user must not be able to redirect it:
 //!
 //! | directory | owner | writable by group or others |
 //! | --- | --- | --- |
@@ -25,12 +25,12 @@
 //! | `outbox` | these, or one of `trustedUsers` | never: a CSR put there by another user would be signed |
 //!
 //! A program that answers as another user therefore has its user id in `trustedUsers`, and the inbox belongs to it
-//! (`chown UID inbox`) or is sticky (`chmod 1777 inbox`). Anything else ends the run with exit status 65 before a key is
-//! made. Every operation opens the directories anew, one component at a time, and works on the open directories;
-//! `inbox` and `outbox` are never symbolic links.
+//! (`chown UID inbox`) or is sticky (`chmod 1777 inbox`). Anything else ends the run with exit status 65 before a key
+//! is generated. Every operation opens the directories again, one component at a time, and works on the open
+//! directories; `inbox` and `outbox` are never symbolic links.
 //!
-//! The inbox is not read as a whole: a request needs two names in it. To find an answer under a wrong name, the names of
-//! the other certificates are read as well, and any other name as long as there are at most [`MAX_INBOX_NAMES`].
+//! The inbox is not read as a whole: a request needs two names in it. To find an answer under a wrong name, the names
+//! of the other certificates are read as well, and all other names if there are at most [`MAX_INBOX_NAMES`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -43,18 +43,19 @@ use serde_json::{Value, json};
 
 use super::wire::SignRequest;
 use super::{
-    About, Answer, Caps, Class, Configured, Kind, Lookup, Rejection, Request, Resubmit, Signer,
-    SignerError, Site, Ticket, Wanted, certifies, printable,
+    About, Answer, Caps, Class, Configured, Kind, Lookup, Request, Resubmit, Signer, SignerError,
+    Site, Ticket, certifies, printable,
 };
-use crate::kube::names::{Authority, CertName};
+use crate::kube::names::CertName;
 use crate::store;
 use crate::x509::{Chain, ChainError, Csr};
-use crate::yaml::Map;
-use crate::yaml::schema::{Form, Key, absolute, key, required};
+use crate::yaml::Field;
+use crate::yaml::schema::Form;
+use crate::yaml::settings::{Block, settings};
 
-/// Largest answer, bytes.
+/// Largest size of an answer, in bytes.
 pub const ANSWER_LIMIT: u64 = 256 << 10;
-/// Number of files in the inbox up to which files with unexpected names are read.
+/// Largest number of files in the inbox for which unexpected names are read.
 pub const MAX_INBOX_NAMES: usize = 64;
 
 /// Directory of the answers, below the base.
@@ -69,32 +70,34 @@ pub trait DropDir {
         Ok(())
     }
 
-    /// The directory on this machine, for messages; `dir` is what the configuration says.
+    /// Returns the directory on this machine, for messages; `dir` is the configured path.
     fn shown(&self, dir: &Path) -> PathBuf {
         dir.to_owned()
     }
 
-    /// Makes a directory where there is none.
+    /// Creates a directory if it does not exist.
     fn make_dir(&self, name: &str, mode: u32) -> io::Result<()>;
 
     /// Writes a file under a temporary name in the same directory, fsyncs it, renames it, fsyncs the directory.
     fn write_atomic(&self, name: &str, bytes: &[u8], mode: u32) -> io::Result<()>;
 
-    /// Reads at most `limit` + 1 bytes; `None` when there is no such file. Must neither follow a symbolic link in
-    /// the last component nor block on a FIFO (`O_NOFOLLOW | O_NONBLOCK`): those come back as [`Shape`], unread.
+    /// Reads at most `limit` + 1 bytes; `None` if there is no such file. Must neither follow a symbolic link in the
+    /// last component nor block on a FIFO (`O_NOFOLLOW | O_NONBLOCK`): these are returned as [`Shape`], without
+    /// content.
     fn read(&self, name: &str, limit: u64) -> io::Result<Option<Dropped>>;
 
-    /// The names in a directory, without it: all of them, or any `limit` + 1 of more; empty when it does not exist.
+    /// Returns the names in a directory: all of them, or any `limit` + 1 if there are more; empty if it does not
+    /// exist.
     fn list(&self, name: &str, limit: usize) -> io::Result<Vec<String>>;
 
-    /// Removes a file and fsyncs the directory; nothing to remove is no error.
+    /// Removes a file and fsyncs the directory; a missing file is not an error.
     fn remove(&self, name: &str) -> io::Result<()>;
 }
 
-/// Gives access to a drop directory whose inbox and outbox the users with these ids may own.
+/// Opens a drop directory whose inbox and outbox may belong to the users with these ids.
 pub type OpenDrop<'a> = dyn Fn(&Path, &[u32]) -> io::Result<Box<dyn DropDir>> + 'a;
 
-/// A file as it was found.
+/// A file of the drop directory.
 #[derive(Clone, Debug)]
 pub struct Dropped {
     /// Content; empty for anything but a regular file.
@@ -103,16 +106,16 @@ pub struct Dropped {
     pub meta: Meta,
 }
 
-/// What decides whether a file is taken.
+/// Attributes that decide whether a file is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
-    /// What it is.
+    /// Type of the entry.
     pub shape: Shape,
     /// Owner.
     pub uid: u32,
     /// Permission bits.
     pub mode: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Number of hard links.
     pub links: u64,
@@ -120,7 +123,7 @@ pub struct Meta {
     pub modified: (i64, i64),
 }
 
-/// What a directory entry is.
+/// Type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// A regular file.
@@ -131,17 +134,38 @@ pub enum Shape {
     Other,
 }
 
-/// A directory for requests and answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Holds `outbox` and `inbox`.
-    pub path: PathBuf,
-    /// Users besides root and ourselves whose answers are taken.
-    pub trusted_uids: Vec<u32>,
+settings! {
+    /// A directory for requests and answers.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Config {
+        /// Directory for requests (outbox) and answers (inbox).
+        "path" => pub path: PathBuf, required "with an absolute path";
+        /// User id besides root whose answers are accepted, and that may own inbox and outbox.
+        "trustedUsers" => pub trusted_uids: Vec<u32>,
+            read read_uids, form Form::List(&Form::User), show show_uids;
+    }
+}
+
+fn read_uids(field: &Field<'_>) -> Option<Vec<u32>> {
+    let read = |item: &Field<'_>| {
+        let uid = item.written().and_then(|text| text.parse().ok());
+        if uid.is_none() {
+            item.error(
+                "is not a numeric user id",
+                "write it as a number: id -u NAME",
+            );
+        }
+        uid
+    };
+    Some(field.list()?.iter().filter_map(read).collect())
+}
+
+fn show_uids(uids: &[u32]) -> Option<Value> {
+    Some(json!(uids))
 }
 
 impl Config {
-    /// Answers of root and of the running user are taken.
+    /// Creates a configuration that accepts answers of root and of the running user.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Config {
             path: path.into(),
@@ -157,46 +181,14 @@ const CAPS: Caps = Caps {
     ..Caps::everything()
 };
 
-#[rustfmt::skip]
-const KEYS: &[Key] = &[
-    key("path", Form::Path, "Directory for requests (outbox) and answers (inbox)."),
-    key("trustedUsers[]", Form::User, "User id besides root whose answers are taken, and that may own inbox and outbox."),
-];
-
 impl Configured for Config {
     const ABOUT: About = About {
         name: "directory",
         signs_with: "whoever takes `outbox/*.csr` and leaves `inbox/*.crt`",
         authentication: "file owner",
         caps: CAPS,
-        keys: &[KEYS],
+        keys: Config::KEYS,
     };
-
-    fn read(map: &Map<'_>) -> Option<Self> {
-        let path = required(map, "path", "with an absolute path");
-        let mut trusted_uids = Vec::new();
-        for item in map
-            .get("trustedUsers")
-            .and_then(|field| field.list())
-            .unwrap_or_default()
-        {
-            match item.written().map(|text| text.parse()) {
-                Some(Ok(uid)) => trusted_uids.push(uid),
-                _ => item.error(
-                    "is not a numeric user id",
-                    "write it as a number: id -u NAME",
-                ),
-            }
-        }
-        Some(Config {
-            path: absolute(&path?)?,
-            trusted_uids,
-        })
-    }
-
-    fn redacted(&self) -> Value {
-        json!({"path": self.path, "trustedUsers": self.trusted_uids})
-    }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         let files = (site.drop_dir)(&self.path, &self.trusted_uids).map_err(|error| {
@@ -217,18 +209,18 @@ impl Configured for Config {
     }
 }
 
-/// Signs by waiting for files.
+/// Exchanges requests and answers as files.
 pub struct Directory {
     dir: PathBuf,
     files: Box<dyn DropDir>,
     trusted_uids: Vec<u32>,
     caps: Caps,
-    /// Inbox files whose refusal was already reported, as they were then.
+    /// Inbox files whose refusal was already reported, with their attributes.
     reported: RefCell<BTreeMap<String, Meta>>,
 }
 
 impl Directory {
-    /// `dir` is what the configuration says; `files` is rooted there.
+    /// Creates a signer; `dir` is the configured path, and `files` is rooted there.
     pub fn new(dir: &Path, files: Box<dyn DropDir>, trusted_uids: Vec<u32>) -> Self {
         Directory {
             dir: dir.to_owned(),
@@ -255,7 +247,7 @@ impl Directory {
                 "then run again",
             );
         }
-        // Full and read-only file systems get mended while the node waits.
+        // Full and read-only file systems may be repaired while the node waits.
         SignerError::new(
             Class::Config,
             format!("{path} could not be {doing}"),
@@ -270,7 +262,7 @@ impl Directory {
             .map_err(|error| self.failed("read", name, error))
     }
 
-    /// The CSR that lies in the outbox for a slot, if it is whole.
+    /// Returns the CSR in the outbox of a slot, if it is complete.
     fn outstanding(&self, name: CertName) -> Result<Option<Csr>, SignerError> {
         let file = self.read(&outbox(name, "csr"))?;
         Ok(file.and_then(|file| Csr::from_pem(&file.bytes).ok()))
@@ -282,7 +274,7 @@ impl Directory {
             .is_some_and(|csr| csr.der() == request.csr.der()))
     }
 
-    /// Writes a file unless it is there with these bytes.
+    /// Writes a file unless it exists with these bytes.
     fn lay_out(&self, name: &str, bytes: &[u8]) -> Result<(), SignerError> {
         let there = self
             .read(name)?
@@ -301,7 +293,7 @@ impl Directory {
             .map_err(|error| self.failed("removed", name, error))
     }
 
-    /// What the inbox says to a request that is outstanding.
+    /// Returns the state of a request from its files in the inbox.
     fn look(&self, request: &Request) -> Result<Answer, SignerError> {
         let name = request.name();
         let (crt, denied) = (inbox(name, "crt"), inbox(name, "denied"));
@@ -385,11 +377,11 @@ impl Directory {
         Ok(())
     }
 
-    /// Whether `bytes` are complete and for this request's key. The rest is the verification's business.
+    /// Returns whether `bytes` are complete and for this request's key. The verification checks the rest.
     fn answers(&self, request: &Request, bytes: &[u8]) -> Result<(), String> {
         complete(bytes)?;
         match Chain::from_answer(bytes, request.csr.public_key()) {
-            // With the key in it but in the wrong order it is an answer, and the verification refuses it.
+            // An answer in the wrong order is still for this key; the verification refuses it.
             Ok(_) | Err(ChainError::LeafNotFirst { .. }) => Ok(()),
             Err(ChainError::OtherKey { .. }) => Err(match self.whose(request.name(), bytes) {
                 Some(owner) => format!(
@@ -402,7 +394,7 @@ impl Directory {
         }
     }
 
-    /// Which other outstanding request these bytes answer.
+    /// Returns the other pending request that these bytes answer.
     fn whose(&self, but: CertName, bytes: &[u8]) -> Option<CertName> {
         CertName::ALL
             .into_iter()
@@ -413,7 +405,7 @@ impl Directory {
             })
     }
 
-    /// Our certificate under a name that is not ours.
+    /// Finds this request's certificate under another name.
     fn under_another_name(&self, request: &Request) -> Result<Option<String>, SignerError> {
         let own = inbox(request.name(), "crt");
         let listed = self
@@ -446,7 +438,7 @@ impl Directory {
         Ok(None)
     }
 
-    /// Reports once per version of the file; says it every time.
+    /// Returns the message for a refused file, and logs it once per version of the file.
     fn refuse(&self, name: &str, meta: &Meta, why: String) -> String {
         let before = self.reported.borrow_mut().insert(name.to_owned(), *meta);
         let message = format!("{} is not taken: {why}", self.path(name));
@@ -484,14 +476,6 @@ impl Signer for Directory {
             .map_err(|error| self.failed("verified", "", error))
     }
 
-    fn preflight(&self, _wanted: &Wanted) -> Result<(), Rejection> {
-        Ok(())
-    }
-
-    async fn trust(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        Ok(None)
-    }
-
     async fn recover(
         &self,
         request: &Request,
@@ -503,7 +487,7 @@ impl Signer for Directory {
             return Ok(None);
         }
         match self.look(request)? {
-            // With the CSR gone nobody can sign it: it must be laid out again.
+            // Without its CSR the request cannot be signed: it must be written again.
             Answer::Pending { .. } if !self.is_laid_out(request)? => Ok(None),
             answer => Ok(Some(answer)),
         }
@@ -521,7 +505,7 @@ impl Signer for Directory {
                 self.remove(&inbox(name, extension))?;
             }
         }
-        // The CSR last: whoever sees it finds its description there.
+        // The CSR is written last, so that its description exists when it appears.
         let description = SignRequest::lasting(request).to_file();
         self.lay_out(&outbox(name, "json"), &description)?;
         self.lay_out(&outbox(name, "csr"), request.csr.to_pem().as_bytes())?;
@@ -540,7 +524,8 @@ impl Signer for Directory {
 
     async fn settled(&self, request: &Request) -> Result<(), SignerError> {
         let name = request.name();
-        // Answers first: an outbox without its answer is a pending request, an answer without its outbox a riddle.
+        // Answers are removed first: an outbox without its answer is a pending request, an answer without its outbox
+        // is ambiguous.
         for extension in ["crt", "denied"] {
             self.remove(&inbox(name, extension))?;
         }
@@ -564,7 +549,7 @@ fn ticket(request: &Request) -> Result<Ticket, SignerError> {
         .map_err(|error| SignerError::permanent(error.to_string(), "report this as a bug"))
 }
 
-/// PEM that stops within a block is a copy under way; readers of PEM tend to ignore such a block.
+/// Rejects PEM that ends within a block, an unfinished copy; PEM readers tend to ignore such a block.
 fn complete(bytes: &[u8]) -> Result<(), String> {
     let count = |marker: &[u8]| {
         bytes
@@ -578,7 +563,7 @@ fn complete(bytes: &[u8]) -> Result<(), String> {
     if count(b"-----BEGIN ") != count(b"-----END ") {
         return Err("it ends within a PEM block: is it still being copied?".to_owned());
     }
-    // The marker of the last block may itself be cut.
+    // The marker of the last block may itself be incomplete.
     if count(b"-----END ") > 0 && !bytes.trim_ascii_end().ends_with(b"-----") {
         let last = bytes
             .windows(9)
@@ -603,7 +588,7 @@ mod tests {
         assert!(complete(&whole).is_ok());
         let two = [block.as_slice(), block].concat();
         // From within the second block's first marker to before its end: a cut before "-----BEGIN " is complete
-        // leaves a whole first block and stray dashes, which readers ignore.
+        // leaves one complete block and stray dashes, which readers ignore.
         for cut in block.len() + 11..two.len() - 1 {
             assert!(complete(two.get(..cut).unwrap()).is_err(), "{cut}");
         }

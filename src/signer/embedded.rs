@@ -1,6 +1,6 @@
-//! `embedded`: three throw-away authorities that live in this process's memory and die with it.
+//! `embedded`: three temporary authorities in the memory of this process.
 //!
-//! For `demo` and for trying things out. The CA keys are never written anywhere, so nothing that it signed can be
+//! For `demo` and for experiments. The CA keys are never written to disk, so certificates of this signer cannot be
 //! renewed later.
 
 use std::cell::RefCell;
@@ -9,26 +9,32 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde_json::{Value, json};
+use serde_json::{Map as JsonMap, Value};
 use time::OffsetDateTime;
 
-use super::{
-    About, Answer, Caps, Configured, Kind, Rejection, Request, Signer, SignerError, Site, Ticket,
-    Wanted, local,
-};
+use super::{About, Answer, Caps, Configured, Kind, Request, Signer, SignerError, Site, local};
 use crate::kube::names::Authority;
 use crate::x509::{CertificateAuthority, KeyAlgorithm};
 use crate::yaml::Map;
-use crate::yaml::schema::{Form, Key, key};
+use crate::yaml::schema::Key;
+use crate::yaml::settings::Block;
 
-/// kubeadm's default for a CA: ten years.
-const LIFETIME: Duration = Duration::from_secs(87_600 * 60 * 60);
+/// kubeadm's default lifetime of a CA: ten years.
+const CA_LIFETIME: Duration = Duration::from_secs(87_600 * 60 * 60);
 
-/// There is nothing to configure.
+/// No settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config;
 
-const KEYS: &[Key] = &[key("", Form::Empty, "A throw-away authority in memory.")];
+impl Block for Config {
+    const KEYS: &'static [Key] = &[];
+
+    fn read_keys(_map: &Map<'_>) -> Option<Self> {
+        Some(Config)
+    }
+
+    fn show_keys(&self, _keys: &mut JsonMap<String, Value>) {}
+}
 
 impl Configured for Config {
     const ABOUT: About = About {
@@ -36,23 +42,15 @@ impl Configured for Config {
         signs_with: "authorities that exist only in memory",
         authentication: "none",
         caps: Caps::everything(),
-        keys: &[KEYS],
+        keys: Config::KEYS,
     };
-
-    fn read(_map: &Map<'_>) -> Option<Self> {
-        Some(Config)
-    }
-
-    fn redacted(&self) -> Value {
-        json!({})
-    }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         Ok(Box::new(Embedded::new(site.authority_key, site.now)))
     }
 }
 
-/// Signs with authorities that it makes on first use.
+/// Signs with authorities that it generates on first use.
 pub struct Embedded {
     key: KeyAlgorithm,
     now: OffsetDateTime,
@@ -61,7 +59,7 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Authorities with keys of `key`, valid from `now`.
+    /// Creates a signer whose authorities have keys of `key` and are valid from `now`.
     pub fn new(key: KeyAlgorithm, now: OffsetDateTime) -> Self {
         Embedded {
             key,
@@ -77,14 +75,14 @@ impl Embedded {
         }
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
             SignerError::permanent(
-                format!("the throw-away authority {authority} could not be made"),
+                format!("the temporary authority {authority} could not be created"),
                 "try another key algorithm",
             )
             .caused_by(error)
         };
         let key = CertificateAuthority::new_key(self.key).map_err(|error| failed(error.into()))?;
         let made =
-            CertificateAuthority::self_signed(authority.common_name(), key, self.now, LIFETIME)
+            CertificateAuthority::self_signed(authority.common_name(), key, self.now, CA_LIFETIME)
                 .map_err(|error| failed(error.into()))?;
         let made = Rc::new(made);
         self.authorities
@@ -108,28 +106,12 @@ impl Signer for Embedded {
         &self.caps
     }
 
-    fn preflight(&self, _wanted: &Wanted) -> Result<(), Rejection> {
-        Ok(())
-    }
-
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         let authority = self.authority(authority)?;
         Ok(Some(authority.bundle().to_pem().into_bytes()))
     }
 
-    async fn recover(
-        &self,
-        _request: &Request,
-        _ticket: Option<&Ticket>,
-    ) -> Result<Option<Answer>, SignerError> {
-        Ok(None)
-    }
-
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
         local::issue(&*self.authority(request.wanted.authority)?, request)
-    }
-
-    async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
-        Ok(Answer::Gone)
     }
 }

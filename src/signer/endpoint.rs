@@ -1,67 +1,67 @@
-//! The keys that every signer with a server has: where the server is and how it is to be believed.
+//! The settings of every signer with an HTTP server: address, TLS, proxy, timeout.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value, json};
 
 use crate::http::{Endpoint, Tls, Url};
-use crate::x509::hex;
-use crate::yaml::schema::{Form, Key, absolute, duration, key, pins, section};
+use crate::yaml::schema::{Form, Key};
+use crate::yaml::settings::{Block, Setting, if_set, insert, settings, unless_empty};
 use crate::yaml::{Field, Map, format_duration};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Read by [`read`], beside the address under a name of the signer's own.
-#[rustfmt::skip]
-pub(super) const KEYS: &[Key] = &[
-    key("tls.caFile", Form::Path, "PEM file with the CA certificates that the server's own chain must lead to."),
-    key("tls.sha256[]", Form::Pin, "SHA-256 of a certificate in the server's chain, or of its public key, in hex."),
-    key("tls.systemRoots", Form::Flag, "Trust this machine's CA certificates for the server; default false."),
-    key("tls.serverName", Form::Text, "Name that the server's certificate must have, in place of the address's."),
-    key("tls.certificate", Form::Path, "PEM file with the client certificate; read anew for each exchange."),
-    key("tls.key", Form::SecretPath, "PEM file with its key."),
-    key("proxy", Form::Url, "HTTP proxy; the environment's is never used."),
-    key("timeout", Form::Duration, "Longest exchange with the server; default 30s."),
-];
-
-/// Reads the address `url` and the keys above from a signer's map.
-pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
-    let mut tls = Tls::default();
-    if let Some(keys) = section(map, "tls") {
-        tls.ca_file = keys.get("caFile").as_ref().and_then(absolute);
-        tls.sha256 = pins(keys.get("sha256"));
-        tls.system_roots = keys
-            .get("systemRoots")
-            .and_then(|field| field.boolean())
-            .unwrap_or_default();
-        tls.server_name = keys.get("serverName").and_then(|field| field.string());
-        let certificate = keys.get("certificate");
-        let key = keys.get("key");
-        for (there, missing) in [("certificate", &key), ("key", &certificate)] {
-            let other = if there == "key" { &key } else { &certificate };
-            if other.is_some() && missing.is_none() {
-                keys.field().error(
-                    format!("has {there} alone"),
-                    "name both certificate and key; they may be the same file",
-                );
-            }
-        }
-        tls.certificate = certificate.as_ref().and_then(absolute);
-        tls.key = key.as_ref().and_then(absolute);
-        keys.finish();
+settings! {
+    for Tls {
+        /// PEM file with the CA certificates to which the server's chain must lead.
+        "caFile" => ca_file: Option<PathBuf>;
+        /// SHA-256 of a certificate in the server's chain, or of its public key, in hex.
+        "sha256" => sha256: Vec<[u8; 32]>, show unless_empty::<[u8; 32]>;
+        /// Trust this machine's CA certificates for the server.
+        "systemRoots" => system_roots: bool, show if_set;
+        /// Name that the server's certificate must have; by default the host of the address.
+        "serverName" => server_name: Option<String>;
+        /// PEM file with the client certificate; read again for each exchange.
+        "certificate" => certificate: Option<PathBuf>;
+        /// PEM file with the private key of the client certificate.
+        "key" => key: Option<PathBuf>, form Form::SecretPath;
     }
-    let proxy = map.get("proxy").as_ref().and_then(address);
-    let timeout = timeout(map);
-    let url = url?;
-    let read = address(&url)?;
-    if read.scheme() == "http" && (tls != Tls::default() || proxy.is_some()) {
-        url.error(
+}
+
+settings! {
+    struct Connection {
+        /// TLS settings.
+        "tls" => tls: Tls, read read_tls, show show_tls;
+        /// HTTP proxy; the proxy of the environment is never used.
+        "proxy" => proxy: Option<Url>;
+        /// Longest exchange with the server, up to 10m.
+        "timeout" => timeout: Duration = DEFAULT_TIMEOUT, read read_timeout;
+    }
+}
+
+/// Keys beside the address, which has a different name in each kind.
+pub(super) const KEYS: &[Key] = Connection::KEYS;
+
+/// Reads the settings; `url` is the field with the address.
+pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
+    let connection = Connection::read_keys(map)?;
+    let field = url?;
+    let url = Url::read(&field)?;
+    let Connection {
+        tls,
+        proxy,
+        timeout,
+    } = connection;
+    if url.scheme() == "http" && (tls != Tls::default() || proxy.is_some()) {
+        field.error(
             "is http://, which uses neither tls nor proxy",
             "write https://, or remove tls and proxy",
         );
     }
     Some(Endpoint {
-        url: read,
+        url,
         tls,
         proxy,
         timeout,
@@ -69,70 +69,101 @@ pub(super) fn read(map: &Map<'_>, url: Option<Field<'_>>) -> Option<Endpoint> {
     })
 }
 
-/// Reads the longest exchange alone, for a signer whose server stands in a file of another format.
-pub(super) fn timeout(map: &Map<'_>) -> Duration {
-    let Some((field, given)) = duration(map.get("timeout")) else {
-        return DEFAULT_TIMEOUT;
+/// Adds the settings to `keys`, with the address under `key`.
+pub(super) fn show(endpoint: &Endpoint, key: &str, keys: &mut JsonMap<String, Value>) {
+    insert(keys, key, endpoint.url.shown());
+    let connection = Connection {
+        tls: endpoint.tls.clone(),
+        proxy: endpoint.proxy.clone(),
+        timeout: endpoint.timeout,
     };
-    if given.is_zero() || given > Duration::from_secs(600) {
+    connection.show_keys(keys);
+}
+
+/// Reads only the timeout, for a signer whose server is defined in a kubeconfig.
+pub(super) fn timeout(map: &Map<'_>) -> Duration {
+    map.get("timeout")
+        .and_then(|field| read_timeout(&field))
+        .unwrap_or(DEFAULT_TIMEOUT)
+}
+
+/// Reports an error if neither a pin nor `tls` says how an https server is verified.
+pub(super) fn require_trust(endpoint: &Endpoint, map: &Map<'_>, is_pinned: bool, fix: &str) {
+    if !is_pinned && endpoint.tls.trusts_nothing() && endpoint.url.scheme() == "https" {
+        map.field()
+            .error("does not say how the server is verified", fix);
+    }
+}
+
+/// Reports an error if the key `pin` is set together with other roots.
+pub(super) fn refuse_second_trust(endpoint: &Endpoint, map: &Map<'_>, pin: &str) {
+    if let Some(field) = map.get(pin)
+        && (endpoint.tls.ca_file.is_some() || endpoint.tls.system_roots)
+    {
+        field.error(
+            "has no effect together with tls.caFile or tls.systemRoots",
+            "keep one of them",
+        );
+    }
+}
+
+fn read_timeout(field: &Field<'_>) -> Option<Duration> {
+    let given = Duration::read(field)?;
+    if given.is_zero() || given > MAX_TIMEOUT {
         field.error(
             format!("{} is not between 1ms and 10m", format_duration(given)),
             "use up to 10m",
         );
     }
-    given
+    Some(given)
 }
 
-/// An `http` or `https` address without a user or password in it.
-pub(super) fn address(field: &Field<'_>) -> Option<Url> {
-    let text = field.string()?;
-    match Url::parse(&text) {
-        // Addresses are shown, in messages and by `config show`.
-        Ok(url) if !url.username().is_empty() || url.password().is_some() => {
-            field.error(
-                "has a user or a password in it",
-                "write the address without; secrets are given as files",
-            );
-            None
-        }
-        Ok(url) => Some(url),
-        Err(why) => {
-            field.error(why.to_string(), "write it as https://HOST[:PORT][/PATH]");
-            None
-        }
+fn read_tls(field: &Field<'_>) -> Option<Tls> {
+    let map = field.map()?;
+    let tls = Tls::read_keys(&map)?;
+    let alone = match (map.get("certificate"), map.get("key")) {
+        (Some(_), None) => Some("certificate"),
+        (None, Some(_)) => Some("key"),
+        _ => None,
+    };
+    if let Some(alone) = alone {
+        field.error(
+            format!("has {alone} alone"),
+            "name both certificate and key; they may be the same file",
+        );
     }
+    map.finish();
+    Some(tls)
 }
 
-/// Adds the keys above to what a signer shows of itself.
-pub(super) fn redacted(endpoint: &Endpoint, keys: &mut JsonMap<String, Value>) {
-    let mut tls = JsonMap::new();
-    if let Some(file) = &endpoint.tls.ca_file {
-        tls.insert("caFile".to_owned(), json!(file));
+fn show_tls(tls: &Tls) -> Option<Value> {
+    let keys = tls.shown_keys();
+    (keys != json!({})).then_some(keys)
+}
+
+/// An `http` or `https` address without user and password.
+impl Setting for Url {
+    const FORM: Form = Form::Url;
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        match Url::parse(&field.string()?) {
+            // Addresses are shown, in messages and by `config show`.
+            Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+                field.error(
+                    "contains a user or a password",
+                    "write the address without; secrets are given as files",
+                );
+                None
+            }
+            Ok(url) => Some(url),
+            Err(why) => {
+                field.error(why.to_string(), "write it as https://HOST[:PORT][/PATH]");
+                None
+            }
+        }
     }
-    if !endpoint.tls.sha256.is_empty() {
-        let pins: Vec<String> = endpoint.tls.sha256.iter().map(|pin| hex(pin)).collect();
-        tls.insert("sha256".to_owned(), json!(pins));
+
+    fn shown(&self) -> Option<Value> {
+        Some(json!(self.as_str()))
     }
-    if endpoint.tls.system_roots {
-        tls.insert("systemRoots".to_owned(), json!(true));
-    }
-    if let Some(name) = &endpoint.tls.server_name {
-        tls.insert("serverName".to_owned(), json!(name));
-    }
-    if let Some(file) = &endpoint.tls.certificate {
-        tls.insert("certificate".to_owned(), json!(file));
-    }
-    if let Some(file) = &endpoint.tls.key {
-        tls.insert("key".to_owned(), json!(file));
-    }
-    if !tls.is_empty() {
-        keys.insert("tls".to_owned(), Value::Object(tls));
-    }
-    if let Some(proxy) = &endpoint.proxy {
-        keys.insert("proxy".to_owned(), json!(proxy.as_str()));
-    }
-    keys.insert(
-        "timeout".to_owned(),
-        json!(format_duration(endpoint.timeout)),
-    );
 }

@@ -1,37 +1,38 @@
 //! `est`: Enrollment over Secure Transport (RFC 7030, RFC 8951), which most commercial and industrial CAs speak.
 //!
-//! # What it must be given
-//! `url`, without `/.well-known/est`, and where the server has several CAs or profiles the `label` that stands between
-//! that and the operation: one for all certificates, one each, or with `{authority}` in it one for each authority, so
-//! that one signer serves all three. The server is believed by `tls`, or by `rootSHA256`, the fingerprint of the root
-//! certificate that it publishes: then `/cacerts` is asked once of whoever answers, the root with that fingerprint is
-//! taken from it and nothing else, and everything from there on, the credential first, goes over a new connection that
-//! this root vouches for. This node proves itself with `auth.basic`, a client certificate (`tls.certificate` and
-//! `tls.key`), or both.
+//! # Settings
+//! `url`, without `/.well-known/est`, and for a server with several CAs or profiles the `label` between that path and
+//! the operation: one for all certificates, one for each, or one with `{authority}` in it for each authority, so that
+//! one signer serves all three. The server is verified by `tls`, or by `rootSHA256`, the fingerprint of the root
+//! certificate that it publishes. In the second case `/cacerts` is requested once without verification and only the
+//! root with that fingerprint is taken from the response; everything after that, the credential included, is sent
+//! over a new connection that this root verifies. This node authenticates with `auth.basic`, a client certificate
+//! (`tls.certificate` and `tls.key`), or both.
 //!
-//! # What the server's owner must set up
-//! - The profile must copy subject and alternative names from the request: an organization (`system:masters` and the like
-//!   decide what a client may do), common names with colons, DNS names and IP addresses.
-//! - The usages of the request, or a profile (and so a label) for each of server, client, and both. A CA that certifies
-//!   both for everybody needs `allowExtraUsages` of the authority.
+//! # Preparation of the server
+//! - The profile must copy subject and alternative names from the request: organizations (`system:masters` and others
+//!   determine the rights of a client), common names with colons, DNS names and IP addresses.
+//! - The CA must issue the requested usages, or have a profile (and thus a label) for each of server, client, and
+//!   both. A CA that always certifies both usages needs `allowExtraUsages` of the authority.
 //! - This node's credential must be allowed these names and no others.
-//! - Three CAs: as three labels, or as three servers with a signer entry each.
+//! - Three CAs are needed: as three labels, or as three servers with a signer entry each.
 //!
-//! # Habits of these servers
-//! - 202 is "not decided yet": the way to ask again is to send the same bytes again, when `Retry-After` says. Some name an
-//!   hour whatever happens; no more than `longestWait` of it is waited. A refusal of what was once taken with 202 is
-//!   somebody's decision.
-//! - The answer is the certificate alone, in a PKCS#7 without order; intermediates come from `/cacerts`.
-//! - `/csrattrs` is a wish list. A key type that is not the planned one, and channel binding, which TLS 1.3 ended, are
-//!   told before a key is made.
-//! - A renewal (`simplereenroll`) is authenticated with the certificate that it replaces, so that one for servers only
-//!   cannot have one, and the names of the request must be those of the certificate byte for byte: a CA that writes them
-//!   differently cannot be asked either. Both are asked for as a first certificate then. A renewal that has to wait is
-//!   resumed by sending it again with the certificate in place.
-//! - 401 comes with and without a challenge, and libest also means by it that the request is not bound to the connection.
-//! - libest answers in HTTP/1.0 and reads base64 only in ended lines; others need `Content-Transfer-Encoding`, which RFC
-//!   8951 abolished.
-//! - There are no revocation lists in EST.
+//! # Behaviour of these servers
+//! - 202 means "not decided yet": the same bytes are sent again after `Retry-After`. Some servers always return an
+//!   hour; at most `longestWait` of it is waited. If a request that was accepted with 202 is later refused, it was
+//!   denied.
+//! - The response contains only the certificate, in an unordered PKCS#7; intermediates come from `/cacerts`.
+//! - `/csrattrs` lists the server's requirements. A key type other than the planned one, and channel binding, which
+//!   TLS 1.3 removed, are reported before a key is generated.
+//! - A renewal (`simplereenroll`) is authenticated with the certificate that it replaces, which excludes certificates
+//!   for servers only. The names in the request must equal those of the certificate byte for byte, which excludes a
+//!   CA that encodes them differently. Both are requested like a first certificate. A pending renewal is resumed by
+//!   sending it again with the current certificate.
+//! - 401 is returned with and without a challenge. libest also returns it for a request that is not bound to the
+//!   connection.
+//! - libest responds in HTTP/1.0 and reads base64 only in terminated lines; other servers need
+//!   `Content-Transfer-Encoding`, which RFC 8951 removed.
+//! - EST has no revocation lists.
 
 mod csrattrs;
 mod wire;
@@ -42,7 +43,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde_json::{Map as JsonMap, Value, json};
 
 use super::per_certificate::PerCertificate;
 use super::server::{Server, signing};
@@ -53,7 +53,8 @@ use super::{
 use crate::http::{Call, Endpoint, Response, encode};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::{Certificate, Chain, UsageExtensions, certificates_of, hex};
-use crate::yaml::schema::{Form, Key, SecretFile, duration, key, pin, required, section};
+use crate::yaml::schema::SecretFile;
+use crate::yaml::settings::{Block, Setting, settings};
 use crate::yaml::{Field, Map, format_duration};
 
 use csrattrs::Attributes;
@@ -61,7 +62,7 @@ use csrattrs::Attributes;
 const BASE: &str = "/.well-known/est";
 const SIMPLE_ENROLL: &str = "simpleenroll";
 const SIMPLE_REENROLL: &str = "simplereenroll";
-/// RFC 7030, 3.2.2: no label may be one of them.
+/// Operations of the protocol. RFC 7030, 3.2.2: a label must not be one of them.
 const OPERATIONS: [&str; 6] = [
     "cacerts",
     "csrattrs",
@@ -70,33 +71,66 @@ const OPERATIONS: [&str; 6] = [
     "fullcmc",
     "serverkeygen",
 ];
-/// People are behind a 202, and hourly looks would make a node wait for hours.
-const LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
-/// Bytes of a server's own words in a message.
+/// Default of `longestWait`. A 202 usually waits for an administrator, and hourly polls would delay the node by
+/// hours.
+const DEFAULT_LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
+/// Bytes of a quotation from the server in a message.
 const SAID_LIMIT: usize = 512;
 
-/// An EST server and how to be let in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Where it is and how it is believed, without the well-known path.
-    pub endpoint: Endpoint,
-    /// Between the well-known path and the operation; nothing where none is said.
-    pub label: PerCertificate,
-    /// HTTP Basic.
-    pub basic: Option<Basic>,
-    /// SHA-256 of the root certificate in `/cacerts`, or of its public key: believes the server before anything is known.
-    pub root_sha256: Option<[u8; 32]>,
-    /// The most of a server's `Retry-After` that a pending request waits.
-    pub longest_wait: Duration,
+settings! {
+    /// An EST server and the credential for it.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Config {
+        /// Address of the EST server, https://HOST[:PORT], without /.well-known/est.
+        "url" => pub endpoint: Endpoint, required "with https://HOST[:PORT]", flat endpoint;
+        /// Label of the CA or profile, between /.well-known/est and the operation; by default none.
+        "label" => pub label: Option<PerCertificate>, read read_label;
+        /// Authentication besides tls.certificate.
+        "auth" => pub auth: Option<Auth>;
+        /// SHA-256 of the root certificate in /cacerts, or of its public key, in place of tls.caFile.
+        "rootSHA256" => pub root_sha256: Option<[u8; 32]>;
+        /// Longest wait before a pending request is sent again, if the server asks for a longer one.
+        "longestWait" => pub longest_wait: Duration = DEFAULT_LONGEST_WAIT, read read_longest_wait;
+    }
 }
 
-/// User and password.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Basic {
-    /// User.
-    pub user: String,
-    /// File with the password.
-    pub password_file: SecretFile,
+settings! {
+    /// Authentication besides a client certificate.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Auth {
+        /// HTTP Basic authentication.
+        "basic" => pub basic: Basic, required "with user and passwordFile";
+    }
+}
+
+settings! {
+    /// User and password.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Basic {
+        /// User for HTTP Basic authentication.
+        "user" => pub user: String, required "with a name", read read_user;
+        /// File with the password.
+        "passwordFile" => pub password_file: SecretFile, required "with the file of the password";
+    }
+}
+
+fn read_user(field: &Field<'_>) -> Option<String> {
+    let user = field.string()?;
+    if user.contains(':') {
+        field.error(
+            "contains a colon",
+            "HTTP Basic does not allow it in a user name",
+        );
+    }
+    Some(user)
+}
+
+fn read_longest_wait(field: &Field<'_>) -> Option<Duration> {
+    let given = Duration::read(field)?;
+    if given < Duration::from_secs(1) {
+        field.error("is less than 1s", "use 1s or more");
+    }
+    Some(given)
 }
 
 const CAPS: Caps = Caps {
@@ -112,95 +146,35 @@ const CAPS: Caps = Caps {
     crl: Carry::No,
 };
 
-#[rustfmt::skip]
-const KEYS: &[Key] = &[
-    key("url", Form::Url, "Address of the EST server, https://HOST[:PORT], without /.well-known/est."),
-    key("label", Form::PerCertificate, "Label of the CA or profile, between /.well-known/est and the operation; default none."),
-    key("auth.basic.user", Form::Text, "User for HTTP Basic authentication."),
-    key("auth.basic.passwordFile", Form::Secret, "File with the password."),
-    key("rootSHA256", Form::Pin, "SHA-256 of the root certificate in /cacerts, or of its public key; in place of tls.caFile."),
-    key("longestWait", Form::Duration, "The most that is waited of what the server asks for while a request is pending; default 10m."),
-];
-
 impl Configured for Config {
     const ABOUT: About = About {
         name: "est",
         signs_with: "a CA behind an EST server (RFC 7030)",
         authentication: "HTTP Basic, TLS certificate; renewals by the certificate itself",
         caps: CAPS,
-        keys: &[KEYS, endpoint::KEYS],
+        keys: Config::KEYS,
     };
 
     fn read(map: &Map<'_>) -> Option<Self> {
-        let url = required(map, "url", "with https://HOST[:PORT]");
-        if let Some(field) = &url
+        let config = Self::read_keys(map);
+        if let Some(field) = map.get("url")
             && field.written().is_some_and(|url| url.contains(BASE))
         {
             field.error(
-                "goes into the protocol",
+                "contains the path of the protocol",
                 format!("leave out {BASE} and what follows; a label has the key label"),
             );
         }
-        let label = map.get("label").and_then(|field| read_label(&field));
-        let basic = section(map, "auth").and_then(|keys| {
-            let basic = required(&keys, "basic", "with user and passwordFile")
-                .and_then(|field| Basic::read(&field));
-            keys.finish();
-            basic
-        });
-        let root_field = map.get("rootSHA256");
-        let root_sha256 = root_field.as_ref().and_then(pin);
-        let mut longest_wait = LONGEST_WAIT;
-        if let Some((field, given)) = duration(map.get("longestWait")) {
-            if given < Duration::from_secs(1) {
-                field.error("is less than 1s", "use 1s or more");
-            }
-            longest_wait = given;
-        }
-        let endpoint = endpoint::read(map, url)?;
-        let tls = &endpoint.tls;
-        match &root_field {
-            Some(field) if tls.ca_file.is_some() || tls.system_roots => field.error(
-                "is of no use where tls says who is believed",
-                "keep rootSHA256, or tls.caFile or tls.systemRoots",
-            ),
-            None if tls.trusts_nothing() && endpoint.url.scheme() == "https" => map.field().error(
-                "does not say by what the server is believed",
+        if let Some(Config { endpoint, .. }) = &config {
+            endpoint::refuse_second_trust(endpoint, map, "rootSHA256");
+            endpoint::require_trust(
+                endpoint,
+                map,
+                map.get("rootSHA256").is_some(),
                 "add tls.caFile, tls.sha256, or rootSHA256 with the fingerprint of its root",
-            ),
-            _ => {}
-        }
-        Some(Config {
-            endpoint,
-            label: label.unwrap_or_default(),
-            basic,
-            root_sha256,
-            longest_wait,
-        })
-    }
-
-    fn redacted(&self) -> Value {
-        let mut keys = JsonMap::new();
-        keys.insert("url".to_owned(), json!(self.endpoint.url.as_str()));
-        if self.label != PerCertificate::default() {
-            keys.insert("label".to_owned(), self.label.redacted());
-        }
-        if let Some(basic) = &self.basic {
-            let file = basic.password_file.to_string();
-            keys.insert(
-                "auth".to_owned(),
-                json!({"basic": {"user": basic.user, "passwordFile": file}}),
             );
         }
-        if let Some(root) = &self.root_sha256 {
-            keys.insert("rootSHA256".to_owned(), json!(hex(root)));
-        }
-        keys.insert(
-            "longestWait".to_owned(),
-            json!(format_duration(self.longest_wait)),
-        );
-        endpoint::redacted(&self.endpoint, &mut keys);
-        Value::Object(keys)
+        config
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
@@ -208,7 +182,7 @@ impl Configured for Config {
     }
 }
 
-fn read_label(field: &Field<'_>) -> Option<PerCertificate> {
+fn read_label(field: &Field<'_>) -> Option<Option<PerCertificate>> {
     let label = PerCertificate::read(field)?;
     for text in label.named.values().chain(&label.default) {
         if OPERATIONS.contains(&text.as_str()) {
@@ -220,58 +194,49 @@ fn read_label(field: &Field<'_>) -> Option<PerCertificate> {
         if text.split('/').any(|part| matches!(part, "" | "." | "..")) {
             field.error(
                 format!("{text:?} is not a label"),
-                "write it without / before and after it",
+                "write it without / at its beginning and end",
             );
         }
     }
-    Some(label)
+    Some(Some(label))
 }
 
-impl Basic {
-    fn read(field: &Field<'_>) -> Option<Self> {
-        let map = field.map()?;
-        let user = required(&map, "user", "with a name").and_then(|field| {
-            let user = field.string()?;
-            if user.contains(':') {
-                field.error("has a colon in it", "HTTP Basic knows no such user");
-            }
-            Some(user)
-        });
-        let password_file = required(&map, "passwordFile", "with the file of the password")
-            .and_then(|field| SecretFile::read(&field));
-        map.finish();
-        Some(Basic {
-            user: user?,
-            password_file: password_file?,
-        })
+impl Config {
+    fn basic(&self) -> Option<&Basic> {
+        self.auth.as_ref().map(|auth| &auth.basic)
+    }
+
+    /// Returns the label for a certificate.
+    fn label_of(&self, name: CertName, identity: &Identity) -> Option<String> {
+        self.label.as_ref()?.of_name(name, identity)
     }
 }
 
-/// Asks an EST server.
+/// Requests certificates from an EST server.
 pub struct Est {
     config: Config,
     identity: Identity,
-    /// As configured; with `rootSHA256` nobody is believed yet.
+    /// As configured; with `rootSHA256` it does not trust a server yet.
     server: Server,
-    /// With the root that has the fingerprint.
+    /// With the pinned root.
     bootstrapped: RefCell<Option<Server>>,
     learned: RefCell<BTreeMap<Place, Rc<Learned>>>,
 }
 
-/// Path of a label, or of none: `/.well-known/est/etcd`.
+/// Path with or without a label: `/.well-known/est/etcd`.
 type Place = String;
 
-/// What a label told about itself in this run.
+/// Result of asking a label in this run.
 struct Learned {
     certificates: Vec<Certificate>,
     attributes: Attributes,
 }
 
-/// What a request is sent as.
+/// Kind of submission.
 #[derive(Clone, Copy)]
 enum As<'a> {
     First,
-    /// After a 202.
+    /// Repeated after a 202.
     Again,
     Replacement(&'a Current),
 }
@@ -289,7 +254,7 @@ impl Est {
     }
 
     fn place(&self, name: CertName) -> Place {
-        match self.config.label.of_name(name, &self.identity) {
+        match self.config.label_of(name, &self.identity) {
             Some(label) => {
                 let parts: Vec<String> = label.split('/').map(encode).collect();
                 format!("{BASE}/{}", parts.join("/"))
@@ -298,16 +263,16 @@ impl Est {
         }
     }
 
-    /// The server as it is believed: as configured, or by the root with the configured fingerprint, which is fetched
-    /// from whoever answers.
-    async fn believed(&self, place: &str) -> Result<Server, SignerError> {
+    /// Returns the verified server: as configured, or by the pinned root, which is fetched without verification
+    /// first.
+    async fn verified(&self, place: &str) -> Result<Server, SignerError> {
         let Some(wanted) = self.config.root_sha256 else {
             return Ok(self.server.clone());
         };
         if let Some(server) = self.bootstrapped.borrow().as_ref() {
             return Ok(server.clone());
         }
-        let provisional = self.server.through(self.server.client().provisional());
+        let provisional = self.server.provisional();
         let offered = self.cacerts(&provisional, place).await?;
         let root = offered
             .iter()
@@ -334,17 +299,17 @@ impl Est {
             ));
         };
         let root = root.to_pem().into_bytes();
-        let server = self.server.through(self.server.client().trusting(root));
+        let server = self.server.trusting(root);
         *self.bootstrapped.borrow_mut() = Some(server.clone());
         Ok(server)
     }
 
-    /// What a label tells about itself, asked once a run.
+    /// Returns what a label publishes, requested once per run.
     async fn look(&self, place: &str) -> Result<Rc<Learned>, SignerError> {
         if let Some(learned) = self.learned.borrow().get(place) {
             return Ok(Rc::clone(learned));
         }
-        let server = self.believed(place).await?;
+        let server = self.verified(place).await?;
         let learned = Rc::new(Learned {
             certificates: self.cacerts(&server, place).await?,
             attributes: self.csrattrs(&server, place).await?,
@@ -365,7 +330,7 @@ impl Est {
         certificates(&response).map_err(|why| server.garbage(doing, &response, &why))
     }
 
-    /// Empty for a server that has no such wishes, or cannot say so.
+    /// Returns the requirements of a label; empty if the server has none or does not support the request.
     async fn csrattrs(&self, server: &Server, place: &str) -> Result<Attributes, SignerError> {
         let doing = "asking for its wishes";
         let call = self.authenticated(server, Call::get(format!("{place}/csrattrs")))?;
@@ -395,19 +360,19 @@ impl Est {
         Ok(read.unwrap_or_default())
     }
 
-    /// The call with the password. Only a server that is believed gets calls at all; see [`Est::believed`].
+    /// Adds the password to a call. Only a verified server receives calls; see [`Est::verified`].
     fn authenticated<'a>(&self, server: &Server, call: Call<'a>) -> Result<Call<'a>, SignerError> {
-        match &self.config.basic {
+        match self.config.basic() {
             Some(basic) => Ok(call.basic(&basic.user, server.secret(&basic.password_file)?)),
             None => Ok(call),
         }
     }
 
-    /// Hands the request over, for the first time or again: that is the same to the server.
+    /// Sends the request, for the first time or again: the server does not distinguish them.
     async fn enroll(&self, request: &Request, as_what: As<'_>) -> Result<Answer, SignerError> {
         let place = self.place(request.name());
         let learned = self.look(&place).await?;
-        let mut server = self.believed(&place).await?;
+        let mut server = self.verified(&place).await?;
         let operation = match as_what {
             As::First | As::Again => SIMPLE_ENROLL,
             As::Replacement(current) => {
@@ -434,7 +399,7 @@ impl Est {
                 "an EST server answers 200 or 202 to a request",
             )),
             _ => match self.refusal(&doing, &response, &place) {
-                // The same bytes were good enough to wait.
+                // The server accepted the same bytes with 202 before.
                 error if error.class == Class::Permanent && matches!(as_what, As::Again) => {
                     Ok(Answer::Denied {
                         reason: error.detail,
@@ -484,7 +449,7 @@ impl Est {
         SignerError { advice, ..error }
     }
 
-    /// What to do about a 401.
+    /// Returns the required action for a 401.
     fn unauthorized(&self, response: &Response, said: &str) -> String {
         let challenge = response.header("WWW-Authenticate").unwrap_or_default();
         let scheme = challenge.split(' ').next().unwrap_or_default();
@@ -493,7 +458,7 @@ impl Est {
             return "have the server not insist on requests bound to their TLS connection, which TLS 1.3 has ended"
                 .to_owned();
         }
-        match (&self.config.basic, certificate) {
+        match (self.config.basic(), certificate) {
             _ if scheme.eq_ignore_ascii_case("digest") => {
                 "have the server take HTTP Basic or a client certificate: Digest is not supported"
                     .to_owned()
@@ -515,15 +480,16 @@ impl Est {
     }
 }
 
-/// Kind, address and label as written.
+/// Returns kind, address and label as configured.
 fn label(config: &Config) -> String {
     let url = config.endpoint.url.as_str().trim_end_matches('/');
-    let label = &config.label;
+    let label = config.label.iter();
     let named: Vec<String> = label
-        .named
-        .iter()
-        .map(|(name, text)| format!("{name}={text}"))
-        .chain(label.default.clone())
+        .flat_map(|label| {
+            let named = label.named.iter();
+            let named = named.map(|(name, text)| format!("{name}={text}"));
+            named.chain(label.default.clone())
+        })
         .collect();
     match named.is_empty() {
         true => format!("est:{url}{BASE}"),
@@ -531,7 +497,7 @@ fn label(config: &Config) -> String {
     }
 }
 
-/// The certificates in the body of an answer; at least one.
+/// Returns the certificates in a response; at least one.
 fn certificates(response: &Response) -> Result<Vec<Certificate>, String> {
     let found = certificates_of(&wire::decode(&response.body)?).map_err(|why| why.to_string())?;
     match found.is_empty() {
@@ -540,8 +506,8 @@ fn certificates(response: &Response) -> Result<Vec<Certificate>, String> {
     }
 }
 
-/// The certificate for the request's key first, then whatever may lie between it and its authority. Without one for
-/// that key, what came is handed on, for the verification to refuse.
+/// Returns the certificate for the request's key, followed by possible intermediates. Without a certificate for that
+/// key the response is passed on, and the verification refuses it.
 fn answer(request: &Request, found: &[Certificate], learned: &Learned) -> Vec<u8> {
     let ours = |one: &&Certificate| one.public_key() == request.csr.public_key();
     let leaf = found.iter().find(ours);
@@ -551,7 +517,7 @@ fn answer(request: &Request, found: &[Certificate], learned: &Learned) -> Vec<u8
     all.map(Certificate::to_pem).collect::<String>().into()
 }
 
-/// Why a certificate cannot be given in exchange for the one that a request is for.
+/// Returns why the current certificate cannot be exchanged for the requested one.
 fn not_exchangeable(request: &Request, current: &Current) -> Option<String> {
     let chain = match Chain::from_pem(&current.chain_pem) {
         Ok(chain) => chain,
@@ -589,7 +555,8 @@ impl Signer for Est {
         &CAPS
     }
 
-    /// Asks a label that is the same for everything; the others are asked when it is known which authority they serve.
+    /// Asks a label that is common to all certificates; the others are asked when the authority that they serve is
+    /// known.
     async fn probe(&self) -> Result<(), SignerError> {
         self.learned.borrow_mut().clear();
         *self.bootstrapped.borrow_mut() = None;
@@ -611,17 +578,16 @@ impl Signer for Est {
         let obstacles = learned.attributes.obstacles(wanted.profile.key);
         match obstacles.is_empty() {
             true => Ok(()),
-            false => Err(Rejection {
-                signer: self.label(),
-                name: wanted.name,
-                reason: obstacles.join("; "),
-                advice: "plan the keys that it wants, under `pki`, or have /csrattrs changed by the server's owner"
-                    .to_owned(),
-            }),
+            false => Err(Rejection::new(
+                &self.label(),
+                wanted,
+                obstacles.join("; "),
+                "plan the keys that it wants, under `pki`, or have /csrattrs changed by the server's owner",
+            )),
         }
     }
 
-    /// The roots, the pinned one first. What is no root and the only thing there is an authority too.
+    /// Returns the roots, the pinned one first; without a root, the CA certificates.
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         let mut places: Vec<Place> = CertName::ALL
             .into_iter()
@@ -632,7 +598,8 @@ impl Signer for Est {
         places.dedup();
         let (mut learned, mut failed) = (None, None);
         for place in &places {
-            // Each is of use to `preflight`, and one that fails may be of a certificate that nobody wants.
+            // Each label is useful for `preflight`, and a failing one may belong to a certificate that is not
+            // requested.
             match self.look(place).await {
                 Ok(one) => learned = learned.or(Some(one)),
                 Err(error) if error.class.passes() => return Err(error),
@@ -657,8 +624,8 @@ impl Signer for Est {
         Ok((!pem.is_empty()).then(|| pem.into_bytes()))
     }
 
-    /// Sending it again is the only way to find it. What the server once took with 202 is sent as that, so that a denial
-    /// stays one.
+    /// Sends the request again, since EST has no look-up. A request that was accepted with 202 is sent as such, so
+    /// that a denial is recognized.
     async fn recover(
         &self,
         request: &Request,
@@ -691,7 +658,7 @@ impl Signer for Est {
     }
 
     async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
-        // A renewal goes on with the certificate that it began with, which is not kept here.
+        // A renewal continues with the certificate with which it began, which is not available here.
         if ticket.as_str() != SIMPLE_ENROLL {
             return Ok(Answer::Gone);
         }

@@ -1,11 +1,11 @@
-//! `exec`: a program of yours that speaks the versioned JSON contract `signer.nodepki.dev/v1`.
+//! `exec`: a program that implements the versioned JSON contract `signer.nodepki.dev/v1`.
 //!
-//! The way to every signer that has no kind of its own: cloud CAs, CMP, an HSM behind a script.
+//! It connects every signer without a kind of its own: cloud CAs, CMP, an HSM behind a script.
 //!
 //! # The contract
-//! `COMMAND ARGS… VERB`, with VERB one of `info`, `sign`, `poll`, `trust`. One JSON object on stdin, then end of
-//! file; one JSON object on stdout, at most 1 MiB; stderr is for people and goes to the log (its last 4 KiB,
-//! control characters escaped, what looks like a secret blanked out).
+//! `COMMAND ARGS… VERB`, with VERB one of `info`, `sign`, `poll`, `trust`. The program reads one JSON object from
+//! stdin, then end of file, and writes one JSON object to stdout, at most 1 MiB. stderr is logged (its last 4 KiB,
+//! control characters escaped, probable secrets removed).
 //!
 //! | verb | stdin `kind` | stdout `kind` and fields |
 //! | --- | --- | --- |
@@ -17,24 +17,24 @@
 //! Every document carries `apiVersion`; `SignResponse` echoes `requestId`. Its `result` is
 //! - `issued`: `certificatePem`, optionally `chainPem` (intermediates);
 //! - `pending`: `handle` (at most 4 KiB, may change with every answer), optionally `retryAfterSeconds`, `message`;
-//! - `denied`: a person or a policy said no; `reason`, `message`;
-//! - `failed`: this request will never succeed; `reason`, `message`;
-//! - `retry`: not now; optionally `retryAfterSeconds`, `message`, and a `handle` to go on with;
+//! - `denied`: refused by an administrator or a policy; `reason`, `message`;
+//! - `failed`: this request never succeeds; `reason`, `message`;
+//! - `retry`: temporarily impossible; optionally `retryAfterSeconds`, `message`, and a `handle` to continue with;
 //! - `gone` (`poll` only): the handle is unknown, the request must be sent again.
 //!
-//! Exit code 0 means: a valid response is on stdout. 75 means: retry. Anything else, a signal, a timeout, or
-//! output that breaks a rule above is *unclean*; after an unclean `sign` nobody knows what was signed, so the same
-//! `requestId` comes again and the program must be idempotent on it, or declare `"resubmit": "once"`. After
-//! [`UNCLEAN_LIMIT`] unclean answers in a row the request is given up.
+//! Exit code 0 means that a valid response is on stdout, 75 means retry. Any other code, a signal, a timeout, or
+//! output that violates a rule above is *unclean*. After an unclean `sign` it is unknown what was signed, so the same
+//! `requestId` is sent again and the program must be idempotent on it, or declare `"resubmit": "once"`. After
+//! [`UNCLEAN_LIMIT`] consecutive unclean responses the request fails permanently.
 //!
-//! # How it is run
-//! Without a shell, in `/`, in a process group of its own, with `PATH`, `LANG=C`, `HOME` and what the configuration
-//! lists in its environment. The umask is this process's. Descriptors that this process opened are close-on-exec.
-//! The program, and every directory on the way to it, must belong to root or to the running user and be writable
-//! by nobody else. With a user to run as, supplementary groups are dropped when nodepki runs as root; they are not
-//! set to those of that user, since `initgroups` needs unsafe code between fork and exec.
-//! At the timeout the group gets SIGTERM, five seconds later SIGKILL. Descendants that keep stdout or stderr open
-//! after the program has ended are killed too.
+//! # Execution
+//! The program runs without a shell, in `/`, in its own process group, with `PATH`, `LANG=C`, `HOME` and the
+//! configured variables in its environment. The umask is inherited. Descriptors opened by nodepki are close-on-exec.
+//! The program and every directory on its path must belong to root or to the running user, and no other user may
+//! write to them. With `runAsUser`, supplementary groups are dropped when nodepki runs as root; they are not set to
+//! those of that user, since `initgroups` needs unsafe code between fork and exec. At the timeout the group gets
+//! SIGTERM, five seconds later SIGKILL. Descendants that keep stdout or stderr open after the program has ended are
+//! killed too.
 
 mod documents;
 mod process;
@@ -60,57 +60,92 @@ use super::{
 use crate::kube::names::{Authority, NodePath};
 use crate::process::confine;
 use crate::process::machine;
-use crate::yaml::schema::{Form, Key, absolute, duration, free_map, key, required, texts};
-use crate::yaml::{Map, format_duration};
+use crate::yaml::schema::Form;
+use crate::yaml::settings::{Block, Setting, settings};
+use crate::yaml::{Field, format_duration};
 
 use documents::{InfoResponse, Inquiry, Response, TrustResponse, parse, understand};
 pub(crate) use process::run;
 use process::{End, drive, log_text, prepared, trusted_program};
 
-/// Unclean answers in a row after which a request is given up.
+/// Consecutive unclean responses after which a request fails permanently.
 pub const UNCLEAN_LIMIT: u32 = 5;
 
-/// The longest timeout that can be configured.
+/// Largest timeout that can be configured.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
 
 const STDOUT_LIMIT: usize = 1 << 20;
 const STDERR_TAIL: usize = 4 << 10;
 const TEXT_LIMIT: usize = 1 << 10;
-/// Between SIGTERM and SIGKILL.
-const GRACE: Duration = Duration::from_secs(5);
-/// How long descendants may hold stdout or stderr after the program itself has ended.
-const LINGER: Duration = Duration::from_secs(1);
-/// What a call gets however near the deadline is.
-const LEAST: Duration = Duration::from_secs(10);
-/// sysexits(3) EX_TEMPFAIL.
-const TRY_AGAIN: i32 = 75;
+/// Time between SIGTERM and SIGKILL.
+const TERMINATION_GRACE_PERIOD: Duration = Duration::from_secs(5);
+/// How long descendants may keep stdout or stderr open after the program itself has ended.
+const MAX_LINGER_TIME: Duration = Duration::from_secs(1);
+/// Minimum time for a call, however near the deadline is.
+const MIN_CALL_TIME: Duration = Duration::from_secs(10);
+/// Exit code EX_TEMPFAIL of sysexits(3).
+const EXIT_RETRY: i32 = 75;
 const SAFE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A plug-in program; its environment and parameters may hold secrets and are not printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Config {
-    /// Absolute path.
-    pub command: PathBuf,
-    /// Arguments before the verb.
-    pub args: Vec<String>,
-    /// Variables beyond the fixed minimum. Values may be secrets.
-    pub env: BTreeMap<String, String>,
-    /// For one call, at most [`LONGEST_TIMEOUT`].
-    pub timeout: Duration,
-    /// User name or number to run as.
-    pub run_as_user: Option<String>,
-    /// Free strings for the plug-in: the `params` of every request.
-    pub params: BTreeMap<String, String>,
+settings! {
+    /// A plug-in program. Its environment and parameters may contain secrets and are not printed.
+    #[derive(Clone, PartialEq, Eq)]
+    pub struct Config {
+        /// Absolute path of the plug-in program.
+        "command" => pub command: PathBuf, required "with the absolute path of the plug-in";
+        /// Argument before the verb.
+        "args" => pub args: Vec<String>;
+        /// Environment variable of the plug-in, in addition to the fixed minimum. The value may be a secret.
+        "env" => pub env: BTreeMap<String, String>, show show_env;
+        /// Longest run of one call, up to 10m.
+        "timeout" => pub timeout: Duration = DEFAULT_TIMEOUT, read read_timeout;
+        /// User name or number to run as.
+        "runAsUser" => pub run_as_user: Option<String>, read read_user, form Form::User;
+        /// Value passed in the `params` of each request.
+        "params" => pub params: BTreeMap<String, String>, show show_params;
+    }
+}
+
+fn read_timeout(field: &Field<'_>) -> Option<Duration> {
+    let given = Duration::read(field)?;
+    if given.is_zero() || given > LONGEST_TIMEOUT {
+        field.error(
+            format!(
+                "{} is not between 1ms and {}",
+                format_duration(given),
+                format_duration(LONGEST_TIMEOUT)
+            ),
+            "use up to 10m; a plug-in that needs longer answers \"pending\"",
+        );
+    }
+    Some(given)
+}
+
+fn read_user(field: &Field<'_>) -> Option<Option<String>> {
+    field.written().map(Some)
+}
+
+fn show_env(env: &BTreeMap<String, String>) -> Option<Value> {
+    let env: BTreeMap<&str, &str> = env.keys().map(|key| (key.as_str(), REDACTED)).collect();
+    Some(json!(env))
+}
+
+fn show_params(params: &BTreeMap<String, String>) -> Option<Value> {
+    let shown = params.iter().map(|(key, value)| {
+        let value = if looks_secret(key) { REDACTED } else { value };
+        (key.as_str(), value)
+    });
+    Some(json!(shown.collect::<BTreeMap<&str, &str>>()))
 }
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.redacted().fmt(f)
+        self.shown_keys().fmt(f)
     }
 }
 
 impl Config {
-    /// A plug-in with the defaults: no arguments, 60 seconds.
+    /// Creates a configuration with the defaults: no arguments, 60 seconds.
     pub fn new(command: impl Into<PathBuf>) -> Self {
         Config {
             command: command.into(),
@@ -126,7 +161,7 @@ impl Config {
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 const REDACTED: &str = "(redacted)";
 
-/// Before the program was asked what it can.
+/// Capabilities before the program has declared its own.
 const ASSUMED: Caps = Caps {
     pends: true,
     lookup: Lookup::ByTicket,
@@ -135,87 +170,14 @@ const ASSUMED: Caps = Caps {
     ..Caps::everything()
 };
 
-#[rustfmt::skip]
-const KEYS: &[Key] = &[
-    key("command", Form::Path, "The plug-in program."),
-    key("args[]", Form::Text, "Argument before the verb."),
-    key("env.*", Form::Text, "Environment variable of the plug-in."),
-    key("timeout", Form::Duration, "Longest run of one call, up to 10m; default 60s."),
-    key("runAsUser", Form::User, "User name or number to run as."),
-    key("params.*", Form::Text, "Free value passed in each request."),
-];
-
 impl Configured for Config {
     const ABOUT: About = About {
         name: "exec",
         signs_with: "a program of yours that speaks JSON, contract `signer.nodepki.dev/v1`",
         authentication: "up to the program",
         caps: ASSUMED,
-        keys: &[KEYS],
+        keys: Config::KEYS,
     };
-
-    fn read(map: &Map<'_>) -> Option<Self> {
-        let command = match map.get("command") {
-            Some(command) => absolute(&command),
-            None => {
-                required(map, "command", "with the absolute path of the plug-in");
-                None
-            }
-        };
-        let args = texts(map.get("args"));
-        let env = free_map(map.get("env"));
-        let mut timeout = DEFAULT_TIMEOUT;
-        if let Some((field, given)) = duration(map.get("timeout")) {
-            if given.is_zero() || given > LONGEST_TIMEOUT {
-                field.error(
-                    format!(
-                        "{} is not between 1ms and {}",
-                        format_duration(given),
-                        format_duration(LONGEST_TIMEOUT)
-                    ),
-                    "use up to 10m; a plug-in that needs longer answers \"pending\"",
-                );
-            }
-            timeout = given;
-        }
-        let run_as_user = map.get("runAsUser").and_then(|field| field.written());
-        let params = free_map(map.get("params"));
-        Some(Config {
-            command: command?,
-            args,
-            env,
-            timeout,
-            run_as_user,
-            params,
-        })
-    }
-
-    fn redacted(&self) -> Value {
-        let env: BTreeMap<&str, &str> = self
-            .env
-            .keys()
-            .map(|key| (key.as_str(), REDACTED))
-            .collect();
-        let params: BTreeMap<&str, &str> = self
-            .params
-            .iter()
-            .map(|(key, value)| {
-                let shown = if looks_secret(key) { REDACTED } else { value };
-                (key.as_str(), shown)
-            })
-            .collect();
-        let mut keys = json!({
-            "command": self.command,
-            "args": self.args,
-            "env": env,
-            "timeout": format_duration(self.timeout),
-            "params": params,
-        });
-        if let (Some(user), Some(map)) = (&self.run_as_user, keys.as_object_mut()) {
-            map.insert("runAsUser".to_owned(), json!(user));
-        }
-        keys
-    }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         if let Programs::Refused { below } = &site.programs {
@@ -272,21 +234,21 @@ pub struct RunAs {
     pub gid: u32,
 }
 
-/// Signs by running a program.
+/// Requests certificates by running a program.
 pub struct Exec {
     plugin: Config,
     run_as: Option<RunAs>,
-    /// The root below which the program is named and therefore never started. The signer still exists, since planning
-    /// and offline signing need none of its answers.
+    /// Root below which the program is named; it is then never started. The signer still exists, since planning and
+    /// offline signing need none of its responses.
     refused_below: Option<PathBuf>,
     assumed: Caps,
     declared: OnceCell<Caps>,
-    /// Unclean answers in a row, for each request.
+    /// Consecutive unclean responses for each request.
     unclean: RefCell<BTreeMap<RequestId, u32>>,
 }
 
 impl Exec {
-    /// Checks the configuration, not yet the file.
+    /// Checks the configuration, but not the file.
     pub fn new(plugin: Config, run_as: Option<RunAs>) -> Result<Self, SignerError> {
         let command = plugin.command.display();
         if !plugin.command.is_absolute() {
@@ -317,7 +279,7 @@ impl Exec {
         })
     }
 
-    /// One call: spawn, feed, read, classify the end.
+    /// Performs one call: starts the program, writes stdin, reads stdout, classifies the end.
     async fn call(
         &self,
         verb: Verb,
@@ -346,7 +308,7 @@ impl Exec {
                 "it wrote more than {STDOUT_LIMIT} bytes to stdout"
             ))),
             End::Exited(status) if status.success() => Ok(finished.stdout),
-            End::Exited(status) if status.code() == Some(TRY_AGAIN) => Err(CallError::TryAgain),
+            End::Exited(status) if status.code() == Some(EXIT_RETRY) => Err(CallError::TryAgain),
             End::Exited(status) => Err(CallError::Unclean(format!("it ended with {status}"))),
         }
     }
@@ -382,7 +344,7 @@ impl Exec {
         })
     }
 
-    /// The program, for messages.
+    /// Returns the program, for messages.
     fn command(&self) -> NodePath {
         let command = NodePath::from(self.plugin.command.as_path());
         match &self.refused_below {
@@ -391,7 +353,7 @@ impl Exec {
         }
     }
 
-    /// Why the program must not be started, and what to do about it.
+    /// Returns why the program must not be started, and the required action.
     fn refusal(&self) -> Option<(String, String)> {
         let below = self.refused_below.as_ref()?.display();
         let command = self.command();
@@ -406,14 +368,14 @@ impl Exec {
         ))
     }
 
-    /// Our own home is not another user's.
+    /// Returns the home directory; this process's own is not passed to another user.
     fn home(&self) -> OsString {
         std::env::var_os("HOME")
             .filter(|_| self.run_as.is_none())
             .unwrap_or_else(|| "/".into())
     }
 
-    /// `trust`.
+    /// Performs `trust`.
     async fn authority(&self, authority: Authority) -> Result<TrustResponse, SignerError> {
         let inquiry = Inquiry::new("TrustRequest", Some(authority));
         let response: TrustResponse = self.inquire(Verb::Trust, &inquiry).await?;
@@ -431,7 +393,7 @@ impl Exec {
         Ok(response)
     }
 
-    /// `sign` and `poll`.
+    /// Performs `sign` or `poll`.
     async fn ask(
         &self,
         verb: Verb,
@@ -479,7 +441,7 @@ impl Exec {
                 self.unclean.borrow_mut().remove(&request.id);
                 SignerError::new(
                     Class::Transient,
-                    format!("{label} asks to be tried again (exit code {TRY_AGAIN})"),
+                    format!("{label} asks to be tried again (exit code {EXIT_RETRY})"),
                     "see what keeps it if that goes on",
                 )
             }
@@ -513,7 +475,7 @@ impl Exec {
         }
     }
 
-    /// `info` and `trust`: nothing is at stake, but a plug-in that cannot answer is not set up.
+    /// Performs `info` or `trust`. They create nothing; a program that does not respond to them is not set up.
     async fn inquire<T: for<'de> Deserialize<'de>>(
         &self,
         verb: Verb,
@@ -540,7 +502,7 @@ impl Exec {
             Err(CallError::TryAgain) => Err(SignerError::new(
                 Class::Transient,
                 format!(
-                    "{} asks to be tried again (exit code {TRY_AGAIN})",
+                    "{} asks to be tried again (exit code {EXIT_RETRY})",
                     self.label()
                 ),
                 "see what keeps it if that goes on",
@@ -581,19 +543,14 @@ impl Signer for Exec {
                 format!("use a version of it that speaks {API_VERSION}"),
             )
         })?;
-        // A second probe at the same time has learnt the same.
+        // A concurrent probe has learnt the same.
         let _ = self.declared.set(caps);
         Ok(())
     }
 
     fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
         if let Some((reason, advice)) = self.refusal() {
-            return Err(Rejection {
-                signer: self.label(),
-                name: wanted.name,
-                reason,
-                advice,
-            });
+            return Err(Rejection::new(&self.label(), wanted, reason, advice));
         }
         self.caps().carries(&self.label(), wanted)
     }
@@ -631,14 +588,14 @@ fn filled(pem: Option<String>) -> Option<Vec<u8>> {
         .map(String::into_bytes)
 }
 
-/// How long one call may take: the timeout, cut by the deadline. A run that does not wait at all still gets
-/// [`LEAST`], since a call that is cut short leaves its fate unknown.
+/// Returns the time limit of a call: the timeout, limited by the deadline. A run without waiting time still gets
+/// [`MIN_CALL_TIME`], since the result of an interrupted call is unknown.
 fn limit(timeout: Duration, request: &Request) -> Duration {
     match request.deadline {
         None => timeout,
         Some(deadline) => {
             let left = Duration::try_from(deadline - request.now).unwrap_or_default();
-            timeout.min(left.max(LEAST))
+            timeout.min(left.max(MIN_CALL_TIME))
         }
     }
 }
@@ -663,10 +620,10 @@ impl Verb {
 }
 
 enum CallError {
-    /// Nothing ran.
+    /// The program did not run.
     NotStarted(SignerError),
     /// Exit code 75.
     TryAgain,
-    /// It ran, and what it did is unknown.
+    /// The program ran, and its effect is unknown.
     Unclean(String),
 }

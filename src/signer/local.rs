@@ -1,43 +1,37 @@
 //! `local`: CA keys on disk, in the layout of kubeadm's certificates directory (`ca.crt` + `ca.key`, `etcd/ca.*`,
 //! `front-proxy-ca.*`).
 //!
-//! For joiners that got CA keys from `kubeadm-certs`, for migration, and for labs. Issues as kubeadm does. The
-//! files are read once, when the signer is made; an authority that is missing or unusable is a rejection of the
-//! certificates that need it, not of the rest.
+//! For joining nodes that received CA keys from `kubeadm-certs`, for migration, and for test environments. Issues as
+//! kubeadm does. The files are read once, when the signer is created; a missing or unusable authority rejects only the
+//! certificates that need it.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use serde_json::{Value, json};
 
 use super::{
-    About, Answer, Caps, Configured, Kind, Rejection, Request, Signer, SignerError, Site, Ticket,
-    Wanted,
+    About, Answer, Caps, Configured, Kind, Rejection, Request, Signer, SignerError, Site, Wanted,
 };
 use crate::http::Files;
 use crate::kube::names::Authority;
 use crate::process::machine;
 use crate::store;
 use crate::x509::CertificateAuthority;
-use crate::yaml::Map;
-use crate::yaml::schema::{Form, Key, absolute, key, required};
+use crate::yaml::settings::{Block, settings};
 
-/// kubeadm's CA files in a directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Holds `ca.crt`, `ca.key`, `etcd/ca.*`, `front-proxy-ca.*`.
-    pub directory: PathBuf,
+settings! {
+    /// kubeadm's CA files in a directory.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Config {
+        /// Directory with ca.crt, ca.key, etcd/ca.* and front-proxy-ca.*.
+        "directory" => pub directory: PathBuf, required "with an absolute path";
+    }
 }
 
-#[rustfmt::skip]
-const KEYS: &[Key] = &[
-    key("directory", Form::Path, "Directory with ca.crt, ca.key, etcd/ca.* and front-proxy-ca.*."),
-];
-
 impl Config {
-    /// Path of the private key of an authority.
+    /// Returns the path of the private key of an authority.
     pub fn key(&self, authority: Authority) -> PathBuf {
         path(&self.directory, authority, "key")
     }
@@ -49,19 +43,8 @@ impl Configured for Config {
         signs_with: "CA keys in a directory laid out as kubeadm's",
         authentication: "file permissions",
         caps: Caps::everything(),
-        keys: &[KEYS],
+        keys: Config::KEYS,
     };
-
-    fn read(map: &Map<'_>) -> Option<Self> {
-        let directory = required(map, "directory", "with an absolute path");
-        Some(Config {
-            directory: absolute(&directory?)?,
-        })
-    }
-
-    fn redacted(&self) -> Value {
-        json!({"directory": self.directory})
-    }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
         let signer = Local::new(&self.directory, site.files.as_ref());
@@ -85,7 +68,7 @@ pub struct Local {
 }
 
 struct Found {
-    /// `ca.crt` as it is on disk, key or no key.
+    /// `ca.crt` as it is on disk, with or without its key.
     certificate: Option<Vec<u8>>,
     signing: Result<CertificateAuthority, String>,
     /// Why one of the files could not be read.
@@ -107,7 +90,7 @@ impl Local {
         }
     }
 
-    /// With authorities that are on no disk here; `label` says where they come from.
+    /// Creates a signer with authorities that are not on this machine's disk; `label` names their source.
     pub fn in_memory(
         label: impl Into<String>,
         authorities: impl IntoIterator<Item = (Authority, CertificateAuthority)>,
@@ -193,31 +176,20 @@ impl Signer for Local {
     }
 
     fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
-        match self.authority(wanted.authority) {
-            Ok(_) => Ok(()),
-            Err(reason) => Err(Rejection {
-                signer: self.label(),
-                name: wanted.name,
-                reason,
-                advice: format!(
+        self.authority(wanted.authority)
+            .map(drop)
+            .map_err(|reason| {
+                let advice = format!(
                     "put the pair of authority {} there, or give it another signer",
                     wanted.authority
-                ),
-            }),
-        }
+                );
+                Rejection::new(&self.label, wanted, reason, advice)
+            })
     }
 
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         let found = self.authorities.get(&authority);
         Ok(found.and_then(|found| found.certificate.clone()))
-    }
-
-    async fn recover(
-        &self,
-        _request: &Request,
-        _ticket: Option<&Ticket>,
-    ) -> Result<Option<Answer>, SignerError> {
-        Ok(None)
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
@@ -232,14 +204,10 @@ impl Signer for Local {
         })?;
         issue(authority, request)
     }
-
-    async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
-        Ok(Answer::Gone)
-    }
 }
 
-/// Signs at once. The profile decides what is certified and the CSR only whose key it is, but the two must agree:
-/// a CSR that asks for something else was not made for this request.
+/// Issues a certificate immediately. The profile determines the content and the CSR only the key, but the two must agree:
+/// a CSR with another content was not made for this request.
 pub(super) fn issue(
     authority: &CertificateAuthority,
     request: &Request,

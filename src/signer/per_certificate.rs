@@ -1,8 +1,8 @@
-//! A setting that may differ from certificate to certificate: a role, a profile, a signer name.
+//! A setting that may differ between certificates: a role, a profile, a signer name.
 //!
-//! Written as one text for all, or as a map from certificate names and `default` to texts. In each text
-//! `{certificate}`, `{authority}`, `{node}` and `{cluster}` stand for those names; `{certificate}` with dots as
-//! dashes (`admin-conf`), since few servers take a dot in a role's name.
+//! It is written as one text for all certificates, or as a map from certificate names and `default` to texts. In each
+//! text `{certificate}`, `{authority}`, `{node}` and `{cluster}` are replaced by those names; in `{certificate}` dots
+//! become dashes (`admin-conf`), because few servers accept a dot in the name of a role.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,21 @@ use serde_json::{Value, json};
 
 use super::{Identity, Wanted};
 use crate::kube::names::{self, Authority, CertName, PLACEHOLDERS};
+use crate::yaml::schema::Form;
+use crate::yaml::settings::Setting;
 use crate::yaml::{self, Field};
 
 /// A text for each certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PerCertificate {
-    /// For those without one of their own.
+    /// Text for certificates without their own.
     pub default: Option<String>,
-    /// Of their own.
+    /// Texts of single certificates.
     pub named: BTreeMap<CertName, String>,
 }
 
 impl PerCertificate {
-    /// One text for all.
+    /// Creates a setting with one text for all certificates.
     pub fn all(text: impl Into<String>) -> Self {
         PerCertificate {
             default: Some(text.into()),
@@ -55,27 +57,34 @@ impl PerCertificate {
                         Some(near) => format!("did you mean {near}?"),
                         None => "use a name from `nodepki plan`, or default".to_owned(),
                     };
-                    field.error(format!("{name:?} is no certificate"), fix);
+                    field.error(format!("{name:?} is not the name of a certificate"), fix);
                 }
             }
         }
         Some(read)
     }
 
-    /// The text for a certificate, placeholders filled in; `None` where nothing is said about it.
+    /// Returns the text for a certificate with its placeholders replaced; `None` if there is no text for it.
     pub fn of(&self, wanted: &Wanted, identity: &Identity) -> Option<String> {
         self.of_name(wanted.name, identity)
     }
 
-    /// The same by the certificate's name alone.
+    /// As [`PerCertificate::of`], by the certificate's name.
     pub fn of_name(&self, name: CertName, identity: &Identity) -> Option<String> {
         let text = self.named.get(&name).or(self.default.as_ref())?;
         Some(names::fill(text, name, &identity.node, &identity.cluster))
     }
+}
 
-    /// As written: a text, or a map.
-    pub fn redacted(&self) -> Value {
-        match &self.default {
+impl Setting for PerCertificate {
+    const FORM: Form = Form::PerCertificate;
+
+    fn read(field: &Field<'_>) -> Option<Self> {
+        PerCertificate::read(field)
+    }
+
+    fn shown(&self) -> Option<Value> {
+        Some(match &self.default {
             Some(text) if self.named.is_empty() => json!(text),
             default => {
                 let named = self.named.iter().map(|(name, text)| (name.as_str(), text));
@@ -84,23 +93,23 @@ impl PerCertificate {
                     .collect();
                 json!(all)
             }
-        }
+        })
     }
 }
 
-/// Fills in a text that may differ from authority to authority only.
+/// Replaces the placeholders of a text that may differ between authorities only.
 pub(super) fn of_authority(text: &str, authority: Authority, identity: &Identity) -> String {
     text.replace("{authority}", authority.as_str())
         .replace("{node}", &identity.node)
         .replace("{cluster}", &identity.cluster)
 }
 
-/// Reads such a text.
+/// Reads a text for [`of_authority`].
 pub(super) fn read_of_authority(field: &Field<'_>) -> Option<String> {
     let text = field.string()?;
     if names::unknown_placeholder(&text) || text.contains("{certificate}") {
         field.error(
-            format!("{text:?} has a placeholder that is not known here"),
+            format!("{text:?} has a placeholder that is unknown here"),
             "use {authority}, {node}, {cluster}",
         );
     }

@@ -1,40 +1,41 @@
 //! `puppet`: the certificate authority of a Puppet or OpenVox server, `/puppet-ca/v1`.
 //!
-//! A request is queued under a certname, and signed by a person (`puppetserver ca sign --certname NAME`) or by the
-//! server's own autosigning. Nobody logs in: whoever reaches the server may ask, and what is asked for is the
-//! credential of nothing until it is signed.
+//! A request is queued under a certname, and signed by an administrator (`puppetserver ca sign --certname NAME`) or
+//! by the server's autosigning. Requests are not authenticated: every client that reaches the server may submit one,
+//! and the request gives no rights until it is signed.
 //!
-//! # What differs from other signers
-//! - **The certname is the wanted common name**, and a Puppet CA has one certificate a certname, for all its nodes.
-//!   kubeadm's common names are the same on every node, so they are chosen with `commonNames`, each with `{node}` in it.
-//! - The subject is rebuilt as CN=certname: organizations are dropped without a word. With that and without colons no
-//!   client of kube-apiserver can be certified: `etcd-ca` and `front-proxy-ca` are what a Puppet CA can serve.
-//! - Every certificate is good for TLS servers and clients both (`authorities.X.allowExtraUsages`), and has its certname
-//!   among the alternative names. Lifetimes are the server's own (`ca-ttl`, five years).
-//! - A request with usage extensions is refused *and stays queued*, so that the corrected one is refused as a duplicate:
-//!   what can be wrong is refused in [`Signer::preflight`].
-//! - 200 to a PUT says queued, 400 may say that it is queued already, 404 means "not yet" in Puppet's words and a wrong
-//!   address in anybody else's, and 500 is the answer to a request that the server cannot read.
-//! - Nobody is told no: a request is deleted. One that was queued and is gone without a certificate is denied, unless
-//!   `resubmitAfterDelete` says otherwise.
+//! # Differences from other signers
+//! - **The certname is the common name**, and a Puppet CA has one certificate per certname, for all its nodes.
+//!   kubeadm's common names are the same on every node, so they must be set with `commonNames`, each with `{node}` in
+//!   it.
+//! - The subject becomes CN=certname: organizations are dropped without notice. Without organizations and colons no
+//!   client of kube-apiserver can be certified: a Puppet CA can serve `etcd-ca` and `front-proxy-ca`.
+//! - Every certificate is valid for TLS servers and clients both (`authorities.X.allowExtraUsages`), and has its
+//!   certname among the alternative names. The server determines lifetimes (`ca-ttl`, five years).
+//! - A request with usage extensions is refused *and stays queued*, so that the corrected one is refused as a
+//!   duplicate: [`Signer::preflight`] refuses everything that can be wrong.
+//! - 200 to a PUT means queued, 400 may mean that the request is queued already, 404 means "not yet" with Puppet's
+//!   text and a wrong address with any other, and 500 is the response to an unreadable request.
+//! - There is no denial: an administrator deletes a request. A queued request that disappears without a certificate
+//!   counts as denied, unless `resubmitAfterDelete` is set.
 //! - A certificate or request of another key under the certname is never adopted and never replaced.
-//! - A revoked certificate is still handed out; only the revocation list tells.
+//! - A revoked certificate is still served; only the revocation list shows the revocation.
 //! - A renewal is for the same key, and needs Puppet Server 8.1 with `allow-auto-renewal`.
-//! - The server's TLS chain lacks the intermediate that the CA bundle has, so a root alone in `tls.caFile` believes nothing.
+//! - The server's TLS chain lacks the intermediate that the CA bundle contains, so a root alone in `tls.caFile` is
+//!   not enough.
 //!
-//! # What the server must be given
-//! In `ca.conf` (`/etc/puppetlabs/puppetserver/conf.d/`): `allow-subject-alt-names: true`, without which `etcd-server` and
-//! `etcd-peer` are refused, and `allow-auto-renewal: true` for renewals. Autosigning, if any, must not match these
-//! certnames: whoever asks first would get them. With `enable-infra-crl` the published list leaves these certificates
-//! out, unless their certnames are in `infra_inventory.txt`.
+//! # Preparation of the server
+//! In `ca.conf` (`/etc/puppetlabs/puppetserver/conf.d/`): `allow-subject-alt-names: true`, without which
+//! `etcd-server` and `etcd-peer` are refused, and `allow-auto-renewal: true` for renewals. Autosigning must not match
+//! these certnames: the first client to request one would get it. With `enable-infra-crl` the published list omits
+//! these certificates, unless their certnames are in `infra_inventory.txt`.
 //!
-//! Every certificate of a CA is as good as any other to whoever trusts that CA: every Puppet agent becomes a client of
-//! etcd. That is refused until `acceptSharedCA` says that the CA is this cluster's own, or that it is what you want.
+//! A component that trusts a CA accepts every certificate of it: every Puppet agent becomes a client of etcd. This is
+//! refused until `acceptSharedCA` confirms that the CA is this cluster's own, or that the access is intended.
 
 use std::cell::RefCell;
 
 use async_trait::async_trait;
-use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::server::{Server, signing};
@@ -46,26 +47,28 @@ use super::{
 use crate::http::{Call, Endpoint, Response, encode};
 use crate::kube::names::Authority;
 use crate::x509::{
-    Chain, Csr, ExtendedUsage, RevocationList, TrustBundle, TrustError, UsageExtensions, hex,
+    Chain, Csr, ExtendedUsage, RevocationList, TrustBundle, TrustError, UsageExtensions,
 };
 use crate::yaml::Map;
-use crate::yaml::schema::{Form, Key, key, pins, required};
+use crate::yaml::settings::{Block, settings, unless_empty};
 
 const BASE: &str = "/puppet-ca/v1";
 const SAID_LIMIT: usize = 512;
 
-/// A Puppet CA as configured.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Where it is and how it is believed.
-    pub endpoint: Endpoint,
-    /// SHA-256 of the CA's root certificate, of its public key, or of the CA bundle as the server sends it: believes the
-    /// server before anything is known of its CA. Puppet's own `ca_fingerprint` is the last form.
-    pub ca_sha256: Vec<[u8; 32]>,
-    /// Every other certificate of that CA may speak to what trusts it.
-    pub accept_shared_ca: bool,
-    /// A request that somebody deleted is sent again.
-    pub resubmit_after_delete: bool,
+settings! {
+    /// A Puppet CA.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Config {
+        /// Address of the CA server, https://HOST:8140.
+        "url" => pub endpoint: Endpoint, required "https://puppet.example.com:8140", flat endpoint;
+        /// SHA-256 of the CA's root certificate, of its public key, or of the CA bundle as the server sends it (Puppet's
+        /// `ca_fingerprint`), in place of tls.caFile.
+        "caSHA256" => pub ca_sha256: Vec<[u8; 32]>, show unless_empty::<[u8; 32]>;
+        /// Accept that every certificate of this Puppet CA gives access to what trusts the CA; must be true.
+        "acceptSharedCA" => pub accept_shared_ca: bool;
+        /// Send a deleted request again; otherwise a deletion is a denial.
+        "resubmitAfterDelete" => pub resubmit_after_delete: bool;
+    }
 }
 
 const CAPS: Caps = Caps {
@@ -81,76 +84,41 @@ const CAPS: Caps = Caps {
     crl: Carry::Yes,
 };
 
-#[rustfmt::skip]
-const KEYS: &[Key] = &[
-    key("url", Form::Url, "Address of the CA server, https://HOST:8140."),
-    key("caSHA256[]", Form::Pin, "SHA-256 of the CA's root certificate, its public key, or the CA bundle; in place of tls.caFile."),
-    key("acceptSharedCA", Form::Flag, "Every certificate of this Puppet CA may speak to what trusts it; must be true."),
-    key("resubmitAfterDelete", Form::Flag, "Send a request again that somebody deleted, in place of taking that as a no; default false."),
-];
-
 impl Configured for Config {
     const ABOUT: About = About {
         name: "puppet",
         signs_with: "a Puppet or OpenVox CA: a person (`puppetserver ca sign`) or autosigning",
         authentication: "none to ask; renewals by the certificate itself",
         caps: CAPS,
-        keys: &[KEYS, endpoint::KEYS],
+        keys: Config::KEYS,
     };
 
     fn read(map: &Map<'_>) -> Option<Self> {
-        let url = required(map, "url", "https://puppet.example.com:8140");
-        if let Some(field) = &url
+        let config = Self::read_keys(map);
+        if let Some(field) = map.get("url")
             && field
                 .written()
                 .is_some_and(|url| url.contains("/puppet-ca"))
         {
-            field.error("goes into the API", format!("leave out {BASE}"));
+            field.error("contains the path of the API", format!("leave out {BASE}"));
         }
-        let ca_sha256 = pins(map.get("caSHA256"));
-        let flag = |name| {
-            map.get(name)
-                .and_then(|field| field.boolean())
-                .unwrap_or_default()
-        };
-        let (accept_shared_ca, resubmit_after_delete) =
-            (flag("acceptSharedCA"), flag("resubmitAfterDelete"));
-        let endpoint = endpoint::read(map, url)?;
-        let tls = &endpoint.tls;
-        if !ca_sha256.is_empty() && (tls.ca_file.is_some() || tls.system_roots) {
-            map.field().error(
-                "has caSHA256 beside tls.caFile or tls.systemRoots, which would go unused",
-                "keep one of them",
-            );
-        }
-        if ca_sha256.is_empty() && tls.trusts_nothing() && endpoint.url.scheme() == "https" {
-            map.field().error(
-                "says nothing by which the server could be believed",
+        if let Some(Config {
+            endpoint,
+            ca_sha256: pins,
+            ..
+        }) = &config
+        {
+            if !pins.is_empty() {
+                endpoint::refuse_second_trust(endpoint, map, "caSHA256");
+            }
+            endpoint::require_trust(
+                endpoint,
+                map,
+                !pins.is_empty(),
                 "add tls: {caFile: /etc/puppetlabs/puppet/ssl/certs/ca.pem}, or caSHA256 with: openssl x509 -in ca.pem -noout -fingerprint -sha256",
             );
         }
-        Some(Config {
-            endpoint,
-            ca_sha256,
-            accept_shared_ca,
-            resubmit_after_delete,
-        })
-    }
-
-    fn redacted(&self) -> Value {
-        let mut keys = serde_json::Map::new();
-        keys.insert("url".to_owned(), json!(self.endpoint.url.as_str()));
-        if !self.ca_sha256.is_empty() {
-            let pins: Vec<String> = self.ca_sha256.iter().map(|pin| hex(pin)).collect();
-            keys.insert("caSHA256".to_owned(), json!(pins));
-        }
-        keys.insert("acceptSharedCA".to_owned(), json!(self.accept_shared_ca));
-        keys.insert(
-            "resubmitAfterDelete".to_owned(),
-            json!(self.resubmit_after_delete),
-        );
-        endpoint::redacted(&self.endpoint, &mut keys);
-        Value::Object(keys)
+        config
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
@@ -170,16 +138,16 @@ impl Configured for Config {
     }
 }
 
-/// Signs by a Puppet CA.
+/// Requests certificates from a Puppet CA.
 struct Puppet {
     /// As configured; see [`Puppet::server`].
     server: Server,
     config: Config,
     name: String,
     identity: Identity,
-    /// The CA's certificates as this run saw them last, PEM.
+    /// The CA's certificates as last fetched in this run, PEM.
     bundle: RefCell<Option<Vec<u8>>>,
-    /// The revocation lists, and the server's time when it gave them.
+    /// The revocation lists, and the server's time of the response.
     lists: RefCell<Option<(String, Vec<u8>)>>,
 }
 
@@ -187,33 +155,38 @@ struct Puppet {
 enum Held {
     /// A certificate for this request's key.
     Certificate(Vec<u8>),
-    /// A request of this request's key, not signed.
+    /// An unsigned request of this request's key.
     Request,
-    /// A certificate or a request of another key; which of the two.
+    /// A certificate or a request of another key; the text says which.
     Foreign(&'static str),
     Nothing,
 }
 
 impl Puppet {
-    /// The server, believed: by the configured roots, or by what the configured fingerprints say of its CA.
+    /// Returns the verified server: by the configured roots, or by the CA certificates that match the configured
+    /// fingerprints.
     async fn server(&self, doing: &str) -> Result<Server, SignerError> {
         if self.config.ca_sha256.is_empty() {
             return Ok(self.server.clone());
         }
-        let known = self.bundle.borrow().clone();
-        let bundle = match known {
-            Some(bundle) => bundle,
-            None => self.fetch_bundle(doing).await?,
-        };
-        Ok(self.server.through(self.server.client().trusting(bundle)))
+        Ok(self.server.trusting(self.bundle(doing).await?))
     }
 
-    /// The CA's certificates, the issuing one first.
+    /// Returns the CA's certificates, fetched once per run.
+    async fn bundle(&self, doing: &str) -> Result<Vec<u8>, SignerError> {
+        let known = self.bundle.borrow().clone();
+        match known {
+            Some(bundle) => Ok(bundle),
+            None => self.fetch_bundle(doing).await,
+        }
+    }
+
+    /// Fetches the CA's certificates, the issuing one first.
     async fn fetch_bundle(&self, doing: &str) -> Result<Vec<u8>, SignerError> {
         let pins = &self.config.ca_sha256;
         let server = match pins.is_empty() {
             true => self.server.clone(),
-            false => self.server.through(self.server.client().provisional()),
+            false => self.server.provisional(),
         };
         let response = server.exchange(doing, get("/certificate/ca")).await?;
         if response.status != 200 {
@@ -268,8 +241,8 @@ impl Puppet {
         })
     }
 
-    /// What [`Puppet::held`] says, for a request that was queued. A certificate that is made between the two questions
-    /// takes the request along, and must not look like a deletion.
+    /// As [`Puppet::held`], for a request that was queued. A certificate that is issued between the two queries
+    /// removes the request, which must not count as a deletion.
     async fn held_after_queued(
         &self,
         server: &Server,
@@ -311,7 +284,7 @@ impl Puppet {
         }
     }
 
-    /// The answer to a request under whose certname there is something.
+    /// Returns the answer to a request for what exists under its certname.
     async fn answer(
         &self,
         held: Held,
@@ -328,13 +301,10 @@ impl Puppet {
         }
     }
 
-    /// The leaf comes alone; whoever trusts the root only needs the intermediate.
+    /// Appends the issuers to the leaf, which is served alone; a verifier that trusts only the root needs the
+    /// intermediate.
     async fn with_issuers(&self, mut leaf: Vec<u8>, doing: &str) -> Result<Vec<u8>, SignerError> {
-        let known = self.bundle.borrow().clone();
-        let bundle = match known {
-            Some(bundle) => bundle,
-            None => self.fetch_bundle(doing).await?,
-        };
+        let bundle = self.bundle(doing).await?;
         leaf.push(b'\n');
         leaf.extend(bundle);
         Ok(leaf)
@@ -380,7 +350,7 @@ impl Puppet {
         )
     }
 
-    /// A PUT that was refused. Some of these requests are on the server all the same.
+    /// Returns the error for a refused PUT. Some of these requests stay on the server.
     async fn unacceptable(
         &self,
         server: &Server,
@@ -412,7 +382,7 @@ impl Puppet {
         SignerError::permanent(detail, advice)
     }
 
-    /// The error for an answer that is none of Puppet's usual ones.
+    /// Returns the error for a response that is not one of Puppet's usual ones.
     fn refusal(&self, doing: &str, response: &Response) -> SignerError {
         let mut error = self.server.refusal(doing, response, &response.text());
         match response.status {
@@ -451,19 +421,15 @@ impl Signer for Puppet {
     }
 
     fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
-        // What no setting can change says it all.
+        // An obstacle that no setting can change is sufficient.
         CAPS.carries(&self.label(), wanted)?;
         let obstacles = self.obstacles(wanted);
         if obstacles.is_empty() {
             return Ok(());
         }
         let (reasons, fixes): (Vec<_>, Vec<_>) = obstacles.into_iter().unzip();
-        Err(Rejection {
-            signer: self.label(),
-            name: wanted.name,
-            reason: reasons.join("; "),
-            advice: fixes.join("; "),
-        })
+        let (reason, advice) = (reasons.join("; "), fixes.join("; "));
+        Err(Rejection::new(&self.label(), wanted, reason, advice))
     }
 
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
@@ -488,7 +454,7 @@ impl Signer for Puppet {
                         .garbage(&doing, &response, "it is no revocation list")
                         .caused_by(error)
                 })?;
-                // It sends no Last-Modified; its own clock says when this was the newest.
+                // The server sends no Last-Modified; its own clock dates the list.
                 *self.lists.borrow_mut() = response
                     .header("Date")
                     .map(|date| (date.to_owned(), response.body.clone()));
@@ -519,7 +485,7 @@ impl Signer for Puppet {
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
         let doing = signing(request);
         if request.csr.has_usage_extensions() {
-            // It would be refused, and be in the way of the next one.
+            // The server would refuse it and keep it in the queue, where it blocks the next one.
             return Err(SignerError::permanent(
                 format!(
                     "{}: {doing} failed: the request names usages, which a Puppet CA refuses; it was not sent",
@@ -550,7 +516,7 @@ impl Signer for Puppet {
                 let why = "a Puppet CA says nothing when it takes a request";
                 return Err(self.server.garbage(&doing, &response, why));
             }
-            // Somebody was faster, most likely ourselves: see what is there.
+            // Another process, most likely an earlier run, was faster.
             400 if response.text().contains(" already has a ") => {}
             400 => return Err(self.unacceptable(&server, request, &doing, &response).await),
             500 if is_unreadable_csr(&response) => {
@@ -558,7 +524,7 @@ impl Signer for Puppet {
             }
             _ => return Err(self.refusal(&doing, &response)),
         }
-        // Autosigned already, or waiting.
+        // The request is either signed automatically or queued.
         match self.held(&server, request, &doing).await {
             Ok(held) => match self.answer(held, request, &doing).await? {
                 Some(answer) => Ok(answer),
@@ -573,7 +539,7 @@ impl Signer for Puppet {
                     "look at the server's own log if that goes on",
                 )),
             },
-            // It is there; looking at it can wait.
+            // The request is queued; its state can be read later.
             Err(_) if response.status == 200 => self.queued(request),
             Err(error) => Err(error),
         }
@@ -638,7 +604,7 @@ impl Signer for Puppet {
 }
 
 impl Puppet {
-    /// What keeps this CA, as configured, from certifying it; each with what to do.
+    /// Returns what prevents this CA, as configured, from issuing the certificate, each with the required action.
     fn obstacles(&self, wanted: &Wanted) -> Vec<(String, String)> {
         let mut obstacles = Vec::new();
         let (name, authority, certname) = (wanted.name, wanted.authority, certname(wanted));
@@ -701,7 +667,7 @@ fn certname(wanted: &Wanted) -> &str {
     &wanted.profile.subject.common_name
 }
 
-/// Why a text cannot be a certname, by the rules of Puppet Server 8.
+/// Returns why a text is not a valid certname, by the rules of Puppet Server 8.
 fn not_a_certname(text: &str) -> Option<&'static str> {
     let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let good = |part: &str| {
@@ -720,7 +686,7 @@ fn not_a_certname(text: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether `certname` has the node's name in it, as a word of its own.
+/// Returns whether `certname` contains the node's name as a separate word.
 fn names_node(certname: &str, node: &str) -> bool {
     certname.match_indices(node).any(|(at, found)| {
         let before = certname.get(..at).and_then(|text| text.chars().next_back());
@@ -733,7 +699,7 @@ fn names_node(certname: &str, node: &str) -> bool {
     })
 }
 
-/// Succeeds when the bundle is the pinned one, or every certificate in it is pinned or issued by one that is.
+/// Succeeds if the bundle is the pinned one, or every certificate in it is pinned or issued by a pinned one.
 fn require(body: &[u8], bundle: &TrustBundle, pins: &[[u8; 32]]) -> Result<(), TrustError> {
     let whole: [u8; 32] = Sha256::digest(body).into();
     if pins.contains(&whole) {
@@ -752,12 +718,12 @@ fn get(path: &str) -> Call<'static> {
     in_english(Call::get(format!("{BASE}{path}")))
 }
 
-/// Its texts are translated, and some of them are looked at here.
+/// Requests untranslated texts, because some of them are compared.
 fn in_english(call: Call<'_>) -> Call<'_> {
     call.header("Accept-Language", "en")
 }
 
-/// The CA says that it has no such thing. Any other 404 comes from somebody else.
+/// Returns whether the CA reports that the object does not exist. Any other 404 comes from another program.
 fn is_absent(response: &Response) -> bool {
     response.status == 404 && response.text().starts_with("Could not find certificate")
 }
@@ -769,13 +735,13 @@ fn answered(response: &Response) -> String {
         .to_owned()
 }
 
-/// The request did not survive the parser; nothing of it is kept.
+/// Returns whether the parser refused the request; nothing of it is stored then.
 fn is_unreadable_csr(response: &Response) -> bool {
     let text = response.text();
     text.contains("org.bouncycastle") || text.contains("IndexOutOfBoundsException")
 }
 
-/// A ticket says that the request was seen in the queue.
+/// Creates a ticket, which records that the request was in the queue.
 fn ticket(request: &Request) -> Result<Ticket, SignerError> {
     Ticket::try_from(ticket_text(request)).map_err(|error| {
         SignerError::permanent(

@@ -71,8 +71,18 @@ impl Server {
         &self.client
     }
 
-    /// The same server, talked to through another client.
-    pub(super) fn through(&self, client: Client) -> Self {
+    /// Returns the server without verification, to fetch what is then verified against a pin.
+    pub(super) fn provisional(&self) -> Self {
+        self.through(self.client.provisional())
+    }
+
+    /// Returns the server, verified by the roots in `pem`.
+    pub(super) fn trusting(&self, pem: Vec<u8>) -> Self {
+        self.through(self.client.trusting(pem))
+    }
+
+    /// Returns the server with another client.
+    fn through(&self, client: Client) -> Self {
         Server {
             client,
             ..self.clone()

@@ -1,27 +1,28 @@
-//! `stepCA`: smallstep's step-ca, by the API that its own `step` command uses.
+//! `stepCA`: smallstep's step-ca, through the API of its own `step` command.
 //!
-//! # What it must be given
-//! Its address, a provisioner, and one way of proof: an X5C certificate with its key (best for nodes: one certificate
-//! from when the machine was made vouches for all of its requests), a JWK provisioner's private key, or one-time tokens
-//! that somebody else made. `rootSHA256` is `step certificate fingerprint root_ca.crt`: with it the root is fetched,
-//! compared, and then trusted; `tls` is the other way. One step-ca has one root, so each authority has a signer of its
-//! own. The provisioner needs a template, which `nodepki config signer-setup stepCA` prints, and a `maxTLSCertDuration` that allows for the
-//! wanted lifetime; step-ca's default is 24 hours.
+//! # Settings
+//! Its address, a provisioner, and one way to authenticate: an X5C certificate with its key (best for nodes: one
+//! certificate from the creation of the machine authorizes all of its requests), a JWK provisioner's private key, or
+//! one-time tokens that were created elsewhere. `rootSHA256` is `step certificate fingerprint root_ca.crt`: the root
+//! is fetched, compared, and then trusted; `tls` is the alternative. One step-ca has one root, so each authority has
+//! its own signer. The provisioner needs a template, which `nodepki config signer-setup stepCA` prints, and a
+//! `maxTLSCertDuration` of at least the requested lifetime; step-ca's default is 24 hours.
 //!
-//! # Its habits
-//! - A token is good for one request. It is burnt first and looked at then, so that sending the same again is always
-//!   refused: tokens are made anew for each sending, and one that was handed over and may have arrived is never sent
-//!   again. Which ones were sent is remembered over runs.
-//! - 201 means signed, and 201 is also the status of a list of roots. 401 never says why; 403 does, and is a policy's
-//!   "no" only sometimes.
-//! - Without a template, organizations are dropped, usages are always both, and a certificate without alternative names
-//!   gets its common name as one. Where the server's list of provisioners shows that there is no template, certificates
-//!   that cannot come out right are refused before anything is sent.
-//! - A lifetime beyond what it allows is refused, not capped. With X5C it ends with the certificate that vouches, so no
-//!   more than that is asked for.
-//! - `renew` (same key) and `rekey` (new key) take the current certificate as proof, in TLS: one without client
-//!   authentication cannot be renewed so, and is asked for with a token. Both copy names, usages and lifetime.
-//! - There is no looking up what was issued.
+//! # Behaviour
+//! - A token is valid for one request. It is marked as used before it is checked, so a repeated request is always
+//!   refused: a new token is created for each submission, and a token from a file that may have arrived is never sent
+//!   again. Sent tokens are remembered between runs.
+//! - 201 means signed, and is also the status of a list of roots. 401 never states a reason; 403 does, and is only
+//!   sometimes a policy's denial.
+//! - Without a template, organizations are dropped, usages are always both, and the common name is added to a
+//!   certificate without alternative names. If the server's list of provisioners shows that there is no template,
+//!   certificates that would be wrong are refused before anything is sent.
+//! - A lifetime beyond the limit is refused, not shortened. With X5C it is limited by the certificate that authorizes
+//!   the request, so no more than that is requested.
+//! - `renew` (same key) and `rekey` (new key) are authenticated with the current certificate, in TLS: a certificate
+//!   without client authentication cannot be renewed this way, and is requested with a token. Both copy names, usages
+//!   and lifetime.
+//! - Issued certificates cannot be looked up.
 
 mod provisioner;
 mod refusal;
@@ -34,52 +35,63 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map as JsonMap, Value, json};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::per_certificate::PerCertificate;
 use super::server::{Server, signing};
 use super::{
     About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Memory, Part,
-    Rejection, Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint,
+    Rejection, Renewal, Request, Resubmit, Signer, SignerError, Site, Wanted, endpoint,
 };
-use crate::http::{Call, Endpoint};
+use crate::http::{Call, Endpoint, Response, Url};
 use crate::kube::names::Authority;
 use crate::x509::{Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, hex};
-use crate::yaml::schema::{Form, Key, SecretFile, duration, key, required, section, sha256};
+use crate::yaml::schema::{SecretFile, sha256};
+use crate::yaml::settings::{Block, Setting, settings};
 use crate::yaml::{Field, Map, format_duration};
 
 use provisioner::Known;
 pub use token::Auth;
 use token::{Credential, Terms};
 
-/// A step-ca.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Config {
-    endpoint: Endpoint,
-    provisioner: String,
-    root_sha256: Option<[u8; 32]>,
-    auth: Auth,
-    audience: Option<String>,
-    lifetime: Option<Duration>,
+settings! {
+    /// A step-ca.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Config {
+        /// Address of step-ca.
+        "url" => endpoint: Endpoint, required "https://CA:9000", flat endpoint;
+        /// Name of the provisioner that accepts this node's tokens.
+        "provisioner" => provisioner: String, required "the provisioner's name";
+        /// SHA-256 of the root certificate, as `step certificate fingerprint` prints it.
+        "rootSHA256" => root_sha256: Option<[u8; 32]>, read fingerprint;
+        /// How this node authenticates.
+        "auth" => auth: Auth, required "{x5c: {certificate: FILE, key: FILE}}";
+        /// Audience of tokens, if the host of `url` is not one of the server's dnsNames: https://NAME/1.0/sign.
+        "audience" => audience: Option<String>, read read_audience;
+        /// Longest lifetime to request; by default the configured one.
+        "lifetime" => lifetime: Option<Duration>, read read_lifetime;
+    }
 }
 
-#[rustfmt::skip]
-const KEYS: &[Key] = &[
-    key("url", Form::Url, "Address of step-ca."),
-    key("provisioner", Form::Text, "Name of the provisioner that takes this node's tokens."),
-    key("rootSHA256", Form::Pin, "SHA-256 of its root certificate, as `step certificate fingerprint` prints it."),
-    key("auth.x5c.certificate", Form::Public, "PEM file with the certificate that vouches for this node, and its intermediates."),
-    key("auth.x5c.key", Form::Secret, "PEM file with its key."),
-    key("auth.jwk.keyFile", Form::Secret, "File with the provisioner's private key: a JSON Web Key or PEM, not encrypted."),
-    key("auth.jwk.kid", Form::Text, "Id of that key; by default as the file or the server says."),
-    key("auth.token.file", Form::PerCertificate, "File with a one-time token for the certificate."),
-    key("audience", Form::Url, "Audience of tokens, where `url` does not have one of the server's dnsNames: https://NAME/1.0/sign."),
-    key("lifetime", Form::Duration, "Longest lifetime to ask for; by default what is wanted."),
-];
+fn read_audience(field: &Field<'_>) -> Option<Option<String>> {
+    Url::read(field)?;
+    field.string().map(Some)
+}
+
+fn read_lifetime(field: &Field<'_>) -> Option<Option<Duration>> {
+    let lifetime = Duration::read(field)?;
+    if lifetime < Duration::from_secs(60) {
+        field.error(
+            format!("{} is too short", format_duration(lifetime)),
+            "use at least 1m",
+        );
+    }
+    Some(Some(lifetime))
+}
 
 const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,
@@ -96,86 +108,19 @@ impl Configured for Config {
         signs_with: "smallstep's step-ca, one for each authority",
         authentication: "X5C certificate, JWK provisioner's key, or one-time tokens",
         caps: CAPS,
-        keys: &[KEYS, endpoint::KEYS],
+        keys: Config::KEYS,
     };
 
     fn read(map: &Map<'_>) -> Option<Self> {
-        let url = required(map, "url", "https://CA:9000");
-        let endpoint = endpoint::read(map, url);
-        let name = required(map, "provisioner", "the provisioner's name");
-        let name = name.and_then(|field| field.string());
-        let root_sha256 = map.get("rootSHA256").as_ref().map(fingerprint);
-        if let Some(endpoint) = &endpoint {
-            if root_sha256.is_none() && endpoint.tls.trusts_nothing() {
-                map.field().error(
-                    "does not say which server is the right one",
-                    "add rootSHA256: what `step certificate fingerprint root_ca.crt` prints, or tls: {caFile: FILE}",
-                );
-            }
-            if root_sha256.is_some()
-                && (endpoint.tls.ca_file.is_some() || endpoint.tls.system_roots)
-            {
-                map.field().error(
-                    "has both rootSHA256 and other roots in tls",
-                    "keep one of them",
-                );
-            }
-        }
-        let auth = read_auth(map);
-        let audience = map.get("audience").and_then(|field| {
-            let text = field.string()?;
-            endpoint::address(&field).map(|_| text)
-        });
-        let lifetime = duration(map.get("lifetime")).map(|(field, lifetime)| {
-            if lifetime < Duration::from_secs(60) {
-                field.error(
-                    format!("{} is too short", format_duration(lifetime)),
-                    "use at least 1m",
-                );
-            }
-            lifetime
-        });
-        Some(Config {
-            endpoint: endpoint?,
-            provisioner: name?,
-            // A pin that was given and cannot be read must not become none.
-            root_sha256: match root_sha256 {
-                Some(pin) => Some(pin?),
-                None => None,
-            },
-            auth: auth?,
-            audience,
-            lifetime,
-        })
-    }
-
-    fn redacted(&self) -> Value {
-        let mut keys = JsonMap::new();
-        keys.insert("url".to_owned(), json!(self.endpoint.url.as_str()));
-        keys.insert("provisioner".to_owned(), json!(self.provisioner));
-        if let Some(pin) = &self.root_sha256 {
-            keys.insert("rootSHA256".to_owned(), json!(hex(pin)));
-        }
-        let auth = match &self.auth {
-            Auth::X5c { certificate, key } => {
-                json!({"x5c": {"certificate": certificate.to_string(), "key": key.to_string()}})
-            }
-            Auth::Jwk {
-                key_file,
-                kid: Some(kid),
-            } => json!({"jwk": {"keyFile": key_file.to_string(), "kid": kid}}),
-            Auth::Jwk { key_file, .. } => json!({"jwk": {"keyFile": key_file.to_string()}}),
-            Auth::Token { file } => json!({"token": {"file": file.redacted()}}),
-        };
-        keys.insert("auth".to_owned(), auth);
-        if let Some(audience) = &self.audience {
-            keys.insert("audience".to_owned(), json!(audience));
-        }
-        if let Some(lifetime) = self.lifetime {
-            keys.insert("lifetime".to_owned(), json!(format_duration(lifetime)));
-        }
-        endpoint::redacted(&self.endpoint, &mut keys);
-        Value::Object(keys)
+        let config = Self::read_keys(map)?;
+        endpoint::refuse_second_trust(&config.endpoint, map, "rootSHA256");
+        endpoint::require_trust(
+            &config.endpoint,
+            map,
+            map.get("rootSHA256").is_some(),
+            "add rootSHA256: what `step certificate fingerprint root_ca.crt` prints, or tls: {caFile: FILE}",
+        );
+        Some(config)
     }
 
     fn setup(parts: &[Part<'_, Self>], identity: &Identity) -> Option<String> {
@@ -194,12 +139,12 @@ impl Configured for Config {
             self.provisioner
         );
         let resubmit = match self.auth {
-            Auth::Token { .. } => Resubmit::FreshCredential,
+            Auth::Token(_) => Resubmit::FreshCredential,
             _ => Resubmit::Duplicates,
         };
         Ok(Box::new(StepCa {
             server: Server::new(label, self.endpoint.clone(), site)?,
-            // The port makes no difference to step-ca.
+            // step-ca ignores the port.
             audience: self
                 .audience
                 .clone()
@@ -215,7 +160,7 @@ impl Configured for Config {
     }
 }
 
-fn fingerprint(field: &Field<'_>) -> Option<[u8; 32]> {
+fn fingerprint(field: &Field<'_>) -> Option<Option<[u8; 32]>> {
     let sum = sha256(&field.written()?);
     if sum.is_none() {
         field.error(
@@ -223,78 +168,10 @@ fn fingerprint(field: &Field<'_>) -> Option<[u8; 32]> {
             "print it with: step certificate fingerprint root_ca.crt",
         );
     }
-    sum
+    sum.map(Some)
 }
 
-fn read_auth(map: &Map<'_>) -> Option<Auth> {
-    let field = required(map, "auth", "{x5c: {certificate: FILE, key: FILE}}")?;
-    let auth = field.map()?;
-    let x5c = section(&auth, "x5c").map(|keys| {
-        let certificate = required(&keys, "certificate", "the PEM file of the certificate");
-        let key = required(&keys, "key", "the PEM file of its key");
-        keys.finish();
-        Some(Auth::X5c {
-            certificate: SecretFile::read(&certificate?)?,
-            key: SecretFile::read(&key?)?,
-        })
-    });
-    let jwk = section(&auth, "jwk").map(|keys| {
-        let key_file = required(
-            &keys,
-            "keyFile",
-            "the file of the provisioner's private key",
-        );
-        let kid = keys.get("kid").and_then(|field| field.string());
-        keys.finish();
-        Some(Auth::Jwk {
-            key_file: SecretFile::read(&key_file?)?,
-            kid,
-        })
-    });
-    let token = section(&auth, "token").map(|keys| {
-        let file = required(&keys, "file", "/run/nodepki/tokens/{certificate}");
-        keys.finish();
-        Some(Auth::Token {
-            file: read_token_files(&file?)?,
-        })
-    });
-    auth.finish();
-    let mut ways = [x5c, jwk, token].into_iter().flatten();
-    let (first, second) = (ways.next(), ways.next());
-    if first.is_none() || second.is_some() {
-        let what = match first {
-            None => "names no way of proof",
-            Some(_) => "names several ways of proof",
-        };
-        field.error(what, "keep one of x5c, jwk, token");
-        return None;
-    }
-    first.flatten()
-}
-
-fn read_token_files(field: &Field<'_>) -> Option<PerCertificate> {
-    let files = PerCertificate::read(field)?;
-    for text in files.named.values().chain(&files.default) {
-        if let Err((what, _)) = SecretFile::parse(text) {
-            // The text may be the token itself.
-            field.error(
-                what,
-                "put each token into a file of mode 0600 and name that file",
-            );
-        }
-    }
-    if let Some(default) = &files.default
-        && !default.contains("{certificate}")
-    {
-        field.error(
-            "names one file for several certificates, and a token is good for one",
-            "write {certificate} into the path, or name a file for each certificate",
-        );
-    }
-    Some(files)
-}
-
-/// Signs with a step-ca.
+/// Requests certificates from a step-ca.
 struct StepCa {
     server: Server,
     config: Config,
@@ -336,17 +213,17 @@ struct Roots {
     crts: Vec<String>,
 }
 
-/// A token on its way.
+/// A token to be sent.
 struct Ready {
     text: Zeroizing<String>,
-    /// Where it came from, when it was handed over.
+    /// Its file, if it was not created here.
     file: Option<SecretFile>,
-    /// What it can vouch for at most.
+    /// Latest end of a certificate that it authorizes.
     until: Option<OffsetDateTime>,
 }
 
 impl StepCa {
-    /// The server as it is to be believed: with a fingerprint, after the root was fetched by it.
+    /// Returns the verified server; with a fingerprint, the root is fetched first.
     async fn server(&self) -> Result<Server, SignerError> {
         let Some(pin) = self.config.root_sha256 else {
             return Ok(self.server.clone());
@@ -360,12 +237,12 @@ impl StepCa {
                 root
             }
         };
-        Ok(self.server.through(self.server.client().trusting(root)))
+        Ok(self.server.trusting(root))
     }
 
     async fn fetch_root(&self, pin: [u8; 32]) -> Result<Vec<u8>, SignerError> {
         let doing = "fetching the root certificate by its fingerprint";
-        let anybody = self.server.through(self.server.client().provisional());
+        let anybody = self.server.provisional();
         let path = format!("/1.0/root/{}", hex(&pin));
         let response = anybody.exchange(doing, Call::get(path)).await?;
         let said = refusal::said(&response);
@@ -405,7 +282,7 @@ impl StepCa {
         Ok(chain.leaf().to_pem().into_bytes())
     }
 
-    /// A token for one sending of this request.
+    /// Returns a token for one submission of this request.
     fn token(&self, server: &Server, request: &Request) -> Result<Ready, SignerError> {
         let Some(credential) = Credential::read(server, &self.config.auth, request.now)? else {
             return self.handed_over(server, request);
@@ -424,7 +301,7 @@ impl StepCa {
         })
     }
 
-    /// The token that somebody put into this certificate's file. It counts as sent from here on.
+    /// Returns the token from this certificate's file, and records it as sent.
     fn handed_over(&self, server: &Server, request: &Request) -> Result<Ready, SignerError> {
         let doing = signing(request);
         let auth = &self.config.auth;
@@ -502,7 +379,7 @@ impl StepCa {
         )
     }
 
-    /// What an error means for a token that was handed over.
+    /// Completes an error with its consequence for a token from a file.
     fn spent(
         &self,
         request: &Request,
@@ -514,7 +391,7 @@ impl StepCa {
             return error;
         };
         if !sent {
-            // It stays good. A mark that cannot be removed only costs a token.
+            // The token stays valid. A mark that cannot be removed only costs a token.
             if let Err(why) = self.memory.forget(&mark_name(request)) {
                 tracing::debug!(error = %why, "a token that was not sent counts as sent");
             }
@@ -525,7 +402,7 @@ impl StepCa {
         error.detail.push_str(" is used up");
         let new = self.wants_token(file, &request.wanted);
         if error.class.passes() || error.class == Class::Auth {
-            // Nothing that this node does by itself helps, and the certificate cannot be looked up.
+            // The node cannot recover automatically, and the certificate cannot be looked up.
             error.class = Class::Auth;
             error.retry_after = None;
             error.advice = new;
@@ -535,12 +412,13 @@ impl StepCa {
         error
     }
 
-    /// No longer than wanted, than is allowed to be asked for, and than what vouches for it.
+    /// Returns the lifetime to request: limited by the configuration and by the certificate that authorizes the
+    /// request.
     fn lifetime(&self, request: &Request, until: Option<OffsetDateTime>) -> Duration {
         let wanted = request.wanted.profile.lifetime;
         let mut lifetime = self.config.lifetime.map_or(wanted, |most| most.min(wanted));
         if let Some(until) = until {
-            // The server counts from its own now.
+            // The server counts from its own time.
             let left = Duration::try_from(until - request.now - token::LEEWAY).unwrap_or_default();
             if left < lifetime {
                 tracing::info!(
@@ -558,7 +436,7 @@ impl StepCa {
         &self,
         server: &Server,
         doing: &str,
-        response: &crate::http::Response,
+        response: &Response,
     ) -> Result<Answer, SignerError> {
         let signed: Signed = response
             .json()
@@ -574,11 +452,27 @@ impl StepCa {
     }
 }
 
+/// Fetches a JSON document.
+async fn fetch<T: DeserializeOwned>(
+    server: &Server,
+    doing: &str,
+    path: &str,
+) -> Result<(T, Response), SignerError> {
+    let response = server.exchange(doing, Call::get(path.to_owned())).await?;
+    if !response.is_success() {
+        return Err(server.refusal(doing, &response, &refusal::said(&response)));
+    }
+    match response.json() {
+        Ok(document) => Ok((document, response)),
+        Err(error) => Err(server.garbage(doing, &response, &error.to_string())),
+    }
+}
+
 fn mark_name(request: &Request) -> String {
     format!("token-{}", request.name())
 }
 
-/// Statuses of something in front of step-ca: it has not seen the token.
+/// Returns whether a status comes from a proxy or load balancer in front of step-ca, which has not seen the token.
 fn is_from_between(status: u16) -> bool {
     matches!(status, 300..=399 | 404 | 405 | 408 | 425 | 429 | 502..=504)
 }
@@ -602,13 +496,7 @@ impl Signer for StepCa {
         let credential = Credential::read(&self.server, &self.config.auth, now)?;
         let server = self.server().await?;
         let doing = "asking whether it is well";
-        let response = server.exchange(doing, Call::get("/1.0/health")).await?;
-        if !response.is_success() {
-            return Err(server.refusal(doing, &response, &refusal::said(&response)));
-        }
-        let health: Value = response
-            .json()
-            .map_err(|error| server.garbage(doing, &response, &error.to_string()))?;
+        let (health, response): (Value, _) = fetch(&server, doing, "/1.0/health").await?;
         if health.get("status").and_then(Value::as_str) != Some("ok") {
             return Err(server.garbage(doing, &response, "it is not the health of a step-ca"));
         }
@@ -628,14 +516,9 @@ impl Signer for StepCa {
         self.caps.carries(&self.label(), wanted)?;
         let name = &self.config.provisioner;
         let rejection = |reason: String, advice: String| {
-            Err(Rejection {
-                signer: self.label(),
-                name: wanted.name,
-                reason,
-                advice,
-            })
+            Err(Rejection::new(&self.label(), wanted, reason, advice))
         };
-        if matches!(self.config.auth, Auth::Token { .. })
+        if matches!(self.config.auth, Auth::Token(_))
             && self
                 .config
                 .auth
@@ -684,17 +567,11 @@ impl Signer for StepCa {
     async fn trust(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
         let doing = "asking for its roots";
         let server = self.server().await?;
-        let response = server.exchange(doing, Call::get("/1.0/roots")).await?;
-        // 201, as if they had been made for us.
-        if !response.is_success() {
-            return Err(server.refusal(doing, &response, &refusal::said(&response)));
-        }
-        let roots: Roots = response
-            .json()
-            .map_err(|error| server.garbage(doing, &response, &error.to_string()))?;
+        // The status is 201, as for a new certificate.
+        let (roots, response): (Roots, _) = fetch(&server, doing, "/1.0/roots").await?;
         let bundle = TrustBundle::from_pem(roots.crts.join("\n").as_bytes())
             .map_err(|error| server.garbage(doing, &response, &error.to_string()))?;
-        // kubeadm looks at the first one only.
+        // kubeadm reads the first one only.
         let (first, rest): (Vec<_>, Vec<_>) = bundle
             .certificates()
             .iter()
@@ -712,7 +589,7 @@ impl Signer for StepCa {
         let server = self.server().await?;
         let response = server.exchange(doing, Call::get("/1.0/crl")).await?;
         match response.status {
-            // Not enabled; a database that cannot.
+            // Not enabled, or not supported by the database.
             404 | 501 => Ok(None),
             200..=299 if response.body.is_empty() => {
                 Err(server.garbage(doing, &response, "it is empty"))
@@ -720,14 +597,6 @@ impl Signer for StepCa {
             200..=299 => Ok(Some(response.body)),
             _ => Err(server.refusal(doing, &response, &refusal::said(&response))),
         }
-    }
-
-    async fn recover(
-        &self,
-        _request: &Request,
-        _ticket: Option<&Ticket>,
-    ) -> Result<Option<Answer>, SignerError> {
-        Ok(None)
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
@@ -738,7 +607,7 @@ impl Signer for StepCa {
         let body = SignBody {
             csr: request.csr.to_pem(),
             ott: &ready.text,
-            // Relative to the server's clock: by ours, the longest that it allows would be too long at times.
+            // Relative to the server's clock: an absolute time by this clock could exceed the limit.
             not_after: format!("{}s", lifetime.as_secs()),
         };
         let response = match server
@@ -808,13 +677,10 @@ impl Signer for StepCa {
         let name = &self.config.provisioner;
         Err(refusal::judge_renewal(&server, &doing, &response, name))
     }
-
-    async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
-        Ok(Answer::Gone)
-    }
 }
 
-/// Its TLS takes a client's certificates only, and what it gives in exchange has the same usages.
+/// Returns whether a certificate can be renewed: TLS accepts client certificates only, and the new one has the same
+/// usages.
 fn renewable(current: &Certificate, wanted: &Wanted) -> bool {
     let wanted: BTreeSet<String> = wanted
         .profile
@@ -831,7 +697,7 @@ fn renewable(current: &Certificate, wanted: &Wanted) -> bool {
     found == wanted && found.contains(&ExtendedUsage::ClientAuth.to_string())
 }
 
-/// What step-ca's own template does to a certificate that the verification will not let pass.
+/// Returns what step-ca's default template does to a certificate that the verification would refuse.
 fn without_template(wanted: &Wanted) -> Vec<String> {
     let profile = &wanted.profile;
     let mut obstacles = Vec::new();

@@ -1,32 +1,32 @@
 //! `vault`: the PKI secrets engine of HashiCorp Vault and OpenBao.
 //!
-//! # What it must be given
-//! `address`, `mount` (the path of a PKI engine; with `{authority}` in it one signer serves all three authorities) and
-//! `auth`. For the server's side, `nodepki config signer-setup vault` prints every command that an administrator runs
-//! once for a node: mounts, roles, policy, login. `vault::setup` and `vault::role` say why each line is as it is.
+//! # Settings
+//! `address`, `mount` (the path of a PKI engine; with `{authority}` in it one signer serves all three authorities)
+//! and `auth`. `nodepki config signer-setup vault` prints every command that an administrator of the server runs once
+//! for a node: mounts, roles, policy, login. `vault::setup` and `vault::role` explain each line.
 //!
-//! # Habits of these servers
-//! - The role decides almost everything: organization, usages and key type come from it and never from the CSR, so
-//!   there is a role for each kind of certificate. Where this node may read its roles ([`Signer::probe`]), a role that
-//!   cannot give what is wanted is told before a key is made. `sign-verbatim`, which lets the node certify anything, is
-//!   used only with `verbatim: true`.
-//! - The CN becomes a DNS name of the certificate unless the request says otherwise; it always does. A CN that is also
-//!   a wanted name comes from the CSR.
-//! - An answer of 200 may say in `warnings` that something was not done as asked; those go to the log.
-//! - Statuses say little. An unknown role is a 400, an unknown issuer or an empty mount a 500, a mount that does not
-//!   exist a 403 to whoever may not know; a refused login is a 400. A 403 may mean a dead token, a policy without the
-//!   path, or a policy that does not know a parameter: the server is asked which (`sys/capabilities-self`). Only for a
-//!   dead token that came from a login there is a second login, once.
-//! - There is no looking up of earlier requests: what was signed and lost is signed again, for the same key.
-//! - A revocation list is made when something is revoked, or with `auto_rebuild` from time to time and then not at a
-//!   revocation; `vault::setup` prints settings with which it is fresh and a revocation shows within 15 minutes. An
-//!   engine whose lists are switched off (`config/crl disable=true`) publishes empty ones, freshly signed.
-//! - A standby may point to the active node. Only addresses under `alsoAllow` are followed.
+//! # Behaviour of these servers
+//! - The role determines almost everything: organization, usages and key type come from the role and never from the
+//!   CSR, so each kind of certificate has a role. If this node may read its roles ([`Signer::probe`]), a role that
+//!   cannot issue the certificate is reported before a key is generated. `sign-verbatim`, which lets the node certify
+//!   anything, is used only with `verbatim: true`.
+//! - The CN becomes a DNS name of the certificate unless the request forbids it, which it always does. A CN that is
+//!   also a requested name comes from the CSR.
+//! - A 200 response may state in `warnings` that something was not done as requested; these are logged.
+//! - Statuses are not specific. An unknown role is a 400, an unknown issuer or an empty mount a 500, a mount that
+//!   does not exist a 403 for a client without rights; a refused login is a 400. A 403 may mean an invalid token, a
+//!   policy without the path, or a policy that does not allow a parameter: `sys/capabilities-self` tells which. Only
+//!   an invalid token from a login causes a second login, once.
+//! - Earlier requests cannot be looked up: a certificate that was signed and lost is signed again, for the same key.
+//! - A revocation list is created at each revocation, or with `auto_rebuild` periodically and then not at a
+//!   revocation; `vault::setup` prints settings with which a revocation is published within 15 minutes. An engine
+//!   with disabled lists (`config/crl disable=true`) publishes empty ones, freshly signed.
+//! - A standby may redirect to the active node. Only addresses under `alsoAllow` are followed.
 //!
 //! # Credentials
-//! A token from a login serves all certificates of a run, is kept in the state directory until then, and is revoked when
-//! everything that was asked for in the run is installed; see `vault::session`. A token from a file is read anew for each
-//! use, never renewed and never revoked: it is its owner's.
+//! A token from a login serves all certificates of a run, is stored in the state directory during the run, and is
+//! revoked when everything that was requested in the run is installed; see `vault::session`. A token from a file is
+//! read again for each use, and is never renewed or revoked: that is its owner's task.
 
 mod api;
 mod auth;
@@ -40,70 +40,50 @@ use std::rc::Rc;
 
 use async_trait::async_trait;
 use serde::Deserialize;
-use serde_json::{Map as JsonMap, Value, json};
+use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::per_certificate::{PerCertificate, of_authority, read_of_authority};
 use super::server::{Server, signing};
 use super::{
     About, Answer, Caps, Carry, Class, Configured, Identity, Kind, Lookup, Part, Rejection,
-    Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint, printable,
+    Renewal, Request, Resubmit, Signer, SignerError, Site, Wanted, endpoint, printable,
 };
-use crate::http::{Call, Endpoint, Response, encode};
+use crate::http::{Call, Endpoint, Response, Url, encode};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::{ExtendedUsage, UsageExtensions};
-use crate::yaml::schema::{Form, Key, key, required};
+use crate::yaml::schema::section;
+use crate::yaml::settings::{Block, settings, unless_empty};
 use crate::yaml::{Field, Map};
 
 use api::{Api, Envelope, segments};
-pub use auth::{AppRole, Auth, RoleId};
+pub use auth::{AppRole, Auth};
+use auth::{CertificateLogin, JwtLogin, KubernetesLogin};
 use role::Role;
 use session::{Session, Standing, allows};
 
-/// A PKI engine and how to get in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Where the server is; further addresses of the cluster are in `also`.
-    pub endpoint: Endpoint,
-    /// `X-Vault-Namespace`.
-    pub namespace: Option<String>,
-    /// Path of the engine, with placeholders.
-    pub mount: String,
-    /// Issuer in that mount, with placeholders; the role's own where there is none.
-    pub issuer: Option<String>,
-    /// Role of each certificate. `None` with `verbatim` only.
-    pub role: Option<PerCertificate>,
-    /// `sign-verbatim` instead of `sign`.
-    pub verbatim: bool,
-    /// How the node proves who it is.
-    pub auth: Auth,
+settings! {
+    /// A PKI engine and the credential for it.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Config {
+        /// https://HOST[:PORT] of Vault or OpenBao.
+        "address" => pub endpoint: Endpoint, required "with https://HOST:8200", flat endpoint;
+        /// Further address of the same cluster, to which a standby may redirect this node.
+        "alsoAllow" => also: Vec<Url>, show unless_empty::<Url>;
+        /// Namespace of mount and auth.
+        "namespace" => pub namespace: Option<String>, read read_namespace;
+        /// Path of the PKI engine; {authority}, {node} and {cluster} are replaced.
+        "mount" => pub mount: String, required "with the path of a PKI engine", read path_of_authority;
+        /// Name or id of an issuer in the mount, with the same placeholders; by default the role's.
+        "issuer" => pub issuer: Option<String>, read read_issuer;
+        /// Role that signs; by default {certificate}, and {certificate}-{node} for certificates that name the node.
+        "role" => pub role: Option<PerCertificate>;
+        /// Sign with sign-verbatim, which lets this node certify anything.
+        "verbatim" => pub verbatim: bool;
+        /// How this node logs in.
+        "auth" => pub auth: Auth, required "with tokenFile, appRole, certificate, jwt or kubernetes";
+    }
 }
-
-#[rustfmt::skip]
-const KEYS: &[Key] = &[
-    key("address", Form::Url, "https://HOST[:PORT] of Vault or OpenBao."),
-    key("alsoAllow[]", Form::Url, "Further addresses of the same cluster, to which a standby may send this node."),
-    key("namespace", Form::Text, "Namespace that mount and auth are in."),
-    key("mount", Form::Text, "Path of the PKI engine; {authority}, {node} and {cluster} stand for those names."),
-    key("issuer", Form::Text, "Name or id of an issuer in the mount, with the same placeholders; default: the role's."),
-    key("role", Form::PerCertificate, "Role to sign with; default {certificate}, and {certificate}-{node} for what names the node."),
-    key("verbatim", Form::Flag, "Sign with sign-verbatim, which lets this node certify anything; default false."),
-    key("auth.tokenFile", Form::Secret, "File with a token that somebody else renews."),
-    key("auth.appRole.mount", Form::Text, "Path of the AppRole method; default approle."),
-    key("auth.appRole.role", Form::Text, "Name of the AppRole: a wrapped secret_id must have been made for it."),
-    key("auth.appRole.roleID", Form::Text, "The role_id."),
-    key("auth.appRole.roleIDFile", Form::Public, "File with the role_id, instead."),
-    key("auth.appRole.secretIDFile", Form::Secret, "File with the secret_id, or with the token that wraps it."),
-    key("auth.appRole.wrapped", Form::Flag, "The file holds a wrapping token; default false."),
-    key("auth.certificate.mount", Form::Text, "Path of the TLS certificate method; default cert. The certificate is tls.certificate."),
-    key("auth.certificate.role", Form::Text, "Role of that method; default: the first that fits."),
-    key("auth.jwt.mount", Form::Text, "Path of the JWT method; default jwt."),
-    key("auth.jwt.role", Form::Text, "Role of that method; default: the method's default role."),
-    key("auth.jwt.file", Form::Secret, "File with the JSON web token."),
-    key("auth.kubernetes.mount", Form::Text, "Path of the Kubernetes method; default kubernetes."),
-    key("auth.kubernetes.role", Form::Text, "Role of that method."),
-    key("auth.kubernetes.file", Form::Secret, "File with the service-account token."),
-];
 
 const CAPS: Caps = Caps {
     organization: Carry::AsConfigured,
@@ -124,78 +104,32 @@ impl Configured for Config {
         signs_with: "HashiCorp Vault or OpenBao, PKI secrets engine",
         authentication: "token file, AppRole (also wrapped), TLS certificate, JWT, Kubernetes",
         caps: CAPS,
-        keys: &[KEYS, endpoint::KEYS],
+        keys: Config::KEYS,
     };
 
     fn read(map: &Map<'_>) -> Option<Self> {
-        let url = required(map, "address", "with https://HOST:8200");
-        let endpoint = endpoint::read(map, url);
-        let also: Vec<_> = map
-            .get("alsoAllow")
-            .and_then(|field| field.list())
-            .unwrap_or_default()
-            .iter()
-            .filter_map(endpoint::address)
-            .collect();
-        let namespace = map.get("namespace").and_then(|field| path(&field));
-        let mount = required(map, "mount", "with the path of a PKI engine");
-        let mount = mount.and_then(|field| path_of_authority(&field));
-        let issuer = map
-            .get("issuer")
-            .and_then(|field| path_of_authority(&field));
-        let verbatim = map
-            .get("verbatim")
-            .and_then(|field| field.boolean())
-            .unwrap_or_default();
-        let role = map
-            .get("role")
-            .and_then(|field| PerCertificate::read(&field));
-        let auth = required(
-            map,
-            "auth",
-            "with tokenFile, appRole, certificate, jwt or kubernetes",
-        );
-        let auth = auth.and_then(|field| Auth::read(&field));
-        let mut endpoint = endpoint?;
-        if matches!(auth, Some(Auth::Certificate { .. })) && endpoint.tls.certificate.is_none() {
+        let mut config = Self::read_keys(map)?;
+        if matches!(config.auth, Auth::Certificate(_)) && config.endpoint.tls.certificate.is_none()
+        {
             map.field().error(
                 "logs in with a TLS certificate and has none",
                 "name it under tls.certificate and tls.key",
             );
         }
-        endpoint.also = also;
-        Some(Config {
-            endpoint,
-            namespace,
-            mount: mount?,
-            issuer,
-            role: role.or_else(|| (!verbatim).then(default_roles)),
-            verbatim,
-            auth: auth?,
-        })
-    }
-
-    fn redacted(&self) -> Value {
-        let mut keys = JsonMap::new();
-        keys.insert("address".to_owned(), json!(self.endpoint.url.as_str()));
-        if !self.endpoint.also.is_empty() {
-            let also: Vec<&str> = self.endpoint.also.iter().map(|url| url.as_str()).collect();
-            keys.insert("alsoAllow".to_owned(), json!(also));
+        if let Auth::AppRole(app) = &config.auth
+            && app.role_id.is_some() == app.role_id_file.is_some()
+        {
+            let field = section(map, "auth").and_then(|auth| auth.get("appRole"));
+            field.as_ref().unwrap_or(map.field()).error(
+                "needs exactly one of roleID and roleIDFile",
+                "add the role_id, or the file with it",
+            );
         }
-        if let Some(namespace) = &self.namespace {
-            keys.insert("namespace".to_owned(), json!(namespace));
+        config.endpoint.also.clone_from(&config.also);
+        if config.role.is_none() && !config.verbatim {
+            config.role = Some(default_roles());
         }
-        keys.insert("mount".to_owned(), json!(self.mount));
-        if let Some(issuer) = &self.issuer {
-            keys.insert("issuer".to_owned(), json!(issuer));
-        }
-        if let Some(role) = &self.role {
-            keys.insert("role".to_owned(), role.redacted());
-        }
-        keys.insert("verbatim".to_owned(), json!(self.verbatim));
-        keys.insert("auth".to_owned(), self.auth.redacted());
-        endpoint::redacted(&self.endpoint, &mut keys);
-        Value::Object(keys)
+        Some(config)
     }
 
     fn open(&self, site: &Site<'_>) -> Result<Box<dyn Signer>, SignerError> {
@@ -207,7 +141,7 @@ impl Configured for Config {
     }
 }
 
-/// What names the node has a role of the node's own.
+/// Returns the default roles: certificates that contain the node's name have a role for each node.
 fn default_roles() -> PerCertificate {
     let own = [
         CertName::Apiserver,
@@ -229,6 +163,14 @@ fn path_of_authority(field: &Field<'_>) -> Option<String> {
     read_of_authority(field).and_then(|text| checked_path(field, &text))
 }
 
+fn read_issuer(field: &Field<'_>) -> Option<Option<String>> {
+    path_of_authority(field).map(Some)
+}
+
+fn read_namespace(field: &Field<'_>) -> Option<Option<String>> {
+    path(field).map(Some)
+}
+
 fn path(field: &Field<'_>) -> Option<String> {
     field.string().and_then(|text| checked_path(field, &text))
 }
@@ -247,25 +189,25 @@ fn checked_path(field: &Field<'_>, text: &str) -> Option<String> {
     sound.then(|| path.to_owned())
 }
 
-/// Asks a PKI engine.
+/// Requests certificates from a PKI engine.
 pub struct Vault {
     api: Api,
     config: Config,
     identity: Identity,
     session: Session,
-    /// What the server told of the roles, by certificate.
+    /// What the server reported about the roles, by certificate.
     learned: RefCell<BTreeMap<CertName, Knowledge>>,
-    /// What was asked for and is not installed yet: the token is needed for it.
+    /// Certificates that were requested and are not installed yet: the token is needed for them.
     open: RefCell<BTreeSet<CertName>>,
 }
 
-/// Where a certificate is signed.
+/// API paths for one certificate.
 struct Place {
-    /// Below `/v1/`, each segment encoded.
+    /// Path of signing, below `/v1/`, each segment encoded.
     sign: String,
-    /// The same as policies have it.
+    /// The same path as in policies.
     policy: String,
-    /// The role's own path, as policies have it.
+    /// Path of the role, as in policies.
     role: Option<String>,
 }
 
@@ -279,7 +221,7 @@ impl Config {
         Some(of_authority(issuer, authority, identity))
     }
 
-    /// `None` when `role` says nothing of the certificate.
+    /// Returns `None` if `role` has no entry for the certificate.
     fn place(&self, name: CertName, identity: &Identity) -> Option<Place> {
         let mount = self.mount_of(name.authority(), identity);
         let role = self
@@ -447,7 +389,7 @@ impl Vault {
             #[serde(default)]
             ca_chain: Vec<String>,
         }
-        // 204: taken, and nothing to say. No server has a reason to, but a proxy may.
+        // 204 has no content. A proxy may return it.
         if response.status == 204 {
             return Err(self.api.garbage(doing, response, "it holds no certificate"));
         }
@@ -471,7 +413,7 @@ impl Vault {
         Ok(Answer::Issued(chain.join("\n").into_bytes()))
     }
 
-    /// What the server lets this node do, and what it says of its roles.
+    /// Learns what the server allows this node, and the content of its roles.
     async fn learn(&self) -> Result<(), SignerError> {
         let doing = "looking at its roles";
         let places: Vec<(CertName, Place)> = CertName::ALL
@@ -490,7 +432,7 @@ impl Vault {
             token = self.session.another(doing, &token).await?;
             told = self.session.capabilities(doing, &token, &paths).await?;
         }
-        // A token without the default policy cannot be asked what it may do. Signing will tell.
+        // A token without the default policy cannot query its capabilities. The signing request will show them.
         let Some(told) = told else { return Ok(()) };
         let may: BTreeMap<&String, Vec<String>> = paths.iter().zip(told).collect();
         let allowed = |path: &String, what| may.get(path).is_some_and(|may| allows(may, what));
@@ -519,7 +461,7 @@ impl Vault {
         Ok(())
     }
 
-    /// A role as it is; nothing where the answer is of another shape than known.
+    /// Reads a role; `None` if the response has an unknown form.
     async fn role(
         &self,
         doing: &str,
@@ -541,7 +483,7 @@ impl Vault {
         }
     }
 
-    /// What anybody may read.
+    /// Reads a path that does not require authentication.
     async fn public(&self, doing: &str, path: &str) -> Result<Response, SignerError> {
         let call = Call::get(format!("/v1/{path}"));
         let response = self.api.exchange(doing, call, None).await?;
@@ -584,11 +526,8 @@ impl Signer for Vault {
 
     fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
         CAPS.carries(self.api.label(), wanted)?;
-        let reject = |reason: String, advice: String| Rejection {
-            signer: self.label(),
-            name: wanted.name,
-            reason,
-            advice,
+        let reject = |reason: String, advice: String| {
+            Rejection::new(self.api.label(), wanted, reason, advice)
         };
         if self.config.place(wanted.name, &self.identity).is_none() {
             return Err(reject(
@@ -642,18 +581,10 @@ impl Signer for Vault {
         let response = self.public(&doing, &path).await?;
         match response.status {
             200 => Ok(Some(response.body)),
-            // What some answer for an engine without an issuer.
+            // The response of some servers for an engine without an issuer.
             204 => Ok(None),
             _ => Err(self.api.refusal(&doing, &response)),
         }
-    }
-
-    async fn recover(
-        &self,
-        _request: &Request,
-        _ticket: Option<&Ticket>,
-    ) -> Result<Option<Answer>, SignerError> {
-        Ok(None)
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
@@ -661,11 +592,7 @@ impl Signer for Vault {
         self.sign(request).await
     }
 
-    async fn poll(&self, _request: &Request, _ticket: &Ticket) -> Result<Answer, SignerError> {
-        Ok(Answer::Gone)
-    }
-
-    /// Ends the session with the last of the run's certificates. One that was not signed keeps it for the next run.
+    /// Ends the session with the last certificate of the run. An unsigned one keeps it for the next run.
     async fn settled(&self, request: &Request) -> Result<(), SignerError> {
         self.open.borrow_mut().remove(&request.name());
         if !self.open.borrow().is_empty() {
@@ -675,10 +602,10 @@ impl Signer for Vault {
     }
 }
 
-/// What a probe told of a certificate's role.
+/// What a probe found about a certificate's role.
 #[derive(Clone)]
 enum Knowledge {
-    /// It will not do, and why.
+    /// The role cannot be used; the reason.
     Obstacle(String),
     /// The role at this path.
     Role(String, Rc<Role>),

@@ -1,14 +1,13 @@
-//! The forms that values of the configuration have: how each is read, and what JSON Schema says of it.
+//! Forms of the values in the configuration: their JSON Schema, their documentation, and how they are read.
 //!
-//! A module with keys of its own (the settings, each kind of signer) lists them as [`Key`]s and reads them with the
-//! functions here, so that documentation, schema and faults agree. Faults go to the field's walk.
+//! Settings are declared with [`settings!`](super::settings) as tables of [`Key`]s. Faults are reported to the field's
+//! walk.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::{Map as JsonMap, Value, json};
 
 use crate::yaml::{Field, Map, parse_duration};
 
@@ -21,13 +20,13 @@ pub enum Form {
     Text,
     /// An absolute path.
     Path,
-    /// A file with a secret in it, which must be private; see [`SecretFile`].
+    /// A private file with a secret; see [`SecretFile`].
     Secret,
     /// As [`Form::Secret`], for a file that every user may read.
     Public,
     /// As [`Form::Secret`], for a kubeconfig: it must be private if it contains a credential.
     Kubeconfig,
-    /// An absolute path of a file with a secret in it, which must be private.
+    /// The absolute path of a private file with a secret.
     SecretPath,
     /// An `http` or `https` address.
     Url,
@@ -39,7 +38,7 @@ pub enum Form {
     Flag,
     /// A user name or number.
     User,
-    /// A share of a hundred.
+    /// A percentage.
     Percent,
     /// One of these texts.
     Choice(fn() -> Vec<&'static str>),
@@ -47,91 +46,182 @@ pub enum Form {
     Empty,
     /// A text for all certificates, or a map from certificate names and `default` to texts.
     PerCertificate,
-    /// What `$defs` of the schema document holds under this name.
-    Defined(&'static str),
+    /// A list of values.
+    List(&'static Form),
+    /// A map from free names to values.
+    Map(&'static Form),
+    /// A map with these keys.
+    Block(&'static [Key]),
+    /// A definition in `$defs` of the schema document, with a short description of its form.
+    Defined(&'static str, &'static str),
 }
 
-/// One key: its path (`*` a free name, `[]` a list item), form and meaning.
+/// One key of a map.
 pub struct Key {
-    /// Relative to whose key it is.
-    pub path: &'static str,
-    /// Form.
+    /// Name. A dot in it names a map within the map.
+    pub name: &'static str,
+    /// Form of the value.
     pub form: Form,
-    /// A sentence.
+    /// Meaning, as a sentence.
     pub meaning: &'static str,
+    /// Whether the key must be set.
+    pub is_required: bool,
+    /// Returns the default as written in the configuration.
+    pub default: fn() -> Option<Value>,
+    /// Further keys of the same map.
+    pub beside: &'static [Key],
 }
 
-/// A row of a table of keys.
-pub const fn key(path: &'static str, form: Form, meaning: &'static str) -> Key {
-    Key {
-        path,
-        form,
-        meaning,
+impl Key {
+    /// A key without a default.
+    pub const fn new(name: &'static str, form: Form, meaning: &'static str) -> Key {
+        Key {
+            name,
+            form,
+            meaning,
+            is_required: false,
+            default: || None,
+            beside: &[],
+        }
+    }
+
+    /// Returns the default as text: `None` for absent, empty and nested values.
+    fn default_text(&self) -> Option<String> {
+        match (self.default)()? {
+            Value::String(text) => Some(text),
+            Value::Bool(flag) => Some(flag.to_string()),
+            Value::Array(items) if !items.is_empty() => {
+                let items = items.iter().filter_map(Value::as_str);
+                Some(format!("[{}]", items.collect::<Vec<_>>().join(", ")))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the meaning with the default.
+    fn description(&self) -> String {
+        let meaning = self.meaning.trim();
+        match self.default_text() {
+            Some(default) => format!("{meaning} Default: {default}."),
+            None => meaning.to_owned(),
+        }
     }
 }
 
-/// Adds `key` below `prefix` to the schema of an object.
-pub fn add(root: &mut Value, prefix: &str, key: &Key) {
-    let path = match (prefix, key.path) {
-        ("", path) => path.to_owned(),
-        (prefix, "") => prefix.to_owned(),
-        (prefix, path) => format!("{prefix}.{path}"),
-    };
-    let steps: Vec<&str> = path.split('.').collect();
-    insert(root, &steps, key);
+/// A value of the configuration with its full path: a row of the documentation.
+pub struct Row {
+    /// Path from the top of the map. `[]` is a list item, `*` a free name.
+    pub path: String,
+    /// Form of the value, or of the item.
+    pub form: Form,
+    /// The key that declares it.
+    pub key: &'static Key,
 }
 
-/// An object that allows no keys yet.
-pub fn object() -> Value {
-    json!({"type": "object", "additionalProperties": false})
-}
-
-fn insert(node: &mut Value, steps: &[&str], key: &Key) {
-    let Some((step, rest)) = steps.split_first() else {
-        return;
-    };
-    let Some(map) = node.as_object_mut() else {
-        return;
-    };
-    let (name, list) = match step.strip_suffix("[]") {
-        Some(name) => (name, true),
-        None => (*step, false),
-    };
-    let slot = if name == "*" {
-        map.entry("additionalProperties")
-            .or_insert(Value::Bool(false))
-    } else {
-        let properties = map.entry("properties").or_insert_with(|| json!({}));
-        match properties.as_object_mut() {
-            Some(properties) => properties.entry(name).or_insert(Value::Null),
-            None => return,
-        }
-    };
-    if rest.is_empty() {
-        let mut leaf = leaf(key.form);
-        if list {
-            leaf = json!({"type": "array", "items": leaf});
-        }
-        if let Some(leaf) = leaf.as_object_mut() {
-            leaf.insert("description".to_owned(), json!(key.meaning));
-        }
-        *slot = leaf;
-        return;
+/// Lists every value below these keys, in the order of declaration.
+pub fn rows(prefix: &str, keys: &'static [Key]) -> Vec<Row> {
+    let mut all = Vec::new();
+    for key in keys {
+        add_rows(&mut all, super::walk::join(prefix, key.name), key.form, key);
+        all.extend(rows(prefix, key.beside));
     }
-    if !slot.is_object() {
-        *slot = object();
-        // A signer has exactly one kind.
-        if name == "*"
-            && let Some(slot) = slot.as_object_mut()
-        {
-            slot.insert("minProperties".to_owned(), json!(1));
-            slot.insert("maxProperties".to_owned(), json!(1));
-        }
-    }
-    insert(slot, rest, key);
+    all
 }
 
-fn leaf(form: Form) -> Value {
+fn add_rows(all: &mut Vec<Row>, path: String, form: Form, key: &'static Key) {
+    match form {
+        Form::Block(keys) => all.extend(rows(&path, keys)),
+        Form::List(item) => add_rows(all, format!("{path}[]"), *item, key),
+        Form::Map(value) => add_rows(all, format!("{path}.*"), *value, key),
+        form => all.push(Row { path, form, key }),
+    }
+}
+
+/// Renders these rows as a Markdown table: key, form, default, meaning.
+pub fn markdown(rows: &[Row]) -> String {
+    let mut text = "| key | form | default | meaning |\n| --- | --- | --- | --- |\n".to_owned();
+    for row in rows {
+        let default = match (row.key.is_required, row.key.default_text()) {
+            (true, _) => "required".to_owned(),
+            (false, Some(default)) => format!("`{default}`"),
+            (false, None) => String::new(),
+        };
+        let cells = [
+            format!("`{}`", row.path),
+            row.form.to_string(),
+            default,
+            row.key.meaning.trim().to_owned(),
+        ];
+        let cells = cells.map(|cell| cell.replace('|', "\\|"));
+        text.push_str(&format!("| {} |\n", cells.join(" | ")));
+    }
+    text
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Form::Const(text) => return write!(f, "`{text}`"),
+            Form::Choice(choices) => return write!(f, "`{}`", choices().join("`, `")),
+            Form::Text => "text",
+            Form::Path => "absolute path",
+            Form::Secret => "private file, or `credential:NAME`",
+            Form::Public => "file, or `credential:NAME`",
+            Form::Kubeconfig => "kubeconfig file, or `credential:NAME`",
+            Form::SecretPath => "private file",
+            Form::Url => "http or https address",
+            Form::Duration => "duration",
+            Form::Pin => "SHA-256, 64 hex digits",
+            Form::Flag => "`true`, `false`",
+            Form::User => "user name or number",
+            Form::Percent => "percentage",
+            Form::Empty | Form::Block(_) | Form::Map(_) => "map",
+            Form::PerCertificate => "text, or map from certificate names to texts",
+            Form::List(_) => "list",
+            Form::Defined(_, form) => form,
+        };
+        f.write_str(text)
+    }
+}
+
+/// Returns the JSON Schema of a map with these keys and no others.
+pub fn object(keys: &[Key]) -> Value {
+    let mut properties = JsonMap::new();
+    add_properties(&mut properties, keys);
+    let mut object = json!({"type": "object", "additionalProperties": false});
+    if let Some(object) = object.as_object_mut()
+        && !properties.is_empty()
+    {
+        object.insert("properties".to_owned(), Value::Object(properties));
+    }
+    object
+}
+
+fn add_properties(properties: &mut JsonMap<String, Value>, keys: &[Key]) {
+    for key in keys {
+        let mut schema = schema_of(key.form);
+        if let Some(schema) = schema.as_object_mut() {
+            schema.insert("description".to_owned(), json!(key.description()));
+        }
+        match key.name.split_once('.') {
+            None => {
+                properties.insert(key.name.to_owned(), schema);
+            }
+            Some((outer, inner)) => {
+                let section = properties.entry(outer).or_insert_with(
+                    || json!({"type": "object", "additionalProperties": false, "properties": {}}),
+                );
+                if let Some(section) = section.get_mut("properties").and_then(Value::as_object_mut)
+                {
+                    section.insert(inner.to_owned(), schema);
+                }
+            }
+        }
+        add_properties(properties, key.beside);
+    }
+}
+
+fn schema_of(form: Form) -> Value {
     match form {
         Form::Const(text) => json!({"const": text}),
         Form::Text => json!({"type": "string"}),
@@ -140,26 +230,32 @@ fn leaf(form: Form) -> Value {
             json!({"type": "string", "pattern": "^(/|credential:[^/]+$)"})
         }
         Form::Url => json!({"type": "string", "pattern": "^https?://"}),
-        Form::Duration => {
-            json!({"type": "string", "pattern": "^\\+?(0|([0-9]+(\\.[0-9]*)?|\\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$"})
-        }
-        Form::Percent => json!({"type": "string", "pattern": "^(100|[0-9]?[0-9]) ?%$"}),
+        Form::Duration => json!({"type": "string", "pattern": DURATION_PATTERN}),
+        Form::Percent => json!({"type": "string", "pattern": PERCENT_PATTERN}),
         Form::Pin => {
             json!({"type": "string", "pattern": "^(sha256:)?([0-9a-fA-F]{2}:?){31}[0-9a-fA-F]{2}$"})
         }
         Form::Flag => json!({"type": "boolean"}),
         Form::User => json!({"type": ["string", "integer"]}),
         Form::Choice(choices) => json!({"enum": choices()}),
-        Form::Empty => object(),
+        Form::Empty => object(&[]),
         Form::PerCertificate => json!({
             "oneOf": [
                 {"type": "string"},
                 {"type": "object", "additionalProperties": {"type": "string"}}
             ]
         }),
-        Form::Defined(name) => json!({"$ref": format!("#/$defs/{name}")}),
+        Form::List(item) => json!({"type": "array", "items": schema_of(*item)}),
+        Form::Map(value) => json!({"type": "object", "additionalProperties": schema_of(*value)}),
+        Form::Block(keys) => object(keys),
+        Form::Defined(name, _) => json!({"$ref": format!("#/$defs/{name}")}),
     }
 }
+
+/// Regular expression of a Go duration.
+pub const DURATION_PATTERN: &str = r"^\+?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$";
+/// Regular expression of a percentage.
+pub const PERCENT_PATTERN: &str = "^(100|[0-9]?[0-9]) ?%$";
 
 /// Why a systemd credential cannot be read. Settings below `--root` are not given those of this machine.
 pub const NO_CREDENTIALS: &str =
@@ -251,23 +347,6 @@ pub fn absolute(field: &Field<'_>) -> Option<PathBuf> {
     None
 }
 
-/// A list of texts.
-pub fn texts(field: Option<Field<'_>>) -> Vec<String> {
-    let items = field.and_then(|field| field.list()).unwrap_or_default();
-    items.iter().filter_map(Field::string).collect()
-}
-
-/// A map from free names to values as written: a value may be a secret, so that no fault may quote it.
-pub fn free_map(field: Option<Field<'_>>) -> BTreeMap<String, String> {
-    let Some(map) = field.and_then(|field| field.map()) else {
-        return BTreeMap::new();
-    };
-    map.named()
-        .into_iter()
-        .filter_map(|(name, field)| Some((name, field.written()?)))
-        .collect()
-}
-
 /// A duration in Go's notation.
 pub fn duration(field: Option<Field<'_>>) -> Option<(Field<'_>, Duration)> {
     let field = field?;
@@ -297,12 +376,6 @@ pub fn choice<T: Copy, const N: usize>(
         );
     }
     found
-}
-
-/// A list of pins.
-pub fn pins(field: Option<Field<'_>>) -> Vec<[u8; 32]> {
-    let items = field.and_then(|field| field.list()).unwrap_or_default();
-    items.iter().filter_map(pin).collect()
 }
 
 /// A pin of a certificate or its key.

@@ -16,7 +16,7 @@ use crate::kube::names::Authority;
 use crate::signer;
 use crate::store::{self, Root};
 use crate::yaml;
-use crate::yaml::schema::{Form, SecretFile};
+use crate::yaml::schema::{self, Form, SecretFile};
 
 /// Why CA keys on the node are reported, and what to do.
 pub const LOCAL_CA_KEYS_ADVICE: &str = "anyone who controls the node can sign certificates for the whole cluster: outside a lab, configure a signer on another machine and remove the keys";
@@ -147,7 +147,7 @@ fn named_files(settings: &Settings) -> Vec<NamedFile> {
     for (name, config) in &settings.signers {
         let about = config.kind().about();
         let shown = config.redacted();
-        for key in about.keys.iter().flat_map(|keys| keys.iter()) {
+        for key in schema::rows("", about.keys) {
             let pointer = format!("/{}/{}", about.name, key.path.replace('.', "/"));
             let text = shown.pointer(&pointer).and_then(Value::as_str);
             if let Form::Secret | Form::SecretPath | Form::Kubeconfig = key.form

@@ -155,7 +155,7 @@ impl Cfssl {
                 ),
             }
         };
-        let key_file = self.config.key_file.as_ref();
+        let key_file = self.config.key_file();
         let error = match refused.meaning() {
             Meaning::UnknownLabel => SignerError::config(
                 what(&format!("there is no CA with the label {:?}", place.label)),

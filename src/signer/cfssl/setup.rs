@@ -72,7 +72,7 @@ impl Script {
         for part in parts {
             for wanted in &part.wanted {
                 let place = part.config.place(wanted.name, identity);
-                let keyed = part.config.key_file.is_some();
+                let keyed = part.config.auth.is_some();
                 let of_label = labels.entry(place.label.clone()).or_default();
                 of_label.push((place, wanted, keyed));
             }
@@ -81,7 +81,7 @@ impl Script {
         let key = format!("nodepki-{}-{}", identity.cluster, identity.node);
         let files: BTreeSet<String> = parts
             .iter()
-            .filter_map(|part| Some(part.config.key_file.as_ref()?.to_string()))
+            .filter_map(|part| Some(part.config.key_file()?.to_string()))
             .collect();
         if !files.is_empty() {
             let files: Vec<&str> = files.iter().map(String::as_str).collect();

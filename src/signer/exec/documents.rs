@@ -1,4 +1,4 @@
-//! What a plug-in is told and what it answers: the JSON of the contract, and what breaks its rules.
+//! The JSON documents of the plug-in contract, and the violations of its rules.
 
 use std::time::Duration;
 
@@ -141,7 +141,7 @@ pub(super) enum Response {
     },
 }
 
-/// Exactly one JSON object, nothing but white space around it.
+/// Parses exactly one JSON object, surrounded by nothing but white space.
 pub(super) fn parse<T: for<'de> Deserialize<'de>>(output: &[u8]) -> Result<T, String> {
     let text = output.trim_ascii();
     match text.first() {
@@ -149,7 +149,7 @@ pub(super) fn parse<T: for<'de> Deserialize<'de>>(output: &[u8]) -> Result<T, St
         Some(_) => return Err("its stdout is not one JSON object".to_owned()),
         None => return Err("its stdout is empty".to_owned()),
     }
-    // The parser's message carries a position and field names, never what was written there.
+    // The parser's message contains a position and field names, never the content.
     serde_json::from_slice(text).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => format!(
             "its JSON lacks a field or has one of another type, at line {} column {}",
@@ -223,7 +223,7 @@ fn read_response(
         "denied" => Response::Answer(Answer::Denied { reason: why }),
         "failed" => Response::Failed(why),
         "retry" => match fresh {
-            // It has begun something: the handle must not get lost.
+            // The program has begun something: the handle must not get lost.
             Some(ticket) => pending(ticket),
             None => Response::Retry { after, why },
         },

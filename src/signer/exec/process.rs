@@ -1,5 +1,5 @@
-//! Running a program of others: from a trusted path, with little environment, in a group of its own, for so long and
-//! with so much output. What it says is for the log, without its secrets.
+//! Runs an external program: from a trusted path, with a minimal environment, in its own process group, with limits
+//! for time and output. Its stderr is logged without probable secrets.
 
 use std::future::pending;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -13,13 +13,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{CallError, GRACE, LINGER, SAFE_PATH, STDERR_TAIL, STDOUT_LIMIT};
+use super::{
+    CallError, MAX_LINGER_TIME, SAFE_PATH, STDERR_TAIL, STDOUT_LIMIT, TERMINATION_GRACE_PERIOD,
+};
 use crate::process::confine;
 use crate::process::interrupt;
 use crate::signer::{SignerError, printable};
 
-/// The program's real path, once it is sure that nobody but root and this user could have put it there: the path
-/// as given (symbolic links and their directories) and the path that it resolves to are both looked at.
+/// Returns the program's real path, after verifying that only root and this user could have created it: both the
+/// given path (symbolic links and their directories) and the path to which it resolves are checked.
 pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
     let shown = command.display();
     let refuse = |why: String| {
@@ -52,7 +54,7 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
                     meta.uid()
                 )));
             }
-            // A link's own mode means nothing. In a sticky directory only a file's owner can replace it.
+            // The mode of a link has no meaning. In a sticky directory only the owner of a file can replace it.
             let sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
             if !meta.is_symlink() && !sticky && meta.mode() & 0o022 != 0 {
                 return Err(refuse(format!(
@@ -75,8 +77,8 @@ pub(super) fn trusted_program(command: &Path) -> Result<PathBuf, SignerError> {
     Ok(real)
 }
 
-/// Runs a program that is no signer as carefully as one: no shell, trusted path, little environment, its group killed
-/// at `limit`. `Err` says what went wrong, with the end of what it wrote to stderr.
+/// Runs a program that is not a signer with the same precautions: no shell, trusted path, minimal environment, its
+/// group killed at `limit`. `Err` states what went wrong, with the end of its stderr.
 pub(crate) async fn run(
     command: &[String],
     env: &[(&str, String)],
@@ -143,13 +145,13 @@ pub(super) enum End {
     TooMuch,
 }
 
-/// The program's process group; killed with whatever is left in it unless the run ended well.
+/// The program's process group. The remaining processes are killed on drop unless the run ended normally.
 struct Group(Option<Pid>);
 
 impl Group {
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.0 {
-            // ESRCH: nobody is left, which is what was wanted.
+            // ESRCH: no process is left, as intended.
             let _ = killpg(group, signal);
         }
     }
@@ -182,7 +184,7 @@ pub(super) async fn drive(
     else {
         return Err(CallError::Unclean("its pipes are missing".to_owned()));
     };
-    // A program that does not read its input closes the pipe early; that is its right.
+    // A program that does not read its input may close the pipe early.
     let feed = async move {
         let _ = stdin.write_all(input).await;
         drop(stdin);
@@ -229,7 +231,7 @@ pub(super) async fn drive(
             },
             () = sleep_until(started + limit), if exit.is_none() => break,
             () = linger(exit.map(|(_, since)| since)) => {
-                // It has ended, but a descendant holds its output. The answer, if there is one, counts.
+                // The program has ended, but a descendant keeps its output open. A complete response counts.
                 if let Some((status, _)) = exit {
                     finished.end = End::Exited(status);
                 }
@@ -238,16 +240,19 @@ pub(super) async fn drive(
         }
     }
     group.signal(Signal::SIGTERM);
-    if timeout(GRACE, child.wait()).await.is_err() {
+    if timeout(TERMINATION_GRACE_PERIOD, child.wait())
+        .await
+        .is_err()
+    {
         group.signal(Signal::SIGKILL);
-        let _ = timeout(GRACE, child.wait()).await;
+        let _ = timeout(TERMINATION_GRACE_PERIOD, child.wait()).await;
     }
     Ok(finished)
 }
 
 async fn linger(since: Option<Instant>) {
     match since {
-        Some(since) => sleep_until(since + LINGER).await,
+        Some(since) => sleep_until(since + MAX_LINGER_TIME).await,
         None => pending().await,
     }
 }
@@ -258,7 +263,7 @@ fn keep_tail(tail: &mut Vec<u8>, more: &[u8]) {
     tail.drain(..excess);
 }
 
-/// A plug-in's stderr as it may stand in a log: printable, and without what looks like a secret.
+/// Returns a plug-in's stderr for the log: printable, and without probable secrets.
 pub(super) fn log_text(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let mut lines: Vec<String> = Vec::new();
@@ -266,7 +271,7 @@ pub(super) fn log_text(stderr: &[u8]) -> String {
     for line in text.lines() {
         if line.contains("PRIVATE KEY-----") {
             if line.contains("-----END") && !inside_key {
-                // The tail begins within the key.
+                // The tail begins within a key.
                 lines.clear();
             }
             inside_key = line.contains("-----BEGIN");
@@ -278,7 +283,7 @@ pub(super) fn log_text(stderr: &[u8]) -> String {
     printable(&lines.join("\n"), 2 * STDERR_TAIL)
 }
 
-/// The line up to the value of something that is called like a secret.
+/// Returns the line up to a value whose name suggests a secret.
 fn without_secret(line: &str) -> String {
     const NAMES: [&str; 9] = [
         "authorization",

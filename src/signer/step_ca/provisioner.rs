@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use super::super::server::Server;
 use super::super::{SignerError, printable};
 use super::token::{Auth, Credential};
-use crate::http::{Call, encode};
+use crate::http::encode;
 use crate::x509::{TrustBundle, verifies};
 use crate::yaml::parse_duration;
 
@@ -82,13 +82,13 @@ pub(super) async fn look(
     let listed = find(server, name).await?;
     let label = server.label();
     let fits = match auth {
-        Auth::X5c { .. } => listed.kind == "X5C",
-        Auth::Jwk { .. } => listed.kind == "JWK",
-        Auth::Token { .. } => true,
+        Auth::X5c(_) => listed.kind == "X5C",
+        Auth::Jwk(_) => listed.kind == "JWK",
+        Auth::Token(_) => true,
     };
     if !fits {
         let wanted = match auth {
-            Auth::X5c { .. } => "auth.x5c needs one of type X5C",
+            Auth::X5c(_) => "auth.x5c needs one of type X5C",
             _ => "auth.jwk needs one of type JWK",
         };
         return Err(SignerError::config(
@@ -171,14 +171,7 @@ async fn find(server: &Server, name: &str) -> Result<Listed, SignerError> {
     let mut cursor = String::new();
     for _ in 0..MAX_PAGES {
         let path = format!("/1.0/provisioners?limit=100&cursor={}", encode(&cursor));
-        let response = server.exchange(doing, Call::get(path)).await?;
-        if !response.is_success() {
-            let said = super::refusal::said(&response);
-            return Err(server.refusal(doing, &response, &said));
-        }
-        let page: Page = response
-            .json()
-            .map_err(|error| server.garbage(doing, &response, &error.to_string()))?;
+        let (page, response): (Page, _) = super::fetch(server, doing, &path).await?;
         for one in page.provisioners {
             if one.get("name").and_then(Value::as_str) != Some(name) {
                 others.extend(one.get("name").and_then(Value::as_str).map(str::to_owned));

@@ -20,7 +20,9 @@ use super::super::server::Server;
 use super::super::shell::quoted;
 use super::super::{Class, Identity, Request, SignerError, Wanted, printable};
 use crate::x509::{Chain, ExtendedUsage, PrivateKey, hex, rfc3339};
-use crate::yaml::schema::SecretFile;
+use crate::yaml::Field;
+use crate::yaml::schema::{Form, SecretFile};
+use crate::yaml::settings::{one_of, settings};
 
 /// step-ca lets clocks differ by this much.
 pub(super) const LEEWAY: Duration = Duration::minutes(1);
@@ -28,35 +30,79 @@ pub(super) const LEEWAY: Duration = Duration::minutes(1);
 /// A token is sent at once; the rest is for clocks that differ.
 const LIFETIME: Duration = Duration::minutes(5);
 
-/// How this node proves that it may ask.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Auth {
-    /// Tokens signed with the key of a certificate that the provisioner trusts.
-    X5c {
-        /// PEM, the leaf first.
-        certificate: SecretFile,
-        /// PEM.
-        key: SecretFile,
-    },
-    /// Tokens signed with the provisioner's own key.
-    Jwk {
-        /// A JSON Web Key, or PEM.
-        key_file: SecretFile,
-        /// The key's id, where neither the file nor the server says it.
-        kid: Option<String>,
-    },
-    /// Tokens that somebody else made.
-    Token {
-        /// One file for each certificate.
-        file: PerCertificate,
-    },
+one_of! {
+    /// How this node authenticates.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub enum Auth ("ways to authenticate") {
+        /// Tokens signed with the key of a certificate that the provisioner trusts.
+        "x5c" => X5c(X5cKeys),
+        /// Tokens signed with the provisioner's own key.
+        "jwk" => Jwk(JwkKeys),
+        /// Tokens from files.
+        "token" => Token(TokenKeys),
+    }
+}
+
+settings! {
+    /// Certificate of an X5C provisioner.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct X5cKeys {
+        /// PEM file with the certificate that authorizes this node, and its intermediates.
+        "certificate" => pub certificate: SecretFile,
+            required "the PEM file of the certificate", form Form::Public;
+        /// PEM file with its key.
+        "key" => pub key: SecretFile, required "the PEM file of its key";
+    }
+}
+
+settings! {
+    /// Key of a JWK provisioner.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct JwkKeys {
+        /// File with the provisioner's private key: a JSON Web Key or PEM, not encrypted.
+        "keyFile" => pub key_file: SecretFile, required "the file of the provisioner's private key";
+        /// Id of that key; by default from the file or the server.
+        "kid" => pub kid: Option<String>;
+    }
+}
+
+settings! {
+    /// One-time tokens.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct TokenKeys {
+        /// File with a one-time token for the certificate.
+        "file" => pub file: PerCertificate,
+            required "/run/nodepki/tokens/{certificate}", read read_token_files;
+    }
+}
+
+fn read_token_files(field: &Field<'_>) -> Option<PerCertificate> {
+    let files = PerCertificate::read(field)?;
+    for text in files.named.values().chain(&files.default) {
+        if let Err((what, _)) = SecretFile::parse(text) {
+            // The text may be the token itself.
+            field.error(
+                what,
+                "put each token into a file of mode 0600 and name that file",
+            );
+        }
+    }
+    if let Some(default) = &files.default
+        && !default.contains("{certificate}")
+    {
+        field.error(
+            "names one file for several certificates, and a token is valid for one",
+            "write {certificate} into the path, or name a file for each certificate",
+        );
+    }
+    Some(files)
 }
 
 impl Auth {
     /// The file with the token for a certificate; `None` when none is configured or tokens are made here.
     pub(super) fn token_file(&self, wanted: &Wanted, identity: &Identity) -> Option<SecretFile> {
         match self {
-            Auth::Token { file } => SecretFile::parse(&file.of(wanted, identity)?).ok(),
+            Auth::Token(TokenKeys { file }) => SecretFile::parse(&file.of(wanted, identity)?).ok(),
             _ => None,
         }
     }
@@ -82,8 +128,8 @@ impl Credential {
         now: OffsetDateTime,
     ) -> Result<Option<Self>, SignerError> {
         match auth {
-            Auth::X5c { certificate, key } => x5c(server, certificate, key, now).map(Some),
-            Auth::Jwk { key_file, kid } => {
+            Auth::X5c(X5cKeys { certificate, key }) => x5c(server, certificate, key, now).map(Some),
+            Auth::Jwk(JwkKeys { key_file, kid }) => {
                 let text = server.secret(key_file)?;
                 let shown = server.shown_secret(key_file);
                 let (key, own) = PrivateKey::from_jwk_or_pem(&text).map_err(|error| {
@@ -98,7 +144,7 @@ impl Credential {
                 let kid = kid.clone().or(own);
                 Ok(Some(Credential::Jwk { key, kid }))
             }
-            Auth::Token { .. } => Ok(None),
+            Auth::Token(_) => Ok(None),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The HTTP API of Vault and OpenBao: headers, envelopes, and what the servers' refusals mean.
+//! The HTTP API of Vault and OpenBao: headers, envelopes, and the meaning of refusals.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -8,14 +8,14 @@ use crate::http::{Call, Response, encode};
 use crate::signer::server::Server;
 use crate::signer::{Class, SignerError};
 
-/// The server as one namespace of it.
+/// One namespace of the server.
 #[derive(Clone)]
 pub(super) struct Api {
     pub(super) server: Server,
     pub(super) namespace: Option<String>,
 }
 
-/// What most successful answers are wrapped in.
+/// Envelope of most successful responses.
 #[derive(Deserialize)]
 pub(super) struct Envelope<T> {
     #[serde(default = "none")]
@@ -38,14 +38,14 @@ impl Api {
         self.server.label()
     }
 
-    /// One exchange, whatever the status of the answer.
+    /// Performs one exchange, whatever the status of the response.
     pub(super) async fn exchange(
         &self,
         doing: &str,
         call: Call<'_>,
         token: Option<Zeroizing<String>>,
     ) -> Result<Response, SignerError> {
-        // Vault agents and proxies can be told to take nothing without it: a browser cannot be tricked into sending it.
+        // Vault agents and proxies can require this header, since a browser cannot be tricked into sending it.
         let mut call = call.header("X-Vault-Request", "true");
         if let Some(namespace) = &self.namespace {
             call = call.header("X-Vault-Namespace", namespace.as_str());
@@ -56,7 +56,7 @@ impl Api {
         self.server.exchange(doing, call).await
     }
 
-    /// The content of an answer with status 200.
+    /// Returns the content of a response with status 200.
     pub(super) fn read<T: DeserializeOwned>(
         &self,
         doing: &str,
@@ -65,7 +65,7 @@ impl Api {
         if response.status != 200 {
             return Err(self.refusal(doing, response));
         }
-        // The text of a JSON error may quote what it could not read.
+        // The text of a JSON error may quote the content.
         response
             .json()
             .map_err(|_| self.garbage(doing, response, "it is not what Vault answers there"))
@@ -75,8 +75,8 @@ impl Api {
         self.server.garbage(doing, response, why)
     }
 
-    /// The error for an answer that says no. The status alone does not tell what is wrong: an unknown role is a 400, an
-    /// unknown issuer a 500, a mount that does not exist a 403 or a 404.
+    /// Returns the error for a refusal. The status alone is not specific: an unknown role is a 400, an unknown issuer
+    /// a 500, a mount that does not exist a 403 or a 404.
     pub(super) fn refusal(&self, doing: &str, response: &Response) -> SignerError {
         let said = said(response);
         let mut error = self.server.refusal(doing, response, &said);
@@ -97,7 +97,7 @@ impl Api {
     }
 }
 
-/// A part of what the server says, and what follows from it.
+/// Parts of refusals, with class and required action.
 #[rustfmt::skip]
 const BY_WORDS: &[(&str, Class, &str)] = &[
     ("is sealed", Class::Transient, "have the server's operators unseal it"),
@@ -113,7 +113,7 @@ const BY_WORDS: &[(&str, Class, &str)] = &[
     ("missing client token", Class::Auth, "have this node's credential renewed"),
 ];
 
-/// Statuses of these servers' own, all of which pass.
+/// Statuses specific to these servers, all of them transient.
 const BY_STATUS: &[(u16, &str)] = &[
     (412, "the server has not caught up with its cluster yet"),
     (
@@ -127,18 +127,18 @@ const BY_STATUS: &[(u16, &str)] = &[
     (501, "have the server's operators initialise it"),
 ];
 
-/// The server's own words, in one line.
+/// Returns the server's own text, in one line.
 pub(super) fn said(response: &Response) -> String {
     let Ok(Errors { errors }) = response.json() else {
         return response.text().into_owned();
     };
     let words = errors.join("; ");
     let words: Vec<&str> = words.split_whitespace().collect();
-    // Go's way to print a list of one error.
+    // Go's format of a list with one error.
     words.join(" ").replace("1 error occurred: * ", "")
 }
 
-/// A mount or a name with slashes in it as a part of a path.
+/// Encodes each segment of a mount or name for a path.
 pub(super) fn segments(path: &str) -> String {
     path.split('/').map(encode).collect::<Vec<_>>().join("/")
 }

@@ -1,7 +1,7 @@
-//! What a role of the PKI engine says, and whether a certificate can come of it.
+//! A role of the PKI engine, and whether it can issue a certificate.
 //!
-//! The same type is read from the server, to tell what is wrong before a key is made, and printed for whoever sets
-//! the server up.
+//! The same type is read from the server, to report what is wrong before a key is generated, and printed for the
+//! administrator of the server.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::signer::Wanted;
 use crate::x509::{ExtendedUsage, KeyAlgorithm};
 
-/// A role, as far as it decides what is certified. Everything that has a default which opens something is written out,
-/// since writing a role resets what is left out.
+/// The fields of a role that affect the content of certificates. Every field with a permissive default is written
+/// out, since writing a role resets omitted fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Role {
     issuer_ref: String,
@@ -43,7 +43,7 @@ pub(super) struct Role {
     allow_wildcard_certificates: bool,
     allow_any_name: bool,
     allow_localhost: bool,
-    /// Old roles have it; it cannot be set any more.
+    /// Present in old roles; it can no longer be set.
     #[serde(default, skip_serializing)]
     allow_token_displayname: bool,
     #[serde(default)]
@@ -67,7 +67,7 @@ pub(super) struct Role {
     max_ttl: u64,
     no_store: bool,
     generate_lease: bool,
-    /// OpenBao's; Vault says that it ignores them.
+    /// Fields of OpenBao; Vault reports that it ignores them.
     #[serde(default)]
     not_before_bound: String,
     #[serde(default)]
@@ -75,7 +75,7 @@ pub(super) struct Role {
 }
 
 impl Role {
-    /// The narrowest role for a certificate.
+    /// Returns the narrowest role for a certificate.
     pub(super) fn of(wanted: &Wanted, issuer: &str) -> Self {
         let profile = &wanted.profile;
         let has = |usage| profile.usages.contains(&usage);
@@ -107,12 +107,12 @@ impl Role {
             allow_glob_domains: false,
             allow_wildcard_certificates: false,
             allow_any_name: false,
-            // It would let `localdomain` in as well.
+            // It would allow `localdomain` as well.
             allow_localhost: false,
             allow_token_displayname: false,
             allowed_domains_template: false,
             enforce_hostnames: false,
-            // Not "email": someone@NAME would pass for NAME.
+            // Not "email", which would accept someone@NAME for NAME.
             cn_validations: words(&["hostname"]),
             allow_ip_sans: !profile.sans.ips.is_empty(),
             allowed_uri_sans: Vec::new(),
@@ -120,12 +120,12 @@ impl Role {
             allowed_serial_numbers: Vec::new(),
             allowed_user_ids: Vec::new(),
             use_csr_common_name: true,
-            // Where none are wanted the request's are ignored.
+            // Without requested names those of the CSR are ignored.
             use_csr_sans: !profile.sans.is_empty(),
             require_cn: true,
             ttl: profile.lifetime.as_secs(),
             max_ttl: profile.lifetime.as_secs(),
-            // What is not stored cannot be revoked by its number.
+            // A certificate that is not stored cannot be revoked by its serial number.
             no_store: false,
             generate_lease: false,
             not_before_bound: "forbid".to_owned(),
@@ -133,12 +133,12 @@ impl Role {
         }
     }
 
-    /// How long certificates may live.
+    /// Returns the maximum lifetime of certificates.
     pub(super) fn lifetime(&self) -> Duration {
         Duration::from_secs(self.max_ttl)
     }
 
-    /// Why no certificate as wanted can come of it; nothing where that is not certain.
+    /// Returns why the role certainly cannot issue the certificate; empty if that is not certain.
     pub(super) fn obstacles(&self, wanted: &Wanted) -> Vec<String> {
         let profile = &wanted.profile;
         let mut found = Vec::new();

@@ -1,8 +1,8 @@
-//! Who the node is to the server: one token at a time, from a file or from a login.
+//! The node's session with the server: one token at a time, from a file or from a login.
 //!
-//! A token from a login is kept in the signer's memory until the run has settled: a run that is interrupted, or whose
-//! certificates are not all there, goes on with it, which a `secret_id` of one use leaves no other way to. A wrapped
-//! `secret_id` is unwrapped once and kept before it is used.
+//! A token from a login is stored in the signer's memory until the run has settled: an interrupted run, or one whose
+//! certificates are not all issued, continues with it, because a `secret_id` of one use allows no second login. A
+//! wrapped `secret_id` is unwrapped once and stored before it is used.
 
 use std::fmt;
 use std::rc::Rc;
@@ -14,26 +14,26 @@ use tokio::sync::Mutex;
 use zeroize::Zeroizing;
 
 use super::api::{Api, said, segments};
-use super::{AppRole, Auth, RoleId};
+use super::{AppRole, Auth, CertificateLogin, JwtLogin, KubernetesLogin};
 use crate::http::{Call, Response};
 use crate::signer::{Class, Memory, SignerError};
 use crate::x509::hex;
 
-/// Under these names things are remembered.
+/// Names under which data is stored.
 const TOKEN: &str = "token";
 const SECRET_ID: &str = "secret-id";
 
-/// A token is not used in its last seconds.
+/// A token is not used during its last seconds.
 const MARGIN: i64 = 5;
 
 pub(super) struct Session {
     api: Api,
     auth: Auth,
-    /// What a remembered token must have been got with.
+    /// Credential with which a stored token must have been obtained.
     origin: String,
     memory: Rc<dyn Memory>,
     clock: fn() -> OffsetDateTime,
-    /// Locked during a login, so that many requests make one.
+    /// Locked during a login, so that concurrent requests cause only one.
     token: Mutex<Option<Token>>,
 }
 
@@ -47,12 +47,12 @@ struct Token {
     until: Option<i64>,
 }
 
-/// What became of a wrapping token.
+/// State of a wrapping token.
 #[derive(Serialize, Deserialize)]
 struct Unwrapped {
     /// SHA-256 of the wrapping token.
     wrapping: String,
-    /// `None` from the moment before it is unwrapped.
+    /// `None` from just before it is unwrapped.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     secret_id: Option<Secret>,
 }
@@ -78,14 +78,14 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a token is good for, as the server sees it.
+/// Rights of a token, as reported by the server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Neither the token itself can be asked for: it is dead, or has not even the default policy.
+    /// The server refuses to report the token's rights: it is invalid, or has not even the default policy.
     Unknown,
-    /// It may do that.
+    /// The operation is allowed.
     Allowed,
-    /// It may not.
+    /// The operation is not allowed.
     Denied,
 }
 
@@ -112,12 +112,12 @@ impl Session {
         }
     }
 
-    /// Whether a new token can be had without anybody doing anything.
+    /// Returns whether a new token can be obtained without intervention.
     pub(super) fn can_log_in(&self) -> bool {
         !matches!(self.auth, Auth::TokenFile(_))
     }
 
-    /// The token to use now; logs in where there is none.
+    /// Returns the current token; logs in if there is none.
     pub(super) async fn token(&self, doing: &str) -> Result<Zeroizing<String>, SignerError> {
         if let Auth::TokenFile(file) = &self.auth {
             return self.api.server.secret(file);
@@ -137,7 +137,7 @@ impl Session {
         self.log_in(doing, &mut held).await
     }
 
-    /// Another token than `refused`, which the server does not take any more.
+    /// Returns a token other than `refused`, which the server no longer accepts.
     pub(super) async fn another(
         &self,
         doing: &str,
@@ -152,11 +152,11 @@ impl Session {
         self.log_in(doing, &mut held).await
     }
 
-    /// Nothing waits for this token any more. One that was obtained by a login is revoked.
+    /// Ends the session. A token from a login is revoked.
     pub(super) async fn end(&self) -> Result<(), SignerError> {
         let mut held = self.token.lock().await;
         let token = held.take().or_else(|| self.remembered());
-        // Those of another configuration, too, which nobody would come back for.
+        // Tokens of other configurations are revoked too, since no later run would use them.
         let mut forgotten = self.memory.forget(TOKEN);
         if !matches!(&self.auth, Auth::AppRole(app) if app.wrapped) {
             forgotten = forgotten.and(self.memory.forget(SECRET_ID));
@@ -168,14 +168,14 @@ impl Session {
         let call = Call::post("/v1/auth/token/revoke-self");
         let response = self.api.exchange(doing, call, Some(token.token.0)).await?;
         match response.status {
-            // 403: it is dead already. 400: batch tokens end by themselves.
+            // 403: it is invalid already. 400: batch tokens expire without revocation.
             200 | 204 | 400 | 403 => {}
             _ => return Err(self.api.refusal(doing, &response)),
         }
         forgotten.map_err(|error| self.forgetful("its token", &error))
     }
 
-    /// What the server lets a token do, path by path, in the order of `paths`.
+    /// Returns the capabilities of a token, path by path, in the order of `paths`.
     pub(super) async fn capabilities(
         &self,
         doing: &str,
@@ -202,7 +202,7 @@ impl Session {
         Ok(Some(paths.iter().map(of).collect()))
     }
 
-    /// Why a path may have been refused to a token.
+    /// Determines why a path may have been refused to a token.
     pub(super) async fn standing(
         &self,
         doing: &str,
@@ -238,9 +238,9 @@ impl Session {
                     role_id: &'a str,
                     secret_id: &'a str,
                 }
-                let role_id = match &app.role_id {
-                    RoleId::Text(text) => Zeroizing::new(text.clone()),
-                    RoleId::File(file) => self.api.server.public(file)?,
+                let role_id = match (&app.role_id, &app.role_id_file) {
+                    (_, Some(file)) => self.api.server.public(file)?,
+                    (text, None) => Zeroizing::new(text.clone().unwrap_or_default()),
                 };
                 let secret_id = self.secret_id(&doing, app).await?;
                 let body = Login {
@@ -249,7 +249,7 @@ impl Session {
                 };
                 self.post_login(&doing, &app.mount, &body).await?
             }
-            Auth::Certificate { mount, role } => {
+            Auth::Certificate(CertificateLogin { mount, role }) => {
                 #[derive(Serialize)]
                 struct Login<'a> {
                     #[serde(skip_serializing_if = "Option::is_none")]
@@ -260,7 +260,8 @@ impl Session {
                 };
                 self.post_login(&doing, mount, &body).await?
             }
-            Auth::Jwt { mount, role, file } | Auth::Kubernetes { mount, role, file } => {
+            Auth::Jwt(JwtLogin { mount, role, file })
+            | Auth::Kubernetes(KubernetesLogin { mount, role, file }) => {
                 #[derive(Serialize)]
                 struct Login<'a> {
                     #[serde(skip_serializing_if = "Option::is_none")]
@@ -276,7 +277,7 @@ impl Session {
             }
         };
         let token = self.logged_in(&doing, response)?;
-        // Before it is used: after a crash there may be no second login.
+        // Stored before it is used: after a crash a second login may be impossible.
         self.keep(TOKEN, &token)
             .map_err(|error| self.forgetful("its token", &error))?;
         let value = token.token.0.clone();
@@ -305,7 +306,7 @@ impl Session {
             #[serde(default)]
             lease_duration: i64,
         }
-        // A login is refused with 400 and 403 alike, and all of those are about the credential.
+        // A login is refused with 400 and 403 alike, always because of the credential.
         if matches!(response.status, 400 | 401 | 403) {
             let mut error = self.api.refusal(doing, &response);
             error.class = Class::Auth;
@@ -373,8 +374,8 @@ impl Session {
         Ok(secret_id.0)
     }
 
-    /// Whether the wrapping token holds what it should: only the server can have put a `secret_id` of this method under
-    /// that path.
+    /// Verifies that the wrapping token contains what it should: only the server can have stored a `secret_id` of
+    /// this method under that path.
     async fn inspect(
         &self,
         doing: &str,
@@ -446,7 +447,7 @@ impl Session {
         }
     }
 
-    /// Somebody else may have this node's credential.
+    /// Another process may have obtained this node's credential.
     fn used_up(
         &self,
         doing: &str,
@@ -498,7 +499,7 @@ impl Session {
     }
 }
 
-/// Whether what capabilities-self says of a path allows something.
+/// Returns whether capabilities reported by capabilities-self include an operation.
 pub(super) fn allows(capabilities: &[String], what: &str) -> bool {
     capabilities.iter().any(|one| one == what || one == "root")
 }

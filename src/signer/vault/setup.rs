@@ -1,7 +1,7 @@
-//! What an administrator runs on the server so that a node gets its certificates, and nothing besides them.
+//! The script for an administrator of the server, which lets a node get its certificates and nothing else.
 //!
-//! One role for each certificate, with every name pinned ([`Role::of`]), and one policy for the node. The policy names
-//! the parameters that nodepki sends: `alt_names`, `not_after` and the like would reach past what a role pins.
+//! It contains one role for each certificate, with every name pinned ([`Role::of`]), and one policy for the node. The
+//! policy lists the parameters that nodepki sends: `alt_names`, `not_after` and others would bypass what a role pins.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -10,16 +10,16 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::role::Role;
-use super::{Auth, Config, RoleId};
+use super::{Auth, CertificateLogin, Config, JwtLogin, KubernetesLogin};
 use crate::kube::names::{Authority, CertName};
 use crate::signer::shell::{one_line, quoted};
 use crate::signer::{Identity, Part, Wanted};
 use crate::yaml::format_duration;
 
-/// Ten years: what a CA in the mount may live. The server's own limit of 32 days would cut it short.
+/// Maximum lifetime of a CA in the mount: ten years. The server's default limit of 32 days would shorten it.
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// What a policy must let through beside the path.
+/// Returns the parameters that a policy must allow in addition to the path.
 pub(super) fn parameters(verbatim: bool) -> &'static [&'static str] {
     match verbatim {
         true => &["csr", "ttl", "key_usage", "ext_key_usage"],
@@ -27,7 +27,7 @@ pub(super) fn parameters(verbatim: bool) -> &'static [&'static str] {
     }
 }
 
-/// The script for all signers of this kind together: they share a policy, since they share a node.
+/// Returns the script for all signers of this kind together: they share a policy, because they share a node.
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
     let names: Vec<&str> = parts.iter().map(|part| part.name).collect();
     let mut script = Script::default();
@@ -85,7 +85,7 @@ impl Script {
         self.comment(&format!("---- {text}"));
     }
 
-    /// With `several`, nothing of the one before, nor of the caller, may be left.
+    /// With `several`, the variables of the previous server and of the caller are replaced.
     fn server(&mut self, address: &str, namespace: Option<&str>, several: bool) {
         self.heading(&format!("server {address}"));
         let address = quoted(address.trim_end_matches('/'));
@@ -106,7 +106,7 @@ impl Script {
     }
 
     fn signers(&mut self, parts: &[&Part<'_, Config>], identity: &Identity) {
-        // Clusters that share a server may share node names; each node's rights are its own.
+        // Clusters that share a server may have nodes of the same name; each node has its own rights.
         let policy = format!("nodepki-{}-{}", identity.cluster, identity.node);
         let mut paths: BTreeMap<String, String> = BTreeMap::new();
         let mut mounts: BTreeSet<String> = BTreeSet::new();
@@ -282,9 +282,9 @@ impl Script {
                     }),
                 );
                 let path = quoted(&format!("auth/{}/role/{role}", app.mount));
-                let there = match &app.role_id {
-                    RoleId::Text(_) => "the configuration's roleID".to_owned(),
-                    RoleId::File(file) => file.to_string(),
+                let there = match &app.role_id_file {
+                    None => "the configuration's roleID".to_owned(),
+                    Some(file) => file.to_string(),
                 };
                 self.comment("Bring to the node, into files of mode 0600:");
                 self.comment(&format!(
@@ -299,7 +299,7 @@ impl Script {
                     app.secret_id_file
                 ));
             }
-            Auth::Certificate { mount, role } => {
+            Auth::Certificate(CertificateLogin { mount, role }) => {
                 let role = role.as_deref().unwrap_or(policy);
                 self.heading("login: TLS certificate");
                 self.method("cert", mount);
@@ -311,7 +311,7 @@ impl Script {
                     quoted(&format!("auth/{mount}/certs/{role}"))
                 ));
             }
-            Auth::Jwt { mount, role, .. } => {
+            Auth::Jwt(JwtLogin { mount, role, .. }) => {
                 let role = role.as_deref().unwrap_or(policy);
                 self.heading("login: JSON web token");
                 self.method("jwt", mount);
@@ -325,7 +325,7 @@ impl Script {
                     quoted(&format!("auth/{mount}/role/{role}"))
                 ));
             }
-            Auth::Kubernetes { mount, role, .. } => {
+            Auth::Kubernetes(KubernetesLogin { mount, role, .. }) => {
                 let role = role.as_deref().unwrap_or(policy);
                 self.heading("login: Kubernetes service account");
                 self.method("kubernetes", mount);
@@ -375,8 +375,8 @@ fn rule(path: &str, verbatim: bool) -> String {
     rule + "  }\n}\n"
 }
 
-/// The role of each certificate: the configured one, made distinct where it would have to be several, and the node's own
-/// where it pins the node's names.
+/// Returns the role of each certificate: the configured one, made distinct if several certificates need different
+/// roles, and with the node's name if it pins names of the node.
 fn names(part: &Part<'_, Config>, identity: &Identity) -> BTreeMap<CertName, String> {
     let Some(role) = &part.config.role else {
         return BTreeMap::new();
@@ -406,7 +406,7 @@ fn names(part: &Part<'_, Config>, identity: &Identity) -> BTreeMap<CertName, Str
             .into_iter()
             .chain(&wanted.profile.sans.dns)
             .any(|one| one.rsplit(':').next() == Some(identity.node.as_str()));
-        // As words, or node `api` would have no `apiserver` of its own.
+        // Compared as words, or node `api` would not get its own role for `apiserver`.
         let says = format!("-{name}-").contains(&format!("-{}-", identity.node));
         if own && !says {
             name.push('-');
@@ -420,7 +420,7 @@ fn names(part: &Part<'_, Config>, identity: &Identity) -> BTreeMap<CertName, Str
         .collect()
 }
 
-/// For a policy.
+/// Quotes a text for a policy.
 fn hcl(text: &str) -> String {
     format!(
         "\"{}\"",
