@@ -1,14 +1,15 @@
-//! YAML and JSON text as a tree that knows where every value stands, and the faults found in it.
+//! YAML and JSON text as a tree with the position of every value, and the faults found in it.
 //!
 //! Owns the parsing of all configuration text, the resolution of plain scalars, and the wording of `file:line:col`.
-//! It knows nothing of any schema: `kubeadm`, `policy` and `settings` walk the tree with [`Map`] and [`Field`], which
-//! collect *all* faults of a text instead of stopping at the first. Pure: the caller brings the text.
+//! It knows no schema: `kube::kubeadm`, `spec::policy` and `config` walk the tree with [`Map`] and [`Field`], which
+//! collect *all* faults of a text instead of stopping at the first. Pure: the caller supplies the text.
 //!
-//! Plain scalars are resolved as the YAML library of Kubernetes does (YAML 1.1 with `yes`, `on`, `0x10`, `017`),
-//! because kubeadm on the same node reads the same file. A text field that was written as `yes` or `007` is a boolean or
-//! a number there and refused; [`Field::string`] refuses it too and says how to quote it.
+//! Plain scalars are resolved as by the YAML library of Kubernetes (YAML 1.1 with `yes`, `on`, `0x10`, `017`),
+//! because kubeadm on the same node reads the same file. A text field written as `yes` or `007` is a boolean or a
+//! number there and refused; [`Field::string`] refuses it too and reports how to quote it.
 //!
 //! To read a new kind of document: `parse`, `Walk::new`, `Field::root`, then `get` each key and `finish` each map.
+//! Settings of nodepki are declared with [`settings`].
 
 mod duration;
 mod fault;
@@ -32,26 +33,26 @@ pub use walk::{Field, Map, Walk, did_you_mean};
 use crate::x509::is_hidden;
 use walk::join;
 
-/// Deepest nesting of maps and lists that is read; no document of ours comes near it.
-const DEPTH_LIMIT: usize = 64;
-/// How many values aliases may add to one text, so that a few lines cannot grow into gigabytes.
-const ALIAS_BUDGET: usize = 10_000;
-/// Length of a key in bytes, as YAML has it for keys without `?` (1.2.2, 7.4.2 and 7.4.3).
+/// Maximum nesting of maps and lists; valid documents have much less.
+const MAX_DEPTH: usize = 64;
+/// Maximum number of values that aliases may add to one text, so that a few lines cannot expand to gigabytes.
+const MAX_ALIAS_VALUES: usize = 10_000;
+/// Maximum length of a key in bytes, as YAML limits keys without `?` (1.2.2, 7.4.2 and 7.4.3).
 const MAX_KEY_LENGTH: usize = 1024;
 
-/// A value with its place.
+/// A value with its position.
 #[derive(Clone)]
 pub struct Node {
-    /// Where the value begins.
+    /// Beginning of the value.
     pub place: Place,
-    /// What it is.
+    /// The value.
     pub kind: Kind,
 }
 
 /// The three kinds of YAML values.
 #[derive(Clone)]
 pub enum Kind {
-    /// Entries in the order written, duplicates kept.
+    /// Entries in written order, including duplicates.
     Map(Vec<Entry>),
     /// Items in order.
     Seq(Vec<Node>),
@@ -64,21 +65,21 @@ pub enum Kind {
 pub struct Entry {
     /// The key as text.
     pub key: String,
-    /// Where the key stands.
+    /// Position of the key.
     pub place: Place,
     /// Its value.
     pub value: Node,
 }
 
-/// A scalar as written. It may hold a token or a key: never printed, wiped when dropped.
+/// A scalar as written. It may contain a token or a key: it is never printed, and zeroized on drop.
 #[derive(Clone)]
 pub struct Scalar {
     text: Zeroizing<String>,
-    /// True when it was written without quotes, so that it may be a number, a boolean or null.
+    /// True if it was written without quotes, so that it may be a number, a boolean or null.
     plain: bool,
 }
 
-/// What a scalar means.
+/// Meaning of a scalar.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Value<'a> {
     /// `null`, `~` or nothing.
@@ -93,7 +94,7 @@ pub enum Value<'a> {
     Str(&'a str),
 }
 
-// The tree holds whatever the file holds, kubeconfig keys and tokens included.
+// The tree contains everything from the file, including keys and tokens of kubeconfigs.
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "<{} at {}>", self.kind_name(), self.place)
@@ -101,7 +102,7 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    /// Lays another value over this one: maps merge key by key, everything else is replaced.
+    /// Merges another value into this one: maps merge key by key, everything else is replaced.
     pub fn overlay(&mut self, over: Node) {
         match (&mut self.kind, over.kind) {
             (Kind::Map(entries), Kind::Map(additions)) => {
@@ -127,7 +128,7 @@ impl Node {
         }
     }
 
-    /// `a map`, `a list`, `text`, …: for messages.
+    /// Returns `a map`, `a list`, `text`, … for messages.
     pub fn kind_name(&self) -> &'static str {
         match &self.kind {
             Kind::Map(_) => "a map",
@@ -141,12 +142,12 @@ impl Node {
         }
     }
 
-    /// True for `null`, `~` and nothing.
+    /// Returns true for `null`, `~` and an empty value.
     pub fn is_null(&self) -> bool {
         matches!(&self.kind, Kind::Scalar(scalar) if matches!(scalar.resolve(), Value::Null))
     }
 
-    /// The value of a key; the last one where the key is given twice, as Kubernetes reads it.
+    /// Returns the value of a key; the last one of a duplicate key, as in Kubernetes.
     pub fn get(&self, key: &str) -> Option<&Node> {
         match &self.kind {
             Kind::Map(entries) => entries
@@ -158,7 +159,7 @@ impl Node {
         }
     }
 
-    /// The text of a scalar as written; `None` for maps, lists and null.
+    /// Returns the text of a scalar as written; `None` for maps, lists and null.
     pub fn text(&self) -> Option<&str> {
         match &self.kind {
             Kind::Scalar(scalar) if !self.is_null() => Some(&scalar.text),
@@ -166,7 +167,7 @@ impl Node {
         }
     }
 
-    /// Every key that stands twice in the same map, at any depth, as one fault each.
+    /// Reports every key that occurs twice in the same map, at any depth.
     pub fn duplicates(&self, severity: Severity, faults: &mut Faults) {
         self.duplicates_below(&mut Vec::new(), severity, faults);
     }
@@ -247,7 +248,7 @@ fn written(path: &[Step<'_>]) -> String {
 }
 
 impl Scalar {
-    /// What the scalar means under the rules named in the module's header.
+    /// Resolves the scalar by the rules in the module's header.
     pub fn resolve(&self) -> Value<'_> {
         if self.plain {
             resolve_plain(&self.text)
@@ -273,7 +274,7 @@ fn resolve_plain(text: &str) -> Value<'_> {
         "-.inf" | "-.Inf" | "-.INF" => return Value::Float(f64::NEG_INFINITY),
         _ => {}
     }
-    // Only these may begin a number; everything else is text without a closer look.
+    // Only these characters can begin a number; everything else is text.
     if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
         return Value::Str(text);
     }
@@ -323,18 +324,18 @@ fn resolve_plain(text: &str) -> Value<'_> {
     Value::Str(text)
 }
 
-/// Reads all documents of a text; empty ones (`---` only, comments only) are left out.
+/// Reads all documents of a text except empty ones (`---` only, comments only).
 ///
 /// # Errors
-/// The first syntax error with its place, or an alias that would grow without bound.
+/// The first syntax error with its position, or an alias that would expand without bound.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
-    // Windows editors begin a file with a byte order mark.
+    // Windows editors write a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder {
         file: Arc::from(file),
         stack: Vec::new(),
         anchors: HashMap::new(),
-        alias_budget: ALIAS_BUDGET,
+        alias_budget: MAX_ALIAS_VALUES,
         documents: Vec::new(),
     };
     let mut parser = Parser::new_from_str(text);
@@ -347,7 +348,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
             }
         };
         if let Err((mut place, message)) = result {
-            // A scalar that runs into a tab is reported where it begins.
+            // A scalar that runs into a tab is reported at its beginning.
             if message.contains("tab")
                 && let Some((line, _)) = text
                     .lines()
@@ -394,7 +395,7 @@ struct Builder {
     documents: Vec<Node>,
 }
 
-/// A map or list whose end has not come yet.
+/// A map or list that is not complete yet.
 struct Open {
     anchor: usize,
     node: Node,
@@ -415,7 +416,7 @@ impl Builder {
     fn take(&mut self, event: Event<'_>, place: Place) -> Result<(), Broken> {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
-                // `!!str 5` and `! 5` are text however they look.
+                // `!!str 5` and `! 5` are text whatever their content.
                 let text_tag = tag.is_some_and(|tag| tag.suffix == "str" || tag.suffix.is_empty());
                 let scalar = Scalar {
                     text: Zeroizing::new(text.into_owned()),
@@ -441,7 +442,7 @@ impl Builder {
                 let Some(node) = self.anchors.get(&anchor) else {
                     return Err((place, "an alias refers to itself".to_owned()));
                 };
-                if self.stack.len() + node.depth() > DEPTH_LIMIT {
+                if self.stack.len() + node.depth() > MAX_DEPTH {
                     return Err((
                         place,
                         "an alias makes the document nested too deeply".to_owned(),
@@ -450,7 +451,8 @@ impl Builder {
                 match self.alias_budget.checked_sub(node.size()) {
                     Some(left) => self.alias_budget = left,
                     None => {
-                        let message = format!("aliases expand to more than {ALIAS_BUDGET} values");
+                        let message =
+                            format!("aliases expand to more than {MAX_ALIAS_VALUES} values");
                         return Err((place, message));
                     }
                 }
@@ -466,8 +468,8 @@ impl Builder {
     }
 
     fn open(&mut self, kind: Kind, place: Place, anchor: usize) -> Result<(), Broken> {
-        if self.stack.len() >= DEPTH_LIMIT {
-            let message = format!("nested more than {DEPTH_LIMIT} levels deep");
+        if self.stack.len() >= MAX_DEPTH {
+            let message = format!("nested more than {MAX_DEPTH} levels deep");
             return Err((place, message));
         }
         self.stack.push(Open {
@@ -518,7 +520,7 @@ impl Builder {
     }
 }
 
-/// `<<: *base` brings in the keys of `base` that the map does not have itself.
+/// Expands `<<: *base`: adds the keys of `base` that the map does not contain.
 fn merge_keys(node: &mut Node) -> Result<(), Broken> {
     let Kind::Map(entries) = &mut node.kind else {
         return Ok(());
@@ -556,7 +558,7 @@ fn merge_keys(node: &mut Node) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The tree as JSON: key order and unknown fields are kept, of a key given twice the last counts.
+/// Returns the tree as JSON: key order and unknown fields are kept, and the last of duplicate keys is used.
 pub fn to_json(node: &Node) -> serde_json::Value {
     match &node.kind {
         Kind::Map(entries) => serde_json::Value::Object(
@@ -580,17 +582,17 @@ pub fn to_json(node: &Node) -> serde_json::Value {
     }
 }
 
-/// Any value as YAML in the shape that Go tools write: two spaces, `- ` under its key, one line a scalar. Characters that
-/// a reader cannot see, or that a terminal obeys, are escaped in double quotes.
+/// Returns a value as YAML in the format of Go tools: two spaces, `- ` under its key, one line per scalar. Invisible
+/// characters and terminal controls are escaped in double quotes.
 ///
 /// # Errors
-/// When the value's own serialization fails.
+/// Failure of the value's own serialization.
 pub fn to_string<T: Serialize + ?Sized>(value: &T) -> Result<String, serde_yaml::ser_error::Error> {
     let mut options = serde_yaml::SerializerOptions::default();
     options.prefer_block_scalars = false; // base64 stays on one line
     options.compact_list_indent = true;
     let text = serde_yaml::to_string_with_options(&value, options.clone())?;
-    // The emitter escapes controls, and no other character.
+    // The emitter escapes control characters only.
     let is_visible = |c: char| c == '\n' || !is_hidden(c);
     if text.chars().all(is_visible) {
         return Ok(text);
@@ -607,12 +609,13 @@ pub fn to_string<T: Serialize + ?Sized>(value: &T) -> Result<String, serde_yaml:
     Ok(text)
 }
 
-/// A plain scalar in the place of one that must be quoted: of private use, so that no other text has it.
+/// Returns a plain scalar that replaces one that must be quoted. It consists of private-use characters, which no
+/// other text contains.
 fn stand_in(number: usize) -> String {
     format!("\u{e0f0}quoted{number}\u{e0f1}")
 }
 
-/// Replaces every text with something hidden in it by a stand-in, and returns the texts quoted.
+/// Replaces every text with invisible characters, and returns the quoted texts.
 fn set_aside(value: &mut Json, quoted: &mut Vec<String>) {
     let mut replaced = |text: &str| {
         let has_hidden = text.chars().any(is_hidden);
@@ -638,7 +641,7 @@ fn set_aside(value: &mut Json, quoted: &mut Vec<String>) {
     }
 }
 
-/// YAML 1.2, section 5.7.
+/// Quotes a text by YAML 1.2, section 5.7.
 fn double_quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

@@ -5,6 +5,7 @@ use crate::spec::KubeletLayout;
 use crate::spec::policy::Policy;
 use crate::spec::schedule::{Percent, RenewAt, Window};
 use crate::x509::KeyAlgorithm;
+use crate::yaml::schema;
 
 const HEAD: &str = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\n";
 const PIN: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
@@ -422,7 +423,7 @@ fn signers_on_the_command_line() {
         ),
         (
             "exec:sign",
-            "--signer exec:sign: the program must be an absolute path, it is never looked up in PATH",
+            "--signer exec:sign: the program must be an absolute path, it is not searched in PATH",
         ),
         (
             "embedded:x",
@@ -430,7 +431,7 @@ fn signers_on_the_command_line() {
         ),
         (
             "vault:x",
-            "--signer vault needs more than a flag can say: configure it under signers in /etc/nodepki/config.yaml, or name a file with --config",
+            "--signer vault has settings that a flag cannot express: configure it under signers in /etc/nodepki/config.yaml, or name a file with --config",
         ),
         (
             "lokal:/x",

@@ -1,19 +1,19 @@
-//! Offline signing: the bundle that `csr export` writes and the trees that `csr import` reads. Pure: lists of
-//! (path, bytes) in and out; the caller does the files, and the verification of what came back.
+//! Offline signing: the bundle that `csr export` writes and the trees that `csr import` reads. Pure: lists of (path,
+//! bytes) in and out; the caller accesses the files and verifies the imported certificates.
 //!
-//! A bundle is named as `kubeadm certs generate-csr` names things, so runbooks written for it work:
+//! The names in a bundle are those of `kubeadm certs generate-csr`, so that runbooks written for it apply:
 //!
 //! | path | holds |
 //! | --- | --- |
 //! | `pki/apiserver.csr`, `pki/etcd/server.csr`, `admin.conf.csr`, … | the CSRs |
 //! | the same with `.ext` | the profile as an OpenSSL extension file |
-//! | `request.json` | for each slot its [`SignRequest`], the paths, the profile in words |
-//! | `README` | the command for each, for the person who has only OpenSSL |
+//! | `request.json` | for each slot its [`SignRequest`], the paths, the profile as text |
+//! | `README` | the OpenSSL command for each |
 //!
-//! What comes back is matched by public key and never by file name: a certificate under another slot's name is
-//! taken for the slot whose key it has, and said. A tree that kubeadm made brings keys, too (`pki/*.key`,
-//! `client-key-data`): those that have a certificate in the tree come out with it, and it is the caller's policy
-//! whether a key that was not made here may be installed.
+//! Imported certificates are matched by public key and never by file name: a certificate under another slot's name is
+//! assigned to the slot whose key it has, and reported. A tree that kubeadm created contains keys as well
+//! (`pki/*.key`, `client-key-data`): keys that have a certificate in the tree are returned with it, and the caller's
+//! policy decides whether a key that was not generated here may be installed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,10 +31,10 @@ use crate::signer::Request;
 use crate::signer::wire::{API_VERSION, SignRequest, csr_sha256, profile_line};
 use crate::x509::{Certificate, Csr, PrivateKey, Profile, PublicKey, certificates_of};
 
-/// One file to be written below the bundle's directory.
+/// A file to be written below the bundle's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BundleFile {
-    /// Relative.
+    /// Relative path.
     pub path: PathBuf,
     /// Content.
     pub bytes: Vec<u8>,
@@ -42,7 +42,7 @@ pub struct BundleFile {
     pub mode: u32,
 }
 
-/// The bundle for these requests: the same bytes for the same requests.
+/// Returns the bundle for these requests; the same requests give the same bytes.
 pub fn export(requests: &[Request]) -> Vec<BundleFile> {
     let mut files = Vec::new();
     let mut items = Vec::new();
@@ -62,7 +62,7 @@ pub fn export(requests: &[Request]) -> Vec<BundleFile> {
             openssl_extensions(profile).into_bytes(),
         ));
         let authority = request.wanted.authority.base_name();
-        // Whole days, rounded up: OpenSSL counts in days.
+        // Whole days, rounded up, because OpenSSL counts in days.
         let days = profile.lifetime.as_secs().div_ceil(24 * 60 * 60);
         let _ = writeln!(
             commands,
@@ -137,8 +137,8 @@ struct ManifestItem {
     request: SignRequest,
 }
 
-/// The profile for `openssl x509 -req -extfile`. Names stand in a section of their own, one a line, where a comma
-/// in a name could not become a second name.
+/// Returns the profile for `openssl x509 -req -extfile`. Names are written in a separate section, one per line, so
+/// that a comma in a name cannot become a second name.
 pub fn openssl_extensions(profile: &Profile) -> String {
     let usages: Vec<_> = profile
         .usages
@@ -165,7 +165,7 @@ pub fn openssl_extensions(profile: &Profile) -> String {
     text
 }
 
-/// A request that waits for its certificate.
+/// A request without a certificate.
 #[derive(Clone, Debug)]
 pub struct Outstanding {
     /// The slot.
@@ -174,28 +174,28 @@ pub struct Outstanding {
     pub key: PublicKey,
 }
 
-/// What a tree holds.
+/// Content of an imported tree.
 #[derive(Debug, Default)]
 pub struct Collection {
-    /// At most one a slot, in kubeadm's order.
+    /// At most one per slot, in kubeadm's order.
     pub candidates: Vec<Candidate>,
     /// Slots whose installed certificate has the key of a certificate in the tree.
     pub installed: Vec<CertName>,
-    /// CA certificates that came along: candidates for trust, which files and pins decide.
+    /// CA certificates in the tree: candidates for trust, which files and pins decide.
     pub authorities: Vec<(Authority, PathBuf, Vec<u8>)>,
-    /// What a person should know, in the order of the files.
+    /// Remarks for the user, in the order of the files.
     pub remarks: Vec<Remark>,
 }
 
-/// A certificate that came back for a slot, not verified yet.
+/// An imported certificate for a slot, not verified.
 pub struct Candidate {
     /// The slot.
     pub name: CertName,
-    /// Where it was.
+    /// Path of its file.
     pub path: PathBuf,
     /// Bytes in any form that a chain may have.
     pub answer: Vec<u8>,
-    /// The key that came with it, where it is not one of the outstanding ones.
+    /// The key in the tree, if it is not one of the pending ones.
     pub key: Option<PrivateKey>,
 }
 
@@ -209,16 +209,16 @@ impl fmt::Debug for Candidate {
     }
 }
 
-/// Something odd about a file of the tree.
+/// Remark about a file of the tree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum Remark {
-    #[error("{} is {belongs_to}'s certificate by its key, and is taken as that", path.display())]
+    #[error("{} has the key of {belongs_to}, and is used as its certificate", path.display())]
     Misnamed { path: PathBuf, belongs_to: CertName },
-    #[error("{} certifies the key of {}, and that private key is neither pending here nor in the tree: import it on the node that made the CSR", path.display(), csr.display())]
+    #[error("{} certifies the key of {}, and that private key is neither pending here nor in the tree: import it on the node that created the CSR", path.display(), csr.display())]
     KeyElsewhere { path: PathBuf, csr: PathBuf },
-    #[error("{} ({subject}) is for a key that no outstanding request has: sign the CSRs of the last `nodepki csr export`", path.display())]
+    #[error("{} ({subject}) is for a key of no pending request: sign the CSRs of the last `nodepki csr export`", path.display())]
     UnknownKey { path: PathBuf, subject: String },
     #[error("{} is not used: {why}", path.display())]
     Damaged { path: PathBuf, why: String },
@@ -230,7 +230,7 @@ pub enum Remark {
     },
 }
 
-/// Whether a file may be part of an import, by its name.
+/// Returns whether a file may be part of an import, by its name.
 pub fn is_imported(path: &Path) -> bool {
     matches!(
         path.extension().and_then(|extension| extension.to_str()),
@@ -238,9 +238,9 @@ pub fn is_imported(path: &Path) -> bool {
     )
 }
 
-/// Sorts out a tree of files, paths relative to its top: an exported bundle after signing, the tree of `kubeadm
-/// certs generate-csr` after signing (certificates beside the keys, or pasted into the kubeconfigs), or an inbox.
-/// `installed` are the keys of certificates that need no replacement: an import that is repeated finds those.
+/// Assigns a tree of files, paths relative to its top: an exported bundle after signing, the tree of `kubeadm certs
+/// generate-csr` after signing (certificates next to the keys, or pasted into the kubeconfigs), or an inbox.
+/// `installed` are the keys of certificates that need no replacement, which a repeated import finds.
 pub fn collect(
     files: &[(PathBuf, Zeroizing<Vec<u8>>)],
     outstanding: &[Outstanding],
@@ -295,7 +295,7 @@ impl Collection {
             // The same certificate twice, as a file and pasted into the kubeconfig.
             Some(other) if other.answer == candidate.answer => {}
             Some(other) => {
-                // A key that was made here goes before one that came along.
+                // A key that was generated here takes precedence over an imported one.
                 let (used, unused) = if other.key.is_some() && candidate.key.is_none() {
                     let unused = std::mem::replace(other, candidate);
                     (other.path.clone(), unused.path)
@@ -312,7 +312,7 @@ impl Collection {
     }
 }
 
-/// A tree's files by what they hold.
+/// The files of a tree by content.
 #[derive(Default)]
 struct Tree {
     certificates: Vec<(PathBuf, Vec<u8>)>,
@@ -346,7 +346,7 @@ impl Tree {
                 }
                 self.certificates.push((path.to_owned(), bytes.to_vec()));
             }
-            // sa.key belongs to no certificate, and the CA's own keys have no business here.
+            // sa.key belongs to no certificate, and the private keys of CAs are not imported.
             Some("key") if matches!(place(path), Some(Place::Slot(_))) => {
                 self.take_key(path, bytes, found);
             }
@@ -391,12 +391,12 @@ impl Tree {
 
 /// The slot that a certificate belongs to.
 enum Owner {
-    /// The slot, with the private key if that came with the tree.
+    /// The slot, with the private key if the tree contains it.
     Wanted(CertName, Option<PrivateKey>),
     Installed(CertName),
 }
 
-/// Who has the private key of a certificate, by the SHA-256 of the public key.
+/// Holders of private keys, by the SHA-256 of the public key.
 struct Owners<'a> {
     outstanding: HashMap<[u8; 32], CertName>,
     installed: HashMap<[u8; 32], CertName>,
@@ -410,7 +410,7 @@ impl<'a> Owners<'a> {
             let slots = slots.iter().rev();
             slots.map(|slot| (slot.key.sha256(), slot.name)).collect()
         };
-        // Of two files with one key the first one counts.
+        // Of two files with one key the first one is used.
         let keys = tree.keys.iter().rev();
         let csrs = tree.csrs.iter().rev();
         Owners {
@@ -425,7 +425,7 @@ impl<'a> Owners<'a> {
         }
     }
 
-    /// Whose certificate these bytes are.
+    /// Returns the slot to which a certificate belongs.
     fn of(&self, bytes: &[u8]) -> Result<Owner, Stray> {
         let certificates =
             certificates_of(bytes).map_err(|error| Stray::Damaged(error.to_string()))?;
@@ -465,7 +465,7 @@ enum Place {
     Authority(Authority),
 }
 
-/// What a path is called after: `…/pki/etcd/server.crt`, `etcd-server.crt`, `admin.conf.crt` and `admin.conf`.
+/// Returns what a path names: `…/pki/etcd/server.crt`, `etcd-server.crt`, `admin.conf.crt` or `admin.conf`.
 fn place(path: &Path) -> Option<Place> {
     let stem = if path
         .extension()
@@ -475,7 +475,8 @@ fn place(path: &Path) -> Option<Place> {
     } else {
         path.with_extension("")
     };
-    // Whole path components count, so `apiserver` does not end `kube-apiserver`; `etcd/ca` goes before `ca`.
+    // Compares whole path components, so `apiserver` does not match `kube-apiserver`; `etcd/ca` takes precedence over
+    // `ca`.
     let slot = CertName::ALL
         .into_iter()
         .find(|name| stem.ends_with(name.base_name()) || stem.ends_with(name.as_str()));
@@ -493,7 +494,7 @@ enum Pasted {
     Key,
 }
 
-/// The decoded `client-certificate-data` and `client-key-data` of a kubeconfig (YAML or JSON), in its order.
+/// Returns the decoded `client-certificate-data` and `client-key-data` of a kubeconfig (YAML or JSON), in its order.
 fn pasted_data(text: &[u8]) -> Result<PastedData, String> {
     let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8 text".to_owned())?;
     let mut pasted = Vec::new();

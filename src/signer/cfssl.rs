@@ -56,10 +56,10 @@ use crate::yaml::{Map, format_duration, parse_duration};
 
 use refusal::{Envelope, Meaning, Refused};
 
-const API: &str = "/api/v1/cfssl";
+const API_PATH: &str = "/api/v1/cfssl";
 
 /// Name of a profile that does not exist.
-const NO_PROFILE: &str = "nodepki asks what an unknown profile is";
+const UNKNOWN_PROFILE: &str = "nodepki asks what an unknown profile is";
 
 settings! {
     /// A CFSSL server and the credential for it.
@@ -111,11 +111,11 @@ impl Configured for Config {
         let config = Self::read_keys(map);
         if let Some(field) = map.get("url")
             && let Some(text) = field.node().text()
-            && text.trim_end_matches('/').ends_with(API)
+            && text.trim_end_matches('/').ends_with(API_PATH)
         {
             field.error(
                 "contains the path of the API, which is added to it",
-                format!("end it before {API}"),
+                format!("end it before {API_PATH}"),
             );
         }
         config
@@ -180,7 +180,7 @@ impl Place {
     fn fallback(&self) -> Self {
         Place {
             label: self.label.clone(),
-            profile: Some(NO_PROFILE.to_owned()),
+            profile: Some(UNKNOWN_PROFILE.to_owned()),
         }
     }
 
@@ -198,7 +198,7 @@ impl Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.profile.as_deref() {
-            Some(NO_PROFILE) => f.write_str("an unknown profile")?,
+            Some(UNKNOWN_PROFILE) => f.write_str("an unknown profile")?,
             Some(profile) => write!(f, "profile {profile:?}")?,
             None => f.write_str("the default profile")?,
         }
@@ -318,7 +318,7 @@ impl Cfssl {
 
     async fn describe(&self, place: &Place) -> Result<Described<Info>, SignerError> {
         let doing = format!("asking about {place}");
-        let call = Call::post(format!("{API}/info")).json(&place.fields());
+        let call = Call::post(format!("{API_PATH}/info")).json(&place.fields());
         match self.ask(&doing, call).await.map_err(harmless)? {
             Ok(info) => Ok(Described::As(info)),
             Err(refused) => match refused.meaning() {
@@ -337,17 +337,17 @@ impl Cfssl {
         }
         let request = Value::Object(fields).to_string().into_bytes();
         let Some(file) = self.config.key_file() else {
-            let call = Call::post(format!("{API}/sign{query}"));
+            let call = Call::post(format!("{API_PATH}/sign{query}"));
             return Ok(call.body("application/json", request));
         };
         let key = unhex(&self.server.secret(file)?).ok_or_else(|| {
             SignerError::config(
                 format!(
-                    "{}: {} holds something else than pairs of hexadecimal digits",
+                    "{}: {} contains something other than pairs of hexadecimal digits",
                     self.server.label(),
                     self.server.shown_secret(file)
                 ),
-                "put the key there as CFSSL's auth_keys has it, without env: or file: before it",
+                "write the key there as in CFSSL's auth_keys, without the prefix env: or file:",
             )
         })?;
         let token = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), &request);
@@ -355,7 +355,7 @@ impl Cfssl {
             token: STANDARD.encode(token),
             request: STANDARD.encode(&request),
         };
-        Ok(Call::post(format!("{API}/authsign{query}")).json(&authenticated))
+        Ok(Call::post(format!("{API_PATH}/authsign{query}")).json(&authenticated))
     }
 
     /// Tests whether the server accepts requests from this node, with a request that cannot be signed.
@@ -413,20 +413,20 @@ impl Cfssl {
         if !facts.exists {
             say(
                 format!(
-                    "its CFSSL treats {place} like one that does not exist: with its default profile ({}; {})",
+                    "its CFSSL treats {place} like an unknown one, with its default profile ({}; {})",
                     listed(facts.info.usages()),
                     facts.info.expiry
                 ),
-                "correct the name under `profile`, or leave it out where the default profile is meant; a profile that does exist needs something of its own, another expiry for example",
+                "correct the name under `profile`, or remove it to use the default profile; an existing profile must differ in something, such as its expiry",
             );
         }
         match facts.trial {
             Trial::WantsKey => say(
-                format!("{place} takes only requests that are signed with its auth_key"),
+                format!("{place} accepts only requests that are signed with its auth_key"),
                 "put that key into a file and name the file under `auth.keyFile`",
             ),
             Trial::HasNoKey => say(
-                format!("{place} has no auth_key, and takes no signed requests"),
+                format!("{place} has no auth_key, and does not accept signed requests"),
                 "give the profile an auth_key in CFSSL's signing configuration; or, with cfssl serve, remove `auth` here",
             ),
             // The key may be about to change; the refusal of the signing request is more specific.
@@ -445,7 +445,7 @@ impl Cfssl {
         if given < wanted {
             tracing::info!(
                 certificate = %name,
-                "{} signs it for {} where {} is wanted; the expiry of its profile decides",
+                "{} signs it for {} and {} is requested; the expiry of its profile decides",
                 self.server.label(),
                 format_duration(given),
                 format_duration(wanted)
@@ -536,8 +536,8 @@ impl Signer for Cfssl {
         let Some(name) = name_under(authority) else {
             return Ok(None);
         };
-        let doing = format!("asking for the revocation list of authority {authority}");
-        let call = Call::get(format!("{API}/crl"));
+        let doing = format!("requesting the revocation list of authority {authority}");
+        let call = Call::get(format!("{API_PATH}/crl"));
         let text = match self.ask::<String>(&doing, call).await? {
             Ok(text) => text,
             // The path does not exist without a database and in multirootca.
@@ -547,7 +547,7 @@ impl Signer for Cfssl {
         STANDARD.decode(&text).map(Some).map_err(|error| {
             SignerError::permanent(
                 format!("{}: {doing} failed: {error}", self.server.label()),
-                "check that the address is the signer's and not another program's",
+                "check that the address is the signer's",
             )
         })
     }
@@ -695,7 +695,7 @@ fn usage_obstacles(wanted: &Wanted, place: &Place, info: &Info) -> Option<(Strin
     let has = |names: &[&str]| plain.iter().any(|usage| names.contains(usage));
     let mut wrong = Vec::new();
     if extended.is_empty() && plain.is_empty() {
-        wrong.push("has no usages, and CFSSL signs nothing without".to_owned());
+        wrong.push("has no usages, without which CFSSL does not sign".to_owned());
     } else {
         let profile = &wanted.profile;
         for usage in &profile.usages {
@@ -710,7 +710,7 @@ fn usage_obstacles(wanted: &Wanted, place: &Place, info: &Info) -> Option<(Strin
                     .iter()
                     .any(is);
             if !profile.usages.iter().any(is) && !tolerated {
-                wrong.push(format!("gives {usage}, which is not wanted"));
+                wrong.push(format!("gives {usage}, which is not requested"));
             }
         }
         if !plain.is_empty() {
@@ -721,7 +721,7 @@ fn usage_obstacles(wanted: &Wanted, place: &Place, info: &Info) -> Option<(Strin
                 wrong.push("does not give key encipherment, which an RSA key needs".to_owned());
             }
             if has(&["cert sign"]) {
-                wrong.push("gives cert sign, which makes it a CA's".to_owned());
+                wrong.push("gives cert sign, which is for CA certificates".to_owned());
             }
         }
     }

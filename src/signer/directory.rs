@@ -184,7 +184,7 @@ const CAPS: Caps = Caps {
 impl Configured for Config {
     const ABOUT: About = About {
         name: "directory",
-        signs_with: "whoever takes `outbox/*.csr` and leaves `inbox/*.crt`",
+        signs_with: "a program or person that reads `outbox/*.csr` and writes `inbox/*.crt`",
         authentication: "file owner",
         caps: CAPS,
         keys: Config::KEYS,
@@ -197,7 +197,7 @@ impl Configured for Config {
                     "the drop directory {} cannot be opened",
                     site.files.shown(&self.path).display()
                 ),
-                "create it, or name another one",
+                "create it, or configure another one",
             )
             .caused_by(error)
         })?;
@@ -357,12 +357,12 @@ impl Directory {
         }
         if uid != 0 && uid != geteuid().as_raw() && !self.trusted_uids.contains(&uid) {
             return Err(format!(
-                "it belongs to user {uid}, who may not answer; chown it to root"
+                "it belongs to user {uid}, who is not trusted; chown it to root"
             ));
         }
         if mode & 0o002 != 0 {
             return Err(format!(
-                "everybody may write it (mode {mode:04o}); chmod it to 0644"
+                "every user may write it (mode {mode:04o}); chmod it to 0644"
             ));
         }
         // Another user can link a file that only root may read, and a denial is logged.
@@ -441,7 +441,7 @@ impl Directory {
     /// Returns the message for a refused file, and logs it once per version of the file.
     fn refuse(&self, name: &str, meta: &Meta, why: String) -> String {
         let before = self.reported.borrow_mut().insert(name.to_owned(), *meta);
-        let message = format!("{} is not taken: {why}", self.path(name));
+        let message = format!("{} is not accepted: {why}", self.path(name));
         if before.is_none_or(|before| {
             (before.modified, before.size, before.mode, before.uid)
                 != (meta.modified, meta.size, meta.mode, meta.uid)

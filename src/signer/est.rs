@@ -75,7 +75,7 @@ const OPERATIONS: [&str; 6] = [
 /// hours.
 const DEFAULT_LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
 /// Bytes of a quotation from the server in a message.
-const SAID_LIMIT: usize = 512;
+const MAX_QUOTED: usize = 512;
 
 settings! {
     /// An EST server and the credential for it.
@@ -150,7 +150,7 @@ impl Configured for Config {
     const ABOUT: About = About {
         name: "est",
         signs_with: "a CA behind an EST server (RFC 7030)",
-        authentication: "HTTP Basic, TLS certificate; renewals by the certificate itself",
+        authentication: "HTTP Basic, TLS certificate; the certificate itself for renewals",
         caps: CAPS,
         keys: Config::KEYS,
     };
@@ -293,9 +293,9 @@ impl Est {
                     "{}: none of its CA certificates has the pinned fingerprint sha256:{}; it offers {}",
                     self.server.label(),
                     hex(&wanted),
-                    printable(&offered.join(", "), SAID_LIMIT)
+                    printable(&offered.join(", "), MAX_QUOTED)
                 ),
-                "compare rootSHA256 with the CA's owner; if it is right, somebody else answers at this address",
+                "compare rootSHA256 with the CA's owner; if it is right, another server responds at this address",
             ));
         };
         let root = root.to_pem().into_bytes();
@@ -320,7 +320,7 @@ impl Est {
     }
 
     async fn cacerts(&self, server: &Server, place: &str) -> Result<Vec<Certificate>, SignerError> {
-        let doing = "asking for its CA certificates";
+        let doing = "requesting its CA certificates";
         let response = server
             .exchange(doing, Call::get(format!("{place}/cacerts")))
             .await?;
@@ -332,7 +332,7 @@ impl Est {
 
     /// Returns the requirements of a label; empty if the server has none or does not support the request.
     async fn csrattrs(&self, server: &Server, place: &str) -> Result<Attributes, SignerError> {
-        let doing = "asking for its wishes";
+        let doing = "requesting its CSR attributes";
         let call = self.authenticated(server, Call::get(format!("{place}/csrattrs")))?;
         let response = server.exchange(doing, call).await?;
         match response.status {
@@ -353,7 +353,7 @@ impl Est {
             .and_then(|der| Attributes::from_der(&der));
         if read.is_none() {
             tracing::warn!(
-                "{}: what it answers to /csrattrs is unreadable and was ignored",
+                "{}: its response to /csrattrs is unreadable and was ignored",
                 server.label()
             );
         }
@@ -396,7 +396,7 @@ impl Est {
             201..=299 => Err(server.garbage(
                 &doing,
                 &response,
-                "an EST server answers 200 or 202 to a request",
+                "an EST server responds to a request with 200 or 202",
             )),
             _ => match self.refusal(&doing, &response, &place) {
                 // The server accepted the same bytes with 202 before.
@@ -415,19 +415,18 @@ impl Est {
         let after = wish.map(|wish| wish.min(self.config.longest_wait));
         let note = match wish {
             Some(wish) if wish > self.config.longest_wait => format!(
-                "{} has the request and has not decided; it asks for {} of patience, of which {} are given (longestWait)",
+                "{} has the request and has not decided; it requests a delay of {}, limited to {} by longestWait",
                 self.server.label(),
                 format_duration(wish),
                 format_duration(self.config.longest_wait)
             ),
             _ => format!(
-                "{} has the request and has not decided: have it approved there",
+                "{} has the request and has not decided: approve it there",
                 self.server.label()
             ),
         };
-        let ticket = Ticket::try_from(operation.to_owned()).map_err(|error| {
-            SignerError::permanent(error.to_string(), "report this as a fault of nodepki")
-        })?;
+        let ticket = Ticket::try_from(operation.to_owned())
+            .map_err(|error| SignerError::permanent(error.to_string(), "report this as a bug"))?;
         Ok(Answer::Pending {
             ticket,
             after,
@@ -441,7 +440,7 @@ impl Est {
         let advice = match response.status {
             401 => self.unauthorized(response, &said),
             404 => format!(
-                "check url and label with the server's owner: it knows no {}{place}",
+                "check url and label with the server's owner: it does not know {}{place}",
                 self.config.endpoint.url.path().trim_end_matches('/')
             ),
             _ => return error,
@@ -455,12 +454,12 @@ impl Est {
         let scheme = challenge.split(' ').next().unwrap_or_default();
         let certificate = &self.config.endpoint.tls.certificate;
         if said.to_ascii_lowercase().contains("proof of possession") {
-            return "have the server not insist on requests bound to their TLS connection, which TLS 1.3 has ended"
+            return "disable the server's check that a request is bound to its TLS connection, which TLS 1.3 does not support"
                 .to_owned();
         }
         match (self.config.basic(), certificate) {
             _ if scheme.eq_ignore_ascii_case("digest") => {
-                "have the server take HTTP Basic or a client certificate: Digest is not supported"
+                "enable HTTP Basic or client certificates on the server: Digest is not supported"
                     .to_owned()
             }
             (Some(basic), _) => format!(
@@ -469,11 +468,11 @@ impl Est {
                 self.server.shown_secret(&basic.password_file)
             ),
             (None, Some(certificate)) => format!(
-                "have the certificate in {} accepted there, or set auth.basic as well",
+                "make the server accept the certificate in {}, or set auth.basic as well",
                 self.server.shown(certificate).display()
             ),
             (None, None) => {
-                "set auth.basic, or tls.certificate and tls.key: the server wants to know who asks"
+                "set auth.basic, or tls.certificate and tls.key: the server requires authentication"
                     .to_owned()
             }
         }
@@ -501,7 +500,7 @@ fn label(config: &Config) -> String {
 fn certificates(response: &Response) -> Result<Vec<Certificate>, String> {
     let found = certificates_of(&wire::decode(&response.body)?).map_err(|why| why.to_string())?;
     match found.is_empty() {
-        true => Err("there is no certificate in it".to_owned()),
+        true => Err("it does not contain a certificate".to_owned()),
         false => Ok(found),
     }
 }
@@ -530,12 +529,14 @@ fn not_exchangeable(request: &Request, current: &Current) -> Option<String> {
             .any(|one| one == "client auth" || one == "any")
     });
     if !for_clients {
-        return Some("it is for servers only, and no server takes it from a client".to_owned());
+        return Some(
+            "it is for servers only, and a server does not accept it from a client".to_owned(),
+        );
     }
     let same = request.csr.is_named_as(leaf);
     (!same).then(|| {
         format!(
-            "its CA writes the names differently than the request does (RFC 7030, 4.2.2): {}",
+            "its CA encodes the names differently from the request (RFC 7030, 4.2.2): {}",
             leaf.subject()
         )
     })
@@ -582,7 +583,7 @@ impl Signer for Est {
                 &self.label(),
                 wanted,
                 obstacles.join("; "),
-                "plan the keys that it wants, under `pki`, or have /csrattrs changed by the server's owner",
+                "configure a key type that it accepts, under `pki`, or have /csrattrs changed by the server's owner",
             )),
         }
     }
@@ -647,11 +648,11 @@ impl Signer for Est {
         if let Some(why) = not_exchangeable(request, current) {
             return Err(SignerError::permanent(
                 format!(
-                    "{}: {} cannot be given in exchange: {why}",
+                    "{}: {} cannot be exchanged: {why}",
                     self.label(),
                     request.name()
                 ),
-                "let it be asked for as a first certificate",
+                "it is requested like a first certificate",
             ));
         }
         self.enroll(request, As::Replacement(current)).await

@@ -173,7 +173,7 @@ const ASSUMED: Caps = Caps {
 impl Configured for Config {
     const ABOUT: About = About {
         name: "exec",
-        signs_with: "a program of yours that speaks JSON, contract `signer.nodepki.dev/v1`",
+        signs_with: "your own program with the JSON contract `signer.nodepki.dev/v1`",
         authentication: "up to the program",
         caps: ASSUMED,
         keys: Config::KEYS,
@@ -197,7 +197,7 @@ impl Configured for Config {
                 Some(found.ok_or_else(|| {
                     SignerError::config(
                         format!("exec.runAsUser: there is no user {user} in /etc/passwd"),
-                        "create it or name another",
+                        "create it or configure another user",
                     )
                 })?)
             }
@@ -420,13 +420,13 @@ impl Exec {
         match response {
             Response::Answer(answer) => Ok(answer),
             Response::Failed(why) => Err(SignerError::permanent(
-                format!("{} refused for good: {why}", self.label()),
-                "mend what it names, remove the pending request, and run again",
+                format!("{} refused permanently: {why}", self.label()),
+                "correct what it names, remove the pending request, and run again",
             )),
             Response::Retry { after, why } => Err(SignerError::new(
                 Class::Transient,
-                format!("{} asks to be tried again: {why}", self.label()),
-                "see what keeps it if that goes on",
+                format!("{} asks for a retry: {why}", self.label()),
+                "check its log if this persists",
             )
             .retry_after(after)),
         }
@@ -441,8 +441,8 @@ impl Exec {
                 self.unclean.borrow_mut().remove(&request.id);
                 SignerError::new(
                     Class::Transient,
-                    format!("{label} asks to be tried again (exit code {EXIT_RETRY})"),
-                    "see what keeps it if that goes on",
+                    format!("{label} asks for a retry (exit code {EXIT_RETRY})"),
+                    "check its log if this persists",
                 )
             }
             CallError::Unclean(why) => {
@@ -453,7 +453,7 @@ impl Exec {
                     *times
                 };
                 let detail = format!(
-                    "{label} gave no usable answer to `{}` for {name}: {why}",
+                    "{label} gave no usable response to `{}` for {name}: {why}",
                     verb.as_str()
                 );
                 let advice = format!(
@@ -463,7 +463,7 @@ impl Exec {
                     verb.as_str()
                 );
                 if times >= UNCLEAN_LIMIT {
-                    let detail = format!("{detail} ({times} times in a row, given up)");
+                    let detail = format!("{detail} ({times} consecutive times, given up)");
                     return SignerError::permanent(detail, advice);
                 }
                 let class = match verb {
@@ -484,7 +484,7 @@ impl Exec {
         let unusable = |why: String| {
             SignerError::config(
                 format!(
-                    "{} gave no usable answer to `{}`: {why}",
+                    "{} gave no usable response to `{}`: {why}",
                     self.label(),
                     verb.as_str()
                 ),
@@ -501,11 +501,8 @@ impl Exec {
             Err(CallError::NotStarted(error)) => Err(error),
             Err(CallError::TryAgain) => Err(SignerError::new(
                 Class::Transient,
-                format!(
-                    "{} asks to be tried again (exit code {EXIT_RETRY})",
-                    self.label()
-                ),
-                "see what keeps it if that goes on",
+                format!("{} asks for a retry (exit code {EXIT_RETRY})", self.label()),
+                "check its log if this persists",
             )),
             Err(CallError::Unclean(why)) => Err(unusable(why)),
         }

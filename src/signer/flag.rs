@@ -1,4 +1,4 @@
-//! `--signer embedded|local:DIR|directory:DIR|exec:PATH`: the kinds that need no more than a path.
+//! `--signer embedded|local:DIR|directory:DIR|exec:PATH`: the kinds that need no setting except a path.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -46,31 +46,29 @@ impl FromStr for Config {
     }
 }
 
-/// A `--signer` that cannot be used.
+/// Error for an unusable `--signer`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadFlag {
     /// The kind needs a path.
     #[error("--signer {kind} needs a path: write {kind}:{what}")]
     NoPath {
-        /// As written.
+        /// Kind as given.
         kind: String,
-        /// What the path means.
+        /// Meaning of the path.
         what: &'static str,
     },
-    /// `embedded` takes nothing.
+    /// `embedded` has no value.
     #[error("--signer embedded takes no value: write --signer embedded without :{0}")]
     Surplus(String),
-    /// A plug-in is never looked up in PATH.
-    #[error(
-        "--signer exec:{0}: the program must be an absolute path, it is never looked up in PATH"
-    )]
+    /// A plug-in is never searched in PATH.
+    #[error("--signer exec:{0}: the program must be an absolute path, it is not searched in PATH")]
     RelativeCommand(PathBuf),
-    /// A kind with more settings than fit on a command line.
+    /// The kind has settings that a flag cannot express.
     #[error(
-        "--signer {0} needs more than a flag can say: configure it under signers in /etc/nodepki/config.yaml, or name a file with --config"
+        "--signer {0} has settings that a flag cannot express: configure it under signers in /etc/nodepki/config.yaml, or name a file with --config"
     )]
     NeedsFile(String),
-    /// Not a kind.
+    /// The kind does not exist.
     #[error("{0:?} is not a kind of signer: use embedded, local:DIR, directory:DIR or exec:PATH")]
     Unknown(String),
 }

@@ -116,7 +116,7 @@ impl Local {
         match self.authorities.get(&authority).map(|found| &found.signing) {
             Some(Ok(signing)) => Ok(signing),
             Some(Err(why)) => Err(why.clone()),
-            None => Err(format!("there is no authority {authority}")),
+            None => Err(format!("authority {authority} does not exist")),
         }
     }
 }
@@ -219,7 +219,7 @@ pub(super) fn issue(
                 "the CSR of {name} does not ask for {} with names [{}]",
                 profile.subject, profile.sans
             ),
-            "remove the pending request and run again, so that a new one is made",
+            "remove the pending request and run again, which creates a new one",
         ));
     }
     let certificate = authority
@@ -227,7 +227,7 @@ pub(super) fn issue(
         .map_err(|error| {
             SignerError::permanent(
                 format!("{name} could not be signed"),
-                "check the authority's key and the wanted names",
+                "check the authority's key and the requested names",
             )
             .caused_by(error)
         })?;

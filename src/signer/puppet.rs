@@ -53,7 +53,7 @@ use crate::yaml::Map;
 use crate::yaml::settings::{Block, settings, unless_empty};
 
 const BASE: &str = "/puppet-ca/v1";
-const SAID_LIMIT: usize = 512;
+const MAX_QUOTED: usize = 512;
 
 settings! {
     /// A Puppet CA.
@@ -88,7 +88,7 @@ impl Configured for Config {
     const ABOUT: About = About {
         name: "puppet",
         signs_with: "a Puppet or OpenVox CA: a person (`puppetserver ca sign`) or autosigning",
-        authentication: "none to ask; renewals by the certificate itself",
+        authentication: "none for requests; the certificate itself for renewals",
         caps: CAPS,
         keys: Config::KEYS,
     };
@@ -194,7 +194,7 @@ impl Puppet {
         }
         let bundle = TrustBundle::from_answer(&response.body).map_err(|error| {
             self.server
-                .garbage(doing, &response, "it is no CA bundle")
+                .garbage(doing, &response, "it is not a CA bundle")
                 .caused_by(error)
         })?;
         if !pins.is_empty() {
@@ -204,7 +204,7 @@ impl Puppet {
                         "{}: {doing} failed: the server's CA certificates are not those of caSHA256: {error}",
                         self.label()
                     ),
-                    "correct caSHA256, or find out who answers at this address",
+                    "correct caSHA256, or find out which server responds at this address",
                 )
             })?;
         }
@@ -232,8 +232,11 @@ impl Puppet {
             return Err(self.refusal(doing, &response));
         }
         let queued = Csr::from_pem(&response.body).map_err(|error| {
-            self.server
-                .garbage(doing, &response, &format!("it is no request: {error}"))
+            self.server.garbage(
+                doing,
+                &response,
+                &format!("it is not a certificate request: {error}"),
+            )
         })?;
         Ok(match queued.public_key() == request.csr.public_key() {
             true => Held::Request,
@@ -279,7 +282,7 @@ impl Puppet {
             Ok(_) => Ok(Some(Held::Foreign("certificate"))),
             Err(error) => Err(self
                 .server
-                .garbage(doing, &response, "it is no certificate")
+                .garbage(doing, &response, "it is not a certificate")
                 .caused_by(error)),
         }
     }
@@ -328,7 +331,7 @@ impl Puppet {
         let certname = certname(&request.wanted);
         Answer::Denied {
             reason: format!(
-                "the request {certname} was deleted at {} instead of signed; if that was a mistake, remove {}/pending/{} and run again",
+                "the request {certname} was deleted at {} instead of signed; if this was a mistake, remove {}/pending/{} and run again",
                 self.label(),
                 self.server.state_dir(),
                 request.name()
@@ -344,7 +347,7 @@ impl Puppet {
                 self.label()
             ),
             format!(
-                "if it is this node's earlier one, remove it there (puppetserver ca clean --certname {certname}, which revokes it) and run again; if it is somebody else's, choose another name: commonNames.{}",
+                "if it is this node's earlier one, remove it there (puppetserver ca clean --certname {certname}, which revokes it) and run again; if it belongs to another node, choose another name: commonNames.{}",
                 request.name()
             ),
         )
@@ -367,17 +370,17 @@ impl Puppet {
         );
         let advice = match (kept, said.contains("allow-subject-alt-names")) {
             (true, true) => format!(
-                "set allow-subject-alt-names: true in its ca.conf, restart it, then sign what is queued (puppetserver ca sign --certname {certname}) and run again"
+                "set allow-subject-alt-names: true in its ca.conf, restart it, then sign the queued request (puppetserver ca sign --certname {certname}) and run again"
             ),
             (true, false) => format!(
-                "mend what it names, then sign what is queued (puppetserver ca sign --certname {certname}) or remove it (puppetserver ca clean --certname {certname}), and run again"
+                "correct what it names, then sign the queued request (puppetserver ca sign --certname {certname}) or remove it (puppetserver ca clean --certname {certname}), and run again"
             ),
             (false, _) => {
-                "mend what it names, there or in the configuration, and run again".to_owned()
+                "correct what it names, there or in the configuration, and run again".to_owned()
             }
         };
         if kept {
-            detail.push_str("; the request stays queued there nevertheless");
+            detail.push_str("; the request stays queued there");
         }
         SignerError::permanent(detail, advice)
     }
@@ -415,7 +418,7 @@ impl Signer for Puppet {
     }
 
     async fn probe(&self) -> Result<(), SignerError> {
-        self.fetch_bundle("asking for its CA certificates")
+        self.fetch_bundle("requesting its CA certificates")
             .await
             .map(drop)
     }
@@ -433,12 +436,12 @@ impl Signer for Puppet {
     }
 
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        let doing = format!("asking for the certificates of authority {authority}");
+        let doing = format!("requesting the certificates of authority {authority}");
         self.fetch_bundle(&doing).await.map(Some)
     }
 
     async fn crl(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        let doing = format!("asking for the revocation lists of authority {authority}");
+        let doing = format!("requesting the revocation lists of authority {authority}");
         let server = self.server(&doing).await?;
         let mut call = get("/certificate_revocation_list/ca");
         let known = self.lists.borrow().clone();
@@ -451,7 +454,7 @@ impl Signer for Puppet {
             (200, _) => {
                 RevocationList::read_all(&response.body).map_err(|error| {
                     self.server
-                        .garbage(&doing, &response, "it is no revocation list")
+                        .garbage(&doing, &response, "it is not a revocation list")
                         .caused_by(error)
                 })?;
                 // The server sends no Last-Modified; its own clock dates the list.
@@ -488,7 +491,7 @@ impl Signer for Puppet {
             // The server would refuse it and keep it in the queue, where it blocks the next one.
             return Err(SignerError::permanent(
                 format!(
-                    "{}: {doing} failed: the request names usages, which a Puppet CA refuses; it was not sent",
+                    "{}: {doing} failed: the request contains usages, which a Puppet CA refuses; it was not sent",
                     self.label()
                 ),
                 format!(
@@ -513,7 +516,7 @@ impl Signer for Puppet {
         match response.status {
             200 if response.body.is_empty() => {}
             200 => {
-                let why = "a Puppet CA says nothing when it takes a request";
+                let why = "a Puppet CA accepts a request with an empty response";
                 return Err(self.server.garbage(&doing, &response, why));
             }
             // Another process, most likely an earlier run, was faster.
@@ -531,12 +534,12 @@ impl Signer for Puppet {
                 None => Err(SignerError::new(
                     Class::Transient,
                     format!(
-                        "{}: {doing} failed: the CA took the request for {} and shows nothing of it: {}",
+                        "{}: {doing} failed: the CA accepted the request for {} and does not list it: {}",
                         self.label(),
                         certname(&request.wanted),
                         answered(&response)
                     ),
-                    "look at the server's own log if that goes on",
+                    "check the server's log if this persists",
                 )),
             },
             // The request is queued; its state can be read later.
@@ -555,11 +558,11 @@ impl Signer for Puppet {
         if !certifies(&current.chain_pem, request.csr.public_key()) {
             return Err(SignerError::permanent(
                 format!(
-                    "{}: {doing} failed: a Puppet CA renews for the same key only, and this is another one",
+                    "{}: {doing} failed: a Puppet CA renews only for the same key, and this is another key",
                     self.label()
                 ),
                 format!(
-                    "have the old certificate removed there (puppetserver ca clean --certname {certname}), then ask for a new one"
+                    "remove the old certificate there (puppetserver ca clean --certname {certname}), then request a new one"
                 ),
             ));
         }
@@ -571,13 +574,15 @@ impl Signer for Puppet {
             200 if certifies(&response.body, request.csr.public_key()) => Ok(Answer::Issued(
                 self.with_issuers(response.body, &doing).await?,
             )),
-            200 => Err(self
-                .server
-                .garbage(&doing, &response, "it is no certificate of this key")),
+            200 => {
+                Err(self
+                    .server
+                    .garbage(&doing, &response, "it is not a certificate of this key"))
+            }
             404 => {
                 let mut error = self.server.refusal(&doing, &response, &response.text());
                 error.advice = format!(
-                    "set allow-auto-renewal: true in the ca.conf of the Puppet CA (8.1 or later) and restart it; without that, have the old certificate removed there (puppetserver ca clean --certname {certname}) and ask for a new one"
+                    "set allow-auto-renewal: true in the ca.conf of the Puppet CA (8.1 or later) and restart it; otherwise remove the old certificate there (puppetserver ca clean --certname {certname}) and request a new one"
                 );
                 Err(error)
             }
@@ -615,20 +620,20 @@ impl Puppet {
         let node = &self.identity.node;
         if let Some(why) = not_a_certname(certname) {
             obstacles.push((
-                format!("CN={certname} cannot be a certname: {why}"),
+                format!("CN={certname} is not a valid certname: {why}"),
                 another_name,
             ));
         } else if certname == node {
             obstacles.push((
                 format!(
-                    "CN={certname} is the node's own name: etcd-server, etcd-peer and the node's Puppet agent would share one certname, and a Puppet CA has one certificate a certname"
+                    "CN={certname} is the node's own name: etcd-server, etcd-peer and the node's Puppet agent would share one certname, and a Puppet CA has one certificate per certname"
                 ),
                 another_name,
             ));
         } else if !names_node(certname, node) {
             obstacles.push((
                 format!(
-                    "CN={certname} is the same on every node, and a Puppet CA has one certificate a certname"
+                    "CN={certname} is the same on every node, and a Puppet CA has one certificate per certname"
                 ),
                 another_name,
             ));
@@ -642,19 +647,19 @@ impl Puppet {
         if !extra.is_empty() && !wanted.tolerance.extra_usages {
             obstacles.push((
                 format!("a Puppet CA certifies {} as well", extra.join(" and ")),
-                format!("if that may be, add authorities.{authority}.allowExtraUsages: true"),
+                format!("to accept this, add authorities.{authority}.allowExtraUsages: true"),
             ));
         }
         if !self.config.accept_shared_ca {
             let reach = match authority {
                 Authority::EtcdCa => "could read and write all of etcd",
-                Authority::FrontProxyCa => "with the right name could speak for anybody",
+                Authority::FrontProxyCa => "with the right name could impersonate any user",
                 Authority::Ca => "would be a client of kube-apiserver",
             };
             obstacles.push((
                 format!("every other certificate of that Puppet CA, each agent's included, {reach}"),
                 format!(
-                    "use a Puppet CA of this cluster's own, and say so with signers.{}.puppet.acceptSharedCA: true",
+                    "use a Puppet CA for this cluster alone, and confirm it with signers.{}.puppet.acceptSharedCA: true",
                     self.name
                 ),
             ));
@@ -676,9 +681,9 @@ fn not_a_certname(text: &str) -> Option<&'static str> {
             && bytes.last().is_some_and(|byte| word(*byte))
     };
     if text == "ca" {
-        Some("that is the CA itself")
+        Some("it is the name of the CA")
     } else if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        Some("certnames are lower case")
+        Some("certnames are lower-case")
     } else if !text.bytes().next().is_some_and(word) || !text.split('.').all(good) {
         Some("use letters, digits, _ and - in parts separated by dots, none of them ending with -")
     } else {
@@ -729,7 +734,7 @@ fn is_absent(response: &Response) -> bool {
 }
 
 fn answered(response: &Response) -> String {
-    let said = printable(&response.text(), SAID_LIMIT);
+    let said = printable(&response.text(), MAX_QUOTED);
     format!("HTTP {} {said}", response.status)
         .trim_end()
         .to_owned()
@@ -745,7 +750,7 @@ fn is_unreadable_csr(response: &Response) -> bool {
 fn ticket(request: &Request) -> Result<Ticket, SignerError> {
     Ticket::try_from(ticket_text(request)).map_err(|error| {
         SignerError::permanent(
-            format!("no ticket can be made for {}: {error}", request.name()),
+            format!("a ticket cannot be created for {}: {error}", request.name()),
             "choose a shorter common name",
         )
     })

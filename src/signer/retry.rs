@@ -1,16 +1,16 @@
-//! When to try again and when to ask again. Pure: jitter is an argument.
+//! Delays between attempts and between polls. Pure: jitter is an argument.
 
 use std::time::Duration;
 
 use super::Class;
 
-/// The longest wait that a signer may ask for; beyond it a mistyped `Retry-After` would stall a node.
-const LONGEST_WISH: Duration = Duration::from_secs(60 * 60);
+/// Longest delay that a signer may request; a mistyped `Retry-After` beyond it would block a node.
+const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(60 * 60);
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// How long to wait after the `attempt`th failure in a row (from 1), or `None` to give up. `random` is uniform in
-/// [0, 1). The caller's deadline bounds the number of attempts, not this.
+/// Returns the delay after the `attempt`th consecutive failure (from 1), or `None` to give up. `random` is uniform in
+/// [0, 1). The number of attempts is limited by the caller's deadline, not here.
 pub fn delay(
     class: Class,
     attempt: u32,
@@ -18,28 +18,28 @@ pub fn delay(
     random: f64,
 ) -> Option<Duration> {
     let delay = match class {
-        // Full jitter, so that nodes that boot together do not ask together.
+        // Full jitter, so that nodes that boot together do not send requests together.
         Class::Transient | Class::Ambiguous => {
             doubled(Duration::from_secs(1), attempt, 5 * MINUTE).mul_f64(fraction(random))
         }
-        // Half jitter: a credential that was just refused is not worth an immediate second try.
+        // Half jitter: an immediate second attempt with a refused credential is useless.
         Class::Auth => doubled(Duration::from_secs(30), attempt, 10 * MINUTE)
             .mul_f64(0.5 + fraction(random) / 2.0),
         Class::Config => 5 * MINUTE,
         Class::Permanent => return None,
     };
     Some(match retry_after {
-        // The signer's wish is the earliest moment; the jitter is added so that its clients spread.
-        Some(wish) => wish.min(LONGEST_WISH) + delay.min(wish.min(LONGEST_WISH) / 10),
+        // The signer's value is the earliest time; the jitter is added to spread its clients.
+        Some(wish) => wish.min(MAX_REQUESTED_DELAY) + delay.min(wish.min(MAX_REQUESTED_DELAY) / 10),
         None => delay,
     })
 }
 
-/// How long to wait before the `poll`th poll (from 0) of a pending request. A restart begins again with the short
-/// waits. The signer's own wish goes first.
+/// Returns the delay before the `poll`th poll (from 0) of a pending request. A restart begins again with the short
+/// delays. A delay requested by the signer takes precedence.
 pub fn poll_delay(poll: u32, after: Option<Duration>) -> Duration {
     match after {
-        Some(wish) => wish.clamp(Duration::from_secs(1), LONGEST_WISH),
+        Some(wish) => wish.clamp(Duration::from_secs(1), MAX_REQUESTED_DELAY),
         None => match poll {
             0..=2 => Duration::from_secs(5),
             3..=5 => Duration::from_secs(30),
@@ -105,6 +105,6 @@ mod tests {
             .collect();
         assert_eq!(waits, [5, 5, 5, 30, 30, 30, 120, 120, 120, 120, 300, 300]);
         assert_eq!(poll_delay(0, Some(Duration::ZERO)).as_secs(), 1);
-        assert_eq!(poll_delay(0, Some(Duration::MAX)), LONGEST_WISH);
+        assert_eq!(poll_delay(0, Some(Duration::MAX)), MAX_REQUESTED_DELAY);
     }
 }

@@ -1,8 +1,8 @@
-//! A signer's server: exchanges with it, and what their failures mean.
+//! HTTP exchanges with a signer's server, and the meaning of their failures.
 //!
-//! Transport failures and HTTP statuses become [`SignerError`]s that say which signer failed at what, and what to do.
-//! A signer that knows better what one of its server's statuses or texts means judges the [`Response`] itself and
-//! leaves the rest to [`Server::refusal`].
+//! Transport failures and HTTP statuses become [`SignerError`]s that name the signer, the operation and the required
+//! action. A signer with more specific knowledge of a status or text interprets the [`Response`] and leaves the rest
+//! to [`Server::refusal`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::kube::names::NodePath;
 use crate::store;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
 
-/// Bytes of a server's own words in a message.
-const SAID_LIMIT: usize = 512;
+/// Bytes of a quotation from the server in a message.
+const MAX_QUOTED: usize = 512;
 
-/// A server, and the files with what it takes to talk to it.
+/// A server, with access to the files that contain its credentials.
 #[derive(Clone)]
 pub(super) struct Server {
     label: String,
@@ -31,7 +31,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Sends nothing yet. `label` is the signer's, `Signer::label`.
+    /// Creates a server without sending anything. `label` is `Signer::label`.
     pub(super) fn new(
         label: String,
         endpoint: Endpoint,
@@ -52,17 +52,17 @@ impl Server {
         &self.label
     }
 
-    /// The state directory, for messages.
+    /// Returns the state directory, for messages.
     pub(super) fn state_dir(&self) -> &NodePath {
         &self.state_dir
     }
 
-    /// A file that the configuration names, for messages.
+    /// Returns a file that the configuration names, for messages.
     pub(super) fn shown(&self, file: &Path) -> PathBuf {
         self.files.shown(file)
     }
 
-    /// A file with a secret, for messages.
+    /// Returns a file with a secret, for messages.
     pub(super) fn shown_secret(&self, file: &SecretFile) -> String {
         self.files.shown_secret(file)
     }
@@ -89,7 +89,7 @@ impl Server {
         }
     }
 
-    /// The same server with the certificate that is being renewed as the client certificate.
+    /// Returns the server, with the certificate that is being renewed as the client certificate.
     pub(super) fn renewing(&self, current: &super::Current) -> Self {
         self.through(self.client.with_identity(Identity {
             chain_pem: current.chain_pem.clone(),
@@ -97,7 +97,7 @@ impl Server {
         }))
     }
 
-    /// One exchange, whatever the status of the answer. `doing` completes the sentence "corp failed at …".
+    /// Performs one exchange, whatever the status of the response. `doing` completes the sentence "corp failed at …".
     pub(super) async fn exchange(
         &self,
         doing: &str,
@@ -110,30 +110,26 @@ impl Server {
             .map_err(|error| failure(&self.label, doing, &method, error))
     }
 
-    /// The error for an answer whose status says no. `said` is the server's own text.
+    /// Returns the error for a refusal. `said` is the server's own text.
     pub(super) fn refusal(&self, doing: &str, response: &Response, said: &str) -> SignerError {
         let status = response.status;
         let (class, advice) = match status {
             300..=399 => (
                 Class::Config,
-                "configure the address that it redirects to, after making sure that it is the right one",
+                "verify the address that it redirects to, then configure it",
             ),
-            401 => (
-                Class::Auth,
-                "renew the credential that is configured for it, or its file",
-            ),
+            401 => (Class::Auth, "renew the configured credential, or its file"),
             403 => (
                 Class::Auth,
-                "have this node's credential allowed to do that, with the signer's owner",
+                "ask the signer's owner to allow this for the node's credential",
             ),
             404 | 405 | 410 => (
                 Class::Config,
                 "check the address and the names in its configuration against the server's",
             ),
-            408 | 425 | 429 | 500..=599 => (
-                Class::Transient,
-                "look at the server's own log if that goes on",
-            ),
+            408 | 425 | 429 | 500..=599 => {
+                (Class::Transient, "check the server's log if this persists")
+            }
             _ => (
                 Class::Permanent,
                 "mend what the server names, there or in the configuration, and run again",
@@ -147,7 +143,7 @@ impl Server {
         .retry_after(response.retry_after)
     }
 
-    /// The error for an answer that is not what the protocol says.
+    /// Returns the error for a response that violates the protocol.
     pub(super) fn garbage(&self, doing: &str, response: &Response, why: &str) -> SignerError {
         SignerError::permanent(
             format!(
@@ -156,11 +152,12 @@ impl Server {
                 response.status,
                 response.body.len()
             ),
-            "check that the address is the signer's and not another program's",
+            "check that the address is the signer's",
         )
     }
 
-    /// A secret from its file, which must be private, without the white space around it; read anew each time.
+    /// Reads a secret from its file, which must be private, without surrounding white space. The file is read again
+    /// each time.
     pub(super) fn secret(&self, file: &SecretFile) -> Result<Zeroizing<String>, SignerError> {
         self.text(file, |path| self.files.read_secret(path))
     }
@@ -179,7 +176,7 @@ impl Server {
             let file = self.shown_secret(file);
             SignerError::config(
                 format!("{}: {file} cannot be read: {why}", self.label),
-                "put the credential there, readable for the user that nodepki runs as",
+                "write the credential there, readable for the user that nodepki runs as",
             )
         };
         let path = file
@@ -201,7 +198,7 @@ impl Server {
     }
 }
 
-/// "signing apiserver for authority ca", for the messages of an exchange about one request.
+/// Returns "signing apiserver for authority ca", for messages about one request.
 pub(super) fn signing(request: &Request) -> String {
     format!(
         "signing {} for authority {}",
@@ -210,15 +207,15 @@ pub(super) fn signing(request: &Request) -> String {
     )
 }
 
-/// "HTTP 403: the server's own words", fit for a terminal.
+/// Returns "HTTP 403: the server's own text", safe for a terminal.
 pub(super) fn answered(status: u16, said: &str) -> String {
-    match printable(said, SAID_LIMIT).as_str() {
+    match printable(said, MAX_QUOTED).as_str() {
         "" => format!("HTTP {status}"),
         said => format!("HTTP {status}: {said}"),
     }
 }
 
-/// The error for an exchange that did not come to an end.
+/// Returns the error for an exchange without a response.
 pub(super) fn failure(
     label: &str,
     doing: &str,
@@ -227,7 +224,7 @@ pub(super) fn failure(
 ) -> SignerError {
     let class = match error.kind() {
         Kind::Unreachable => Class::Transient,
-        // Nothing is created by asking.
+        // A query creates nothing.
         Kind::Lost if *method == Method::GET => Class::Transient,
         Kind::Lost => Class::Ambiguous,
         Kind::Refused => Class::Auth,

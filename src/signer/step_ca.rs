@@ -247,7 +247,7 @@ impl StepCa {
         let response = anybody.exchange(doing, Call::get(path)).await?;
         let said = refusal::said(&response);
         let advice = "compare rootSHA256 with what `step certificate fingerprint root_ca.crt` prints for the right \
-                      step-ca, and make sure that nobody sits in between";
+                      step-ca, and check for a proxy in between";
         if response.status == 404 && said.contains("fingerprint") {
             return Err(SignerError::config(
                 format!(
@@ -308,7 +308,7 @@ impl StepCa {
         let Some(file) = auth.token_file(&request.wanted, &self.identity) else {
             return Err(SignerError::config(
                 format!(
-                    "{}: {doing} failed: auth.token.file names no file for it",
+                    "{}: {doing} failed: auth.token.file has no file for it",
                     server.label()
                 ),
                 format!("add {}: FILE to it", request.name()),
@@ -336,7 +336,7 @@ impl StepCa {
             .map_err(|error| self.forgetful(&error))?;
         if kept.is_some_and(|kept| kept.as_slice() == mark.as_bytes()) {
             return Err(needed(format!(
-                "the one-time token in {shown} was sent before, and no token is taken twice"
+                "the one-time token in {shown} was sent before, and a token is accepted only once"
             )));
         }
         if let Some(why) = token::obstacle(
@@ -362,7 +362,7 @@ impl StepCa {
     fn forgetful(&self, error: &std::io::Error) -> SignerError {
         SignerError::config(
             format!(
-                "{}: which one-time tokens were sent cannot be remembered: {error}",
+                "{}: sent one-time tokens cannot be recorded: {error}",
                 self.server.label()
             ),
             "make the state directory writable",
@@ -372,7 +372,7 @@ impl StepCa {
 
     fn wants_token(&self, file: &SecretFile, wanted: &Wanted) -> String {
         format!(
-            "put a new one-time token for {} into {} and run again; it is made with: {}",
+            "put a new one-time token for {} into {} and run again; create it with: {}",
             wanted.name,
             self.server.shown_secret(file),
             token::command(&self.config.provisioner, wanted)
@@ -423,7 +423,7 @@ impl StepCa {
             if left < lifetime {
                 tracing::info!(
                     certificate = %request.name(),
-                    "asked for until {} only, the end of the certificate that vouches for it",
+                    "requested until {} only, the end of the certificate that authorizes the request",
                     crate::x509::rfc3339(until)
                 );
                 lifetime = left;
@@ -446,7 +446,7 @@ impl StepCa {
             chain => chain.join("\n"),
         };
         if !pem.contains("-----BEGIN CERTIFICATE-----") {
-            return Err(server.garbage(doing, response, "there is no certificate in it"));
+            return Err(server.garbage(doing, response, "it does not contain a certificate"));
         }
         Ok(Answer::Issued(pem.into_bytes()))
     }
@@ -495,10 +495,14 @@ impl Signer for StepCa {
         let now = (self.clock)();
         let credential = Credential::read(&self.server, &self.config.auth, now)?;
         let server = self.server().await?;
-        let doing = "asking whether it is well";
+        let doing = "checking its health";
         let (health, response): (Value, _) = fetch(&server, doing, "/1.0/health").await?;
         if health.get("status").and_then(Value::as_str) != Some("ok") {
-            return Err(server.garbage(doing, &response, "it is not the health of a step-ca"));
+            return Err(server.garbage(
+                doing,
+                &response,
+                "it is not the health document of a step-ca",
+            ));
         }
         let known = provisioner::look(
             &server,
@@ -526,7 +530,7 @@ impl Signer for StepCa {
                 .is_none()
         {
             return rejection(
-                "auth.token.file names no file with a one-time token for it".to_owned(),
+                "auth.token.file has no file with a one-time token for it".to_owned(),
                 format!("add {}: FILE to it", wanted.name),
             );
         }
@@ -554,7 +558,7 @@ impl Signer for StepCa {
         if let Some(longest) = known.longest.filter(|longest| asked > *longest) {
             return rejection(
                 format!(
-                    "{} are asked for and its provisioner {name} gives {} at most",
+                    "{} are requested and its provisioner {name} allows at most {}",
                     format_duration(asked),
                     format_duration(longest)
                 ),
@@ -565,7 +569,7 @@ impl Signer for StepCa {
     }
 
     async fn trust(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        let doing = "asking for its roots";
+        let doing = "requesting its roots";
         let server = self.server().await?;
         // The status is 201, as for a new certificate.
         let (roots, response): (Roots, _) = fetch(&server, doing, "/1.0/roots").await?;
@@ -585,7 +589,7 @@ impl Signer for StepCa {
     }
 
     async fn crl(&self, _authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        let doing = "asking for its revocation list";
+        let doing = "requesting its revocation list";
         let server = self.server().await?;
         let response = server.exchange(doing, Call::get("/1.0/crl")).await?;
         match response.status {

@@ -288,7 +288,7 @@ impl Vault {
     fn place(&self, name: CertName) -> Result<Place, SignerError> {
         self.config.place(name, &self.identity).ok_or_else(|| {
             SignerError::config(
-                format!("{}: `role` says nothing of {name}", self.api.label()),
+                format!("{}: `role` has no entry for {name}", self.api.label()),
                 format!("add {name} or default to `role`"),
             )
         })
@@ -354,7 +354,7 @@ impl Vault {
         let mut error = self.api.refusal(doing, response);
         error.advice = match (standing, &self.config.auth) {
             (Standing::Denied, _) => format!(
-                "have {} allowed (update) in the policy of this node's token, as `nodepki config signer-setup vault` prints it; the token itself is good",
+                "allow {} (update) in the policy of this node's token, as `nodepki config signer-setup vault` prints it; the token itself is good",
                 place.policy
             ),
             (Standing::Allowed, _) => format!(
@@ -363,11 +363,11 @@ impl Vault {
                 setup::parameters(self.config.verbatim).join(", ")
             ),
             (Standing::Unknown, Auth::TokenFile(file)) => format!(
-                "put a new token into {}: the server takes this one for nothing at all, it has expired or was revoked",
+                "put a new token into {}: the server rejects this credential for every path; it has expired or was revoked",
                 self.api.server.shown_secret(file)
             ),
             (Standing::Unknown, _) => format!(
-                "have {} allowed (update) in the policy that a login gives this node",
+                "allow {} (update) in the policy that this node gets by a login",
                 place.policy
             ),
         };
@@ -391,19 +391,23 @@ impl Vault {
         }
         // 204 has no content. A proxy may return it.
         if response.status == 204 {
-            return Err(self.api.garbage(doing, response, "it holds no certificate"));
+            return Err(self
+                .api
+                .garbage(doing, response, "it does not contain a certificate"));
         }
         let answer: Envelope<Signed> = self.api.read(doing, response)?;
         for warning in answer.warnings.iter().flatten() {
             tracing::warn!(
                 signer = self.api.label(),
                 certificate = request.name().as_str(),
-                "the server says: {}",
+                "the server reports: {}",
                 printable(warning, 500)
             );
         }
         let Some(signed) = answer.data.filter(|signed| !signed.certificate.is_empty()) else {
-            return Err(self.api.garbage(doing, response, "it holds no certificate"));
+            return Err(self
+                .api
+                .garbage(doing, response, "it does not contain a certificate"));
         };
         let mut chain = vec![signed.certificate];
         match signed.ca_chain.is_empty() {
@@ -415,7 +419,7 @@ impl Vault {
 
     /// Learns what the server allows this node, and the content of its roles.
     async fn learn(&self) -> Result<(), SignerError> {
-        let doing = "looking at its roles";
+        let doing = "reading its roles";
         let places: Vec<(CertName, Place)> = CertName::ALL
             .into_iter()
             .filter_map(|name| Some((name, self.config.place(name, &self.identity)?)))
@@ -490,7 +494,7 @@ impl Vault {
         if response.status == 403 {
             let mut error = self.api.refusal(doing, &response);
             error.class = Class::Config;
-            error.advice = "check `mount` and `namespace`: anybody may read that where a PKI engine is, and the server does not tell strangers what is not there".to_owned();
+            error.advice = "check `mount` and `namespace`: this path is public in a PKI engine, and the server does not report missing mounts to unauthenticated clients".to_owned();
             return Err(error);
         }
         Ok(response)
@@ -531,11 +535,11 @@ impl Signer for Vault {
         };
         if self.config.place(wanted.name, &self.identity).is_none() {
             return Err(reject(
-                "`role` says nothing of it".to_owned(),
+                "`role` has no entry for it".to_owned(),
                 format!("add {} or default to `role`", wanted.name),
             ));
         }
-        let advice = "have the server set up as `nodepki config signer-setup vault` prints it";
+        let advice = "set the server up as printed by `nodepki config signer-setup vault`";
         match self.learned.borrow().get(&wanted.name) {
             Some(Knowledge::Obstacle(why)) => Err(reject(why.clone(), advice.to_owned())),
             Some(Knowledge::Role(path, role)) if !self.config.verbatim => {
@@ -565,7 +569,7 @@ impl Signer for Vault {
         let Some(issuer) = answer.data else {
             return Err(self
                 .api
-                .garbage(&doing, &response, "it holds no certificate"));
+                .garbage(&doing, &response, "it does not contain a certificate"));
         };
         // The chain begins with the issuer itself.
         let chain = match issuer.ca_chain.is_empty() {

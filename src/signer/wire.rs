@@ -1,7 +1,7 @@
-//! The documents of `signer.nodepki.dev/v1`: what a plug-in reads on stdin, what lies in an outbox, what an
-//! offline bundle's manifest holds.
+//! The documents of `signer.nodepki.dev/v1`: the stdin of a plug-in, the files in an outbox, the manifest of an
+//! offline bundle.
 //!
-//! Unknown fields are ignored both ways. A new field that a reader must not ignore is a new version.
+//! Unknown fields are ignored by both sides. A new field that a reader must not ignore requires a new version.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -12,13 +12,13 @@ use super::{Request, Ticket, Wanted};
 use crate::kube::names::{Authority, CertName};
 use crate::x509::{Csr, Profile, Subject, hex};
 
-/// The version of the contract.
+/// Version of the contract.
 pub const API_VERSION: &str = "signer.nodepki.dev/v1";
 
-/// Kubernetes' words for the key usages of every leaf that kubeadm makes, whatever its key.
+/// Kubernetes' names for the key usages of every leaf certificate that kubeadm creates, for every type of key.
 const KEY_USAGES: [&str; 2] = ["digital signature", "key encipherment"];
 
-/// A request as others read it.
+/// A request in its external form.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SignRequest {
@@ -28,19 +28,19 @@ pub struct SignRequest {
     pub kind: String,
     /// [`super::RequestId`].
     pub request_id: String,
-    /// From 1. Absent in files, which must not change when they are written again.
+    /// Number from 1. Absent in files, which must not change when they are written again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// RFC 3339: after it the answer is not waited for.
+    /// RFC 3339 time until which nodepki waits for the response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
     /// Node name.
     pub node: String,
     /// Cluster name.
     pub cluster: String,
-    /// Which certificate.
+    /// The certificate.
     pub slot: CertName,
-    /// Which authority must sign it.
+    /// Authority that must sign it.
     pub ca: Authority,
     /// PKCS#10.
     pub csr_pem: String,
@@ -48,24 +48,24 @@ pub struct SignRequest {
     pub csr_sha256: String,
     /// SHA-256 over the subject public key info, hexadecimal.
     pub spki_sha256: String,
-    /// Wanted subject.
+    /// Requested subject.
     pub subject: WireSubject,
-    /// Wanted DNS names.
+    /// Requested DNS names.
     pub dns_names: Vec<String>,
-    /// Wanted IP addresses.
+    /// Requested IP addresses.
     pub ip_addresses: Vec<String>,
-    /// Wanted key usages and extended key usages, in Kubernetes' words.
+    /// Requested key usages and extended key usages, by Kubernetes' names.
     pub usages: Vec<String>,
-    /// Wanted lifetime from the moment of issue.
+    /// Requested lifetime from the moment of issue.
     pub duration_seconds: u64,
-    /// Free strings from the configuration.
+    /// Values from the configuration.
     #[serde(default)]
     pub params: std::collections::BTreeMap<String, String>,
     /// The ticket of a pending request.
     pub handle: Option<String>,
 }
 
-/// Subject, both fields always present.
+/// Subject; both fields are always present.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WireSubject {
@@ -76,7 +76,7 @@ pub struct WireSubject {
 }
 
 impl SignRequest {
-    /// What is the same whenever the request is asked: the form that lies in files.
+    /// Returns the fields that do not change between attempts: the form for files.
     pub fn lasting(request: &Request) -> Self {
         let Wanted {
             name,
@@ -107,7 +107,7 @@ impl SignRequest {
         }
     }
 
-    /// One exchange: with attempt, deadline, and the ticket when it is a poll.
+    /// Returns the form for one exchange: with attempt, deadline, and the ticket for a poll.
     pub fn exchange(request: &Request, ticket: Option<&Ticket>) -> Self {
         SignRequest {
             kind: match ticket {
@@ -121,7 +121,7 @@ impl SignRequest {
         }
     }
 
-    /// Indented JSON with a final newline, for files.
+    /// Returns indented JSON with a final newline, for files.
     pub fn to_file(&self) -> Vec<u8> {
         let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
         bytes.push(b'\n');
@@ -138,12 +138,12 @@ impl From<&Subject> for WireSubject {
     }
 }
 
-/// SHA-256 over the DER of a CSR, hexadecimal.
+/// Returns the SHA-256 over the DER of a CSR, in hexadecimal.
 pub fn csr_sha256(csr: &Csr) -> String {
     hex(&Sha256::digest(csr.der()))
 }
 
-/// The profile in one line of words: for people who sign by hand, and as part of a request's identity.
+/// Returns the profile as one line of text: for manual signing, and as part of a request's identity.
 pub fn profile_line(profile: &Profile) -> String {
     let sans = if profile.sans.is_empty() {
         "no subject alternative names".to_owned()
@@ -159,7 +159,7 @@ pub fn profile_line(profile: &Profile) -> String {
     )
 }
 
-/// Key usages and extended key usages in Kubernetes' words, in the order that the CSR has them in.
+/// Returns key usages and extended key usages by Kubernetes' names, in the order of the CSR.
 pub(super) fn usages(profile: &Profile) -> Vec<String> {
     let extended = profile.usages.iter().map(ToString::to_string);
     KEY_USAGES

@@ -1,13 +1,13 @@
-//! Go's textual durations (`8760h0m0s`, `1.5h`), as Kubernetes and kubeadm write them.
+//! Go's textual durations (`8760h0m0s`, `1.5h`), as written by Kubernetes and kubeadm.
 
 use std::time::Duration;
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
-/// Reads what Go's `time.ParseDuration` reads.
+/// Reads the format of Go's `time.ParseDuration`.
 ///
 /// # Errors
-/// What is wrong with the text: no unit, an unknown unit, a negative value, more than Go can hold.
+/// The fault of the text: no unit, an unknown unit, a negative value, or more than Go can represent.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     if text == "0" || text == "+0" || text == "-0" {
         return Ok(Duration::ZERO);
@@ -52,7 +52,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             whole.parse().map_err(|_| too_long())?
         };
         let mut nanos = whole.checked_mul(scale).ok_or_else(too_long)?;
-        // Digits beyond a nanosecond of the largest unit change nothing.
+        // Digits beyond a nanosecond of the largest unit have no effect.
         let mut part = scale;
         for digit in fraction.chars().take(20).filter_map(|c| c.to_digit(10)) {
             nanos += u128::from(digit) * part / 10;
@@ -69,7 +69,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::new(seconds, nanos))
 }
 
-/// The shortest text that [`parse_duration`] reads back, to the millisecond: `8760h`, `1m30s`, `250ms`.
+/// Returns the shortest text that [`parse_duration`] reads back, to the millisecond: `8760h`, `1m30s`, `250ms`.
 pub fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let mut text = String::new();

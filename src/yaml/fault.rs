@@ -1,4 +1,4 @@
-//! What is wrong with a text, where it stands, and how that is said.
+//! Faults of a text: position, problem and correction.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,22 +8,22 @@ use std::sync::Arc;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
-/// Number of errors, and of warnings, that are listed; of more only the number is reported.
+/// Maximum number of errors, and of warnings, that are listed; further ones are only counted.
 pub const MAX_LISTED_FAULTS: usize = 50;
 
-/// Where something stands: file, line and column, both counted from 1. Line 0 means the file as a whole.
+/// Position: file, line and column, both counted from 1. Line 0 means the file as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// File name as the caller gave it, or the name of another source such as a command-line option.
     pub file: Arc<str>,
-    /// Line, from 1; 0 when the place is the source as a whole.
+    /// Line, from 1; 0 for the source as a whole.
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
 }
 
 impl Place {
-    /// A source as a whole.
+    /// Returns the position of a source as a whole.
     pub fn whole(file: &str) -> Self {
         Place {
             file: Arc::from(file),
@@ -43,33 +43,33 @@ impl fmt::Display for Place {
     }
 }
 
-/// Whether a fault forbids going on.
+/// Whether a fault prevents the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Accepted, but a person should know.
+    /// Accepted, but reported.
     Warning,
-    /// Nothing is done while this stands.
+    /// Prevents the run.
     Error,
 }
 
-/// One thing wrong with a text: where, what, and what to write instead.
+/// One fault of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Error or warning.
     pub severity: Severity,
-    /// Where it stands.
+    /// Position.
     pub place: Place,
-    /// Path of the field, as in `networking.serviceSubnet`; empty when the fault concerns no field.
+    /// Path of the field, as in `networking.serviceSubnet`; empty if the fault concerns no field.
     pub field: String,
-    /// What is wrong.
+    /// Problem.
     pub message: String,
-    /// What to do about it.
+    /// Correction.
     pub fix: String,
 }
 
 impl Fault {
-    /// The same for two reports of one fault; the advice may differ.
+    /// Returns the same value for two reports of one fault; the corrections may differ.
     fn identity(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let Place { file, line, column } = &self.place;
@@ -92,7 +92,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// One flat object, for tools that read the output of a check.
+/// Serialized as one flat object, for tools that read the output of a check.
 impl Serialize for Fault {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut object = serializer.serialize_struct("Fault", 7)?;
@@ -107,24 +107,24 @@ impl Serialize for Fault {
     }
 }
 
-/// All faults of one or several texts. As an error it prints one error per line and leaves the warnings out.
+/// All faults of one or several texts. As an error it prints one error per line, without warnings.
 ///
-/// At most [`MAX_LISTED_FAULTS`] of each severity are kept. The last one then says how many more there are.
+/// At most [`MAX_LISTED_FAULTS`] of each severity are kept. The last one then states the number of further ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     listed: Vec<Fault>,
-    /// All faults by their hash, listed or not.
+    /// Hashes of all faults, listed or not.
     seen: HashSet<(Severity, u64)>,
     /// Number of errors among them.
     errors: u32,
-    /// For each severity of which not all are listed, the number of the others.
+    /// The count of unlisted faults, for each severity that has any.
     remainders: Vec<Fault>,
 }
 
 impl Faults {
-    /// Adds one.
+    /// Adds a fault.
     pub fn push(&mut self, fault: Fault) {
-        // A file may be walked twice (as itself and merged); saying it once is enough.
+        // A file may be walked twice (as itself and merged); each fault is reported once.
         if !self.record(fault.severity, fault.identity()) {
             return;
         }
@@ -135,7 +135,7 @@ impl Faults {
         }
     }
 
-    /// Adds all of another collection.
+    /// Adds all faults of another collection.
     pub fn extend(&mut self, other: Faults) {
         for fault in other.listed {
             self.push(fault);
@@ -148,13 +148,13 @@ impl Faults {
         }
     }
 
-    /// Whether further faults of this severity are only counted.
+    /// Returns whether further faults of this severity are only counted.
     pub(super) fn is_full(&self, severity: Severity) -> bool {
         let same = self.listed.iter().filter(|f| f.severity == severity);
         same.count() >= MAX_LISTED_FAULTS
     }
 
-    /// Records a fault; false when it was recorded before.
+    /// Records a fault; returns false if it was recorded before.
     fn record(&mut self, severity: Severity, identity: u64) -> bool {
         let is_new = self.seen.insert((severity, identity));
         self.errors += u32::from(is_new && severity == Severity::Error);
@@ -183,43 +183,43 @@ impl Faults {
         }
     }
 
-    /// Every fault, in the order found.
+    /// Returns every fault, in the order found.
     pub fn iter(&self) -> impl Iterator<Item = &Fault> {
         self.listed.iter().chain(&self.remainders)
     }
 
-    /// The errors.
+    /// Returns the errors.
     pub fn errors(&self) -> impl Iterator<Item = &Fault> {
         self.iter().filter(|f| f.severity == Severity::Error)
     }
 
-    /// The warnings.
+    /// Returns the warnings.
     pub fn warnings(&self) -> impl Iterator<Item = &Fault> {
         self.iter().filter(|f| f.severity == Severity::Warning)
     }
 
-    /// True when at least one error is among them.
+    /// Returns true if there is an error.
     pub fn has_errors(&self) -> bool {
         self.errors().next().is_some()
     }
 
-    /// True when there is nothing to say.
+    /// Returns true if there is no fault.
     pub fn is_empty(&self) -> bool {
         self.listed.is_empty()
     }
 
-    /// `Ok` with the value and the warnings, or all faults when one of them is an error.
+    /// Returns `Ok` with the value and the warnings, or all faults if one of them is an error.
     ///
     /// # Errors
-    /// The collection itself, sorted by file and line, when it holds an error.
+    /// The collection itself, sorted by file and line, if it contains an error.
     pub fn outcome<T>(self, value: T) -> Result<(T, Faults), Faults> {
         self.outcome_of(&[], value)
     }
 
-    /// As [`Faults::outcome`], with the files in the given order, whatever was met first.
+    /// As [`Faults::outcome`], with the files in the given order.
     ///
     /// # Errors
-    /// The collection itself, sorted, when it holds an error.
+    /// The collection itself, sorted, if it contains an error.
     pub fn outcome_of<T>(mut self, files: &[&str], value: T) -> Result<(T, Faults), Faults> {
         self.sort(files);
         if self.has_errors() {
@@ -229,7 +229,7 @@ impl Faults {
         }
     }
 
-    /// Puts the faults into reading order: files as given or first met, then by line and column.
+    /// Sorts the faults: files as given or in the order found, then by line and column.
     fn sort(&mut self, files: &[&str]) {
         let mut files: Vec<Arc<str>> = files.iter().map(|file| Arc::from(*file)).collect();
         for fault in &self.listed {
@@ -281,17 +281,17 @@ impl IntoIterator for Faults {
     }
 }
 
-/// A field that was read earlier and may be found wrong later, when other fields are known.
+/// Position of a field in which a fault may be found later, when other fields are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spot {
-    /// Where the value stands.
+    /// Position of the value.
     pub place: Place,
     /// Path of the field.
     pub field: String,
 }
 
 impl Spot {
-    /// A source that has no lines, such as the host name or a command-line option.
+    /// Returns the position of a source without lines, such as the host name or a command-line option.
     pub fn whole(source: &str) -> Self {
         Spot {
             place: Place::whole(source),
@@ -299,12 +299,12 @@ impl Spot {
         }
     }
 
-    /// An error at this spot.
+    /// Returns an error at this position.
     pub fn error(&self, message: impl Into<String>, fix: impl Into<String>) -> Fault {
         self.fault(Severity::Error, message.into(), fix.into())
     }
 
-    /// A warning at this spot.
+    /// Returns a warning at this position.
     pub fn warning(&self, message: impl Into<String>, fix: impl Into<String>) -> Fault {
         self.fault(Severity::Warning, message.into(), fix.into())
     }

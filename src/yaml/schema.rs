@@ -257,22 +257,24 @@ pub const DURATION_PATTERN: &str = r"^\+?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|Â
 /// Regular expression of a percentage.
 pub const PERCENT_PATTERN: &str = "^(100|[0-9]?[0-9]) ?%$";
 
-/// Why a systemd credential cannot be read. Settings below `--root` are not given those of this machine.
+/// Why a systemd credential cannot be read. Settings below `--root` have no access to the credentials of this
+/// machine.
 pub const NO_CREDENTIALS: &str =
     "systemd gave this run no credentials, or the settings that name it are below --root";
 
-/// A file with a secret in it: an absolute path, or `credential:NAME` for a credential that systemd hands to the
-/// unit (`LoadCredential=`, `$CREDENTIALS_DIRECTORY/NAME`).
+/// A file with a secret: an absolute path, or `credential:NAME` for a credential that systemd passes to the unit
+/// (`LoadCredential=`, `$CREDENTIALS_DIRECTORY/NAME`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretFile {
-    /// At this path.
+    /// A path.
     Path(PathBuf),
-    /// Of this name.
+    /// The name of a credential.
     Credential(String),
 }
 
 impl SecretFile {
-    /// Where it is, when systemd's credentials are in `credentials`; `None` for a credential without any there.
+    /// Returns the path, if systemd's credentials are in `credentials`; `None` for a credential without that
+    /// directory.
     pub fn path(&self, credentials: Option<&Path>) -> Option<PathBuf> {
         match self {
             SecretFile::Path(path) => Some(path.clone()),
@@ -280,7 +282,7 @@ impl SecretFile {
         }
     }
 
-    /// Reads it as written in the configuration.
+    /// Reads the value as written in the configuration.
     pub fn read(field: &Field<'_>) -> Option<Self> {
         match Self::parse(&field.string()?) {
             Ok(file) => Some(file),
@@ -291,7 +293,7 @@ impl SecretFile {
         }
     }
 
-    /// The same from a text, with the fault and its mending.
+    /// Parses a text. The error is a fault and its correction.
     pub fn parse(text: &str) -> Result<Self, (String, &'static str)> {
         match text.strip_prefix("credential:") {
             Some("") => Err(("names no credential".to_owned(), "write credential:NAME")),
@@ -319,12 +321,12 @@ impl fmt::Display for SecretFile {
     }
 }
 
-/// The map under `key`.
+/// Returns the map under `key`.
 pub fn section<'a>(map: &Map<'a>, key: &str) -> Option<Map<'a>> {
     map.get(key)?.map()
 }
 
-/// A value that must be there.
+/// Returns a required value, or reports its absence.
 pub fn required<'a>(map: &Map<'a>, key: &str, example: &str) -> Option<Field<'a>> {
     let field = map.get(key);
     if field.is_none() {
@@ -334,7 +336,7 @@ pub fn required<'a>(map: &Map<'a>, key: &str, example: &str) -> Option<Field<'a>
     field
 }
 
-/// An absolute path.
+/// Reads an absolute path.
 pub fn absolute(field: &Field<'_>) -> Option<PathBuf> {
     let text = field.string()?;
     if text.starts_with('/') {
@@ -347,7 +349,7 @@ pub fn absolute(field: &Field<'_>) -> Option<PathBuf> {
     None
 }
 
-/// A duration in Go's notation.
+/// Reads a duration in Go's notation.
 pub fn duration(field: Option<Field<'_>>) -> Option<(Field<'_>, Duration)> {
     let field = field?;
     match parse_duration(&field.written()?) {
@@ -359,7 +361,7 @@ pub fn duration(field: Option<Field<'_>>) -> Option<(Field<'_>, Duration)> {
     }
 }
 
-/// One of a closed set.
+/// Reads one value of a closed set.
 pub fn choice<T: Copy, const N: usize>(
     field: Option<Field<'_>>,
     all: [T; N],
@@ -378,7 +380,7 @@ pub fn choice<T: Copy, const N: usize>(
     found
 }
 
-/// A pin of a certificate or its key.
+/// Reads a pin of a certificate or its key.
 pub fn pin(field: &Field<'_>) -> Option<[u8; 32]> {
     let pin = sha256(&field.written()?);
     if pin.is_none() {
@@ -390,7 +392,8 @@ pub fn pin(field: &Field<'_>) -> Option<[u8; 32]> {
     pin
 }
 
-/// 64 hex digits, with or without `sha256:` before and colons between, as openssl and kubeadm print them.
+/// Parses 64 hex digits, optionally with `sha256:` in front and colons between them, as printed by openssl and
+/// kubeadm.
 pub fn sha256(text: &str) -> Option<[u8; 32]> {
     let digits = text
         .strip_prefix("sha256:")

@@ -1,4 +1,4 @@
-//! The way through a document by its schema: which keys there are, of which kind their values, and every fault met.
+//! Walks a document by its schema: knows the keys that were read, verifies the types of values, and collects faults.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 use super::{Entry, Fault, Faults, Kind, Node, Severity, Spot, Value};
 
-/// One pass over one or several documents of a schema: collects the faults.
+/// One pass over one or several documents of a schema, which collects the faults.
 pub struct Walk {
     strict: bool,
     faults: RefCell<Faults>,
@@ -15,7 +15,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Unknown keys are errors in a strict walk, warnings in a lenient one.
+    /// Creates a pass. Unknown keys are errors in a strict walk, warnings in a lenient one.
     pub fn new(strict: bool) -> Self {
         Walk {
             strict,
@@ -24,23 +24,23 @@ impl Walk {
         }
     }
 
-    /// Ends the pass.
+    /// Ends the pass and returns the faults.
     pub fn into_faults(self) -> Faults {
         self.faults.into_inner()
     }
 
-    /// Adds a fault found by other means.
+    /// Adds a fault.
     pub fn push(&self, fault: Fault) {
         self.faults.borrow_mut().push(fault);
     }
 
-    /// Every field that was looked for, with `*` for free names and `[]` for list items.
+    /// Returns every field that was read, with `*` for free names and `[]` for list items.
     pub fn asked(&self) -> Vec<String> {
         self.asked.borrow().iter().cloned().collect()
     }
 }
 
-/// A value on the way through a schema.
+/// A value during a walk.
 #[derive(Clone)]
 pub struct Field<'a> {
     walk: &'a Walk,
@@ -50,7 +50,7 @@ pub struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
-    /// The document itself.
+    /// Returns the document itself.
     pub fn root(walk: &'a Walk, node: &'a Node) -> Self {
         Field {
             walk,
@@ -60,7 +60,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Where it stands, for a fault that may come later.
+    /// Returns the position, for a fault that may be found later.
     pub fn spot(&self) -> Spot {
         Spot {
             place: self.node.place.clone(),
@@ -68,12 +68,12 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The pass it belongs to.
+    /// Returns the pass of this field.
     pub fn walk(&self) -> &'a Walk {
         self.walk
     }
 
-    /// The tree below.
+    /// Returns the value.
     pub fn node(&self) -> &'a Node {
         self.node
     }
@@ -95,7 +95,7 @@ impl<'a> Field<'a> {
         );
     }
 
-    /// The value as a map, or a fault.
+    /// Returns the value as a map, or reports a fault.
     pub fn map(&self) -> Option<Map<'a>> {
         match &self.node.kind {
             Kind::Map(entries) => Some(Map {
@@ -110,7 +110,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The value as a list, or a fault.
+    /// Returns the value as a list, or reports a fault.
     pub fn list(&self) -> Option<Vec<Field<'a>>> {
         match &self.node.kind {
             Kind::Seq(items) => Some(
@@ -132,7 +132,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The value as text, or a fault. Unquoted numbers and booleans are not text, for kubeadm neither.
+    /// Returns the value as text, or reports a fault. Like for kubeadm, unquoted numbers and booleans are not text.
     pub fn string(&self) -> Option<String> {
         let Kind::Scalar(scalar) = &self.node.kind else {
             self.wrong_kind("text", "write the text after the colon");
@@ -140,7 +140,7 @@ impl<'a> Field<'a> {
         };
         match scalar.resolve() {
             Value::Str(text) => Some(text.to_owned()),
-            // In a list: `- ` with nothing behind it.
+            // In a list: `- ` without a value.
             Value::Null => Some(String::new()),
             Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
                 let written: &str = &scalar.text;
@@ -156,7 +156,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The value as text that no message may repeat, or a fault.
+    /// Returns the value as text that no message may repeat, or reports a fault.
     pub fn secret(&self) -> Option<Zeroizing<String>> {
         let Kind::Scalar(scalar) = &self.node.kind else {
             self.wrong_kind("text", "write the text after the colon");
@@ -172,7 +172,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The scalar as written, whatever it looks like, for values with a grammar of their own; or a fault.
+    /// Returns the scalar as written, for values with their own grammar, or reports a fault.
     pub fn written(&self) -> Option<String> {
         match &self.node.kind {
             Kind::Scalar(scalar) => Some(scalar.text.to_string()),
@@ -180,7 +180,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The value as a whole number, or a fault.
+    /// Returns the value as a whole number, or reports a fault.
     pub fn integer(&self) -> Option<i64> {
         if let Kind::Scalar(scalar) = &self.node.kind
             && let Value::Int(number) = scalar.resolve()
@@ -191,7 +191,7 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// The value as a boolean, or a fault.
+    /// Returns the value as a boolean, or reports a fault.
     pub fn boolean(&self) -> Option<bool> {
         if let Kind::Scalar(scalar) = &self.node.kind
             && let Value::Bool(flag) = scalar.resolve()
@@ -203,7 +203,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// A map on the way through a schema: remembers which keys the schema knows.
+/// A map during a walk. Records which keys the schema knows.
 pub struct Map<'a> {
     field: Field<'a>,
     entries: &'a [Entry],
@@ -211,7 +211,7 @@ pub struct Map<'a> {
 }
 
 impl<'a> Map<'a> {
-    /// The value of a key. `None` when it is absent or null.
+    /// Returns the value of a key; `None` if it is absent or null.
     pub fn get(&self, key: &str) -> Option<Field<'a>> {
         self.known.borrow_mut().push(key.to_owned());
         let pattern = join(&self.field.pattern, key);
@@ -220,7 +220,7 @@ impl<'a> Map<'a> {
         self.child(entry, pattern)
     }
 
-    /// Every entry of a map with free names, in order; null values are left out.
+    /// Returns every entry of a map with free names, in order, except null values.
     pub fn named(&self) -> Vec<(String, Field<'a>)> {
         let pattern = join(&self.field.pattern, "*");
         self.field.walk.asked.borrow_mut().insert(pattern.clone());
@@ -250,18 +250,18 @@ impl<'a> Map<'a> {
         })
     }
 
-    /// Keys that the schema has and that are of no use here.
+    /// Marks keys as known that are not read here.
     pub fn ignore(&self, keys: &[&str]) {
         let mut known = self.known.borrow_mut();
         known.extend(keys.iter().map(|key| (*key).to_owned()));
     }
 
-    /// The map as a field, for faults.
+    /// Returns the map as a field, for faults.
     pub fn field(&self) -> &Field<'a> {
         &self.field
     }
 
-    /// Reports every key that was neither asked for nor ignored, with the nearest known one.
+    /// Reports every key that was neither read nor ignored, with the most similar known one.
     pub fn finish(&self) {
         let known = self.known.borrow();
         let names: HashSet<&str> = known.iter().map(String::as_str).collect();
@@ -274,7 +274,7 @@ impl<'a> Map<'a> {
                 continue;
             }
             if self.field.walk.faults.borrow().is_full(severity) {
-                // It is only counted, which needs no advice.
+                // The fault is only counted and needs no advice.
                 let spot = Spot {
                     place: entry.place.clone(),
                     field: String::new(),
@@ -318,14 +318,14 @@ pub(super) fn join(path: &str, key: &str) -> String {
     }
 }
 
-/// The known name that a mistyped one most likely meant.
+/// Returns the known name that a mistyped one most likely means.
 pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     let lower = name.to_lowercase();
     known
         .filter_map(|candidate| {
             let other = candidate.to_lowercase();
             let distance = edits(&lower, &other);
-            // `clusterConfig` for `clusterConfiguration` is many edits away and yet obvious.
+            // `clusterConfig` differs from `clusterConfiguration` by many edits, but the intention is clear.
             let beginning = lower.len() >= 4 && other.starts_with(&lower);
             let near = distance <= 2 && distance < candidate.chars().count();
             (near || beginning).then_some((distance, candidate))
@@ -334,7 +334,7 @@ pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Opt
         .map(|(_, candidate)| candidate.to_owned())
 }
 
-/// Levenshtein distance, with the longest names cut: nobody mistypes 64 characters.
+/// Returns the Levenshtein distance of the first 64 characters.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

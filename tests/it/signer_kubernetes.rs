@@ -973,7 +973,7 @@ fn rejects_what_kubernetes_own_signers_do_not_sign() {
         (
             &servers,
             wanted(CertName::KubeletConf),
-            "it wants a subject alternative name",
+            "it requires a subject alternative name",
         ),
         (&servers, wanted(CertName::Apiserver), "O=system:nodes"),
     ] {

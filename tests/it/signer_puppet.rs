@@ -534,7 +534,7 @@ fn refuses_unreadable_certificate_and_that_of_another_key() {
     let other = issued(run(signer.submit(&other)));
     let (ticket, _) = pending(run(signer.submit(&request)));
     for (body, words) in [
-        (b"not yet".to_vec(), "it is no certificate"),
+        (b"not yet".to_vec(), "it is not a certificate"),
         (other, "a certificate of another key"),
     ] {
         gateway.only(Rule::on("GET", "/certificate/etcd-peer").then(Action::body(200, body)));
@@ -596,11 +596,11 @@ fn rejects_unsupported_certificate_and_names_remedy() {
         ),
         (
             with(CertName::EtcdPeer, Some("Peer.cp1"), none),
-            vec!["certnames are lower case"],
+            vec!["certnames are lower-case"],
         ),
         (
             with(CertName::EtcdPeer, Some("etcd peer cp1"), none),
-            vec!["cannot be a certname"],
+            vec!["is not a valid certname"],
         ),
         (
             with(CertName::Apiserver, None, none),

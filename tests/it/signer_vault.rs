@@ -937,7 +937,7 @@ fn rejects_forbidden_role_before_making_key() {
         .preflight(&wanted(CertName::EtcdPeer))
         .unwrap_err()
         .to_string();
-    assert!(message.contains("`role` says nothing of it"), "{message}");
+    assert!(message.contains("`role` has no entry for it"), "{message}");
     fails(
         run(signer.submit(&request(CertName::EtcdPeer))),
         Class::Config,

@@ -1,5 +1,5 @@
-//! What CFSSL's refusals mean. Its statuses say next to nothing, so that its words decide; those of `serve` and of
-//! `multirootca` differ.
+//! The meaning of CFSSL's refusals. Its statuses are not specific, so its texts are interpreted; `serve` and
+//! `multirootca` word them differently.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{Cfssl, Described, Place};
 use crate::http::Response;
 use crate::signer::{Class, SignerError, printable};
 
-/// Every answer of the API. The media type is `text/plain` as often as not.
+/// Every response of the API. Its media type is often `text/plain`.
 #[derive(Deserialize)]
 pub(super) struct Envelope {
     pub(super) success: bool,
@@ -36,43 +36,43 @@ impl fmt::Display for Message {
     }
 }
 
-/// An answer that says no.
+/// A refusal.
 pub(super) struct Refused {
     response: Response,
     code: i64,
     said: String,
 }
 
-/// What it comes to.
+/// Meaning of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// `multirootca` has no such section.
     UnknownLabel,
-    /// There is no such profile, say `multirootca` and a `serve` with remote signers.
+    /// The profile does not exist, according to `multirootca` or a `serve` with remote signers.
     UnknownProfile,
     /// The profile has an `auth_key`, and the request was not signed.
     WantsKey,
     /// The request was signed, and the profile has no `auth_key`.
     HasNoKey,
-    /// Signed with another key.
+    /// The request was signed with another key.
     WrongKey,
-    /// `nets` of the section in `multirootca`'s roots file.
+    /// The address is not in `nets` of the section in `multirootca`'s roots file.
     WrongAddress,
-    /// `-mutual-tls-cn`.
+    /// The common name does not match `-mutual-tls-cn`.
     WrongCommonName,
-    /// There was no CSR in the request.
+    /// The request contains no CSR.
     NoRequest,
-    /// `name_whitelist`.
+    /// A name is not in `name_whitelist`.
     NotOnWhitelist,
-    /// The profile has no usages, or `policy` is broken otherwise.
+    /// The profile has no usages, or `policy` is otherwise invalid.
     BadPolicy,
-    /// Another server that CFSSL needs: a remote CFSSL, a database, a transparency log.
+    /// Failure of another server that CFSSL needs: a remote CFSSL, a database, a transparency log.
     Behind,
-    /// CFSSL understood the request and will not sign it.
+    /// CFSSL understood the request and refuses to sign it.
     WillNotSign,
-    /// `multirootca`: an unknown label, or anything that went wrong in signing.
+    /// `multirootca`: an unknown label, or any failure of signing.
     Unspecified,
-    /// Not in CFSSL's own words.
+    /// Not a text of CFSSL.
     Foreign,
 }
 
@@ -80,7 +80,7 @@ impl Refused {
     pub(super) fn worded(response: Response, envelope: Envelope) -> Self {
         let first = envelope.errors.into_iter().flatten().next();
         let (code, said) = first.map_or_else(
-            || (0, "it gives no reason".to_owned()),
+            || (0, "no reason given".to_owned()),
             |error| (error.code, error.message),
         );
         Refused {
@@ -125,7 +125,7 @@ impl Refused {
                 Meaning::NoRequest
             }
             (400, "bad request") => Meaning::Unspecified,
-            // Thousands are the part of CFSSL, hundreds the reason.
+            // Thousands are the component of CFSSL, hundreds the reason.
             (400 | 200..=299, _) => match self.code {
                 5500 => Meaning::NotOnWhitelist,
                 5400 => Meaning::UnknownProfile,
@@ -146,11 +146,11 @@ impl Cfssl {
             let said = refused.said();
             match why {
                 "" => format!(
-                    "{}: {doing} failed: CFSSL says: {said}",
+                    "{}: {doing} failed: CFSSL reports: {said}",
                     self.server.label()
                 ),
                 why => format!(
-                    "{}: {doing} failed: {why} (CFSSL says: {said})",
+                    "{}: {doing} failed: {why} (CFSSL reports: {said})",
                     self.server.label()
                 ),
             }
@@ -167,13 +167,13 @@ impl Cfssl {
             ),
             Meaning::WantsKey => SignerError::config(
                 what(&format!(
-                    "{place} takes only requests that are signed with its auth_key"
+                    "{place} accepts only requests that are signed with its auth_key"
                 )),
                 "put that key into a file and name the file under `auth.keyFile`",
             ),
             Meaning::HasNoKey => SignerError::config(
                 what(&format!(
-                    "{place} has no auth_key, and takes no signed requests"
+                    "{place} has no auth_key, and does not accept signed requests"
                 )),
                 "give the profile an auth_key in CFSSL's signing configuration; or, with cfssl serve, remove `auth` here",
             ),
@@ -192,7 +192,7 @@ impl Cfssl {
             ),
             Meaning::WrongAddress => SignerError::new(
                 Class::Auth,
-                what("this node's address may not do that"),
+                what("this node's address is not allowed"),
                 format!(
                     "add it to the `nets` of section {} in multirootca's roots file",
                     place.label
@@ -200,8 +200,8 @@ impl Cfssl {
             ),
             Meaning::WrongCommonName => SignerError::new(
                 Class::Auth,
-                what("the common name of the client certificate may not do that"),
-                "use a certificate under `tls` whose common name fits CFSSL's -mutual-tls-cn",
+                what("the common name of the client certificate is not allowed"),
+                "use a certificate under `tls` whose common name matches CFSSL's -mutual-tls-cn",
             ),
             Meaning::BadPolicy => SignerError::config(
                 what(&format!("{place} cannot sign")),
@@ -210,27 +210,27 @@ impl Cfssl {
             Meaning::Behind => SignerError::new(
                 Class::Transient,
                 what(
-                    "something that CFSSL needs itself does not work: a remote signer, its database or a log",
+                    "a component that CFSSL needs does not work: a remote signer, its database or a log",
                 ),
-                "look at CFSSL's own log if that goes on",
+                "check CFSSL's log if this persists",
             ),
             Meaning::NotOnWhitelist | Meaning::WillNotSign | Meaning::NoRequest => {
                 SignerError::permanent(
                     what(""),
-                    "see with the owner of CFSSL what its signing configuration allows, and run again",
+                    "check with the owner of CFSSL what its signing configuration allows, and run again",
                 )
             }
-            // In signing; whether the label exists was found out before.
+            // A failure of signing; an unknown label would have been found before.
             Meaning::Unspecified if self.knows(place) => SignerError::permanent(
-                what("it would not sign"),
+                what("it refused to sign"),
                 format!(
-                    "CFSSL's own log says why; often the name_whitelist of {place} lacks one of the names"
+                    "CFSSL's log has the reason; often the name_whitelist of {place} lacks one of the names"
                 ),
             ),
             Meaning::Unspecified => SignerError::config(
-                what("it would not sign, or does not know the label"),
+                what("it refused to sign, or does not know the label"),
                 format!(
-                    "check that CFSSL has a CA with the label {:?}; its own log says more",
+                    "check that CFSSL has a CA with the label {:?}; its log has details",
                     place.label
                 ),
             ),

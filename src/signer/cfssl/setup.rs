@@ -1,8 +1,8 @@
-//! What whoever runs CFSSL does once for a node, as a shell script: signing configurations, a key, the sections of
-//! `multirootca`, and how the servers are started.
+//! The script for the administrator of CFSSL, run once for a node: signing configurations, a key, the sections of
+//! `multirootca`, and the commands that start the servers.
 //!
-//! The default profile gets no usages, so that an unknown profile signs nothing. `name_whitelist` holds the names of
-//! this node and no others; CFSSL looks for it anywhere in a name, hence the anchors.
+//! The default profile gets no usages, so that an unknown profile signs nothing. `name_whitelist` contains the names
+//! of this node and no others; CFSSL searches it anywhere in a name, hence the anchors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::signer::{Identity, Part, Wanted};
 use crate::x509::ExtendedUsage;
 use crate::yaml::format_duration;
 
-/// Another node's profiles may be in a file already.
+/// Writes a file, unless it exists with other content, such as another node's profiles.
 const PUT: &str = r#"put() {
   cat >"$1.new"
   if [ ! -e "$1" ] || cmp -s "$1" "$1.new"; then
@@ -25,7 +25,7 @@ const PUT: &str = r#"put() {
   fi
 }"#;
 
-/// The script for these signers.
+/// Returns the script for these signers.
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
     let mut script = Script(String::new());
     script.line("#!/bin/sh");
@@ -77,7 +77,7 @@ impl Script {
                 of_label.push((place, wanted, keyed));
             }
         }
-        // Clusters that share a server may share node names, and must not share a key.
+        // Clusters that share a server may have nodes of the same name, which must not share a key.
         let key = format!("nodepki-{}-{}", identity.cluster, identity.node);
         let files: BTreeSet<String> = parts
             .iter()
@@ -98,7 +98,7 @@ impl Script {
         for (label, wanted) in &labels {
             self.configuration(label, wanted, &key);
         }
-        // It takes signed requests only.
+        // multirootca accepts signed requests only.
         let keyed = !files.is_empty();
         if keyed {
             self.sections(labels.keys());
@@ -241,7 +241,7 @@ fn profile(
     profile
 }
 
-/// A regular expression of Go for these names and no others.
+/// Returns a Go regular expression for exactly these names.
 fn anchored<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let escaped = |name: &str| {
         name.chars().fold(String::new(), |mut text, character| {

@@ -162,7 +162,7 @@ impl Requests {
         match self.api.create(resource, None, &object).await {
             Ok(review) => Ok(Some(review)),
             Err(Error::Refused(status)) if matches!(status.code, 403..=405) => Ok(None),
-            Err(error) => Err(self.failure("asking who this node is", &Method::GET, error)),
+            Err(error) => Err(self.failure("querying this node's identity", &Method::GET, error)),
         }
     }
 
@@ -186,11 +186,11 @@ impl Requests {
             Some(filed) => Ok(filed),
             None => Err(SignerError::permanent(
                 format!(
-                    "{}: {doing} failed: {} is there and is not this node's",
+                    "{}: {doing} failed: {} exists and is not this node's",
                     self.label,
                     self.object(&salted)
                 ),
-                "find out with the administrators of the cluster who makes such requests",
+                "find out with the administrators of the cluster who creates such requests",
             )),
         }
     }
@@ -233,12 +233,12 @@ impl Requests {
             Ok(object) => {
                 let asked = object.pointer("/spec/request") == draft.spec.get("request");
                 let what = match asked {
-                    true => "took it and changed what it asks for",
-                    false => "answered with a request for another key",
+                    true => "accepted it and changed its content",
+                    false => "returned a request for another key",
                 };
                 Err(SignerError::permanent(
                     format!(
-                        "{}: {doing} failed: the API server was given {} and {what}",
+                        "{}: {doing} failed: the API server received {} and {what}",
                         self.label,
                         self.object(&name)
                     ),
@@ -251,7 +251,7 @@ impl Requests {
                     Existing::Foreign => {
                         tracing::warn!(
                             signer = self.label,
-                            "{} is there, but not by this node or not for this certificate; another name is used",
+                            "{} exists, but was not created by this node for this certificate; another name is used",
                             self.object(&name)
                         );
                         Ok(None)
@@ -259,11 +259,11 @@ impl Requests {
                     Existing::None => Err(SignerError::new(
                         Class::Transient,
                         format!(
-                            "{}: {doing} failed: {} was there and was removed in the same moment",
+                            "{}: {doing} failed: {} existed and was removed at the same time",
                             self.label,
                             self.object(&name)
                         ),
-                        "nothing is to be done if that passes",
+                        "no action is needed unless this persists",
                     )),
                 }
             }
@@ -317,7 +317,7 @@ impl Requests {
             Existing::Foreign => {
                 tracing::warn!(
                     signer = self.label,
-                    "{} was replaced by another user, or asks for something else now; it is not used any more",
+                    "{} was replaced by another user, or has another content now; it is no longer used",
                     self.object(name)
                 );
                 Ok(None)
@@ -373,7 +373,7 @@ impl Requests {
     ) -> Result<Answer, SignerError> {
         self.remember(request, &filed);
         let ticket = Ticket::try_from(filed.name)
-            .map_err(|error| SignerError::permanent(error.to_string(), "report this fault"))?;
+            .map_err(|error| SignerError::permanent(error.to_string(), "report this as a bug"))?;
         Ok(Answer::Pending {
             ticket,
             after: None,
@@ -390,7 +390,7 @@ impl Requests {
         why: &str,
     ) -> Answer {
         let reason = format!(
-            "{why} ({} at {}; the same request is never made again: to ask anew, remove {}/pending/{})",
+            "{why} ({} at {}; the same request is never sent again: to request it again, remove {}/pending/{})",
             self.object(&filed.name),
             self.label,
             self.memory.state_dir(),
@@ -404,10 +404,7 @@ impl Requests {
             .map_err(io::Error::other)
             .and_then(|bytes| self.memory.keep(&denial_file(request), &bytes));
         if let Err(error) = kept {
-            tracing::warn!(
-                signer = self.label,
-                "a denial cannot be remembered: {error}"
-            );
+            tracing::warn!(signer = self.label, "a denial cannot be stored: {error}");
         }
         Answer::Denied { reason }
     }
@@ -435,7 +432,10 @@ impl Requests {
     pub(super) fn forget(&self, request: &Request) {
         for name in [denial_file(request), seen_file(request)] {
             if let Err(error) = self.memory.forget(&name) {
-                tracing::debug!(signer = self.label, "nothing was forgotten: {error}");
+                tracing::debug!(
+                    signer = self.label,
+                    "stored data cannot be removed: {error}"
+                );
             }
         }
     }
@@ -457,7 +457,7 @@ impl Requests {
             .map_err(io::Error::other)
             .and_then(|bytes| self.memory.keep(&seen_file(request), &bytes));
         if let Err(error) = kept {
-            tracing::debug!(signer = self.label, "a UID is not remembered: {error}");
+            tracing::debug!(signer = self.label, "a UID cannot be stored: {error}");
         }
     }
 
@@ -492,7 +492,7 @@ impl Requests {
     fn memory_failure(&self, doing: &str, error: io::Error) -> SignerError {
         SignerError::config(
             format!(
-                "{}: {doing} failed: what is remembered of this signer cannot be read or written",
+                "{}: {doing} failed: the stored data of this signer cannot be read or written",
                 self.label
             ),
             format!(
@@ -509,7 +509,7 @@ impl Requests {
             Error::Refused(status) => self.refusal(doing, &status),
             Error::Unusable { .. } => SignerError::permanent(
                 format!("{}: {doing} failed: {error}", self.label),
-                "check that the address is an API server's and not another program's",
+                "check that the address is an API server's",
             ),
             Error::Local { .. } | Error::Unread { .. } => SignerError::config(
                 format!("{}: {doing} failed: {error}", self.label),
@@ -524,11 +524,11 @@ impl Requests {
         let (class, advice) = match status.code {
             300..=399 => (
                 Class::Config,
-                "configure the address that it redirects to, after making sure that it is the right one",
+                "verify the address that it redirects to, then configure it",
             ),
             401 => (
                 Class::Auth,
-                "put a token or a client certificate in place that is known there and not expired; it is read anew \
+                "provide a token or a client certificate that is known there and not expired; it is read again \
                  for each exchange",
             ),
             403 if status.is_unauthorized_user() => (Class::Auth, self.advice.grant),
@@ -539,12 +539,12 @@ impl Requests {
             {
                 (
                     Class::Transient,
-                    "look at the quota of the namespace if that goes on",
+                    "check the quota of the namespace if this persists",
                 )
             }
             403 => (
                 Class::Permanent,
-                "the API server will never take this request: have another signer sign this certificate, or have the \
+                "the API server never accepts this request: configure another signer for this certificate, or have the \
                  policy that it names changed",
             ),
             404 if said("namespaces \"") => (
@@ -554,11 +554,11 @@ impl Requests {
             404 | 405 | 410 => (Class::Config, self.advice.unknown_kind),
             408 | 409 | 425 | 429 | 500..=599 => (
                 Class::Transient,
-                "look at the API server's own log if that goes on",
+                "check the API server's log if this persists",
             ),
             _ => (
                 Class::Permanent,
-                "mend what the API server names, there or in the configuration, and run again",
+                "correct what the API server names, there or in the configuration, and run again",
             ),
         };
         SignerError::new(

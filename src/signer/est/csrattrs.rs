@@ -1,8 +1,8 @@
-//! What a server wants to see in requests: `CsrAttrs` of RFC 7030, 4.5.2.
+//! Requirements of a server for requests: `CsrAttrs` of RFC 7030, 4.5.2.
 //!
-//! A SEQUENCE OF object identifiers and attributes. Those that name a kind of key are held against the plan; channel
-//! binding is what this client cannot do. All others are ignored, as the RFC demands, bare curves and signature
-//! algorithms among them: libest names secp384r1 and takes any key.
+//! A SEQUENCE OF object identifiers and attributes. Those that name a type of key are compared with the plan; channel
+//! binding is not supported. All others are ignored, as the RFC demands, including curves and signature algorithms
+//! without an attribute: libest names secp384r1 and accepts any key.
 
 use crate::x509::KeyAlgorithm;
 
@@ -17,7 +17,7 @@ const CHALLENGE_PASSWORD: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x
 const RSA_ENCRYPTION: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
 /// 1.2.840.10045.2.1
 const EC_PUBLIC_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
-/// Curves as the plan knows them.
+/// The curves that a plan can contain.
 const CURVES: [(&[u8], KeyAlgorithm); 3] = [
     (
         &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07],
@@ -27,26 +27,26 @@ const CURVES: [(&[u8], KeyAlgorithm); 3] = [
     (&[0x2b, 0x81, 0x04, 0x00, 0x23], KeyAlgorithm::EcdsaP521),
 ];
 
-/// What of a server's attributes can be an obstacle.
+/// The attributes of a server that can be obstacles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Attributes {
     channel_binding: bool,
-    /// One of these, where there are any.
+    /// Accepted types of keys; empty if there is no requirement.
     keys: Vec<Key>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Key {
-    /// At least so many bits, where that is said.
+    /// Minimum number of bits, if specified.
     Rsa(Option<u64>),
     /// On any curve.
     Ec,
-    /// On this one; `None` for one that no plan can have.
+    /// On this curve; `None` for one that no plan can contain.
     Curve(Option<KeyAlgorithm>),
 }
 
 impl Attributes {
-    /// Reads the DER of a `CsrAttrs`; `None` when it is none. An attribute that makes no sense is ignored.
+    /// Reads the DER of a `CsrAttrs`; `None` if it is not one. Unreadable attributes are ignored.
     pub(super) fn from_der(der: &[u8]) -> Option<Self> {
         let (SEQUENCE, items, []) = element(der)? else {
             return None;
@@ -87,7 +87,7 @@ impl Attributes {
         }
     }
 
-    /// What keeps a request with such a key from being taken.
+    /// Returns why a request with such a key would be refused.
     pub(super) fn obstacles(&self, key: KeyAlgorithm) -> Vec<String> {
         let mut found = Vec::new();
         if self.channel_binding {
@@ -150,7 +150,7 @@ fn unsigned(bytes: &[u8]) -> Option<u64> {
     })
 }
 
-/// Tag and content of everything in a constructed value.
+/// Returns tag and content of each element of a constructed value.
 fn elements(mut der: &[u8]) -> Option<Vec<(u8, &[u8])>> {
     let mut found = Vec::new();
     while !der.is_empty() {
@@ -161,7 +161,7 @@ fn elements(mut der: &[u8]) -> Option<Vec<(u8, &[u8])>> {
     Some(found)
 }
 
-/// The first value: tag, content, and what follows.
+/// Returns the first value: tag, content, and the rest.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = der.split_first()?;
     let (first, rest) = rest.split_first()?;
@@ -169,7 +169,7 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
         short @ 0..0x80 => (usize::from(short), rest),
         long => {
             let (bytes, rest) = rest.split_at_checked(usize::from(long & 0x7f))?;
-            // No body is longer than four bytes can count, and indefinite lengths are not DER.
+            // A body is shorter than what four bytes can count, and DER does not allow indefinite lengths.
             if !(1..=4).contains(&bytes.len()) {
                 return None;
             }

@@ -1,11 +1,11 @@
-//! The bodies of EST: base64 as RFC 8951 has it.
+//! The bodies of EST: base64 as defined in RFC 8951.
 
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::general_purpose::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
-/// As in PEM. libest reads no line that is not ended, and no long one.
+/// Line length of PEM. libest does not read long lines or a line without an end.
 const LINE: usize = 64;
 
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
@@ -13,7 +13,7 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// The body of a request. RFC 8951 wants no line ends and allows them; some servers cannot do without.
+/// Encodes the body of a request. RFC 8951 recommends no line ends and allows them; some servers require them.
 pub(super) fn encode(der: &[u8]) -> Vec<u8> {
     let text = STANDARD.encode(der);
     let mut body = Vec::with_capacity(text.len() + text.len() / LINE + 1);
@@ -24,10 +24,10 @@ pub(super) fn encode(der: &[u8]) -> Vec<u8> {
     body
 }
 
-/// What is in the body of an answer, whatever its headers say of the encoding: base64 with line ends or without, and
-/// what it should not be, bare DER or PEM.
+/// Decodes the body of a response, independent of its headers: base64 with or without line ends and, contrary to the
+/// protocol, bare DER or PEM.
 pub(super) fn decode(body: &[u8]) -> Result<Vec<u8>, String> {
-    // The base64 of a SEQUENCE opens with M.
+    // The base64 of a SEQUENCE begins with M.
     if body.first() == Some(&0x30) || body.trim_ascii_start().starts_with(b"-----BEGIN ") {
         return Ok(body.to_vec());
     }

@@ -1,36 +1,37 @@
-//! Signer names: what the API server takes, what the known ones sign, and who to look for when nothing happens.
+//! Signer names: which names the API server accepts, what the known signers sign, and which component to check if a
+//! request is not signed.
 
 use crate::kube::names::Authority;
 use crate::signer::Wanted;
 use crate::x509::ExtendedUsage;
 
-/// The API's limits: of a subdomain, of a label, and of the whole.
-const LONGEST_DOMAIN: usize = 253;
-const LONGEST_LABEL: usize = 63;
-const LONGEST: usize = 571;
+/// Limits of the API: of a subdomain, of a label, and of the whole name.
+const MAX_DOMAIN_LENGTH: usize = 253;
+const MAX_LABEL_LENGTH: usize = 63;
+const MAX_NAME_LENGTH: usize = 571;
 
-/// Group of the user that may do everything, which `kubernetes.io/kube-apiserver-client` certifies for nobody.
+/// Group of unrestricted users, which `kubernetes.io/kube-apiserver-client` never certifies.
 const MASTERS: &str = "system:masters";
 
 const BUILT_IN: &str = "kubernetes.io";
 const ISSUERS: &str = "issuers.cert-manager.io";
 const CLUSTER_ISSUERS: &str = "clusterissuers.cert-manager.io";
 
-/// What is wrong with a name, and the right one.
+/// A fault of a name, and its correction.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     pub(super) what: String,
     pub(super) fix: String,
 }
 
-/// A name that the API server takes and that somebody may serve.
+/// A name that the API server accepts and that a controller may serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SignerName {
     text: String,
     server: Server,
 }
 
-/// Who serves a name.
+/// The controller that serves a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Server {
     /// kube-controller-manager, for API clients.
@@ -44,7 +45,7 @@ enum Server {
         namespace: Option<String>,
         issuer: String,
     },
-    /// Somebody else.
+    /// Another controller.
     Other,
 }
 
@@ -60,20 +61,20 @@ impl SignerName {
             Some((domain, path)) if !path.contains('/') => (domain, path),
             _ => {
                 return fault(
-                    "is no signer name",
+                    "is not a signer name",
                     "write DOMAIN/NAME, as in pki.example.com/etcd",
                 );
             }
         };
-        if text.len() > LONGEST {
+        if text.len() > MAX_NAME_LENGTH {
             return fault(
-                &format!("has more than {LONGEST} characters"),
+                &format!("has more than {MAX_NAME_LENGTH} characters"),
                 "use a shorter name",
             );
         }
         let labels: Vec<&str> = domain.split('.').collect();
         if labels.len() < 2
-            || domain.len() > LONGEST_DOMAIN
+            || domain.len() > MAX_DOMAIN_LENGTH
             || !labels.iter().all(|label| is_label(label))
         {
             return fault(
@@ -99,7 +100,7 @@ impl SignerName {
             }
             (BUILT_IN, _) => {
                 return fault(
-                    "is none of Kubernetes' own signers",
+                    "is not one of Kubernetes' own signers",
                     "use kubernetes.io/kube-apiserver-client, kubernetes.io/kube-apiserver-client-kubelet or \
                      kubernetes.io/kubelet-serving, or a domain of your own",
                 );
@@ -115,7 +116,7 @@ impl SignerName {
                 },
                 None => {
                     return fault(
-                        "names no namespace, and cert-manager ignores it for good",
+                        "has no namespace, and cert-manager ignores it permanently",
                         &format!("write {ISSUERS}/NAMESPACE.{path}"),
                     );
                 }
@@ -125,7 +126,7 @@ impl SignerName {
                 path,
             ) => {
                 return fault(
-                    "is a name that cert-manager ignores for good",
+                    "is a name that cert-manager ignores permanently",
                     &format!(
                         "write {CLUSTER_ISSUERS}/{path} for a ClusterIssuer, or {ISSUERS}/NAMESPACE.{path} for an \
                          Issuer"
@@ -144,12 +145,12 @@ impl SignerName {
         &self.text
     }
 
-    /// cert-manager serves it.
+    /// Returns whether cert-manager serves the name.
     pub(super) fn is_cert_manager(&self) -> bool {
         matches!(self.server, Server::CertManager { .. })
     }
 
-    /// Namespace and name of the Issuer that whoever asks must be allowed to `reference`.
+    /// Returns namespace and name of the Issuer that the requester must be allowed to `reference`.
     pub(super) fn referenced(&self) -> Option<(&str, &str)> {
         match &self.server {
             Server::CertManager {
@@ -160,17 +161,15 @@ impl SignerName {
         }
     }
 
-    /// Why the signers of Kubernetes itself will never sign this; nothing is known of others. The rules are those of
-    /// `k8s.io/kubernetes/pkg/apis/certificates` and of the admission plug-in CertificateSubjectRestriction.
+    /// Returns why the signers of Kubernetes itself will never sign a certificate; empty for other signers. The rules
+    /// are those of `k8s.io/kubernetes/pkg/apis/certificates` and of the admission plug-in
+    /// CertificateSubjectRestriction.
     pub(super) fn obstacles(&self, wanted: &Wanted) -> Vec<String> {
         let profile = &wanted.profile;
         let usages = |only: ExtendedUsage| {
             (profile.usages != [only]).then(|| {
                 let wanted: Vec<String> = profile.usages.iter().map(ToString::to_string).collect();
-                format!(
-                    "it signs for {only} alone, and not for {}",
-                    wanted.join(" and ")
-                )
+                format!("it signs only for {only}, not for {}", wanted.join(" and "))
             })
         };
         let nodes = || {
@@ -178,7 +177,7 @@ impl SignerName {
                 && profile.subject.organizations == ["system:nodes"];
             (!node).then(|| {
                 format!(
-                    "it signs for O=system:nodes, CN=system:node:… alone, and not for {}",
+                    "it signs only for O=system:nodes, CN=system:node:…, not for {}",
                     profile.subject
                 )
             })
@@ -202,7 +201,7 @@ impl SignerName {
             }
             Server::KubeletServing => {
                 let none = profile.sans.is_empty();
-                let none = none.then(|| "it wants a subject alternative name".to_owned());
+                let none = none.then(|| "it requires a subject alternative name".to_owned());
                 vec![usages(ExtendedUsage::ServerAuth), nodes(), none]
             }
             Server::CertManager { .. } | Server::Other => return Vec::new(),
@@ -216,7 +215,8 @@ impl SignerName {
         found.into_iter().chain([authority]).flatten().collect()
     }
 
-    /// Whom an approved request waits for, and what to look at; no condition ever says that nobody serves a name.
+    /// Returns which component an approved request waits for, and what to check; no condition reports a name that no
+    /// controller serves.
     pub(super) fn missing(&self) -> String {
         match &self.server {
             Server::CertManager { namespace, issuer } => {
@@ -225,29 +225,29 @@ impl SignerName {
                     None => format!("ClusterIssuer {issuer}"),
                 };
                 format!(
-                    "for cert-manager: see that its {issuer} exists and is Ready, and that its controller runs with \
+                    "for cert-manager: check that its {issuer} exists and is Ready, and that its controller runs with \
                      --feature-gates=ExperimentalCertificateSigningRequestControllers=true"
                 )
             }
             Server::Other => format!(
-                "for the signer {}: see that its controller runs and may update certificatesigningrequests/status \
+                "for the signer {}: check that its controller runs and may update certificatesigningrequests/status \
                  and `sign` for that name",
                 self.text
             ),
             _ => format!(
-                "for kube-controller-manager to sign for {}: see that it runs the csrsigning controller with \
+                "for kube-controller-manager to sign for {}: check that it runs the csrsigning controller with \
                  --cluster-signing-cert-file and --cluster-signing-key-file",
                 self.text
             ),
         }
     }
 
-    /// Who approves.
+    /// Returns who approves.
     pub(super) fn approver(&self) -> &'static str {
         match &self.server {
-            Server::CertManager { .. } => ", which cert-manager does not do by itself",
+            Server::CertManager { .. } => ", which cert-manager does not do automatically",
             Server::KubeletClient => {
-                ", which kube-controller-manager does for whoever has create on \
+                ", which kube-controller-manager does for requesters with create on \
                  certificatesigningrequests/nodeclient or /selfnodeclient"
             }
             _ => "",
@@ -255,12 +255,12 @@ impl SignerName {
     }
 }
 
-/// RFC 1123.
+/// Returns whether a text is a label by RFC 1123.
 fn is_label(label: &str) -> bool {
-    label.len() <= LONGEST_LABEL && is_part(label)
+    label.len() <= MAX_LABEL_LENGTH && is_part(label)
 }
 
-/// A label of the path, whose length the API does not limit.
+/// Returns whether a text is a label of the path, whose length the API does not limit.
 fn is_part(label: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     label.starts_with(inner)
@@ -282,8 +282,8 @@ mod tests {
             ("kubernetes.io/kube-apiserver-client", None),
             ("clusterissuers.cert-manager.io/my.ca", None),
             ("issuers.cert-manager.io/pki.my.ca", None),
-            ("etcd", Some("is no signer name")),
-            ("a.b/c/d", Some("is no signer name")),
+            ("etcd", Some("is not a signer name")),
+            ("a.b/c/d", Some("is not a signer name")),
             ("localhost/etcd", Some("with a dot in it")),
             ("pki.Example.com/etcd", Some("lower-case")),
             ("pki..com/etcd", Some("lower-case")),
@@ -294,7 +294,7 @@ mod tests {
             ("kubernetes.io/legacy-unknown", Some("refused by")),
             (
                 "kubernetes.io/kube-apiserver-serving",
-                Some("none of Kubernetes' own"),
+                Some("not one of Kubernetes' own"),
             ),
             (
                 "cert-manager.io/my-ca",

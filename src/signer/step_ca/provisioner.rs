@@ -1,4 +1,4 @@
-//! What step-ca tells everybody about its provisioners, and whether ours fits to what is configured here.
+//! The public list of step-ca's provisioners, and its comparison with the configuration.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use crate::http::encode;
 use crate::x509::{TrustBundle, verifies};
 use crate::yaml::parse_duration;
 
-/// A server has a few; whoever has more than this many pages of a hundred is no step-ca.
+/// Maximum number of pages of a hundred. A server has a few; one with more pages is not a step-ca.
 const MAX_PAGES: usize = 50;
 
-/// What [`look`] found out.
+/// Result of [`look`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     /// Id of a JWK provisioner's key.
     pub(super) kid: Option<String>,
-    /// Without one, step-ca's own template issues.
+    /// Without a template, step-ca's default template issues.
     pub(super) has_template: bool,
-    /// The provisioner's own `maxTLSCertDuration`; that of the whole authority is not told.
+    /// The provisioner's own `maxTLSCertDuration`; that of the whole authority is not published.
     pub(super) longest: Option<Duration>,
     /// The provisioner's own `disableRenewal`.
     pub(super) never_renews: bool,
@@ -96,7 +96,7 @@ pub(super) async fn look(
                 "{label}: the provisioner {name} is of type {}, and {wanted}",
                 printable(&listed.kind, 64)
             ),
-            "name another provisioner, or configure the way of proof that this one takes",
+            "name another provisioner, or configure the authentication of its type",
         ));
     }
     let kid = listed
@@ -137,7 +137,7 @@ pub(super) async fn look(
                 .roots
                 .and_then(|text| STANDARD.decode(text).ok())
                 .and_then(|pem| TrustBundle::from_pem(&pem).ok());
-            // Roots that cannot be read here are the server's business.
+            // Unreadable roots are left to the server.
             if let Some(roots) = roots
                 && !verifies(chain, &roots, now)
             {

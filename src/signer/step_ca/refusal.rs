@@ -1,4 +1,4 @@
-//! What step-ca's refusals mean. Its 401 says nothing on purpose, its 403 says exactly what is wrong.
+//! The meaning of step-ca's refusals. Its 401 deliberately has no reason, its 403 states exactly what is wrong.
 
 use serde::Deserialize;
 use time::OffsetDateTime;
@@ -8,21 +8,21 @@ use super::super::{Answer, Class, SignerError, printable};
 use super::token::LEEWAY;
 use crate::http::Response;
 
-/// How step-ca begins the message of a 403 of its own; others come from something in between.
+/// Beginning of the message of step-ca's own 403; others come from a proxy.
 const FORBIDDEN: &str = "The request was forbidden by the certificate authority";
 
-/// What was sent, for the causes of a 401.
+/// Properties of the request, for the possible causes of a 401.
 pub(super) struct Sent<'a> {
     pub(super) provisioner: &'a str,
     pub(super) audience: &'a str,
     /// The server's list of provisioners was compared with what signed the token.
     pub(super) compared: bool,
-    /// The token was made by somebody else.
+    /// The token was not created here.
     pub(super) handed_over: bool,
     pub(super) now: OffsetDateTime,
 }
 
-/// The server's own words.
+/// Returns the server's own text.
 pub(super) fn said(response: &Response) -> String {
     #[derive(Deserialize)]
     struct Said {
@@ -33,7 +33,7 @@ pub(super) fn said(response: &Response) -> String {
         .map_or_else(|_| response.text().into_owned(), |said| said.message)
 }
 
-/// Judges an answer of `/sign` whose status is no success.
+/// Interprets a refusal of `/sign`.
 pub(super) fn judge(
     server: &Server,
     doing: &str,
@@ -67,11 +67,11 @@ pub(super) fn judge(
         ),
         403 if has("the provisioning credential") => error(
             Class::Config,
-            "no certificate outlives the one that signs the token: have a longer one issued for auth.x5c, or set \
+            "a certificate does not outlive the one that signs the token: issue a longer one for auth.x5c, or set \
              `lifetime`"
                 .to_owned(),
         ),
-        // A name policy; a webhook that enriches; one that decides, and then nothing else is said.
+        // A name policy, an enriching webhook, or a deciding one, which gives no other reason.
         403 if has(FORBIDDEN)
             && (has(" not allowed") || has("did not allow") || has("error creating certificate")) => Ok(Answer::Denied {
             reason: printable(&said, 512),
@@ -91,7 +91,7 @@ pub(super) fn judge(
     }
 }
 
-/// The server tells its log only.
+/// Returns possible causes: the server logs the reason and does not send it.
 fn causes(response: &Response, sent: &Sent<'_>) -> String {
     let mut causes = Vec::new();
     let skew = response.date.map(|theirs| sent.now - theirs);
@@ -133,7 +133,7 @@ fn causes(response: &Response, sent: &Sent<'_>) -> String {
     )
 }
 
-/// Judges an answer of `/renew` or `/rekey` whose status is no success.
+/// Interprets a refusal of `/renew` or `/rekey`.
 pub(super) fn judge_renewal(
     server: &Server,
     doing: &str,

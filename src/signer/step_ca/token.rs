@@ -1,8 +1,8 @@
-//! One-time tokens: made from a certificate (X5C) or a provisioner's key (JWK), or handed over in files.
+//! One-time tokens: created with a certificate (X5C) or a provisioner's key (JWK), or read from files.
 //!
-//! A token allows one certificate, by name: its claims repeat subject and alternative names of the request, and one that
-//! is made here is bound to the request itself (`cnf`), so that whoever sees it can do nothing else with it. step-ca
-//! burns a token as soon as it knows whose it is, before it looks at anything else.
+//! A token allows one certificate, by name: its claims repeat subject and alternative names of the request. A token
+//! that is created here is bound to the request itself (`cnf`) and is useless for any other. step-ca marks a token as
+//! used as soon as it knows the provisioner, before any other check.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -24,10 +24,10 @@ use crate::yaml::Field;
 use crate::yaml::schema::{Form, SecretFile};
 use crate::yaml::settings::{one_of, settings};
 
-/// step-ca lets clocks differ by this much.
+/// Clock difference that step-ca accepts.
 pub(super) const LEEWAY: Duration = Duration::minutes(1);
 
-/// A token is sent at once; the rest is for clocks that differ.
+/// Lifetime of a token. It is sent immediately; the rest is for different clocks.
 const LIFETIME: Duration = Duration::minutes(5);
 
 one_of! {
@@ -99,7 +99,7 @@ fn read_token_files(field: &Field<'_>) -> Option<PerCertificate> {
 }
 
 impl Auth {
-    /// The file with the token for a certificate; `None` when none is configured or tokens are made here.
+    /// Returns the file with the token for a certificate; `None` if none is configured or tokens are created here.
     pub(super) fn token_file(&self, wanted: &Wanted, identity: &Identity) -> Option<SecretFile> {
         match self {
             Auth::Token(TokenKeys { file }) => SecretFile::parse(&file.of(wanted, identity)?).ok(),
@@ -108,7 +108,7 @@ impl Auth {
     }
 }
 
-/// What tokens are signed with, read anew for each one.
+/// Key material that signs tokens, read again for each one.
 pub(super) enum Credential {
     X5c {
         chain: Box<Chain>,
@@ -121,7 +121,7 @@ pub(super) enum Credential {
 }
 
 impl Credential {
-    /// `None` where tokens are handed over.
+    /// Reads the key material; `None` if tokens are read from files.
     pub(super) fn read(
         server: &Server,
         auth: &Auth,
@@ -148,7 +148,8 @@ impl Credential {
         }
     }
 
-    /// The end of what it can vouch for: no certificate that is had with an X5C token outlives its certificate.
+    /// Returns the latest end of a certificate that it authorizes: a certificate obtained with an X5C token does not
+    /// outlive the X5C certificate.
     pub(super) fn not_after(&self) -> Option<OffsetDateTime> {
         match self {
             Credential::X5c { chain, .. } => Some(chain.leaf().not_after()),
@@ -219,17 +220,17 @@ fn x5c(
     })
 }
 
-/// What a token is made for, besides the request.
+/// Properties of a token besides the request.
 pub(super) struct Terms<'a> {
     pub(super) provisioner: &'a str,
     /// `https://NAME/1.0/sign`.
     pub(super) audience: &'a str,
-    /// As the server lists it.
+    /// Id from the server's list.
     pub(super) kid: Option<&'a str>,
     pub(super) root_sha256: Option<[u8; 32]>,
 }
 
-/// Makes a token for one sending of `request`.
+/// Creates a token for one submission of `request`.
 pub(super) fn mint(
     credential: &Credential,
     terms: &Terms<'_>,
@@ -252,7 +253,7 @@ pub(super) fn mint(
                 .collect();
             let header = json!({"alg": key.jws_algorithm(), "typ": "JWT", "x5c": chain});
             let fragment = format!("{}#x5c/{}", terms.audience, terms.provisioner);
-            // Escaped as the server escapes its own.
+            // Escaped in the same way as by the server.
             let audience = crate::http::Url::parse(&fragment).map_or(fragment, String::from);
             (header, key, audience)
         }
@@ -272,7 +273,7 @@ pub(super) fn mint(
         "aud": audience,
         "sub": profile.subject.common_name,
         "sans": sans(&request.wanted),
-        // What was made before the server was started is refused, and these are whole seconds.
+        // A token from before the server's start is refused, and these are whole seconds.
         "iat": now + 1,
         "nbf": now,
         "exp": now + LIFETIME.whole_seconds(),
@@ -293,7 +294,7 @@ pub(super) fn mint(
     Ok(token)
 }
 
-/// What the template reads: organizations, and usages by their names there.
+/// Returns the claim for the template: organizations, and usages by the template's names.
 fn kubernetes(wanted: &Wanted) -> Value {
     let usages: Vec<&str> = wanted
         .profile
@@ -319,7 +320,7 @@ fn sans(wanted: &Wanted) -> Vec<String> {
     sans.dns.iter().cloned().chain(ips).collect()
 }
 
-/// The command that makes a token for a certificate.
+/// Returns the command that creates a token for a certificate.
 pub(super) fn command(provisioner: &str, wanted: &Wanted) -> String {
     let mut command = format!(
         "step ca token {} --provisioner {}",
@@ -336,7 +337,7 @@ pub(super) fn command(provisioner: &str, wanted: &Wanted) -> String {
     )
 }
 
-/// The claims that can be judged before a token is spent.
+/// The claims that can be checked before a token is used.
 #[derive(Deserialize)]
 struct Claims {
     iss: Option<String>,
@@ -347,7 +348,7 @@ struct Claims {
     exp: Option<f64>,
 }
 
-/// Why a token that was handed over would be burnt for nothing; `None` when it may be sent.
+/// Returns why a token from a file would be wasted; `None` if it may be sent.
 pub(super) fn obstacle(
     token: &str,
     provisioner: &str,
@@ -413,7 +414,7 @@ fn out_of_time(claims: &Claims, now: OffsetDateTime) -> Option<String> {
     None
 }
 
-/// step-ca compares the names of each type, and only where the request has some of that type.
+/// step-ca compares the names of each type, and only if the request contains names of that type.
 fn names_differ(given: &[String], subject: &str, wanted: &Wanted) -> Option<String> {
     let given: Vec<&str> = match given {
         [] => vec![subject],

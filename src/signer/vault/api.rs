@@ -68,7 +68,7 @@ impl Api {
         // The text of a JSON error may quote the content.
         response
             .json()
-            .map_err(|_| self.garbage(doing, response, "it is not what Vault answers there"))
+            .map_err(|_| self.garbage(doing, response, "it is not a response of Vault"))
     }
 
     pub(super) fn garbage(&self, doing: &str, response: &Response, why: &str) -> SignerError {
@@ -100,17 +100,17 @@ impl Api {
 /// Parts of refusals, with class and required action.
 #[rustfmt::skip]
 const BY_WORDS: &[(&str, Class, &str)] = &[
-    ("is sealed", Class::Transient, "have the server's operators unseal it"),
+    ("is sealed", Class::Transient, "ask the server's operators to unseal it"),
     ("unknown role", Class::Config, "create the role as `nodepki config signer-setup vault` prints it, or correct `role`"),
     ("unable to find PKI issuer", Class::Config, "correct `issuer`: it must be the name or id of an issuer in that mount"),
     ("no default issuer", Class::Config, "put the CA into that mount, or name one of its issuers with `issuer`"),
-    ("no handler for route", Class::Config, "correct `mount` or `namespace`: nothing is mounted there"),
+    ("no handler for route", Class::Config, "correct `mount` or `namespace`: there is no mount at that path"),
     ("namespace not found", Class::Config, "correct `namespace`"),
-    ("beyond the expiration of the CA", Class::Permanent, "renew the CA, or let its issuer shorten what outlives it (leaf_not_after_behavior=truncate)"),
+    ("beyond the expiration of the CA", Class::Permanent, "renew the CA, or let its issuer shorten certificates that outlive it (leaf_not_after_behavior=truncate)"),
     ("role requires keys of type", Class::Permanent, "set key_type=any in the role; `nodepki config signer-setup vault` prints a role that fits"),
     ("allowed by this role", Class::Permanent, "allow exactly that name in the role; `nodepki config signer-setup vault` prints a role that fits"),
     ("not allowed in this role", Class::Permanent, "allow exactly that in the role; `nodepki config signer-setup vault` prints a role that fits"),
-    ("missing client token", Class::Auth, "have this node's credential renewed"),
+    ("missing client token", Class::Auth, "renew this node's credential"),
 ];
 
 /// Statuses specific to these servers, all of them transient.
@@ -118,13 +118,13 @@ const BY_STATUS: &[(u16, &str)] = &[
     (412, "the server has not caught up with its cluster yet"),
     (
         472,
-        "the address leads to a disaster-recovery secondary: name the active cluster's if that goes on",
+        "the address leads to a disaster-recovery secondary: configure the active cluster's address if this persists",
     ),
     (
         473,
-        "the address leads to a performance standby: name the active node's if that goes on",
+        "the address leads to a performance standby: configure the active node's address if this persists",
     ),
-    (501, "have the server's operators initialise it"),
+    (501, "ask the server's operators to initialise it"),
 ];
 
 /// Returns the server's own text, in one line.

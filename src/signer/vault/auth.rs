@@ -89,12 +89,12 @@ impl Auth {
         match self {
             Auth::TokenFile(file) => format!("put a new token into {}", server.shown_secret(file)),
             Auth::AppRole(app) => format!(
-                "check role_id and the path auth/{} with the server's owner, and deliver a new secret_id in {}: this one is unknown, has expired or is used up",
+                "check role_id and the path auth/{} with the server's owner, and deliver a new secret_id in {}: this one is unknown, has expired or was used up",
                 app.mount,
                 server.shown_secret(&app.secret_id_file)
             ),
             Auth::Certificate(CertificateLogin { mount, .. }) => format!(
-                "have the CA of tls.certificate known to a role of auth/{mount}, with this node's names allowed"
+                "add the CA of tls.certificate to a role of auth/{mount}, with this node's names allowed"
             ),
             Auth::Jwt(JwtLogin { mount, file, .. })
             | Auth::Kubernetes(KubernetesLogin { mount, file, .. }) => format!(

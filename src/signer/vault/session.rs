@@ -319,10 +319,10 @@ impl Session {
         let Some(granted) = answer?.auth else {
             return Err(SignerError::permanent(
                 format!(
-                    "{}: {doing} failed: the answer holds no token",
+                    "{}: {doing} failed: the response does not contain a token",
                     self.api.label()
                 ),
-                "check that `auth` names a login method's mount, and that no multi-factor rule stands before it",
+                "check that `auth` names a login method's mount, and that no multi-factor rule applies to it",
             ));
         };
         let until = (granted.lease_duration > 0).then(|| {
@@ -404,13 +404,13 @@ impl Session {
         Err(SignerError::new(
             Class::Auth,
             format!(
-                "SECURITY: {}: {doing} failed: the wrapping token in {} was made by {:?}, not by {}: it does not hold this node's secret_id, and was not unwrapped",
+                "SECURITY: {}: {doing} failed: the wrapping token in {} was made by {:?}, not by {}: it does not contain this node's secret_id, and was not unwrapped",
                 self.api.label(),
                 self.api.server.shown_secret(&app.secret_id_file),
                 crate::signer::printable(&path, 200),
                 app.expected()
             ),
-            "find out who put it there, then deliver a new wrapped secret_id",
+            "find out who wrote it, then deliver a new wrapped secret_id",
         ))
     }
 
@@ -438,7 +438,7 @@ impl Session {
             Some(content) => Ok(content.secret_id),
             None => Err(SignerError::permanent(
                 format!(
-                    "{}: {doing} failed: the wrapping token in {} holds no secret_id",
+                    "{}: {doing} failed: the wrapping token in {} does not contain a secret_id",
                     self.api.label(),
                     self.api.server.shown_secret(&app.secret_id_file)
                 ),
@@ -458,12 +458,12 @@ impl Session {
         let (head, advice) = if interrupted {
             (
                 "",
-                "an earlier run began to unwrap it and was interrupted, which would explain it; have the secret_id destroyed by its accessor all the same, and deliver a new one",
+                "an interrupted earlier run may have unwrapped it; destroy the secret_id by its accessor nevertheless, and deliver a new one",
             )
         } else {
             (
                 "SECURITY: ",
-                "unless it lay there past its time, somebody else has unwrapped this node's secret_id: have it destroyed by its accessor, look at the server's audit log, and deliver a new one",
+                "unless it has expired, another process has unwrapped this node's secret_id: destroy it by its accessor, check the server's audit log, and deliver a new one",
             )
         };
         SignerError::new(
