@@ -90,7 +90,7 @@ fn faults(body: &str) -> String {
 }
 
 #[test]
-fn every_key_is_read() {
+fn reads_every_key() {
     let (settings, warnings) =
         Settings::from_fragments(&[("c.yaml", format!("{HEAD}{FULL}"))]).unwrap();
     let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
@@ -193,7 +193,7 @@ fn every_key_is_read() {
 }
 
 #[test]
-fn defaults() {
+fn uses_defaults_without_fragments() {
     let (settings, _) = Settings::from_fragments::<&str, &str>(&[]).unwrap();
     assert_eq!(settings, Settings::default());
     assert_eq!(settings.wait, Duration::from_secs(30));
@@ -202,7 +202,7 @@ fn defaults() {
 }
 
 #[test]
-fn a_single_signer_signs_for_all() {
+fn single_signer_signs_for_all_authorities() {
     let settings =
         settings("signers: {one: {embedded: {}}}\nauthorities: {ca: {trust: {file: /a}}}\n");
     for authority in Authority::ALL {
@@ -214,7 +214,7 @@ fn a_single_signer_signs_for_all() {
 }
 
 #[test]
-fn later_fragments_win() {
+fn later_fragment_replaces_earlier_values() {
     let (settings, _) = Settings::from_fragments(&[
         ("a", format!("{HEAD}wait: 1m\nnodeName: a\nextraSANs: {{apiserver: [a, b]}}\nsigners: {{x: {{exec: {{command: /x, args: [a]}}}}}}\n")),
         ("b", format!("{HEAD}wait: 2m\nextraSANs: {{apiserver: [c]}}\nsigners: {{x: {{exec: {{timeout: 5s}}}}}}\n---\n")),
@@ -234,7 +234,7 @@ fn later_fragments_win() {
 }
 
 #[test]
-fn every_fault_of_every_fragment_is_reported_at_once() {
+fn reports_all_faults_of_all_fragments() {
     let first = format!(
         "{HEAD}kubeadm: {{files: [kubeadm.yaml, 5], clusterConfig: /x}}\n\
          nodeName: bad_name\n\
@@ -293,7 +293,7 @@ fn every_fault_of_every_fragment_is_reported_at_once() {
 }
 
 #[test]
-fn single_faults() {
+fn reports_fault_with_position_and_fix() {
     for (body, want) in [
         (
             "wait: 5\n",
@@ -378,7 +378,7 @@ fn single_faults() {
 }
 
 #[test]
-fn values_of_the_environment_are_taken_as_written() {
+fn reads_environment_values_as_written() {
     let settings = settings("signers: {x: {exec: {command: /x, env: {PIN: 0070, FLAG: yes}}}}\n");
     let Some((_, Config::Exec(exec))) = settings.signer_of(Authority::Ca) else {
         panic!()
@@ -390,7 +390,7 @@ fn values_of_the_environment_are_taken_as_written() {
 }
 
 #[test]
-fn signers_on_the_command_line() {
+fn parses_signer_flags() {
     let parse = |text: &str| text.parse::<Config>();
     assert_eq!(parse("embedded"), Ok(Config::Embedded(embedded::Config)));
     assert_eq!(
@@ -443,7 +443,7 @@ fn signers_on_the_command_line() {
 }
 
 #[test]
-fn the_command_line_stands_in_for_a_file() {
+fn command_line_replaces_configuration_file() {
     let (settings, _) = Settings::from_fragments(&[("c.yaml", format!("{HEAD}{FULL}"))]).unwrap();
     let settings = settings.with(StandIns {
         kubeadm_configs: vec!["k.yaml".into()],
@@ -472,7 +472,7 @@ fn the_command_line_stands_in_for_a_file() {
 }
 
 #[test]
-fn shown_settings_hide_secrets_and_read_back_the_same() {
+fn redacted_settings_hide_secrets_and_read_back() {
     let (settings, _) = Settings::from_fragments(&[("c.yaml", format!("{HEAD}{FULL}"))]).unwrap();
     let shown = yaml::to_string(&settings.redacted()).unwrap();
     assert!(!shown.contains("hunter"), "{shown}");
@@ -482,7 +482,7 @@ fn shown_settings_hide_secrets_and_read_back_the_same() {
     assert!(shown.contains(PIN), "{shown}");
     assert!(!format!("{settings:?}").contains("hunter"));
     let (mut again, _) = Settings::from_fragments(&[("shown", &shown)]).unwrap();
-    // Only the secrets and the places of the policy differ.
+    // Only the secrets and the positions of the policy differ.
     let Some(Config::Exec(exec)) = again.signers.get_mut("corp") else {
         panic!()
     };
@@ -517,7 +517,7 @@ fn refuses_to_omit_certificate_that_node_needs() {
 }
 
 #[test]
-fn only_a_common_name_that_is_nobodys_identity_may_be_chosen() {
+fn refuses_common_name_that_is_an_identity() {
     for (line, expected) in [
         (
             "admin.conf: me",
@@ -591,13 +591,37 @@ fn documentation_lists_every_setting() {
 }
 
 #[test]
-fn table_schema_and_parser_know_the_same_keys() {
+fn packaged_configuration_states_declared_defaults() {
+    // Prose has one space after the `#`, a key none or more than one.
+    let line = |line: &str| match line.strip_prefix('#') {
+        Some(rest) if rest.starts_with(' ') && !rest.starts_with("  ") => String::new(),
+        Some(rest) if rest.starts_with("   nodepki ") => String::new(),
+        Some(rest) => rest.to_owned(),
+        None => line.to_owned(),
+    };
+    let packaged = include_str!("../../packaging/config.yaml").lines();
+    let text: String = packaged.map(|text| line(text) + "\n").collect();
+    let written = yaml::to_json(&yaml::parse("config.yaml", &text).unwrap()[0]);
+    let mut compared = 0;
+    for row in schema::rows("", keys::FRAGMENT) {
+        if row.key.default_text().is_some() {
+            let pointer = format!("/{}", row.path.trim_end_matches("[]").replace('.', "/"));
+            let default = (row.key.default)();
+            assert_eq!(written.pointer(&pointer).cloned(), default, "{}", row.path);
+            compared += 1;
+        }
+    }
+    assert!(compared > 15, "{compared}");
+}
+
+#[test]
+fn table_schema_and_reader_have_the_same_keys() {
     let managed = "\npki: {certificateManagement: {mode: Custom, custom: {defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}, overrides: [{type: Category, category: {name: Signer}, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P256}}}}]}}}\n";
     let mut asked = Vec::new();
     let mut texts = vec![format!("{HEAD}{FULL}"), format!("{HEAD}{managed}")];
     let golden = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/signers"));
     for kind in Kind::ALL {
-        // One file or, where keys exclude each other, several.
+        // One file, or several if keys exclude each other.
         let files = std::fs::read_dir(golden.join(kind.as_str())).unwrap();
         let paths = files.map(|file| file.unwrap().path());
         let mut keys: Vec<_> = paths
@@ -629,7 +653,7 @@ fn table_schema_and_parser_know_the_same_keys() {
         .filter(|path| !["apiVersion", "kind"].contains(&path.as_str()))
         .collect();
     for path in &asked {
-        // A text for each certificate stands in the table as one key.
+        // A setting per certificate is one key in the table.
         let path_of_all = path.strip_suffix(".*").unwrap_or(path);
         let known = table.iter().any(|key| {
             key == path
@@ -647,7 +671,7 @@ fn table_schema_and_parser_know_the_same_keys() {
                     .any(|defined| path.starts_with(defined)),
             "{path} is read but not in the table"
         );
-        // `local` and the like stand for maps; everything must be in the schema.
+        // Maps such as `local` are read too; the schema must contain every path.
         assert!(
             lookup(&schema, path).is_some(),
             "{path} is read but not in the schema"
@@ -671,7 +695,7 @@ fn table_schema_and_parser_know_the_same_keys() {
 }
 
 #[test]
-fn fragments_are_read_in_order() {
+fn collects_fragments_in_order() {
     let list = |directory: &Path| {
         Ok(match directory.to_str() {
             Some("/etc/nodepki/config.d") => {
@@ -716,7 +740,7 @@ fn fragments_are_read_in_order() {
 }
 
 #[test]
-fn truncated_text_never_panics() {
+fn survives_truncated_and_damaged_text() {
     let text = format!("{HEAD}{FULL}");
     for end in 0..text.len() {
         let _ = Settings::from_fragments(&[("c", &text[..end])]);
@@ -727,7 +751,7 @@ fn truncated_text_never_panics() {
 }
 
 #[test]
-fn an_address_with_a_password_is_refused_without_showing_it() {
+fn refuses_address_with_password_without_quoting_it() {
     let body = |signer: &str| format!("signers: {{s: {{{signer}}}}}\n");
     for signer in [
         "est: {url: 'https://me:hunter2@est.example.com', tls: {systemRoots: true}}",
@@ -741,7 +765,7 @@ fn an_address_with_a_password_is_refused_without_showing_it() {
 }
 
 #[test]
-fn what_goes_unused_without_tls_is_told() {
+fn refuses_tls_settings_for_http_address() {
     for keys in ["tls: {caFile: /c}", "proxy: 'http://p:3128'"] {
         let text = faults(&format!(
             "signers: {{s: {{est: {{url: 'http://127.0.0.1:8085', {keys}}}}}}}\n"
@@ -751,7 +775,7 @@ fn what_goes_unused_without_tls_is_told() {
 }
 
 #[test]
-fn a_namespace_has_no_dots() {
+fn refuses_namespace_with_dots() {
     let text = faults(
         "signers: {s: {certManager: {server: 'https://api:6443', tokenFile: /t, tls: {caFile: /c}, namespace: a.b, issuerRef: {name: x}}}}\n",
     );
@@ -759,7 +783,7 @@ fn a_namespace_has_no_dots() {
 }
 
 #[test]
-fn faults_of_reload_say_where_and_what_to_write() {
+fn reports_all_faults_of_reload() {
     let found = faults(
         "reload:\n  timeout: 0s\n  lease: {duration: 1h}\n  hooks:\n  - {on: [controller-manager], command: [sh, -c]}\n  - {command: []}\n  units:\n  - {on: [], unit: kubelet, action: stop}\n",
     );
@@ -778,7 +802,7 @@ fn faults_of_reload_say_where_and_what_to_write() {
 }
 
 #[test]
-fn a_hook_has_no_nul_in_its_words() {
+fn refuses_hook_command_with_nul() {
     let text =
         faults("reload:\n  hooks:\n  - {on: [apiserver], command: [/bin/true, \"a\\0b\"]}\n");
     assert!(

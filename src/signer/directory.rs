@@ -582,7 +582,7 @@ mod tests {
     use super::complete;
 
     #[test]
-    fn every_cut_within_a_block_is_seen() {
+    fn rejects_every_cut_within_a_pem_block() {
         let block = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
         let whole = [b"text\n".as_slice(), block, block, b"text after"].concat();
         assert!(complete(&whole).is_ok());

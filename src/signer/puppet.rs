@@ -769,7 +769,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certnames_are_those_that_puppet_server_takes() {
+    fn accepts_same_certnames_as_puppet_server() {
         for (text, good) in [
             ("etcd-peer.cp1", true),
             ("kube_apiserver.cp1.example.com", true),
@@ -794,7 +794,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_named_by_a_word_of_its_own() {
+    fn finds_node_name_only_as_separate_word() {
         for (certname, named) in [
             ("etcd-peer.cp1", true),
             ("cp1.etcd", true),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_waits_grow_to_their_bound() {
+    fn delay_grows_to_maximum() {
         let seconds = |class, attempt| delay(class, attempt, None, 1.0).unwrap().as_secs();
         assert_eq!(
             [1, 2, 3, 9, 10, 4_000_000_000].map(|attempt| seconds(Class::Transient, attempt)),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_spreads_and_never_goes_below_what_the_signer_asked_for() {
+    fn jitter_never_shortens_requested_delay() {
         assert_eq!(delay(Class::Transient, 5, None, 0.0), Some(Duration::ZERO));
         assert_eq!(
             delay(Class::Auth, 1, None, 0.0),
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn polls_slow_down_in_steps() {
+    fn poll_delay_grows_in_steps() {
         let waits: Vec<u64> = (0..12)
             .map(|poll| poll_delay(poll, None).as_secs())
             .collect();

@@ -25,6 +25,28 @@ pub(super) fn filled(template: &str, values: &[(&str, &str)]) -> String {
     text + rest
 }
 
+/// Fills in a template of a script. For each value `@NAME@` is a word of the shell, `@NAME_WORD@` the same on one line, for
+/// a comment, and `@NAME_TEXT@` the text on one line. A value cannot end a word or a comment.
+pub(super) fn script(template: &str, values: &[(&str, &str)]) -> String {
+    let forms: Vec<(String, String)> = values
+        .iter()
+        .flat_map(|(name, value)| {
+            let word = quoted(value);
+            let line = one_line(&word);
+            [
+                ((*name).to_owned(), word),
+                (format!("{name}_WORD"), line),
+                (format!("{name}_TEXT"), one_line(value)),
+            ]
+        })
+        .collect();
+    let values: Vec<(&str, &str)> = forms
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    filled(template, &values)
+}
+
 /// Quotes a text as one word of a shell.
 pub(super) fn quoted(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+,".contains(&byte);
@@ -47,6 +69,12 @@ mod tests {
     fn replaces_names_in_template_once() {
         let text = filled("@A@ @B@ a@b @A", &[("A", "@B@"), ("B", "1")]);
         assert_eq!(text, "@B@ 1 a@b @A");
+    }
+
+    #[test]
+    fn values_of_script_end_neither_word_nor_comment() {
+        let text = script("x @A@\n# @A_WORD@ @A_TEXT@\n", &[("A", "a\nid")]);
+        assert_eq!(text, "x 'a\nid'\n# 'a?id' a?id\n");
     }
 
     #[test]

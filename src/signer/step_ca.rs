@@ -242,9 +242,9 @@ impl StepCa {
 
     async fn fetch_root(&self, pin: [u8; 32]) -> Result<Vec<u8>, SignerError> {
         let doing = "fetching the root certificate by its fingerprint";
-        let anybody = self.server.provisional();
+        let unverified = self.server.provisional();
         let path = format!("/1.0/root/{}", hex(&pin));
-        let response = anybody.exchange(doing, Call::get(path)).await?;
+        let response = unverified.exchange(doing, Call::get(path)).await?;
         let said = refusal::said(&response);
         let advice = "compare rootSHA256 with what `step certificate fingerprint root_ca.crt` prints for the right \
                       step-ca, and check for a proxy in between";
@@ -252,26 +252,26 @@ impl StepCa {
             return Err(SignerError::config(
                 format!(
                     "{}: {doing} failed: the server has no root certificate with the fingerprint {}",
-                    anybody.label(),
+                    unverified.label(),
                     hex(&pin)
                 ),
                 advice,
             ));
         }
         if !response.is_success() {
-            return Err(anybody.refusal(doing, &response, &said));
+            return Err(unverified.refusal(doing, &response, &said));
         }
         let root: Root = response
             .json()
-            .map_err(|error| anybody.garbage(doing, &response, &error.to_string()))?;
+            .map_err(|error| unverified.garbage(doing, &response, &error.to_string()))?;
         let chain = Chain::from_pem(root.ca.as_bytes())
-            .map_err(|error| anybody.garbage(doing, &response, &error.to_string()))?;
+            .map_err(|error| unverified.garbage(doing, &response, &error.to_string()))?;
         let found = chain.leaf().fingerprint();
         if found != pin {
             return Err(SignerError::config(
                 format!(
                     "{}: {doing} failed: asked for {}, the answer is another certificate: {} ({})",
-                    anybody.label(),
+                    unverified.label(),
                     hex(&pin),
                     hex(&found),
                     chain.leaf().subject()

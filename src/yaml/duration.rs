@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_go_reads() {
+    fn parses_same_durations_as_go() {
         let cases = [
             ("8760h0m0s", 8760 * 3600 * 1000),
             ("1h15m30.918s", 4_530_918),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_go_refuses() {
+    fn refuses_same_durations_as_go() {
         let cases = [
             ("", "\"\" is not a duration"),
             ("3", "\"3\" has a number without a unit"),

@@ -86,7 +86,7 @@ impl Key {
     }
 
     /// Returns the default as text: `None` for absent, empty and nested values.
-    fn default_text(&self) -> Option<String> {
+    pub(crate) fn default_text(&self) -> Option<String> {
         match (self.default)()? {
             Value::String(text) => Some(text),
             Value::Bool(flag) => Some(flag.to_string()),

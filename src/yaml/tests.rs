@@ -9,7 +9,7 @@ fn fault(text: &str) -> String {
 }
 
 #[test]
-fn places_count_from_one() {
+fn counts_lines_and_columns_from_one() {
     let node = one("a: 1\nb:\n  - x\n  - y: z\n");
     let y = match &node.get("b").unwrap().kind {
         Kind::Seq(items) => items[1].get("y").unwrap().clone(),
@@ -19,7 +19,7 @@ fn places_count_from_one() {
 }
 
 #[test]
-fn plain_scalars_resolve_as_go_yaml_does() {
+fn resolves_plain_scalars_like_go_yaml() {
     let cases = [
         ("yes", Value::Bool(true)),
         ("Off", Value::Bool(false)),
@@ -49,7 +49,7 @@ fn plain_scalars_resolve_as_go_yaml_does() {
 }
 
 #[test]
-fn empty_documents_byte_order_mark_and_crlf_are_fine() {
+fn accepts_empty_documents_byte_order_mark_and_crlf() {
     assert!(parse("t", "").unwrap().is_empty());
     assert!(parse("t", "---\n---\n# nothing\n").unwrap().is_empty());
     let documents = parse("t", "\u{feff}a: 1\r\n---\r\nb: 2\r\n").unwrap();
@@ -59,7 +59,7 @@ fn empty_documents_byte_order_mark_and_crlf_are_fine() {
 }
 
 #[test]
-fn a_tab_gives_line_and_column() {
+fn reports_tab_with_line_and_column() {
     let text = fault("a:\n\tb: 1\n");
     assert!(text.starts_with("t.yaml:2:"), "{text}");
     assert!(
@@ -69,14 +69,14 @@ fn a_tab_gives_line_and_column() {
 }
 
 #[test]
-fn syntax_errors_point() {
+fn reports_position_of_syntax_error() {
     let text = fault("a: [1, 2\nb: 3\n");
     assert!(text.starts_with("t.yaml:"), "{text}");
     assert!(text.contains("not valid YAML"), "{text}");
 }
 
 #[test]
-fn anchors_and_merge_keys_expand() {
+fn expands_anchors_and_merge_keys() {
     let node = one("base: &b {x: 1, y: 2}\nuse:\n  <<: *b\n  y: 3\nagain: *b\n");
     assert_eq!(
         to_json(&node).to_string(),
@@ -85,7 +85,7 @@ fn anchors_and_merge_keys_expand() {
 }
 
 #[test]
-fn aliases_cannot_grow_without_bound() {
+fn limits_expansion_of_aliases() {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for level in 1..9 {
         let item = format!("*a{}", level - 1);
@@ -103,7 +103,7 @@ fn aliases_cannot_grow_without_bound() {
 }
 
 #[test]
-fn nesting_is_limited() {
+fn limits_nesting() {
     let text = fault(&"[".repeat(200));
     assert!(
         text.contains("nested more than 64 levels deep (flatten it)"),
@@ -112,7 +112,7 @@ fn nesting_is_limited() {
 }
 
 #[test]
-fn duplicates_are_kept_and_reported() {
+fn keeps_and_reports_duplicate_keys() {
     let node = one("a: 1\nb: {c: 1, c: 2}\na: 2\n");
     assert_eq!(node.get("a").unwrap().text(), Some("2"));
     let mut faults = Faults::default();
@@ -125,7 +125,7 @@ fn duplicates_are_kept_and_reported() {
 }
 
 #[test]
-fn the_walker_reports_everything_at_once() {
+fn walk_reports_all_faults() {
     let node = one("port: x\nflag: 'true'\nname: [a]\nlist: a\nmap: b\nnmae: q\nzz: 1\n");
     let walk = Walk::new(true);
     let map = Field::root(&walk, &node).map().unwrap();
@@ -148,7 +148,7 @@ fn the_walker_reports_everything_at_once() {
 }
 
 #[test]
-fn text_must_not_look_like_a_number_or_boolean() {
+fn refuses_text_that_looks_like_number_or_boolean() {
     for (text, want) in [
         (
             "a: 007",
@@ -177,7 +177,7 @@ fn text_must_not_look_like_a_number_or_boolean() {
 }
 
 #[test]
-fn written_yaml_looks_as_go_writes_it() {
+fn writes_yaml_in_format_of_go() {
     let long = "QUJD".repeat(100);
     let text = to_string(&serde_json::json!({
         "apiVersion": "v1",
@@ -201,7 +201,7 @@ fn written_yaml_looks_as_go_writes_it() {
 }
 
 #[test]
-fn debug_output_shows_no_values() {
+fn debug_output_contains_no_values() {
     assert_eq!(
         format!("{:?}", one("token: abcdef.0123456789abcdef")),
         "<a map at t.yaml:1:1>"
@@ -209,7 +209,7 @@ fn debug_output_shows_no_values() {
 }
 
 #[test]
-fn random_text_never_panics() {
+fn survives_random_text() {
     let alphabet: Vec<char> = "ab:-[]{}&*!|>'\"#%@`,?\n\t \r\u{feff}\u{0}0.~<ü---\n"
         .chars()
         .collect();
@@ -231,7 +231,7 @@ fn random_text_never_panics() {
 }
 
 #[test]
-fn faults_are_readable_by_tools() {
+fn serializes_faults_as_flat_objects() {
     let faults = parse("t.yaml", "a: [").unwrap_err();
     let json = serde_json::to_value(&faults).unwrap();
     assert_eq!(json[0]["severity"], "error");
@@ -241,7 +241,7 @@ fn faults_are_readable_by_tools() {
 
 /// What is text before is text after, for readers of YAML 1.1 too, as kubeadm is one.
 #[test]
-fn text_that_looks_like_something_else_is_written_as_text() {
+fn quotes_text_that_looks_like_another_type() {
     let looks = [
         "yes",
         "on",
@@ -331,13 +331,13 @@ fn lists_first_faults_and_counts_the_others() {
         );
         assert_eq!(faults.has_errors(), strict);
     }
-    // Reported twice, and put together from two collections, the number stays the same.
+    // The count does not change if faults are reported twice or collections are merged.
     let mut both = walked(&text, true);
     both.extend(walked(&text, true));
     let (first, last) = (both.iter().next().unwrap(), both.iter().last().unwrap());
     assert_eq!(first.field, "k0");
     assert!(last.message.contains("9950 more"), "{last}");
-    // Errors are not hidden by many warnings.
+    // Many warnings do not hide errors.
     let mut mixed = walked(&text, false);
     mixed.push(Spot::whole("big.yaml").error("is wrong", "correct it"));
     assert!(mixed.has_errors());

@@ -589,7 +589,7 @@ fn does_not_send_unsuitable_one_time_token() {
     let said = fails(
         run(signer.submit(&request)),
         Class::Auth,
-        &["it is no token"],
+        &["it is not a token"],
     );
     assert!(!said.contains("hunter2"), "{said}");
     assert_eq!(gateway.connections(), 0);

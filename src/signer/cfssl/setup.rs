@@ -10,32 +10,15 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, Value, json};
 
 use super::{Config, Place};
-use crate::signer::shell::{one_line, quoted};
+use crate::signer::shell::{self, one_line, quoted};
 use crate::signer::{Identity, Part, Wanted};
 use crate::x509::ExtendedUsage;
 use crate::yaml::format_duration;
 
-/// Writes a file, unless it exists with other content, such as another node's profiles.
-const PUT: &str = r#"put() {
-  cat >"$1.new"
-  if [ ! -e "$1" ] || cmp -s "$1" "$1.new"; then
-    mv "$1.new" "$1"
-  else
-    echo "$1 exists: add what is in $1.new (profiles, auth_keys, sections)" >&2
-  fi
-}"#;
-
 /// Returns the script for these signers.
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
     let mut script = Script(String::new());
-    script.line("#!/bin/sh");
-    script.comment(&format!(
-        "What CFSSL needs for node {}. Run it in the directory that CFSSL is started in; it changes nothing that exists.",
-        identity.node
-    ));
-    script.line("set -eu");
-    script.line("umask 077");
-    script.line(PUT);
+    script.fill(include_str!("setup/begin.sh"), &[("NODE", &identity.node)]);
     let mut urls: Vec<&str> = Vec::new();
     for part in parts {
         let url = part.config.endpoint.url.as_str();
@@ -65,6 +48,10 @@ impl Script {
         self.line(&format!("# {}", one_line(text)));
     }
 
+    fn fill(&mut self, template: &str, values: &[(&str, &str)]) {
+        self.0.push_str(&shell::script(template, values));
+    }
+
     fn server(&mut self, url: &str, parts: &[&Part<'_, Config>], identity: &Identity) {
         self.line("");
         self.comment(&format!("---- {url}"));
@@ -85,15 +72,14 @@ impl Script {
             .collect();
         if !files.is_empty() {
             let files: Vec<&str> = files.iter().map(String::as_str).collect();
-            self.comment(&format!(
-                "Bring it to the node, as {}, with mode 0600. A holder of it can have any organization certified, system:masters too:",
-                files.join(" and ")
-            ));
-            self.comment("CFSSL's name_whitelist is about common names and DNS names.");
-            let file = quoted(&format!("{key}.key"));
-            self.line(&format!(
-                "[ -s {file} ] || (umask 077; openssl rand -hex 32 >{file})"
-            ));
+            let values = [
+                ("FILES", files.join(" and ")),
+                ("KEY", format!("{key}.key")),
+            ];
+            let values = values
+                .each_ref()
+                .map(|(name, value)| (*name, value.as_str()));
+            self.fill(include_str!("setup/key.sh"), &values);
         }
         for (label, wanted) in &labels {
             self.configuration(label, wanted, &key);
@@ -107,31 +93,28 @@ impl Script {
             return;
         };
         self.line("");
-        self.comment("The CA certificates and keys LABEL.crt and LABEL.key are yours to bring.");
+        self.comment("The CA certificates and keys LABEL.crt and LABEL.key must be provided.");
         if keyed {
-            self.comment("One server for all CAs:");
-            self.comment(
-                "  multirootca -a :8888 -roots roots.ini -tls-cert server.crt -tls-key server.key",
-            );
+            self.fill(include_str!("setup/multirootca.sh"), &[]);
         }
-        self.comment("A server for each CA, which knows client certificates and, with -db-config, publishes a revocation list; then let");
-        self.comment("nobody but yourself reach its `revoke`:");
-        let mutual = match parts
-            .iter()
-            .any(|part| part.config.endpoint.tls.certificate.is_some())
-        {
+        let has_certificate =
+            |part: &&Part<'_, Config>| part.config.endpoint.tls.certificate.is_some();
+        let mutual = match parts.iter().any(has_certificate) {
             true => format!(
                 " -mutual-tls-ca clients.crt -mutual-tls-cn '{}'",
                 anchored([identity.node.as_str()])
             ),
             false => String::new(),
         };
-        self.comment(&format!(
-            "  cfssl serve -address 0.0.0.0 -port 8888 -ca {} -ca-key {} -config {} -tls-cert server.crt -tls-key server.key{mutual} -disable newcert,newkey,init_ca,gencrl,certadd,scan,scaninfo,bundle,ocspsign,/",
-            quoted(&format!("{label}.crt")),
-            quoted(&format!("{label}.key")),
-            quoted(&format!("{label}.json")),
-        ));
+        self.fill(
+            include_str!("setup/serve.sh"),
+            &[
+                ("CERTIFICATE", &format!("{label}.crt")),
+                ("KEY", &format!("{label}.key")),
+                ("CONFIG", &format!("{label}.json")),
+                ("MUTUAL", &mutual),
+            ],
+        );
     }
 
     fn configuration(&mut self, label: &str, wanted: &[(Place, &Wanted, bool)], key: &str) {
@@ -190,7 +173,7 @@ impl Script {
     fn sections<'a>(&mut self, labels: impl Iterator<Item = &'a String>) {
         self.line("");
         self.comment(
-            "For multirootca. `nets = 192.0.2.0/24` in a section keeps everybody else out.",
+            "For multirootca. `nets = 192.0.2.0/24` in a section restricts access to these addresses.",
         );
         self.line("put roots.ini <<'EOF'");
         for label in labels {

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_attributes_are_no_obstacle() {
+    fn ignores_unknown_attributes() {
         // libest: macAddress, emailAddress, secp384r1, sha384.
         let libest = read("MCYGBysGAQEBARYGCSqGSIb3DQEJAQYFK4EEACIGCWCGSAFlAwQCAg==");
         assert_eq!(libest, Attributes::default());
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_rfc_wants_channel_binding_and_a_curve() {
+    fn reads_example_of_the_rfc() {
         let rfc = read(
             "MEEGCSqGSIb3DQEJBzASBgcqhkjOPQIBMQcGBSuBBAAiMBYGCSqGSIb3DQEJDjEJBgcrBgEBAQEWBggqhkjOPQQDAw==",
         );
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn key_types_are_held_against_the_plan() {
+    fn compares_key_types_with_plan() {
         let rsa = |bits: &[u8]| {
             let mut attribute = vec![OBJECT_IDENTIFIER, 9];
             attribute.extend(RSA_ENCRYPTION);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_der_is_told_from_what_is_not_understood() {
+    fn rejects_invalid_der_and_ignores_unknown_values() {
         for der in [
             &[][..],
             &[0x30],

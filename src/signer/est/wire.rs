@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_have_ended_lines() {
+    fn encodes_request_in_terminated_lines() {
         let body = String::from_utf8(encode(&[0x30; 100])).unwrap();
         assert!(body.ends_with('\n'));
         assert!(body.lines().all(|line| line.len() <= LINE));
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_come_in_any_shape() {
+    fn decodes_every_form_of_response() {
         let der = [0x30, 0x03, 0x02, 0x01, 0x05];
         for body in [
             "MAMCAQU=",

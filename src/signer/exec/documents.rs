@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stdout_is_exactly_one_object() {
+    fn rejects_stdout_that_is_not_one_object() {
         let value = |text: &str| parse::<BTreeMap<String, String>>(text.as_bytes());
         assert!(value(" {\"a\":\"b\"} \n").is_ok());
         for broken in ["", "[]", "{\"a\":\"b\"}{}", "{\"a\":", "null", "x{}"] {

@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_on_stderr_do_not_reach_the_log() {
+    fn removes_secrets_from_logged_stderr() {
         for (line, shown) in [
             ("connecting to https://ca", "connecting to https://ca"),
             ("Authorization: Bearer abc", "Authorization:[redacted]"),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_end_of_stderr_is_kept() {
+    fn keeps_only_end_of_stderr() {
         let mut tail = Vec::new();
         for _ in 0..100 {
             keep_tail(&mut tail, &[b'a'; 1000]);

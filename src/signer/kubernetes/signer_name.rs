@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_api_server_takes() {
+    fn accepts_same_names_as_api_server() {
         let long = format!("a.b/{}", "x".repeat(568));
         let label = format!("{}.b/c", "x".repeat(64));
         for (name, fault) in [

@@ -166,7 +166,7 @@ pub(super) async fn look(
 }
 
 async fn find(server: &Server, name: &str) -> Result<Listed, SignerError> {
-    let doing = "asking for its provisioners";
+    let doing = "requesting its provisioners";
     let mut others = Vec::new();
     let mut cursor = String::new();
     for _ in 0..MAX_PAGES {

@@ -1,5 +1,5 @@
-{{- /* nodepki: subject and usages come from the token, which whoever made it has signed; the alternative names from the
-       request, after step-ca has compared them with the token. `step ca token --set-file` puts claims below `user`. */ -}}
+{{- /* nodepki: subject and usages come from the signed token; the alternative names from the request, after
+       step-ca has compared them with the token. `step ca token --set-file` puts claims below `user`. */ -}}
 {{- $k8s := .Token.k8s -}}
 {{- if not $k8s }}{{ with .Token.user }}{{ $k8s = .k8s }}{{ end }}{{ end -}}
 {{- if not $k8s }}{{ fail "the token says nothing of organization and usages (claim k8s)" }}{{ end -}}

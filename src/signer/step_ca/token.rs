@@ -134,7 +134,7 @@ impl Credential {
                 let shown = server.shown_secret(key_file);
                 let (key, own) = PrivateKey::from_jwk_or_pem(&text).map_err(|error| {
                     SignerError::config(
-                        format!("{}: {shown} is no key to sign tokens with: {error}", server.label()),
+                        format!("{}: {shown} is not a key that can sign tokens: {error}", server.label()),
                         format!(
                             "put the provisioner's private key there as a plain JSON Web Key, readable for root alone: \
                              step crypto jwe decrypt < ENCRYPTED > {shown}"
@@ -239,7 +239,7 @@ pub(super) fn mint(
     let failed = |what: &str| {
         SignerError::permanent(
             format!("no token could be made for {}: {what}", request.name()),
-            "try again, and report it if that goes on",
+            "try again, and report it if it persists",
         )
     };
     let mut random = [0; 32];
@@ -384,7 +384,7 @@ fn claims_of(token: &str) -> Result<Claims, &'static str> {
     let (Some(_), Some(payload), Some(_), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
     else {
-        return Err("it is no token (three parts with dots between)");
+        return Err("it is not a token (three parts separated by dots)");
     };
     let decoded = URL_SAFE_NO_PAD.decode(payload.trim_end_matches('='));
     let claims = decoded
@@ -446,7 +446,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_may_say_any_time() {
+    fn accepts_any_time_in_a_token() {
         let now = OffsetDateTime::UNIX_EPOCH;
         for (claims, begins_or_ends) in [
             (r#"{"exp":253402300799}"#, None),

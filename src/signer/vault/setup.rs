@@ -10,9 +10,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::role::Role;
-use super::{Auth, CertificateLogin, Config, JwtLogin, KubernetesLogin};
+use super::{AppRole, Auth, Config};
 use crate::kube::names::{Authority, CertName};
-use crate::signer::shell::{one_line, quoted};
+use crate::signer::shell::{self, one_line, quoted};
 use crate::signer::{Identity, Part, Wanted};
 use crate::yaml::format_duration;
 
@@ -31,16 +31,14 @@ pub(super) fn parameters(verbatim: bool) -> &'static [&'static str] {
 pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
     let names: Vec<&str> = parts.iter().map(|part| part.name).collect();
     let mut script = Script::default();
-    script.line("#!/bin/sh");
-    script.comment(&format!(
-        "Sets Vault or OpenBao up for node {} of cluster {} (signers {}). Run it as an administrator of the server, once for each node; again does no harm.",
-        identity.node,
-        identity.cluster,
-        names.join(", ")
-    ));
-    script.comment("VAULT is the program: vault, or bao.");
-    script.line("set -eu");
-    script.line("VAULT=${VAULT:-vault}");
+    script.fill(
+        include_str!("setup/begin.sh"),
+        &[
+            ("NODE", &identity.node),
+            ("CLUSTER", &identity.cluster),
+            ("SIGNERS", &names.join(", ")),
+        ],
+    );
     let mut servers: Vec<(&str, Option<&str>)> = Vec::new();
     for part in parts {
         let server = server(part.config);
@@ -50,7 +48,7 @@ pub(super) fn print(parts: &[Part<'_, Config>], identity: &Identity) -> String {
     }
     let several = servers.len() > 1;
     if several {
-        script.comment("The servers differ: the token must be good for each. Otherwise print one at a time with --name.");
+        script.comment("The servers differ: the token must be valid for each. Otherwise print one at a time with --name.");
     }
     for server in servers {
         let of_server: Vec<&Part<'_, Config>> = parts
@@ -78,6 +76,10 @@ impl Script {
 
     fn comment(&mut self, text: &str) {
         self.line(&format!("# {}", one_line(text)));
+    }
+
+    fn fill(&mut self, template: &str, values: &[(&str, &str)]) {
+        self.0.push_str(&shell::script(template, values));
     }
 
     fn heading(&mut self, text: &str) {
@@ -181,26 +183,16 @@ impl Script {
     }
 
     fn mount(&mut self, mount: &str, authority: Authority) {
-        self.heading(&format!("authority {authority}: PKI engine {mount}"));
-        let path = quoted(mount);
-        self.line(&format!(
-            "\"$VAULT\" secrets list -format=json | grep -qF {} ||\n  \"$VAULT\" secrets enable -path={path} -max-lease-ttl={} pki",
-            quoted(&format!("\"{mount}/\"")),
-            format_duration(CA_LIFETIME)
-        ));
-        self.comment("The CA is yours to bring. Where there is none yet, either of");
-        self.comment(&format!(
-            "  \"$VAULT\" write {path}/root/generate/internal common_name={} key_type=ec key_bits=256 ttl={} exclude_cn_from_sans=true",
-            authority.common_name(),
-            format_duration(CA_LIFETIME)
-        ));
-        self.comment(&format!(
-            "  \"$VAULT\" write {path}/issuers/import/bundle pem_bundle=@ca-and-key.pem"
-        ));
-        self.comment("A new revocation list every 15 minutes, good for three days. Without auto_rebuild it is out of date three days after the last revocation; with the default grace period a revocation is published days later.");
-        self.line(&format!(
-            "\"$VAULT\" write {path}/config/crl expiry=72h auto_rebuild=true auto_rebuild_grace_period=71h45m"
-        ));
+        self.fill(
+            include_str!("setup/mount.sh"),
+            &[
+                ("AUTHORITY", authority.as_str()),
+                ("MOUNT", mount),
+                ("LISTED", &format!("\"{mount}/\"")),
+                ("LIFETIME", &format_duration(CA_LIFETIME)),
+                ("NAME", authority.common_name()),
+            ],
+        );
     }
 
     fn roles(
@@ -256,97 +248,91 @@ impl Script {
     }
 
     fn login(&mut self, auth: &Auth, policy: &str) {
-        let quoted_policy = quoted(policy);
-        match auth {
+        let ((mount, role), kind, title, template) = match auth {
             Auth::TokenFile(file) => {
-                self.heading("login: a token");
-                self.comment("The process that puts it there, with mode 0600, renews it, too:");
-                self.comment(&format!(
-                    "  \"$VAULT\" token create -orphan -no-default-policy -policy={quoted_policy} -period=24h -field=token   # into {file}"
-                ));
+                let file = file.to_string();
+                let values = [("POLICY", policy), ("FILE", &file)];
+                return self.fill(include_str!("setup/token.sh"), &values);
             }
-            Auth::AppRole(app) => {
-                let role = app.role.as_deref().unwrap_or(policy);
-                self.heading("login: AppRole");
-                self.method("approle", &app.mount);
-                self.comment("secret_id_num_uses=1 would be stricter: then each renewal needs a new secret_id, delivered before.");
-                self.write(
-                    &format!("auth/{}/role/{role}", app.mount),
-                    &json!({
-                        "token_policies": [policy],
-                        "token_no_default_policy": true,
-                        "token_ttl": "1h",
-                        "token_max_ttl": "24h",
-                        "secret_id_num_uses": 0,
-                        "secret_id_ttl": "0",
-                    }),
-                );
-                let path = quoted(&format!("auth/{}/role/{role}", app.mount));
-                let there = match &app.role_id_file {
-                    None => "the configuration's roleID".to_owned(),
-                    Some(file) => file.to_string(),
-                };
-                self.comment("Bring to the node, into files of mode 0600:");
-                self.comment(&format!(
-                    "  \"$VAULT\" read -field=role_id {path}/role-id   # into {there}"
-                ));
-                let (wrap, field) = match app.wrapped {
-                    true => ("-wrap-ttl=1h ", "wrapping_token"),
-                    false => ("", "secret_id"),
-                };
-                self.comment(&format!(
-                    "  \"$VAULT\" write {wrap}-field={field} -f {path}/secret-id   # into {}",
-                    app.secret_id_file
-                ));
-            }
-            Auth::Certificate(CertificateLogin { mount, role }) => {
-                let role = role.as_deref().unwrap_or(policy);
-                self.heading("login: TLS certificate");
-                self.method("cert", mount);
-                self.comment(
-                    "With the CA of the node's certificate, and a name that only this node's has:",
-                );
-                self.comment(&format!(
-                    "  \"$VAULT\" write {} certificate=@client-ca.pem allowed_common_names=... token_policies={quoted_policy} token_no_default_policy=true token_ttl=1h",
-                    quoted(&format!("auth/{mount}/certs/{role}"))
-                ));
-            }
-            Auth::Jwt(JwtLogin { mount, role, .. }) => {
-                let role = role.as_deref().unwrap_or(policy);
-                self.heading("login: JSON web token");
-                self.method("jwt", mount);
-                self.comment("With what the issuer of the node's token signs with, and the claims that only this node's has:");
-                self.comment(&format!(
-                    "  \"$VAULT\" write {} jwt_validation_pubkeys=@issuer.pub",
-                    quoted(&format!("auth/{mount}/config"))
-                ));
-                self.comment(&format!(
-                    "  \"$VAULT\" write {} role_type=jwt user_claim=sub bound_subject=... bound_audiences=... token_policies={quoted_policy} token_no_default_policy=true token_ttl=1h",
-                    quoted(&format!("auth/{mount}/role/{role}"))
-                ));
-            }
-            Auth::Kubernetes(KubernetesLogin { mount, role, .. }) => {
-                let role = role.as_deref().unwrap_or(policy);
-                self.heading("login: Kubernetes service account");
-                self.method("kubernetes", mount);
-                self.comment(&format!(
-                    "  \"$VAULT\" write {} kubernetes_host=https://... kubernetes_ca_cert=@ca.pem",
-                    quoted(&format!("auth/{mount}/config"))
-                ));
-                self.comment(&format!(
-                    "  \"$VAULT\" write {} bound_service_account_names=... bound_service_account_namespaces=... token_policies={quoted_policy} token_no_default_policy=true token_ttl=1h",
-                    quoted(&format!("auth/{mount}/role/{role}"))
-                ));
-            }
-        }
+            Auth::AppRole(app) => return self.login_by_app_role(app, policy),
+            Auth::Certificate(login) => (
+                (&login.mount, &login.role),
+                "cert",
+                "TLS certificate",
+                include_str!("setup/certificate.sh"),
+            ),
+            Auth::Jwt(login) => (
+                (&login.mount, &login.role),
+                "jwt",
+                "JSON web token",
+                include_str!("setup/jwt.sh"),
+            ),
+            Auth::Kubernetes(login) => (
+                (&login.mount, &login.role),
+                "kubernetes",
+                "Kubernetes service account",
+                include_str!("setup/kubernetes.sh"),
+            ),
+        };
+        let role = role.as_deref().unwrap_or(policy);
+        let roles = if kind == "cert" { "certs" } else { "role" };
+        self.method(title, kind, mount);
+        self.fill(
+            template,
+            &[
+                ("POLICY", policy),
+                ("CONFIG", &format!("auth/{mount}/config")),
+                ("ROLE", &format!("auth/{mount}/{roles}/{role}")),
+            ],
+        );
     }
 
-    fn method(&mut self, kind: &str, mount: &str) {
-        self.line(&format!(
-            "\"$VAULT\" auth list -format=json | grep -qF {} ||\n  \"$VAULT\" auth enable -path={} {kind}",
-            quoted(&format!("\"{mount}/\"")),
-            quoted(mount)
+    fn login_by_app_role(&mut self, app: &AppRole, policy: &str) {
+        let role = app.role.as_deref().unwrap_or(policy);
+        let path = format!("auth/{}/role/{role}", app.mount);
+        self.method("AppRole", "approle", &app.mount);
+        self.comment("secret_id_num_uses=1 would be stricter: then each renewal needs a new secret_id, delivered before it.");
+        self.write(
+            &path,
+            &json!({
+                "token_policies": [policy],
+                "token_no_default_policy": true,
+                "token_ttl": "1h",
+                "token_max_ttl": "24h",
+                "secret_id_num_uses": 0,
+                "secret_id_ttl": "0",
+            }),
+        );
+        let role_file = match &app.role_id_file {
+            None => "the configuration's roleID".to_owned(),
+            Some(file) => file.to_string(),
+        };
+        self.fill(
+            include_str!("setup/approle.sh"),
+            &[("ROLE", &path), ("ROLE_FILE", &role_file)],
+        );
+        let (wrap, field) = match app.wrapped {
+            true => ("-wrap-ttl=1h ", "wrapping_token"),
+            false => ("", "secret_id"),
+        };
+        self.comment(&format!(
+            "  \"$VAULT\" write {wrap}-field={field} -f {}/secret-id   # into {}",
+            quoted(&path),
+            app.secret_id_file
         ));
+    }
+
+    /// Enables a login method.
+    fn method(&mut self, title: &str, kind: &str, mount: &str) {
+        self.fill(
+            include_str!("setup/method.sh"),
+            &[
+                ("TITLE", title),
+                ("KIND", kind),
+                ("MOUNT", mount),
+                ("LISTED", &format!("\"{mount}/\"")),
+            ],
+        );
     }
 
     fn write(&mut self, path: &str, value: &Value) {
