@@ -90,17 +90,7 @@ pub fn export(requests: &[Request]) -> Vec<BundleFile> {
     files
 }
 
-const README: &str = "\
-# Certificate signing requests of nodepki. There is no secret in here.
-#
-# Sign each *.csr with the authority named in request.json and put the certificate, followed by its intermediates,
-# beside it under the same name with .crt. PEM, DER and PKCS#7 are read. Then: nodepki csr import DIR
-#
-# Whatever signs must copy the subject and set the extensions of the *.ext file. `openssl x509 -req` without
-# -extfile drops all of them, and nodepki refuses such a certificate.
-#
-# With OpenSSL, run here; $CA holds ca.crt and ca.key, etcd/ca.*, front-proxy-ca.*:
-";
+const README: &str = include_str!("bundle/readme.txt");
 
 fn public(path: &str, bytes: Vec<u8>) -> BundleFile {
     BundleFile {
@@ -254,7 +244,7 @@ pub fn collect(
     let certificates = std::mem::take(&mut tree.certificates);
     let owners = Owners::new(&tree, outstanding, installed);
     for (path, bytes) in certificates {
-        if let Some(Place::Authority(authority)) = place(&path) {
+        if let Some(PathName::Authority(authority)) = place(&path) {
             found.authorities.push((authority, path, bytes));
             continue;
         }
@@ -265,7 +255,7 @@ pub fn collect(
                 }
             }
             Ok(Owner::Wanted(name, key)) => {
-                if let Some(Place::Slot(by_path)) = place(&path)
+                if let Some(PathName::Slot(by_path)) = place(&path)
                     && by_path != name
                 {
                     found.remarks.push(Remark::Misnamed {
@@ -347,7 +337,7 @@ impl Tree {
                 self.certificates.push((path.to_owned(), bytes.to_vec()));
             }
             // sa.key belongs to no certificate, and the private keys of CAs are not imported.
-            Some("key") if matches!(place(path), Some(Place::Slot(_))) => {
+            Some("key") if matches!(place(path), Some(PathName::Slot(_))) => {
                 self.take_key(path, bytes, found);
             }
             Some("csr") => {
@@ -441,7 +431,7 @@ impl<'a> Owners<'a> {
         }
         if let Some((path, key)) = keys.iter().find_map(|key| self.keys.get(key)) {
             return match place(path) {
-                Some(Place::Slot(name)) => PrivateKey::from_pem(key.to_pem().as_bytes())
+                Some(PathName::Slot(name)) => PrivateKey::from_pem(key.to_pem().as_bytes())
                     .map(|key| Owner::Wanted(name, Some(key)))
                     .map_err(|error| Stray::Damaged(error.to_string())),
                 _ => Err(Stray::Damaged(format!(
@@ -460,13 +450,13 @@ impl<'a> Owners<'a> {
     }
 }
 
-enum Place {
+enum PathName {
     Slot(CertName),
     Authority(Authority),
 }
 
 /// Returns what a path names: `…/pki/etcd/server.crt`, `etcd-server.crt`, `admin.conf.crt` or `admin.conf`.
-fn place(path: &Path) -> Option<Place> {
+fn place(path: &Path) -> Option<PathName> {
     let stem = if path
         .extension()
         .is_some_and(|extension| extension == "conf")
@@ -483,7 +473,8 @@ fn place(path: &Path) -> Option<Place> {
     let authority = [Authority::EtcdCa, Authority::FrontProxyCa, Authority::Ca]
         .into_iter()
         .find(|name| stem.ends_with(name.base_name()) || stem.ends_with(name.as_str()));
-    slot.map(Place::Slot).or(authority.map(Place::Authority))
+    slot.map(PathName::Slot)
+        .or(authority.map(PathName::Authority))
 }
 
 type PastedData = Vec<(Pasted, Zeroizing<Vec<u8>>)>;

@@ -27,8 +27,7 @@ use super::cluster::{
 };
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Caps, Carry, Configured, Identity, Kind, Lookup, Part, Request, Resubmit, Signer,
-    SignerError, Site, Wanted, wire,
+    About, Configured, Identity, Kind, Part, Request, Signer, SignerError, Site, Wanted, wire,
 };
 use crate::cluster::api::{Access, Resource};
 use crate::x509::TrustBundle;
@@ -90,22 +89,12 @@ fn read_namespace(field: &Field<'_>) -> Option<String> {
     Some(name)
 }
 
-const CAPS: Caps = Caps {
-    organization: Carry::AsConfigured,
-    colon_common_name: Carry::AsConfigured,
-    ip_sans: Carry::AsConfigured,
-    pends: true,
-    lookup: Lookup::ByName,
-    resubmit: Resubmit::Adopts,
-    ..Caps::everything()
-};
-
 impl Configured for Config {
     const ABOUT: About = About {
         name: "certManager",
         signs_with: "an issuer of cert-manager, external ones included, through a CertificateRequest",
         authentication: "ServiceAccount token, bootstrap token, client certificate, kubeconfig",
-        caps: CAPS,
+        caps: cluster::CAPS,
         keys: Config::KEYS,
     };
 
@@ -171,7 +160,6 @@ impl Dialect for Config {
     type Issuer = String;
 
     const KIND: Kind = Kind::CertManager;
-    const CAPS: Caps = CAPS;
 
     fn issuer(&self, wanted: &Wanted, identity: &Identity) -> Result<String, Obstacle> {
         match self.issuer_ref.name.of(wanted, identity) {

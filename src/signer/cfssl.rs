@@ -150,14 +150,14 @@ impl Config {
         }
     }
 
-    fn place(&self, name: CertName, identity: &Identity) -> Place {
+    fn place(&self, name: CertName, identity: &Identity) -> CaProfile {
         let section = name.authority().as_str().replace('-', "_");
         let configured = self.label.as_ref().and_then(|label| {
             let text = label.named.get(&name).or(label.default.as_ref())?;
             let text = PerCertificate::all(text.replace("{authority}", &section));
             text.of_name(name, identity)
         });
-        Place {
+        CaProfile {
             label: configured.unwrap_or(section),
             profile: self
                 .profile
@@ -169,16 +169,16 @@ impl Config {
 
 /// Label and profile with which a certificate is signed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct CaProfile {
     label: String,
     /// `None` is the server's default profile.
     profile: Option<String>,
 }
 
-impl Place {
+impl CaProfile {
     /// Returns an unknown profile of the same CA, for which CFSSL uses its default profile.
     fn fallback(&self) -> Self {
-        Place {
+        CaProfile {
             label: self.label.clone(),
             profile: Some(UNKNOWN_PROFILE.to_owned()),
         }
@@ -195,7 +195,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for CaProfile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.profile.as_deref() {
             Some(UNKNOWN_PROFILE) => f.write_str("an unknown profile")?,
@@ -212,7 +212,7 @@ pub struct Cfssl {
     config: Config,
     identity: Identity,
     /// What the server reported about the places.
-    learned: RefCell<BTreeMap<Place, Described<Facts>>>,
+    learned: RefCell<BTreeMap<CaProfile, Description<ProfileFacts>>>,
 }
 
 /// The response to `info`.
@@ -226,7 +226,7 @@ struct Info {
 }
 
 /// What a server reports about a place.
-enum Described<T> {
+enum Description<T> {
     As(T),
     /// A `multirootca` without that section.
     NoLabel,
@@ -234,11 +234,11 @@ enum Described<T> {
     NoProfile,
 }
 
-impl<T> Described<T> {
+impl<T> Description<T> {
     fn known(&self) -> Option<&T> {
         match self {
-            Described::As(known) => Some(known),
-            Described::NoLabel | Described::NoProfile => None,
+            Description::As(known) => Some(known),
+            Description::NoLabel | Description::NoProfile => None,
         }
     }
 }
@@ -266,7 +266,7 @@ enum Trial {
     Unclear,
 }
 
-struct Facts {
+struct ProfileFacts {
     info: Info,
     trial: Trial,
     /// The profile is the default one as configured, or differs from an unknown one.
@@ -286,7 +286,7 @@ struct Authenticated {
 }
 
 impl Cfssl {
-    fn place(&self, name: CertName) -> Place {
+    fn place(&self, name: CertName) -> CaProfile {
         self.config.place(name, &self.identity)
     }
 
@@ -316,21 +316,26 @@ impl Cfssl {
         }
     }
 
-    async fn describe(&self, place: &Place) -> Result<Described<Info>, SignerError> {
+    async fn describe(&self, place: &CaProfile) -> Result<Description<Info>, SignerError> {
         let doing = format!("asking about {place}");
         let call = Call::post(format!("{API_PATH}/info")).json(&place.fields());
         match self.ask(&doing, call).await.map_err(harmless)? {
-            Ok(info) => Ok(Described::As(info)),
+            Ok(info) => Ok(Description::As(info)),
             Err(refused) => match refused.meaning() {
-                Meaning::UnknownLabel => Ok(Described::NoLabel),
-                Meaning::UnknownProfile => Ok(Described::NoProfile),
+                Meaning::UnknownLabel => Ok(Description::NoLabel),
+                Meaning::UnknownProfile => Ok(Description::NoProfile),
                 _ => Err(self.judge(&doing, &refused, place)),
             },
         }
     }
 
     /// Builds a request with the fields of `place` and `csr`, signed if a key is configured.
-    fn order(&self, place: &Place, csr: &str, query: &str) -> Result<Call<'static>, SignerError> {
+    fn order(
+        &self,
+        place: &CaProfile,
+        csr: &str,
+        query: &str,
+    ) -> Result<Call<'static>, SignerError> {
         let mut fields = place.fields();
         if !csr.is_empty() {
             fields.insert("certificate_request".to_owned(), json!(csr));
@@ -359,7 +364,10 @@ impl Cfssl {
     }
 
     /// Tests whether the server accepts requests from this node, with a request that cannot be signed.
-    async fn try_out(&self, place: &Place) -> Result<(Trial, Option<SignerError>), SignerError> {
+    async fn try_out(
+        &self,
+        place: &CaProfile,
+    ) -> Result<(Trial, Option<SignerError>), SignerError> {
         let doing = format!("trying {place}");
         // `sign` checks the request before the profile, and requires a non-empty one.
         let csr = if self.config.auth.is_some() { "" } else { "-" };
@@ -387,8 +395,8 @@ impl Cfssl {
     fn obstacles(
         &self,
         wanted: &Wanted,
-        place: &Place,
-        described: &Described<Facts>,
+        place: &CaProfile,
+        described: &Description<ProfileFacts>,
     ) -> Vec<(String, String)> {
         let mut found = Vec::new();
         let mut say = |reason: String, advice: &str| found.push((reason, advice.to_owned()));
@@ -399,16 +407,16 @@ impl Cfssl {
             )
         };
         let facts = match described {
-            Described::As(facts) if facts.trial == Trial::NoProfile => return vec![no_profile()],
-            Described::NoProfile => return vec![no_profile()],
-            Described::NoLabel => {
+            Description::As(facts) if facts.trial == Trial::NoProfile => return vec![no_profile()],
+            Description::NoProfile => return vec![no_profile()],
+            Description::NoLabel => {
                 say(
                     format!("its CFSSL has no CA with the label {:?}", place.label),
                     "write the name of the section in its roots file under `label` (letters, digits and _ only)",
                 );
                 return found;
             }
-            Described::As(facts) => facts,
+            Description::As(facts) => facts,
         };
         if !facts.exists {
             say(
@@ -481,7 +489,7 @@ impl Signer for Cfssl {
     }
 
     async fn probe(&self) -> Result<(), SignerError> {
-        let places: BTreeSet<Place> = CertName::ALL.map(|name| self.place(name)).into();
+        let places: BTreeSet<CaProfile> = CertName::ALL.map(|name| self.place(name)).into();
         let described = places_to_describe(&places);
         let descriptions = described.iter().map(|place| self.describe(place));
         let descriptions = try_join_all(descriptions).await?;
@@ -489,7 +497,7 @@ impl Signer for Cfssl {
         let tried = places_to_try(&places, &descriptions);
         let trials = try_join_all(tried.iter().map(|place| self.try_out(place))).await?;
         let (trials, errors): (Vec<_>, Vec<_>) = trials.into_iter().unzip();
-        let trials: BTreeMap<Place, Trial> = tried.into_iter().zip(trials).collect();
+        let trials: BTreeMap<CaProfile, Trial> = tried.into_iter().zip(trials).collect();
         // A key that is accepted for some places only is reported when another place is to sign.
         if let Some(error) = errors.into_iter().flatten().next()
             && !trials.values().any(|trial| *trial == Trial::Signs)
@@ -525,9 +533,9 @@ impl Signer for Cfssl {
         };
         let place = self.place(name);
         match self.describe(&place).await? {
-            Described::As(info) => Ok(Some(info.certificate.into_bytes())),
+            Description::As(info) => Ok(Some(info.certificate.into_bytes())),
             // The preflight reports this for each certificate.
-            Described::NoLabel | Described::NoProfile => Ok(None),
+            Description::NoLabel | Description::NoProfile => Ok(None),
         }
     }
 
@@ -569,7 +577,7 @@ impl Signer for Cfssl {
             Err(refused) => return Err(self.judge(&doing, &refused, &place)),
         };
         let mut chain = signed.certificate;
-        if let Some(Described::As(facts)) = self.learned.borrow().get(&place) {
+        if let Some(Description::As(facts)) = self.learned.borrow().get(&place) {
             self.compare_lifetime(request, &facts.info);
             chain.push('\n');
             chain.push_str(&facts.info.certificate);
@@ -579,25 +587,33 @@ impl Signer for Cfssl {
 }
 
 /// Returns the places to ask about: each place, and for each named profile an unknown profile of the same CA.
-fn places_to_describe(places: &BTreeSet<Place>) -> BTreeSet<Place> {
+fn places_to_describe(places: &BTreeSet<CaProfile>) -> BTreeSet<CaProfile> {
     let named = places.iter().filter(|place| place.profile.is_some());
-    let fallbacks = named.map(Place::fallback);
+    let fallbacks = named.map(CaProfile::fallback);
     fallbacks.chain(places.iter().cloned()).collect()
 }
 
 /// Returns whether the server describes a named profile exactly like an unknown one.
-fn resembles_fallback(place: &Place, descriptions: &BTreeMap<Place, Described<Info>>) -> bool {
-    let info = |place: &Place| descriptions.get(place).and_then(Described::known);
+fn resembles_fallback(
+    place: &CaProfile,
+    descriptions: &BTreeMap<CaProfile, Description<Info>>,
+) -> bool {
+    let info = |place: &CaProfile| descriptions.get(place).and_then(Description::known);
     place.profile.is_some() && info(place).is_some() && info(place) == info(&place.fallback())
 }
 
 /// Returns the places to try: those that the server describes, and as a comparison the unknown profile of those that
 /// resemble it.
 fn places_to_try(
-    places: &BTreeSet<Place>,
-    descriptions: &BTreeMap<Place, Described<Info>>,
-) -> BTreeSet<Place> {
-    let described = |place: &&Place| descriptions.get(place).and_then(Described::known).is_some();
+    places: &BTreeSet<CaProfile>,
+    descriptions: &BTreeMap<CaProfile, Description<Info>>,
+) -> BTreeSet<CaProfile> {
+    let described = |place: &&CaProfile| {
+        descriptions
+            .get(place)
+            .and_then(Description::known)
+            .is_some()
+    };
     places
         .iter()
         .filter(described)
@@ -611,13 +627,13 @@ fn places_to_try(
 /// Determines what is known about each place. A named profile exists if the server describes it differently from an
 /// unknown one, or treats requests for it differently.
 fn conclude(
-    places: &BTreeSet<Place>,
-    descriptions: &BTreeMap<Place, Described<Info>>,
-    trials: &BTreeMap<Place, Trial>,
-) -> BTreeMap<Place, Described<Facts>> {
-    let facts = |place: &Place, info: &Info| {
+    places: &BTreeSet<CaProfile>,
+    descriptions: &BTreeMap<CaProfile, Description<Info>>,
+    trials: &BTreeMap<CaProfile, Trial>,
+) -> BTreeMap<CaProfile, Description<ProfileFacts>> {
+    let facts = |place: &CaProfile, info: &Info| {
         let trial = trials.get(place).copied().unwrap_or(Trial::Unclear);
-        Facts {
+        ProfileFacts {
             info: info.clone(),
             trial,
             exists: !resembles_fallback(place, descriptions)
@@ -628,9 +644,9 @@ fn conclude(
         .iter()
         .filter_map(|place| {
             let known = match descriptions.get(place)? {
-                Described::As(info) => Described::As(facts(place, info)),
-                Described::NoLabel => Described::NoLabel,
-                Described::NoProfile => Described::NoProfile,
+                Description::As(info) => Description::As(facts(place, info)),
+                Description::NoLabel => Description::NoLabel,
+                Description::NoProfile => Description::NoProfile,
             };
             Some((place.clone(), known))
         })
@@ -652,7 +668,7 @@ fn harmless(mut error: SignerError) -> SignerError {
 }
 
 /// The extended key usages, by CFSSL's names.
-const EXTENDED: [&str; 13] = [
+const EXTENDED_USAGES: [&str; 13] = [
     "any",
     "server auth",
     "client auth",
@@ -669,7 +685,7 @@ const EXTENDED: [&str; 13] = [
 ];
 
 /// The key usages, by CFSSL's names.
-const PLAIN: [&str; 10] = [
+const KEY_USAGES: [&str; 10] = [
     "signing",
     "digital signature",
     "content commitment",
@@ -683,7 +699,7 @@ const PLAIN: [&str; 10] = [
 ];
 
 /// Returns what the verification would refuse in a certificate of this profile.
-fn usage_obstacles(wanted: &Wanted, place: &Place, info: &Info) -> Option<(String, String)> {
+fn usage_obstacles(wanted: &Wanted, place: &CaProfile, info: &Info) -> Option<(String, String)> {
     let known = |names: &'static [&str]| {
         info.usages()
             .iter()
@@ -691,7 +707,7 @@ fn usage_obstacles(wanted: &Wanted, place: &Place, info: &Info) -> Option<(Strin
             .filter(move |usage| names.contains(usage))
             .collect::<Vec<_>>()
     };
-    let (extended, plain) = (known(&EXTENDED), known(&PLAIN));
+    let (extended, plain) = (known(&EXTENDED_USAGES), known(&KEY_USAGES));
     let has = |names: &[&str]| plain.iter().any(|usage| names.contains(usage));
     let mut wrong = Vec::new();
     if extended.is_empty() && plain.is_empty() {
@@ -766,8 +782,8 @@ fn unhex(text: &str) -> Option<Zeroizing<Vec<u8>>> {
 mod tests {
     use super::*;
 
-    fn info(expiry: &str) -> Described<Info> {
-        Described::As(Info {
+    fn info(expiry: &str) -> Description<Info> {
+        Description::As(Info {
             certificate: "ca".to_owned(),
             usages: None,
             expiry: expiry.to_owned(),
@@ -777,7 +793,7 @@ mod tests {
     #[test]
     fn named_profile_exists_if_description_or_trial_differs_from_unknown_one() {
         use Trial::{NoProfile, Signs, WantsKey};
-        let place = |profile: Option<&str>| Place {
+        let place = |profile: Option<&str>| CaProfile {
             label: "ca".to_owned(),
             profile: profile.map(str::to_owned),
         };
@@ -813,14 +829,14 @@ mod tests {
 
     #[test]
     fn tries_no_place_that_server_does_not_have() {
-        let place = Place {
+        let place = CaProfile {
             label: "etcd_ca".to_owned(),
             profile: None,
         };
         let places = BTreeSet::from([place.clone()]);
-        let descriptions = BTreeMap::from([(place.clone(), Described::NoLabel)]);
+        let descriptions = BTreeMap::from([(place.clone(), Description::NoLabel)]);
         assert!(places_to_try(&places, &descriptions).is_empty());
         let concluded = conclude(&places, &descriptions, &BTreeMap::new());
-        assert!(matches!(concluded[&place], Described::NoLabel));
+        assert!(matches!(concluded[&place], Description::NoLabel));
     }
 }

@@ -14,8 +14,8 @@ use serde_json::{Map as JsonMap, Value, json};
 
 use super::shell::{filled, one_line};
 use super::{
-    Answer, Caps, Identity, Kind, Rejection, Request, Signer, SignerError, Site, Ticket, Wanted,
-    endpoint, server,
+    Answer, Caps, Carry, Identity, Kind, Lookup, Rejection, Request, Resubmit, Signer, SignerError,
+    Site, Ticket, Wanted, endpoint, server,
 };
 use crate::cluster::api::{Access, Resource, Token};
 use crate::yaml::schema::{Form, Key, SecretFile};
@@ -24,9 +24,6 @@ use crate::yaml::{self, Field, Map};
 
 pub(super) use object::{Draft, Filed, pem_in_base64};
 pub(super) use requests::{Advice, Requests};
-
-/// Bytes of a quotation in a message.
-const MAX_QUOTED: usize = 512;
 
 /// Keys beside `server`.
 pub(super) const KEYS: &[Key] = &[
@@ -151,6 +148,17 @@ pub(super) fn binding(kind: &str, metadata: Value, role_kind: &str, role: &str) 
     })
 }
 
+/// Capabilities of these kinds: the signer behind the API server determines what it certifies.
+pub(super) const CAPS: Caps = Caps {
+    organization: Carry::AsConfigured,
+    colon_common_name: Carry::AsConfigured,
+    ip_sans: Carry::AsConfigured,
+    pends: true,
+    lookup: Lookup::ByName,
+    resubmit: Resubmit::Adopts,
+    ..Caps::everything()
+};
+
 /// An obstacle and the required action.
 pub(super) type Obstacle = (String, String);
 
@@ -178,8 +186,6 @@ pub(super) trait Dialect {
 
     /// The kind of signer.
     const KIND: Kind;
-    /// Its capabilities.
-    const CAPS: Caps;
 
     /// Returns the issuer of a certificate.
     fn issuer(&self, wanted: &Wanted, identity: &Identity) -> Result<Self::Issuer, Obstacle>;
@@ -212,7 +218,6 @@ pub(super) struct ClusterSigner<D> {
     requests: Requests,
     identity: Identity,
     dialect: D,
-    caps: Caps,
 }
 
 impl<D: Dialect> ClusterSigner<D> {
@@ -229,7 +234,6 @@ impl<D: Dialect> ClusterSigner<D> {
             requests: Requests::new(label, access.clone(), resource, namespace, advice, site)?,
             identity: site.identity.clone(),
             dialect,
-            caps: D::CAPS,
         })
     }
 
@@ -283,7 +287,7 @@ impl<D: Dialect> Signer for ClusterSigner<D> {
     }
 
     fn caps(&self) -> &Caps {
-        &self.caps
+        &CAPS
     }
 
     async fn probe(&self) -> Result<(), SignerError> {
@@ -291,7 +295,7 @@ impl<D: Dialect> Signer for ClusterSigner<D> {
     }
 
     fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {
-        self.caps.carries(self.requests.label(), wanted)?;
+        CAPS.carries(self.requests.label(), wanted)?;
         let issuer = self.issuer(wanted)?;
         match self.dialect.obstacle(wanted, &issuer) {
             Some(obstacle) => Err(self.rejection(wanted, obstacle)),

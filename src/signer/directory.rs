@@ -214,7 +214,6 @@ pub struct Directory {
     dir: PathBuf,
     files: Box<dyn DropDir>,
     trusted_uids: Vec<u32>,
-    caps: Caps,
     /// Inbox files whose refusal was already reported, with their attributes.
     reported: RefCell<BTreeMap<String, Meta>>,
 }
@@ -226,7 +225,6 @@ impl Directory {
             dir: dir.to_owned(),
             files,
             trusted_uids,
-            caps: CAPS,
             reported: RefCell::default(),
         }
     }
@@ -467,7 +465,7 @@ impl Signer for Directory {
     }
 
     fn caps(&self) -> &Caps {
-        &self.caps
+        &CAPS
     }
 
     async fn probe(&self) -> Result<(), SignerError> {

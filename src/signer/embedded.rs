@@ -36,12 +36,14 @@ impl Block for Config {
     fn show_keys(&self, _keys: &mut JsonMap<String, Value>) {}
 }
 
+const CAPS: Caps = Caps::everything();
+
 impl Configured for Config {
     const ABOUT: About = About {
         name: "embedded",
         signs_with: "authorities that exist only in memory",
         authentication: "none",
-        caps: Caps::everything(),
+        caps: CAPS,
         keys: Config::KEYS,
     };
 
@@ -54,7 +56,6 @@ impl Configured for Config {
 pub struct Embedded {
     key: KeyAlgorithm,
     now: OffsetDateTime,
-    caps: Caps,
     authorities: RefCell<BTreeMap<Authority, Rc<CertificateAuthority>>>,
 }
 
@@ -64,7 +65,6 @@ impl Embedded {
         Embedded {
             key,
             now,
-            caps: Caps::everything(),
             authorities: RefCell::default(),
         }
     }
@@ -103,7 +103,7 @@ impl Signer for Embedded {
     }
 
     fn caps(&self) -> &Caps {
-        &self.caps
+        &CAPS
     }
 
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {

@@ -45,7 +45,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::per_certificate::PerCertificate;
-use super::server::{Server, signing};
+use super::server::{MAX_QUOTED, Server, signing};
 use super::{
     About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Lookup, Rejection,
     Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, endpoint, printable,
@@ -59,7 +59,7 @@ use crate::yaml::{Field, Map, format_duration};
 
 use csrattrs::Attributes;
 
-const BASE: &str = "/.well-known/est";
+const BASE_PATH: &str = "/.well-known/est";
 const SIMPLE_ENROLL: &str = "simpleenroll";
 const SIMPLE_REENROLL: &str = "simplereenroll";
 /// Operations of the protocol. RFC 7030, 3.2.2: a label must not be one of them.
@@ -74,8 +74,6 @@ const OPERATIONS: [&str; 6] = [
 /// Default of `longestWait`. A 202 usually waits for an administrator, and hourly polls would delay the node by
 /// hours.
 const DEFAULT_LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
-/// Bytes of a quotation from the server in a message.
-const MAX_QUOTED: usize = 512;
 
 settings! {
     /// An EST server and the credential for it.
@@ -158,11 +156,11 @@ impl Configured for Config {
     fn read(map: &Map<'_>) -> Option<Self> {
         let config = Self::read_keys(map);
         if let Some(field) = map.get("url")
-            && field.written().is_some_and(|url| url.contains(BASE))
+            && field.written().is_some_and(|url| url.contains(BASE_PATH))
         {
             field.error(
                 "contains the path of the protocol",
-                format!("leave out {BASE} and what follows; a label has the key label"),
+                format!("leave out {BASE_PATH} and what follows; a label has the key label"),
             );
         }
         if let Some(Config { endpoint, .. }) = &config {
@@ -216,15 +214,15 @@ impl Config {
 pub struct Est {
     config: Config,
     identity: Identity,
-    /// As configured; with `rootSHA256` it does not trust a server yet.
+    /// Submission configured; with `rootSHA256` it does not trust a server yet.
     server: Server,
     /// With the pinned root.
     bootstrapped: RefCell<Option<Server>>,
-    learned: RefCell<BTreeMap<Place, Rc<Learned>>>,
+    learned: RefCell<BTreeMap<LabelPath, Rc<Learned>>>,
 }
 
 /// Path with or without a label: `/.well-known/est/etcd`.
-type Place = String;
+type LabelPath = String;
 
 /// Result of asking a label in this run.
 struct Learned {
@@ -234,7 +232,7 @@ struct Learned {
 
 /// Kind of submission.
 #[derive(Clone, Copy)]
-enum As<'a> {
+enum Submission<'a> {
     First,
     /// Repeated after a 202.
     Again,
@@ -253,13 +251,13 @@ impl Est {
         })
     }
 
-    fn place(&self, name: CertName) -> Place {
+    fn place(&self, name: CertName) -> LabelPath {
         match self.config.label_of(name, &self.identity) {
             Some(label) => {
                 let parts: Vec<String> = label.split('/').map(encode).collect();
-                format!("{BASE}/{}", parts.join("/"))
+                format!("{BASE_PATH}/{}", parts.join("/"))
             }
-            None => BASE.to_owned(),
+            None => BASE_PATH.to_owned(),
         }
     }
 
@@ -369,13 +367,17 @@ impl Est {
     }
 
     /// Sends the request, for the first time or again: the server does not distinguish them.
-    async fn enroll(&self, request: &Request, as_what: As<'_>) -> Result<Answer, SignerError> {
+    async fn enroll(
+        &self,
+        request: &Request,
+        as_what: Submission<'_>,
+    ) -> Result<Answer, SignerError> {
         let place = self.place(request.name());
         let learned = self.look(&place).await?;
         let mut server = self.verified(&place).await?;
         let operation = match as_what {
-            As::First | As::Again => SIMPLE_ENROLL,
-            As::Replacement(current) => {
+            Submission::First | Submission::Again => SIMPLE_ENROLL,
+            Submission::Replacement(current) => {
                 server = server.renewing(current);
                 SIMPLE_REENROLL
             }
@@ -400,7 +402,9 @@ impl Est {
             )),
             _ => match self.refusal(&doing, &response, &place) {
                 // The server accepted the same bytes with 202 before.
-                error if error.class == Class::Permanent && matches!(as_what, As::Again) => {
+                error
+                    if error.class == Class::Permanent && matches!(as_what, Submission::Again) =>
+                {
                     Ok(Answer::Denied {
                         reason: error.detail,
                     })
@@ -491,8 +495,8 @@ fn label(config: &Config) -> String {
         })
         .collect();
     match named.is_empty() {
-        true => format!("est:{url}{BASE}"),
-        false => format!("est:{url}{BASE}/{}", named.join(",")),
+        true => format!("est:{url}{BASE_PATH}"),
+        false => format!("est:{url}{BASE_PATH}/{}", named.join(",")),
     }
 }
 
@@ -561,7 +565,7 @@ impl Signer for Est {
     async fn probe(&self) -> Result<(), SignerError> {
         self.learned.borrow_mut().clear();
         *self.bootstrapped.borrow_mut() = None;
-        let mut places: Vec<Place> = CertName::ALL.map(|name| self.place(name)).into();
+        let mut places: Vec<LabelPath> = CertName::ALL.map(|name| self.place(name)).into();
         places.sort();
         places.dedup();
         match places.as_slice() {
@@ -590,7 +594,7 @@ impl Signer for Est {
 
     /// Returns the roots, the pinned one first; without a root, the CA certificates.
     async fn trust(&self, authority: Authority) -> Result<Option<Vec<u8>>, SignerError> {
-        let mut places: Vec<Place> = CertName::ALL
+        let mut places: Vec<LabelPath> = CertName::ALL
             .into_iter()
             .filter(|name| name.authority() == authority)
             .map(|name| self.place(name))
@@ -634,14 +638,14 @@ impl Signer for Est {
     ) -> Result<Option<Answer>, SignerError> {
         match ticket {
             Some(ticket) if ticket.as_str() == SIMPLE_ENROLL => {
-                self.enroll(request, As::Again).await.map(Some)
+                self.enroll(request, Submission::Again).await.map(Some)
             }
             _ => Ok(None),
         }
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
-        self.enroll(request, As::First).await
+        self.enroll(request, Submission::First).await
     }
 
     async fn renew(&self, request: &Request, current: &Current) -> Result<Answer, SignerError> {
@@ -655,7 +659,7 @@ impl Signer for Est {
                 "it is requested like a first certificate",
             ));
         }
-        self.enroll(request, As::Replacement(current)).await
+        self.enroll(request, Submission::Replacement(current)).await
     }
 
     async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
@@ -663,6 +667,6 @@ impl Signer for Est {
         if ticket.as_str() != SIMPLE_ENROLL {
             return Ok(Answer::Gone);
         }
-        self.enroll(request, As::Again).await
+        self.enroll(request, Submission::Again).await
     }
 }

@@ -52,8 +52,7 @@ use super::cluster::{
 };
 use super::per_certificate::PerCertificate;
 use super::{
-    About, Caps, Carry, Configured, Identity, Kind, Lookup, Part, Request, Resubmit, Signer,
-    SignerError, Site, Wanted, wire,
+    About, Configured, Identity, Kind, Part, Request, Signer, SignerError, Site, Wanted, wire,
 };
 use crate::cluster::api::{Access, Resource};
 use crate::yaml::settings::{Block, settings};
@@ -103,23 +102,13 @@ fn read_signer_name(field: &Field<'_>) -> Option<PerCertificate> {
     Some(names)
 }
 
-const CAPS: Caps = Caps {
-    organization: Carry::AsConfigured,
-    colon_common_name: Carry::AsConfigured,
-    ip_sans: Carry::AsConfigured,
-    pends: true,
-    lookup: Lookup::ByName,
-    resubmit: Resubmit::Adopts,
-    ..Caps::everything()
-};
-
 impl Configured for Config {
     const ABOUT: About = About {
         name: "kubernetes",
         signs_with: "the controller that serves the signer name of a CertificateSigningRequest: cert-manager, EJBCA, \
                      kube-controller-manager, your own",
         authentication: "bootstrap token, ServiceAccount token, client certificate, kubeconfig",
-        caps: CAPS,
+        caps: cluster::CAPS,
         keys: Config::KEYS,
     };
 
@@ -230,7 +219,6 @@ impl Dialect for Config {
     type Issuer = SignerName;
 
     const KIND: Kind = Kind::Kubernetes;
-    const CAPS: Caps = CAPS;
 
     fn issuer(&self, wanted: &Wanted, identity: &Identity) -> Result<SignerName, Obstacle> {
         let text = self

@@ -37,12 +37,14 @@ impl Config {
     }
 }
 
+const CAPS: Caps = Caps::everything();
+
 impl Configured for Config {
     const ABOUT: About = About {
         name: "local",
         signs_with: "CA keys in a directory laid out as kubeadm's",
         authentication: "file permissions",
-        caps: Caps::everything(),
+        caps: CAPS,
         keys: Config::KEYS,
     };
 
@@ -63,7 +65,6 @@ impl Configured for Config {
 pub struct Local {
     label: String,
     configured: String,
-    caps: Caps,
     authorities: BTreeMap<Authority, Found>,
 }
 
@@ -85,7 +86,6 @@ impl Local {
         Local {
             label: format!("local:{}", files.shown(dir).display()),
             configured: format!("local:{}", dir.display()),
-            caps: Caps::everything(),
             authorities,
         }
     }
@@ -104,7 +104,6 @@ impl Local {
         Local {
             configured: label.clone(),
             label,
-            caps: Caps::everything(),
             authorities: authorities
                 .into_iter()
                 .map(|(authority, signing)| (authority, found(signing)))
@@ -172,7 +171,7 @@ impl Signer for Local {
     }
 
     fn caps(&self) -> &Caps {
-        &self.caps
+        &CAPS
     }
 
     fn preflight(&self, wanted: &Wanted) -> Result<(), Rejection> {

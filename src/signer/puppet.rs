@@ -38,7 +38,7 @@ use std::cell::RefCell;
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 
-use super::server::{Server, signing};
+use super::server::{MAX_QUOTED, Server, signing};
 use super::{
     About, Answer, Caps, Carry, Class, Configured, Current, Identity, Kind, Lookup, Rejection,
     Renewal, Request, Resubmit, Signer, SignerError, Site, Ticket, Wanted, certifies, endpoint,
@@ -52,8 +52,7 @@ use crate::x509::{
 use crate::yaml::Map;
 use crate::yaml::settings::{Block, settings, unless_empty};
 
-const BASE: &str = "/puppet-ca/v1";
-const MAX_QUOTED: usize = 512;
+const BASE_PATH: &str = "/puppet-ca/v1";
 
 settings! {
     /// A Puppet CA.
@@ -100,7 +99,10 @@ impl Configured for Config {
                 .written()
                 .is_some_and(|url| url.contains("/puppet-ca"))
         {
-            field.error("contains the path of the API", format!("leave out {BASE}"));
+            field.error(
+                "contains the path of the API",
+                format!("leave out {BASE_PATH}"),
+            );
         }
         if let Some(Config {
             endpoint,
@@ -507,7 +509,7 @@ impl Signer for Puppet {
             return Ok(answer);
         }
         let path = format!(
-            "{BASE}/certificate_request/{}",
+            "{BASE_PATH}/certificate_request/{}",
             encode(certname(&request.wanted))
         );
         let call =
@@ -568,7 +570,7 @@ impl Signer for Puppet {
         }
         let server = self.server(&doing).await?.renewing(current);
         let call =
-            in_english(Call::post(format!("{BASE}/certificate_renewal"))).accept("text/plain");
+            in_english(Call::post(format!("{BASE_PATH}/certificate_renewal"))).accept("text/plain");
         let response = server.exchange(&doing, call).await?;
         match response.status {
             200 if certifies(&response.body, request.csr.public_key()) => Ok(Answer::Issued(
@@ -720,7 +722,7 @@ fn require(body: &[u8], bundle: &TrustBundle, pins: &[[u8; 32]]) -> Result<(), T
 }
 
 fn get(path: &str) -> Call<'static> {
-    in_english(Call::get(format!("{BASE}{path}")))
+    in_english(Call::get(format!("{BASE_PATH}{path}")))
 }
 
 /// Requests untranslated texts, because some of them are compared.

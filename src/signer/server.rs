@@ -17,7 +17,7 @@ use crate::store;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
 
 /// Bytes of a quotation from the server in a message.
-const MAX_QUOTED: usize = 512;
+pub(super) const MAX_QUOTED: usize = 512;
 
 /// A server, with access to the files that contain its credentials.
 #[derive(Clone)]

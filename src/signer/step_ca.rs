@@ -419,7 +419,8 @@ impl StepCa {
         let mut lifetime = self.config.lifetime.map_or(wanted, |most| most.min(wanted));
         if let Some(until) = until {
             // The server counts from its own time.
-            let left = Duration::try_from(until - request.now - token::LEEWAY).unwrap_or_default();
+            let left = Duration::try_from(until - request.now - token::CLOCK_TOLERANCE)
+                .unwrap_or_default();
             if left < lifetime {
                 tracing::info!(
                     certificate = %request.name(),

@@ -196,13 +196,13 @@ pub struct Vault {
     identity: Identity,
     session: Session,
     /// What the server reported about the roles, by certificate.
-    learned: RefCell<BTreeMap<CertName, Knowledge>>,
+    learned: RefCell<BTreeMap<CertName, RoleState>>,
     /// Certificates that were requested and are not installed yet: the token is needed for them.
     open: RefCell<BTreeSet<CertName>>,
 }
 
 /// API paths for one certificate.
-struct Place {
+struct SignPaths {
     /// Path of signing, below `/v1/`, each segment encoded.
     sign: String,
     /// The same path as in policies.
@@ -222,7 +222,7 @@ impl Config {
     }
 
     /// Returns `None` if `role` has no entry for the certificate.
-    fn place(&self, name: CertName, identity: &Identity) -> Option<Place> {
+    fn place(&self, name: CertName, identity: &Identity) -> Option<SignPaths> {
         let mount = self.mount_of(name.authority(), identity);
         let role = self
             .role
@@ -242,7 +242,7 @@ impl Config {
             None if self.verbatim => format!("{base}/{verb}"),
             None => return None,
         };
-        Some(Place {
+        Some(SignPaths {
             sign: segments(&policy),
             policy,
             role: role.map(|role| format!("{mount}/roles/{role}")),
@@ -285,7 +285,7 @@ impl Vault {
         })
     }
 
-    fn place(&self, name: CertName) -> Result<Place, SignerError> {
+    fn place(&self, name: CertName) -> Result<SignPaths, SignerError> {
         self.config.place(name, &self.identity).ok_or_else(|| {
             SignerError::config(
                 format!("{}: `role` has no entry for {name}", self.api.label()),
@@ -315,7 +315,7 @@ impl Vault {
     async fn post(
         &self,
         doing: &str,
-        place: &Place,
+        place: &SignPaths,
         request: &Request,
         token: &Zeroizing<String>,
     ) -> Result<Response, SignerError> {
@@ -349,7 +349,7 @@ impl Vault {
         doing: &str,
         response: &Response,
         standing: Standing,
-        place: &Place,
+        place: &SignPaths,
     ) -> SignerError {
         let mut error = self.api.refusal(doing, response);
         error.advice = match (standing, &self.config.auth) {
@@ -420,7 +420,7 @@ impl Vault {
     /// Learns what the server allows this node, and the content of its roles.
     async fn learn(&self) -> Result<(), SignerError> {
         let doing = "reading its roles";
-        let places: Vec<(CertName, Place)> = CertName::ALL
+        let places: Vec<(CertName, SignPaths)> = CertName::ALL
             .into_iter()
             .filter_map(|name| Some((name, self.config.place(name, &self.identity)?)))
             .collect();
@@ -440,7 +440,7 @@ impl Vault {
         let Some(told) = told else { return Ok(()) };
         let may: BTreeMap<&String, Vec<String>> = paths.iter().zip(told).collect();
         let allowed = |path: &String, what| may.get(path).is_some_and(|may| allows(may, what));
-        let mut roles: BTreeMap<&String, Option<Knowledge>> = BTreeMap::new();
+        let mut roles: BTreeMap<&String, Option<RoleState>> = BTreeMap::new();
         let mut learned = BTreeMap::new();
         for (name, place) in &places {
             if !allowed(&place.policy, "update") {
@@ -448,7 +448,7 @@ impl Vault {
                     "the policy of its token does not allow {} (update)",
                     place.policy
                 );
-                learned.insert(*name, Knowledge::Obstacle(why));
+                learned.insert(*name, RoleState::Obstacle(why));
                 continue;
             }
             let Some(path) = place.role.as_ref().filter(|path| allowed(path, "read")) else {
@@ -471,16 +471,16 @@ impl Vault {
         doing: &str,
         path: &str,
         token: &Zeroizing<String>,
-    ) -> Result<Option<Knowledge>, SignerError> {
+    ) -> Result<Option<RoleState>, SignerError> {
         let call = Call::get(format!("/v1/{}", segments(path)));
         let response = self.api.exchange(doing, call, Some(token.clone())).await?;
         match response.status {
             200 => {
                 let answer = response.json::<Envelope<Role>>().ok();
                 let role = answer.and_then(|answer| answer.data).map(Rc::new);
-                Ok(role.map(|role| Knowledge::Role(path.to_owned(), role)))
+                Ok(role.map(|role| RoleState::Role(path.to_owned(), role)))
             }
-            404 => Ok(Some(Knowledge::Obstacle(format!(
+            404 => Ok(Some(RoleState::Obstacle(format!(
                 "there is no role {path}"
             )))),
             _ => Err(self.api.refusal(doing, &response)),
@@ -541,8 +541,8 @@ impl Signer for Vault {
         }
         let advice = "set the server up as printed by `nodepki config signer-setup vault`";
         match self.learned.borrow().get(&wanted.name) {
-            Some(Knowledge::Obstacle(why)) => Err(reject(why.clone(), advice.to_owned())),
-            Some(Knowledge::Role(path, role)) if !self.config.verbatim => {
+            Some(RoleState::Obstacle(why)) => Err(reject(why.clone(), advice.to_owned())),
+            Some(RoleState::Role(path, role)) if !self.config.verbatim => {
                 let obstacles = role.obstacles(wanted);
                 if obstacles.is_empty() {
                     return Ok(());
@@ -608,7 +608,7 @@ impl Signer for Vault {
 
 /// What a probe found about a certificate's role.
 #[derive(Clone)]
-enum Knowledge {
+enum RoleState {
     /// The role cannot be used; the reason.
     Obstacle(String),
     /// The role at this path.

@@ -42,8 +42,6 @@ pub enum Form {
     Percent,
     /// One of these texts.
     Choice(fn() -> Vec<&'static str>),
-    /// A map without keys.
-    Empty,
     /// A text for all certificates, or a map from certificate names and `default` to texts.
     PerCertificate,
     /// A list of values.
@@ -175,7 +173,7 @@ impl fmt::Display for Form {
             Form::Flag => "`true`, `false`",
             Form::User => "user name or number",
             Form::Percent => "percentage",
-            Form::Empty | Form::Block(_) | Form::Map(_) => "map",
+            Form::Block(_) | Form::Map(_) => "map",
             Form::PerCertificate => "text, or map from certificate names to texts",
             Form::List(_) => "list",
             Form::Defined(_, form) => form,
@@ -238,7 +236,6 @@ fn schema_of(form: Form) -> Value {
         Form::Flag => json!({"type": "boolean"}),
         Form::User => json!({"type": ["string", "integer"]}),
         Form::Choice(choices) => json!({"enum": choices()}),
-        Form::Empty => object(&[]),
         Form::PerCertificate => json!({
             "oneOf": [
                 {"type": "string"},

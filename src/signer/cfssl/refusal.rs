@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Cfssl, Described, Place};
+use super::{CaProfile, Cfssl, Description};
 use crate::http::Response;
 use crate::signer::{Class, SignerError, printable};
 
@@ -141,7 +141,7 @@ impl Refused {
 }
 
 impl Cfssl {
-    pub(super) fn judge(&self, doing: &str, refused: &Refused, place: &Place) -> SignerError {
+    pub(super) fn judge(&self, doing: &str, refused: &Refused, place: &CaProfile) -> SignerError {
         let what = |why: &str| {
             let said = refused.said();
             match why {
@@ -256,7 +256,7 @@ impl Cfssl {
         error.retry_after(refused.response.retry_after)
     }
 
-    fn knows(&self, place: &Place) -> bool {
-        matches!(self.learned.borrow().get(place), Some(Described::As(_)))
+    fn knows(&self, place: &CaProfile) -> bool {
+        matches!(self.learned.borrow().get(place), Some(Description::As(_)))
     }
 }

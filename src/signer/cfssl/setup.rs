@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value, json};
 
-use super::{Config, Place};
+use super::{CaProfile, Config};
 use crate::signer::shell::{self, one_line, quoted};
 use crate::signer::{Identity, Part, Wanted};
 use crate::x509::ExtendedUsage;
@@ -55,7 +55,7 @@ impl Script {
     fn server(&mut self, url: &str, parts: &[&Part<'_, Config>], identity: &Identity) {
         self.line("");
         self.comment(&format!("---- {url}"));
-        let mut labels: BTreeMap<String, Vec<(Place, &Wanted, bool)>> = BTreeMap::new();
+        let mut labels: BTreeMap<String, Vec<(CaProfile, &Wanted, bool)>> = BTreeMap::new();
         for part in parts {
             for wanted in &part.wanted {
                 let place = part.config.place(wanted.name, identity);
@@ -117,7 +117,7 @@ impl Script {
         );
     }
 
-    fn configuration(&mut self, label: &str, wanted: &[(Place, &Wanted, bool)], key: &str) {
+    fn configuration(&mut self, label: &str, wanted: &[(CaProfile, &Wanted, bool)], key: &str) {
         let mut profiles: BTreeMap<Option<&str>, Vec<(&Wanted, bool)>> = BTreeMap::new();
         for (place, wanted, keyed) in wanted {
             let profile = profiles.entry(place.profile.as_deref()).or_default();

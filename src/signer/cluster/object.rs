@@ -5,8 +5,8 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map as JsonMap, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::MAX_QUOTED;
 use crate::kube::names::CertName;
+use crate::signer::server::MAX_QUOTED;
 use crate::signer::{Identity, Request, printable};
 use crate::x509::hex;
 

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use super::MAX_QUOTED;
 use super::object::{Draft, Filed};
 use crate::cluster::api::{Access, Api, Error, Resource, Status, unread_advice};
 use crate::http::Method;
+use crate::signer::server::MAX_QUOTED;
 use crate::signer::{Answer, Class, Memory, Request, SignerError, Site, Ticket, printable, server};
 use crate::x509::hex;
 

@@ -6,9 +6,9 @@ use base64::engine::general_purpose::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 /// Line length of PEM. libest does not read long lines or a line without an end.
-const LINE: usize = 64;
+const LINE_LENGTH: usize = 64;
 
-const LENIENT: GeneralPurpose = GeneralPurpose::new(
+const LENIENT_BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
@@ -16,8 +16,8 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
 /// Encodes the body of a request. RFC 8951 recommends no line ends and allows them; some servers require them.
 pub(super) fn encode(der: &[u8]) -> Vec<u8> {
     let text = STANDARD.encode(der);
-    let mut body = Vec::with_capacity(text.len() + text.len() / LINE + 1);
-    for line in text.as_bytes().chunks(LINE) {
+    let mut body = Vec::with_capacity(text.len() + text.len() / LINE_LENGTH + 1);
+    for line in text.as_bytes().chunks(LINE_LENGTH) {
         body.extend_from_slice(line);
         body.push(b'\n');
     }
@@ -40,7 +40,7 @@ pub(super) fn decode(body: &[u8]) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Err("it is empty".to_owned());
     }
-    LENIENT
+    LENIENT_BASE64
         .decode(text)
         .map_err(|error| format!("it is not base64 ({error})"))
 }
@@ -53,7 +53,7 @@ mod tests {
     fn encodes_request_in_terminated_lines() {
         let body = String::from_utf8(encode(&[0x30; 100])).unwrap();
         assert!(body.ends_with('\n'));
-        assert!(body.lines().all(|line| line.len() <= LINE));
+        assert!(body.lines().all(|line| line.len() <= LINE_LENGTH));
         assert_eq!(decode(body.as_bytes()).unwrap(), [0x30; 100]);
     }
 

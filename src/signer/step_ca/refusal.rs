@@ -5,11 +5,11 @@ use time::OffsetDateTime;
 
 use super::super::server::Server;
 use super::super::{Answer, Class, SignerError, printable};
-use super::token::LEEWAY;
+use super::token::CLOCK_TOLERANCE;
 use crate::http::Response;
 
 /// Beginning of the message of step-ca's own 403; others come from a proxy.
-const FORBIDDEN: &str = "The request was forbidden by the certificate authority";
+const FORBIDDEN_PREFIX: &str = "The request was forbidden by the certificate authority";
 
 /// Properties of the request, for the possible causes of a 401.
 pub(super) struct Sent<'a> {
@@ -72,11 +72,11 @@ pub(super) fn judge(
                 .to_owned(),
         ),
         // A name policy, an enriching webhook, or a deciding one, which gives no other reason.
-        403 if has(FORBIDDEN)
+        403 if has(FORBIDDEN_PREFIX)
             && (has(" not allowed") || has("did not allow") || has("error creating certificate")) => Ok(Answer::Denied {
             reason: printable(&said, 512),
         }),
-        403 if has(FORBIDDEN) => error(
+        403 if has(FORBIDDEN_PREFIX) => error(
             Class::Permanent,
             "see with the server's owner what its policy demands, then run again".to_owned(),
         ),
@@ -95,7 +95,7 @@ pub(super) fn judge(
 fn causes(response: &Response, sent: &Sent<'_>) -> String {
     let mut causes = Vec::new();
     let skew = response.date.map(|theirs| sent.now - theirs);
-    if let Some(skew) = skew.filter(|skew| skew.abs() > LEEWAY) {
+    if let Some(skew) = skew.filter(|skew| skew.abs() > CLOCK_TOLERANCE) {
         let direction = if skew.is_positive() {
             "ahead of"
         } else {
@@ -104,7 +104,7 @@ fn causes(response: &Response, sent: &Sent<'_>) -> String {
         causes.push(format!(
             "this machine's clock is {} s {direction} the server's, which allows {} s: set the clock",
             skew.whole_seconds().abs(),
-            LEEWAY.whole_seconds()
+            CLOCK_TOLERANCE.whole_seconds()
         ));
     }
     if sent.handed_over {

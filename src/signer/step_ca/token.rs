@@ -25,10 +25,10 @@ use crate::yaml::schema::{Form, SecretFile};
 use crate::yaml::settings::{one_of, settings};
 
 /// Clock difference that step-ca accepts.
-pub(super) const LEEWAY: Duration = Duration::minutes(1);
+pub(super) const CLOCK_TOLERANCE: Duration = Duration::minutes(1);
 
 /// Lifetime of a token. It is sent immediately; the rest is for different clocks.
-const LIFETIME: Duration = Duration::minutes(5);
+const TOKEN_LIFETIME: Duration = Duration::minutes(5);
 
 one_of! {
     /// How this node authenticates.
@@ -276,7 +276,7 @@ pub(super) fn mint(
         // A token from before the server's start is refused, and these are whole seconds.
         "iat": now + 1,
         "nbf": now,
-        "exp": now + LIFETIME.whole_seconds(),
+        "exp": now + TOKEN_LIFETIME.whole_seconds(),
         "jti": hex(&random),
         "cnf": {"x5rt#S256": URL_SAFE_NO_PAD.encode(Sha256::digest(request.csr.der()))},
         "k8s": kubernetes(&request.wanted),
@@ -402,10 +402,10 @@ fn out_of_time(claims: &Claims, now: OffsetDateTime) -> Option<String> {
         let seconds = seconds? as i64;
         OffsetDateTime::from_unix_timestamp(seconds).ok()
     };
-    if let Some(end) = instant(claims.exp).filter(|end| now - *end > LEEWAY) {
+    if let Some(end) = instant(claims.exp).filter(|end| now - *end > CLOCK_TOLERANCE) {
         return Some(format!("it expired at {}", rfc3339(end)));
     }
-    if let Some(begin) = instant(claims.nbf).filter(|begin| *begin - now > LEEWAY) {
+    if let Some(begin) = instant(claims.nbf).filter(|begin| *begin - now > CLOCK_TOLERANCE) {
         return Some(format!(
             "it is not valid before {}, by this machine's clock",
             rfc3339(begin)

@@ -80,7 +80,7 @@ impl Api {
     pub(super) fn refusal(&self, doing: &str, response: &Response) -> SignerError {
         let said = said(response);
         let mut error = self.server.refusal(doing, response, &said);
-        let by_words = BY_WORDS.iter().find(|(words, ..)| said.contains(words));
+        let by_words = BY_TEXT.iter().find(|(words, ..)| said.contains(words));
         let known = by_words
             .map(|(_, class, advice)| (*class, *advice))
             .or_else(|| {
@@ -99,7 +99,7 @@ impl Api {
 
 /// Parts of refusals, with class and required action.
 #[rustfmt::skip]
-const BY_WORDS: &[(&str, Class, &str)] = &[
+const BY_TEXT: &[(&str, Class, &str)] = &[
     ("is sealed", Class::Transient, "ask the server's operators to unseal it"),
     ("unknown role", Class::Config, "create the role as `nodepki config signer-setup vault` prints it, or correct `role`"),
     ("unable to find PKI issuer", Class::Config, "correct `issuer`: it must be the name or id of an issuer in that mount"),

@@ -20,11 +20,11 @@ use crate::signer::{Class, Memory, SignerError};
 use crate::x509::hex;
 
 /// Names under which data is stored.
-const TOKEN: &str = "token";
-const SECRET_ID: &str = "secret-id";
+const TOKEN_FILE: &str = "token";
+const SECRET_ID_FILE: &str = "secret-id";
 
 /// A token is not used during its last seconds.
-const MARGIN: i64 = 5;
+const EXPIRY_MARGIN_SECONDS: i64 = 5;
 
 pub(super) struct Session {
     api: Api,
@@ -130,7 +130,7 @@ impl Session {
         if let Some(token) = held.as_ref()
             && token
                 .until
-                .is_none_or(|until| now.saturating_add(MARGIN) < until)
+                .is_none_or(|until| now.saturating_add(EXPIRY_MARGIN_SECONDS) < until)
         {
             return Ok(token.token.0.clone());
         }
@@ -157,9 +157,9 @@ impl Session {
         let mut held = self.token.lock().await;
         let token = held.take().or_else(|| self.remembered());
         // Tokens of other configurations are revoked too, since no later run would use them.
-        let mut forgotten = self.memory.forget(TOKEN);
+        let mut forgotten = self.memory.forget(TOKEN_FILE);
         if !matches!(&self.auth, Auth::AppRole(app) if app.wrapped) {
-            forgotten = forgotten.and(self.memory.forget(SECRET_ID));
+            forgotten = forgotten.and(self.memory.forget(SECRET_ID_FILE));
         }
         let Some(token) = token else {
             return forgotten.map_err(|error| self.forgetful("its token", &error));
@@ -218,7 +218,7 @@ impl Session {
     }
 
     fn remembered(&self) -> Option<Token> {
-        let bytes = self.memory.recall(TOKEN).ok()??;
+        let bytes = self.memory.recall(TOKEN_FILE).ok()??;
         let token: Token = serde_json::from_slice(&bytes).ok()?;
         (token.origin == self.origin).then_some(token)
     }
@@ -278,7 +278,7 @@ impl Session {
         };
         let token = self.logged_in(&doing, response)?;
         // Stored before it is used: after a crash a second login may be impossible.
-        self.keep(TOKEN, &token)
+        self.keep(TOKEN_FILE, &token)
             .map_err(|error| self.forgetful("its token", &error))?;
         let value = token.token.0.clone();
         *held = Some(token);
@@ -349,7 +349,7 @@ impl Session {
         let wrapping = hex(&Sha256::digest(given.as_bytes()));
         let before: Option<Unwrapped> = self
             .memory
-            .recall(SECRET_ID)
+            .recall(SECRET_ID_FILE)
             .map_err(|error| self.forgetful("its secret_id", &error))?
             .and_then(|bytes| serde_json::from_slice(&bytes).ok())
             .filter(|unwrapped: &Unwrapped| unwrapped.wrapping == wrapping);
@@ -367,10 +367,10 @@ impl Session {
             secret_id: None,
         };
         let unkept = |error: std::io::Error| self.forgetful("its secret_id", &error);
-        self.keep(SECRET_ID, &unwrapped).map_err(unkept)?;
+        self.keep(SECRET_ID_FILE, &unwrapped).map_err(unkept)?;
         let secret_id = self.unwrap(doing, app, &given, interrupted).await?;
         unwrapped.secret_id = Some(secret_id.clone());
-        self.keep(SECRET_ID, &unwrapped).map_err(unkept)?;
+        self.keep(SECRET_ID_FILE, &unwrapped).map_err(unkept)?;
         Ok(secret_id.0)
     }
 
