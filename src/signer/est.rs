@@ -214,7 +214,7 @@ impl Config {
 pub struct Est {
     config: Config,
     identity: Identity,
-    /// Submission configured; with `rootSHA256` it does not trust a server yet.
+    /// As configured; with `rootSHA256` it does not trust a server yet.
     server: Server,
     /// With the pinned root.
     bootstrapped: RefCell<Option<Server>>,

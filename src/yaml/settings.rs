@@ -1,6 +1,6 @@
 //! Declaration of settings: one row gives key, type, default, reader, redaction, JSON Schema and documentation.
 //!
-//! [`settings!`] declares a struct whose fields are settings, [`one_of!`] an enum of which exactly one key must be set.
+//! `settings!` declares a struct whose fields are settings, `one_of!` an enum of which exactly one key must be set.
 //! The doc comment of a field is its documentation. A row has this form, with the optional parts in this order:
 //!
 //! ```text

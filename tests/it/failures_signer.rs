@@ -508,7 +508,7 @@ fn repeats_same_requests_after_unusable_answers() {
     node.remove("/etc/kubernetes/scheduler.conf");
     node.ask().ended(65).row_says(
         "scheduler.conf",
-        "exec:/bin/bash refused for good: BadRequest: cannot read it",
+        "exec:/bin/bash refused permanently: BadRequest: cannot read it",
     );
 }
 
@@ -567,8 +567,8 @@ fn installs_certificates_from_the_drop_directory() {
     .unwrap();
     let ran = run();
     ran.ended(75)
-        .row_says("apiserver", "inbox/apiserver.crt is not taken: ")
-        .row_says("etcd-peer", "inbox/etcd-peer.crt is not taken: it is etcd-server's certificate; rename it to inbox/etcd-server.crt");
+        .row_says("apiserver", "inbox/apiserver.crt is not accepted: ")
+        .row_says("etcd-peer", "inbox/etcd-peer.crt is not accepted: it is etcd-server's certificate; rename it to inbox/etcd-server.crt");
     for name in EVERYTHING {
         let pem = sign_by_hand(&node, name, &csr(name));
         let bytes = match name {

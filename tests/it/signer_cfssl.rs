@@ -656,7 +656,7 @@ fn rejects_missing_profile_on_serve() {
     refuses(
         lab.probed("profile: server").as_ref(),
         CertName::Apiserver,
-        &["profile \"server\"", "something of its own"],
+        &["profile \"server\"", "must differ in something"],
     );
     let signer = lab.probed("");
     signer.preflight(&request.wanted).unwrap();
@@ -780,7 +780,7 @@ fn rejects_profile_with_other_usages() {
         CertName::Apiserver,
         &[
             "does not give server auth",
-            "gives client auth, which is not wanted",
+            "gives client auth, which is not requested",
             "profile.apiserver",
         ],
     );
@@ -1043,7 +1043,7 @@ fn reports_name_whitelist_as_denial_on_serve_only() {
     fails(
         run(signer.submit(&request)),
         Class::Permanent,
-        &["bad request", "CFSSL's own log", "name_whitelist"],
+        &["bad request", "CFSSL's log", "name_whitelist"],
     );
 }
 

@@ -218,7 +218,7 @@ fn waits_for_partly_copied_answer() {
         fs::write(&path, &whole[..length]).unwrap();
         let note = drop.note(&request);
         assert!(
-            note.contains("apiserver.crt is not taken"),
+            note.contains("apiserver.crt is not accepted"),
             "{length}: {note}"
         );
     }

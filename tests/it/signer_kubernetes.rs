@@ -951,7 +951,7 @@ fn rejects_what_kubernetes_own_signers_do_not_sign() {
         (
             &clients,
             wanted(CertName::Apiserver),
-            "for client auth alone, and not for server auth",
+            "only for client auth, not for server auth",
         ),
         (&clients, masters(), "refuses system:masters"),
         (&clients, wanted(CertName::EtcdServer), "not with etcd-ca"),
@@ -963,12 +963,12 @@ fn rejects_what_kubernetes_own_signers_do_not_sign() {
         (
             &kubelets,
             wanted(CertName::KubeletServing),
-            "for client auth alone, and not for server auth",
+            "only for client auth, not for server auth",
         ),
         (
             &kubelets,
             wanted(CertName::AdminConf),
-            "CN=system:node:… alone, and not for O=kubeadm:cluster-admins",
+            "CN=system:node:…, not for O=kubeadm:cluster-admins",
         ),
         (
             &servers,

@@ -582,7 +582,7 @@ fn rejects_unsupported_certificate_and_names_remedy() {
                 "commonNames: {front-proxy-client: \"front-proxy-client.{node}\"}",
                 "certifies server auth as well",
                 "authorities.front-proxy-ca.allowExtraUsages: true",
-                "could speak for anybody",
+                "could impersonate any user",
                 "signers.test.puppet.acceptSharedCA: true",
             ],
         ),

@@ -1395,7 +1395,7 @@ fn reports_used_wrapping_token_as_security_event() {
         &[
             "SECURITY",
             "used already or has expired",
-            "somebody else has unwrapped",
+            "another process has unwrapped",
             "audit log",
         ],
     );

@@ -251,7 +251,7 @@ impl Script {
         let ((mount, role), kind, title, template) = match auth {
             Auth::TokenFile(file) => {
                 let file = file.to_string();
-                let values = [("POLICY", policy), ("FILE", &file)];
+                let values = [("POLICY", policy), ("FILE", file.as_str())];
                 return self.fill(include_str!("setup/token.sh"), &values);
             }
             Auth::AppRole(app) => return self.login_by_app_role(app, policy),
