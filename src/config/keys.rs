@@ -76,7 +76,11 @@ pub(super) fn markdown() -> String {
     );
     text.push_str(SIGNERS_HEADER);
     for kind in Kind::ALL {
-        let table = schema::markdown(&schema::rows("", kind.about().keys));
+        let rows = schema::rows("", kind.about().keys);
+        let table = match rows.is_empty() {
+            true => "It has no settings.\n".to_owned(),
+            false => schema::markdown(&rows),
+        };
         let signs_with = kind.about().signs_with;
         let _ = write!(text, "\n### `{kind}`\n\n{signs_with}\n\n{table}");
     }

@@ -50,7 +50,7 @@ use super::{
 use crate::http::{Call, Endpoint, Response, Url};
 use crate::kube::names::Authority;
 use crate::x509::{Certificate, Chain, ExtendedUsage, PrivateKey, TrustBundle, hex};
-use crate::yaml::schema::{SecretFile, sha256};
+use crate::yaml::schema::{Form, SecretFile, sha256};
 use crate::yaml::settings::{Block, Setting, settings};
 use crate::yaml::{Field, Map, format_duration};
 
@@ -71,7 +71,7 @@ settings! {
         /// How this node authenticates.
         "auth" => auth: Auth, required "{x5c: {certificate: FILE, key: FILE}}";
         /// Audience of tokens, if the host of `url` is not one of the server's dnsNames: https://NAME/1.0/sign.
-        "audience" => audience: Option<String>, read read_audience;
+        "audience" => audience: Option<String>, read read_audience, form Form::Url;
         /// Longest lifetime to request; by default the configured one.
         "lifetime" => lifetime: Option<Duration>, read read_lifetime;
     }

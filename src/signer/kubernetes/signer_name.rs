@@ -26,7 +26,7 @@ pub(super) struct Fault {
 
 /// A name that the API server accepts and that a controller may serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SignerName {
+pub(in crate::signer) struct SignerName {
     text: String,
     server: Server,
 }
