@@ -377,6 +377,11 @@ impl Settings {
         Some((name, signer))
     }
 
+    /// Returns the documentation of all settings as Markdown, `docs/configuration.md`.
+    pub fn documentation() -> String {
+        keys::markdown()
+    }
+
     /// Returns the JSON Schema of a fragment (draft 2020-12).
     pub fn schema() -> Value {
         keys::document()

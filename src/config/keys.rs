@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{API_VERSION, AuthoritySettings, KIND, Settings, reload, rotation};
 use crate::signer::Kind;
-use crate::yaml::schema::{self, Form, Key, Row};
+use crate::yaml::schema::{self, Form, Key};
 use crate::yaml::settings::Block;
 
 const AUTHORITY: Form = Form::Block(AuthoritySettings::KEYS);
@@ -60,11 +60,6 @@ pub(super) fn document() -> Value {
         schema.append(&mut root);
     }
     Value::Object(schema)
-}
-
-/// Returns every setting of a kind of signer, with its path in a fragment.
-pub(super) fn signer_rows(kind: Kind) -> Vec<Row> {
-    schema::rows(&format!("signers.*.{kind}"), kind.about().keys)
 }
 
 /// Renders the documentation of all settings.

@@ -578,7 +578,7 @@ fn alternatives(at: &Value) -> impl Iterator<Item = &Value> {
 #[test]
 fn documentation_lists_every_setting() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
-    let wanted = keys::markdown();
+    let wanted = Settings::documentation();
     if std::env::var_os("NODEPKI_BLESS").is_some() {
         std::fs::write(&path, wanted).unwrap();
         return;
@@ -645,7 +645,9 @@ fn table_schema_and_reader_have_the_same_keys() {
         assert!(!walk.into_faults().has_errors());
     }
     let schema = Settings::schema();
-    let signers = Kind::ALL.into_iter().flat_map(keys::signer_rows);
+    let signers = Kind::ALL
+        .into_iter()
+        .flat_map(|kind| schema::rows(&format!("signers.*.{kind}"), kind.about().keys));
     let table: Vec<String> = schema::rows("", keys::FRAGMENT)
         .into_iter()
         .chain(signers)
