@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{API_VERSION, AuthoritySettings, KIND, Settings, reload, rotation};
 use crate::signer::Kind;
 use crate::yaml::schema::{self, Form, Key};
-use crate::yaml::settings::Block;
+use crate::yaml::settings::{Block, insert};
 
 const AUTHORITY: Form = Form::Block(AuthoritySettings::KEYS);
 
@@ -31,9 +31,7 @@ pub(super) fn document() -> Value {
     for kind in Kind::ALL {
         kinds.insert(kind.to_string(), schema::object(kind.about().keys));
     }
-    let mut root = schema::object(FRAGMENT);
-    root["required"] = json!(["apiVersion", "kind"]);
-    root["properties"]["signers"] = json!({
+    let signers = json!({
         "type": "object",
         "additionalProperties": {
             "type": "object",
@@ -49,17 +47,17 @@ pub(super) fn document() -> Value {
         definitions.extend(rotation::definitions());
         definitions.extend(reload::definitions());
     }
-    root["$defs"] = definitions;
-    let mut schema = Map::new();
-    schema.insert(
-        "$schema".to_owned(),
-        json!("https://json-schema.org/draft/2020-12/schema"),
-    );
-    schema.insert("title".to_owned(), json!(KIND));
-    if let Value::Object(mut root) = root {
-        schema.append(&mut root);
+    let mut root = Map::new();
+    let version = json!("https://json-schema.org/draft/2020-12/schema");
+    insert(&mut root, "$schema", Some(version));
+    insert(&mut root, "title", Some(json!(KIND)));
+    if let Value::Object(mut fragment) = schema::object(FRAGMENT) {
+        root.append(&mut fragment);
     }
-    Value::Object(schema)
+    insert(&mut root, "required", Some(json!(["apiVersion", "kind"])));
+    insert(&mut root, "properties.signers", Some(signers));
+    insert(&mut root, "$defs", Some(definitions));
+    Value::Object(root)
 }
 
 /// Renders the documentation of all settings.
