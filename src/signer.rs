@@ -708,7 +708,7 @@ impl Caps {
             return Ok(());
         }
         let advice = format!(
-            "give authority {} a signer that can, in `authorities`",
+            "configure a signer that can for authority {}, in `authorities`",
             wanted.authority
         );
         Err(Rejection::new(label, wanted, obstacles.join("; "), advice))

@@ -370,7 +370,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Node>, Faults> {
             } else if message.contains("nested") {
                 "flatten it"
             } else {
-                "mend the syntax here or in the line above"
+                "correct the syntax here or in the line above"
             };
             let spot = Spot {
                 place,

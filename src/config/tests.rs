@@ -369,7 +369,7 @@ fn reports_fault_with_position_and_fix() {
         ),
         (
             "a: [1\n",
-            "c.yaml:4:1: not valid YAML: while parsing a flow sequence, expected ',' or ']' (mend the syntax here or in the line above)",
+            "c.yaml:4:1: not valid YAML: while parsing a flow sequence, expected ',' or ']' (correct the syntax here or in the line above)",
         ),
     ] {
         let text = faults(body);
@@ -427,7 +427,7 @@ fn parses_signer_flags() {
         ),
         (
             "embedded:x",
-            "--signer embedded takes no value: write --signer embedded without :x",
+            "--signer embedded has no value: write --signer embedded without :x",
         ),
         (
             "vault:x",

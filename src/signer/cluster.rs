@@ -207,7 +207,7 @@ pub(super) fn no_issuer(what: &str, key: &str, wanted: &Wanted) -> Obstacle {
     (
         format!("no {what} is configured for it"),
         format!(
-            "add `{}:` or `default:` below {key}, or give authority {} another signer",
+            "add `{}:` or `default:` below {key}, or configure another signer for authority {}",
             wanted.name, wanted.authority
         ),
     )

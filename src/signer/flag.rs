@@ -58,7 +58,7 @@ pub enum BadFlag {
         what: &'static str,
     },
     /// `embedded` has no value.
-    #[error("--signer embedded takes no value: write --signer embedded without :{0}")]
+    #[error("--signer embedded has no value: write --signer embedded without :{0}")]
     Surplus(String),
     /// A plug-in is never searched in PATH.
     #[error("--signer exec:{0}: the program must be an absolute path, it is not searched in PATH")]

@@ -246,7 +246,7 @@ impl Dialect for Config {
                     obstacles.join("; ")
                 ),
                 format!(
-                    "give it another signerName, or authority {} another signer",
+                    "configure another signerName for it, or another signer for authority {}",
                     wanted.authority
                 ),
             )

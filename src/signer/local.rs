@@ -179,7 +179,7 @@ impl Signer for Local {
             .map(drop)
             .map_err(|reason| {
                 let advice = format!(
-                    "put the pair of authority {} there, or give it another signer",
+                    "provide the key pair of authority {} there, or configure another signer for it",
                     wanted.authority
                 );
                 Rejection::new(&self.label, wanted, reason, advice)
@@ -198,7 +198,7 @@ impl Signer for Local {
                     "no authority {} to sign with: {why}",
                     request.wanted.authority
                 ),
-                "put its pair there, or give it another signer",
+                "provide its key pair there, or configure another signer for it",
             )
         })?;
         issue(authority, request)
@@ -215,7 +215,7 @@ pub(super) fn issue(
     if !request.csr.asks_for(profile) {
         return Err(SignerError::permanent(
             format!(
-                "the CSR of {name} does not ask for {} with names [{}]",
+                "the CSR of {name} does not request {} with names [{}]",
                 profile.subject, profile.sans
             ),
             "remove the pending request and run again, which creates a new one",

@@ -109,7 +109,7 @@ pub(super) fn read_of_authority(field: &Field<'_>) -> Option<String> {
     let text = field.string()?;
     if names::unknown_placeholder(&text) || text.contains("{certificate}") {
         field.error(
-            format!("{text:?} has a placeholder that is unknown here"),
+            format!("{text:?} has a placeholder that is not supported here"),
             "use {authority}, {node}, {cluster}",
         );
     }

@@ -617,7 +617,9 @@ impl Puppet {
         let (name, authority, certname) = (wanted.name, wanted.authority, certname(wanted));
         let another_name = match name.has_free_common_name() {
             true => format!("add commonNames: {{{name}: \"{name}.{{node}}\"}}"),
-            false => format!("give authority {authority} another signer, in `authorities`"),
+            false => {
+                format!("configure another signer for authority {authority}, in `authorities`")
+            }
         };
         let node = &self.identity.node;
         if let Some(why) = not_a_certname(certname) {

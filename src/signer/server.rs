@@ -132,7 +132,7 @@ impl Server {
             }
             _ => (
                 Class::Permanent,
-                "mend what the server names, there or in the configuration, and run again",
+                "correct what the server names, there or in the configuration, and run again",
             ),
         };
         SignerError::new(
@@ -147,7 +147,7 @@ impl Server {
     pub(super) fn garbage(&self, doing: &str, response: &Response, why: &str) -> SignerError {
         SignerError::permanent(
             format!(
-                "{}: {doing} failed: the answer (HTTP {}, {} bytes) is unusable: {why}",
+                "{}: {doing} failed: the response (HTTP {}, {} bytes) is unusable: {why}",
                 self.label,
                 response.status,
                 response.body.len()

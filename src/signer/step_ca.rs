@@ -270,7 +270,7 @@ impl StepCa {
         if found != pin {
             return Err(SignerError::config(
                 format!(
-                    "{}: {doing} failed: asked for {}, the answer is another certificate: {} ({})",
+                    "{}: {doing} failed: requested {}, the response is another certificate: {} ({})",
                     unverified.label(),
                     hex(&pin),
                     hex(&found),

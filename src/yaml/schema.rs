@@ -296,7 +296,7 @@ impl SecretFile {
             Some("") => Err(("names no credential".to_owned(), "write credential:NAME")),
             Some(name) if name.contains('/') || name.starts_with('.') => Err((
                 format!("{name:?} is not the name of a credential"),
-                "write the name that LoadCredential= gives it",
+                "write its name in LoadCredential=",
             )),
             Some(name) => Ok(SecretFile::Credential(name.to_owned())),
             None if text.starts_with('/') => Ok(SecretFile::Path(PathBuf::from(text))),

@@ -498,7 +498,7 @@ fn repeats_same_requests_after_unusable_answers() {
     node.signer_does("all", "bad empty");
     node.ask()
         .ended(69)
-        .row_says("apiserver", "exec:/bin/bash gave no usable response to `sign` for apiserver: it says issued without a certificatePem; see its stderr in the log (request ");
+        .row_says("apiserver", "exec:/bin/bash gave no usable response to `sign` for apiserver: its result is issued without a certificatePem; see its stderr in the log (request ");
     before.unchanged(&node.etc());
     let requested = node.keys_seen();
     node.signer_behaves();

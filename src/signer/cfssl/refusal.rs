@@ -183,7 +183,7 @@ impl Cfssl {
                     "the request was not signed with the auth_key of {place}"
                 )),
                 format!(
-                    "put that key into {}; while keys change, the server can take the old one as prev_auth_key",
+                    "put that key into {}; during a key change the server can accept the old one as prev_auth_key",
                     key_file.map_or_else(
                         || "the file under auth.keyFile".to_owned(),
                         |file| self.server.shown_secret(file)

@@ -206,7 +206,7 @@ fn read_response(
             let mut answer = response
                 .certificate_pem
                 .filter(|pem| !pem.trim().is_empty())
-                .ok_or("it says issued without a certificatePem")?;
+                .ok_or("its result is issued without a certificatePem")?;
             if let Some(chain) = response.chain_pem {
                 if !answer.ends_with('\n') {
                     answer.push('\n');
@@ -218,7 +218,7 @@ fn read_response(
         "pending" => pending(
             fresh
                 .or_else(|| ticket.cloned())
-                .ok_or("it says pending without a handle")?,
+                .ok_or("its result is pending without a handle")?,
         ),
         "denied" => Response::Answer(Answer::Denied { reason: why }),
         "failed" => Response::Failed(why),

@@ -53,7 +53,7 @@ pub(super) fn judge(
         403 if has("maximum certificate duration") => error(
             Class::Config,
             format!(
-                "set claims.maxTLSCertDuration of the provisioner {} to at least the lifetime that is wanted (8760h \
+                "set claims.maxTLSCertDuration of the provisioner {} to at least the requested lifetime (8760h \
                  for kubeadm's year; step-ca's default is 24h), or `lifetime` here to what it allows",
                 sent.provisioner
             ),
@@ -61,7 +61,7 @@ pub(super) fn judge(
         403 if has("minimum certificate duration") => error(
             Class::Config,
             format!(
-                "ask for a longer lifetime, or lower claims.minTLSCertDuration of the provisioner {}",
+                "request a longer lifetime, or lower claims.minTLSCertDuration of the provisioner {}",
                 sent.provisioner
             ),
         ),
@@ -128,7 +128,7 @@ fn causes(response: &Response, sent: &Sent<'_>) -> String {
         )
     });
     format!(
-        "step-ca says why only in its own log; usual causes: {}",
+        "step-ca states the reason only in its log; usual causes: {}",
         causes.join("; or ")
     )
 }
@@ -144,7 +144,7 @@ pub(super) fn judge_renewal(
     let mut error = server.refusal(doing, response, &said);
     if response.status == 401 {
         error.advice = format!(
-            "have a new certificate issued with a token instead; step-ca says why only in its own log, usually that \
+            "issue a new certificate with a token instead; step-ca states the reason only in its log, usually that \
              the current one has expired or was revoked, or that the provisioner {provisioner} has disableRenewal"
         );
     } else if response.status == 400 && said.contains("missing client certificate") {

@@ -145,7 +145,7 @@ impl Role {
         let set = |values: &[String]| values.iter().cloned().collect::<BTreeSet<String>>();
         if set(&self.organization) != set(&profile.subject.organizations) {
             found.push(format!(
-                "it sets the organization [{}], wanted is [{}] (organization)",
+                "it sets the organization [{}], requested is [{}] (organization)",
                 self.organization.join(", "),
                 profile.subject.organizations.join(", ")
             ));
@@ -195,7 +195,7 @@ impl Role {
         };
         if self.key_type != "any" && self.key_type != kind {
             found.push(format!(
-                "it takes {} keys only, wanted is {} (key_type)",
+                "it accepts {} keys only, requested is {} (key_type)",
                 self.key_type, profile.key
             ));
         }
@@ -211,7 +211,7 @@ impl Role {
         let name = &profile.subject.common_name;
         let cn_is_free = self.cn_validations == ["disabled"];
         if self.enforce_hostnames && !cn_is_free && name.contains(':') {
-            found.push(format!("it takes no CN={name} (enforce_hostnames)"));
+            found.push(format!("it does not accept CN={name} (enforce_hostnames)"));
         } else {
             let cn = (!cn_is_free).then_some(name);
             let refused: Vec<&str> = cn
