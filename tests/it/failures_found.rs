@@ -589,7 +589,7 @@ fn refuses_unusable_ca_keys_of_the_local_signer() {
             .says("etcd/ca.crt and ")
             .says("etcd/ca.key: ")
             .says(words)
-            .says("put the pair of authority etcd-ca there, or give it another signer");
+            .says("provide the key pair of authority etcd-ca there, or configure another signer for it");
         before.unchanged(&node.etc());
     }
 }

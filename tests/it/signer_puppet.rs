@@ -572,7 +572,7 @@ fn rejects_unsupported_certificate_and_names_remedy() {
                 "kubelet.conf",
                 "O=system:nodes",
                 "CN=system:node:cp1",
-                "give authority ca a signer that can",
+                "configure a signer that can for authority ca",
             ],
         ),
         (
