@@ -54,7 +54,7 @@ settings! {
     /// A namespace of an API server, and an issuer that serves it.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Config {
-        /// API server, https://HOST:6443.
+        /// API server, `https://HOST:6443`.
         "server" => pub access: Access, flat cluster;
         /// Namespace for the requests.
         "namespace" => pub namespace: String, required "with the one that this node may use", read read_namespace;

@@ -65,7 +65,7 @@ settings! {
     /// A CFSSL server and the credential for it.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Config {
-        /// https://HOST[:PORT] of CFSSL.
+        /// `https://HOST[:PORT]` of CFSSL.
         "url" => pub endpoint: Endpoint, required "with https://HOST:8888", flat endpoint;
         /// Signing profile; by default the server's default profile.
         "profile" => pub profile: Option<PerCertificate>;

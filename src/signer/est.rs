@@ -79,7 +79,7 @@ settings! {
     /// An EST server and the credential for it.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Config {
-        /// Address of the EST server, https://HOST[:PORT], without /.well-known/est.
+        /// Address of the EST server, `https://HOST[:PORT]`, without /.well-known/est.
         "url" => pub endpoint: Endpoint, required "with https://HOST[:PORT]", flat endpoint;
         /// Label of the CA or profile, between /.well-known/est and the operation; by default none.
         "label" => pub label: Option<PerCertificate>, read read_label;

@@ -82,7 +82,7 @@ settings! {
     /// An API server and a signer name.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Config {
-        /// API server, https://HOST:6443.
+        /// API server, `https://HOST:6443`.
         "server" => pub access: Access, flat cluster;
         /// Signer name: DOMAIN/NAME, issuers.cert-manager.io/NAMESPACE.NAME or clusterissuers.cert-manager.io/NAME.
         "signerName" => pub signer_name: PerCertificate,

@@ -58,7 +58,7 @@ settings! {
     /// A Puppet CA.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Config {
-        /// Address of the CA server, https://HOST:8140.
+        /// Address of the CA server, `https://HOST:8140`.
         "url" => pub endpoint: Endpoint, required "https://puppet.example.com:8140", flat endpoint;
         /// SHA-256 of the CA's root certificate, of its public key, or of the CA bundle as the server sends it (Puppet's
         /// `ca_fingerprint`), in place of tls.caFile.

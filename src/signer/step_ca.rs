@@ -70,7 +70,7 @@ settings! {
         "rootSHA256" => root_sha256: Option<[u8; 32]>, read fingerprint;
         /// How this node authenticates.
         "auth" => auth: Auth, required "{x5c: {certificate: FILE, key: FILE}}";
-        /// Audience of tokens, if the host of `url` is not one of the server's dnsNames: https://NAME/1.0/sign.
+        /// Audience of tokens, if the host of `url` is not one of the server's dnsNames: `https://NAME/1.0/sign`.
         "audience" => audience: Option<String>, read read_audience, form Form::Url;
         /// Longest lifetime to request; by default the configured one.
         "lifetime" => lifetime: Option<Duration>, read read_lifetime;

@@ -66,7 +66,7 @@ settings! {
     /// A PKI engine and the credential for it.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Config {
-        /// https://HOST[:PORT] of Vault or OpenBao.
+        /// `https://HOST[:PORT]` of Vault or OpenBao.
         "address" => pub endpoint: Endpoint, required "with https://HOST:8200", flat endpoint;
         /// Further address of the same cluster, to which a standby may redirect this node.
         "alsoAllow" => also: Vec<Url>, show unless_empty::<Url>;
