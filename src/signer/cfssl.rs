@@ -301,7 +301,9 @@ impl Cfssl {
             Ok(envelope) => envelope,
             Err(_) if !response.is_success() => return Ok(Err(Refused::unworded(response))),
             Err(error) => {
-                return Err(self.server.garbage(doing, &response, &error.to_string()));
+                return Err(self
+                    .server
+                    .invalid_response(doing, &response, &error.to_string()));
             }
         };
         if !response.is_success() || !envelope.success {
@@ -312,14 +314,16 @@ impl Cfssl {
         }
         match serde_json::from_value(envelope.result) {
             Ok(result) => Ok(Ok(result)),
-            Err(error) => Err(self.server.garbage(doing, &response, &error.to_string())),
+            Err(error) => Err(self
+                .server
+                .invalid_response(doing, &response, &error.to_string())),
         }
     }
 
     async fn describe(&self, place: &CaProfile) -> Result<Description<Info>, SignerError> {
         let doing = format!("asking about {place}");
         let call = Call::post(format!("{API_PATH}/info")).json(&place.fields());
-        match self.ask(&doing, call).await.map_err(harmless)? {
+        match self.ask(&doing, call).await.map_err(as_transient)? {
             Ok(info) => Ok(Description::As(info)),
             Err(refused) => match refused.meaning() {
                 Meaning::UnknownLabel => Ok(Description::NoLabel),
@@ -372,7 +376,11 @@ impl Cfssl {
         // `sign` checks the request before the profile, and requires a non-empty one.
         let csr = if self.config.auth.is_some() { "" } else { "-" };
         let order = self.order(place, csr, "?probe")?;
-        let refused = match self.ask::<Value>(&doing, order).await.map_err(harmless)? {
+        let refused = match self
+            .ask::<Value>(&doing, order)
+            .await
+            .map_err(as_transient)?
+        {
             Ok(_) => return Ok((Trial::Unclear, None)),
             Err(refused) => refused,
         };
@@ -660,7 +668,7 @@ fn name_under(authority: Authority) -> Option<CertName> {
 }
 
 /// Marks a failure as transient: a query creates nothing, whatever the HTTP method.
-fn harmless(mut error: SignerError) -> SignerError {
+fn as_transient(mut error: SignerError) -> SignerError {
     if error.class == Class::Ambiguous {
         error.class = Class::Transient;
     }

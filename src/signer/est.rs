@@ -325,7 +325,7 @@ impl Est {
         if response.status != 200 {
             return Err(self.refusal(doing, &response, place));
         }
-        certificates(&response).map_err(|why| server.garbage(doing, &response, &why))
+        certificates(&response).map_err(|why| server.invalid_response(doing, &response, &why))
     }
 
     /// Returns the requirements of a label; empty if the server has none or does not support the request.
@@ -392,10 +392,10 @@ impl Est {
         match response.status {
             200 => match certificates(&response) {
                 Ok(found) => Ok(Answer::Issued(answer(request, &found, &learned))),
-                Err(why) => Err(server.garbage(&doing, &response, &why)),
+                Err(why) => Err(server.invalid_response(&doing, &response, &why)),
             },
             202 => self.pending(&response, operation),
-            201..=299 => Err(server.garbage(
+            201..=299 => Err(server.invalid_response(
                 &doing,
                 &response,
                 "an EST server responds to a request with 200 or 202",

@@ -196,7 +196,7 @@ impl Puppet {
         }
         let bundle = TrustBundle::from_answer(&response.body).map_err(|error| {
             self.server
-                .garbage(doing, &response, "it is not a CA bundle")
+                .invalid_response(doing, &response, "it is not a CA bundle")
                 .caused_by(error)
         })?;
         if !pins.is_empty() {
@@ -234,7 +234,7 @@ impl Puppet {
             return Err(self.refusal(doing, &response));
         }
         let queued = Csr::from_pem(&response.body).map_err(|error| {
-            self.server.garbage(
+            self.server.invalid_response(
                 doing,
                 &response,
                 &format!("it is not a certificate request: {error}"),
@@ -284,7 +284,7 @@ impl Puppet {
             Ok(_) => Ok(Some(Held::Foreign("certificate"))),
             Err(error) => Err(self
                 .server
-                .garbage(doing, &response, "it is not a certificate")
+                .invalid_response(doing, &response, "it is not a certificate")
                 .caused_by(error)),
         }
     }
@@ -356,7 +356,7 @@ impl Puppet {
     }
 
     /// Returns the error for a refused PUT. Some of these requests stay on the server.
-    async fn unacceptable(
+    async fn refused_put(
         &self,
         server: &Server,
         request: &Request,
@@ -456,7 +456,7 @@ impl Signer for Puppet {
             (200, _) => {
                 RevocationList::read_all(&response.body).map_err(|error| {
                     self.server
-                        .garbage(&doing, &response, "it is not a revocation list")
+                        .invalid_response(&doing, &response, "it is not a revocation list")
                         .caused_by(error)
                 })?;
                 // The server sends no Last-Modified; its own clock dates the list.
@@ -519,13 +519,13 @@ impl Signer for Puppet {
             200 if response.body.is_empty() => {}
             200 => {
                 let why = "a Puppet CA accepts a request with an empty response";
-                return Err(self.server.garbage(&doing, &response, why));
+                return Err(self.server.invalid_response(&doing, &response, why));
             }
             // Another process, most likely an earlier run, was faster.
             400 if response.text().contains(" already has a ") => {}
-            400 => return Err(self.unacceptable(&server, request, &doing, &response).await),
+            400 => return Err(self.refused_put(&server, request, &doing, &response).await),
             500 if is_unreadable_csr(&response) => {
-                return Err(self.unacceptable(&server, request, &doing, &response).await);
+                return Err(self.refused_put(&server, request, &doing, &response).await);
             }
             _ => return Err(self.refusal(&doing, &response)),
         }
@@ -576,11 +576,11 @@ impl Signer for Puppet {
             200 if certifies(&response.body, request.csr.public_key()) => Ok(Answer::Issued(
                 self.with_issuers(response.body, &doing).await?,
             )),
-            200 => {
-                Err(self
-                    .server
-                    .garbage(&doing, &response, "it is not a certificate of this key"))
-            }
+            200 => Err(self.server.invalid_response(
+                &doing,
+                &response,
+                "it is not a certificate of this key",
+            )),
             404 => {
                 let mut error = self.server.refusal(&doing, &response, &response.text());
                 error.advice = format!(

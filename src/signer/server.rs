@@ -144,7 +144,12 @@ impl Server {
     }
 
     /// Returns the error for a response that violates the protocol.
-    pub(super) fn garbage(&self, doing: &str, response: &Response, why: &str) -> SignerError {
+    pub(super) fn invalid_response(
+        &self,
+        doing: &str,
+        response: &Response,
+        why: &str,
+    ) -> SignerError {
         SignerError::permanent(
             format!(
                 "{}: {doing} failed: the response (HTTP {}, {} bytes) is unusable: {why}",

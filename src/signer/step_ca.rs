@@ -214,7 +214,7 @@ struct Roots {
 }
 
 /// A token to be sent.
-struct Ready {
+struct SubmissionToken {
     text: Zeroizing<String>,
     /// Its file, if it was not created here.
     file: Option<SecretFile>,
@@ -263,9 +263,9 @@ impl StepCa {
         }
         let root: Root = response
             .json()
-            .map_err(|error| unverified.garbage(doing, &response, &error.to_string()))?;
+            .map_err(|error| unverified.invalid_response(doing, &response, &error.to_string()))?;
         let chain = Chain::from_pem(root.ca.as_bytes())
-            .map_err(|error| unverified.garbage(doing, &response, &error.to_string()))?;
+            .map_err(|error| unverified.invalid_response(doing, &response, &error.to_string()))?;
         let found = chain.leaf().fingerprint();
         if found != pin {
             return Err(SignerError::config(
@@ -283,9 +283,9 @@ impl StepCa {
     }
 
     /// Returns a token for one submission of this request.
-    fn token(&self, server: &Server, request: &Request) -> Result<Ready, SignerError> {
+    fn token(&self, server: &Server, request: &Request) -> Result<SubmissionToken, SignerError> {
         let Some(credential) = Credential::read(server, &self.config.auth, request.now)? else {
-            return self.handed_over(server, request);
+            return self.token_from_file(server, request);
         };
         let known = self.known.borrow();
         let terms = Terms {
@@ -294,7 +294,7 @@ impl StepCa {
             kid: known.as_ref().and_then(|known| known.kid.as_deref()),
             root_sha256: self.config.root_sha256,
         };
-        Ok(Ready {
+        Ok(SubmissionToken {
             text: token::mint(&credential, &terms, request)?,
             file: None,
             until: credential.not_after(),
@@ -302,7 +302,11 @@ impl StepCa {
     }
 
     /// Returns the token from this certificate's file, and records it as sent.
-    fn handed_over(&self, server: &Server, request: &Request) -> Result<Ready, SignerError> {
+    fn token_from_file(
+        &self,
+        server: &Server,
+        request: &Request,
+    ) -> Result<SubmissionToken, SignerError> {
         let doing = signing(request);
         let auth = &self.config.auth;
         let Some(file) = auth.token_file(&request.wanted, &self.identity) else {
@@ -318,7 +322,7 @@ impl StepCa {
             SignerError::new(
                 Class::Auth,
                 format!("{}: {doing} failed: {why}", server.label()),
-                self.wants_token(&file, &request.wanted),
+                self.new_token_advice(&file, &request.wanted),
             )
         };
         let shown = server.shown_secret(&file);
@@ -333,7 +337,7 @@ impl StepCa {
         let kept = self
             .memory
             .recall(&place)
-            .map_err(|error| self.forgetful(&error))?;
+            .map_err(|error| self.memory_failure(&error))?;
         if kept.is_some_and(|kept| kept.as_slice() == mark.as_bytes()) {
             return Err(needed(format!(
                 "the one-time token in {shown} was sent before, and a token is accepted only once"
@@ -351,15 +355,15 @@ impl StepCa {
         }
         self.memory
             .keep(&place, mark.as_bytes())
-            .map_err(|error| self.forgetful(&error))?;
-        Ok(Ready {
+            .map_err(|error| self.memory_failure(&error))?;
+        Ok(SubmissionToken {
             text,
             file: Some(file),
             until: None,
         })
     }
 
-    fn forgetful(&self, error: &std::io::Error) -> SignerError {
+    fn memory_failure(&self, error: &std::io::Error) -> SignerError {
         SignerError::config(
             format!(
                 "{}: sent one-time tokens cannot be recorded: {error}",
@@ -370,7 +374,7 @@ impl StepCa {
         .marked_by(error)
     }
 
-    fn wants_token(&self, file: &SecretFile, wanted: &Wanted) -> String {
+    fn new_token_advice(&self, file: &SecretFile, wanted: &Wanted) -> String {
         format!(
             "put a new one-time token for {} into {} and run again; create it with: {}",
             wanted.name,
@@ -380,10 +384,10 @@ impl StepCa {
     }
 
     /// Completes an error with its consequence for a token from a file.
-    fn spent(
+    fn with_token_state(
         &self,
         request: &Request,
-        ready: &Ready,
+        ready: &SubmissionToken,
         mut error: SignerError,
         sent: bool,
     ) -> SignerError {
@@ -400,7 +404,7 @@ impl StepCa {
         error.detail.push_str("; the one-time token in ");
         error.detail.push_str(&file.to_string());
         error.detail.push_str(" is used up");
-        let new = self.wants_token(file, &request.wanted);
+        let new = self.new_token_advice(file, &request.wanted);
         if error.class.passes() || error.class == Class::Auth {
             // The node cannot recover automatically, and the certificate cannot be looked up.
             error.class = Class::Auth;
@@ -441,13 +445,17 @@ impl StepCa {
     ) -> Result<Answer, SignerError> {
         let signed: Signed = response
             .json()
-            .map_err(|error| server.garbage(doing, response, &error.to_string()))?;
+            .map_err(|error| server.invalid_response(doing, response, &error.to_string()))?;
         let pem = match signed.chain.as_slice() {
             [] => [signed.crt, signed.ca].join("\n"),
             chain => chain.join("\n"),
         };
         if !pem.contains("-----BEGIN CERTIFICATE-----") {
-            return Err(server.garbage(doing, response, "it does not contain a certificate"));
+            return Err(server.invalid_response(
+                doing,
+                response,
+                "it does not contain a certificate",
+            ));
         }
         Ok(Answer::Issued(pem.into_bytes()))
     }
@@ -465,7 +473,7 @@ async fn fetch<T: DeserializeOwned>(
     }
     match response.json() {
         Ok(document) => Ok((document, response)),
-        Err(error) => Err(server.garbage(doing, &response, &error.to_string())),
+        Err(error) => Err(server.invalid_response(doing, &response, &error.to_string())),
     }
 }
 
@@ -474,7 +482,7 @@ fn mark_name(request: &Request) -> String {
 }
 
 /// Returns whether a status comes from a proxy or load balancer in front of step-ca, which has not seen the token.
-fn is_from_between(status: u16) -> bool {
+fn is_from_proxy(status: u16) -> bool {
     matches!(status, 300..=399 | 404 | 405 | 408 | 425 | 429 | 502..=504)
 }
 
@@ -499,7 +507,7 @@ impl Signer for StepCa {
         let doing = "checking its health";
         let (health, response): (Value, _) = fetch(&server, doing, "/1.0/health").await?;
         if health.get("status").and_then(Value::as_str) != Some("ok") {
-            return Err(server.garbage(
+            return Err(server.invalid_response(
                 doing,
                 &response,
                 "it is not the health document of a step-ca",
@@ -575,7 +583,7 @@ impl Signer for StepCa {
         // The status is 201, as for a new certificate.
         let (roots, response): (Roots, _) = fetch(&server, doing, "/1.0/roots").await?;
         let bundle = TrustBundle::from_pem(roots.crts.join("\n").as_bytes())
-            .map_err(|error| server.garbage(doing, &response, &error.to_string()))?;
+            .map_err(|error| server.invalid_response(doing, &response, &error.to_string()))?;
         // kubeadm reads the first one only.
         let (first, rest): (Vec<_>, Vec<_>) = bundle
             .certificates()
@@ -597,7 +605,7 @@ impl Signer for StepCa {
             // Not enabled, or not supported by the database.
             404 | 501 => Ok(None),
             200..=299 if response.body.is_empty() => {
-                Err(server.garbage(doing, &response, "it is empty"))
+                Err(server.invalid_response(doing, &response, "it is empty"))
             }
             200..=299 => Ok(Some(response.body)),
             _ => Err(server.refusal(doing, &response, &refusal::said(&response))),
@@ -622,23 +630,24 @@ impl Signer for StepCa {
             Ok(response) => response,
             Err(error) => {
                 let sent = matches!(error.class, Class::Ambiguous | Class::Permanent);
-                return Err(self.spent(request, &ready, error, sent));
+                return Err(self.with_token_state(request, &ready, error, sent));
             }
         };
         if response.is_success() {
             return self
                 .issued(&server, &doing, &response)
-                .map_err(|error| self.spent(request, &ready, error, true));
+                .map_err(|error| self.with_token_state(request, &ready, error, true));
         }
         let sent = refusal::Sent {
             provisioner: &self.config.provisioner,
             audience: &self.audience,
             compared: self.known.borrow().is_some() && ready.file.is_none(),
-            handed_over: ready.file.is_some(),
+            token_from_file: ready.file.is_some(),
             now: request.now,
         };
-        refusal::judge(&server, &doing, &response, &sent)
-            .map_err(|error| self.spent(request, &ready, error, !is_from_between(response.status)))
+        refusal::judge(&server, &doing, &response, &sent).map_err(|error| {
+            self.with_token_state(request, &ready, error, !is_from_proxy(response.status))
+        })
     }
 
     async fn renew(&self, request: &Request, current: &Current) -> Result<Answer, SignerError> {

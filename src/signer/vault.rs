@@ -391,9 +391,11 @@ impl Vault {
         }
         // 204 has no content. A proxy may return it.
         if response.status == 204 {
-            return Err(self
-                .api
-                .garbage(doing, response, "it does not contain a certificate"));
+            return Err(self.api.invalid_response(
+                doing,
+                response,
+                "it does not contain a certificate",
+            ));
         }
         let answer: Envelope<Signed> = self.api.read(doing, response)?;
         for warning in answer.warnings.iter().flatten() {
@@ -405,9 +407,11 @@ impl Vault {
             );
         }
         let Some(signed) = answer.data.filter(|signed| !signed.certificate.is_empty()) else {
-            return Err(self
-                .api
-                .garbage(doing, response, "it does not contain a certificate"));
+            return Err(self.api.invalid_response(
+                doing,
+                response,
+                "it does not contain a certificate",
+            ));
         };
         let mut chain = vec![signed.certificate];
         match signed.ca_chain.is_empty() {
@@ -567,9 +571,11 @@ impl Signer for Vault {
         let response = self.public(&doing, &path).await?;
         let answer: Envelope<Issuer> = self.api.read(&doing, &response)?;
         let Some(issuer) = answer.data else {
-            return Err(self
-                .api
-                .garbage(&doing, &response, "it does not contain a certificate"));
+            return Err(self.api.invalid_response(
+                &doing,
+                &response,
+                "it does not contain a certificate",
+            ));
         };
         // The chain begins with the issuer itself.
         let chain = match issuer.ca_chain.is_empty() {

@@ -178,7 +178,7 @@ async fn find(server: &Server, name: &str) -> Result<Listed, SignerError> {
                 continue;
             }
             return serde_json::from_value(one)
-                .map_err(|error| server.garbage(doing, &response, &error.to_string()));
+                .map_err(|error| server.invalid_response(doing, &response, &error.to_string()));
         }
         if page.next.is_empty() || page.next == cursor {
             break;

@@ -18,7 +18,7 @@ pub(super) struct Sent<'a> {
     /// The server's list of provisioners was compared with what signed the token.
     pub(super) compared: bool,
     /// The token was not created here.
-    pub(super) handed_over: bool,
+    pub(super) token_from_file: bool,
     pub(super) now: OffsetDateTime,
 }
 
@@ -107,7 +107,7 @@ fn causes(response: &Response, sent: &Sent<'_>) -> String {
             CLOCK_TOLERANCE.whole_seconds()
         ));
     }
-    if sent.handed_over {
+    if sent.token_from_file {
         causes.push(
             "the token was used before, has expired, or is older than the server's last start"
                 .to_owned(),
@@ -119,7 +119,7 @@ fn causes(response: &Response, sent: &Sent<'_>) -> String {
             sent.provisioner
         ));
     }
-    causes.push(if sent.handed_over {
+    causes.push(if sent.token_from_file {
         "its audience names none of the dnsNames in the server's configuration".to_owned()
     } else {
         format!(

@@ -68,11 +68,16 @@ impl Api {
         // The text of a JSON error may quote the content.
         response
             .json()
-            .map_err(|_| self.garbage(doing, response, "it is not a response of Vault"))
+            .map_err(|_| self.invalid_response(doing, response, "it is not a response of Vault"))
     }
 
-    pub(super) fn garbage(&self, doing: &str, response: &Response, why: &str) -> SignerError {
-        self.server.garbage(doing, response, why)
+    pub(super) fn invalid_response(
+        &self,
+        doing: &str,
+        response: &Response,
+        why: &str,
+    ) -> SignerError {
+        self.server.invalid_response(doing, response, why)
     }
 
     /// Returns the error for a refusal. The status alone is not specific: an unknown role is a 400, an unknown issuer

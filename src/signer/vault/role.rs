@@ -217,7 +217,7 @@ impl Role {
             let refused: Vec<&str> = cn
                 .into_iter()
                 .chain(&profile.sans.dns)
-                .filter(|name| self.surely_refuses(name))
+                .filter(|name| self.certainly_refuses(name))
                 .map(String::as_str)
                 .collect();
             if !refused.is_empty() {
@@ -230,7 +230,7 @@ impl Role {
         found
     }
 
-    fn surely_refuses(&self, name: &str) -> bool {
+    fn certainly_refuses(&self, name: &str) -> bool {
         let open = self.allow_any_name
             || self.allow_subdomains
             || self.allow_glob_domains

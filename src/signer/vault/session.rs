@@ -162,7 +162,7 @@ impl Session {
             forgotten = forgotten.and(self.memory.forget(SECRET_ID_FILE));
         }
         let Some(token) = token else {
-            return forgotten.map_err(|error| self.forgetful("its token", &error));
+            return forgotten.map_err(|error| self.memory_failure("its token", &error));
         };
         let doing = "revoking its own token";
         let call = Call::post("/v1/auth/token/revoke-self");
@@ -172,7 +172,7 @@ impl Session {
             200 | 204 | 400 | 403 => {}
             _ => return Err(self.api.refusal(doing, &response)),
         }
-        forgotten.map_err(|error| self.forgetful("its token", &error))
+        forgotten.map_err(|error| self.memory_failure("its token", &error))
     }
 
     /// Returns the capabilities of a token, path by path, in the order of `paths`.
@@ -279,7 +279,7 @@ impl Session {
         let token = self.logged_in(&doing, response)?;
         // Stored before it is used: after a crash a second login may be impossible.
         self.keep(TOKEN_FILE, &token)
-            .map_err(|error| self.forgetful("its token", &error))?;
+            .map_err(|error| self.memory_failure("its token", &error))?;
         let value = token.token.0.clone();
         *held = Some(token);
         Ok(value)
@@ -350,7 +350,7 @@ impl Session {
         let before: Option<Unwrapped> = self
             .memory
             .recall(SECRET_ID_FILE)
-            .map_err(|error| self.forgetful("its secret_id", &error))?
+            .map_err(|error| self.memory_failure("its secret_id", &error))?
             .and_then(|bytes| serde_json::from_slice(&bytes).ok())
             .filter(|unwrapped: &Unwrapped| unwrapped.wrapping == wrapping);
         let interrupted = match before {
@@ -366,7 +366,7 @@ impl Session {
             wrapping,
             secret_id: None,
         };
-        let unkept = |error: std::io::Error| self.forgetful("its secret_id", &error);
+        let unkept = |error: std::io::Error| self.memory_failure("its secret_id", &error);
         self.keep(SECRET_ID_FILE, &unwrapped).map_err(unkept)?;
         let secret_id = self.unwrap(doing, app, &given, interrupted).await?;
         unwrapped.secret_id = Some(secret_id.clone());
@@ -484,7 +484,7 @@ impl Session {
         self.memory.keep(name, &bytes)
     }
 
-    fn forgetful(&self, what: &str, error: &std::io::Error) -> SignerError {
+    fn memory_failure(&self, what: &str, error: &std::io::Error) -> SignerError {
         SignerError::config(
             format!(
                 "{}: {what} cannot be kept in the state directory: {error}",
