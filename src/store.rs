@@ -1,54 +1,63 @@
 //! The only writer below `--root`.
 //!
-//! [`Root`] reads: every path is the one on the node and is resolved inside the root. A mount of this machine that is
-//! bound into the root (`/proc`, `/run`) is not part of it, for reading and for writing (`mounts`). [`Root::lock`] followed by
-//! [`Locked::recover`] gives the [`Store`], which writes; nobody can write without holding the lock and without having
-//! finished what an interrupted run began. The exception is [`Dir`], a directory of a file-drop signer: single files
-//! that other programs read, each atomic on its own.
+//! [`Root`] reads. Every path is a path on the node and is resolved inside the root. A mount of this machine that is bound
+//! into the root (`/proc`, `/run`) is not part of it, for reading and for writing (`mounts`). [`Root::lock`] followed by
+//! [`Locked::recover`] returns the [`Store`], which writes: writing requires the lock, and that the commit of an
+//! interrupted run is finished. The exception is [`Dir`], a directory of a file-drop signer: single files that other
+//! programs read, each of them written atomically.
 //!
-//! # How a commit stays whole
+//! # The commit protocol
 //!
-//! 1. Every target is looked at. A link where none is wanted, a directory, an immutable file, a mount point: refused,
-//!    nothing was written.
-//! 2. Every new file is written beside its target under an unfinished name, with the owner, mode and extended
-//!    attributes of the file that it replaces. This proves room and permission.
-//! 3. The journal is written: the digest of each old file and *the whole of each new one*. All of this is fsynced in
-//!    one go; then the journal gets its name and the state directory is fsynced. **This is the point of commit.**
-//! 4. Each file is renamed into place, those that shall go are unlinked, the directories are fsynced.
-//! 5. Pending slots that are now done, then the journal, are removed.
+//! 1. Examine every target. A symbolic link in place of a file, a directory, an immutable file or a mount point is
+//!    refused before anything is written.
+//! 2. Write every new file next to its target under a temporary name, with the owner, mode and extended attributes of
+//!    the file that it replaces. This proves that space and permissions suffice.
+//! 3. Write the journal: the digest of each old file and *the complete contents of each new one*. Fsync all of these
+//!    files together, then rename the journal to its name and fsync the state directory. **This is the point of commit.**
+//! 4. Rename each new file into place, unlink the files to be removed, then fsync every directory touched.
+//! 5. Remove the completed pending slots, then the journal.
 //!
-//! A crash before the point of commit leaves the old files and some unfinished ones, which the next run removes. A
-//! crash after it is always rolled forward: since the journal holds the contents, nothing that happened to the
-//! unfinished files matters, and rolling forward may itself be interrupted anywhere. No way back is needed, so no
-//! backup is made. The price is that the bytes, some 100 KiB, are written twice.
+//! A crash before the point of commit leaves the old files and some temporary files, which the next run removes. A crash
+//! after it is always rolled forward: since the journal contains the contents, the state of the temporary files does not
+//! matter, and rolling forward may be interrupted at any point as well. No rollback is needed, so that no backup is made.
+//! The price is that the bytes, some 100 KiB, are written twice.
 //!
 //! Files of one directory that differ only in their extension are one group: `apiserver.key` and `apiserver.crt`.
-//! Rolling forward decides by group, so that a pair that somebody replaced after the crash is left alone as a whole.
-//! Inside a group the private file is renamed first, as kubeadm writes it: who watches the certificate finds the key
-//! already there. A file that goes is in the journal by its digest alone, never by its bytes, which may be a key; one
-//! that somebody changed after the crash stays. A symbolic link is in the group of the file beside it that it leads to,
-//! comes after that, and is in the journal by its target.
+//! Rolling forward decides by group, so that a pair that another process has replaced after the crash is left unchanged
+//! as a whole. Within a group the private key is renamed first, in kubeadm's order, so that a process watching the
+//! certificate always finds the matching key. The journal contains a removed file by its digest only, never by its bytes,
+//! which may be a key; a file to be removed that has changed after the crash stays. A symbolic link belongs to the group
+//! of its target in the same directory, is renamed after the target, and is in the journal by the name of the target.
 //!
 //! # The state directory
 //!
-//! `/var/lib/nodepki`, 0700: `lock`, `journal.json` (0600), `staging.json` (which directories hold unfinished files),
-//! `pending/SLOT/` (key, CSR, ticket, answer), `aside/` (what was moved out of the way, for 30 days and
-//! at most 50 entries), `issued.json`,
-//! `authorities.json` (CA changes under way), `restarts.json` (0600: what was replaced and has not taken effect yet),
-//! `node.json` (0600: name, address and role of the node, recorded before the first request of a run and used while
-//! requests are pending).
+//! `/var/lib/nodepki`, 0700, contains:
 //!
-//! What is found there is not trusted blindly, since it may be the state of another system (`--root`): a journal is
-//! finished only if it belongs to the user who runs nodepki, and names files of the PKI with plain modes (`known`).
-//! Any other one is left untouched and refused.
+//! - `lock`;
+//! - `journal.json` (0600): the commit that is not finished;
+//! - `staging.json`: the directories with temporary files;
+//! - `pending/SLOT/`: key, CSR, ticket and answer of a request;
+//! - `aside/`: what was set aside, for 30 days and at most 50 entries;
+//! - `issued.json`: when each certificate was issued;
+//! - `authorities.json`: CA changes under way;
+//! - `restarts.json` (0600): replaced files that have not taken effect yet;
+//! - `node.json` (0600): name, address and role of the node, recorded before the first request of a run and used while
+//!   requests are pending.
 //!
-//! To add a kind of change to a commit, extend the journal's entry, and its version if an older nodepki would do the
-//! wrong thing with it.
+//! The state directory may be that of another system (`--root`) and is not trusted: a journal is finished only if it
+//! belongs to the user who runs nodepki, and names only files of the PKI with plain modes (`known`). Any other journal is
+//! refused and left untouched. `state_file` has the rules of format versions.
+//!
+//! To add a kind of change to a commit, extend `desired::DesiredState` and `journal::JournalEntry`, and raise the
+//! journal's version if an older nodepki would do the wrong thing with the entry.
 
+mod amendment;
 mod changes;
 mod commit;
+mod desired;
 mod dir;
 mod error;
+mod finish;
 mod issued;
 mod journal;
 mod known;
@@ -56,12 +65,19 @@ mod lock;
 mod mounts;
 mod node;
 mod pending;
+mod preflight;
 mod recover;
 mod restarts;
 mod root;
+mod staging;
+mod state_file;
 mod sync;
 mod target;
+mod transaction;
 mod trust;
+
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 
@@ -69,9 +85,10 @@ use time::OffsetDateTime;
 use time::macros::format_description;
 
 pub use changes::AuthorityChange;
-pub use commit::{Commit, Committed, Mode};
+pub use commit::Commit;
+pub use desired::Mode;
 pub use dir::{Content, Dir, FileKind, Metadata};
-pub use error::{Class, Error, Note, Obstacle, is_access_refusal};
+pub use error::{Class, Damage, Error, Note, Obstacle, is_access_refusal};
 pub use issued::Issued;
 pub use known::KnownDirectories;
 pub use lock::Locked;
@@ -81,12 +98,13 @@ pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket
 pub use recover::Recovery;
 pub use restarts::{Changed, FormerTrust, Previous, Restart, RestartState, TrustStep, Unsettled};
 pub use root::Root;
+pub use transaction::Committed;
 pub use trust::{Exposed, Exposure, Trust, is_personal};
 
-/// Where nodepki keeps its state, on the node.
+/// The state directory, on the node.
 pub const STATE_DIR: &str = "/var/lib/nodepki";
 
-/// No certificate, key, bundle or kubeconfig is larger than this many bytes.
+/// Maximum size in bytes of a certificate, key, bundle or kubeconfig.
 pub const READ_LIMIT: u64 = 1024 * 1024;
 
 /// The right to write, held until it is dropped.
@@ -99,7 +117,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// The root below which this store writes.
+    /// Returns the root that this store writes below.
     pub fn root(&self) -> &Root {
         &self.root
     }
@@ -110,7 +128,7 @@ impl Store {
     }
 }
 
-/// A name that is free: the stem, the time, and a number if need be.
+/// Returns an unused name: the stem, the time, and a number if that name exists.
 fn free_name(
     dir: &Dir,
     stem: &std::ffi::OsStr,
@@ -136,7 +154,7 @@ fn free_name(
     }
 }
 
-/// A place where a crash test may end or fail the run.
+/// Marks a step at which a crash test can end the process or make the run fail.
 fn failpoint(name: &'static str, path: impl AsRef<Path>) -> Result<(), Error> {
     crate::process::failpoint::hit(name).map_err(|errno| Error::io("write", path, errno))
 }

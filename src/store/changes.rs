@@ -1,6 +1,7 @@
-//! CA changes that are under way: `authorities.json` in the state directory.
+//! CA changes under way: `authorities.json` in the state directory.
 //!
-//! What is trusted says the disk; this remembers which of the certificates there are on their way out, and since when.
+//! The files on disk decide which CA certificates are trusted; this record says which of them are being replaced, and
+//! since when.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,25 +10,24 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use super::error::Error;
-use super::{Mode, Root, STATE_DIR};
+use super::state_file::StateFile;
+use super::{Commit, Mode, Root, STATE_DIR};
 use crate::kube::names::Authority;
-use crate::store::Commit;
 
-const CHANGES: &str = "authorities.json";
-const VERSION: u64 = 1;
+pub(super) const AUTHORITY_CHANGES: StateFile = StateFile::of_knowledge("authorities.json", 1);
 
-/// One CA certificate is taking the place of another.
+/// A CA certificate that replaces another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuthorityChange {
-    /// SHA-256 of the certificates that go, in hexadecimal: the old CA first, then intermediates below it.
+    /// SHA-256 of the replaced certificates, in hexadecimal: the old CA first, then intermediates below it.
     pub old: Vec<String>,
-    /// SHA-256 of the certificate that comes.
+    /// SHA-256 of the new certificate, in hexadecimal.
     pub new: String,
-    /// When it came to be trusted.
+    /// When the new certificate was added to the trusted ones.
     #[serde(with = "time::serde::rfc3339")]
     pub staged: OffsetDateTime,
-    /// When it came to be the CA; from then on what the old one has signed is to be issued anew.
+    /// When it became the CA; from then on, certificates signed by the old one are to be reissued.
     #[serde(
         default,
         with = "time::serde::rfc3339::option",
@@ -37,52 +37,39 @@ pub struct AuthorityChange {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Record {
-    version: u64,
+struct AuthorityChangesFile {
     changes: BTreeMap<Authority, AuthorityChange>,
 }
 
 fn path() -> PathBuf {
-    Path::new(STATE_DIR).join(CHANGES)
+    Path::new(STATE_DIR).join(AUTHORITY_CHANGES.name)
 }
 
 impl Root {
-    /// The CA changes that are under way; empty when nothing was recorded.
+    /// Returns the CA changes under way; empty if nothing is recorded.
     ///
     /// # Errors
-    /// [`Error::Damaged`] for a record that cannot be read, and what the system says.
+    /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub fn authority_changes(&self) -> Result<BTreeMap<Authority, AuthorityChange>, Error> {
         let Some(found) = self.read(path())? else {
             return Ok(BTreeMap::new());
         };
-        match serde_json::from_slice::<Record>(&found.bytes) {
-            Ok(record) if record.version == VERSION => Ok(record.changes),
-            Ok(record) => Err(Error::NewerFormat {
-                path: self.on_this_machine(path()),
-                version: record.version,
-                known: VERSION,
-            }),
-            Err(source) => Err(Error::Damaged {
-                path: self.on_this_machine(path()),
-                why: source.to_string(),
-            }),
-        }
+        let file: AuthorityChangesFile =
+            AUTHORITY_CHANGES.parse(&found.bytes, self.on_this_machine(path()))?;
+        Ok(file.changes)
     }
 }
 
 impl Commit {
-    /// All CA changes that are under way, once this commit is done.
+    /// Records all CA changes that are under way once this commit is done.
     pub fn authority_changes(
         &mut self,
         changes: BTreeMap<Authority, AuthorityChange>,
     ) -> &mut Self {
-        let record = Record {
-            version: VERSION,
-            changes,
-        };
-        // Times are the only part that could fail, and RFC 3339 covers the years that certificates can hold.
-        let mut json = serde_json::to_vec_pretty(&record).unwrap_or_default();
-        json.push(b'\n');
-        self.file(path(), json, Mode::Other(0o600))
+        self.file(path(), to_json(changes), Mode::Other(0o600))
     }
+}
+
+pub(super) fn to_json(changes: BTreeMap<Authority, AuthorityChange>) -> Vec<u8> {
+    AUTHORITY_CHANGES.to_json(&AuthorityChangesFile { changes })
 }

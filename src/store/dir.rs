@@ -1,7 +1,7 @@
-//! One directory held open: every name in it is one component, and no symbolic link is followed.
+//! An open directory. Every name in it is a single component, and symbolic links are not followed.
 //!
-//! Both the store and the file-drop signer write through this. Metadata comes from one statx(2) a file, which also
-//! tells the immutable attribute.
+//! Both the store and the file-drop signer write through [`Dir`]. The metadata of a file comes from one statx(2), which
+//! also returns the immutable attribute.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -28,15 +28,16 @@ use zeroize::Zeroizing;
 use super::error::{Error, Obstacle};
 use crate::kube::names::NodePath;
 
-/// Names that start so are files of ours that were never finished.
+/// Prefix of temporary names.
 ///
-/// One fixed name a target, not a random one: whatever a crash leaves behind is replaced by the next try, so no
-/// number of crashes fills the disk. Only the holder of the lock writes, so two writers never meet on it.
-const UNFINISHED: &str = ".nodepki-new.";
-/// node_exporter reads every file whose name ends with .prom, a hidden one too.
-const UNFINISHED_END: &str = "~";
+/// Each target has one fixed temporary name, not a random one: the next attempt replaces what a crash left behind, so
+/// that no number of crashes fills the disk. Only the holder of the lock writes, so that two writers never use the same
+/// name.
+const TEMPORARY_PREFIX: &str = ".nodepki-new.";
+/// Suffix of temporary names: node_exporter reads every file whose name ends with .prom, hidden ones too.
+const TEMPORARY_SUFFIX: &str = "~";
 
-/// What a path leads to.
+/// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
@@ -53,36 +54,36 @@ pub enum FileKind {
     Device,
 }
 
-/// What is known of a file without reading it.
+/// Metadata of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metadata {
-    /// What it is.
+    /// Its type.
     pub kind: FileKind,
-    /// Permission bits, `0o7777` at most.
+    /// Permission bits, at most `0o7777`.
     pub mode: u32,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
     /// Length in bytes.
     pub size: u64,
-    /// Last change of the contents.
+    /// Time of the last change of the contents.
     pub modified: OffsetDateTime,
     /// Number of hard links.
     pub links: u64,
-    /// The device; with the inode it tells files apart.
+    /// The device. Device and inode together identify a file.
     pub device: u64,
-    /// The inode, which a replaced file does not keep.
+    /// The inode. A replaced file has a new one.
     pub inode: u64,
-    /// True with `chattr +i` or `chattr +a`.
+    /// True after `chattr +i` or `chattr +a`.
     pub immutable: bool,
 }
 
-/// A file that was read.
+/// Contents and metadata of a file.
 pub struct Content {
-    /// All of it; zeroized when dropped, since it may be a key.
+    /// The contents; zeroized when dropped, since they may be a key.
     pub bytes: Zeroizing<Vec<u8>>,
-    /// As it was when the file was opened.
+    /// When the file was opened.
     pub metadata: Metadata,
 }
 
@@ -95,12 +96,12 @@ impl fmt::Debug for Content {
     }
 }
 
-/// A directory held open.
+/// An open directory.
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,
     path: PathBuf,
-    /// The node's `/`.
+    /// The `/` of the node.
     root: NodePath,
 }
 
@@ -109,12 +110,12 @@ impl Dir {
         Dir { fd, path, root }
     }
 
-    /// The node's `/`, for a directory below this one.
+    /// Returns the `/` of the node, for a directory below this one.
     pub(super) fn root(&self) -> NodePath {
         self.root.clone()
     }
 
-    /// The target of a symbolic link, for messages: on this machine if it is absolute.
+    /// Returns the target of a symbolic link for messages: an absolute one as a path on this machine.
     fn shown_target(&self, target: PathBuf) -> PathBuf {
         match target.is_absolute() {
             true => self.root.join(target).shown(),
@@ -122,15 +123,15 @@ impl Dir {
         }
     }
 
-    /// The path on this machine, for messages.
+    /// Returns the path on this machine, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What `name` is, a symbolic link not followed; `None` when there is nothing.
+    /// Returns the metadata of `name`, a symbolic link not followed; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::BadPath`] for more than one component, and what the system says.
+    /// [`Error::BadPath`] for more than one component, and errors of the system.
     pub fn metadata(&self, name: impl AsRef<OsStr>) -> Result<Option<Metadata>, Error> {
         let name = single(name.as_ref())?;
         match stat(&self.fd, name) {
@@ -140,13 +141,13 @@ impl Dir {
         }
     }
 
-    /// Reads a regular file of at most `limit` bytes, a symbolic link not followed; `None` when there is nothing.
+    /// Reads a regular file of at most `limit` bytes, a symbolic link not followed; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] for anything but a regular file and for a larger one, and what the system says.
+    /// [`Error::Unsafe`] for anything but a regular file and for a larger one, and errors of the system.
     pub fn read(&self, name: impl AsRef<OsStr>, limit: u64) -> Result<Option<Content>, Error> {
         let name = single(name.as_ref())?;
-        // Before it is opened: opening a device has effects (a watchdog starts, a tape rewinds).
+        // Verified before it is opened: opening a device has effects (a watchdog starts, a tape rewinds).
         if let Some(obstacle) = self.obstacle(name)? {
             return Err(obstacle);
         }
@@ -157,7 +158,8 @@ impl Dir {
         }
     }
 
-    /// As [`Dir::read`], from the disk: what the page cache holds of the file is dropped first, as far as it was written.
+    /// As [`Dir::read`], from the disk: the pages of the file that are already written are dropped from the page cache
+    /// first.
     ///
     /// # Errors
     /// As [`Dir::read`].
@@ -168,17 +170,17 @@ impl Dir {
     ) -> Result<Option<Content>, Error> {
         let name = single(name.as_ref())?;
         if let Ok(fd) = openat(&self.fd, name, READ | OFlag::O_NOFOLLOW, Mode::empty()) {
-            // Advice: a file system that ignores it reads from memory.
+            // The call is advisory: a file system that ignores it reads from memory.
             let _ = posix_fadvise(&fd, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         }
         self.read(name, limit)
     }
 
-    /// Returns true if the directory is on a file system that lives in memory or is not for files: tmpfs, ramfs, proc,
-    /// sysfs and their kin, or an overlay whose writable layer is one.
+    /// Returns true if the directory is on a file system in memory or of the kernel (tmpfs, ramfs, proc, sysfs and the
+    /// like), or on an overlay whose writable layer is.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn is_volatile(&self) -> Result<bool, Error> {
         let failed = |errno| Error::io("look at the file system of", &self.path, errno);
         let found = fstatfs(&self.fd).map_err(failed)?;
@@ -192,14 +194,14 @@ impl Dir {
         let Some(upper) = upper_layer(&mounts, device) else {
             return Ok(false);
         };
-        // The layer is often out of sight in a container, and then nothing is known of it.
+        // In a container the layer is often not visible; it then counts as a disk.
         Ok(statfs(upper.as_str()).is_ok_and(|found| is_volatile(found.filesystem_type())))
     }
 
-    /// Returns true if this directory is one of `others`, which are pairs of device and inode, or lies below one.
+    /// Returns true if this directory is one of `others`, which are pairs of device and inode, or is below one.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn is_below(&self, others: &[(u64, u64)]) -> Result<bool, Error> {
         let failed = |errno| Error::io("look at the directories above", &self.path, errno);
         let mut fd = openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
@@ -210,7 +212,7 @@ impl Dir {
             if others.contains(&id) {
                 return Ok(true);
             }
-            // Above the root is the root.
+            // The parent of the root is the root.
             if before == Some(id) {
                 return Ok(false);
             }
@@ -219,52 +221,53 @@ impl Dir {
         }
     }
 
-    /// Device and inode of the directory.
+    /// Returns device and inode of the directory.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn id(&self) -> Result<(u64, u64), Error> {
         let metadata = self.own_metadata()?;
         Ok((metadata.device, metadata.inode))
     }
 
-    /// The names in this directory, sorted, unfinished files of ours left out.
+    /// Returns the names in this directory, sorted, without temporary files of nodepki.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn list(&self) -> Result<Vec<OsString>, Error> {
         Ok(self
             .names()?
             .into_iter()
-            .filter(|name| !is_unfinished(name))
+            .filter(|name| !is_temporary_name(name))
             .collect())
     }
 
-    /// The first names that the file system returns, in no order, unfinished files of ours left out: one more than
-    /// `limit` when there are more.
+    /// Returns the first names that the file system lists, in no order, without temporary files of nodepki: `limit` + 1
+    /// names if there are more than `limit`.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn list_at_most(&self, limit: usize) -> Result<Vec<OsString>, Error> {
-        self.scan(|name| !is_unfinished(name), limit.saturating_add(1))
+        self.scan(|name| !is_temporary_name(name), limit.saturating_add(1))
     }
 
-    /// The names of unfinished files of ours, sorted: a running commit has some, and a crash leaves some behind.
+    /// Returns the names of temporary files of nodepki, sorted. A running commit has some, and a crash leaves some behind.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn unfinished(&self) -> Result<Vec<OsString>, Error> {
         let mut names = self.names()?;
-        names.retain(|name| is_unfinished(name));
+        names.retain(|name| is_temporary_name(name));
         Ok(names)
     }
 
-    /// Puts a file in place so that every reader sees the old one or the new one whole; false when it was so already.
+    /// Replaces or creates a file atomically. Returns false if the file already has these contents and this mode.
     ///
-    /// The mode is exact, whatever the umask is. The file and its name are on the disk when this returns.
+    /// Every reader sees the complete old file or the complete new one. The umask does not apply. The file and its name
+    /// are on the disk when this returns.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] where anything but a regular file stands at `name`, and what the system says.
+    /// [`Error::Unsafe`] if `name` exists and is not a regular file, and errors of the system.
     pub fn write_atomic(
         &self,
         name: impl AsRef<OsStr>,
@@ -289,14 +292,14 @@ impl Dir {
         Ok(true)
     }
 
-    /// Makes a file (0600) that was not there. It is whole and on the disk with its name when this returns, or it is not
-    /// there at all.
+    /// Creates a file (0600) that does not exist yet. On success the complete file and its name are on the disk; otherwise
+    /// the file does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] where anything stands at `name` already, and what the system says.
+    /// [`Error::Unsafe`] if `name` exists already, and errors of the system.
     pub fn write_new(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> Result<(), Error> {
         let name = single(name.as_ref())?;
-        let temp = unfinished(name);
+        let temp = temporary_name(name);
         let written = (|| {
             let file = self.create(&temp, bytes)?;
             fsync(&file).map_err(|errno| self.error("write", &temp, errno))?;
@@ -305,7 +308,7 @@ impl Dir {
             {
                 Ok(()) => Ok(()),
                 Err(Errno::EEXIST) => Err(Error::obstacle(self.path.join(name), Obstacle::Differs)),
-                // A file system that cannot promise it: NFS.
+                // File systems without RENAME_NOREPLACE, such as NFS.
                 Err(Errno::EINVAL) if self.metadata(name)?.is_none() => self.rename(&temp, name),
                 Err(errno) => Err(self.error("create", name, errno)),
             }
@@ -317,10 +320,10 @@ impl Dir {
         self.sync()
     }
 
-    /// Removes a file; false when there was none.
+    /// Removes a file; returns false if it does not exist.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn remove(&self, name: impl AsRef<OsStr>) -> Result<bool, Error> {
         let name = single(name.as_ref())?;
         self.unlink(name)
@@ -334,7 +337,7 @@ impl Dir {
     /// RESOLVE_NO_XDEV does.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn is_mount_point(&self, name: &OsStr) -> Result<bool, Error> {
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
@@ -346,7 +349,7 @@ impl Dir {
         }
     }
 
-    /// Where a symbolic link leads; `None` for anything else.
+    /// Returns the target of a symbolic link; `None` for anything else.
     pub(super) fn read_link(&self, name: &OsStr) -> Result<Option<(Metadata, String)>, Error> {
         let name = single(name)?;
         let Some(metadata) = self.metadata(name)? else {
@@ -359,21 +362,21 @@ impl Dir {
         Ok(Some((metadata, target.to_string_lossy().into_owned())))
     }
 
-    /// Makes a symbolic link; a leftover of the same unfinished name is replaced.
+    /// Creates a symbolic link. An existing one of that temporary name is replaced.
     pub(super) fn create_link(&self, name: &OsStr, target: &str) -> Result<(), Error> {
         self.unlink(name)?;
         symlinkat(target, &self.fd, name).map_err(|errno| self.error("create", name, errno))
     }
 
-    /// Every name but `.` and `..`, sorted.
+    /// Returns every name except `.` and `..`, sorted.
     pub(super) fn names(&self) -> Result<Vec<OsString>, Error> {
         let mut names = self.scan(|_| true, usize::MAX)?;
         names.sort();
         Ok(names)
     }
 
-    /// The first `limit` names that `wanted` accepts, `.` and `..` left out.
-    fn scan(&self, wanted: impl Fn(&OsStr) -> bool, limit: usize) -> Result<Vec<OsString>, Error> {
+    /// Returns the first `limit` names that `accepts` accepts, without `.` and `..`.
+    fn scan(&self, accepts: impl Fn(&OsStr) -> bool, limit: usize) -> Result<Vec<OsString>, Error> {
         let scan = || -> Result<Vec<OsString>, Errno> {
             let mut dir = nix::dir::Dir::openat(
                 &self.fd,
@@ -386,7 +389,7 @@ impl Dir {
                 use std::os::unix::ffi::OsStrExt;
                 let entry = entry?;
                 let name = OsStr::from_bytes(entry.file_name().to_bytes());
-                if name == "." || name == ".." || !wanted(name) {
+                if name == "." || name == ".." || !accepts(name) {
                     continue;
                 }
                 if names.len() == limit {
@@ -399,7 +402,7 @@ impl Dir {
         scan().map_err(|errno| Error::io("list", &self.path, errno))
     }
 
-    /// Writes and renames; with `sync`, both are on the disk when this returns.
+    /// Writes a file and renames it; with `sync`, file and name are on the disk when this returns.
     pub(super) fn replace(
         &self,
         name: &OsStr,
@@ -407,7 +410,7 @@ impl Dir {
         mode: u32,
         sync: bool,
     ) -> Result<(), Error> {
-        let temp = unfinished(name);
+        let temp = temporary_name(name);
         let result = (|| {
             let file = self.create(&temp, bytes)?;
             fchmod(&file, Mode::from_bits_truncate(mode))
@@ -424,13 +427,13 @@ impl Dir {
         if sync { self.sync() } else { Ok(()) }
     }
 
-    /// Makes a new file of mode 0600 and writes it; a leftover of the same unfinished name is replaced.
+    /// Creates a file of mode 0600 and writes it. An existing file of that temporary name is replaced.
     pub(super) fn create(&self, name: &OsStr, bytes: &[u8]) -> Result<File, Error> {
         let flags =
             OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         let fd = match openat(&self.fd, name, flags, mode) {
-            Err(Errno::EEXIST) if is_unfinished(name) => {
+            Err(Errno::EEXIST) if is_temporary_name(name) => {
                 self.unlink(name)?;
                 openat(&self.fd, name, flags, mode)
             }
@@ -453,7 +456,7 @@ impl Dir {
         renameat(&self.fd, from, &dir.fd, to).map_err(|errno| self.error("move", from, errno))
     }
 
-    /// A second name for the file, so that its contents outlive the first.
+    /// Gives a file a second name, so that its contents survive the first.
     pub(super) fn link(&self, from: &OsStr, to: &OsStr) -> Result<(), Error> {
         nix::unistd::linkat(&self.fd, from, &self.fd, to, nix::fcntl::AtFlags::empty())
             .map_err(|errno| self.error("keep a copy as", to, errno))
@@ -467,7 +470,7 @@ impl Dir {
         }
     }
 
-    /// Makes a directory with exactly this mode unless there is one, and opens it. True if it was made.
+    /// Opens a directory; a missing one is created with exactly this mode. Returns true if it was created.
     pub(super) fn make_dir(&self, name: &OsStr, mode: u32) -> Result<(Dir, bool), Error> {
         let made = match mkdirat(&self.fd, name, Mode::S_IRWXU) {
             Ok(()) => true,
@@ -497,7 +500,7 @@ impl Dir {
         }
     }
 
-    /// Removes a directory of ours with the files in it; false when there was none.
+    /// Removes a directory of nodepki with its files; returns false if it does not exist.
     pub(super) fn remove_dir(&self, name: &OsStr) -> Result<bool, Error> {
         let Some(dir) = self.open_dir(name)? else {
             return Ok(false);
@@ -527,7 +530,7 @@ impl Dir {
             .map_err(|e| Error::io("set the mode of", &self.path, e))
     }
 
-    /// Why `name` cannot be read or replaced as a file, if so.
+    /// Returns the error for `name` if it cannot be read or replaced as a file.
     fn obstacle(&self, name: &OsStr) -> Result<Option<Error>, Error> {
         Ok(self
             .metadata(name)?
@@ -548,8 +551,9 @@ impl Dir {
     }
 
     pub(super) fn error(&self, action: &'static str, name: &OsStr, errno: Errno) -> Error {
-        // A message names the file that was meant, not its temporary name.
-        let target = |name| str::strip_suffix(str::strip_prefix(name, UNFINISHED)?, UNFINISHED_END);
+        // A message names the target, not its temporary name.
+        let target =
+            |name| str::strip_suffix(str::strip_prefix(name, TEMPORARY_PREFIX)?, TEMPORARY_SUFFIX);
         let name = match name.to_str().and_then(target) {
             Some(target) => OsStr::new(target),
             None => name,
@@ -564,7 +568,7 @@ impl AsFd for Dir {
     }
 }
 
-/// Opening must neither wait for the writer of a pipe nor take a terminal over.
+/// Opening neither waits for the writer of a pipe nor takes over a terminal.
 pub(super) const READ: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_NONBLOCK)
     .union(OFlag::O_NOCTTY)
@@ -573,18 +577,20 @@ pub(super) const DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_CLOEXEC);
 
-pub(super) fn unfinished(name: &OsStr) -> OsString {
-    let mut temp = OsString::from(UNFINISHED);
+/// Returns the temporary name of a target.
+pub(super) fn temporary_name(name: &OsStr) -> OsString {
+    let mut temp = OsString::from(TEMPORARY_PREFIX);
     temp.push(name);
-    temp.push(UNFINISHED_END);
+    temp.push(TEMPORARY_SUFFIX);
     temp
 }
 
-pub(super) fn is_unfinished(name: &OsStr) -> bool {
-    name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes())
+pub(super) fn is_temporary_name(name: &OsStr) -> bool {
+    name.as_encoded_bytes()
+        .starts_with(TEMPORARY_PREFIX.as_bytes())
 }
 
-/// Reads what was opened, if it is a regular file within the limit.
+/// Reads an open file, if it is a regular file within the limit.
 pub(super) fn read_open(fd: OwnedFd, path: &Path, limit: u64) -> Result<Content, Error> {
     let metadata = stat_open(&fd).map_err(|errno| Error::io("look at", path, errno))?;
     if let Some(why) = obstacle_of_kind(metadata.kind) {
@@ -594,7 +600,7 @@ pub(super) fn read_open(fd: OwnedFd, path: &Path, limit: u64) -> Result<Content,
     if metadata.size > limit {
         return Err(too_large(metadata.size));
     }
-    // Room for all of it and one byte more: growing would leave copies of a key in freed memory.
+    // Capacity for all bytes and one more: a growing buffer would leave copies of a key in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(
         usize::try_from(metadata.size).unwrap_or(0) + 1,
     ));
@@ -621,7 +627,7 @@ pub(super) fn errno_from(errno: rustix::io::Errno) -> Errno {
 }
 
 fn is_volatile(kind: FsType) -> bool {
-    // linux/magic.h; nix has not all of them.
+    // From linux/magic.h; nix lacks these.
     const RAMFS: u32 = 0x8584_58f6;
     const HUGETLBFS: u32 = 0x9584_58f6;
     const DEVPTS: u32 = 0x1cd1;
@@ -640,7 +646,7 @@ fn is_volatile(kind: FsType) -> bool {
         || [RAMFS, HUGETLBFS, DEVPTS, DEBUGFS, CONFIGFS].contains(&number)
 }
 
-/// The writable layer of the overlay with this device number, by proc(5), `mountinfo`.
+/// Returns the writable layer of the overlay with this device number, from proc(5), `mountinfo`.
 fn upper_layer(mounts: &str, (major, minor): (u64, u64)) -> Option<String> {
     let device = format!("{major}:{minor}");
     let mount = mounts
@@ -650,11 +656,11 @@ fn upper_layer(mounts: &str, (major, minor): (u64, u64)) -> Option<String> {
     let upper = options
         .split(',')
         .find_map(|option| option.strip_prefix("upperdir="))?;
-    // Spaces and the like are octal escapes, which no path of a container runtime has.
+    // Spaces and the like are octal escapes, which do not occur in paths of container runtimes.
     Some(upper.to_owned())
 }
 
-/// One component and nothing that leads elsewhere.
+/// Refuses a name that is not exactly one component, such as `..` or `a/b`.
 pub(super) fn single(name: &OsStr) -> Result<&OsStr, Error> {
     let mut components = Path::new(name).components();
     match (components.next(), components.next()) {
@@ -680,7 +686,7 @@ fn stat_at(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Result<Metadata
         rustix::fs::FileType::Socket => FileKind::Socket,
         _ => FileKind::Device,
     };
-    let locked = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
+    let immutable = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
     Ok(Metadata {
         kind,
         mode: u32::from(found.stx_mode) & 0o7777,
@@ -695,11 +701,11 @@ fn stat_at(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Result<Metadata
         links: found.stx_nlink.into(),
         device: u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor),
         inode: found.stx_ino,
-        immutable: found.stx_attributes.intersects(locked),
+        immutable: found.stx_attributes.intersects(immutable),
     })
 }
 
-/// Whether both describe the same file.
+/// Returns true if both describe the same file.
 pub(super) fn is_same(metadata: &Metadata, found: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
     let device = rustix::fs::major(found.dev()) as u64;

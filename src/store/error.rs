@@ -1,34 +1,35 @@
-//! What the store reports: errors that end a run, and notes that do not.
+//! Errors of the store, which end a run, and notes, which do not.
 
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use crate::kube::names::NodePath;
 use crate::process::machine;
 
-/// Why the store could not do what it was asked.
+/// An error of the store.
 ///
-/// Paths are those of this machine, `--root` included, so that a command in a message can be typed as it stands.
+/// Paths are those of this machine, `--root` included, so that a command in a message can be copied unchanged.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No block, inode or quota left.
+    /// No block, inode or quota is left.
     #[error("cannot {action} {path}: {source}; free some space (see `df -h` and `df -i`) and run again", path = path.display())]
     NoSpace {
-        /// What was being done.
+        /// The failed operation: a verb, possibly with a preposition.
         action: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// The system's word for it.
+        /// The errno.
         source: Errno,
     },
-    /// Less room than the files to be written need.
+    /// The file system has less room than the files need.
     #[error("the file system of {path} has room for {available} bytes and {inodes} files, {needed} bytes and {files} files are needed; \
              free some space (see `df -h` and `df -i`) and run again", path = path.display())]
     TooLittleSpace {
         /// A directory on the file system in question.
         path: PathBuf,
-        /// Bytes available without the reserve of root.
+        /// Bytes available without root's reserve.
         available: u64,
         /// Inodes available.
         inodes: u64,
@@ -38,29 +39,29 @@ pub enum Error {
         files: u64,
     },
     /// A file system mounted read-only.
-    #[error("cannot {action} {path}: the file system is read-only; mount it read-write (`mount -o remount,rw ...`), or name the directory in ReadWritePaths= of the systemd unit that this is run by, and run again", path = path.display())]
+    #[error("cannot {action} {path}: the file system is read-only; mount it read-write (`mount -o remount,rw ...`), or add the directory to ReadWritePaths= of the systemd unit that runs nodepki, and run again", path = path.display())]
     ReadOnly {
-        /// What was being done.
+        /// The failed operation: a verb, possibly with a preposition.
         action: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
     },
-    /// The system refused.
-    #[error("cannot {action} {path}: {source}; run as root, and look for a security policy (SELinux, AppArmor) if this is root", path = path.display())]
+    /// Permission denied.
+    #[error("cannot {action} {path}: {source}; run as root; if nodepki runs as root, examine the security policy (SELinux, AppArmor)", path = path.display())]
     Denied {
-        /// What was being done.
+        /// The failed operation: a verb, possibly with a preposition.
         action: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// The system's word for it.
+        /// The errno.
         source: Errno,
     },
-    /// What stands at a path is not what may be read or replaced there.
+    /// What exists at a path must not be read or replaced.
     #[error("{path} {why}", path = path.display())]
     Unsafe {
         /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: Obstacle,
     },
     /// A file or directory that another user can replace or write to.
@@ -78,7 +79,7 @@ pub enum Error {
         fix: String,
     },
     /// A file with a secret that users other than its owner can read or change.
-    #[error("mode {mode:04o} lets other users get at the secret in it (chmod 600 {path})", path = path.display())]
+    #[error("mode {mode:04o} lets other users read or change the secret (chmod 600 {path})", path = path.display())]
     NotPrivate {
         /// The path.
         path: PathBuf,
@@ -86,14 +87,14 @@ pub enum Error {
         mode: u32,
     },
     /// Another run holds the lock.
-    #[error("another run of nodepki is at work ({holder}, lock {path}); wait for it to end and run again", path = path.display())]
+    #[error("another nodepki process is running ({holder}, lock {path}); wait until it ends and run again", path = path.display())]
     Busy {
         /// The lock file.
         path: PathBuf,
-        /// `pid 123: nodepki renew`, as far as the other run has said.
+        /// The line in the lock file, for example `pid 123: nodepki renew`.
         holder: String,
     },
-    /// A path or a name that cannot be one.
+    /// A path or name of the wrong form.
     #[error("{path:?} cannot be used as {what}")]
     BadPath {
         /// The path as given.
@@ -101,22 +102,22 @@ pub enum Error {
         /// What was expected.
         what: &'static str,
     },
-    /// A slot that has a key already.
-    #[error("{path} exists already: a request is pending for it; resume that one or set it aside", path = path.display())]
+    /// A slot that exists already.
+    #[error("{path} exists already: a request is pending; resume that request or set it aside", path = path.display())]
     SlotTaken {
         /// The directory of the slot.
         path: PathBuf,
     },
     /// The journal of an interrupted run cannot be read.
-    #[error("the journal of an interrupted run is damaged: {path} ({why}); nothing was changed, and the files of that run may be old or new: \
-             run `nodepki plan` to see whether each key fits its certificate, then move the journal away and run again", path = path.display())]
+    #[error("the journal of an interrupted run is damaged: {path} ({source}); nothing was changed, and the files of that run may be old or new: \
+             run `nodepki plan` to see whether each key matches its certificate, then move the journal away and run again", path = path.display())]
     JournalDamaged {
         /// The journal.
         path: PathBuf,
         /// What is wrong with it.
-        why: String,
+        source: Damage,
     },
-    /// A state file that no run of nodepki can have written for this node.
+    /// A state file that nodepki cannot have written for this node.
     #[error("{path} is not a state file that nodepki wrote for this node and its configuration: {why}; nothing was changed \
              (run with the configuration of the interrupted run, or move the file away and run again)", path = path.display())]
     Implausible {
@@ -126,40 +127,42 @@ pub enum Error {
         why: String,
     },
     /// A state file of a newer nodepki.
-    #[error("{path} has format version {version}, this nodepki knows {known}: run the newer nodepki once, it finishes and removes the file", path = path.display())]
+    #[error("{path} has format version {version}, but this nodepki reads versions up to {known}; {fix}", path = path.display())]
     NewerFormat {
         /// The file.
         path: PathBuf,
         /// The version found.
         version: u64,
-        /// The version known here.
+        /// The newest version that this nodepki reads.
         known: u64,
+        /// What to do about it.
+        fix: &'static str,
     },
-    /// A state file that cannot be read, of which nothing depends but itself.
-    #[error("{path} is damaged ({why}); move it away and run again", path = path.display())]
+    /// A state file that cannot be read and that no other file depends on.
+    #[error("{path} is damaged ({source}); move it away and run again", path = path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        why: String,
+        source: Damage,
     },
     /// The kernel cannot resolve a path inside a root.
-    #[error("this kernel or container refuses openat2(2), without which no path can be kept inside {path}; Linux 5.6 or newer is needed", path = path.display())]
+    #[error("this kernel or container refuses openat2(2), which is needed to resolve paths inside {path}; use Linux 5.6 or newer", path = path.display())]
     NoOpenat2 {
         /// The root.
         path: PathBuf,
     },
-    /// Anything else the system says.
+    /// Any other errno.
     #[error("cannot {action} {path}: {source}", path = path.display())]
     Io {
-        /// What was being done.
+        /// The failed operation: a verb, possibly with a preposition.
         action: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// The system's word for it.
+        /// The errno.
         source: Errno,
     },
-    /// A commit after one that was not finished.
+    /// A commit after an unfinished one.
     #[error("an earlier commit is not finished ({path}); run the same command again to finish it", path = path.display())]
     RecoverFirst {
         /// The journal.
@@ -173,8 +176,31 @@ pub enum Error {
     Unfinished(#[source] Box<Error>),
 }
 
+/// What is wrong with the contents of a state file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Damage {
+    /// Not the JSON that this nodepki writes.
+    #[error(transparent)]
+    Json(serde_json::Error),
+    /// The journal's contents of this file differ from their digest.
+    #[error("the contents for {0} do not fit their digest")]
+    WrongDigest(NodePath),
+    /// A field with an invalid value.
+    #[error("{field}: {source}")]
+    Field {
+        /// Its name in the file.
+        field: &'static str,
+        /// Why the value is invalid.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A required field is missing.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+}
+
 impl Error {
-    /// What a caller can do about it; the exit code follows from this.
+    /// Returns the kind of error, from which the exit code follows.
     pub fn class(&self) -> Class {
         match self {
             Error::NoSpace { .. } | Error::TooLittleSpace { .. } => Class::NoSpace,
@@ -195,7 +221,7 @@ impl Error {
         }
     }
 
-    /// Whether the path lies on a mount of this machine that is visible below another root.
+    /// Returns true if the path is on a mount of this machine that is visible below another root.
     pub fn is_this_machine(&self) -> bool {
         matches!(
             self,
@@ -206,7 +232,7 @@ impl Error {
         )
     }
 
-    /// Whether owner or mode of a file or directory let other users get at it.
+    /// Returns true if a file or directory is refused because its owner or mode gives other users access.
     pub fn is_access_refusal(&self) -> bool {
         matches!(self, Error::Untrusted { .. } | Error::NotPrivate { .. })
     }
@@ -248,35 +274,35 @@ pub fn is_access_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
         .any(Error::is_access_refusal)
 }
 
-/// The kinds of errors between which a caller distinguishes.
+/// The kinds of errors that a caller distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// No room: try again later (75).
+    /// No space: try again later (75).
     NoSpace,
-    /// Another run at work: try again later (75).
+    /// Another run holds the lock: try again later (75).
     Busy,
     /// Read-only file system: not permitted (77).
     ReadOnly,
-    /// Refused by the system: not permitted (77).
+    /// Permission denied: not permitted (77).
     Denied,
-    /// What is on disk is not safe to use or to replace (65).
+    /// A file on disk is not safe to use or to replace (65).
     Unsafe,
     /// A path from the configuration or the command line that cannot be used (78).
     Path,
-    /// Input or output failed: a fault of the machine; trying again may help (75).
+    /// Input or output failed: a fault of the machine, which may pass (75).
     Io,
 }
 
-/// What can stand in the way at a path, and how to remove it.
+/// Why a path cannot be used, and how to correct it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Obstacle {
     /// A symbolic link where a file is to be replaced.
-    #[error("is a symbolic link to {}; nodepki replaces files, not what links point to: put the file itself here and run again", .0.display())]
+    #[error("is a symbolic link to {}; nodepki replaces files, not the targets of links: put the file itself here and run again", .0.display())]
     Symlink(PathBuf),
-    /// A directory where a file belongs.
+    /// A directory in place of a file.
     #[error(
-        "is a directory (a container runtime makes one when a hostPath file is missing); remove it with rmdir and run again"
+        "is a directory (a container runtime creates one if a hostPath file is missing); remove it with rmdir and run again"
     )]
     Directory,
     /// A named pipe.
@@ -288,67 +314,65 @@ pub enum Obstacle {
     /// A device.
     #[error("is a device node, not a file; remove it and run again")]
     Device,
-    /// Something else where a directory belongs.
+    /// Not a directory, in place of one.
     #[error("is not a directory; move it away and run again")]
     NotADirectory,
-    /// A symbolic link that leads nowhere, in the place of a directory.
+    /// A symbolic link to a missing path, in place of a directory.
     #[error(
-        "is a symbolic link that leads nowhere inside the root; make its directory and run again"
+        "is a symbolic link whose target does not exist inside the root; create the target directory and run again"
     )]
     Dangling,
     /// A mount of this machine that is visible below another root.
     #[error(
-        "belongs to this machine and not to the system below the root ({0}); unmount it there and run again"
+        "belongs to this machine, not to the system below the root ({0}); unmount it there and run again"
     )]
     ThisMachine(String),
-    /// Links that lead in a circle.
-    #[error("leads through too many symbolic links; mend the links and run again")]
+    /// Symbolic links that form a loop.
+    #[error("leads through too many symbolic links; correct the links and run again")]
     Loop,
     /// The immutable or append-only attribute.
-    #[error("is immutable; if that is not on purpose, run `chattr -i -a` on it and run again")]
+    #[error("is immutable; if that is not intended, run `chattr -i -a` on it and run again")]
     Immutable,
-    /// More than any file of this kind has.
-    #[error(
-        "has {size} bytes, more than the {limit} that are read; it is not the file that belongs here"
-    )]
+    /// A file larger than any file of its kind.
+    #[error("has {size} bytes, more than the limit of {limit}; put the right file in its place")]
     TooLarge {
         /// Bytes in the file.
         size: u64,
-        /// Bytes that would be read.
+        /// Maximum number of bytes.
         limit: u64,
     },
     /// A mount on a single file, which rename(2) and unlink(2) refuse with EBUSY.
     #[error(
-        "is a mount point, which no file can replace; unmount it (umount {}), or let nodepki write to the file that is mounted there, and run again", .0.display()
+        "is a mount point, which cannot be replaced by a file; unmount it (umount {}), or let nodepki write to the file that is mounted there, and run again", .0.display()
     )]
     MountPoint(PathBuf),
-    /// A file that was to be made only if it was missing.
+    /// A file with other contents, where a file is created only if none exists.
     #[error(
-        "exists and holds something else; it is not overwritten: compare it with the other nodes, then move it away or keep it"
+        "exists with other contents and is not overwritten; compare it with the other nodes, then move it away or keep it"
     )]
     Differs,
-    /// A file that was to be removed as it was.
+    /// A file that has changed since its removal was decided.
     #[error(
-        "has other contents than those that were to be removed; it was left alone: see who changed it and run again"
+        "has changed since its removal was decided, and was not removed; find out what changed it and run again"
     )]
     Changed,
-    /// A state directory of somebody else.
+    /// A state directory of another user.
     #[error(
-        "belongs to user {owner}, not to user {expected}; give it back with chown and run again"
+        "belongs to user {owner}, not to user {expected}; change the owner with chown and run again"
     )]
     Owner {
-        /// Who owns it.
+        /// User id of the owner.
         owner: u32,
-        /// Who should.
+        /// User id of the running user.
         expected: u32,
     },
 }
 
-/// Something worth telling that did not stop the store.
+/// A remark about a run that the store completed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Note {
-    /// A private file could be read by everybody.
+    /// A private file was world-readable.
     #[error("{path} had mode {from:04o}, now {to:04o}", path = path.display())]
     Tightened {
         /// The file.
@@ -358,7 +382,7 @@ pub enum Note {
         /// Its mode now.
         to: u32,
     },
-    /// The replaced or removed file has other names, which keep the old contents.
+    /// The replaced or removed file has other hard links, which keep the old contents.
     #[error("{path} had {links} hard links; the other names keep the old contents", path = path.display())]
     HardLinked {
         /// The file.
@@ -380,7 +404,7 @@ pub enum Note {
         /// User id of the previous owner.
         owner: u32,
     },
-    /// Something was moved out of the way, not deleted.
+    /// A file or directory was moved, not deleted.
     #[error("{path} was set aside as {to}: {why}", path = path.display(), to = to.display())]
     SetAside {
         /// What was moved.
@@ -390,33 +414,33 @@ pub enum Note {
         /// Why.
         why: String,
     },
-    /// A state file that can be made again.
-    #[error("{path} is damaged ({why}) and is made again", path = path.display())]
+    /// A state file that can be created again.
+    #[error("{path} is damaged ({why}) and is created again", path = path.display())]
     Rebuilt {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
     },
-    /// An old file of ours that cannot be removed.
-    #[error("{path} is not needed any more and cannot be removed ({why}); it may hold a private key: remove it", path = path.display())]
+    /// An old file of nodepki that cannot be removed.
+    #[error("{path} is no longer needed and cannot be removed ({why}); it may contain a private key: remove it", path = path.display())]
     Undeleted {
         /// What was to be removed.
         path: PathBuf,
-        /// Why it is still there.
+        /// The error.
         why: String,
     },
-    /// Further files in the state directory that are not listed.
-    #[error("{path} contains {more} more files that are not of nodepki", path = path.display())]
-    MoreStrangers {
+    /// Further unknown files in the state directory.
+    #[error("{path} contains {more} more files that do not belong to nodepki", path = path.display())]
+    MoreUnknownFiles {
         /// The directory.
         path: PathBuf,
         /// Number of files that are not listed.
         more: usize,
     },
-    /// Something in the state directory that is not of nodepki.
-    #[error("{path} is not of nodepki and is left alone", path = path.display())]
-    Stranger {
+    /// A file in the state directory that nodepki did not create.
+    #[error("{path} does not belong to nodepki and is not touched", path = path.display())]
+    UnknownFile {
         /// The path.
         path: PathBuf,
     },

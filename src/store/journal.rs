@@ -1,4 +1,4 @@
-//! The journal: what a commit has decided, complete enough to finish it from this file alone.
+//! The journal: the decision of a commit, complete enough to finish the commit from this file alone.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -9,57 +9,60 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::Zeroizing;
 
-use super::dir::{Dir, single, unfinished};
-use super::error::Error;
+use super::dir::{Dir, single, temporary_name};
+use super::error::{Damage, Error};
 use super::pending::Slot;
-use super::{Root, known, sha256};
+use super::state_file::{self, StateFile, Versioned};
+use super::{Root, sha256};
 
-pub(super) const JOURNAL: &str = "journal.json";
-/// An older nodepki would take what it does not know for damage and go on without it, hence a version of its own for a
-/// journal with a removal and for one with a link. All others stay readable for it.
-const PLAIN: u64 = 1;
-const WITH_REMOVAL: u64 = 2;
-const WITH_LINK: u64 = 3;
-const VERSION: u64 = WITH_LINK;
-/// Some hundred files of the size of a bundle; far above any commit.
-const LIMIT: u64 = 64 * 1024 * 1024;
+pub(super) const JOURNAL: StateFile = StateFile::of_work("journal.json", VERSION_WITH_LINK);
+/// An older nodepki would take an entry of an unknown kind for damage and continue without the journal. A journal with a
+/// removal and one with a link therefore have versions of their own; all others stay readable for it.
+const VERSION_PLAIN: u64 = 1;
+const VERSION_WITH_REMOVAL: u64 = 2;
+const VERSION_WITH_LINK: u64 = 3;
+/// Size limit in bytes: some hundred files of the size of a bundle, far above any commit.
+const MAX_JOURNAL_SIZE: u64 = 64 * 1024 * 1024;
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct Journal {
-    version: u64,
-    pub(super) entries: Vec<Entry>,
-    /// Files that the commit found as wanted. They decide with the entries of their group.
-    pub(super) kept: Vec<Kept>,
-    /// Slots that are done once all entries are in place.
+    /// In the order in which they are completed.
+    pub(super) entries: Vec<JournalEntry>,
+    /// Files that the commit found in the desired state. They decide together with the entries of their group.
+    pub(super) kept: Vec<KeptFile>,
+    /// Slots that are complete once all entries are.
     pub(super) slots: Vec<Slot>,
 }
 
-/// One file or link to be replaced or removed, in the order in which that is done.
+/// One file or link to be replaced or removed.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct JournalEntry {
+    /// On the node.
     pub(super) path: PathBuf,
     pub(super) group: usize,
     pub(super) mode: u32,
-    /// SHA-256 of what stood there, [`identity_of_link`] for a link, `None` for nothing.
+    /// SHA-256 of the former file, [`identity_of_link`] for a link, `None` for a missing file.
     pub(super) old: Option<String>,
-    /// Likewise for what shall stand there.
+    /// Likewise for the new file.
     pub(super) new: Option<String>,
-    /// The bytes to `new`. Those of a file that goes are never here: they may be a key.
+    /// Contents of the new file. Those of a removed file are never recorded: they may be a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) content: Option<Secret>,
+    pub(super) content: Option<SecretBytes>,
 }
 
-impl Entry {
+impl JournalEntry {
+    /// Returns true if the file is removed, not replaced.
     pub(super) fn removes(&self) -> bool {
         self.new.is_none()
     }
 
-    /// Where the link leads that shall stand there.
+    /// Returns the target of the new link.
     pub(super) fn link(&self) -> Option<&str> {
-        self.new.as_deref()?.strip_prefix(LINK)
+        self.new.as_deref()?.strip_prefix(LINK_PREFIX)
     }
 
-    fn is_whole(&self) -> bool {
+    /// Returns true if the contents have the recorded digest, and a link stays in its directory.
+    fn is_consistent(&self) -> bool {
         match self.link() {
             Some(target) => self.content.is_none() && single(OsStr::new(target)).is_ok(),
             None => self.content.as_ref().map(|content| sha256(&content.0)) == self.new,
@@ -67,130 +70,123 @@ impl Entry {
     }
 }
 
-/// What stands in the journal for a link where the digest of a file would stand.
+/// Returns the text that identifies a link in the journal, in place of the digest of a file.
 pub(super) fn identity_of_link(target: &str) -> String {
-    format!("{LINK}{target}")
+    format!("{LINK_PREFIX}{target}")
 }
 
-/// No digest in hex begins with it.
-const LINK: &str = "link:";
+/// No hexadecimal digest begins with it.
+const LINK_PREFIX: &str = "link:";
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct KeptFile {
+    /// On the node.
     pub(super) path: PathBuf,
     pub(super) group: usize,
+    /// Or [`identity_of_link`].
     pub(super) sha256: String,
 }
 
-impl Kept {
+impl KeptFile {
     pub(super) fn is_link(&self) -> bool {
-        self.sha256.starts_with(LINK)
+        self.sha256.starts_with(LINK_PREFIX)
     }
 }
 
 /// Contents of a file, base64 in JSON, zeroized in memory.
-pub(super) struct Secret(pub(super) Zeroizing<Vec<u8>>);
+pub(super) struct SecretBytes(pub(super) Zeroizing<Vec<u8>>);
 
 impl Journal {
-    pub(super) fn new(entries: Vec<Entry>, kept: Vec<Kept>, slots: Vec<Slot>) -> Journal {
-        let links =
-            entries.iter().any(|entry| entry.link().is_some()) || kept.iter().any(Kept::is_link);
-        let version = match (links, entries.iter().any(Entry::removes)) {
-            (true, _) => WITH_LINK,
-            (false, true) => WITH_REMOVAL,
-            (false, false) => PLAIN,
-        };
+    pub(super) fn new(
+        entries: Vec<JournalEntry>,
+        kept: Vec<KeptFile>,
+        slots: Vec<Slot>,
+    ) -> Journal {
         Journal {
-            version,
             entries,
             kept,
             slots,
         }
     }
 
-    /// Writes the journal under its unfinished name. It counts once it was renamed.
+    /// Returns the lowest version that can express the entries.
+    fn version(&self) -> u64 {
+        let links = self.entries.iter().any(|entry| entry.link().is_some())
+            || self.kept.iter().any(KeptFile::is_link);
+        match (links, self.entries.iter().any(JournalEntry::removes)) {
+            (true, _) => VERSION_WITH_LINK,
+            (false, true) => VERSION_WITH_REMOVAL,
+            (false, false) => VERSION_PLAIN,
+        }
+    }
+
+    /// Writes the journal under its temporary name. It takes effect once it is renamed.
     pub(super) fn write(&self, state: &Dir) -> Result<File, Error> {
+        let json = self.to_json().map_err(|source| Error::Damaged {
+            path: state.path().join(JOURNAL.name),
+            source: Damage::Json(source),
+        })?;
+        state.create(&temporary_name(OsStr::new(JOURNAL.name)), &json)
+    }
+
+    pub(super) fn to_json(&self) -> Result<Zeroizing<Vec<u8>>, serde_json::Error> {
         let contents = self
             .entries
             .iter()
             .filter_map(|entry| entry.content.as_ref());
         let contents: usize = contents.map(|content| content.0.len()).sum();
-        // Room enough: growing would leave copies of keys in freed memory.
-        let room = contents / 3 * 4 + (self.entries.len() + self.kept.len()) * 1024 + 4096;
-        let mut json = Zeroizing::new(Vec::with_capacity(room));
-        serde_json::to_writer(&mut *json, self).map_err(|source| Error::Damaged {
-            path: state.path().join(JOURNAL),
-            why: source.to_string(),
-        })?;
-        state.create(&unfinished(OsStr::new(JOURNAL)), &json)
+        // Allocated at once: a growing buffer would leave copies of keys in freed memory.
+        let capacity = contents / 3 * 4 + (self.entries.len() + self.kept.len()) * 1024 + 4096;
+        let mut json = Zeroizing::new(Vec::with_capacity(capacity));
+        let versioned = Versioned {
+            version: self.version(),
+            record: self,
+        };
+        serde_json::to_writer(&mut *json, &versioned)?;
+        Ok(json)
     }
 
     /// Reads the journal of an interrupted run, if there is one. A journal that cannot be used is left untouched.
     pub(super) fn load(root: &Root, state: &Dir) -> Result<Option<Journal>, Error> {
-        let Some(found) = state.read(JOURNAL, LIMIT)? else {
+        let Some(found) = state.read(JOURNAL.name, MAX_JOURNAL_SIZE)? else {
             return Ok(None);
         };
-        known::check_owner(state, JOURNAL, &found)?;
-        let damaged = |why| {
-            Err(Error::JournalDamaged {
-                path: state.path().join(JOURNAL),
-                why,
-            })
+        state_file::require_own(state, JOURNAL.name, &found)?;
+        Journal::parse(root, &found.bytes, state.path().join(JOURNAL.name)).map(Some)
+    }
+
+    pub(super) fn parse(root: &Root, json: &[u8], path: PathBuf) -> Result<Journal, Error> {
+        let journal: Journal = match JOURNAL.parse(json, path.clone()) {
+            Err(Error::Damaged { path, source }) => {
+                return Err(Error::JournalDamaged { path, source });
+            }
+            parsed => parsed?,
         };
-        match parse(&found.bytes) {
-            Ok(journal) => Ok(Some(journal)),
-            Err(Fault::Newer(version)) => Err(Error::NewerFormat {
-                path: state.path().join(JOURNAL),
-                version,
-                known: VERSION,
+        let mut entries = journal.entries.iter();
+        match entries.find(|entry| !entry.is_consistent()) {
+            None => Ok(journal),
+            Some(entry) => Err(Error::JournalDamaged {
+                path,
+                source: Damage::WrongDigest(root.node_path(entry.path.clone())),
             }),
-            Err(Fault::Damaged(why)) => damaged(why),
-            Err(Fault::Torn(path)) => damaged(format!(
-                "the contents for {} do not fit their digest",
-                root.node_path(path)
-            )),
         }
     }
 }
 
-enum Fault {
-    Newer(u64),
-    Damaged(String),
-    /// The contents for this path are not what was written.
-    Torn(PathBuf),
-}
-
-fn parse(json: &[u8]) -> Result<Journal, Fault> {
-    #[derive(Deserialize)]
-    struct Header {
-        version: u64,
-    }
-    let damaged = |error: serde_json::Error| Fault::Damaged(error.to_string());
-    let header: Header = serde_json::from_slice(json).map_err(damaged)?;
-    if !(PLAIN..=VERSION).contains(&header.version) {
-        return Err(Fault::Newer(header.version));
-    }
-    let journal: Journal = serde_json::from_slice(json).map_err(damaged)?;
-    match journal.entries.iter().find(|entry| !entry.is_whole()) {
-        None => Ok(journal),
-        Some(entry) => Err(Fault::Torn(entry.path.clone())),
-    }
-}
-
-impl Serialize for Secret {
+impl Serialize for SecretBytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let text = Zeroizing::new(BASE64_STANDARD.encode(&*self.0));
         serializer.serialize_str(&text)
     }
 }
 
-impl<'de> Deserialize<'de> for Secret {
+impl<'de> Deserialize<'de> for SecretBytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Base64 never needs an escape, so this borrows and leaves no copy.
+        // Base64 never needs an escape, so that the text is borrowed and leaves no copy.
         let text = <&str>::deserialize(deserializer)?;
         BASE64_STANDARD
             .decode(text)
-            .map(|bytes| Secret(Zeroizing::new(bytes)))
+            .map(|bytes| SecretBytes(Zeroizing::new(bytes)))
             .map_err(serde::de::Error::custom)
     }
 }

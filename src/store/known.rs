@@ -1,29 +1,28 @@
-//! What a state file may say. The state directory may be that of another, untrusted system, so that nothing in it is
-//! carried out that a commit of this program cannot have decided.
+//! What the journal and the staging record may name. The state directory may be that of another, untrusted system, so
+//! recovery does nothing that a commit of this program cannot have decided.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use super::dir::{Content, is_unfinished};
+use super::desired::PLAIN_BITS;
+use super::dir::is_temporary_name;
 use super::error::Error;
-use super::journal::{Entry, JOURNAL, Journal};
-use super::lock::LOCK;
-use super::recover::STAGING;
+use super::journal::{JOURNAL, Journal, JournalEntry};
+use super::lock::LOCK_FILE;
+use super::staging::STAGING;
 use super::{Dir, Root, STATE_DIR};
 
-/// Permission bits that a file of a commit can have.
-pub(super) const PLAIN_BITS: u32 = 0o666;
 /// The directories of kubeadm, of the kubelet and of nodepki.
 const DIRECTORIES: [&str; 3] = ["/etc/kubernetes", "/var/lib/kubelet/pki", STATE_DIR];
 /// Files in the state directory that no commit writes.
-const OWN_FILES: [&str; 3] = [JOURNAL, STAGING, LOCK];
+const OWN_FILES: [&str; 3] = [JOURNAL.name, STAGING.name, LOCK_FILE];
 
-/// The directories in which an interrupted run can have left something to be finished.
+/// The directories in which an interrupted run can have left unfinished work.
 #[derive(Clone, Debug)]
 pub struct KnownDirectories(BTreeSet<PathBuf>);
 
 impl Default for KnownDirectories {
-    /// Those that need no configuration: kubeadm's, the kubelet's and the state directory.
+    /// Returns those that need no configuration: kubeadm's, the kubelet's and the state directory.
     fn default() -> Self {
         KnownDirectories(DIRECTORIES.iter().map(PathBuf::from).collect())
     }
@@ -53,7 +52,7 @@ impl KnownDirectories {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return false;
         };
-        if is_unfinished(name) || !is_plain(path) {
+        if is_temporary_name(name) || !is_plain(path) {
             return false;
         }
         if parent.starts_with(STATE_DIR) {
@@ -69,7 +68,7 @@ impl KnownDirectories {
         state: &Dir,
         journal: &Journal,
     ) -> Result<(), Error> {
-        let refuse = |why| Err(implausible(state, JOURNAL, why));
+        let refuse = |why| Err(implausible(state, JOURNAL.name, why));
         let entries = journal.entries.iter();
         let kept = journal.kept.iter().map(|kept| &kept.path);
         for path in entries.clone().map(|entry| &entry.path).chain(kept) {
@@ -90,7 +89,7 @@ impl KnownDirectories {
         }
     }
 
-    /// Refuses a record of unfinished files that no commit can have written.
+    /// Refuses a record of staged files that no commit can have written.
     pub(super) fn check_staging(
         &self,
         root: &Root,
@@ -100,7 +99,7 @@ impl KnownDirectories {
         match directories.iter().find(|path| !self.has_directory(path)) {
             Some(path) => Err(implausible(
                 state,
-                STAGING,
+                STAGING.name,
                 format!(
                     "it names {}, which is not a directory of Kubernetes' PKI by this configuration",
                     root.on_this_machine(path).display()
@@ -111,25 +110,11 @@ impl KnownDirectories {
     }
 }
 
-/// Refuses a state file that another user owns or can write.
-pub(super) fn check_owner(state: &Dir, name: &str, found: &Content) -> Result<(), Error> {
-    let expected = nix::unistd::geteuid().as_raw();
-    let (owner, mode) = (found.metadata.uid, found.metadata.mode);
-    if owner == expected && mode & 0o022 == 0 {
-        return Ok(());
-    }
-    Err(implausible(
-        state,
-        name,
-        format!("it belongs to user {owner} and has mode {mode:04o}"),
-    ))
-}
-
-fn has_plain_mode(entry: &Entry) -> bool {
+fn has_plain_mode(entry: &JournalEntry) -> bool {
     entry.content.is_none() || entry.mode & !PLAIN_BITS == 0
 }
 
-/// Absolute, and without `..`.
+/// Returns true for an absolute path without `..`.
 fn is_plain(path: &Path) -> bool {
     let mut components = path.components();
     components.next() == Some(Component::RootDir)
@@ -148,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_files_of_the_pki_and_nothing_else() {
+    fn accepts_only_paths_of_the_pki() {
         let known = KnownDirectories::default().with_files([Path::new("/opt/pki/ca.crt")]);
         for path in [
             "/etc/kubernetes/admin.conf",

@@ -1,7 +1,7 @@
-//! One run at a time: flock(2) on a file in the state directory.
+//! The lock: flock(2) on a file in the state directory, so that one process writes at a time.
 //!
-//! The kernel lets go of the lock when its holder dies, so a lock is never stale. What the file says is only for
-//! people.
+//! The kernel releases the lock when its holder ends, so a lock is never stale. The contents of the file are for error
+//! messages only.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,11 +17,13 @@ use super::dir::{Dir, Metadata, errno_of};
 use super::error::{Error, Note, Obstacle};
 use super::{Root, STATE_DIR};
 
-pub(super) const LOCK: &str = "lock";
-/// Between two tries. A waiting run notices the end of the other within this time.
-const TRY_AGAIN: Duration = Duration::from_millis(20);
+pub(super) const LOCK_FILE: &str = "lock";
+/// Interval between two attempts of a waiting process.
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// Maximum length in bytes of the line in the lock file that is read.
+const MAX_HOLDER_LENGTH: usize = 256;
 
-/// The lock, before anything else was done: only [`Locked::recover`] leads on.
+/// The held lock. [`Locked::recover`] turns it into the right to write.
 #[derive(Debug)]
 pub struct Locked {
     pub(super) root: Root,
@@ -30,9 +32,9 @@ pub struct Locked {
     pub(super) notes: Vec<Note>,
 }
 
-/// The lock itself, let go of when dropped.
+/// The lock itself, released when dropped.
 ///
-/// Closing the file would not be enough: a child forked a moment ago shares it until its exec.
+/// Closing the file would not be enough: a child that was just forked shares the file until its exec.
 #[derive(Debug)]
 pub(super) struct Held(File);
 
@@ -43,54 +45,36 @@ impl Drop for Held {
 }
 
 impl Root {
-    /// Takes the lock, making the state directory if it is missing; blocks for at most `wait`.
+    /// Takes the lock, waiting at most `wait`. A missing state directory is created.
     ///
-    /// `command` is what another run will be told is at work here, for example `nodepki renew`.
+    /// `command` names this run in the errors of other processes, for example `nodepki renew`.
     ///
     /// # Errors
-    /// [`Error::Busy`] after `wait`, naming the process that holds the lock.
+    /// [`Error::Busy`] after `wait`, with the process that holds the lock.
     pub fn lock(&self, wait: Duration, command: &str) -> Result<Locked, Error> {
         let mut notes = Vec::new();
         let state = self.state_dir(&mut notes)?;
-        if let Some(found) = state.metadata(LOCK)? {
-            verify(&state, &found)?;
-        }
-        let flags = OFlag::O_RDWR
-            | OFlag::O_CREAT
-            | OFlag::O_NOFOLLOW
-            | OFlag::O_CLOEXEC
-            | OFlag::O_NONBLOCK;
-        let lock = match openat(&state, LOCK, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
-            Ok(fd) => File::from(fd),
-            Err(errno) => {
-                return Err(match state.metadata(LOCK)? {
-                    Some(metadata) => state
-                        .obstacle_of(OsStr::new(LOCK), &metadata)
-                        .unwrap_or_else(|| state.error("open", OsStr::new(LOCK), errno)),
-                    None => state.error("create", OsStr::new(LOCK), errno),
-                });
-            }
-        };
-        let give_up = Instant::now() + wait;
+        let lock = open_lock_file(&state)?;
+        let deadline = Instant::now() + wait;
         loop {
             match lock.try_lock() {
                 Ok(()) => break,
-                Err(fs::TryLockError::WouldBlock) if Instant::now() < give_up => {
-                    std::thread::sleep(TRY_AGAIN)
+                Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    std::thread::sleep(LOCK_RETRY_INTERVAL)
                 }
                 Err(fs::TryLockError::WouldBlock) => {
                     return Err(Error::Busy {
-                        path: state.path().join(LOCK),
-                        holder: holder(&lock),
+                        path: state.path().join(LOCK_FILE),
+                        holder: read_holder(&lock),
                     });
                 }
                 Err(fs::TryLockError::Error(source)) => {
-                    return Err(state.error("lock", OsStr::new(LOCK), errno_of(&source)));
+                    return Err(state.error("lock", OsStr::new(LOCK_FILE), errno_of(&source)));
                 }
             }
         }
-        // A full disk must not keep a run from finishing an earlier one: the text is a courtesy.
-        let _ = introduce(&lock, command);
+        // The text is optional: on a full disk too, a run must be able to finish an interrupted one.
+        let _ = write_holder(&lock, command);
         Ok(Locked {
             root: self.clone(),
             state,
@@ -100,7 +84,7 @@ impl Root {
     }
 
     fn state_dir(&self, notes: &mut Vec<Note>) -> Result<Dir, Error> {
-        // Its own owner and mode are judged below.
+        // Owner and mode of the directory itself are verified below.
         if let Some(parent) = Path::new(STATE_DIR).parent() {
             self.require_guarded(parent)?;
         }
@@ -136,10 +120,28 @@ impl Root {
     }
 }
 
-/// Refuses a lock file that is anything but one of the running user under one name, since it is written in place: the
-/// state directory may be that of another, untrusted system.
-fn verify(state: &Dir, found: &Metadata) -> Result<(), Error> {
-    if let Some(obstacle) = state.obstacle_of(OsStr::new(LOCK), found) {
+fn open_lock_file(state: &Dir) -> Result<File, Error> {
+    if let Some(found) = state.metadata(LOCK_FILE)? {
+        verify_lock_file(state, &found)?;
+    }
+    let flags =
+        OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    let name = OsStr::new(LOCK_FILE);
+    match openat(state, LOCK_FILE, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
+        Ok(fd) => Ok(File::from(fd)),
+        Err(errno) => Err(match state.metadata(name)? {
+            Some(metadata) => state
+                .obstacle_of(name, &metadata)
+                .unwrap_or_else(|| state.error("open", name, errno)),
+            None => state.error("create", name, errno),
+        }),
+    }
+}
+
+/// Refuses a lock file that belongs to another user or has several names. The file is written in place, and the state
+/// directory may be that of another, untrusted system.
+fn verify_lock_file(state: &Dir, found: &Metadata) -> Result<(), Error> {
+    if let Some(obstacle) = state.obstacle_of(OsStr::new(LOCK_FILE), found) {
         return Err(obstacle);
     }
     let expected = nix::unistd::geteuid().as_raw();
@@ -149,12 +151,12 @@ fn verify(state: &Dir, found: &Metadata) -> Result<(), Error> {
         _ => return Ok(()),
     };
     Err(Error::Implausible {
-        path: state.path().join(LOCK),
+        path: state.path().join(LOCK_FILE),
         why,
     })
 }
 
-fn introduce(lock: &File, command: &str) -> io::Result<()> {
+fn write_holder(lock: &File, command: &str) -> io::Result<()> {
     let text = format!(
         "pid {}: {}\n",
         std::process::id(),
@@ -164,12 +166,12 @@ fn introduce(lock: &File, command: &str) -> io::Result<()> {
     lock.set_len(text.len() as u64)
 }
 
-fn holder(lock: &File) -> String {
-    let mut text = [0; 256];
+fn read_holder(lock: &File) -> String {
+    let mut text = [0; MAX_HOLDER_LENGTH];
     let length = lock.read_at(&mut text, 0).unwrap_or(0);
     let text = String::from_utf8_lossy(text.get(..length).unwrap_or_default());
     match text.lines().next() {
         Some(line) if !line.is_empty() => line.to_owned(),
-        _ => "a process that has not said its name yet".to_owned(),
+        _ => "unknown process".to_owned(),
     }
 }

@@ -1,8 +1,8 @@
-//! Mount points below a root: which of them belong to the system there, and which to this machine.
+//! Distinguishes mount points below a root that belong to the system there from those that belong to this machine.
 //!
 //! A rescue system mounts the parts of an installation below one directory (`/mnt`, `/mnt/var`), and commonly binds its
-//! own `/dev`, `/proc`, `/sys` and `/run` into it for chroot(8). The former are part of the root, the latter are not:
-//! a file there is one of this machine.
+//! own `/dev`, `/proc`, `/sys` and `/run` into it for chroot(8). The former are part of the root. The latter are not:
+//! their files belong to this machine.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -45,11 +45,11 @@ struct Mount {
     kind: String,
 }
 
-/// Returns the reason why an open file lies on a mount of this machine although its path is below `root`; `None` if
-/// the mount is part of the root.
+/// Returns the reason why an open file is on a mount of this machine although its path is below `root`; `None` if the
+/// mount is part of the root.
 ///
 /// # Errors
-/// When `/proc` cannot be read.
+/// If `/proc` cannot be read.
 pub(super) fn foreign(root: impl AsFd, file: impl AsFd) -> io::Result<Option<String>> {
     let (own, of_file) = (mount_of(root.as_fd())?, mount_of(file.as_fd())?);
     if own == of_file {
@@ -57,10 +57,10 @@ pub(super) fn foreign(root: impl AsFd, file: impl AsFd) -> io::Result<Option<Str
     }
     let root_path = fs::read_link(format!("/proc/self/fd/{}", root.as_fd().as_raw_fd()))?;
     let mounts = fs::read("/proc/self/mountinfo")?;
-    Ok(judge(&parse(&mounts), &root_path, own, of_file))
+    Ok(foreign_reason(&parse(&mounts), &root_path, own, of_file))
 }
 
-fn judge(mounts: &[Mount], root_path: &Path, own: u64, of_file: u64) -> Option<String> {
+fn foreign_reason(mounts: &[Mount], root_path: &Path, own: u64, of_file: u64) -> Option<String> {
     if own == of_file {
         return None;
     }
@@ -75,7 +75,7 @@ fn judge(mounts: &[Mount], root_path: &Path, own: u64, of_file: u64) -> Option<S
             mount.kind
         ));
     }
-    // A directory of the root that is mounted at a second place in it.
+    // A directory of the root that is mounted a second time below it.
     if let Some(own) = find(own)
         && own.device == mount.device
         && let Ok(below) = root_path.strip_prefix(&own.point)
@@ -106,24 +106,24 @@ fn mount_of(file: BorrowedFd<'_>) -> io::Result<u64> {
 
 fn parse(mountinfo: &[u8]) -> Vec<Mount> {
     let lines = mountinfo.split(|byte| *byte == b'\n');
-    lines.filter_map(line).collect()
+    lines.filter_map(parse_line).collect()
 }
 
-fn line(line: &[u8]) -> Option<Mount> {
+fn parse_line(line: &[u8]) -> Option<Mount> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let text = |field: &&[u8]| Some(std::str::from_utf8(field).ok()?.to_owned());
     let separator = fields.iter().position(|field| *field == b"-")?;
     Some(Mount {
         id: text(fields.first()?)?.parse().ok()?,
         device: text(fields.get(2)?)?,
-        root: unescaped(fields.get(3)?),
-        point: unescaped(fields.get(4)?),
+        root: unescape(fields.get(3)?),
+        point: unescape(fields.get(4)?),
         kind: text(fields.get(separator + 1)?)?,
     })
 }
 
-/// Spaces and the like are octal in mountinfo.
-fn unescaped(field: &[u8]) -> PathBuf {
+/// Decodes the octal escapes of mountinfo, for example of spaces.
+fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
@@ -167,10 +167,10 @@ mod tests {
 ";
 
     #[test]
-    fn tells_mounts_of_the_root_from_mounts_of_this_machine() {
+    fn distinguishes_mounts_of_root_from_mounts_of_machine() {
         let mounts = parse(MOUNTS.as_bytes());
         assert_eq!(mounts[9].root, Path::new("/etc/ssl host"));
-        let mnt = |file| judge(&mounts, Path::new("/mnt"), 40, file);
+        let mnt = |file| foreign_reason(&mounts, Path::new("/mnt"), 40, file);
         for part in [40, 41, 46, 47] {
             assert_eq!(mnt(part), None, "{part}");
         }
@@ -185,9 +185,9 @@ mod tests {
             assert!(reason.contains(words), "{foreign}: {reason}");
         }
         // Subvolumes have one device number.
-        assert_eq!(judge(&mounts, Path::new("/node"), 51, 52), None);
+        assert_eq!(foreign_reason(&mounts, Path::new("/node"), 51, 52), None);
         // The root is a directory of this machine's own file system.
-        let chroot = |file| judge(&mounts, Path::new("/srv/image"), 22, file);
+        let chroot = |file| foreign_reason(&mounts, Path::new("/srv/image"), 22, file);
         assert_eq!(chroot(22), None);
         assert!(chroot(25).is_some() && chroot(45).is_some());
     }

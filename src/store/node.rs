@@ -1,7 +1,7 @@
 //! The identity that the pending requests of this node were made for: `node.json` in the state directory.
 //!
 //! Written before the first request of a run. Until all requests are answered, neither the kubeadm file (`/run` is
-//! empty after a boot) nor the files of the node (kubelet.conf, the manifests) describe the node reliably.
+//! empty after a boot) nor the files of the node (kubelet.conf, the manifests) are a reliable description of the node.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -10,22 +10,24 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::error::Error;
+use super::error::{Damage, Error};
+use super::state_file::StateFile;
 use super::{Root, STATE_DIR, Store};
 use crate::kube::kubeadm::{Endpoint, Node, Role, join_host_port};
 
-const NODE: &str = "node.json";
-const VERSION: u64 = 1;
+pub(super) const NODE: StateFile = StateFile::of_knowledge("node.json", 1);
 
 /// A part of a node's identity that a run changes only with explicit consent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 pub enum IdentityPart {
     /// Name of the Node object, subject of kubelet.conf and of etcd's certificates.
+    #[serde(rename = "name")]
     Name,
     /// Address and port of the API server.
+    #[serde(rename = "address")]
     Address,
     /// First control-plane node, further control-plane node, or worker.
+    #[serde(rename = "role")]
     Role,
 }
 
@@ -40,19 +42,20 @@ pub struct KeptNode {
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum WrittenRole {
+enum RecordedRole {
+    #[serde(rename = "init")]
     Init,
+    #[serde(rename = "join")]
     Join,
+    #[serde(rename = "worker")]
     Worker,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Record {
-    version: u64,
+struct NodeFile {
     name: String,
-    role: WrittenRole,
+    role: RecordedRole,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     advertise_address: Option<IpAddr>,
     bind_port: u16,
@@ -69,21 +72,15 @@ struct Record {
     accepted_changes: BTreeSet<IdentityPart>,
 }
 
-#[derive(Deserialize)]
-struct Header {
-    version: u64,
-}
-
-impl Record {
-    fn of(kept: &KeptNode) -> Record {
+impl NodeFile {
+    fn of(kept: &KeptNode) -> NodeFile {
         let node = &kept.node;
-        Record {
-            version: VERSION,
+        NodeFile {
             name: node.name.as_str().to_owned(),
             role: match node.role {
-                Role::Init => WrittenRole::Init,
-                Role::Join => WrittenRole::Join,
-                Role::Worker => WrittenRole::Worker,
+                Role::Init => RecordedRole::Init,
+                Role::Join => RecordedRole::Join,
+                Role::Worker => RecordedRole::Worker,
             },
             advertise_address: node.advertise_address,
             bind_port: node.bind_port,
@@ -98,16 +95,25 @@ impl Record {
         }
     }
 
-    fn parsed(self) -> Result<KeptNode, String> {
+    fn into_kept_node(self) -> Result<KeptNode, Damage> {
+        fn invalid<E>(field: &'static str) -> impl FnOnce(E) -> Damage
+        where
+            E: std::error::Error + Send + Sync + 'static,
+        {
+            move |source| Damage::Field {
+                field,
+                source: Box::new(source),
+            }
+        }
         let join_endpoint = self.join_endpoint.as_deref().map(Endpoint::parse);
-        let join_endpoint = join_endpoint.transpose().map_err(|why| why.to_string())?;
+        let join_endpoint = join_endpoint.transpose().map_err(invalid("joinEndpoint"))?;
         let node = Node {
             role: match self.role {
-                WrittenRole::Init => Role::Init,
-                WrittenRole::Join => Role::Join,
-                WrittenRole::Worker => Role::Worker,
+                RecordedRole::Init => Role::Init,
+                RecordedRole::Join => Role::Join,
+                RecordedRole::Worker => Role::Worker,
             },
-            name: self.name.parse().map_err(|why| format!("name: {why}"))?,
+            name: self.name.parse().map_err(invalid("name"))?,
             advertise_address: self.advertise_address,
             bind_port: self.bind_port,
             hostname_override: self.hostname_override,
@@ -117,7 +123,7 @@ impl Record {
             join: None,
         };
         if node.role != Role::Worker && node.advertise_address.is_none() {
-            return Err("advertiseAddress is missing".to_owned());
+            return Err(Damage::Missing("advertiseAddress"));
         }
         Ok(KeptNode {
             node,
@@ -126,34 +132,26 @@ impl Record {
     }
 }
 
-/// The path of the record, on the node.
+/// Returns the path of the record, on the node.
 pub(crate) fn kept_node_path() -> PathBuf {
-    Path::new(STATE_DIR).join(NODE)
+    Path::new(STATE_DIR).join(NODE.name)
 }
 
 impl Root {
-    /// The identity that the last run with requests had; `None` if no run recorded one.
+    /// Returns the identity of the last run with requests; `None` if no run recorded one.
     ///
     /// # Errors
-    /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and what the system says.
+    /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and errors of the system.
     pub fn kept_node(&self) -> Result<Option<KeptNode>, Error> {
         let Some(found) = self.read(kept_node_path())? else {
             return Ok(None);
         };
-        let path = || self.on_this_machine(kept_node_path());
-        let damaged = |why: String| Error::Damaged { path: path(), why };
-        let header: Header =
-            serde_json::from_slice(&found.bytes).map_err(|error| damaged(error.to_string()))?;
-        if header.version != VERSION {
-            return Err(Error::NewerFormat {
-                path: path(),
-                version: header.version,
-                known: VERSION,
-            });
+        let path = self.on_this_machine(kept_node_path());
+        let file: NodeFile = NODE.parse(&found.bytes, path.clone())?;
+        match file.into_kept_node() {
+            Ok(kept) => Ok(Some(kept)),
+            Err(source) => Err(Error::Damaged { path, source }),
         }
-        let record: Record =
-            serde_json::from_slice(&found.bytes).map_err(|error| damaged(error.to_string()))?;
-        record.parsed().map(Some).map_err(damaged)
     }
 }
 
@@ -161,7 +159,7 @@ impl Store {
     /// Records the identity of the node and `files` of the state directory, each atomically and durably.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn keep_node<'a>(
         &self,
         kept: &KeptNode,
@@ -172,15 +170,15 @@ impl Store {
                 self.state.write_atomic(name, bytes, 0o600)?;
             }
         }
-        let mut json =
-            serde_json::to_vec_pretty(&Record::of(kept)).map_err(|source| Error::Damaged {
-                path: PathBuf::from(NODE),
-                why: source.to_string(),
-            })?;
-        json.push(b'\n');
-        self.state.write_atomic(OsStr::new(NODE), &json, 0o600)?;
+        let json = to_json(kept);
+        self.state
+            .write_atomic(OsStr::new(NODE.name), &json, 0o600)?;
         Ok(())
     }
+}
+
+pub(super) fn to_json(kept: &KeptNode) -> Vec<u8> {
+    NODE.to_json(&NodeFile::of(kept))
 }
 
 #[cfg(test)]
@@ -188,12 +186,13 @@ mod tests {
     use super::*;
 
     fn node(text: &str) -> Result<KeptNode, String> {
-        let record: Record = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        record.parsed()
+        let parsed = NODE.parse::<NodeFile>(text.as_bytes(), PathBuf::new());
+        let file = parsed.map_err(|error| error.to_string())?;
+        file.into_kept_node().map_err(|damage| damage.to_string())
     }
 
     #[test]
-    fn reads_back_what_was_written() {
+    fn reads_what_it_has_written() {
         for kept in [
             KeptNode {
                 node: Node {
@@ -224,7 +223,7 @@ mod tests {
                 accepted: BTreeSet::new(),
             },
         ] {
-            let json = serde_json::to_string(&Record::of(&kept)).unwrap();
+            let json = String::from_utf8(to_json(&kept)).unwrap();
             assert_eq!(node(&json), Ok(kept), "{json}");
         }
     }

@@ -1,13 +1,14 @@
-//! Requests that were sent, or are about to be: they outlive the process and the boot.
+//! Pending requests: requests that were sent or are about to be. They survive the process and a reboot.
 //!
-//! `pending/SLOT/` holds `key.pem` (0600), `request.csr`, `ticket.json` and, once there is an answer, `issued.pem`.
-//! A slot is made under an unfinished name and renamed, so it is there whole or not at all; and it is there before the
-//! request is sent. A slot that is not resumed is moved to `aside/` with its key: its request may still be answered, and
-//! an administrator may want to look at it. No certificate for such a key was ever installed, so after
+//! `pending/SLOT/` contains `key.pem` (0600), `request.csr`, `ticket.json` and, once there is an answer, `issued.pem`.
+//! A slot is created under a temporary name and renamed, so that it exists completely or not at all; and it exists before
+//! the request is sent. A slot that is not resumed is moved to `aside/` with its key: its request may still be answered,
+//! and an administrator may want to examine it. No certificate for such a key was ever installed, so after
 //! [`ASIDE_MAX_AGE`], or if there are more than [`ASIDE_MAX_ENTRIES`], the oldest are removed at the start of a run.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -17,36 +18,36 @@ use time::macros::format_description;
 use time::{OffsetDateTime, PrimitiveDateTime};
 use zeroize::Zeroizing;
 
-use super::dir::{Dir, FileKind, unfinished};
-use super::error::{Error, Note};
+use super::dir::{Dir, FileKind, temporary_name};
+use super::error::{Damage, Error, Note};
+use super::state_file::{StateFile, Versioned};
 use super::{READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sync};
 use crate::kube::names::{CertName, UnknownName};
 
 pub(super) const PENDING: &str = "pending";
 pub(super) const ASIDE: &str = "aside";
-/// How long a slot or a damaged journal is kept in `aside/`.
+/// How long an entry of `aside/` is kept: a slot, or a damaged journal of an older release.
 const ASIDE_MAX_AGE: time::Duration = time::Duration::days(30);
 /// Upper bound for the entries of `aside/`.
 const ASIDE_MAX_ENTRIES: usize = 50;
 const KEY: &str = "key.pem";
 const CSR: &str = "request.csr";
-const TICKET: &str = "ticket.json";
+pub(super) const TICKET: StateFile = StateFile::of_work("ticket.json", 1);
 const ISSUED: &str = "issued.pem";
-const VERSION: u64 = 1;
-/// Number of files among the slots that are reported by name.
-const MAX_LISTED_STRANGERS: usize = 10;
+/// Maximum number of unknown files among the slots that are reported by name.
+const MAX_LISTED_UNKNOWN_FILES: usize = 10;
 
-/// What a request is for.
+/// The certificate or key pair that a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Slot {
     /// A certificate.
     Certificate(CertName),
-    /// The service account key pair, which nobody signs.
+    /// The service account key pair, which needs no signature.
     ServiceAccount,
 }
 
 impl Slot {
-    /// kubeadm's name.
+    /// Returns kubeadm's name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Slot::Certificate(name) => name.as_str(),
@@ -95,70 +96,75 @@ impl<'de> Deserialize<'de> for Slot {
 /// Whether a write must have reached the disk when the call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// It must: a signer elsewhere may remember the request after a power cut.
+    /// Required: a signer elsewhere may have recorded the request when the power fails here.
     Synced,
-    /// It need not: the signer is this process, and forgets with it.
+    /// Not required: the signer is this process, so that the request ends with it.
     Cached,
 }
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Key and CSR are there; nothing was sent.
+    /// Key and CSR exist; nothing was sent.
+    #[serde(rename = "ready")]
     Ready,
-    /// Being sent: whether the signer has it is unknown until it was asked.
+    /// The request is being sent: whether the signer has received it is unknown until the signer is asked.
+    #[serde(rename = "submitting")]
     Submitting,
-    /// The signer has it.
+    /// The signer has accepted the request.
+    #[serde(rename = "requested")]
     Requested,
     /// The answer is in `issued.pem`.
+    #[serde(rename = "answered")]
     Answered,
-    /// The signer said no.
+    /// The signer has denied the request.
+    #[serde(rename = "denied")]
     Denied,
-    /// The answer was not what was asked for, or the signer cannot do it.
+    /// The answer did not match the request, or the signer cannot issue such a certificate.
+    #[serde(rename = "failed")]
     Failed,
 }
 
-/// What is remembered of a request besides key and CSR.
+/// The record of a request, in addition to key and CSR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
-    /// The request's identity towards the signer.
+    /// Identifies the request to the signer.
     pub request_id: String,
     /// The signer's name in the configuration.
     pub signer: String,
     /// The signer's kind, for example `vault`.
     pub signer_kind: String,
-    /// Digest of the signer's configuration: another one means another request.
+    /// Digest of the signer's configuration: a different one requires a new request.
     pub signer_config: String,
-    /// The signer's own word for the request. It is opaque here.
+    /// The signer's opaque reference for polling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handle: Option<String>,
-    /// How often it was sent.
+    /// How many times the request was sent.
     pub attempt: u32,
-    /// When it was sent first.
+    /// When the request was sent first.
     #[serde(
         default,
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub first_submitted: Option<OffsetDateTime>,
-    /// When to ask again. The clock may have jumped since: this is a hint.
+    /// When to poll again. A hint only: the clock may have been set since.
     #[serde(
         default,
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub next_poll: Option<OffsetDateTime>,
-    /// How far it has come.
+    /// Progress.
     pub phase: Phase,
-    /// What went wrong last.
+    /// The most recent error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<LastError>,
 }
 
 impl Ticket {
-    /// Of a request that has not been sent: `id` towards the signer called `signer`, of kind `kind`, as configured by
-    /// what `config` is a digest of.
+    /// Returns the record of a request that has not been sent. `id` identifies it to the signer named `signer`, of kind
+    /// `kind`; `config` is the digest of the signer's configuration.
     pub fn ready(id: &str, signer: &str, kind: &str, config: &str) -> Ticket {
         Ticket {
             request_id: id.to_owned(),
@@ -175,38 +181,31 @@ impl Ticket {
     }
 }
 
-/// An error as a ticket remembers it.
+/// The most recent error of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastError {
-    /// The signer's class of the error.
+    /// The signer's class of the error: a lower-case word.
     pub class: String,
-    /// A short fixed word.
+    /// Which step failed: a lower-case word.
     pub code: String,
-    /// For people; never a secret.
+    /// The message for the user; never contains a secret.
     pub detail: String,
     /// When it happened.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
 }
 
-#[derive(Serialize)]
-struct Written<'a> {
-    version: u64,
-    #[serde(flatten)]
-    ticket: &'a Ticket,
-}
-
-/// One slot as it was found.
+/// The contents of one slot.
 pub struct Pending {
-    /// What it is for.
+    /// What the request is for.
     pub slot: Slot,
-    /// The key in PEM, whole as far as its last line tells.
+    /// The key in PEM, with its last line.
     pub key_pem: Zeroizing<Vec<u8>>,
-    /// The CSR in PEM; `None` when it is missing: make it again from the key.
+    /// The CSR in PEM; `None` if it is missing: create it again from the key.
     pub csr_pem: Option<Vec<u8>>,
-    /// The ticket; `None` when it is missing or unreadable: make it again, as for a request whose fate is unknown.
+    /// The ticket; `None` if it is missing or unreadable: create it again, as for a request of unknown outcome.
     pub ticket: Option<Ticket>,
-    /// The signer's answer as it came.
+    /// The signer's answer as it was received.
     pub issued_pem: Option<Vec<u8>>,
 }
 
@@ -219,44 +218,46 @@ impl fmt::Debug for Pending {
     }
 }
 
-/// Everything that can be resumed.
+/// All requests that can be resumed.
 #[derive(Debug, Default)]
 pub struct Resumable {
-    /// One a slot, sorted by name.
+    /// Sorted by name.
     pub slots: Vec<Pending>,
-    /// What was set aside or has to be made again.
+    /// What was set aside or must be created again.
     pub notes: Vec<Note>,
 }
 
 impl Root {
-    /// The pending slots and their tickets, without the lock and without a key being read; `None` for a ticket that is
-    /// missing or unreadable.
+    /// Returns the pending slots and their tickets; `None` for a ticket that is missing or unreadable. Needs no lock and
+    /// reads no key.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn tickets(&self) -> Result<Vec<(Slot, Option<Ticket>)>, Error> {
         let Some(pending) = self.dir(format!("{STATE_DIR}/{PENDING}"))? else {
             return Ok(Vec::new());
         };
         let mut tickets = Vec::new();
         for name in pending.list()? {
-            // Anything else in there is reported by `Store::pending`.
+            // `Store::pending` reports anything else.
             let Some(slot) = slot_of(&name) else { continue };
             let Some(dir) = pending.open_dir(&name)? else {
                 continue;
             };
-            let ticket = dir.read(TICKET, READ_LIMIT)?;
-            tickets.push((slot, ticket.and_then(|found| parse(&found.bytes).ok())));
+            let ticket = dir.read(TICKET.name, READ_LIMIT)?;
+            let path = || dir.path().join(TICKET.name);
+            let ticket = ticket.and_then(|found| TICKET.parse(&found.bytes, path()).ok());
+            tickets.push((slot, ticket));
         }
         Ok(tickets)
     }
 }
 
 impl Store {
-    /// Keeps a new key, its CSR and its ticket. They are there before the request may be sent.
+    /// Creates a slot with a new key, its CSR and its ticket. The request may be sent once this returns.
     ///
     /// # Errors
-    /// [`Error::SlotTaken`] when there is a key already; what the system says.
+    /// [`Error::SlotTaken`] if the slot exists already, and errors of the system.
     pub fn create_pending(
         &self,
         slot: Slot,
@@ -275,27 +276,14 @@ impl Store {
                 path: pending.path().join(name),
             });
         }
-        let temp = unfinished(name);
+        let temp = temporary_name(name);
         pending.remove_dir(&temp)?;
-        let result = (|| {
-            let (dir, _) = pending.make_dir(&temp, 0o700)?;
-            let files = [
-                dir.create(OsStr::new(KEY), key_pem)?,
-                dir.create(OsStr::new(CSR), csr_pem)?,
-                dir.create(OsStr::new(TICKET), &ticket_json(ticket)?)?,
-            ];
-            failpoint("pending:written", pending.path().join(name))?;
-            if durability == Durability::Synced {
-                let open: [BorrowedFd<'_>; 4] = [
-                    files[0].as_fd(),
-                    files[1].as_fd(),
-                    files[2].as_fd(),
-                    dir.as_fd(),
-                ];
-                sync::all(&open).map_err(|(_, errno)| Error::io("write", dir.path(), errno))?;
-            }
-            pending.rename(&temp, name)
-        })();
+        let files = [
+            (KEY, key_pem),
+            (CSR, csr_pem),
+            (TICKET.name, &ticket_json(ticket)?),
+        ];
+        let result = write_slot(&pending, &temp, name, &files, durability);
         if result.is_err() {
             let _ = pending.remove_dir(&temp);
         }
@@ -310,20 +298,20 @@ impl Store {
     /// Replaces the ticket of a slot.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn update_ticket(
         &self,
         slot: Slot,
         ticket: &Ticket,
         durability: Durability,
     ) -> Result<(), Error> {
-        self.put(slot, TICKET, &ticket_json(ticket)?, durability)
+        self.put(slot, TICKET.name, &ticket_json(ticket)?, durability)
     }
 
     /// Replaces the CSR of a slot.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn keep_csr(
         &self,
         slot: Slot,
@@ -333,10 +321,10 @@ impl Store {
         self.put(slot, CSR, csr_pem, durability)
     }
 
-    /// Keeps the signer's answer until a commit has put the certificate in place.
+    /// Stores the signer's answer until a commit installs the certificate.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn keep_answer(
         &self,
         slot: Slot,
@@ -346,86 +334,47 @@ impl Store {
         self.put(slot, ISSUED, issued_pem, durability)
     }
 
-    /// Everything that is pending. A slot without a whole key is set aside.
+    /// Returns all pending requests. A slot without a complete key is set aside.
     ///
     /// # Errors
-    /// What the system says.
+    /// [`Error::NewerFormat`] for the ticket of a newer nodepki, and errors of the system.
     pub fn pending(&self, now: OffsetDateTime) -> Result<Resumable, Error> {
-        let mut found = Resumable::default();
+        let mut resumable = Resumable::default();
         let Some(pending) = self.state.open_dir(OsStr::new(PENDING))? else {
-            return Ok(found);
+            return Ok(resumable);
         };
-        let mut strangers = 0;
+        let mut unknown = 0;
         for name in pending.list()? {
-            let path = pending.path().join(&name);
-            let (Some(slot), Some(FileKind::Directory)) = (
-                slot_of(&name),
-                pending.metadata(&name)?.map(|metadata| metadata.kind),
-            ) else {
-                strangers += 1;
-                if strangers <= MAX_LISTED_STRANGERS {
-                    found.notes.push(Note::Stranger { path });
+            let kind = pending.metadata(&name)?.map(|metadata| metadata.kind);
+            let (Some(slot), Some(FileKind::Directory)) = (slot_of(&name), kind) else {
+                unknown += 1;
+                if unknown <= MAX_LISTED_UNKNOWN_FILES {
+                    let path = pending.path().join(&name);
+                    resumable.notes.push(Note::UnknownFile { path });
                 }
                 continue;
             };
             let Some(dir) = pending.open_dir(&name)? else {
                 continue;
             };
-            let read = |file: &str| {
-                dir.read(file, READ_LIMIT)
-                    .map(|found| found.map(|content| content.bytes))
-            };
-            let key_pem = match read(KEY)? {
-                Some(key) if whole_pem(&key) => key,
-                other => {
-                    let why = match other {
-                        Some(_) => "its key is torn",
-                        None => "it has no key",
-                    };
-                    found.notes.push(self.set_slot_aside(slot, why, now)?);
-                    continue;
-                }
-            };
-            let csr_pem = read(CSR)?
-                .filter(|csr| whole_pem(csr))
-                .map(|csr| csr.to_vec());
-            if csr_pem.is_none() {
-                found.notes.push(Note::Rebuilt {
-                    path: dir.path().join(CSR),
-                    why: "missing or torn".to_owned(),
-                });
+            match read_slot(&dir, slot, &mut resumable.notes)? {
+                Ok(found) => resumable.slots.push(found),
+                Err(why) => resumable.notes.push(self.set_slot_aside(slot, why, now)?),
             }
-            let ticket = match read(TICKET)?
-                .map_or_else(|| Err("missing".to_owned()), |json| parse(&json))
-            {
-                Ok(ticket) => Some(ticket),
-                Err(why) => {
-                    let path = dir.path().join(TICKET);
-                    found.notes.push(Note::Rebuilt { path, why });
-                    None
-                }
-            };
-            found.slots.push(Pending {
-                slot,
-                key_pem,
-                csr_pem,
-                ticket,
-                issued_pem: read(ISSUED)?.map(|answer| answer.to_vec()),
-            });
         }
-        if strangers > MAX_LISTED_STRANGERS {
-            found.notes.push(Note::MoreStrangers {
+        if unknown > MAX_LISTED_UNKNOWN_FILES {
+            resumable.notes.push(Note::MoreUnknownFiles {
                 path: pending.path().to_owned(),
-                more: strangers - MAX_LISTED_STRANGERS,
+                more: unknown - MAX_LISTED_UNKNOWN_FILES,
             });
         }
-        Ok(found)
+        Ok(resumable)
     }
 
-    /// Moves a slot out of the way with all that is in it.
+    /// Moves a slot with all its files to `aside/`.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn set_slot_aside(
         &self,
         slot: Slot,
@@ -450,6 +399,14 @@ impl Store {
             to: aside.path().join(to),
             why: why.to_owned(),
         })
+    }
+
+    fn aside(&self) -> Result<Dir, Error> {
+        let (dir, created) = self.state.make_dir(OsStr::new(ASIDE), 0o700)?;
+        if created {
+            self.state.sync()?;
+        }
+        Ok(dir)
     }
 
     fn put(
@@ -478,9 +435,76 @@ impl Store {
     }
 }
 
-/// Removes from `aside/` what is older than [`ASIDE_MAX_AGE`], and the oldest entries above [`ASIDE_MAX_ENTRIES`].
+/// Writes the files of a slot under the temporary name, then renames the slot.
+fn write_slot(
+    pending: &Dir,
+    temp: &OsStr,
+    name: &OsStr,
+    files: &[(&str, &[u8]); 3],
+    durability: Durability,
+) -> Result<(), Error> {
+    let (dir, _) = pending.make_dir(temp, 0o700)?;
+    let files = files
+        .iter()
+        .map(|(file, bytes)| dir.create(OsStr::new(file), bytes))
+        .collect::<Result<Vec<File>, Error>>()?;
+    failpoint("pending:written", pending.path().join(name))?;
+    if durability == Durability::Synced {
+        let mut open: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+        open.push(dir.as_fd());
+        sync::all(&open).map_err(|(_, errno)| Error::io("write", dir.path(), errno))?;
+    }
+    pending.rename(temp, name)
+}
+
+/// Reads a slot; `Ok(Err(reason))` if its key is unusable. Notes the files that must be created again.
+fn read_slot(
+    dir: &Dir,
+    slot: Slot,
+    notes: &mut Vec<Note>,
+) -> Result<Result<Pending, &'static str>, Error> {
+    let read = |file: &str| {
+        dir.read(file, READ_LIMIT)
+            .map(|found| found.map(|content| content.bytes))
+    };
+    let key_pem = match read(KEY)? {
+        Some(key) if is_complete_pem(&key) => key,
+        Some(_) => return Ok(Err("its key is torn")),
+        None => return Ok(Err("it has no key")),
+    };
+    let rebuilt = |file: &str, why: String| Note::Rebuilt {
+        path: dir.path().join(file),
+        why,
+    };
+    let csr_pem = read(CSR)?
+        .filter(|csr| is_complete_pem(csr))
+        .map(|csr| csr.to_vec());
+    if csr_pem.is_none() {
+        notes.push(rebuilt(CSR, "missing or torn".to_owned()));
+    }
+    let ticket = match read(TICKET.name)? {
+        None => Err("missing".to_owned()),
+        Some(json) => match TICKET.parse(&json, dir.path().join(TICKET.name)) {
+            Ok(ticket) => Ok(ticket),
+            Err(Error::Damaged { source, .. }) => Err(source.to_string()),
+            Err(error) => return Err(error),
+        },
+    };
+    Ok(Ok(Pending {
+        slot,
+        key_pem,
+        csr_pem,
+        ticket: ticket
+            .map_err(|why| notes.push(rebuilt(TICKET.name, why)))
+            .ok(),
+        issued_pem: read(ISSUED)?.map(|answer| answer.to_vec()),
+    }))
+}
+
+/// Removes entries of `aside/` that are older than [`ASIDE_MAX_AGE`], and the oldest ones above [`ASIDE_MAX_ENTRIES`].
 ///
-/// An entry that cannot be removed is a note. One that is newer than `now` was made by another clock and has no age.
+/// An entry that cannot be removed is noted. An entry that is newer than `now` was created under another clock and has no
+/// known age.
 pub(super) fn limit_aside(
     state: &Dir,
     now: OffsetDateTime,
@@ -501,7 +525,7 @@ pub(super) fn limit_aside(
         if place >= excess && now - at <= ASIDE_MAX_AGE {
             continue;
         }
-        let gone = match is_slot_dir(&aside, &name)? {
+        let gone = match is_directory(&aside, &name)? {
             true => aside.remove_dir(&name),
             false => aside.unlink(&name),
         };
@@ -519,7 +543,8 @@ pub(super) fn limit_aside(
     }
 }
 
-/// When an entry of `aside/` was moved there, by its name (see [`free_name`]); `None` for a file that is not ours.
+/// Returns when an entry was moved to `aside/`, according to its name (see [`free_name`]); `None` for a file that nodepki
+/// did not put there.
 fn set_aside_at(name: &OsStr) -> Option<OffsetDateTime> {
     const TIME: &[time::format_description::BorrowedFormatItem<'_>] =
         format_description!("[year][month][day]T[hour][minute][second]Z");
@@ -531,7 +556,7 @@ fn set_aside_at(name: &OsStr) -> Option<OffsetDateTime> {
     })
 }
 
-/// Removes slots whose key and certificate are in place.
+/// Removes slots whose key and certificate are installed.
 pub(super) fn remove(state: &Dir, slots: &[Slot]) -> Result<(), Error> {
     if slots.is_empty() {
         return Ok(());
@@ -546,8 +571,8 @@ pub(super) fn remove(state: &Dir, slots: &[Slot]) -> Result<(), Error> {
     pending.sync()
 }
 
-/// True for an unfinished slot.
-pub(super) fn is_slot_dir(dir: &Dir, name: &OsStr) -> Result<bool, Error> {
+/// Returns true for a directory: a slot, as opposed to a file.
+pub(super) fn is_directory(dir: &Dir, name: &OsStr) -> Result<bool, Error> {
     Ok(dir
         .metadata(name)?
         .is_some_and(|metadata| metadata.kind == FileKind::Directory))
@@ -557,34 +582,19 @@ fn slot_of(name: &OsString) -> Option<Slot> {
     name.to_str()?.parse().ok()
 }
 
-fn ticket_json(ticket: &Ticket) -> Result<Vec<u8>, Error> {
-    let written = Written {
-        version: VERSION,
-        ticket,
+pub(super) fn ticket_json(ticket: &Ticket) -> Result<Vec<u8>, Error> {
+    let versioned = Versioned {
+        version: TICKET.version,
+        record: ticket,
     };
-    serde_json::to_vec_pretty(&written).map_err(|source| Error::Damaged {
-        path: PathBuf::from(TICKET),
-        why: source.to_string(),
+    serde_json::to_vec_pretty(&versioned).map_err(|source| Error::Damaged {
+        path: PathBuf::from(TICKET.name),
+        source: Damage::Json(source),
     })
 }
 
-fn parse(json: &[u8]) -> Result<Ticket, String> {
-    #[derive(Deserialize)]
-    struct Header {
-        version: u64,
-    }
-    let header: Header = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-    if header.version != VERSION {
-        return Err(format!(
-            "format version {}, known is {VERSION}",
-            header.version
-        ));
-    }
-    serde_json::from_slice(json).map_err(|error| error.to_string())
-}
-
-/// A file that was cut off by a crash has no last line.
-fn whole_pem(bytes: &[u8]) -> bool {
+/// Returns true if the last line is there. A file that a crash has truncated lacks it.
+fn is_complete_pem(bytes: &[u8]) -> bool {
     let text = bytes.trim_ascii();
     text.starts_with(b"-----BEGIN ")
         && text.ends_with(b"-----")

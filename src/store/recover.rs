@@ -1,50 +1,42 @@
-//! Recovery: what an interrupted commit had decided is finished, what it had not is removed. The protocol is told in the
-//! header of `store.rs`.
+//! Recovery: finishes a commit that an interrupted run had decided, and removes the files of one that it had not. The
+//! header of `store.rs` describes the protocol.
 
 use std::ffi::OsStr;
-use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::Mode as Bits;
-use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use super::commit::inherit;
-use super::dir::{Dir, is_unfinished, unfinished};
+use super::dir::{Dir, is_temporary_name, temporary_name};
 use super::error::{Error, Note};
-use super::journal::{Entry, JOURNAL, Journal};
-use super::known::{self, KnownDirectories};
-use super::pending;
-use super::target::{Plan, Step, Target};
-use super::{Locked, READ_LIMIT, Root, STATE_DIR, Store, failpoint, free_name, sync};
+use super::journal::{JOURNAL, Journal, JournalEntry};
+use super::known::KnownDirectories;
+use super::staging::{STAGING, StagingRecord, inherit, keep_copy, stage_again};
+use super::target::Target;
+use super::transaction::{Operation, TargetName, Transaction, inherited};
+use super::{Locked, Root, STATE_DIR, Store, failpoint, pending};
 
-/// Which directories hold unfinished files, in the state directory.
-pub(super) const STAGING: &str = "staging.json";
-
-/// What was found and done at the start. Paths are those on the node.
+/// What recovery found and did. Paths are those on the node.
 #[derive(Debug, Default)]
 pub struct Recovery {
     /// Files of an interrupted commit that were put in place now.
     pub finished: Vec<PathBuf>,
     /// Files that an interrupted commit had decided to remove, and that were removed now.
     pub removed: Vec<PathBuf>,
-    /// Files of an interrupted commit that somebody else has changed since; left as they are.
+    /// Files of an interrupted commit that another process has changed since; left unchanged.
     pub superseded: Vec<PathBuf>,
-    /// Unfinished files that were removed. Nothing had been decided about them.
+    /// Temporary files of an undecided commit that were removed.
     pub swept: Vec<PathBuf>,
-    /// What else is worth telling.
+    /// Remarks for the report.
     pub notes: Vec<Note>,
 }
 
 impl Root {
-    /// True when an interrupted commit waits for [`Locked::recover`]. Reads only.
+    /// Returns true if [`Locked::recover`] has an interrupted commit to finish or to clean up. Reads only.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn has_unfinished(&self) -> Result<bool, Error> {
-        for name in [JOURNAL, STAGING] {
+        for name in [JOURNAL.name, STAGING.name] {
             if self.metadata(format!("{STATE_DIR}/{name}"))?.is_some() {
                 return Ok(true);
             }
@@ -52,31 +44,34 @@ impl Root {
         Ok(false)
     }
 
-    /// The directories in which an interrupted run may have left something to be finished or removed.
+    /// Returns the directories in which an interrupted run may have left temporary files.
     ///
     /// # Errors
-    /// When its record cannot be read.
+    /// If the record of them cannot be read.
     pub fn unfinished_in(&self) -> Result<Vec<PathBuf>, Error> {
-        let record = self.read(Path::new(STATE_DIR).join(STAGING))?;
-        let staging = record.and_then(|record| serde_json::from_slice(&record.bytes).ok());
-        Ok(staging.unwrap_or_else(Staging::default).directories)
+        let path = Path::new(STATE_DIR).join(STAGING.name);
+        let Some(found) = self.read(&path)? else {
+            return Ok(Vec::new());
+        };
+        let record = StagingRecord::parse(&found.bytes, self.on_this_machine(path));
+        Ok(record.unwrap_or_default().directories)
     }
 }
 
 impl Locked {
-    /// Finishes what an interrupted run had decided, removes what it had not, and gives the right to write.
+    /// Finishes what an interrupted run had decided, removes what it had not, and returns the right to write.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] when something is in the way again; [`Error::JournalDamaged`] and [`Error::Implausible`]
-    /// when the interrupted run cannot be finished, and then nothing was changed.
+    /// [`Error::Unfinished`] if something prevents it again; [`Error::JournalDamaged`], [`Error::Implausible`] and
+    /// [`Error::NewerFormat`] if the interrupted run cannot be finished: then nothing was changed.
     pub fn recover(self, now: OffsetDateTime) -> Result<(Store, Recovery), Error> {
         self.recover_in(&KnownDirectories::default(), now)
     }
 
-    /// As [`Locked::recover`], for a configuration with directories of its own.
+    /// As [`Locked::recover`], for a configuration that names further directories.
     ///
     /// # Errors
-    /// As for [`Locked::recover`].
+    /// As [`Locked::recover`].
     pub fn recover_in(
         self,
         known: &KnownDirectories,
@@ -99,7 +94,7 @@ impl Locked {
             ..Recovery::default()
         };
         let journal = Journal::load(&store.root, &store.state)?;
-        let staging = Staging::load(&store.state)?;
+        let staging = StagingRecord::load(&store.state)?;
         if let Some(journal) = &journal {
             known.check_journal(&store.root, &store.state, journal)?;
         }
@@ -109,7 +104,7 @@ impl Locked {
         if let Some(journal) = journal {
             failpoint("recover:journal-read", store.state.path())?;
             store
-                .roll_forward(journal, now, &mut recovery)
+                .roll_forward(&journal, now, &mut recovery)
                 .map_err(|error| Error::Unfinished(Box::new(error)))?;
         }
         store.sweep(staging, &mut recovery)?;
@@ -118,144 +113,172 @@ impl Locked {
     }
 }
 
+/// What the path of a journal entry contains now.
+struct FoundEntry {
+    name: TargetName,
+    state: EntryState,
+    target: Option<Target>,
+}
+
+/// What a path contains, compared with its journal entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum EntryState {
+    Old,
+    New,
+    /// Neither: another process has changed it.
+    Foreign,
+}
+
+impl EntryState {
+    fn of(entry: &JournalEntry, target: Option<&Target>) -> EntryState {
+        let found = target.map(Target::identity);
+        if found == entry.new {
+            EntryState::New
+        } else if found == entry.old {
+            EntryState::Old
+        } else {
+            EntryState::Foreign
+        }
+    }
+}
+
 impl Store {
+    /// Completes the commit of the journal, except for the groups that another process has changed since.
     fn roll_forward(
         &self,
-        journal: Journal,
+        journal: &Journal,
         now: OffsetDateTime,
         recovery: &mut Recovery,
     ) -> Result<(), Error> {
-        let mut plan = Plan::default();
-        let mut found = Vec::with_capacity(journal.entries.len());
-        for entry in &journal.entries {
-            let place = plan.place(&self.root, &entry.path)?;
-            let target = match entry.link() {
-                Some(_) => Target::look_at_link(plan.dirs.get(place.dir), &place.name)?,
-                None => Target::look(plan.dirs.get(place.dir), &place.name)?,
-            };
-            found.push((place, State::of(entry, target.as_ref()), target));
-        }
-        let mut given_up = Vec::new();
-        for kept in &journal.kept {
-            let place = plan.place(&self.root, &kept.path)?;
-            let target = match kept.is_link() {
-                true => Target::look_at_link(plan.dirs.get(place.dir), &place.name)?,
-                false => Target::look(plan.dirs.get(place.dir), &place.name)?,
-            };
-            if target.is_none_or(|target| target.identity() != kept.sha256) {
-                given_up.push(kept.group);
-            }
-        }
-        let group_has = |group: usize, state: State| {
-            journal
-                .entries
-                .iter()
-                .zip(&found)
-                .any(|(entry, (_, is, _))| entry.group == group && *is == state)
-        };
-        for entry in &journal.entries {
-            // Nothing of ours is there yet: whoever changed the group since has the last word.
-            if group_has(entry.group, State::Foreign) && !group_has(entry.group, State::New) {
-                given_up.push(entry.group);
-            }
-        }
-
-        let mut made = Vec::new();
-        let mut staged = Vec::new();
-        for (entry, (place, state, target)) in journal.entries.iter().zip(found) {
-            if given_up.contains(&entry.group) {
+        let mut transaction = Transaction::default();
+        let found = self.inspect_entries(journal, &mut transaction)?;
+        let superseded = self.superseded_groups(journal, &found, &mut transaction)?;
+        for (entry, found) in journal.entries.iter().zip(found) {
+            // A removal or a link that is left out breaks no pair, so a foreign file in its place stays.
+            let is_left_out = found.state == EntryState::Foreign && entry.content.is_none();
+            if superseded.contains(&entry.group) || is_left_out {
                 recovery.superseded.push(entry.path.clone());
                 continue;
             }
-            if state == State::New {
+            if found.state == EntryState::New {
                 continue;
             }
-            if let Some(to) = entry.link() {
-                // Somebody's link is as whole as ours: whoever was last has the last word.
-                if state == State::Foreign {
-                    recovery.superseded.push(entry.path.clone());
-                    continue;
-                }
-                if let Some(target) = &target {
-                    target.may_go(&mut recovery.notes)?;
-                }
-                let dir = plan.make(&self.root, place.dir, &mut made)?;
-                failpoint("recover:staged-one", dir.path().join(&place.name))?;
-                dir.create_link(&unfinished(&place.name), to)?;
-                recovery.finished.push(entry.path.clone());
-                plan.steps.push(Step {
-                    place,
-                    group: entry.group,
-                    removes: false,
-                });
-                continue;
+            self.stage_entry(entry, &found, now, &mut transaction, &mut recovery.notes)?;
+            match entry.removes() {
+                true => recovery.removed.push(entry.path.clone()),
+                false => recovery.finished.push(entry.path.clone()),
             }
-            let Some(content) = &entry.content else {
-                if state == State::Foreign {
-                    recovery.superseded.push(entry.path.clone());
-                    continue;
-                }
-                if let Some(target) = &target {
-                    target.may_go(&mut recovery.notes)?;
-                }
-                recovery.removed.push(entry.path.clone());
-                plan.steps.push(Step {
-                    place,
-                    group: entry.group,
-                    removes: true,
-                });
-                continue;
-            };
-            let known = plan.dirs.get(place.dir);
-            let others_create = known.is_some_and(|known| known.others_create);
-            let dir = plan.make(&self.root, place.dir, &mut made)?;
-            if let Some(target) = &target {
-                target.require_replaceable()?;
-                if state == State::Foreign {
-                    recovery
-                        .notes
-                        .push(keep_copy(dir, &place.name, &target.path, now)?);
-                }
-            }
-            failpoint("recover:staged-one", dir.path().join(&place.name))?;
-            let file = stage_again(dir, &place.name, &content.0)?;
-            inherit(
-                dir,
-                &place.name,
-                &file,
-                target
-                    .as_ref()
-                    .and_then(|target| target.heritage(others_create)),
-                entry.mode,
-            )?;
-            staged.push((dir.path().join(&place.name), file));
-            recovery.finished.push(entry.path.clone());
-            plan.steps.push(Step {
-                place,
+            transaction.operations.push(Operation {
+                name: found.name,
                 group: entry.group,
-                removes: false,
+                removes: entry.removes(),
             });
         }
-        let files: Vec<BorrowedFd<'_>> = staged.iter().map(|(_, file)| file.as_fd()).collect();
-        sync::all(&files).map_err(|(index, errno)| {
-            let path = staged
-                .get(index)
-                .map_or(self.state.path(), |(path, _)| path);
-            Error::io("write", path, errno)
-        })?;
-        for path in &made {
-            self.root.sync_parent(path)?;
-        }
+        transaction.sync_staged(&self.root)?;
         failpoint("recover:staged", self.state.path())?;
-        self.finish(&plan.dirs, &plan.steps, &journal)
+        self.finish(&transaction, journal)
     }
 
-    /// Removes unfinished files where the record says that there may be some.
-    fn sweep(&self, staging: Option<Staging>, recovery: &mut Recovery) -> Result<(), Error> {
+    /// Compares every entry of the journal with what its path contains now.
+    fn inspect_entries(
+        &self,
+        journal: &Journal,
+        transaction: &mut Transaction,
+    ) -> Result<Vec<FoundEntry>, Error> {
+        let entries = journal.entries.iter().map(|entry| {
+            let name = transaction.locate(&self.root, &entry.path)?;
+            let target = match entry.link() {
+                Some(_) => transaction.inspect_link(&name)?,
+                None => transaction.inspect(&name)?,
+            };
+            Ok(FoundEntry {
+                name,
+                state: EntryState::of(entry, target.as_ref()),
+                target,
+            })
+        });
+        entries.collect()
+    }
+
+    /// Returns the groups that stay as another process left them: those in which a file that the commit kept has changed
+    /// since, and those in which an entry is foreign and none is new yet.
+    fn superseded_groups(
+        &self,
+        journal: &Journal,
+        found: &[FoundEntry],
+        transaction: &mut Transaction,
+    ) -> Result<Vec<usize>, Error> {
+        let mut superseded = Vec::new();
+        for kept in &journal.kept {
+            let name = transaction.locate(&self.root, &kept.path)?;
+            let target = match kept.is_link() {
+                true => transaction.inspect_link(&name)?,
+                false => transaction.inspect(&name)?,
+            };
+            if target.is_none_or(|target| target.identity() != kept.sha256) {
+                superseded.push(kept.group);
+            }
+        }
+        let group_has = |group: usize, state: EntryState| {
+            let mut entries = journal.entries.iter().zip(found);
+            entries.any(|(entry, found)| entry.group == group && found.state == state)
+        };
+        for group in journal.entries.iter().map(|entry| entry.group) {
+            if group_has(group, EntryState::Foreign) && !group_has(group, EntryState::New) {
+                superseded.push(group);
+            }
+        }
+        Ok(superseded)
+    }
+
+    /// Writes the staged file or link of an entry again; a removal is only verified.
+    fn stage_entry(
+        &self,
+        entry: &JournalEntry,
+        found: &FoundEntry,
+        now: OffsetDateTime,
+        transaction: &mut Transaction,
+        notes: &mut Vec<Note>,
+    ) -> Result<(), Error> {
+        let FoundEntry {
+            name,
+            state,
+            target,
+        } = found;
+        let Some(content) = &entry.content else {
+            if let Some(target) = target {
+                target.prepare_replacement(notes)?;
+            }
+            if let Some(link) = entry.link() {
+                let dir = transaction.open_or_create(&self.root, name)?;
+                failpoint("recover:staged-one", dir.path().join(&name.name))?;
+                dir.create_link(&temporary_name(&name.name), link)?;
+            }
+            return Ok(());
+        };
+        let others_create = transaction.others_create(name);
+        let dir = transaction.open_or_create(&self.root, name)?;
+        if let Some(target) = target {
+            target.require_replaceable()?;
+            if *state == EntryState::Foreign {
+                notes.push(keep_copy(dir, &name.name, &target.path, now)?);
+            }
+        }
+        let path = dir.path().join(&name.name);
+        failpoint("recover:staged-one", &path)?;
+        let file = stage_again(dir, &name.name, &content.0)?;
+        let metadata = inherited(target.as_ref(), others_create);
+        inherit(dir, &name.name, &file, metadata, entry.mode)?;
+        transaction.staged.push((path, file));
+        Ok(())
+    }
+
+    /// Removes temporary files from the state directory and from the directories of the record.
+    fn sweep(&self, staging: Option<StagingRecord>, recovery: &mut Recovery) -> Result<(), Error> {
         let mut sweep = |dir: &Dir, path: &Path| -> Result<(), Error> {
-            for name in dir.names()?.iter().filter(|name| is_unfinished(name)) {
+            for name in dir.names()?.iter().filter(|name| is_temporary_name(name)) {
                 failpoint("recover:swept-one", dir.path().join(name))?;
-                if pending::is_slot_dir(dir, name)? {
+                if pending::is_directory(dir, name)? {
                     dir.remove_dir(name)?;
                 } else {
                     dir.unlink(name)?;
@@ -279,83 +302,4 @@ impl Store {
         failpoint("recover:swept", self.state.path())?;
         self.close()
     }
-
-    pub(super) fn aside(&self) -> Result<Dir, Error> {
-        let (dir, made) = self.state.make_dir(OsStr::new(pending::ASIDE), 0o700)?;
-        if made {
-            self.state.sync()?;
-        }
-        Ok(dir)
-    }
-}
-
-#[derive(Default, Serialize, Deserialize)]
-pub(super) struct Staging {
-    pub(super) directories: Vec<PathBuf>,
-}
-
-impl Staging {
-    fn load(state: &Dir) -> Result<Option<Staging>, Error> {
-        let Some(found) = state.read(STAGING, READ_LIMIT)? else {
-            return Ok(None);
-        };
-        known::check_owner(state, STAGING, &found)?;
-        // A record that a power cut tore only means that some unfinished files stay until their targets change next.
-        Ok(Some(
-            serde_json::from_slice(&found.bytes).unwrap_or_default(),
-        ))
-    }
-}
-
-/// What a target holds, compared with the journal.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Old,
-    New,
-    Foreign,
-}
-
-impl State {
-    fn of(entry: &Entry, target: Option<&Target>) -> State {
-        let is = target.map(Target::identity);
-        if is == entry.new {
-            State::New
-        } else if is == entry.old {
-            State::Old
-        } else {
-            State::Foreign
-        }
-    }
-}
-
-/// The unfinished file of an interrupted run if it is whole, else a new one: a disk that is full now has room for it.
-fn stage_again(dir: &Dir, name: &OsStr, bytes: &[u8]) -> Result<File, Error> {
-    let temp = unfinished(name);
-    if dir
-        .read(&temp, READ_LIMIT)
-        .is_ok_and(|found| found.is_some_and(|found| found.bytes.as_slice() == bytes))
-    {
-        return openat(
-            dir,
-            temp.as_os_str(),
-            OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
-            Bits::empty(),
-        )
-        .map(File::from)
-        .map_err(|errno| dir.error("open", &temp, errno));
-    }
-    dir.create(&temp, bytes)
-}
-
-/// Gives a file that is about to be replaced a second name beside its first.
-fn keep_copy(dir: &Dir, name: &OsStr, path: &Path, now: OffsetDateTime) -> Result<Note, Error> {
-    let mut stem = name.to_owned();
-    stem.push(".nodepki-");
-    let to = free_name(dir, &stem, now)?;
-    dir.link(name, &to)?;
-    Ok(Note::SetAside {
-        path: path.to_owned(),
-        to: dir.path().join(to),
-        why: "it was changed while half of its pair had been replaced already".to_owned(),
-    })
 }

@@ -1,9 +1,8 @@
-//! The root below which every path is taken, and everything that only reads.
+//! The root directory of a node: resolves paths below it and reads files.
 //!
-//! openat2(2) with RESOLVE_IN_ROOT resolves `..`, absolute links and all as if after chroot(2), so a rescue system
-//! never reaches its own `/etc` through a link of the mounted one.
+//! openat2(2) with RESOLVE_IN_ROOT resolves `..` and absolute links as if after chroot(2), so that a rescue system never
+//! reaches its own `/etc` through a link in the mounted system.
 
-use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
@@ -12,21 +11,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::Mode;
-use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::dir::{self, Content, DIRECTORY, Dir, Metadata, READ, unfinished};
+use super::READ_LIMIT;
+use super::dir::{self, Content, DIRECTORY, Dir, Metadata, READ};
 use super::error::{Error, Obstacle};
 use super::mounts;
-use super::{READ_LIMIT, STATE_DIR};
 use crate::kube::names::NodePath;
 use crate::process::machine;
 
-/// What [`Root::resolve`] gives for a path on a mount of this machine.
-const FOREIGN: Errno = Errno::EXDEV;
-/// Symbolic links that are followed in one path, as in the kernel (`MAXSYMLINKS`).
+/// Errno of [`Root::resolve`] for a path on a mount of this machine.
+const FOREIGN_MOUNT: Errno = Errno::EXDEV;
+/// Maximum number of symbolic links that are followed in one path, as in the kernel (`MAXSYMLINKS`).
 const MAX_LINKS: u32 = 40;
 
-/// A directory that is taken for the root of a node.
+/// Maximum number of attempts if openat2(2) returns EAGAIN.
+const MAX_RESOLVE_ATTEMPTS: u32 = 100;
+/// Mode of the parents of a directory that is created.
+const PARENT_MODE: u32 = 0o755;
+
+/// The directory that is the root of a node.
 #[derive(Clone, Debug)]
 pub struct Root(Arc<Inner>);
 
@@ -39,10 +42,10 @@ struct Inner {
 }
 
 impl Root {
-    /// Opens a directory as the root; `/` is one as well.
+    /// Opens a directory as the root; `/` is a root too.
     ///
     /// # Errors
-    /// [`Error::NoOpenat2`] on an old kernel, and what the system says.
+    /// [`Error::NoOpenat2`] on an old kernel, and errors of the system.
     pub fn open(path: impl AsRef<Path>) -> Result<Root, Error> {
         let path = path.as_ref();
         let fd = nix::fcntl::open(
@@ -68,10 +71,10 @@ impl Root {
         }
     }
 
-    /// A directory of this root as a root of its own; `None` when there is nothing.
+    /// Opens a directory of this root as a separate root; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] for anything but a directory, and what the system says.
+    /// [`Error::Unsafe`] for anything but a directory, and errors of the system.
     pub fn below(&self, path: impl AsRef<Path>) -> Result<Option<Root>, Error> {
         let path = path.as_ref();
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -86,20 +89,22 @@ impl Root {
         }
     }
 
-    /// The first read that failed because of a fault of this machine (see [`machine`]), in this root or in a clone of it.
+    /// Returns the first read that failed because of a fault of this machine (see [`machine`]), in this root or in a clone
+    /// of it.
     ///
-    /// For callers that show a file as unreadable, or take it for absent, and go on: their conclusions may be wrong.
+    /// For callers that report a file as unreadable, or treat it as missing, and continue: their conclusions may be wrong.
     pub fn machine_fault(&self) -> Option<String> {
         let fault = self.0.machine_fault.lock();
         fault.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Forgets what [`Root::machine_fault`] returns, before everything is read again.
+    /// Clears the value of [`Root::machine_fault`], before everything is read again.
     pub fn forget_machine_fault(&self) {
         let fault = self.0.machine_fault.lock();
         *fault.unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    /// Records a fault of this machine for [`Root::machine_fault`].
     fn noted<T>(&self, found: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &found
             && machine::is_fault(error)
@@ -111,20 +116,20 @@ impl Root {
         found
     }
 
-    /// The path of the root on this machine.
+    /// Returns the path of the root on this machine.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// Whether this root is `/`, so that the node is this machine.
+    /// Returns true if this root is `/`, so that the node is this machine.
     pub fn is_this_machine(&self) -> bool {
         self.0.path == Path::new("/")
     }
 
-    /// Returns the path inside this root of an absolute path on this machine that leads through the root directory;
+    /// Returns the path inside this root of an absolute path on this machine that passes through the root directory;
     /// `None` if it does not.
     ///
-    /// The links on the way to the root directory are followed, those behind it are left to the root.
+    /// Links on the way to the root directory are followed; links below it are resolved later, inside the root.
     pub fn inside(&self, path: &Path) -> Option<PathBuf> {
         let own = dir::stat_open(&self.0.fd).ok()?;
         let is_root = |path: &Path| {
@@ -140,15 +145,15 @@ impl Root {
                 .map(|component| component.as_os_str().to_owned())
                 .collect()
         };
-        let mut left = components(path);
+        let mut remaining = components(path);
         let mut current = PathBuf::from("/");
         let mut links = 0;
         loop {
             if is_root(&current) {
-                let rest = left.iter().rev();
+                let rest = remaining.iter().rev();
                 return Some(rest.fold(PathBuf::from("/"), |path, part| path.join(part)));
             }
-            let component = left.pop()?;
+            let component = remaining.pop()?;
             if component == ".." {
                 current.pop();
                 continue;
@@ -163,31 +168,31 @@ impl Root {
                     if target.is_absolute() {
                         current = PathBuf::from("/");
                     }
-                    left.extend(components(&target));
+                    remaining.extend(components(&target));
                 }
                 Err(_) => current = next,
             }
         }
     }
 
-    /// The path on this machine of a path on the node, for messages and for the commands in them.
+    /// Returns the path on this machine of a path on the node, for messages and the commands in them.
     pub fn on_this_machine(&self, path: impl AsRef<Path>) -> PathBuf {
         self.node_path(path.as_ref()).shown()
     }
 
-    /// The path on the node, displayed as [`Root::on_this_machine`].
+    /// Returns a path on the node that is displayed as a path on this machine.
     pub fn node_path(&self, path: impl Into<NodePath>) -> NodePath {
         path.into().below(&self.0.path)
     }
 
-    /// Reads a regular file of at most 1 MiB, links followed inside the root; `None` when there is nothing.
+    /// Reads a regular file of at most 1 MiB, following links inside the root; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] for anything but a regular file, and what the system says.
+    /// [`Error::Unsafe`] for anything but a regular file, and errors of the system.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Option<Content>, Error> {
         let path = path.as_ref();
         let here = self.on_this_machine(path);
-        // Before it is opened: opening a device has effects (a watchdog starts, a tape rewinds).
+        // Verified before it is opened: opening a device has effects (a watchdog starts, a tape rewinds).
         let found = self.resolve(path, OFlag::O_PATH | OFlag::O_CLOEXEC);
         let found = found.and_then(|file| dir::stat_open(&file));
         if let Ok(found) = &found
@@ -202,10 +207,10 @@ impl Root {
         })
     }
 
-    /// Waits until everything on the file system of a file is on the disk, the file and its name included.
+    /// Waits until all data on the file system of a file is on the disk, including the file and its name.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn sync_around(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let failed = |errno| self.error("write", path, errno);
@@ -213,10 +218,10 @@ impl Root {
         rustix::fs::syncfs(file).map_err(|errno| failed(dir::errno_from(errno)))
     }
 
-    /// What stands at a path, a link in the last place not followed; `None` when there is nothing.
+    /// Returns the metadata of a path, a link in the last component not followed; `None` if the path does not exist.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Option<Metadata>, Error> {
         let path = path.as_ref();
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -229,29 +234,29 @@ impl Root {
         })
     }
 
-    /// Where the symbolic link at a path leads, as it stands in the link; `None` for nothing and for anything else.
+    /// Returns the target of the symbolic link at a path, unresolved; `None` if the path does not exist or is not a link.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn link(&self, path: impl AsRef<Path>) -> Result<Option<PathBuf>, Error> {
         let (dir, name) = self.parent(path.as_ref())?;
         let found = dir.map(|dir| dir.read_link(&name)).transpose()?.flatten();
         Ok(found.map(|(_, target)| PathBuf::from(target)))
     }
 
-    /// The names in a directory, sorted; `None` when there is no such directory.
+    /// Returns the names in a directory, sorted; `None` if the directory does not exist.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn list(&self, path: impl AsRef<Path>) -> Result<Option<Vec<OsString>>, Error> {
         let names = self.dir(path)?.map(|dir| dir.list()).transpose();
         self.noted(names)
     }
 
-    /// Opens a directory; `None` when there is nothing.
+    /// Opens a directory; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] for anything but a directory, and what the system says.
+    /// [`Error::Unsafe`] for anything but a directory, and errors of the system.
     pub fn dir(&self, path: impl AsRef<Path>) -> Result<Option<Dir>, Error> {
         let path = path.as_ref();
         self.noted(match self.resolve(path, DIRECTORY) {
@@ -265,10 +270,10 @@ impl Root {
         })
     }
 
-    /// Opens a directory, made with exactly `mode` (its missing parents with 0755) when there is none.
+    /// Opens a directory. A missing one is created with exactly `mode`, its missing parents with 0755.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] where anything but a directory is in the way, and what the system says.
+    /// [`Error::Unsafe`] if a component is not a directory, and errors of the system.
     pub fn create_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<Dir, Error> {
         let mut made = Vec::new();
         let dir = self.make_dirs(path.as_ref(), mode, &mut made)?;
@@ -278,71 +283,9 @@ impl Root {
         Ok(dir)
     }
 
-    /// Whether files of these sizes could be written now: permission, read-only and immutable places, room, and what
-    /// stands at the paths; the state directory is always looked at too. Changes nothing.
-    ///
-    /// # Errors
-    /// Everything that is in the way, not only the first.
-    pub fn preflight<'a>(
-        &self,
-        files: impl IntoIterator<Item = (&'a Path, u64)>,
-    ) -> Result<(), Vec<Error>> {
-        let mut errors = Vec::new();
-        let mut needs: Vec<Need> = Vec::new();
-        let mut places: HashMap<PathBuf, Option<usize>> = HashMap::new();
-        let mut journal = 0;
-        let mut check = |path: &Path, bytes: u64, errors: &mut Vec<Error>| {
-            let (parent, name) = match split(path) {
-                Ok(split) => split,
-                Err(error) => return errors.push(error),
-            };
-            let need = match places.get(parent) {
-                Some(known) => *known,
-                None => {
-                    let found = self.probe(parent, &mut needs).unwrap_or_else(|error| {
-                        errors.push(error);
-                        None
-                    });
-                    places.insert(parent.to_owned(), found);
-                    errors.extend(self.require_guarded(parent).err());
-                    found
-                }
-            };
-            if let Some(need) = need.and_then(|index| needs.get_mut(index)) {
-                need.bytes += bytes.next_multiple_of(need.block);
-                need.files += 1;
-            }
-            match self.replaceable(parent, name) {
-                Ok(()) => {}
-                Err(error) => errors.push(error),
-            }
-        };
-        for (path, bytes) in files {
-            check(path, bytes, &mut errors);
-            // The journal holds every file once more, in base64.
-            journal += bytes.div_ceil(3) * 4 + 1024;
-        }
-        check(
-            &Path::new(STATE_DIR).join("journal.json"),
-            journal,
-            &mut errors,
-        );
-        for need in needs {
-            if let Err(error) = need.met() {
-                errors.push(error);
-            }
-        }
-        if errors.is_empty() {
-            Ok(())
-        } else {
-            Err(errors)
-        }
-    }
-
     // ---- for the store only ----
 
-    /// Refuses a path on a mount of this machine, as [`Root::dir`] does; if the path does not exist, the part that does
-    /// is examined.
+    /// Refuses a path on a mount of this machine, as [`Root::dir`] does. Of a missing path, the existing part is verified.
     pub(super) fn require_own(&self, path: &Path) -> Result<(), Error> {
         for part in path.ancestors().filter(|_| !self.is_this_machine()) {
             match self.resolve(part, OFlag::O_PATH | OFlag::O_CLOEXEC) {
@@ -361,13 +304,13 @@ impl Root {
             .map_err(|errno| Error::io("open", self.path(), errno))
     }
 
-    /// The directory and the name of a file that is to be written.
+    /// Returns the directory and the name of a file to be written.
     pub(super) fn parent(&self, path: &Path) -> Result<(Option<Dir>, OsString), Error> {
         let (parent, name) = split(path)?;
         Ok((self.dir(parent)?, name.to_owned()))
     }
 
-    /// Makes what is missing of a directory's path. What was made is added to `made`, outermost first.
+    /// Opens a directory. Missing parts of its path are created and added to `made`, the outermost first.
     pub(super) fn make_dirs(
         &self,
         path: &Path,
@@ -378,9 +321,9 @@ impl Root {
             return Ok(dir);
         }
         let (parent, name) = split(path)?;
-        let parent = self.make_dirs(parent, 0o755, made)?;
+        let parent = self.make_dirs(parent, PARENT_MODE, made)?;
         let (dir, new) = match parent.make_dir(name, mode) {
-            // openat2 found nothing there, yet there is something: a link that leads nowhere.
+            // The directory does not exist according to openat2(2), yet the name does: a link with a missing target.
             Err(Error::Unsafe { path, .. }) => {
                 return Err(Error::obstacle(path, Obstacle::Dangling));
             }
@@ -392,7 +335,7 @@ impl Root {
         Ok(dir)
     }
 
-    /// Takes directories away again that a failed commit made; one that is not empty stays.
+    /// Removes the directories that a failed commit created, except for those that are not empty.
     pub(super) fn unmake_dirs(&self, made: &[PathBuf]) {
         for path in made.iter().rev() {
             if let Ok((Some(parent), name)) = self.parent(path) {
@@ -408,7 +351,7 @@ impl Root {
         }
     }
 
-    /// Opens a path inside the root. A path on a mount of this machine is [`FOREIGN`].
+    /// Opens a path inside the root. A path on a mount of this machine returns [`FOREIGN_MOUNT`].
     fn resolve(&self, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
         let inside = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
         if self.is_this_machine() {
@@ -418,23 +361,23 @@ impl Root {
             Err(Errno::EXDEV) => {}
             other => return other,
         }
-        // Looked at before it is opened: opening a device can have effects.
-        let looked_at = OFlag::O_PATH | OFlag::O_CLOEXEC | (flags & OFlag::O_NOFOLLOW);
-        let file = self.open_at(path, looked_at, inside)?;
+        // Verified before it is opened: opening a device can have effects.
+        let path_only = OFlag::O_PATH | OFlag::O_CLOEXEC | (flags & OFlag::O_NOFOLLOW);
+        let file = self.open_at(path, path_only, inside)?;
         match mounts::foreign(&self.0.fd, &file) {
             Ok(None) => self.open_at(path, flags, inside),
-            Ok(Some(_)) => Err(FOREIGN),
+            Ok(Some(_)) => Err(FOREIGN_MOUNT),
             Err(error) => Err(dir::errno_of(&error)),
         }
     }
 
     fn open_at(&self, path: &Path, flags: OFlag, resolve: ResolveFlag) -> Result<OwnedFd, Errno> {
         let how = OpenHow::new().flags(flags).resolve(resolve);
-        // EAGAIN: something was renamed elsewhere while `..` was being resolved (openat2(2)).
-        let mut tries = 0;
+        // EAGAIN: a rename took place while `..` was being resolved (openat2(2)).
+        let mut attempts = 0;
         loop {
             match openat2(&self.0.fd, path, how) {
-                Err(Errno::EAGAIN) if tries < 100 => tries += 1,
+                Err(Errno::EAGAIN) if attempts < MAX_RESOLVE_ATTEMPTS => attempts += 1,
                 other => return other,
             }
         }
@@ -444,9 +387,11 @@ impl Root {
         let here = self.on_this_machine(path);
         match errno {
             Errno::ELOOP => Error::obstacle(here, Obstacle::Loop),
-            FOREIGN => Error::obstacle(here, Obstacle::ThisMachine(self.foreign(path))),
+            FOREIGN_MOUNT => {
+                Error::obstacle(here, Obstacle::ThisMachine(self.foreign_reason(path)))
+            }
             Errno::ENOTDIR => {
-                // Name the component that is to blame, not the whole path.
+                // Report the component that is not a directory, not the whole path.
                 let mut prefix = PathBuf::new();
                 for component in path.components() {
                     prefix.push(component);
@@ -477,8 +422,8 @@ impl Root {
         }
     }
 
-    /// Why a path is not part of the root, for messages.
-    fn foreign(&self, path: &Path) -> String {
+    /// Returns the reason why a path is not part of the root, for messages.
+    fn foreign_reason(&self, path: &Path) -> String {
         let inside = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
         let file = self.open_at(path, OFlag::O_PATH | OFlag::O_CLOEXEC, inside);
         let found = file.map(|file| mounts::foreign(&self.0.fd, file));
@@ -486,8 +431,8 @@ impl Root {
         reason.unwrap_or_else(|| "it is a mount point".to_owned())
     }
 
-    /// Whether the file at this name may be replaced; its directory may be missing.
-    fn replaceable(&self, parent: &Path, name: &OsStr) -> Result<(), Error> {
+    /// Refuses a file that cannot be replaced. File and directory may be missing.
+    pub(super) fn require_replaceable(&self, parent: &Path, name: &OsStr) -> Result<(), Error> {
         let Some(dir) = self.dir(parent)? else {
             return Ok(());
         };
@@ -507,16 +452,15 @@ impl Root {
         }
     }
 
-    /// Finds the nearest directory that exists, makes a nameless file in it, and returns the index of its file system
-    /// in `needs`.
-    fn probe(&self, path: &Path, needs: &mut Vec<Need>) -> Result<Option<usize>, Error> {
+    /// Opens the nearest existing directory of a path.
+    pub(super) fn nearest_dir(&self, path: &Path) -> Result<Dir, Error> {
         let mut existing = path;
-        let dir = loop {
+        loop {
             match self.dir(existing)? {
-                Some(dir) => break dir,
+                Some(dir) => return Ok(dir),
                 None => {
                     let (parent, name) = split(existing)?;
-                    // A link that leads nowhere is no directory, and none can be made in its place.
+                    // A link with a missing target is not a directory, and none can be created in its place.
                     if let Some(parent) = self.dir(parent)?
                         && parent.metadata(name)?.is_some()
                     {
@@ -526,86 +470,12 @@ impl Root {
                     existing = parent;
                 }
             }
-        };
-        if dir.own_metadata()?.immutable {
-            return Err(Error::obstacle(dir.path(), Obstacle::Immutable));
         }
-        let create = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
-        match openat(
-            &dir,
-            ".",
-            create | OFlag::O_TMPFILE,
-            Mode::S_IRUSR | Mode::S_IWUSR,
-        ) {
-            // File systems without nameless files: NFS, FUSE, old overlayfs.
-            Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::ENOENT) => {
-                let name = unfinished(OsStr::new("probe"));
-                dir.create(&name, b"")?;
-                unlinkat(&dir, name.as_os_str(), UnlinkatFlags::NoRemoveDir)
-                    .map_err(|errno| Error::io("remove", dir.path().join(&name), errno))?;
-            }
-            other => {
-                other.map_err(|errno| Error::io("create a file in", dir.path(), errno))?;
-            }
-        }
-        let found = rustix::fs::fstatvfs(&dir).map_err(|errno| {
-            Error::io("measure the room in", dir.path(), dir::errno_from(errno))
-        })?;
-        if let Some(known) = needs
-            .iter()
-            .position(|need| need.file_system == found.f_fsid && need.file_system != 0)
-        {
-            return Ok(Some(known));
-        }
-        needs.push(Need {
-            file_system: found.f_fsid,
-            path: dir.path().to_owned(),
-            block: found.f_frsize.max(512),
-            available: found.f_bavail.saturating_mul(found.f_frsize),
-            // Some file systems (btrfs) have no fixed number of inodes and say 0.
-            inodes: if found.f_files == 0 {
-                u64::MAX
-            } else {
-                found.f_favail
-            },
-            bytes: 0,
-            files: 0,
-        });
-        Ok(Some(needs.len() - 1))
     }
 }
 
-/// What is needed on one file system.
-struct Need {
-    file_system: u64,
-    path: PathBuf,
-    block: u64,
-    available: u64,
-    inodes: u64,
-    bytes: u64,
-    files: u64,
-}
-
-impl Need {
-    fn met(self) -> Result<(), Error> {
-        // Directory blocks, tickets and the record of issue times come on top.
-        let needed = self.bytes + 8 * self.block;
-        let files = self.files + 4;
-        if self.available >= needed && self.inodes >= files {
-            return Ok(());
-        }
-        Err(Error::TooLittleSpace {
-            path: self.path,
-            available: self.available,
-            inodes: self.inodes,
-            needed,
-            files,
-        })
-    }
-}
-
-/// The directory and the name of an absolute path.
-fn split(path: &Path) -> Result<(&Path, &OsStr), Error> {
+/// Returns the directory and the name of an absolute path.
+pub(super) fn split(path: &Path) -> Result<(&Path, &OsStr), Error> {
     match (path.is_absolute(), path.parent(), path.file_name()) {
         (true, Some(parent), Some(name)) => Ok((parent, name)),
         _ => Err(Error::BadPath {

@@ -1,21 +1,21 @@
-//! Verifies that no other user can redirect a path, or replace what it leads to.
+//! Verifies that no other user can redirect a path, or replace the file at its end.
 //!
-//! [`Root::dir`] and [`Root::read`] follow a path wherever it leads inside the root. The functions here open it one
-//! component at a time, from the root down, and verify every directory that they pass:
+//! [`Root::dir`] and [`Root::read`] follow a path to any location inside the root. The functions here open it one
+//! component at a time, from the root down, and verify every directory on the way:
 //!
 //! - It belongs to root or to the running user.
 //! - Group and others cannot write to it, or it is sticky: in a sticky directory such as `/tmp` only the owner of an
 //!   entry, the owner of the directory and root can rename or remove the entry (unlink(2), EPERM).
 //! - A symbolic link on the way belongs to root or to the running user. Links are resolved here and not by the kernel,
-//!   so that the directories that they lead through are verified too.
+//!   so that the directories on the way to their targets are verified too.
 //!
-//! A run without root privileges accepts directories that its own group can write to: where each user has a group of
-//! their own, new directories have such a mode. Below `--root` the numbers in the image decide.
+//! A run without root privileges accepts directories that its own group can write to: on systems where each user has a
+//! private group, new directories have such a mode. Below `--root` the numeric ids in the image decide.
 //!
-//! A path that fails is [`Error::Untrusted`], which names owner, mode and the commands that correct them.
+//! A path that fails is [`Error::Untrusted`], which contains owner, mode and the commands that correct them.
 //!
-//! Private keys have a second, weaker rule, [`Exposure`], since a node that runs must be able to renew: accounts of
-//! services own directories of Kubernetes on some distributions.
+//! Private keys have a second, weaker rule, [`Exposure`], since a running node must be able to renew: on some
+//! distributions service accounts own directories of Kubernetes.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
@@ -30,48 +30,48 @@ use super::dir::{Content, DIRECTORY, Dir, FileKind, Metadata, single};
 use super::error::{Error, Obstacle};
 use super::{READ_LIMIT, Root};
 
-/// Number of symbolic links after which a path counts as a loop, as in path_resolution(7).
+/// Maximum number of symbolic links in a path, as in path_resolution(7); a path with more counts as a loop.
 const MAX_LINKS: usize = 40;
-/// Smallest user id of a person; services have smaller ones (`SYS_UID_MAX` in login.defs(5)).
+/// Smallest user id of a person; service accounts have smaller ones (`SYS_UID_MAX` in login.defs(5)).
 const FIRST_PERSONAL_UID: u32 = 1000;
 /// Write permission of the group and of others.
 const SHARED_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
-/// For directories that are only passed: needs no read permission.
-const PASS: OFlag = OFlag::O_PATH
+/// Open flags for a directory on the way; needs no read permission.
+const TRAVERSE: OFlag = OFlag::O_PATH
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_NOFOLLOW)
     .union(OFlag::O_CLOEXEC);
 
-/// How far users other than root and the running one can interfere with the files of a directory.
+/// Which users other than root and the running one can replace the files of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exposure {
-    /// Service accounts, or the members of a group, can replace files.
+    /// Service accounts or the members of a group.
     Group,
-    /// A person who is not an administrator, or every user, can replace files.
+    /// A person who is not an administrator, or every user.
     Anyone,
 }
 
 /// A directory on a path that other users can change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exposed {
-    /// How far.
+    /// Which users.
     pub exposure: Exposure,
-    /// Names owner and mode, and the commands that correct them.
+    /// A message with owner, mode and the commands that correct them.
     pub message: String,
 }
 
-/// Which directories pass.
+/// The rule that a directory must satisfy.
 #[derive(Clone, Copy, Debug)]
 pub struct Trust<'a> {
     /// Users besides root and the running one that may own the directory.
     pub owners: &'a [u32],
-    /// Whether other users may create entries in it if it is sticky.
+    /// Whether other users may create entries in the directory if it is sticky.
     pub sticky: bool,
 }
 
 impl Trust<'_> {
-    /// Root and the running user; sticky directories pass.
+    /// Owned by root or the running user; sticky directories are accepted.
     pub const SYSTEM: Trust<'static> = Trust {
         owners: &[],
         sticky: true,
@@ -83,22 +83,22 @@ impl Trust<'_> {
     }
 }
 
-/// The end of a path that was followed.
-struct Reached {
-    /// The last directory that exists; opened with `O_PATH`.
+/// The end of a followed path.
+struct PathEnd {
+    /// The last existing directory, opened with `O_PATH`.
     dir: Dir,
-    /// The rest of the path: empty for a directory, one name for a file, more for what does not exist.
+    /// The rest of the path: empty for a directory, one name for a file, more for a missing path.
     rest: Vec<OsString>,
-    /// What the first name of the rest is; `None` when it does not exist.
+    /// Metadata of the first name of the rest; `None` if it does not exist.
     found: Option<Metadata>,
 }
 
 impl Root {
-    /// Opens a directory that no other user can replace, nor change entries in; `None` when it does not exist.
+    /// Opens a directory that no other user can replace or change; `None` if it does not exist.
     ///
     /// # Errors
     /// [`Error::Untrusted`] for the first directory or link that another user controls, [`Error::Unsafe`] for anything
-    /// but a directory, and what the system says.
+    /// but a directory, and errors of the system.
     pub fn trusted_dir(&self, path: impl AsRef<Path>) -> Result<Option<Dir>, Error> {
         let reached = self.follow(path.as_ref(), &mut require_trust)?;
         match reached.found {
@@ -126,11 +126,11 @@ impl Root {
         Ok(dir)
     }
 
-    /// Reads a regular file of at most 1 MiB that no other user can replace or write to; `None` when it does not exist.
+    /// Reads a regular file of at most 1 MiB that no other user can replace or write to; `None` if it does not exist.
     ///
     /// # Errors
     /// [`Error::Untrusted`] for the first directory, link or file that another user controls, [`Error::Unsafe`] for
-    /// anything but a regular file, and what the system says.
+    /// anything but a regular file, and errors of the system.
     pub fn read_trusted(&self, path: impl AsRef<Path>) -> Result<Option<Content>, Error> {
         let path = path.as_ref();
         let reached = self.follow(path, &mut require_trust)?;
@@ -148,11 +148,11 @@ impl Root {
         reached.dir.read_trusted(name)
     }
 
-    /// The directories and links on the way to a path, and the directory itself, that other users can change. Nothing is
-    /// reported of what does not exist.
+    /// Returns the directories and links of a path, including the last directory, that other users can change. Missing
+    /// parts are ignored.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn exposed(&self, path: impl AsRef<Path>) -> Result<Vec<Exposed>, Error> {
         let exposed = self.exposures(path.as_ref())?.into_iter();
         let exposed = exposed.map(|(exposure, error)| Exposed {
@@ -162,11 +162,11 @@ impl Root {
         Ok(exposed.collect())
     }
 
-    /// Refuses a directory in which anyone could have placed a file or will be able to replace one; the messages about
-    /// service accounts and groups that can are returned.
+    /// Refuses a directory in which [`Exposure::Anyone`] could have created a file or can replace one. Returns the messages
+    /// about service accounts and groups that can.
     ///
     /// # Errors
-    /// [`Error::Untrusted`], and what the system says.
+    /// [`Error::Untrusted`], and errors of the system.
     pub(super) fn require_guarded(&self, path: &Path) -> Result<Vec<String>, Error> {
         let mut notes = Vec::new();
         for (exposure, error) in self.exposures(path)? {
@@ -188,14 +188,14 @@ impl Root {
         Ok(exposures)
     }
 
-    /// Follows a path as far as it exists and shows every directory and link that it passes to `visit`.
+    /// Follows a path as far as it exists and calls `visit` with every directory and link on the way.
     fn follow(
         &self,
         path: &Path,
         visit: &mut dyn FnMut(&Path, &Metadata) -> Result<(), Error>,
-    ) -> Result<Reached, Error> {
+    ) -> Result<PathEnd, Error> {
         self.require_own(path)?;
-        let mut passed = vec![self.top(PASS)?];
+        let mut passed = vec![self.top(TRAVERSE)?];
         let mut ahead = names_reversed(path);
         let mut links = 0;
         for dir in &passed {
@@ -211,7 +211,7 @@ impl Root {
                     let found = dir.metadata(&name)?;
                     match found.as_ref().map(|found| found.kind) {
                         Some(FileKind::Directory) => {
-                            let next = dir.pass(&name)?;
+                            let next = dir.traverse(&name)?;
                             self.verify_mount(&next)?;
                             visit(next.path(), &next.own_metadata()?)?;
                             passed.push(next);
@@ -231,7 +231,7 @@ impl Root {
                         _ => {
                             ahead.push(name);
                             ahead.reverse();
-                            return Ok(Reached {
+                            return Ok(PathEnd {
                                 dir: last(passed, path)?,
                                 rest: ahead,
                                 found,
@@ -241,7 +241,7 @@ impl Root {
                 }
             }
         }
-        Ok(Reached {
+        Ok(PathEnd {
             dir: last(passed, path)?,
             rest: Vec::new(),
             found: None,
@@ -250,11 +250,11 @@ impl Root {
 }
 
 impl Dir {
-    /// Opens a directory in this one; `None` when it does not exist. Symbolic links are not followed.
+    /// Opens a directory in this one; `None` if it does not exist. Symbolic links are not followed.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] when `trust` does not accept it, [`Error::Unsafe`] for anything but a directory, and what
-    /// the system says.
+    /// [`Error::Untrusted`] if `trust` does not accept it, [`Error::Unsafe`] for anything but a directory, and errors of
+    /// the system.
     pub fn trusted_dir(
         &self,
         name: impl AsRef<OsStr>,
@@ -285,12 +285,12 @@ impl Dir {
         Ok(dir)
     }
 
-    /// Reads a regular file of at most 1 MiB that only root or the running user can write to; `None` when it does not
+    /// Reads a regular file of at most 1 MiB that only root or the running user can write to; `None` if it does not
     /// exist. Symbolic links are not followed.
     ///
     /// # Errors
     /// [`Error::Untrusted`] for a file that another user controls, [`Error::Unsafe`] for anything but a regular file,
-    /// and what the system says.
+    /// and errors of the system.
     pub fn read_trusted(&self, name: impl AsRef<OsStr>) -> Result<Option<Content>, Error> {
         let name = name.as_ref();
         let content = self.read(name, READ_LIMIT)?;
@@ -308,14 +308,14 @@ impl Dir {
         }
     }
 
-    /// Opens a directory in this one, in order to go on from there.
-    fn pass(&self, name: &OsStr) -> Result<Dir, Error> {
-        openat(self.as_fd(), name, PASS, Mode::empty())
+    /// Opens a directory in this one, in order to continue from there.
+    fn traverse(&self, name: &OsStr) -> Result<Dir, Error> {
+        openat(self.as_fd(), name, TRAVERSE, Mode::empty())
             .map(|fd| Dir::new(fd, self.path().join(name), self.root()))
             .map_err(|errno| self.error("open", name, errno))
     }
 
-    /// Opens a directory that was only passed for reading.
+    /// Opens a directory for reading that was opened with `O_PATH`.
     fn reopened(&self) -> Result<Dir, Error> {
         openat(self.as_fd(), ".", DIRECTORY, Mode::empty())
             .map(|fd| Dir::new(fd, self.path().to_owned(), self.root()))
@@ -324,7 +324,7 @@ impl Dir {
 }
 
 impl Metadata {
-    /// Refuses a file that another user owns or can write to. `path` is for the message.
+    /// Refuses a file that another user owns or can write to. `path` appears in the message.
     ///
     /// # Errors
     /// [`Error::Untrusted`].
@@ -335,7 +335,7 @@ impl Metadata {
         }
     }
 
-    /// Refuses a file with a secret that users other than its owner can read or change. `path` is for the message.
+    /// Refuses a file with a secret that users other than its owner can read or change. `path` appears in the message.
     ///
     /// The rule is that of ssh(1) for identity files (`sshkey_perm_ok`): a file of the running user has no permissions
     /// for group and others. In a file of another user the group may read, since the account of a service that
@@ -354,7 +354,7 @@ impl Metadata {
         }
     }
 
-    /// Refuses a file that every user can write to. `path` is for the message.
+    /// Refuses a file that every user can write to. `path` appears in the message.
     ///
     /// # Errors
     /// [`Error::Untrusted`].
@@ -366,12 +366,12 @@ impl Metadata {
     }
 }
 
-/// Whether users other than root and the running one can create entries in a directory.
+/// Returns true if users other than root and the running one can create entries in a directory.
 pub(super) fn lets_others_create(directory: &Metadata) -> bool {
     !is_ours(directory.uid) || is_shared(directory)
 }
 
-/// Whether a file that is replaced hands its owner, group and extended attributes on to the new one.
+/// Returns true if the replacement of a file inherits its owner, group and extended attributes.
 ///
 /// The owner of a file in a directory that only administrators write to was chosen by one of them: kubeadm's
 /// RootlessControlPlane gives keys to the account of a component. In another directory any user may have created the
@@ -405,7 +405,7 @@ fn untrusted(path: &Path, found: &Metadata, owners: &[u32]) -> Error {
 
 fn require_trust(path: &Path, found: &Metadata) -> Result<(), Error> {
     let accepted = match found.kind {
-        // A link has no mode of its own, and cannot be changed but by replacing it.
+        // A link has no mode, and can only be replaced, not changed.
         FileKind::Symlink => is_ours(found.uid),
         _ => Trust::SYSTEM.accepts(found),
     };
@@ -430,7 +430,7 @@ fn exposure(found: &Metadata) -> Option<Exposure> {
     owned.max(written)
 }
 
-/// Whether a user id is that of a person other than the running user, as opposed to root and accounts of services.
+/// Returns true if a user id is that of a person other than the running user, as opposed to root and service accounts.
 pub fn is_personal(uid: u32) -> bool {
     !is_ours(uid) && uid >= FIRST_PERSONAL_UID
 }
@@ -439,14 +439,14 @@ fn is_ours(uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw()
 }
 
-/// Whether users other than the owner may write to it.
+/// Returns true if users other than the owner may write to it.
 fn is_shared(found: &Metadata) -> bool {
     let own_group = !geteuid().is_root() && found.gid == getegid().as_raw();
     let ignored = if own_group { 0o020 } else { 0 };
     found.mode & SHARED_WRITE & !ignored != 0
 }
 
-fn not_a_directory(reached: &Reached) -> Error {
+fn not_a_directory(reached: &PathEnd) -> Error {
     let name = reached.rest.first().map(OsString::as_os_str);
     let path = reached.dir.path().join(name.unwrap_or_default());
     Error::obstacle(path, Obstacle::NotADirectory)
@@ -459,7 +459,7 @@ fn last(mut passed: Vec<Dir>, path: &Path) -> Result<Dir, Error> {
     })
 }
 
-/// The components of a path, the first one last.
+/// Returns the components of a path, the first one last.
 fn names_reversed(path: &Path) -> Vec<OsString> {
     let components = path.components().rev();
     components

@@ -189,7 +189,7 @@ fn resolves_links_inside_the_root() {
         symlink(target, node.path("/etc/kubernetes/pki")).unwrap();
         node.ask()
             .ended(65)
-            .says("/etc/kubernetes/pki is a symbolic link that leads nowhere inside the root; make its directory and run again");
+            .says("/etc/kubernetes/pki is a symbolic link whose target does not exist inside the root; create the target directory and run again");
         assert_eq!(node.exchanges(), []);
         // Once its target exists inside the root, the link is used.
         fs::create_dir_all(node.path("/outside/pki")).unwrap();
@@ -313,7 +313,7 @@ fn names_immutable_file_before_sending_requests() {
     let after = node.etc();
     chattr("-i");
     ran.ended(65).says(
-        "/etc/kubernetes/pki/apiserver.crt is immutable; if that is not on purpose, run `chattr -i -a` on it and run again",
+        "/etc/kubernetes/pki/apiserver.crt is immutable; if that is not intended, run `chattr -i -a` on it and run again",
     );
     before.unchanged(&after);
     assert_eq!(node.exchanges(), []);
@@ -342,7 +342,7 @@ fn second_run_waits_or_names_the_first() {
     wait_until(|| node.submissions().contains_key("etcd-peer"));
     let second = node.ask();
     second.ended(75).says(&format!(
-        "another run of nodepki is at work (pid {}: bootstrap, lock ",
+        "another nodepki process is running (pid {}: bootstrap, lock ",
         first.id()
     ));
     second.says("/var/lib/nodepki/lock); wait for it to end and run again");

@@ -372,7 +372,7 @@ fn refuses_to_overwrite_shared_file_with_other_contents() {
     assert!(
         error
             .to_string()
-            .contains("sa.key exists and holds something else"),
+            .contains("sa.key exists with other contents"),
         "{error}"
     );
     assert!(
@@ -1200,7 +1200,7 @@ fn lists_only_a_few_of_many_unknown_files_among_pending_requests() {
     assert!(
         notes[10]
             .to_string()
-            .ends_with("pending contains 5 more files that are not of nodepki"),
+            .ends_with("pending contains 5 more files that do not belong to nodepki"),
         "{}",
         notes[10]
     );

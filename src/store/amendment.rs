@@ -1,0 +1,137 @@
+//! What a commit changes in `restarts.json`.
+
+use std::path::{Path, PathBuf};
+
+use zeroize::Zeroizing;
+
+use super::Root;
+use super::error::Error;
+use super::restarts::{
+    Changed, FormerTrust, Previous, Restart, RestartState, TrustStep, Unsettled, is_due,
+};
+use crate::kube::components::{self, Component};
+use crate::kube::names::Authority;
+
+/// Additions to the record and removals from it.
+#[derive(Default)]
+pub(super) struct Amendment {
+    /// Files whose replacement is a change, and which change.
+    pub(super) watched: Vec<(PathBuf, Changed)>,
+    pub(super) restarts: Vec<Restart>,
+    /// Components that were restarted.
+    pub(super) restarted: Vec<Component>,
+    /// Changes whose effect was verified.
+    pub(super) verified: Vec<Changed>,
+    /// Files that are restored, for hooks that ran for the new ones.
+    pub(super) restored: Vec<Changed>,
+    pub(super) former_trust: Option<FormerTrust>,
+    pub(super) rolled_back: Option<Authority>,
+}
+
+impl Amendment {
+    pub(super) fn is_empty(&self) -> bool {
+        self.restarts.is_empty()
+            && self.restarted.is_empty()
+            && self.verified.is_empty()
+            && self.restored.is_empty()
+            && self.rolled_back.is_none()
+    }
+
+    /// Returns true if the replacement of the file is a change.
+    pub(super) fn watches(&self, path: &Path) -> bool {
+        self.watched.iter().any(|(known, _)| known == path)
+    }
+
+    /// Adds the restarts for a file that is about to be replaced, and returns its changes.
+    pub(super) fn replace(
+        &mut self,
+        root: &Root,
+        path: &Path,
+        found: Option<Zeroizing<Vec<u8>>>,
+    ) -> Result<Vec<Changed>, Error> {
+        let mut replaced = Vec::new();
+        for changed in self.changes_of(path) {
+            let readers = components::restarts(changed.change);
+            if found.is_none() && !any_has_manifest(root, readers)? {
+                continue;
+            }
+            let previous = Previous {
+                path: path.to_owned(),
+                contents: found.clone().unwrap_or_default(),
+            };
+            self.require_restarts(&changed, &[previous]);
+            replaced.push(changed);
+        }
+        Ok(replaced)
+    }
+
+    /// Adds the restarts for a link that is about to get another target, and returns its changes. The former target
+    /// stays in place, so that its contents need not be kept.
+    pub(super) fn retarget(&mut self, path: &Path) -> Vec<Changed> {
+        let changes = self.changes_of(path);
+        for changed in &changes {
+            self.require_restarts(changed, &[]);
+        }
+        changes
+    }
+
+    fn changes_of(&self, path: &Path) -> Vec<Changed> {
+        let watched = self.watched.iter().filter(|(known, _)| known == path);
+        watched.map(|(_, changed)| changed.clone()).collect()
+    }
+
+    fn require_restarts(&mut self, changed: &Changed, previous: &[Previous]) {
+        let readers = components::restarts(changed.change).iter();
+        self.restarts.extend(readers.map(|component| Restart {
+            component: *component,
+            since: changed.at,
+            causes: vec![changed.change],
+            previous: previous.to_vec(),
+            state: RestartState::Due,
+        }));
+    }
+
+    /// Returns the record after the commit, which makes the changes `new`.
+    pub(super) fn apply(mut self, mut record: Unsettled, new: Vec<Changed>) -> Unsettled {
+        record
+            .changed
+            .retain(|changed| !self.verified.contains(changed));
+        let is_rolled_back = |step: &TrustStep| self.rolled_back == Some(step.former.authority);
+        record.trust_steps.retain(|step| !is_rolled_back(step));
+        if let Some(former) = self.former_trust.take() {
+            record.begin_trust_step(former, &new, &self.restarts);
+        }
+        for changed in new.into_iter().chain(self.restored) {
+            record.changed.retain(|old| old.change != changed.change);
+            record.changed.push(changed);
+        }
+        record
+            .restarts
+            .retain(|restart| !self.restarted.contains(&restart.component));
+        for restart in self.restarts {
+            let mut known = record.restarts.iter_mut();
+            match known.find(|known| known.component == restart.component) {
+                Some(known) => known.merge(restart),
+                None => record.restarts.push(restart),
+            }
+        }
+        record.restarts.sort_by_key(|restart| restart.component);
+        let restarts = &record.restarts;
+        record
+            .trust_steps
+            .retain(|step| step.components.iter().any(|one| is_due(restarts, *one)));
+        record
+    }
+}
+
+fn any_has_manifest(root: &Root, components: &[Component]) -> Result<bool, Error> {
+    let manifests = components
+        .iter()
+        .filter_map(|component| component.manifest());
+    for manifest in manifests {
+        if root.metadata(manifest)?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

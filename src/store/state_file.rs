@@ -1,0 +1,126 @@
+//! The format of state files: a JSON object with the field `version`.
+//!
+//! A file without the field has version 1. A file of a version newer than the known one is refused and left untouched,
+//! since this nodepki would lose what it does not know. `tests/fixtures/state` contains the files of each release;
+//! `store::tests` reads all of them.
+//!
+//! A stored value must not depend on the name of a Rust type or variant: variants have an explicit
+//! `#[serde(rename = "…")]` or an `as_str`.
+
+use std::path::PathBuf;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::dir::{Content, Dir};
+use super::error::{Damage, Error};
+
+/// Version of a file without the field `version`.
+const DEFAULT_VERSION: u64 = 1;
+/// Advice for a file that its work removes: the journal, pending requests, restarts.
+const FINISH_WITH_NEWER: &str =
+    "run the newer nodepki once: it finishes the work that the file records and removes it";
+/// Advice for a file that can be absent at any time.
+const REPLACE_NEWER: &str = "use the newer nodepki, or move the file away and run again";
+
+/// A kind of state file.
+pub(super) struct StateFile {
+    pub(super) name: &'static str,
+    /// The newest version that can be read.
+    pub(super) version: u64,
+    newer: &'static str,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    #[serde(default = "default_version")]
+    version: u64,
+}
+
+const fn default_version() -> u64 {
+    DEFAULT_VERSION
+}
+
+/// A record together with its format version, as it is written.
+#[derive(Serialize)]
+pub(super) struct Versioned<'a, T> {
+    pub(super) version: u64,
+    #[serde(flatten)]
+    pub(super) record: &'a T,
+}
+
+impl StateFile {
+    /// A file that records unfinished work: the run that finishes the work removes it.
+    pub(super) const fn of_work(name: &'static str, version: u64) -> StateFile {
+        let newer = FINISH_WITH_NEWER;
+        StateFile {
+            name,
+            version,
+            newer,
+        }
+    }
+
+    /// A file that stays. Without it a run knows less, but works.
+    pub(super) const fn of_knowledge(name: &'static str, version: u64) -> StateFile {
+        let newer = REPLACE_NEWER;
+        StateFile {
+            name,
+            version,
+            newer,
+        }
+    }
+
+    /// Parses the contents of the file; `path` is for the message.
+    ///
+    /// # Errors
+    /// [`Error::NewerFormat`] and [`Error::Damaged`].
+    pub(super) fn parse<T: DeserializeOwned>(
+        &self,
+        json: &[u8],
+        path: PathBuf,
+    ) -> Result<T, Error> {
+        let damaged = |path, source| Error::Damaged {
+            path,
+            source: Damage::Json(source),
+        };
+        let header: Header = match serde_json::from_slice(json) {
+            Ok(header) => header,
+            Err(source) => return Err(damaged(path, source)),
+        };
+        if !(1..=self.version).contains(&header.version) {
+            return Err(Error::NewerFormat {
+                path,
+                version: header.version,
+                known: self.version,
+                fix: self.newer,
+            });
+        }
+        serde_json::from_slice(json).map_err(|source| damaged(path, source))
+    }
+
+    /// Returns the contents for the file, indented and with a final newline.
+    ///
+    /// Timestamps are the only part that could fail, and RFC 3339 covers the years that certificates can contain.
+    pub(super) fn to_json(&self, record: &impl Serialize) -> Vec<u8> {
+        let versioned = Versioned {
+            version: self.version,
+            record,
+        };
+        let mut json = serde_json::to_vec_pretty(&versioned).unwrap_or_default();
+        json.push(b'\n');
+        json
+    }
+}
+
+/// Refuses a state file that another user owns or can write to.
+pub(super) fn require_own(state: &Dir, name: &str, found: &Content) -> Result<(), Error> {
+    let expected = nix::unistd::geteuid().as_raw();
+    let (owner, mode) = (found.metadata.uid, found.metadata.mode);
+    if owner == expected && mode & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(Error::Implausible {
+        path: state.path().join(name),
+        why: format!("it belongs to user {owner} and has mode {mode:04o}"),
+    })
+}
