@@ -1,11 +1,11 @@
-//! One loop around [`rotation::step`]: it sleeps until something is due, or happens.
+//! The rotation daemon: a loop around [`rotation::step`] that sleeps until a step is due or an event occurs.
 //!
-//! `wake` decides what is next and when, and is pure. The loop here does it. What happens around it (signals, files that
-//! others change, a clock that is set, a service manager that listens) is behind `Surroundings`, so that the tests have
-//! weeks pass in no time. Nothing is polled: while nothing is due the process is not woken, but for the watchdog's sake.
+//! `wake` decides what to do next and when, and is pure; the loop here does it. Events (signals, files changed by other
+//! processes, a clock that is set) and the service manager are behind the trait `Surroundings`, so that tests can
+//! simulate weeks in virtual time. Nothing is polled: while nothing is due, only the watchdog wakes the process.
 //!
-//! A step may be dropped at any await: what must survive is on disk before it is acted on, so the next start goes on with
-//! the same keys and the same tickets.
+//! A step may be dropped at any await point: everything that must survive is on disk before it is acted on, so that the
+//! next start continues with the same keys and the same tickets.
 
 mod alarm;
 pub mod metrics;
@@ -14,6 +14,7 @@ mod system;
 pub mod wake;
 mod watch;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,62 +31,62 @@ use crate::store::{self, Root};
 
 use metrics::Metrics;
 use system::System;
-use wake::{Agenda, Ended, Next};
-use watch::{Matter, Watched};
+use wake::{Agenda, Ended, ListRefresh, Next};
+use watch::{FileRole, Watched};
 
-/// Longest wait for a signer in one step, during which the step holds the lock: the next step asks again, and another run
-/// has its chance between the two.
+/// Maximum time that one step waits for a signer. The step holds the lock for that time; the next step polls again, and
+/// another run can take the lock between the two.
 const MAX_SIGNER_WAIT: Duration = Duration::from_secs(10);
 
-/// What ends a sleep.
+/// The event that ends a sleep.
 #[derive(Debug)]
 enum Wake {
-    /// Its time has come, or the clock was set.
+    /// The requested time was reached, or the clock was set.
     Time,
-    /// The configuration is to be read again.
+    /// The configuration must be read again (SIGHUP).
     Reload,
-    /// Somebody changed files.
-    Files(Matter),
-    /// The daemon is to end.
+    /// Another process changed files.
+    Files(FileRole),
+    /// The daemon must stop (SIGTERM, SIGINT).
     Stop,
 }
 
-/// What the service manager is told.
-enum Tell<'a> {
+/// A notification to the service manager.
+enum Notification<'a> {
     Ready,
     Status(&'a str),
     Reloading,
     Stopping,
-    Alive,
+    Watchdog,
 }
 
-/// What is around the loop.
+/// The events around the loop. Tests replace them.
 trait Surroundings {
-    /// Takes these files as they are now; from here on changes count.
+    /// Replaces the set of watched files. Changes from now on wake the loop.
     fn watch(&mut self, watched: Watched);
 
-    /// These changes were our own.
-    fn own(&mut self, root: &Root, written: &[PathBuf]);
+    /// Accepts the current contents of files that this process has written, so that they do not wake the loop.
+    fn accept_own_writes(&mut self, root: &Root, written: &[PathBuf]);
 
-    /// Until that moment, or until something happens.
+    /// Sleeps until that time, or until an event occurs.
     async fn sleep(&mut self, until: Option<OffsetDateTime>) -> Wake;
 
-    /// Resolves when the daemon is to end; everything else that happens is kept for the next sleep.
+    /// Resolves when the daemon must stop. Other events are kept for the next sleep.
     async fn stopped(&mut self);
 
-    /// How long the machine has run, asleep or not.
-    fn ran(&self) -> Duration;
+    /// Returns the time since boot, including suspend.
+    fn uptime(&self) -> Duration;
 
-    fn tell(&self, what: Tell<'_>);
+    fn notify(&self, what: Notification<'_>);
 
-    /// Takes everything else from this process, for good.
+    /// Permanently restricts this process to `reach`.
     fn confine(&self, reach: &Reach);
 }
 
-/// Rotates until it is told to stop.
+/// Rotates until the process is told to stop.
 ///
 /// # Errors
-/// A configuration that cannot be used at the start; later ones are only reported.
+/// A configuration that cannot be used at the start. A later faulty configuration is only reported.
 pub async fn run(
     root: &Root,
     inputs: &Inputs,
@@ -95,7 +96,7 @@ pub async fn run(
     let system = System::new().map_err(|error| {
         Failure::new(
             ExitCode::Pending,
-            format!("signals and timers of this machine cannot be listened to: {error}; run again"),
+            format!("cannot listen for signals and timers: {error}; run again"),
         )
     })?;
     let read = async || load::load_running(root, inputs, clock).await;
@@ -111,7 +112,7 @@ pub async fn run(
 
 struct Daemon<'a, S> {
     root: &'a Root,
-    /// The one file that is the configuration, if a person named one.
+    /// The configuration file of the command line, if there is one.
     config: Option<&'a Argument>,
     clock: Clock,
     progress: &'a dyn Progress,
@@ -150,27 +151,27 @@ impl<S: Surroundings> Daemon<'_, S> {
         metrics: &Metrics,
     ) -> Result<(), Failure> {
         let watched = self.watched(&loaded)?;
-        self.stand_by(&mut loaded, watched);
+        self.put_in_force(&mut loaded, watched);
         let mut agenda = Agenda::new(
             &loaded.setup.identity.node,
             publishes_lists(&loaded),
             self.now(),
-            self.surroundings.ran(),
+            self.surroundings.uptime(),
         );
-        self.surroundings.tell(Tell::Ready);
+        self.surroundings.notify(Notification::Ready);
         let mut lock_is_held = false;
         loop {
-            let next = agenda.next(self.now(), self.surroundings.ran());
+            let next = agenda.next(self.now(), self.surroundings.uptime());
             match next {
-                Next::Step(why) => {
-                    if let Some(holder) = self.other_run() {
+                Next::Step(reason) => {
+                    if let Some(holder) = self.lock_holder() {
                         agenda.stepped(Ended::busy(holder), self.now());
                         continue;
                     }
                     if std::mem::take(&mut lock_is_held) {
                         tracing::info!("the lock is free again");
                     }
-                    let why = why.as_str();
+                    let why = reason.as_str();
                     tracing::info!(why, "rotation step: {why}");
                     let Some(ended) = self.step(&loaded, metrics).await else {
                         break;
@@ -178,31 +179,23 @@ impl<S: Surroundings> Daemon<'_, S> {
                     agenda.stepped(ended, self.now());
                 }
                 Next::Lists => {
-                    let Some((again, new)) = self.lists(&loaded).await else {
+                    let Some(refresh) = self.refresh_lists(&loaded).await else {
                         break;
                     };
-                    agenda.listed(again, new, self.now());
+                    agenda.lists_refreshed(refresh, self.now());
                 }
                 Next::Sleep(until) => {
-                    let status = agenda.status();
-                    // The lock is tried every few seconds, and reported once.
-                    let is_reported = lock_is_held && agenda.waits_for_lock();
+                    self.report_status(&agenda, lock_is_held);
                     lock_is_held |= agenda.waits_for_lock();
-                    match agenda.is_held() {
-                        true => tracing::warn!("{status}"),
-                        false if is_reported => tracing::debug!("{status}"),
-                        false => tracing::info!("{status}"),
-                    }
-                    self.surroundings.tell(Tell::Status(status));
                     match self.surroundings.sleep(until).await {
                         Wake::Time => {}
                         Wake::Stop => break,
-                        Wake::Files(Matter::Pki) => {
-                            agenda.files_changed(self.now(), self.surroundings.ran());
+                        Wake::Files(FileRole::Pki) => {
+                            agenda.files_changed(self.now(), self.surroundings.uptime());
                         }
-                        Wake::Files(Matter::Configuration) | Wake::Reload => {
-                            let goes_on = self.reload(&mut loaded, reach, &mut agenda, &read).await;
-                            if goes_on.is_none() {
+                        Wake::Files(FileRole::Configuration) | Wake::Reload => {
+                            let stops = self.reload(&mut loaded, reach, &mut agenda, &read);
+                            if stops.await.is_break() {
                                 break;
                             }
                         }
@@ -210,24 +203,37 @@ impl<S: Surroundings> Daemon<'_, S> {
                 }
             }
         }
-        self.surroundings.tell(Tell::Stopping);
-        tracing::info!("stopping; what waits for a signer is kept");
+        self.surroundings.notify(Notification::Stopping);
+        tracing::info!("stopping; pending requests are kept");
         Ok(())
+    }
+
+    /// Logs the status and passes it to the service manager.
+    ///
+    /// A held lock is tried every few seconds, and logged once: `lock_is_logged` says that it was.
+    fn report_status(&self, agenda: &Agenda, lock_is_logged: bool) {
+        let status = agenda.status();
+        match agenda.distrusts_clock() {
+            true => tracing::warn!("{status}"),
+            false if lock_is_logged && agenda.waits_for_lock() => tracing::debug!("{status}"),
+            false => tracing::info!("{status}"),
+        }
+        self.surroundings.notify(Notification::Status(status));
     }
 
     fn now(&self) -> OffsetDateTime {
         (self.clock)()
     }
 
-    /// The process that holds the lock, if another one does.
-    fn other_run(&self) -> Option<String> {
+    /// Returns the other process that holds the lock, if there is one.
+    fn lock_holder(&self) -> Option<String> {
         match self.root.lock(Duration::ZERO, "nodepki daemon") {
             Err(store::Error::Busy { holder, .. }) => Some(holder),
             _ => None,
         }
     }
 
-    /// `None` when the daemon is to end.
+    /// Takes a rotation step; `None` if the daemon must stop.
     async fn step(&mut self, loaded: &Loaded, metrics: &Metrics) -> Option<Ended> {
         let recorder = metrics.recorder(&loaded.setup, self.progress, self.now());
         let step = rotation::step(self.root, loaded, &Scope::Due, self.clock, &recorder);
@@ -243,7 +249,8 @@ impl<S: Surroundings> Daemon<'_, S> {
         }
         Some(match step {
             Ok(step) => {
-                self.surroundings.own(self.root, &step.report.written);
+                self.surroundings
+                    .accept_own_writes(self.root, &step.report.written);
                 rotation::log(&step.report);
                 Ended::of(&step.report, step.next)
             }
@@ -256,8 +263,8 @@ impl<S: Surroundings> Daemon<'_, S> {
         })
     }
 
-    /// Whether there are lists to look at again, and whether one is new; `None` when the daemon is to end.
-    async fn lists(&mut self, loaded: &Loaded) -> Option<(bool, bool)> {
+    /// Fetches the revocation lists of the signers; `None` if the daemon must stop.
+    async fn refresh_lists(&mut self, loaded: &Loaded) -> Option<ListRefresh> {
         let update = agent::update_revocations(self.root, &loaded.setup, self.clock, self.progress);
         let report = tokio::select! {
             biased;
@@ -266,31 +273,39 @@ impl<S: Surroundings> Daemon<'_, S> {
         };
         Some(match report {
             Ok(report) => {
-                self.surroundings.own(self.root, &report.written);
+                self.surroundings
+                    .accept_own_writes(self.root, &report.written);
                 for row in report.rows.iter().filter(|row| row.code.is_some()) {
                     tracing::warn!(list = row.name, "{}: {}", row.name, row.reasons.join("; "));
                 }
-                (!report.rows.is_empty(), !report.written.is_empty())
+                ListRefresh {
+                    exist: !report.rows.is_empty(),
+                    changed: !report.written.is_empty(),
+                }
             }
             Err(failure) => {
                 tracing::warn!(exit = failure.code as u8, "{failure}");
-                (true, false)
+                ListRefresh {
+                    exist: true,
+                    changed: false,
+                }
             }
         })
     }
 
-    /// Puts a configuration that is sound in force, and keeps the one before otherwise. `None` when the daemon is to end.
+    /// Reads the configuration again and puts it in force; a faulty one is reported, and the one before stays in force.
+    /// Breaks if the daemon must stop.
     async fn reload(
         &mut self,
         loaded: &mut Loaded,
         reach: &Reach,
         agenda: &mut Agenda,
         read: &impl AsyncFn() -> Result<Loaded, Failure>,
-    ) -> Option<()> {
-        self.surroundings.tell(Tell::Reloading);
+    ) -> ControlFlow<()> {
+        self.surroundings.notify(Notification::Reloading);
         let fresh = tokio::select! {
             biased;
-            () = self.surroundings.stopped() => return None,
+            () = self.surroundings.stopped() => return ControlFlow::Break(()),
             fresh = read() => fresh,
         };
         let fresh = fresh.and_then(|fresh| {
@@ -298,7 +313,7 @@ impl<S: Surroundings> Daemon<'_, S> {
                 return Err(Failure::new(
                     ExitCode::Configuration,
                     format!(
-                        "the new configuration needs to {what}, which this process has given up the right to: systemctl restart nodepki puts it in force"
+                        "the new configuration needs to {what}, which this process has given up the right to: run systemctl restart nodepki to put it in force"
                     ),
                 ));
             }
@@ -308,14 +323,14 @@ impl<S: Surroundings> Daemon<'_, S> {
             Ok((watched, fresh)) => {
                 if fresh.settings.metrics != loaded.settings.metrics {
                     tracing::warn!(
-                        "metrics is as it was at the start: systemctl restart nodepki puts the new block in force"
+                        "the changed settings of metrics need a restart: run systemctl restart nodepki to put them in force"
                     );
                 }
                 *loaded = fresh;
-                self.stand_by(loaded, watched);
-                let (now, ran) = (self.now(), self.surroundings.ran());
+                self.put_in_force(loaded, watched);
+                let (now, uptime) = (self.now(), self.surroundings.uptime());
                 let node = &loaded.setup.identity.node;
-                agenda.reloaded(node, publishes_lists(loaded), now, ran);
+                agenda.reloaded(node, publishes_lists(loaded), now, uptime);
                 tracing::info!("the configuration was read again");
             }
             Err(failure) => {
@@ -325,13 +340,15 @@ impl<S: Surroundings> Daemon<'_, S> {
                 agenda.kept_configuration(&failure.messages.join("; "));
             }
         }
-        self.surroundings.tell(Tell::Ready);
-        Some(())
+        self.surroundings.notify(Notification::Ready);
+        ControlFlow::Continue(())
     }
 
-    /// A step is one attempt among many: it waits neither for another run nor for the clock, which both wake the loop, and
+    /// Limits the waits of a step and watches the files of the configuration.
+    ///
+    /// A step is one attempt of many: it waits neither for another run nor for the clock, which both wake the loop, and
     /// only briefly for a signer.
-    fn stand_by(&mut self, loaded: &mut Loaded, watched: Watched) {
+    fn put_in_force(&mut self, loaded: &mut Loaded, watched: Watched) {
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
@@ -341,51 +358,51 @@ impl<S: Surroundings> Daemon<'_, S> {
         self.surroundings.watch(watched);
     }
 
-    /// The files that the configuration consists of, and those that it makes.
+    /// Returns the files of the configuration and of the PKI that it describes.
     fn watched(&self, loaded: &Loaded) -> Result<Watched, Failure> {
         let mut watched = Watched::default();
         match self.config {
-            Some(file) => self.argument(&mut watched, file)?,
+            Some(file) => self.watch_argument(&mut watched, file)?,
             None => {
-                watched.file(Matter::Configuration, self.root, MAIN_FILE.as_ref());
+                watched.file(FileRole::Configuration, self.root, MAIN_FILE.as_ref());
                 for directory in FRAGMENT_DIRECTORIES {
-                    watched.directory(Matter::Configuration, self.root, directory.as_ref());
+                    watched.directory(FileRole::Configuration, self.root, directory.as_ref());
                 }
             }
         }
         let kubeadm = &loaded.settings.kubeadm;
         for file in &kubeadm.arguments {
-            self.argument(&mut watched, file)?;
+            self.watch_argument(&mut watched, file)?;
         }
         for file in kubeadm.files.iter().chain(&kubeadm.cluster_configuration) {
-            watched.file(Matter::Configuration, self.root, file);
+            watched.file(FileRole::Configuration, self.root, file);
         }
         let plan = &loaded.setup.plan;
         for spec in &plan.certs {
             match &spec.output {
-                Output::Pair { certificate, .. } => self.pki(&mut watched, certificate),
-                Output::Kubeconfig { path, .. } => watched.file(Matter::Pki, self.root, path),
+                Output::Pair { certificate, .. } => self.watch_pki(&mut watched, certificate),
+                Output::Kubeconfig { path, .. } => watched.file(FileRole::Pki, self.root, path),
             }
         }
         for bundle in &plan.bundles {
-            self.pki(&mut watched, &bundle.path);
+            self.watch_pki(&mut watched, &bundle.path);
         }
         if let Some(pair) = &plan.service_account {
-            self.pki(&mut watched, &pair.private);
+            self.watch_pki(&mut watched, &pair.private);
         }
         Ok(watched)
     }
 
-    fn argument(&self, watched: &mut Watched, file: &Argument) -> Result<(), Failure> {
+    fn watch_argument(&self, watched: &mut Watched, file: &Argument) -> Result<(), Failure> {
         let found = load::argument(self.root, file)?;
-        watched.file(Matter::Configuration, &found.root, &found.path);
+        watched.file(FileRole::Configuration, &found.root, &found.path);
         Ok(())
     }
 
-    /// What else appears beside a certificate matters too: a CA key, for one.
-    fn pki(&self, watched: &mut Watched, file: &Path) {
+    /// Watches the directory of a file, since other files in it matter too, for example a CA key.
+    fn watch_pki(&self, watched: &mut Watched, file: &Path) {
         if let Some(directory) = file.parent() {
-            watched.directory(Matter::Pki, self.root, directory);
+            watched.directory(FileRole::Pki, self.root, directory);
         }
     }
 }

@@ -1,15 +1,20 @@
-//! The one TLS client: HTTP/1.1 to a server that configuration names, believed as far as configuration says.
+//! The only TLS client: HTTP/1.1 to a server from the configuration, trusted as the configuration says.
 //!
-//! Owns: what is trusted (certificates, pins, the system's store when told so), the client certificate, the
-//! deadline, the redirects that may be followed, the size of an answer, and what kind of failure a failure is
-//! ([`Kind`]). Knows nothing of what is asked: paths, bodies and status codes mean something to the callers only.
+//! Owns the trust in the server (certificates, pins, the system's CAs if configured), the client certificate, the
+//! deadline, the redirects that may be followed, the size limit of a response, and the classification of failures
+//! ([`Kind`]). Paths, bodies and status codes have a meaning for the callers only.
 //!
-//! Rules that every caller gets: nothing is trusted by default; the environment is not looked at (no `*_PROXY`, no
-//! `SSL_CERT_FILE`); a connection serves one exchange, so that a failure tells whether the request can have been
-//! seen ([`Kind::Unreachable`]) or not ([`Kind::Lost`]); files are read anew for each exchange, so that rotation on
-//! disk needs no notice; nothing is retried; secrets go to the configured origins only and never into messages.
+//! Guarantees for every caller:
 //!
-//! `resolve` hides DNS, `trust` hides rustls.
+//! - No server is trusted by default.
+//! - The environment is ignored: no `*_PROXY`, no `SSL_CERT_FILE`.
+//! - A connection carries one exchange, so that a failure shows whether the server can have received the request
+//!   ([`Kind::Lost`]) or not ([`Kind::Unreachable`]).
+//! - Files are read again for each exchange, so that rotation on disk needs no notification.
+//! - No request is retried.
+//! - Secrets are sent to the configured origins only and never appear in messages.
+//!
+//! `resolve` encapsulates DNS, `trust` encapsulates rustls.
 
 mod call;
 mod error;
@@ -39,47 +44,48 @@ pub use reqwest::{Method, Url};
 pub use served::served;
 
 use crate::yaml::schema::SecretFile;
-use trust::Witness;
+use trust::ConnectionLog;
 
-/// DNS, TCP, CONNECT and TLS together.
+/// Time limit for DNS, TCP, CONNECT and TLS together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// An exchange from the first look-up to the last byte, unless the endpoint or the call says otherwise.
+/// Default time limit of an exchange, from the DNS query to the last byte.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
-/// A chain of redirects longer than this is a loop.
+/// Maximum number of redirects; a longer chain counts as a loop.
 const MAX_REDIRECTS: usize = 3;
-/// Clocks this far apart are worth a word: certificates that were issued a minute ago begin to look like the future.
-const SKEW: Duration = Duration::from_secs(60);
-/// No server's wish to be left alone is taken more seriously than this.
+/// Difference between the clocks that is logged: with a larger one, certificates issued a minute ago are not valid yet.
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
+/// Upper bound for a server's `Retry-After`.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// The node's files as a client may read them; asked anew for every exchange.
+/// Gives a client read access to files of the node. Used again for every exchange.
 pub trait Files {
-    /// The content of the file at the absolute `path`.
+    /// Returns the contents of the file at the absolute `path`.
     fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>>;
 
-    /// The content of the file at the absolute `path`, which is a secret.
+    /// Returns the contents of the file at the absolute `path`, which is a secret.
     ///
     /// # Errors
-    /// [`NotPrivate`](crate::store::Error::NotPrivate) for a file that other users can read or change, and what the
-    /// system says.
+    /// [`NotPrivate`](crate::store::Error::NotPrivate) for a file that other users can read or change, and errors of the
+    /// system.
     fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>>;
 
-    /// The path of the file on this machine, for messages.
+    /// Returns the path of the file on this machine, for messages.
     fn shown(&self, path: &Path) -> PathBuf {
         path.to_owned()
     }
 
-    /// The files that the document at the absolute path `document` may name; `None` if they are the same as its own.
+    /// Returns access to the files that the document at the absolute path `document` may name; `None` if it is the same as
+    /// this one.
     ///
     /// # Errors
-    /// When the document cannot be looked up.
+    /// If the document cannot be found.
     fn named_in(&self, _document: &Path) -> io::Result<Option<Rc<dyn Files>>> {
         Ok(None)
     }
 }
 
 impl dyn Files {
-    /// The file with a secret, for messages.
+    /// Returns the path or credential of a secret on this machine, for messages.
     pub fn shown_secret(&self, file: &SecretFile) -> String {
         match file {
             SecretFile::Path(path) => self.shown(path).display().to_string(),
@@ -88,23 +94,23 @@ impl dyn Files {
     }
 }
 
-/// Where a server is and how it is to be believed. All of it comes from configuration.
+/// The address of a server and the rules for trusting it, from the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// `https://host[:port][/base]`. `http://` for loopback addresses only.
     pub url: Url,
-    /// What makes the server the right one, and who we are.
+    /// Trust in the server, and the client certificate.
     pub tls: Tls,
-    /// `http://host:port` of a proxy that knows CONNECT. It resolves the server's name.
+    /// `http://host:port` of a proxy with CONNECT. The proxy resolves the server's name.
     pub proxy: Option<Url>,
-    /// From the first look-up to the last byte.
+    /// Time limit of an exchange, from the DNS query to the last byte.
     pub timeout: Duration,
-    /// Further origins that a 307 or 308 may lead to, secrets included: the other nodes of a Vault cluster.
+    /// Further origins that a 307 or 308 may lead to and that receive secrets too: the other nodes of a Vault cluster.
     pub also: Vec<Url>,
 }
 
 impl Endpoint {
-    /// An endpoint that trusts nothing yet.
+    /// Returns an endpoint without any trust.
     pub fn new(url: Url) -> Self {
         Endpoint {
             url,
@@ -116,22 +122,22 @@ impl Endpoint {
     }
 }
 
-/// What makes a server the right one, and who we are.
+/// Trust in a server, and the client certificate.
 ///
-/// With anchors (file, PEM, system store) a server must chain to one of them. With pins besides, the chain must also
-/// hold a pinned certificate. With pins alone, the server's own certificate must be pinned, or chain to a pinned CA
-/// certificate that it sends along. Name and validity are checked in every case.
+/// With anchors (file, PEM, system store) a server must chain to one of them. With pins in addition, the chain must also
+/// contain a pinned certificate. With pins alone, the server's certificate must be pinned, or chain to a pinned CA
+/// certificate that the server sends. Name and validity are verified in every case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// PEM file of the CA certificates to trust. A server certificate that stands in it is trusted as it is.
+    /// PEM file of the CA certificates to trust. A server certificate in it is trusted without a CA.
     pub ca_file: Option<PathBuf>,
-    /// The same as content, as kubeconfigs have it.
+    /// The same in PEM, for kubeconfigs with embedded data.
     pub ca_pem: Option<Vec<u8>>,
     /// SHA-256 of a SubjectPublicKeyInfo, or of a whole certificate, in DER.
     pub sha256: Vec<[u8; 32]>,
     /// Trust the CAs of the operating system as well.
     pub system_roots: bool,
-    /// The name that the server's certificate must be for, where it is not the host of the URL.
+    /// The name that the server's certificate must contain, if it is not the host of the URL.
     pub server_name: Option<String>,
     /// PEM file of the client certificate and its intermediates.
     pub certificate: Option<PathBuf>,
@@ -140,7 +146,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Whether nothing is configured that would make any server the right one.
+    /// Returns true if neither a CA nor a pin is configured.
     pub fn trusts_nothing(&self) -> bool {
         self.ca_file.is_none()
             && self.ca_pem.is_none()
@@ -149,7 +155,7 @@ impl Tls {
     }
 }
 
-/// A client certificate from memory: for renewal with the certificate that is being renewed.
+/// A client certificate in memory: for a renewal that authenticates with the certificate to be renewed.
 #[derive(Clone)]
 pub struct Identity {
     /// Leaf first.
@@ -164,11 +170,11 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// How far the server is doubted.
+/// Whether the server is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Faith {
+enum Verification {
     Configured,
-    /// Anybody may answer, and nothing secret is said.
+    /// Any server is accepted, and no secret is sent.
     Provisional,
 }
 
@@ -179,26 +185,26 @@ pub struct Client {
     files: Rc<dyn Files>,
     clock: fn() -> OffsetDateTime,
     identity: Option<Identity>,
-    faith: Faith,
+    verification: Verification,
     /// Shared with the clients made from this one.
-    skew_told: Rc<Cell<bool>>,
+    skew_reported: Rc<Cell<bool>>,
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("endpoint", &self.endpoint)
-            .field("faith", &self.faith)
+            .field("verification", &self.verification)
             .finish_non_exhaustive()
     }
 }
 
 impl Client {
-    /// A client of `endpoint`. Reads and sends nothing.
+    /// Returns a client of `endpoint`. Reads and sends nothing.
     ///
     /// # Errors
-    /// [`Kind::Local`] when the endpoint cannot be used as it is written. An endpoint that trusts nothing is not
-    /// refused here but at [`Client::send`]: see [`Client::provisional`] and [`Client::trusting`].
+    /// [`Kind::Local`] if the endpoint is not valid. An endpoint without any trust is not refused here but by
+    /// [`Client::send`]: see [`Client::provisional`] and [`Client::trusting`].
     pub fn new(
         endpoint: Endpoint,
         files: Rc<dyn Files>,
@@ -214,7 +220,7 @@ impl Client {
         if tls.certificate.is_some() != tls.key.is_some() {
             return Err(Error::local(
                 format!(
-                    "the client certificate for {} is half configured",
+                    "the client certificate for {} is incomplete",
                     origin(&endpoint.url)
                 ),
                 "set both the certificate and the key file, or neither",
@@ -227,11 +233,11 @@ impl Client {
             if !path.is_absolute() {
                 return Err(Error::local(
                     format!(
-                        "{}, which is used with {}, is not an absolute path",
+                        "{}, configured for {}, is not an absolute path",
                         files.shown(path).display(),
                         origin(&endpoint.url)
                     ),
-                    "write the whole path",
+                    "write an absolute path",
                 ));
             }
         }
@@ -243,22 +249,22 @@ impl Client {
             files,
             clock,
             identity: None,
-            faith: Faith::Configured,
-            skew_told: Rc::default(),
+            verification: Verification::Configured,
+            skew_reported: Rc::default(),
         })
     }
 
-    /// What it was made from.
+    /// Returns the endpoint.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Scheme, host and port of the endpoint, for messages.
+    /// Returns scheme, host and port of the endpoint, for messages.
     pub fn origin(&self) -> String {
         origin(&self.endpoint.url)
     }
 
-    /// The same endpoint with a client certificate from memory instead of the configured one.
+    /// Returns a client that uses this client certificate instead of the configured one.
     #[must_use]
     pub fn with_identity(&self, identity: Identity) -> Client {
         Client {
@@ -267,29 +273,29 @@ impl Client {
         }
     }
 
-    /// The same endpoint with these CA certificates instead of the configured ones. Configured pins still hold.
+    /// Returns a client that trusts these CA certificates instead of the configured ones. Configured pins still apply.
     #[must_use]
     pub fn trusting(&self, ca_pem: Vec<u8>) -> Client {
         let mut client = self.clone();
-        client.faith = Faith::Configured;
+        client.verification = Verification::Configured;
         client.endpoint.tls.ca_file = None;
         client.endpoint.tls.ca_pem = Some(ca_pem);
         client.endpoint.tls.system_roots = false;
         client
     }
 
-    /// The same endpoint, whoever answers. For what is judged afterwards by a fingerprint, and for nothing else:
-    /// neither secrets nor the client certificate are sent.
+    /// Returns a client that accepts any server. Only for data that a fingerprint verifies afterwards: neither secrets nor
+    /// the client certificate are sent.
     #[must_use]
     pub fn provisional(&self) -> Client {
         Client {
             identity: None,
-            faith: Faith::Provisional,
+            verification: Verification::Provisional,
             ..self.clone()
         }
     }
 
-    /// One exchange: the answer with whatever status, redirects within the configured origins followed.
+    /// Sends a request and returns the response, whatever its status is. Follows redirects within the configured origins.
     ///
     /// # Errors
     /// See [`Kind`].
@@ -299,7 +305,7 @@ impl Client {
             .url(&self.endpoint.url)
             .map_err(|error| error.at(&self.origin()))?;
         for _ in 0..=MAX_REDIRECTS {
-            let response = self.hop(&call, &url, deadline).await?;
+            let response = self.exchange(&call, &url, deadline).await?;
             tracing::debug!(
                 method = %call.method,
                 origin = origin(&url),
@@ -318,11 +324,11 @@ impl Client {
                 "{} redirects more than {MAX_REDIRECTS} times",
                 self.origin()
             ),
-            "find out why the servers send their clients to each other",
+            "find out why the servers redirect to each other",
         ))
     }
 
-    /// Whether `target` may be followed.
+    /// Returns `target` if the redirect may be followed.
     fn follow(&self, from: &Url, response: &Response, target: Url) -> Result<Url, Error> {
         let allowed = [&self.endpoint.url]
             .into_iter()
@@ -331,15 +337,15 @@ impl Client {
         if allowed && matches!(response.status, 307 | 308) {
             return Ok(target);
         }
-        let (place, advice) = if allowed {
+        let (shown_target, advice) = if allowed {
             (
                 format!("{}{}", origin(&target), target.path()),
-                "write the address that it points to into the configuration, if that is the right place",
+                "if that is the right address, configure it",
             )
         } else {
             (
                 origin(&target),
-                "if that server is to be trusted with the same secrets, name it in the configuration",
+                "if that server may receive the same secrets, add it to the configuration",
             )
         };
         Err(Error::new(
@@ -347,7 +353,7 @@ impl Client {
                 to: origin(&target),
             },
             format!(
-                "{} answers {} and points to {place}, which was not followed",
+                "{} redirects to {shown_target} with status {}, which is not allowed",
                 origin(from),
                 response.status,
             ),
@@ -355,31 +361,36 @@ impl Client {
         ))
     }
 
-    /// One connection, one request, one answer.
-    async fn hop(&self, call: &Call<'_>, url: &Url, deadline: Instant) -> Result<Response, Error> {
-        let witness = Arc::new(Witness::new(origin(url)));
+    /// Sends one request over one connection.
+    async fn exchange(
+        &self,
+        call: &Call<'_>,
+        url: &Url,
+        deadline: Instant,
+    ) -> Result<Response, Error> {
+        let log = Arc::new(ConnectionLog::new(origin(url)));
         let sent = async {
             let request = self
-                .request(call, url, &witness)
-                .map_err(|error| error.at(witness.origin()))?;
+                .request(call, url, &log)
+                .map_err(|error| error.at(log.origin()))?;
             let answer = request
                 .send()
                 .await
-                .map_err(|cause| self.failed(url, &witness, cause))?;
-            self.receive(call, url, &witness, answer).await
+                .map_err(|cause| self.failed(url, &log, cause))?;
+            self.receive(call, url, &log, answer).await
         };
         match tokio::time::timeout_at(deadline, sent).await {
             Ok(result) => result,
-            Err(_) => Err(error::timed_out(&witness, &self.route(url))),
+            Err(_) => Err(error::timed_out(&log, &self.route(url))),
         }
     }
 
-    /// Everything that can be told to be wrong before a connection is made is told here.
+    /// Builds the request. Reports every error that is known before a connection is made.
     fn request(
         &self,
         call: &Call<'_>,
         url: &Url,
-        witness: &Arc<Witness>,
+        log: &Arc<ConnectionLog>,
     ) -> Result<reqwest::RequestBuilder, Error> {
         let proxy = self.proxy(url);
         let mut url = url.clone();
@@ -392,22 +403,22 @@ impl Client {
             .http1_only()
             .pool_max_idle_per_host(0)
             .connect_timeout(CONNECT_TIMEOUT)
-            .connector_layer(trust::Watch(Arc::clone(witness)))
+            .connector_layer(trust::Watch(Arc::clone(log)))
             .dns_resolver(resolve::Resolver::for_host(
                 url.host_str().unwrap_or_default(),
-                witness,
+                log,
             ))
             .user_agent(concat!("nodepki/", env!("CARGO_PKG_VERSION")));
         if let Some(proxy) = &proxy {
             let proxy = reqwest::Proxy::all(proxy.clone()).map_err(|cause| {
-                Error::local("the proxy cannot be used", "correct its address").caused_by(cause)
+                Error::local("the proxy is not valid", "correct its address").caused_by(cause)
             })?;
             builder = builder
                 .proxy(proxy)
-                .dns_resolver(resolve::Resolver::as_asked(witness));
+                .dns_resolver(resolve::Resolver::as_asked(log));
         }
-        builder = builder.tls_backend_preconfigured(self.tls(&url, witness)?);
-        // The name goes into the handshake as the URL's host; the resolver above goes on to ask for the real one.
+        builder = builder.tls_backend_preconfigured(self.tls(&url, log)?);
+        // The handshake uses the host of the URL; the resolver above still resolves the real name.
         if let (Some(name), None, "https") = (&self.endpoint.tls.server_name, &proxy, url.scheme())
             && name.parse::<IpAddr>().is_err()
         {
@@ -415,25 +426,25 @@ impl Client {
         }
         let client = builder.build().map_err(|cause| {
             Error::local(
-                "the HTTP library cannot be set up",
-                "report this as a fault of nodepki",
+                "cannot initialise the HTTP library",
+                "report this as a bug of nodepki",
             )
             .caused_by(cause)
         })?;
         let request = client
             .request(call.method.clone(), url)
             .header(HOST, authority);
-        call.fill(request, self.faith == Faith::Configured)
+        call.fill(request, self.verification == Verification::Configured)
     }
 
-    fn tls(&self, url: &Url, witness: &Arc<Witness>) -> Result<rustls::ClientConfig, Error> {
+    fn tls(&self, url: &Url, log: &Arc<ConnectionLog>) -> Result<rustls::ClientConfig, Error> {
         let tls = &self.endpoint.tls;
         let files = &*self.files;
         if url.scheme() == "http" {
-            return trust::Trust::Nobody.config(None, self.clock, witness);
+            return trust::Trust::None.config(None, self.clock, log);
         }
-        if self.faith == Faith::Provisional {
-            return trust::Trust::Anybody.config(None, self.clock, witness);
+        if self.verification == Verification::Provisional {
+            return trust::Trust::Any.config(None, self.clock, log);
         }
         let trust = trust::Trust::read(tls, files)?;
         let identity = match (&self.identity, &tls.certificate, &tls.key) {
@@ -454,10 +465,10 @@ impl Client {
             )?),
             _ => None,
         };
-        trust.config(identity, self.clock, witness)
+        trust.config(identity, self.clock, log)
     }
 
-    /// A proxy cannot reach what is loopback here.
+    /// Returns the proxy for a URL. A proxy cannot reach loopback addresses of this machine.
     fn proxy(&self, url: &Url) -> Option<Url> {
         self.endpoint
             .proxy
@@ -465,7 +476,7 @@ impl Client {
             .filter(|_| url.scheme() == "https")
     }
 
-    /// Where a request goes, for messages.
+    /// Returns the origin of a URL and the proxy on the way, for messages.
     fn route(&self, url: &Url) -> String {
         match self.proxy(url) {
             Some(proxy) => format!("{} through the proxy {}", origin(url), origin(&proxy)),
@@ -473,15 +484,15 @@ impl Client {
         }
     }
 
-    fn failed(&self, url: &Url, witness: &Witness, cause: reqwest::Error) -> Error {
-        error::classify(witness, &self.route(url), cause.without_url())
+    fn failed(&self, url: &Url, log: &ConnectionLog, cause: reqwest::Error) -> Error {
+        error::classify(log, &self.route(url), cause.without_url())
     }
 
     async fn receive(
         &self,
         call: &Call<'_>,
         url: &Url,
-        witness: &Witness,
+        log: &ConnectionLog,
         mut answer: reqwest::Response,
     ) -> Result<Response, Error> {
         let status = answer.status().as_u16();
@@ -489,17 +500,17 @@ impl Client {
             Error::new(
                 Kind::TooLarge,
                 format!(
-                    "{} answers {status} with more than {} bytes, which were not read",
+                    "the response of {} with status {status} is larger than the limit of {} bytes",
                     origin(url),
                     call.limit
                 ),
-                "check that the address is the right one",
+                "check the address",
             )
         };
-        // Of a page that only says why not, the status is what counts.
-        let is_page = !answer.status().is_success();
+        // Of an error page, the status matters and the rest of the body may be dropped.
+        let is_error_page = !answer.status().is_success();
         let announced = answer.content_length();
-        if !is_page && announced.is_some_and(|length| length > call.limit as u64) {
+        if !is_error_page && announced.is_some_and(|length| length > call.limit as u64) {
             return Err(too_large());
         }
         let now = (self.clock)();
@@ -515,10 +526,10 @@ impl Client {
         while let Some(chunk) = answer
             .chunk()
             .await
-            .map_err(|cause| self.failed(url, witness, cause))?
+            .map_err(|cause| self.failed(url, log, cause))?
         {
             if body.len() + chunk.len() > call.limit {
-                if is_page {
+                if is_error_page {
                     break;
                 }
                 return Err(too_large());
@@ -536,21 +547,21 @@ impl Client {
 
     fn compare_clocks(&self, url: &Url, theirs: OffsetDateTime, ours: OffsetDateTime) {
         let skew = (ours - theirs).unsigned_abs();
-        if skew <= SKEW || self.skew_told.replace(true) {
+        if skew <= MAX_CLOCK_SKEW || self.skew_reported.replace(true) {
             return;
         }
         let direction = if ours > theirs { "ahead of" } else { "behind" };
         tracing::warn!(
             origin = origin(url),
             seconds = skew.as_secs(),
-            "this machine's clock is {} s {direction} the clock of {}; one of the two is wrong",
+            "the clock of this machine is {} s {direction} the clock of {}; correct the wrong one (timedatectl status)",
             skew.as_secs(),
             origin(url)
         );
     }
 }
 
-/// Scheme, host and port.
+/// Returns scheme, host and port.
 fn origin(url: &Url) -> String {
     format!("{}://{}", url.scheme(), authority(url))
 }
@@ -571,21 +582,24 @@ fn check_url(url: &Url) -> Result<(), Error> {
         ))
     };
     if !matches!(url.scheme(), "https" | "http") || url.host_str().is_none() {
-        return wrong("is no https:// address", "write https://HOST[:PORT]");
+        return wrong("is not an https:// address", "write https://HOST[:PORT]");
     }
     if !url.username().is_empty() || url.password().is_some() {
         return wrong(
-            "is written with a user or a password",
-            "give secrets as files, not in addresses",
+            "contains a user name or a password",
+            "configure secrets as files, not in addresses",
         );
     }
     if url.query().is_some() || url.fragment().is_some() {
-        return wrong("is written with a query", "leave out what follows ? or #");
+        return wrong(
+            "contains a query or a fragment",
+            "remove the part from ? or # on",
+        );
     }
     if url.scheme() == "http" && !is_loopback(url) {
         return wrong(
             "is not encrypted",
-            "use https://; http:// is for loopback addresses only",
+            "use https://; http:// is allowed for loopback addresses only",
         );
     }
     Ok(())
@@ -597,8 +611,8 @@ fn check_proxy(proxy: &Url) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::local(
-        format!("the proxy {} cannot be used", origin(proxy)),
-        "write http://HOST:PORT, without user and password",
+        format!("the proxy {} is not valid", origin(proxy)),
+        "write http://HOST:PORT, without user name and password",
     ))
 }
 
@@ -611,7 +625,7 @@ fn is_loopback(url: &Url) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
-/// Where an answer points, when it is a redirect.
+/// Returns the target of a redirect.
 fn redirect(from: &Url, response: &Response) -> Option<Url> {
     matches!(response.status, 301 | 302 | 303 | 307 | 308)
         .then(|| response.header(LOCATION.as_str()))
@@ -623,7 +637,7 @@ fn http_date(text: &str) -> Option<OffsetDateTime> {
     OffsetDateTime::parse(text, &Rfc2822).ok()
 }
 
-/// RFC 9110, 10.2.3: seconds, or a date by the server's own clock.
+/// Parses `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date by the server's clock.
 fn retry_after(text: &str, server_now: OffsetDateTime) -> Option<Duration> {
     let after = match text.trim().parse() {
         Ok(seconds) => Duration::from_secs(seconds),
@@ -639,7 +653,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_after_has_two_forms() {
+    fn reads_retry_after_as_seconds_or_date() {
         let now = http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap();
         for (text, expected) in [
             ("120", Some(120)),
@@ -658,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_what_stays_on_the_machine() {
+    fn recognises_loopback_addresses() {
         for (text, expected) in [
             ("http://127.0.0.1:8200", true),
             ("http://127.9.9.9", true),

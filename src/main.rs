@@ -1,10 +1,10 @@
-//! The thin binary: argv to exit code.
+//! The program: hardens the process and runs a command.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     nodepki::process::harden::harden();
-    // Nothing that this process or a plug-in of it makes is readable by others unless it says so.
+    // Files that this process or a plug-in creates are not readable by other users unless a mode is set explicitly.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     ExitCode::from(nodepki::commands::run(std::env::args_os()))
 }

@@ -1,5 +1,5 @@
-//! The running process: what it may do (landlock, core dumps, signals), how faults of the machine end it, and where
-//! crash tests may stop it.
+//! The running process: its confinement (Landlock, core dumps, signals), faults of the machine, and the failpoints of
+//! crash tests.
 
 pub mod confine;
 pub mod failpoint;

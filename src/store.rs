@@ -88,7 +88,8 @@ pub use changes::AuthorityChange;
 pub use commit::Commit;
 pub use desired::Mode;
 pub use dir::{Content, Dir, FileKind, Metadata};
-pub use error::{Class, Damage, Error, Note, Obstacle, is_access_refusal};
+pub(crate) use error::is_access_refusal;
+pub use error::{Class, Damage, Error, Note, Obstacle};
 pub use issued::Issued;
 pub use known::KnownDirectories;
 pub use lock::Locked;
@@ -98,8 +99,10 @@ pub use pending::{Durability, LastError, Pending, Phase, Resumable, Slot, Ticket
 pub use recover::Recovery;
 pub use restarts::{Changed, FormerTrust, Previous, Restart, RestartState, TrustStep, Unsettled};
 pub use root::Root;
+pub(crate) use state_file::StateFile;
 pub use transaction::Committed;
-pub use trust::{Exposed, Exposure, Trust, is_personal};
+pub(crate) use trust::is_personal;
+pub use trust::{Exposed, Exposure, Trust};
 
 /// The state directory, on the node.
 pub const STATE_DIR: &str = "/var/lib/nodepki";

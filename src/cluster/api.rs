@@ -1,18 +1,20 @@
-//! A Kubernetes API server: where it is, who we are there, and the few calls that are made of it.
+//! A client of the Kubernetes API server, with the few calls that nodepki makes.
 //!
-//! Objects go in and come out as JSON; what they mean is the callers' matter. What went wrong comes in types
-//! ([`Error`]): the API server's own refusals as the [`Status`] that it sent, everything else as what it is.
+//! Objects are passed as JSON; callers know their meaning. Failures are typed ([`Error`]): a refusal by the API server is
+//! the [`Status`] that it sent.
 //!
-//! The server and the credential are either given by key ([`Access::Direct`]) or stand in a kubeconfig
-//! ([`Access::Kubeconfig`]). Tokens, certificates and the kubeconfig itself are read anew for every exchange: a
-//! token that was rotated on disk is the one that is sent, and after a 401 nothing has to be reset. A kubeconfig is
-//! followed as far as a tool without a shell, a user or a browser can; what it cannot (`exec`, passwords, another
-//! user's identity, a server to be believed blindly) is an error and never left out in silence.
+//! Server and credential are configured either separately ([`Access::Direct`]) or by a kubeconfig
+//! ([`Access::Kubeconfig`]). Tokens, certificates and the kubeconfig itself are read again for every exchange: a token
+//! that was rotated on disk is sent at once, and after a 401 nothing needs to be reset. A kubeconfig is followed as far
+//! as a program without a shell, a user or a browser can. Anything else (`exec`, passwords, impersonation,
+//! `insecure-skip-tls-verify`) is an error and is never ignored silently.
+
+mod context;
 
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,33 +23,32 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use crate::http::{
-    self, Call, Client, Endpoint, Files, Identity, Method, Response, Url, encode, printable,
-};
-use crate::kube::kubeconfig::{Kubeconfig, resolve_path};
-use crate::spec::KUBECONFIG_DIR;
+use crate::http::{self, Call, Client, Endpoint, Files, Method, Response, encode, printable};
 use crate::store;
 use crate::yaml::schema::{NO_CREDENTIALS, SecretFile};
 
-const JSON: &str = "application/json";
-/// What whoever answers says of a refusal, in bytes: it may be anybody.
-const SAID_LIMIT: usize = 2000;
+use context::KubeconfigContext;
+pub(crate) use context::is_of_node;
 
-/// A kind of object and where the API has it.
+const JSON: &str = "application/json";
+/// Maximum length in bytes of a server's message that is shown: any server may have sent it.
+const MAX_MESSAGE_LENGTH: usize = 2000;
+
+/// A kind of object and its path in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resource {
     /// Empty for the core group.
     pub group: &'static str,
     /// `v1`.
     pub version: &'static str,
-    /// As in paths: `certificatesigningrequests`.
+    /// The name in paths: `certificatesigningrequests`.
     pub plural: &'static str,
-    /// As in objects: `CertificateSigningRequest`.
+    /// The name in objects: `CertificateSigningRequest`.
     pub kind: &'static str,
 }
 
 /// ConfigMaps.
-pub const CONFIG_MAP: Resource = Resource {
+pub(crate) const CONFIG_MAP: Resource = Resource {
     group: "",
     version: "v1",
     plural: "configmaps",
@@ -63,7 +64,7 @@ pub const SECRET: Resource = Resource {
 };
 
 impl Resource {
-    /// As in objects: `certificates.k8s.io/v1`.
+    /// Returns the value of `apiVersion`: `certificates.k8s.io/v1`.
     pub fn api_version(&self) -> String {
         match self.group {
             "" => self.version.to_owned(),
@@ -87,21 +88,21 @@ impl Resource {
     }
 }
 
-/// Where an API server is and who we are there. All of it comes from configuration.
+/// The address of an API server and the credential for it, from the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// By key.
+    /// Configured separately.
     Direct {
-        /// The server, and the client certificate if that is who we are.
+        /// The server, with the client certificate if that is the credential.
         endpoint: Box<Endpoint>,
-        /// A bootstrap token or a ServiceAccount's.
+        /// A bootstrap token or the token of a ServiceAccount.
         token: Option<Token>,
     },
-    /// By the current context of a kubeconfig.
+    /// The current context of a kubeconfig.
     Kubeconfig {
         /// The file.
         file: SecretFile,
-        /// For one exchange.
+        /// Time limit of one exchange.
         timeout: Duration,
     },
 }
@@ -109,7 +110,7 @@ pub enum Access {
 /// A bearer token.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
-    /// Read anew for every exchange.
+    /// Read again for every exchange.
     File(SecretFile),
     /// In memory.
     Held(Zeroizing<String>),
@@ -135,7 +136,7 @@ impl fmt::Display for Access {
     }
 }
 
-/// What to do about an [`Error::Unread`] with this source.
+/// Returns what to do about an [`Error::Unread`] with this source.
 pub(crate) fn unread_advice(source: &io::Error) -> &'static str {
     match store::is_access_refusal(source) {
         true => "then run again",
@@ -143,17 +144,17 @@ pub(crate) fn unread_advice(source: &io::Error) -> &'static str {
     }
 }
 
-/// Why a call came to nothing.
+/// A failed call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There was no exchange, or half of one.
+    /// The exchange failed.
     #[error(transparent)]
     Http(#[from] http::Error),
-    /// The API server said no.
+    /// The API server refused the request.
     #[error(transparent)]
     Refused(#[from] Box<Status>),
-    /// What answered is no API server, or not in its right mind.
+    /// The response is not a valid Kubernetes API response.
     #[error("the answer (HTTP {status}, {bytes} bytes) is unusable: {why}")]
     Unusable {
         /// HTTP status.
@@ -163,15 +164,15 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// Nothing was sent: kubeconfig, token or certificate cannot be read.
+    /// The request was not sent: kubeconfig, token or certificate cannot be read.
     #[error("{file} cannot be read: {source}")]
     Unread {
         /// The file.
         file: String,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Nothing was sent: kubeconfig or token cannot be used.
+    /// The request was not sent: kubeconfig or token is not valid.
     #[error("{file} {why}")]
     Local {
         /// The file.
@@ -183,43 +184,46 @@ pub enum Error {
     },
 }
 
-/// An API server's refusal (`kind: Status`), or what some proxy in front of it said instead.
+/// A refusal by an API server (`kind: Status`), or by a proxy in front of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[error("HTTP {code} {reason}: {message}")]
 pub struct Status {
     /// HTTP status.
     pub code: u16,
-    /// `NotFound`, `AlreadyExists`, `Forbidden`, …; empty when no `Status` came.
+    /// `NotFound`, `AlreadyExists`, `Forbidden`, …; empty if the response is not a `Status`.
     pub reason: String,
-    /// For people.
+    /// The message for the user.
     pub message: String,
-    /// The object that it is about.
+    /// The name of the object.
     pub name: String,
-    /// When to try again, from the header or from `details`.
+    /// How long to wait before trying again, from the header or from `details`.
     pub retry_after: Option<Duration>,
 }
 
 impl Status {
-    /// The object does not exist, while its API does.
-    pub fn is_not_found(&self, name: &str) -> bool {
+    /// Returns true if the object does not exist although its API does.
+    pub(crate) fn is_not_found(&self, name: &str) -> bool {
         self.code == 404 && self.reason == "NotFound" && self.name == name
     }
 
-    /// An object of that name exists.
-    pub fn is_already_exists(&self) -> bool {
+    /// Returns true if an object of that name exists.
+    pub(crate) fn is_already_exists(&self) -> bool {
         self.code == 409 && self.reason == "AlreadyExists"
     }
 
-    /// The object was changed since it was read.
-    pub fn is_conflict(&self) -> bool {
+    /// Returns true if the object was changed since it was read.
+    pub(crate) fn is_conflict(&self) -> bool {
         self.code == 409 && self.reason == "Conflict"
     }
 
-    /// What the authorizer of the API server says, in `responsewriters.Forbidden`; any other 403 comes from admission:
-    /// a judgement of this object and not of who sent it.
-    pub fn is_unauthorized_user(&self) -> bool {
-        let said = |words| self.message.contains(words);
-        self.code == 403 && (self.reason != "Forbidden" || said("User \"") && said("\" cannot "))
+    /// Returns true if the authorizer refused the user. Any other 403 comes from admission, which refuses the object.
+    ///
+    /// Only the message distinguishes the two: the authorizer's is that of `responsewriters.Forbidden` in
+    /// k8s.io/apiserver.
+    pub(crate) fn is_unauthorized_user(&self) -> bool {
+        let contains = |words| self.message.contains(words);
+        let is_by_authorizer = contains("User \"") && contains("\" cannot ");
+        self.code == 403 && (self.reason != "Forbidden" || is_by_authorizer)
     }
 
     fn of(response: &Response) -> Self {
@@ -244,8 +248,8 @@ impl Status {
                 let seconds = u64::from(details.retry_after_seconds);
                 Status {
                     code: response.status,
-                    reason: printable(&body.reason, SAID_LIMIT),
-                    message: printable(&body.message, SAID_LIMIT),
+                    reason: printable(&body.reason, MAX_MESSAGE_LENGTH),
+                    message: printable(&body.message, MAX_MESSAGE_LENGTH),
                     name: details.name,
                     retry_after: header
                         .or_else(|| (seconds > 0).then(|| Duration::from_secs(seconds))),
@@ -253,7 +257,7 @@ impl Status {
             }
             _ => Status {
                 code: response.status,
-                message: printable(&response.text(), SAID_LIMIT),
+                message: printable(&response.text(), MAX_MESSAGE_LENGTH),
                 retry_after: header,
                 ..Status::default()
             },
@@ -261,22 +265,22 @@ impl Status {
     }
 }
 
-/// An API server.
+/// A client of an API server.
 pub struct Api {
     access: Access,
     files: Rc<dyn Files>,
     credentials: Option<PathBuf>,
     clock: fn() -> OffsetDateTime,
     provisional: bool,
-    /// The last one made: it remembers what it has warned of.
+    /// The last client, which remembers the warnings that it has logged.
     client: RefCell<Option<Client>>,
 }
 
 impl Api {
-    /// Reads and sends nothing. `credentials` is where systemd put the unit's.
+    /// Returns a client. Reads and sends nothing. `credentials` is systemd's directory with the unit's credentials.
     ///
     /// # Errors
-    /// An address or a path that cannot be used.
+    /// If an address or a path is not valid.
     pub fn new(
         access: Access,
         files: Rc<dyn Files>,
@@ -296,7 +300,7 @@ impl Api {
         })
     }
 
-    /// The same API server, whoever answers in its place; nothing secret is sent. See [`Client::provisional`].
+    /// Returns a client that accepts any server and sends no secrets. See [`Client::provisional`].
     #[must_use]
     pub fn provisional(self) -> Self {
         Api {
@@ -305,8 +309,7 @@ impl Api {
         }
     }
 
-    /// An object; `None` when there is none of that name, which is not the same as an API server that does not know
-    /// the kind.
+    /// Returns an object; `None` if none of that name exists. An API server without that kind is an error.
     ///
     /// # Errors
     /// See [`Error`].
@@ -323,10 +326,10 @@ impl Api {
         }
     }
 
-    /// Makes an object and gives it as the API server took it.
+    /// Creates an object and returns it as the API server stored it.
     ///
     /// # Errors
-    /// See [`Error`]; an object of that name is a [`Status::is_already_exists`].
+    /// See [`Error`]; an existing object of that name is a `Status::is_already_exists`.
     pub async fn create(
         &self,
         resource: &Resource,
@@ -338,8 +341,8 @@ impl Api {
             .await
     }
 
-    /// Replaces the whole of an object and gives it as the API server took it. With a `resourceVersion` in it the API
-    /// server refuses when somebody else was faster ([`Status::is_conflict`]).
+    /// Replaces an object completely and returns it as the API server stored it. With a `resourceVersion` in it, the API
+    /// server refuses if another client has changed the object (`Status::is_conflict`).
     ///
     /// # Errors
     /// See [`Error`].
@@ -354,7 +357,7 @@ impl Api {
         self.send(resource, Call::put(path).json(object)).await
     }
 
-    /// Removes an object; `false` when there was none.
+    /// Deletes an object; returns false if it does not exist.
     ///
     /// # Errors
     /// See [`Error`].
@@ -373,20 +376,20 @@ impl Api {
         }
     }
 
-    /// JSON that is no object of the API: `/openid/v1/jwks`, `/version`.
+    /// Returns JSON that is not an API object: `/openid/v1/jwks`, `/version`.
     ///
     /// # Errors
     /// See [`Error`].
     pub async fn document(&self, path: &str) -> Result<Value, Error> {
-        // A key set has a media type of its own.
+        // A key set has a different media type.
         let response = self.exchange(Call::get(path).accept("*/*")).await?;
         json(&response)
     }
 
-    /// Text that is not an object of the API: the metrics of a node's kubelet.
+    /// Returns text that is not an API object: the metrics of a node's kubelet.
     ///
     /// # Errors
-    /// See [`Error`]; more than `limit` bytes are an error of the exchange.
+    /// See [`Error`]; a response of more than `limit` bytes is [`Error::Http`].
     pub async fn text(&self, path: &str, limit: usize) -> Result<String, Error> {
         let call = Call::get(path).accept("text/plain").limit(limit);
         Ok(self.exchange(call).await?.text().into_owned())
@@ -397,7 +400,10 @@ impl Api {
         let object = json(&response)?;
         match object.get("kind").and_then(Value::as_str) {
             Some(kind) if kind == resource.kind => Ok(object),
-            _ => Err(unusable(&response, format!("it is no {}", resource.kind))),
+            _ => Err(unusable(
+                &response,
+                format!("it is not a {}", resource.kind),
+            )),
         }
     }
 
@@ -416,7 +422,7 @@ impl Api {
         }
     }
 
-    /// As the files are now.
+    /// Returns the client and the token according to the present files.
     fn connection(&self) -> Result<(Client, Option<Zeroizing<String>>), Error> {
         match &self.access {
             Access::Direct { endpoint, token } => {
@@ -442,105 +448,24 @@ impl Api {
         }
     }
 
-    /// The current context of a kubeconfig.
+    /// Returns the client and the token for the current context of a kubeconfig.
     fn context(
         &self,
         file: &SecretFile,
         timeout: Duration,
     ) -> Result<(Client, Option<Zeroizing<String>>), Error> {
-        let wrong = |why: String, advice| Error::Local {
-            file: format!("the kubeconfig {}", self.files.shown_secret(file)),
-            why,
-            advice,
+        let mut context = KubeconfigContext::read(&self.files, file, self.path(file)?)?;
+        let endpoint = context.endpoint(timeout)?;
+        let identity = context.identity()?;
+        let token = match context.token_file() {
+            Some(path) => Some(self.token(&context.files, &SecretFile::Path(path))?),
+            None => context.token(),
         };
-        const MEND: &str = "make it as `kubectl config view --raw --minify --flatten` prints it";
-        let path = self.path(file)?;
-        let read = self.files.read(&path);
-        let bytes = read.map_err(|source| unread(&self.files, file, source))?;
-        let files = match self.files.named_in(&path) {
-            Ok(Some(files)) => files,
-            Ok(None) => Rc::clone(&self.files),
-            Err(error) => return Err(unread(&self.files, file, error)),
+        let client = self.client(endpoint, &context.files)?;
+        let client = match identity {
+            Some(identity) => client.with_identity(identity),
+            None => client,
         };
-        let text =
-            std::str::from_utf8(&bytes).map_err(|_| wrong("is not UTF-8 text".to_owned(), MEND))?;
-        let mut current = Kubeconfig::parse(text)
-            .and_then(|kubeconfig| kubeconfig.current())
-            .map_err(|error| wrong(format!("cannot be used: {error}"), MEND))?;
-        // The node's own keep the mode that an administrator gave them; `doctor` reports it.
-        if current.has_secret() && !is_of_node(&path) {
-            let read = self.files.read_secret(&path);
-            read.map_err(|source| unread(&self.files, file, source))?;
-        }
-        if !current.beyond.is_empty() {
-            return Err(wrong(
-                format!(
-                    "has {}, which nodepki does not follow",
-                    current.beyond.join(", ")
-                ),
-                "use one with certificate-authority-data and a token, a tokenFile or a client certificate",
-            ));
-        }
-        let beside = |name: &str| resolve_path(&path, name);
-        let address = |field: &str, text: &str| {
-            Url::parse(text).map_err(|error| {
-                // Without the text: there may be a password in it.
-                wrong(format!("has a {field} that is no address: {error}"), MEND)
-            })
-        };
-        let server = current
-            .server
-            .as_deref()
-            .ok_or_else(|| wrong("names no server".to_owned(), MEND))?;
-        let mut endpoint = Endpoint::new(address("server", server)?);
-        endpoint.timeout = timeout;
-        endpoint.tls.server_name = current.server_name.take();
-        endpoint.tls.ca_pem = current.authority.take();
-        if endpoint.tls.ca_pem.is_none() {
-            endpoint.tls.ca_file = current.authority_file.as_deref().map(beside);
-        }
-        endpoint.proxy = match &current.proxy {
-            Some(proxy) => Some(address("proxy-url", proxy)?),
-            None => None,
-        };
-        let certificate = match (current.certificate.take(), &current.certificate_file) {
-            (Some(pem), _) => Some(Zeroizing::new(pem)),
-            (None, Some(name)) => {
-                let path = beside(name);
-                let read = files.read(&path);
-                Some(read.map_err(|source| unread(&files, &SecretFile::Path(path), source))?)
-            }
-            (None, None) => None,
-        };
-        let key = match (current.key.take(), &current.key_file) {
-            (Some(pem), _) => Some(pem),
-            (None, Some(name)) => {
-                let path = beside(name);
-                let read = files.read_secret(&path);
-                Some(read.map_err(|source| unread(&files, &SecretFile::Path(path), source))?)
-            }
-            (None, None) => None,
-        };
-        let token = match &current.token_file {
-            Some(name) => Some(self.token(&files, &SecretFile::Path(beside(name)))?),
-            None => current.token.take(),
-        };
-        let mut client = self.client(endpoint, &files)?;
-        match (certificate, key) {
-            (Some(certificate), Some(key)) => {
-                client = client.with_identity(Identity {
-                    chain_pem: certificate.to_vec(),
-                    key_pem: key,
-                });
-            }
-            (None, None) => {}
-            _ => {
-                return Err(wrong(
-                    "has half of a client certificate: certificate or key alone".to_owned(),
-                    MEND,
-                ));
-            }
-        }
         Ok((client, token))
     }
 
@@ -549,7 +474,7 @@ impl Api {
             .ok_or_else(|| Error::Local {
                 file: file.to_string(),
                 why: format!("cannot be read: {NO_CREDENTIALS}"),
-                advice: "add LoadCredential= to the unit, or name a path",
+                advice: "add LoadCredential= to the unit, or configure a path",
             })
     }
 
@@ -557,23 +482,18 @@ impl Api {
         let read = files.read_secret(&self.path(file)?);
         let bytes = read.map_err(|source| unread(files, file, source))?;
         let text = std::str::from_utf8(&bytes).map(str::trim);
-        // The text is a secret even where it is not a token.
+        // The text may be a secret even if it is not a token.
         match text {
             Ok(token) if !token.is_empty() && token.chars().all(|c| c.is_ascii_graphic()) => {
                 Ok(Zeroizing::new(token.to_owned()))
             }
             _ => Err(Error::Local {
                 file: files.shown_secret(file),
-                why: "holds no token".to_owned(),
-                advice: "write the token alone into it, on one line",
+                why: "does not contain a token".to_owned(),
+                advice: "write only the token into it, on one line",
             }),
         }
     }
-}
-
-/// Whether a kubeconfig is one of the node's components.
-pub(crate) fn is_of_node(kubeconfig: &Path) -> bool {
-    kubeconfig.parent() == Some(Path::new(KUBECONFIG_DIR))
 }
 
 fn unread(files: &Rc<dyn Files>, file: &SecretFile, source: io::Error) -> Error {
@@ -586,7 +506,7 @@ fn unread(files: &Rc<dyn Files>, file: &SecretFile, source: io::Error) -> Error 
 fn json(response: &Response) -> Result<Value, Error> {
     response
         .json()
-        .map_err(|error| unusable(response, format!("it is no JSON ({error})")))
+        .map_err(|error| unusable(response, format!("it is not valid JSON ({error})")))
 }
 
 fn unusable(response: &Response, why: String) -> Error {
@@ -609,7 +529,7 @@ mod tests {
     };
 
     #[test]
-    fn paths_are_the_apis() {
+    fn builds_paths_of_the_api() {
         assert_eq!(
             CSR.path(None, Some("a/../b")),
             "/apis/certificates.k8s.io/v1/certificatesigningrequests/a%2F..%2Fb"
@@ -625,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn rbac_and_admission_are_told_apart() {
+    fn distinguishes_refusals_by_authorizer_and_admission() {
         for (message, expected) in [
             (
                 "certificatesigningrequests.certificates.k8s.io is forbidden: User \"nodepki:cp1\" cannot create resource \"certificatesigningrequests\" in API group \"certificates.k8s.io\" at the cluster scope",
@@ -648,7 +568,7 @@ mod tests {
             };
             assert_eq!(status.is_unauthorized_user(), expected, "{message}");
         }
-        // Some proxy's.
+        // From a proxy.
         let status = Status {
             code: 403,
             message: "<html>no".to_owned(),

@@ -1,9 +1,9 @@
-//! Finding the cluster that a node joins, and making sure that it is the right one.
+//! Finds and verifies the cluster that a node joins.
 //!
-//! [`discover`] follows a JoinConfiguration: `token` by `cluster-info` and a bootstrap token, `file` by a kubeconfig.
-//! Either way it ends with certificates that are believed, an API server that has shown one of them to be behind it,
-//! and a credential ([`Discovered`]). What is believed is decided in `clusterinfo` and `x509`; here is who is asked
-//! when, how long a thing that is not there yet is waited for, and what a failure means. Writes nothing.
+//! [`discover`] follows a JoinConfiguration: `token` uses `cluster-info` and a bootstrap token, `file` a kubeconfig. Both
+//! return trusted CA certificates, an API server that has proven to belong to one of them, and a credential
+//! ([`Discovered`]). `kube::cluster_info` and `x509` decide what is trusted; this module decides which server is queried
+//! when, how long to wait for missing objects, and what a failure means. Writes nothing.
 
 mod file;
 mod token;
@@ -22,26 +22,26 @@ use crate::kube::cluster_info;
 use crate::kube::kubeadm::{Discovery, Join};
 use crate::x509::TrustBundle;
 
-/// Between two questions for what is not there yet.
-const RETRY: Duration = Duration::from_secs(2);
-/// For one question.
-const TIMEOUT: Duration = Duration::from_secs(15);
+/// Interval between two requests for a missing object.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// Time limit of one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A cluster that was found.
+/// A verified cluster.
 #[derive(Debug)]
 pub struct Discovered {
-    /// URL of an API server that `authority` vouches for.
+    /// URL of an API server whose certificate `authority` has issued.
     pub server: String,
-    /// The CA certificates that are believed, all of them.
+    /// All trusted CA certificates.
     pub authority: TrustBundle,
-    /// What a person should know, in whole sentences.
+    /// Notes for the user, as sentences.
     pub notes: Vec<String>,
     access: Access,
 }
 
 impl Discovered {
-    /// The API of the cluster, verified by the authority, as the holder of the bootstrap token or of what the
-    /// discovery file has.
+    /// Returns a client of the cluster's API that verifies the server by the authority and uses the bootstrap token or the
+    /// credential of the discovery file.
     ///
     /// # Errors
     /// As [`Api::new`].
@@ -56,21 +56,21 @@ impl Discovered {
     }
 }
 
-/// Why no cluster was found, or none that is believed. Each is a whole sentence with what to do now.
+/// A failed discovery. Each message is a sentence with what to do now.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum Error {
     #[error(
-        "the JoinConfiguration does not say how the cluster is found; set discovery.bootstrapToken or discovery.file in it"
+        "the JoinConfiguration has no discovery method; set discovery.bootstrapToken or discovery.file in it"
     )]
     Nothing,
-    /// A call of the API that failed for a reason of its own.
+    /// A failed call of the API.
     #[error("{doing}: {source}")]
     Call { doing: String, source: api::Error },
     #[error(
         "{server} does not let anonymous clients read cluster-info (HTTP {status}); run on a control-plane node: kubeadm \
-         init phase bootstrap-token, or, where anonymous access is off on purpose, give the node a kubeconfig and name it \
-         under discovery.file.kubeConfigPath"
+         init phase bootstrap-token, or, if anonymous access is disabled intentionally, copy a kubeconfig to the node and set \
+         discovery.file.kubeConfigPath to its path"
     )]
     Anonymous { server: String, status: u16 },
     #[error(
@@ -79,12 +79,12 @@ pub enum Error {
     )]
     NoClusterInfo { server: String },
     #[error(
-        "cluster-info of {server} has no signature for token {id}: the token has expired, was deleted or is of another \
-         cluster; run on a control-plane node: kubeadm token create --print-join-command (and where a new token gets no \
-         signature either, see that kube-controller-manager runs with --controllers=*,bootstrapsigner,tokencleaner)"
+        "cluster-info of {server} has no signature for token {id}: the token has expired, was deleted or belongs to another \
+         cluster; run on a control-plane node: kubeadm token create --print-join-command (if a new token gets no \
+         signature either, check that kube-controller-manager runs with --controllers=*,bootstrapsigner,tokencleaner)"
     )]
     NoSignature { server: String, id: String },
-    /// The content is not believed.
+    /// The content is not trusted.
     #[error("cluster-info of {server} is refused: {source}")]
     Refused {
         server: String,
@@ -92,18 +92,19 @@ pub enum Error {
     },
     #[error(
         "the secret of token {id} is not the one that {server} has signed cluster-info with; compare the token with what \
-         `kubeadm token list` prints on a control-plane node (if it is right, cluster-info was changed and not signed anew: \
-         see that kube-controller-manager runs with --controllers=*,bootstrapsigner,tokencleaner)"
+         `kubeadm token list` prints on a control-plane node (if it is right, cluster-info was changed and not signed again: \
+         check that kube-controller-manager runs with --controllers=*,bootstrapsigner,tokencleaner)"
     )]
     WrongSecret { server: String, id: String },
     #[error(
-        "cluster-info was changed on its way: what came first from {server} does not fit its signature for token {id}, and \
-         the pinned CA does not vouch for it; find out who answers at this address"
+        "cluster-info was changed on its way: the first copy from {server} does not match its signature for token {id}, and \
+         differs from that of a server with the pinned CA; find out which server answers at this address"
     )]
     Tampered { server: String, id: String },
     #[error(
-        "what answers at {server} has not shown that it is of the cluster: {source}; cluster-info itself is sound and names \
-         {named}: use that as discovery.bootstrapToken.apiServerEndpoint, or find out who answers at this address"
+        "the server at {server} has not proven that it belongs to the cluster: {source}; cluster-info itself is valid and \
+         contains {named}: use that as discovery.bootstrapToken.apiServerEndpoint, or find out which server answers at this \
+         address"
     )]
     Impostor {
         server: String,
@@ -111,8 +112,8 @@ pub enum Error {
         source: Box<http::Error>,
     },
     #[error(
-        "cluster-info of {server} was another one when it was read again over verified TLS; run again in case it was \
-         just being changed, else find out who answers at this address"
+        "cluster-info of {server} differed when it was read again over verified TLS; run again in case it was \
+         just being changed, else find out which server answers at this address"
     )]
     Changed { server: String },
     #[error("the discovery file {file} {why}; {advice}")]
@@ -122,7 +123,7 @@ pub enum Error {
         advice: &'static str,
     },
     #[error(
-        "the discovery file {file} cannot be used, as {} cannot be read: {source}; put it there, or correct discovery.file.kubeConfigPath",
+        "the discovery file {file} cannot be used, since {} cannot be read: {source}; create it, or correct discovery.file.kubeConfigPath",
         path.display()
     )]
     Unread {
@@ -131,8 +132,8 @@ pub enum Error {
         source: io::Error,
     },
     #[error(
-        "the discovery file {file} has no credentials and discovery.tlsBootstrapToken is not set, so the node could not \
-         prove itself; set discovery.tlsBootstrapToken to what this prints on a control-plane node: kubeadm token create"
+        "the discovery file {file} has no credentials and discovery.tlsBootstrapToken is not set, so the node cannot \
+         authenticate; set discovery.tlsBootstrapToken to the output of this on a control-plane node: kubeadm token create"
     )]
     NoCredential { file: String },
 }
@@ -146,7 +147,7 @@ impl Error {
     }
 }
 
-/// Finds the cluster that `join` describes. What may not be there yet is waited for until `deadline`.
+/// Finds the cluster that `join` describes. Waits until `deadline` for objects that do not exist yet.
 ///
 /// # Errors
 /// See [`Error`].
@@ -180,7 +181,7 @@ pub async fn discover(
     }
 }
 
-/// What every question needs.
+/// What every request needs.
 struct Network {
     files: Rc<dyn Files>,
     credentials: Option<PathBuf>,
@@ -199,41 +200,41 @@ impl Network {
         .map_err(|error| Error::call(server, error))
     }
 
-    /// Repeats a question until the answer is final, or there is no time for one more.
-    async fn patiently<T>(
+    /// Repeats a request until the answer is final, or the deadline does not allow another attempt.
+    async fn retry<T>(
         &self,
-        mut question: impl AsyncFnMut() -> Result<T, Refusal>,
+        mut request: impl AsyncFnMut() -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        let mut told = false;
+        let mut reported = false;
         loop {
-            match question().await {
+            match request().await {
                 Ok(answer) => return Ok(answer),
-                Err(Refusal::Final(error)) => return Err(error),
-                Err(Refusal::NotYet(error)) if Instant::now() + RETRY >= self.deadline => {
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::NotYet(error)) if Instant::now() + RETRY_INTERVAL >= self.deadline => {
                     return Err(error);
                 }
-                Err(Refusal::NotYet(error)) if !told => {
-                    told = true;
-                    tracing::info!("trying again every {} s: {error}", RETRY.as_secs());
+                Err(Failure::NotYet(error)) if !reported => {
+                    reported = true;
+                    tracing::info!("trying again every {} s: {error}", RETRY_INTERVAL.as_secs());
                 }
-                Err(Refusal::NotYet(_)) => {}
+                Err(Failure::NotYet(_)) => {}
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
     }
 }
 
-/// An answer that is no good, and whether a later one may be better.
-enum Refusal {
+/// A failed request, and whether a later one may succeed.
+enum Failure {
     NotYet(Error),
     Final(Error),
 }
 
-impl Refusal {
-    /// Passing are the faults of the network, and of API servers that begin or end.
+impl Failure {
+    /// Classifies an error: faults of the network, and of API servers that start or stop, may pass.
     fn of(error: Error) -> Self {
         let Error::Call { source, .. } = &error else {
-            return Refusal::Final(error);
+            return Failure::Final(error);
         };
         let passes = match source {
             api::Error::Http(error) => {
@@ -243,8 +244,8 @@ impl Refusal {
             _ => false,
         };
         match passes {
-            true => Refusal::NotYet(error),
-            false => Refusal::Final(error),
+            true => Failure::NotYet(error),
+            false => Failure::Final(error),
         }
     }
 }
@@ -257,9 +258,9 @@ async fn read_cluster_info(api: &Api) -> Result<Option<serde_json::Value>, api::
 fn https(server: &str) -> Result<Endpoint, String> {
     let url = Url::parse(server).map_err(|error| error.to_string())?;
     if url.scheme() != "https" {
-        return Err("it does not begin with https://".to_owned());
+        return Err("it does not start with https://".to_owned());
     }
     let mut endpoint = Endpoint::new(url);
-    endpoint.timeout = TIMEOUT;
+    endpoint.timeout = REQUEST_TIMEOUT;
     Ok(endpoint)
 }

@@ -1,7 +1,7 @@
-//! A moment of the wall clock to sleep until, and a clock that nobody sets.
+//! A timer for a time of the wall clock, and the time since boot.
 //!
-//! One timer of the kernel (timerfd_create(2)) does both halves: it fires at its moment, also when that passed while the
-//! machine slept, and it fires when somebody sets the clock. Between the two the process is not woken.
+//! The timer (timerfd_create(2)) fires at its time, also if that passed while the machine was suspended, and it fires
+//! when the clock is set. In between the process is not woken.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,8 +14,8 @@ use time::OffsetDateTime;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Later than any certificate ends, and early enough for the kernel's nanoseconds.
-const NEVER: i64 = 8_000_000_000;
+/// Latest alarm, in seconds since the epoch: after the end of every certificate, and within the kernel's nanoseconds.
+const MAX_ALARM_SECONDS: i64 = 8_000_000_000;
 
 pub(super) struct Alarm {
     timer: TimerFd,
@@ -30,11 +30,11 @@ impl Alarm {
         Ok(Alarm { timer, ready })
     }
 
-    /// Returns at that moment, and as soon as the clock is set.
+    /// Returns at that time, and as soon as the clock is set.
     pub(super) async fn until(&self, at: Option<OffsetDateTime>) -> io::Result<()> {
-        let at = at.map_or(TimeSpec::new(NEVER, 0), |at| {
-            // A moment of zero would disarm the timer.
-            let seconds = at.unix_timestamp().clamp(1, NEVER);
+        let at = at.map_or(TimeSpec::new(MAX_ALARM_SECONDS, 0), |at| {
+            // Zero would disarm the timer.
+            let seconds = at.unix_timestamp().clamp(1, MAX_ALARM_SECONDS);
             TimeSpec::new(seconds, at.nanosecond().into())
         });
         let flags =
@@ -42,7 +42,7 @@ impl Alarm {
         self.timer.set(Expiration::OneShot(at), flags)?;
         loop {
             let mut guard = self.ready.readable().await?;
-            // A clock that was set is ECANCELED, which counts as fired.
+            // ECANCELED means that the clock was set, which counts as fired.
             match self.timer.wait() {
                 Err(Errno::EAGAIN) => guard.clear_ready(),
                 result => {
@@ -54,16 +54,16 @@ impl Alarm {
     }
 }
 
-/// How long the machine has run, asleep or not.
-pub(super) fn ran() -> Duration {
+/// Returns the time since boot, including suspend. It never goes back.
+pub(super) fn uptime() -> Duration {
     let read = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME);
     read.map(Duration::from).unwrap_or_default()
 }
 
-/// To wait until there is something to read from a descriptor of the kernel's.
+/// Returns a future-aware handle that becomes ready when the descriptor is readable.
 #[allow(
     deprecated,
-    reason = "what took its place is unsafe; a descriptor that is owned stays what it is"
+    reason = "its replacement is unsafe; an owned descriptor keeps its identity"
 )]
 pub(super) fn readable(descriptor: BorrowedFd<'_>) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(descriptor.try_clone_to_owned()?, Interest::READABLE)

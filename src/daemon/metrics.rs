@@ -1,12 +1,12 @@
-//! What a node exports for Prometheus: a textfile for node_exporter after a run, a page and a health check of the
-//! daemon, and what `status -o prometheus` prints.
+//! Metrics for Prometheus: a textfile for node_exporter after a run, the page and the health check of the daemon, and the
+//! output of `status -o prometheus`.
 //!
-//! Owns what is counted and its names (`families`); reads the node through `status` and `agent`, and decides nothing.
-//! Nothing in here can fail a run: what cannot be written is a warning. A page has no secret and no label without
-//! bounds.
+//! Owns the counters and the names of the metrics (`families`); reads the node through `status` and `agent`, and decides
+//! nothing. Metrics never fail a run: a file that cannot be written is a warning. A page contains no secret, and no
+//! label with an unbounded set of values.
 //!
-//! To add a metric: a row in `families`, and a line in `gauges` for what the disk says, or in [`Recorder`] for what
-//! happens. A test holds alert rules and dashboard against the table.
+//! To add a metric: a row in `families`, and a line in `gauges` for a value read from disk, or in [`Recorder`] for an
+//! event. A test compares alert rules and dashboard with the table.
 
 mod counts;
 mod exposition;
@@ -38,25 +38,25 @@ use families::{
     GENERATED, GENERATION_DURATION, LAST_RUN, LAST_RUN_DURATION, LAST_RUN_EXIT_CODE, LAST_SUCCESS,
     NEXT_RUN, RESTARTS, SIGNER_DURATION, SIGNER_ERRORS,
 };
-use gauges::{Key, Who};
+use gauges::{CertificateLabels, KeyLabels};
 
 pub use serve::{bind, serve};
 
-/// How long what was read from disk is good for a page.
-const FRESH: Duration = Duration::from_secs(30);
-/// How long a step may take, or be late, before the daemon counts as stuck.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
-/// How long to wait for another command of this node that writes what it counted.
-const LOCK_WAIT: Duration = Duration::from_secs(10);
+/// Maximum age of the values on a page that are read from disk.
+const MAX_SNAPSHOT_AGE: Duration = Duration::from_secs(30);
+/// Duration or delay of a step after which the daemon counts as stuck.
+const MAX_STEP_DELAY: Duration = Duration::from_secs(15 * 60);
+/// Maximum wait for another process on this node that saves its counters.
+const MAX_LOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// The gauges of a status, as `status -o prometheus` prints them.
-pub fn of_status(root: &Root, status: &Status) -> String {
+/// Returns the page that `status -o prometheus` prints.
+pub(crate) fn of_status(root: &Root, status: &Status) -> String {
     let mut page = gauges::found(status);
     gauges::restarts(&mut page, root);
     page.text()
 }
 
-/// What a process counts and knows. Clones share it.
+/// The metrics of this process. Clones share them.
 #[derive(Clone)]
 pub struct Metrics(Rc<Shared>);
 
@@ -64,48 +64,48 @@ struct Shared {
     root: Root,
     command: &'static str,
     textfile: Option<PathBuf>,
-    /// Somebody looks at what is counted.
-    wanted: bool,
-    state: RefCell<Counted>,
+    /// Whether the configuration exports the metrics.
+    enabled: bool,
+    state: RefCell<MetricsState>,
 }
 
 #[derive(Default)]
-struct Counted {
-    /// By earlier processes, and by this one as far as it is in the file.
-    kept: Counts,
-    /// By this process since.
-    fresh: Counts,
-    /// When the step that is under way began.
+struct MetricsState {
+    /// The counters in the file: those of earlier processes, and the saved ones of this process.
+    saved: Counts,
+    /// The counters of this process that are not in the file.
+    unsaved: Counts,
+    /// When the running step started.
     running: Option<OffsetDateTime>,
-    /// When the next one is due.
+    /// When the next step is due.
     next: Option<OffsetDateTime>,
-    layout: Layout,
-    /// Of the configuration.
+    certificates_dir: PathBuf,
+    /// According to the configuration.
     role: Option<status::Role>,
-    /// What the configuration says of what is in place, after the last step.
-    judged: Page,
-    seen: Option<Seen>,
-    /// This machine failed to write what was counted.
+    /// The samples that depend on the configuration, after the last step.
+    assessed: Page,
+    snapshot: Option<Snapshot>,
+    /// Whether a fault of this machine prevented saving the counters.
     machine_fault: bool,
 }
 
-/// What was read from disk for a page.
-struct Seen {
+/// The samples that were read from disk.
+struct Snapshot {
     at: OffsetDateTime,
     page: Page,
     expired: Vec<&'static str>,
 }
 
 impl Metrics {
-    /// Takes up what earlier runs counted. `command` is a label: `bootstrap`, `renew`, `daemon`.
+    /// Continues the counters of earlier runs. `command` is a label: `bootstrap`, `renew`, `daemon`.
     pub fn new(
         root: &Root,
         settings: &MetricsSettings,
         setup: &Setup,
         command: &'static str,
     ) -> Metrics {
-        let wanted = settings.textfile.is_some() || settings.listen.is_some();
-        let kept = match wanted {
+        let enabled = settings.textfile.is_some() || settings.listen.is_some();
+        let saved = match enabled {
             true => Counts::read(root),
             false => Counts::default(),
         };
@@ -113,17 +113,17 @@ impl Metrics {
             root: root.clone(),
             command,
             textfile: settings.textfile.clone(),
-            wanted,
-            state: RefCell::new(Counted {
-                kept,
-                layout: setup.plan.layout.clone(),
+            enabled,
+            state: RefCell::new(MetricsState {
+                saved,
+                certificates_dir: certificates_dir(setup),
                 role: Some(role(setup)),
-                ..Counted::default()
+                ..MetricsState::default()
             }),
         }))
     }
 
-    /// Counts the events of one run, and passes them on. The run begins now.
+    /// Returns a recorder that counts the events of one run and forwards them to `next`. The run starts now.
     pub fn recorder<'a>(
         &self,
         setup: &'a Setup,
@@ -134,17 +134,19 @@ impl Metrics {
         state.running = Some(now);
         state.layout = setup.plan.layout.clone();
         state.role = Some(role(setup));
-        // A counter that is there before it counts has an increase when it does.
+        // A counter must exist with the value 0, so that Prometheus sees the first increase.
         for spec in &setup.plan.certs {
             let key = spec.profile.key.as_str();
             for result in RESULTS {
-                let labels = generated(spec.name, key, result);
-                state.fresh.count(&GENERATED, labels, 0);
+                let labels = generated_labels(spec.name, key, result);
+                state.unsaved.count(&GENERATED, labels, 0);
             }
         }
         for (signer, _) in setup.signers.values() {
             for class in CLASSES {
-                state.fresh.count(&SIGNER_ERRORS, failed(signer, class), 0);
+                state
+                    .unsaved
+                    .count(&SIGNER_ERRORS, error_labels(signer, class), 0);
             }
         }
         drop(state);
@@ -155,8 +157,8 @@ impl Metrics {
         }
     }
 
-    /// The run is over; `next` is when there will be something to do. What was counted goes to the state directory and
-    /// the textfile; what is in the way of that is a warning.
+    /// Records the end of a run; `next` is when the next one is due. Saves the counters in the state directory and writes
+    /// the textfile. Returns failures as warnings.
     pub fn ended(
         &self,
         setup: &Setup,
@@ -164,18 +166,18 @@ impl Metrics {
         next: Option<OffsetDateTime>,
         now: OffsetDateTime,
     ) -> Vec<String> {
-        if !self.0.wanted {
+        if !self.0.enabled {
             return Vec::new();
         }
         let mut state = self.0.state.borrow_mut();
         state.machine_fault = false;
         let began = state.running.take().unwrap_or(now);
         state.next = next;
-        state.judged = match setup.survey(&self.0.root, now) {
-            Ok(survey) => gauges::judged(&survey),
+        state.assessed = match setup.survey(&self.0.root, now) {
+            Ok(survey) => gauges::assessed(&survey),
             Err(_) => Page::default(),
         };
-        state.seen = None;
+        state.snapshot = None;
         let run = Run {
             ended: now.unix_timestamp(),
             seconds: (now - began).as_seconds_f64().max(0.0),
@@ -183,16 +185,16 @@ impl Metrics {
             succeeded: (code == ExitCode::Done).then(|| now.unix_timestamp()),
             next: next.map(OffsetDateTime::unix_timestamp),
         };
-        state.fresh.runs.insert(self.0.command.to_owned(), run);
+        state.unsaved.runs.insert(self.0.command.to_owned(), run);
         let mut warnings = Vec::new();
-        match state.fresh.clone().save(&self.0.root, LOCK_WAIT) {
+        match state.unsaved.clone().save(&self.0.root, MAX_LOCK_WAIT) {
             Ok(()) => {
-                state.kept = Counts::read(&self.0.root);
-                state.fresh = Counts::default();
+                state.saved = Counts::read(&self.0.root);
+                state.unsaved = Counts::default();
             }
             Err(error) => {
                 state.machine_fault = machine::is_fault(&error);
-                warnings.push(format!("what was counted is not kept: {error}"));
+                warnings.push(format!("the counters of this run were not saved: {error}"));
             }
         }
         drop(state);
@@ -205,7 +207,7 @@ impl Metrics {
         warnings
     }
 
-    /// Returns what the metrics of the run that ended last add to its exit code: 75 if this machine failed to write them.
+    /// Returns the exit code of the metrics of the last run: 75 if a fault of this machine prevented writing them.
     pub fn code(&self) -> ExitCode {
         match self.0.state.borrow().machine_fault {
             true => ExitCode::Pending,
@@ -213,7 +215,7 @@ impl Metrics {
         }
     }
 
-    /// The error says in words what failed, and whether this machine is at fault.
+    /// Writes the textfile. The error is a message, and whether this machine is at fault.
     fn write_textfile(&self, path: &Path, text: &str) -> Result<(), (String, bool)> {
         let root = &self.0.root;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -221,7 +223,7 @@ impl Metrics {
         };
         let failed = |error: &dyn std::fmt::Display| {
             format!(
-                "the metrics are not in {}: {error}",
+                "cannot write the metrics to {}: {error}",
                 root.on_this_machine(path).display()
             )
         };
@@ -229,7 +231,7 @@ impl Metrics {
         let directory = root.dir(parent).map_err(of_store)?;
         let Some(directory) = directory else {
             let why = failed(&format_args!(
-                "there is no directory {}; make it and point node_exporter's --collector.textfile.directory at it, or correct metrics.textfile",
+                "the directory {} does not exist; create it and pass it to node_exporter as --collector.textfile.directory, or correct metrics.textfile",
                 root.on_this_machine(parent).display()
             ));
             return Err((why, false));
@@ -238,18 +240,18 @@ impl Metrics {
         written.map(drop).map_err(of_store)
     }
 
-    /// The page as it is at `now`.
+    /// Returns the page.
     pub fn page(&self, now: OffsetDateTime) -> String {
-        self.look(now);
+        self.refresh_snapshot(now);
         let state = self.0.state.borrow();
-        let mut counts = state.kept.clone();
-        counts.add(state.fresh.clone());
+        let mut counts = state.saved.clone();
+        counts.add(state.unsaved.clone());
         let mut page = state
-            .seen
+            .snapshot
             .as_ref()
-            .map(|seen| seen.page.clone())
+            .map(|snapshot| snapshot.page.clone())
             .unwrap_or_default();
-        page.append(&state.judged);
+        page.append(&state.assessed);
         counts.show(&mut page);
         for (command, run) in &counts.runs {
             let labels = labels(&[("command", command)]);
@@ -265,50 +267,48 @@ impl Metrics {
         page.text()
     }
 
-    /// Why the node is not well, in words; nothing when it is.
-    pub fn ailments(&self, now: OffsetDateTime) -> Vec<String> {
-        self.look(now);
+    /// Returns the reasons why the node is unhealthy; empty if it is healthy.
+    pub(crate) fn health_problems(&self, now: OffsetDateTime) -> Vec<String> {
+        self.refresh_snapshot(now);
         let state = self.0.state.borrow();
-        let mut ailments = Vec::new();
+        let mut problems = Vec::new();
         match (state.running, state.next) {
-            (Some(since), _) if now - since > PATIENCE => {
-                ailments.push(format!(
-                    "a step has been under way since {}",
-                    rfc3339(since)
-                ));
+            (Some(since), _) if now - since > MAX_STEP_DELAY => {
+                problems.push(format!("a step has been running since {}", rfc3339(since)));
             }
-            (None, Some(due)) if now - due > PATIENCE => ailments.push(format!(
-                "the step that was due at {} has not begun",
+            (None, Some(due)) if now - due > MAX_STEP_DELAY => problems.push(format!(
+                "the step that was due at {} has not started",
                 rfc3339(due)
             )),
             _ => {}
         }
-        let expired = state.seen.iter().flat_map(|seen| &seen.expired);
-        ailments.extend(expired.map(|name| format!("{name} has expired")));
-        ailments
+        let expired = state.snapshot.iter().flat_map(|snapshot| &snapshot.expired);
+        problems.extend(expired.map(|name| format!("{name} has expired")));
+        problems
     }
 
-    /// Reads the node, unless that was done a moment ago.
-    fn look(&self, now: OffsetDateTime) {
+    /// Reads the node, unless the last snapshot is recent.
+    fn refresh_snapshot(&self, now: OffsetDateTime) {
         let mut state = self.0.state.borrow_mut();
-        let fresh = |seen: &Seen| now >= seen.at && now - seen.at < FRESH;
-        if state.seen.as_ref().is_some_and(fresh) {
+        let is_recent =
+            |snapshot: &Snapshot| now >= snapshot.at && now - snapshot.at < MAX_SNAPSHOT_AGE;
+        if state.snapshot.as_ref().is_some_and(is_recent) {
             return;
         }
         let root = &self.0.root;
         let status = status::collect(&NodeState::new(root, state.layout.clone()), state.role, now);
         let mut page = gauges::found(&status);
         gauges::restarts(&mut page, root);
-        let is_over = |state: State| state == State::Expired;
+        let is_expired = |state: State| state == State::Expired;
         let leaves = status.certificates.iter();
         let leaves = leaves
-            .filter(|one| is_over(one.state))
+            .filter(|one| is_expired(one.state))
             .map(|one| one.name.as_str());
         let authorities = status.authorities.iter();
         let authorities = authorities
-            .filter(|one| is_over(one.state))
+            .filter(|one| is_expired(one.state))
             .map(|one| one.name.as_str());
-        state.seen = Some(Seen {
+        state.snapshot = Some(Snapshot {
             at: now,
             page,
             expired: leaves.chain(authorities).collect(),
@@ -325,7 +325,13 @@ const CLASSES: [Class; 5] = [
     Class::Permanent,
 ];
 
-/// The role that the plan is for: every control-plane node has a service-account pair, and no worker has.
+fn certificates_dir(setup: &Setup) -> PathBuf {
+    let bundle = setup.plan.bundle(Authority::Ca);
+    let directory = bundle.and_then(|bundle| bundle.path.parent());
+    directory.map(Path::to_owned).unwrap_or_default()
+}
+
+/// Returns the role that the plan is for: every control-plane node has a service-account pair, and no worker has.
 fn role(setup: &Setup) -> status::Role {
     match &setup.plan.service_account {
         Some(_) => status::Role::ControlPlane,
@@ -333,17 +339,26 @@ fn role(setup: &Setup) -> status::Role {
     }
 }
 
-fn generated(name: CertName, key: &str, result: &str) -> String {
-    let who = Who::leaf(name).labels_with_key(key);
-    format!("{who},{}", labels(&[("result", result)]))
+fn generated_labels(name: CertName, key: &str, result: &str) -> String {
+    let certificate = CertificateLabels::leaf(name).with_key(key);
+    format!("{certificate},{}", labels(&[("result", result)]))
 }
 
-fn failed(signer: &str, class: Class) -> String {
-    let class = class.as_str();
-    labels(&[("signer", signer), ("class", class)])
+fn error_labels(signer: &str, class: Class) -> String {
+    labels(&[("signer", signer), ("class", class_label(class))])
 }
 
-/// Counts what happens, and passes it on.
+const fn class_label(class: Class) -> &'static str {
+    match class {
+        Class::Transient => "transient",
+        Class::Ambiguous => "ambiguous",
+        Class::Auth => "auth",
+        Class::Config => "config",
+        Class::Permanent => "permanent",
+    }
+}
+
+/// Counts events and forwards them.
 pub struct Recorder<'a> {
     metrics: Metrics,
     setup: &'a Setup,
@@ -351,10 +366,10 @@ pub struct Recorder<'a> {
 }
 
 impl Recorder<'_> {
-    fn generated(&self, fresh: &mut Counts, name: CertName, result: &str) {
+    fn count_generated(&self, counts: &mut Counts, name: CertName, result: &str) {
         if let Some(spec) = self.setup.plan.cert(name) {
-            let labels = generated(name, spec.profile.key.as_str(), result);
-            fresh.count(&GENERATED, labels, 1);
+            let labels = generated_labels(name, spec.profile.key.as_str(), result);
+            counts.count(&GENERATED, labels, 1);
         }
     }
 }
@@ -362,7 +377,7 @@ impl Recorder<'_> {
 impl Progress for Recorder<'_> {
     fn event(&self, event: Event) {
         let mut state = self.metrics.0.state.borrow_mut();
-        let fresh = &mut state.fresh;
+        let counts = &mut state.unsaved;
         match &event {
             Event::KeyMade {
                 slot,
@@ -371,9 +386,9 @@ impl Progress for Recorder<'_> {
             } => {
                 let key = algorithm.as_str();
                 let labels = match slot {
-                    Slot::Certificate(name) => Who::leaf(*name).labels_with_key(key),
+                    Slot::Certificate(name) => CertificateLabels::leaf(*name).with_key(key),
                     Slot::ServiceAccount => {
-                        let key = Key::of(key);
+                        let key = KeyLabels::of(key);
                         labels(&[
                             ("certificate_name", slot.as_str()),
                             ("component", "kube-apiserver"),
@@ -383,7 +398,7 @@ impl Progress for Recorder<'_> {
                         ])
                     }
                 };
-                fresh.observe(&GENERATION_DURATION, labels, *took);
+                counts.observe(&GENERATION_DURATION, labels, *took);
             }
             Event::Asked {
                 signer,
@@ -392,22 +407,22 @@ impl Progress for Recorder<'_> {
                 result,
             } => {
                 let labels = labels(&[("signer", signer), ("operation", operation.as_str())]);
-                fresh.observe(&SIGNER_DURATION, labels, *took);
+                counts.observe(&SIGNER_DURATION, labels, *took);
                 if let Err(class) = result {
-                    fresh.count(&SIGNER_ERRORS, failed(signer, *class), 1);
+                    counts.count(&SIGNER_ERRORS, error_labels(signer, *class), 1);
                 }
             }
-            Event::Installed { name, .. } => self.generated(fresh, *name, "success"),
+            Event::Installed { name, .. } => self.count_generated(counts, *name, "success"),
             Event::Refused { name, .. } | Event::Failed { name, .. } => {
-                self.generated(fresh, *name, "failure");
+                self.count_generated(counts, *name, "failure");
             }
             Event::Restarted { component } => {
                 let labels = labels(&[("component", component), ("result", "success")]);
-                fresh.count(&RESTARTS, labels, 1);
+                counts.count(&RESTARTS, labels, 1);
             }
             Event::RolledBack { component, .. } => {
                 let labels = labels(&[("component", component), ("result", "failure")]);
-                fresh.count(&RESTARTS, labels, 1);
+                counts.count(&RESTARTS, labels, 1);
             }
             Event::Started { .. }
             | Event::Submitted(_)

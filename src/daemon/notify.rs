@@ -1,4 +1,4 @@
-//! sd_notify(3): what the service manager is told, over the socket that it names. Nothing where it names none.
+//! Notifications to the service manager: sd_notify(3) over the socket in `NOTIFY_SOCKET`; none without that variable.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -8,28 +8,28 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::Tell;
+use super::Notification;
 
-/// Tells it; a service manager that does not listen is no reason to stop.
-pub(super) fn tell(what: &Tell<'_>) {
-    let words = match what {
-        Tell::Ready => "READY=1".to_owned(),
+/// Sends a notification. A failure is logged and otherwise ignored.
+pub(super) fn notify(what: &Notification<'_>) {
+    let message = match what {
+        Notification::Ready => "READY=1".to_owned(),
         // A line break would end the field.
-        Tell::Status(text) => format!("STATUS={}", text.replace(char::is_control, " ")),
-        Tell::Reloading => {
+        Notification::Status(text) => format!("STATUS={}", text.replace(char::is_control, " ")),
+        Notification::Reloading => {
             let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from);
             let now = now.unwrap_or_default().as_micros();
             format!("RELOADING=1\nMONOTONIC_USEC={now}")
         }
-        Tell::Stopping => "STOPPING=1".to_owned(),
-        Tell::Alive => "WATCHDOG=1".to_owned(),
+        Notification::Stopping => "STOPPING=1".to_owned(),
+        Notification::Watchdog => "WATCHDOG=1".to_owned(),
     };
-    if let Err(error) = send(&words) {
-        tracing::debug!("the service manager cannot be told: {error}");
+    if let Err(error) = send(&message) {
+        tracing::debug!("cannot notify the service manager: {error}");
     }
 }
 
-fn send(words: &str) -> io::Result<()> {
+fn send(message: &str) -> io::Result<()> {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else {
         return Ok(());
     };
@@ -38,14 +38,14 @@ fn send(words: &str) -> io::Result<()> {
         None => SocketAddr::from_pathname(&name)?,
     };
     let socket = UnixDatagram::unbound()?;
-    socket.send_to_addr(format!("{words}\n").as_bytes(), &address)?;
+    socket.send_to_addr(format!("{message}\n").as_bytes(), &address)?;
     Ok(())
 }
 
-/// Within what time it wants a sign of life from this process, if it does.
-pub(super) fn watchdog() -> Option<Duration> {
+/// Returns the watchdog timeout of the service manager for this process, if there is one.
+pub(super) fn watchdog_timeout() -> Option<Duration> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     let limit = number("WATCHDOG_USEC").filter(|limit| *limit > 0)?;
-    let ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
-    ours.then(|| Duration::from_micros(limit))
+    let is_for_us = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+    is_for_us.then(|| Duration::from_micros(limit))
 }

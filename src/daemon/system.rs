@@ -1,4 +1,4 @@
-//! The daemon's surroundings on a machine: signals, the alarm, watched files, the service manager.
+//! The real surroundings of the daemon: signals, the alarm, watched files, the service manager.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,12 +11,14 @@ use tokio::time::Instant;
 use super::alarm::{self, Alarm};
 use super::notify;
 use super::watch::{Watch, Watched};
-use super::{Surroundings, Tell, Wake};
+use super::{Notification, Surroundings, Wake};
 use crate::process::confine::{Reach, confine};
 use crate::store::Root;
 
-/// No step takes so long; one that does is stuck, and the service manager shall see it.
-const LONGEST_STEP: Duration = Duration::from_secs(60 * 60);
+/// Time after which a step counts as stuck: the watchdog is no longer notified.
+const MAX_STEP_DURATION: Duration = Duration::from_secs(60 * 60);
+/// Wait after a failure of the alarm.
+const ALARM_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct System {
     terminate: Signal,
@@ -24,8 +26,8 @@ pub(super) struct System {
     hangup: Signal,
     alarm: Alarm,
     watch: Watch,
-    /// Between two signs of life, where the service manager wants them.
-    watchdog: Option<Duration>,
+    /// Interval between two watchdog notifications, if the service manager expects them.
+    watchdog_interval: Option<Duration>,
 }
 
 impl System {
@@ -36,7 +38,7 @@ impl System {
             hangup: signal(SignalKind::hangup())?,
             alarm: Alarm::new()?,
             watch: Watch::new(),
-            watchdog: notify::watchdog().map(|limit| limit / 2),
+            watchdog_interval: notify::watchdog_timeout().map(|limit| limit / 2),
         })
     }
 }
@@ -46,8 +48,8 @@ impl Surroundings for System {
         self.watch.start(watched);
     }
 
-    fn own(&mut self, root: &Root, written: &[PathBuf]) {
-        self.watch.own(root, written);
+    fn accept_own_writes(&mut self, root: &Root, written: &[PathBuf]) {
+        self.watch.accept_own_writes(root, written);
     }
 
     async fn sleep(&mut self, until: Option<OffsetDateTime>) -> Wake {
@@ -59,13 +61,13 @@ impl Surroundings for System {
             files = self.watch.changed() => Wake::Files(files),
             fired = self.alarm.until(until) => {
                 if let Err(error) = fired {
-                    // Not to spin on a kernel that refuses.
-                    tracing::error!("the alarm does not work: {error}; looking again in a minute");
-                    tokio::time::sleep(Duration::from_secs(60)).await;
+                    // Avoids a busy loop.
+                    tracing::error!("the timer failed: {error}; trying again in one minute");
+                    tokio::time::sleep(ALARM_RETRY_INTERVAL).await;
                 }
                 Wake::Time
             }
-            never = signs_of_life(self.watchdog, None) => never,
+            never = keep_watchdog(self.watchdog_interval, None) => never,
         }
     }
 
@@ -74,16 +76,16 @@ impl Surroundings for System {
             biased;
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
-            never = signs_of_life(self.watchdog, Some(LONGEST_STEP)) => never,
+            never = keep_watchdog(self.watchdog_interval, Some(MAX_STEP_DURATION)) => never,
         }
     }
 
-    fn ran(&self) -> Duration {
-        alarm::ran()
+    fn uptime(&self) -> Duration {
+        alarm::uptime()
     }
 
-    fn tell(&self, what: Tell<'_>) {
-        notify::tell(&what);
+    fn notify(&self, what: Notification<'_>) {
+        notify::notify(&what);
     }
 
     fn confine(&self, reach: &Reach) {
@@ -91,16 +93,16 @@ impl Surroundings for System {
     }
 }
 
-/// Never returns. Goes silent after `limit`.
-async fn signs_of_life<T>(every: Option<Duration>, limit: Option<Duration>) -> T {
-    let Some(every) = every else {
+/// Notifies the watchdog at each interval until `limit` has passed. Never returns.
+async fn keep_watchdog<T>(interval: Option<Duration>, limit: Option<Duration>) -> T {
+    let Some(interval) = interval else {
         return std::future::pending().await;
     };
     let began = Instant::now();
     loop {
         if limit.is_none_or(|limit| began.elapsed() < limit) {
-            notify::tell(&Tell::Alive);
+            notify::notify(&Notification::Watchdog);
         }
-        tokio::time::sleep(every).await;
+        tokio::time::sleep(interval).await;
     }
 }

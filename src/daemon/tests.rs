@@ -1,4 +1,4 @@
-//! Weeks of a daemon's life in virtual time, on a real root, with a signer that does as it is told.
+//! Runs the daemon for weeks of virtual time, on a real root, with a scripted signer.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,14 +27,14 @@ const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(86_400);
 
 thread_local! {
-    /// When the runtime of this test began.
+    /// When the runtime of this test started.
     static BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// How wrong the clock is, in seconds.
-    static WRONG_BY: Cell<i64> = const { Cell::new(0) };
+    /// Error of the clock, in seconds.
+    static CLOCK_ERROR: Cell<i64> = const { Cell::new(0) };
 }
 
-/// How long the test has run, in virtual time.
-fn passed() -> Duration {
+/// Returns how long the test has run, in virtual time.
+fn elapsed() -> Duration {
     let now = Instant::now();
     if BEGAN.get().is_none() {
         BEGAN.set(Some(now));
@@ -43,16 +43,15 @@ fn passed() -> Duration {
 }
 
 fn clock() -> OffsetDateTime {
-    START + passed() + time::Duration::seconds(WRONG_BY.get())
+    START + elapsed() + time::Duration::seconds(CLOCK_ERROR.get())
 }
 
-/// What the signer does.
+/// The behaviour of the signer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum How {
+enum Behaviour {
     Signs,
-    /// Cannot be reached.
-    Away,
-    /// Takes half a minute to say nothing.
+    Unreachable,
+    /// Returns an error after half a minute.
     Stalls,
     WrongKey,
     WrongNames,
@@ -63,34 +62,34 @@ enum How {
 struct Scripted {
     authorities: BTreeMap<Authority, CertificateAuthority>,
     caps: Caps,
-    /// From that time of the test on.
-    script: RefCell<Vec<(Duration, How)>>,
-    /// Who ignores the script.
+    /// Each behaviour with the time of the test from which it applies.
+    script: RefCell<Vec<(Duration, Behaviour)>>,
+    /// Certificates that are always signed.
     spared: Vec<CertName>,
     asked: RefCell<Vec<(Duration, CertName)>>,
 }
 
 impl Scripted {
-    fn how(&self, name: CertName) -> How {
-        let now = passed();
+    fn behaviour(&self, name: CertName) -> Behaviour {
+        let now = elapsed();
         let script = self.script.borrow();
         let past = script.iter().rev().find(|(from, _)| *from <= now);
         match past {
-            Some((_, how)) if !self.spared.contains(&name) => *how,
-            _ => How::Signs,
+            Some((_, behaviour)) if !self.spared.contains(&name) => *behaviour,
+            _ => Behaviour::Signs,
         }
     }
 
-    fn issued(&self, request: &Request, how: How) -> Answer {
+    fn issued(&self, request: &Request, behaviour: Behaviour) -> Answer {
         let mut profile = request.wanted.profile.clone();
         let mut key = request.csr.public_key().clone();
-        if how == How::WrongKey {
+        if behaviour == Behaviour::WrongKey {
             key = PrivateKey::generate(KeyAlgorithm::EcdsaP256)
                 .unwrap()
                 .public_key()
                 .clone();
         }
-        if how == How::WrongNames {
+        if behaviour == Behaviour::WrongNames {
             profile.subject.common_name = "somebody-else".to_owned();
         }
         let authority = &self.authorities[&request.wanted.authority];
@@ -126,39 +125,43 @@ impl Signer for Scripted {
         request: &Request,
         _ticket: Option<&Ticket>,
     ) -> Result<Option<Answer>, SignerError> {
-        match self.how(request.wanted.name) {
-            How::Denies => Ok(Some(Answer::Denied {
+        match self.behaviour(request.wanted.name) {
+            Behaviour::Denies => Ok(Some(Answer::Denied {
                 reason: "not on a Friday".to_owned(),
             })),
-            How::Away => Err(SignerError::new(Class::Transient, "nobody answers", "wait")),
+            Behaviour::Unreachable => {
+                Err(SignerError::new(Class::Transient, "nobody answers", "wait"))
+            }
             _ => Ok(None),
         }
     }
 
     async fn submit(&self, request: &Request) -> Result<Answer, SignerError> {
         let name = request.wanted.name;
-        self.asked.borrow_mut().push((passed(), name));
-        match self.how(name) {
-            How::Away => Err(SignerError::new(Class::Transient, "nobody answers", "wait")),
-            How::Stalls => {
+        self.asked.borrow_mut().push((elapsed(), name));
+        match self.behaviour(name) {
+            Behaviour::Unreachable => {
+                Err(SignerError::new(Class::Transient, "nobody answers", "wait"))
+            }
+            Behaviour::Stalls => {
                 tokio::time::sleep(MINUTE / 2).await;
                 Err(SignerError::new(Class::Ambiguous, "no answer came", "wait"))
             }
-            How::Denies => Ok(Answer::Denied {
+            Behaviour::Denies => Ok(Answer::Denied {
                 reason: "not on a Friday".to_owned(),
             }),
-            How::Pends => Ok(Answer::Pending {
+            Behaviour::Pends => Ok(Answer::Pending {
                 ticket: Ticket::try_from("7".to_owned()).unwrap(),
                 after: None,
                 note: "an officer must approve".to_owned(),
             }),
-            how => Ok(self.issued(request, how)),
+            behaviour => Ok(self.issued(request, behaviour)),
         }
     }
 
     async fn poll(&self, request: &Request, ticket: &Ticket) -> Result<Answer, SignerError> {
-        match self.how(request.wanted.name) {
-            How::Pends => Ok(Answer::Pending {
+        match self.behaviour(request.wanted.name) {
+            Behaviour::Pends => Ok(Answer::Pending {
                 ticket: ticket.clone(),
                 after: None,
                 note: "an officer must approve".to_owned(),
@@ -168,70 +171,71 @@ impl Signer for Scripted {
     }
 }
 
-/// What happens in the test's surroundings.
-enum Happens {
-    Files(Matter),
+/// An event of the test.
+enum TestEvent {
+    Files(FileRole),
     Reload,
     ClockGoesBack(Duration),
-    /// Somebody deletes a file of the node.
+    /// Another process deletes a file of the node.
     Deletes(&'static str),
     Stop,
-    /// As soon as the signer has every request and has decided about none.
+    /// Stops as soon as the signer has accepted every request and decided none.
     StopOncePending,
 }
 
-struct World {
+/// Surroundings that replay a list of events.
+struct ScriptedSurroundings {
     listener: Rc<Listener>,
     root: PathBuf,
-    happens: Vec<(Duration, Happens)>,
-    told: Rc<RefCell<Vec<(Duration, String)>>>,
-    /// Everything has to be valid from the first sleep on.
-    checked: bool,
+    events: Vec<(Duration, TestEvent)>,
+    notified: Rc<RefCell<Vec<(Duration, String)>>>,
+    /// Whether every certificate must be valid from the first sleep on.
+    always_valid: bool,
 }
 
-impl Surroundings for World {
+impl Surroundings for ScriptedSurroundings {
     fn watch(&mut self, _watched: Watched) {}
 
-    fn own(&mut self, _root: &Root, _written: &[PathBuf]) {}
+    fn accept_own_writes(&mut self, _root: &Root, _written: &[PathBuf]) {}
 
     async fn sleep(&mut self, until: Option<OffsetDateTime>) -> Wake {
-        if self.checked {
+        if self.always_valid {
             for name in PAIRS {
                 let (chain, _) = pair(&self.root, name);
                 let ends = chain.leaf().not_after();
                 assert!(
                     ends > clock(),
-                    "{name} has ended at {ends}, it is {}",
+                    "{name} ended at {ends}, the time is {}",
                     clock()
                 );
             }
         }
-        let (at, _) = self.happens.first().expect("a test ends with Stop");
-        let happens = at.saturating_sub(passed());
+        let (at, _) = self.events.first().expect("a test ends with Stop");
+        let event = at.saturating_sub(elapsed());
         let alarm = until.map(|until| Duration::try_from(until - clock()).unwrap_or_default());
-        if alarm.is_some_and(|alarm| alarm < happens) {
+        if alarm.is_some_and(|alarm| alarm < event) {
             tokio::time::sleep(alarm.unwrap()).await;
             return Wake::Time;
         }
-        tokio::time::sleep(happens).await;
-        match self.happens.remove(0).1 {
-            Happens::Files(matter) => Wake::Files(matter),
-            Happens::Reload => Wake::Reload,
-            Happens::ClockGoesBack(by) => {
-                WRONG_BY.set(WRONG_BY.get() - by.as_secs() as i64);
+        tokio::time::sleep(event).await;
+        match self.events.remove(0).1 {
+            TestEvent::Files(role) => Wake::Files(role),
+            TestEvent::Reload => Wake::Reload,
+            TestEvent::ClockGoesBack(by) => {
+                CLOCK_ERROR.set(CLOCK_ERROR.get() - by.as_secs() as i64);
                 Wake::Time
             }
-            Happens::Deletes(file) => {
+            TestEvent::Deletes(file) => {
                 fs::remove_file(self.root.join(file)).unwrap();
-                Wake::Files(Matter::Pki)
+                Wake::Files(FileRole::Pki)
             }
-            Happens::Stop | Happens::StopOncePending => Wake::Stop,
+            TestEvent::Stop | TestEvent::StopOncePending => Wake::Stop,
         }
     }
 
-    /// Waits for no moment: virtual time would go there while a key is being made.
+    /// Waits for no time: virtual time would advance while a key is being generated.
     async fn stopped(&mut self) {
-        if !matches!(self.happens.first(), Some((_, Happens::StopOncePending))) {
+        if !matches!(self.events.first(), Some((_, TestEvent::StopOncePending))) {
             return std::future::pending().await;
         }
         while self.listener.pending.get() < CertName::ALL.len() {
@@ -239,26 +243,26 @@ impl Surroundings for World {
         }
     }
 
-    fn ran(&self) -> Duration {
-        passed()
+    fn uptime(&self) -> Duration {
+        elapsed()
     }
 
     fn confine(&self, _reach: &Reach) {}
 
-    fn tell(&self, what: Tell<'_>) {
+    fn notify(&self, what: Notification<'_>) {
         let text = match what {
-            Tell::Ready => "READY".to_owned(),
-            Tell::Status(text) => text.to_owned(),
-            Tell::Reloading => "RELOADING".to_owned(),
-            Tell::Stopping => "STOPPING".to_owned(),
-            Tell::Alive => return,
+            Notification::Ready => "READY".to_owned(),
+            Notification::Status(text) => text.to_owned(),
+            Notification::Reloading => "RELOADING".to_owned(),
+            Notification::Stopping => "STOPPING".to_owned(),
+            Notification::Watchdog => return,
         };
-        eprintln!("{:?} {text}", passed());
-        self.told.borrow_mut().push((passed(), text));
+        eprintln!("{:?} {text}", elapsed());
+        self.notified.borrow_mut().push((elapsed(), text));
     }
 }
 
-/// Counts the requests that wait.
+/// Counts the pending requests.
 #[derive(Default)]
 struct Listener {
     pending: Cell<usize>,
@@ -293,15 +297,15 @@ fn pair(root: &Path, name: &str) -> (Chain, PrivateKey) {
     )
 }
 
-/// A node whose certificates live for a day, its authorities, and what is to happen to it.
-struct Life {
+/// A node whose certificates are valid for a day, with its authorities and its signer.
+struct Simulation {
     dir: TempDir,
     signer: Rc<Scripted>,
-    told: Rc<RefCell<Vec<(Duration, String)>>>,
+    notified: Rc<RefCell<Vec<(Duration, String)>>>,
 }
 
-impl Life {
-    fn new(script: &[(Duration, How)], spared: &[CertName]) -> Self {
+impl Simulation {
+    fn new(script: &[(Duration, Behaviour)], spared: &[CertName]) -> Self {
         let dir = TempDir::new_in(if Path::new("/dev/shm").is_dir() {
             "/dev/shm"
         } else {
@@ -329,7 +333,6 @@ impl Life {
         fs::write(pki.join("sa.pub"), public).unwrap();
         let kubeadm = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint: {advertiseAddress: 192.0.2.11}\nnodeRegistration: {name: cp1}\n---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.2\nencryptionAlgorithm: ECDSA-P256\ncertificateValidityPeriod: 24h\n";
         fs::write(dir.path().join("kubeadm.yaml"), kubeadm).unwrap();
-        // Signers that are told nothing else sign.
         let signer = Scripted {
             authorities,
             caps: Caps::everything(),
@@ -337,10 +340,10 @@ impl Life {
             spared: spared.to_vec(),
             asked: RefCell::default(),
         };
-        Life {
+        Simulation {
             dir,
             signer: Rc::new(signer),
-            told: Rc::default(),
+            notified: Rc::default(),
         }
     }
 
@@ -348,10 +351,10 @@ impl Life {
         self.dir.path().join("root")
     }
 
-    /// Lives through what happens, the last of which must be [`Happens::Stop`].
-    fn lives(&self, happens: Vec<(Duration, Happens)>, checked: bool, broken: bool) {
+    /// Runs the daemon with these events, the last of which must be a stop.
+    fn run(&self, events: Vec<(Duration, TestEvent)>, always_valid: bool, broken: bool) {
         BEGAN.set(None);
-        WRONG_BY.set(0);
+        CLOCK_ERROR.set(0);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
@@ -391,27 +394,28 @@ impl Life {
             config: None,
             clock,
             progress: listener.as_ref(),
-            surroundings: World {
+            surroundings: ScriptedSurroundings {
                 listener: Rc::clone(&listener),
                 root: self.root(),
-                happens,
-                told: Rc::clone(&self.told),
-                checked,
+                events,
+                notified: Rc::clone(&self.notified),
+                always_valid,
             },
         };
         runtime.block_on(daemon.run(read)).unwrap();
     }
 
-    /// What was told at a time of the test, and not before.
-    fn told(&self, words: &str) -> Vec<Duration> {
-        let told = self.told.borrow();
-        told.iter()
+    /// Returns the times of the notifications that contain `words`.
+    fn notified_at(&self, words: &str) -> Vec<Duration> {
+        let notified = self.notified.borrow();
+        notified
+            .iter()
             .filter(|(_, text)| text.contains(words))
             .map(|(at, _)| *at)
             .collect()
     }
 
-    /// How often certificates were asked for.
+    /// Returns how many times a certificate was requested.
     fn asked(&self, name: CertName) -> usize {
         self.signer
             .asked
@@ -423,34 +427,34 @@ impl Life {
 }
 
 #[test]
-fn two_weeks_with_a_signer_that_fails_stalls_lies_and_comes_back() {
+fn keeps_certificates_valid_for_two_weeks_of_signer_faults() {
     let faults = [
-        How::Away,
-        How::Stalls,
-        How::WrongKey,
-        How::WrongNames,
-        How::Denies,
-        How::Pends,
-        // An odd number, since a renewal comes in every second shift.
-        How::Away,
+        Behaviour::Unreachable,
+        Behaviour::Stalls,
+        Behaviour::WrongKey,
+        Behaviour::WrongNames,
+        Behaviour::Denies,
+        Behaviour::Pends,
+        // An odd number, since every second shift contains a renewal.
+        Behaviour::Unreachable,
     ];
-    // A certificate is due with some eight and a half hours left, so every fault meets some renewals, and each of them
-    // has less than two hours to come about: the longest time between two tries.
+    // A certificate is due with some eight and a half hours left, so that every fault affects some renewals, and less
+    // than two hours remain for each: the longest time between two attempts.
     let script: Vec<_> = (1..42)
         .zip(faults.into_iter().cycle())
         .flat_map(|(shift, fault)| {
             [
                 (shift * 9 * HOUR, fault),
-                (shift * 9 * HOUR + 7 * HOUR, How::Signs),
+                (shift * 9 * HOUR + 7 * HOUR, Behaviour::Signs),
             ]
         })
         .collect();
-    let life = Life::new(&script, &[]);
-    life.lives(vec![(15 * DAY, Happens::Stop)], true, false);
-    // Renewed some one and a half times a day, and asked for not much more often than that.
-    let asked = life.asked(CertName::Apiserver);
+    let simulation = Simulation::new(&script, &[]);
+    simulation.run(vec![(15 * DAY, TestEvent::Stop)], true, false);
+    // Renewed about one and a half times a day, and requested not much more often than that.
+    let asked = simulation.asked(CertName::Apiserver);
     assert!((20..400).contains(&asked), "{asked}");
-    let sleeps = life.told.borrow().len();
+    let sleeps = simulation.notified.borrow().len();
     assert!(sleeps < 1500, "{sleeps}");
     for words in [
         "nobody answers",
@@ -458,132 +462,135 @@ fn two_weeks_with_a_signer_that_fails_stalls_lies_and_comes_back() {
         "not on a Friday",
         "an officer must approve",
     ] {
-        assert!(!life.told(words).is_empty(), "{words}");
+        assert!(!simulation.notified_at(words).is_empty(), "{words}");
     }
-    assert_eq!(life.told("STOPPING"), [15 * DAY]);
+    assert_eq!(simulation.notified_at("STOPPING"), [15 * DAY]);
 }
 
 #[test]
-fn nothing_wakes_the_daemon_between_two_renewals() {
-    let life = Life::new(&[], &[]);
-    life.lives(vec![(20 * HOUR, Happens::Stop)], true, false);
-    let told = life.told.borrow();
-    let sleeps = told
+fn sleeps_between_two_renewals() {
+    let simulation = Simulation::new(&[], &[]);
+    simulation.run(vec![(20 * HOUR, TestEvent::Stop)], true, false);
+    let notified = simulation.notified.borrow();
+    let sleeps = notified
         .iter()
         .filter(|(_, text)| text.starts_with("everything is in place"))
         .count();
-    // After the first step and after the one renewal of the day; the cool-down may add a look.
-    assert!((2..=4).contains(&sleeps), "{told:?}");
+    // After the first step and after the one renewal of the day; the cool-down may add a step.
+    assert!((2..=4).contains(&sleeps), "{notified:?}");
 }
 
 #[test]
-fn a_failed_certificate_holds_up_no_other() {
-    let script = [(10 * HOUR, How::Away)];
+fn renews_other_certificates_when_one_fails() {
+    let script = [(10 * HOUR, Behaviour::Unreachable)];
     let all = CertName::ALL
         .into_iter()
         .filter(|name| *name != CertName::EtcdPeer);
-    let life = Life::new(&script, &all.collect::<Vec<_>>());
-    life.lives(vec![(22 * HOUR, Happens::Stop)], true, false);
-    let (peer, _) = pair(&life.root(), "etcd/peer");
-    let (server, _) = pair(&life.root(), "etcd/server");
+    let simulation = Simulation::new(&script, &all.collect::<Vec<_>>());
+    simulation.run(vec![(22 * HOUR, TestEvent::Stop)], true, false);
+    let (peer, _) = pair(&simulation.root(), "etcd/peer");
+    let (server, _) = pair(&simulation.root(), "etcd/server");
     assert!(peer.leaf().not_after() <= START + DAY + HOUR);
     assert!(server.leaf().not_after() > START + DAY + 10 * HOUR);
-    assert!(!life.told("etcd-peer failed").is_empty());
+    assert!(!simulation.notified_at("etcd-peer failed").is_empty());
 }
 
 #[test]
-fn a_signer_that_is_away_from_the_start_is_asked_ever_more_slowly() {
-    let life = Life::new(&[(Duration::ZERO, How::Away)], &[]);
-    life.lives(vec![(DAY, Happens::Stop)], false, false);
-    let told = life.told.borrow();
-    let tries = told
+fn backs_off_from_unreachable_signer() {
+    let simulation = Simulation::new(&[(Duration::ZERO, Behaviour::Unreachable)], &[]);
+    simulation.run(vec![(DAY, TestEvent::Stop)], false, false);
+    let notified = simulation.notified.borrow();
+    let tries = notified
         .iter()
         .filter(|(_, text)| text.contains("next at"))
         .count();
-    // Some 300 s on average, once the first minutes are over.
+    // About 300 s on average after the first minutes.
     assert!((150..500).contains(&tries), "{tries}");
 }
 
 #[test]
-fn a_stop_in_the_middle_of_a_request_keeps_its_key() {
-    let life = Life::new(&[(Duration::ZERO, How::Pends)], &[]);
-    // The run itself would wait for the officer, for half a minute.
-    life.lives(vec![(HOUR, Happens::StopOncePending)], false, false);
-    let stopped = life.told("STOPPING");
+fn keeps_key_of_pending_request_after_stop() {
+    let simulation = Simulation::new(&[(Duration::ZERO, Behaviour::Pends)], &[]);
+    // Without the stop, the step would wait half a minute for the approval.
+    simulation.run(vec![(HOUR, TestEvent::StopOncePending)], false, false);
+    let stopped = simulation.notified_at("STOPPING");
     assert!(stopped[0] < MINUTE / 2, "{stopped:?}");
-    let slot = life
+    let slot = simulation
         .root()
         .join("var/lib/nodepki/pending/apiserver/key.pem");
     let waiting = PrivateKey::from_pem(&fs::read(slot).unwrap()).unwrap();
-    life.signer.script.borrow_mut().clear();
-    life.lives(vec![(HOUR, Happens::Stop)], true, false);
-    let (_, key) = pair(&life.root(), "apiserver");
+    simulation.signer.script.borrow_mut().clear();
+    simulation.run(vec![(HOUR, TestEvent::Stop)], true, false);
+    let (_, key) = pair(&simulation.root(), "apiserver");
     assert_eq!(key.public_key(), waiting.public_key());
 }
 
 #[test]
-fn what_others_delete_is_made_again_at_once() {
-    let life = Life::new(&[], &[]);
+fn reissues_deleted_certificate_immediately() {
+    let simulation = Simulation::new(&[], &[]);
     let at = 2 * HOUR;
-    life.lives(
+    simulation.run(
         vec![
-            (at, Happens::Deletes("etc/kubernetes/pki/apiserver.crt")),
-            (3 * HOUR, Happens::Stop),
+            (at, TestEvent::Deletes("etc/kubernetes/pki/apiserver.crt")),
+            (3 * HOUR, TestEvent::Stop),
         ],
         false,
         false,
     );
-    let asked = life.signer.asked.borrow();
+    let asked = simulation.signer.asked.borrow();
     let again = asked
         .iter()
         .rfind(|(_, name)| *name == CertName::Apiserver)
         .unwrap();
     assert_eq!(again.0, at);
     drop(asked);
-    pair(&life.root(), "apiserver");
+    pair(&simulation.root(), "apiserver");
 }
 
 #[test]
-fn a_broken_configuration_is_told_and_the_old_one_goes_on() {
-    let life = Life::new(&[], &[]);
-    life.lives(
-        vec![(HOUR, Happens::Reload), (3 * DAY, Happens::Stop)],
+fn reports_faulty_configuration_and_keeps_previous_one() {
+    let simulation = Simulation::new(&[], &[]);
+    simulation.run(
+        vec![(HOUR, TestEvent::Reload), (3 * DAY, TestEvent::Stop)],
         true,
         true,
     );
-    assert_eq!(life.told("RELOADING"), [HOUR]);
-    assert_eq!(life.told("READY"), [Duration::ZERO, HOUR]);
-    assert_eq!(life.told("config.yaml:3:1: unknown key"), [HOUR]);
-    assert!(life.asked(CertName::Apiserver) > 3, "renewals go on");
+    assert_eq!(simulation.notified_at("RELOADING"), [HOUR]);
+    assert_eq!(simulation.notified_at("READY"), [Duration::ZERO, HOUR]);
+    assert_eq!(
+        simulation.notified_at("config.yaml:3:1: unknown key"),
+        [HOUR]
+    );
+    assert!(simulation.asked(CertName::Apiserver) > 3, "renewals go on");
 }
 
 #[test]
-fn a_new_configuration_is_followed_at_once() {
-    let life = Life::new(&[], &[]);
-    life.lives(
+fn applies_changed_configuration_immediately() {
+    let simulation = Simulation::new(&[], &[]);
+    simulation.run(
         vec![
-            (HOUR, Happens::Files(Matter::Configuration)),
-            (2 * HOUR, Happens::Stop),
+            (HOUR, TestEvent::Files(FileRole::Configuration)),
+            (2 * HOUR, TestEvent::Stop),
         ],
         true,
         false,
     );
-    assert_eq!(life.told("RELOADING"), [HOUR]);
-    assert_eq!(life.told("READY"), [Duration::ZERO, HOUR]);
+    assert_eq!(simulation.notified_at("RELOADING"), [HOUR]);
+    assert_eq!(simulation.notified_at("READY"), [Duration::ZERO, HOUR]);
 }
 
 #[test]
-fn by_a_clock_that_went_back_nothing_is_renewed() {
-    let life = Life::new(&[], &[]);
+fn renews_nothing_after_backward_clock_step() {
+    let simulation = Simulation::new(&[], &[]);
     let at = 12 * HOUR;
-    life.lives(
+    simulation.run(
         vec![
-            (at, Happens::ClockGoesBack(20 * HOUR)),
-            (at + HOUR / 2, Happens::Stop),
+            (at, TestEvent::ClockGoesBack(20 * HOUR)),
+            (at + HOUR / 2, TestEvent::Stop),
         ],
         false,
         false,
     );
-    assert_eq!(life.told("the clock went back by 20h"), [at]);
-    assert_eq!(life.asked(CertName::Apiserver), 1);
+    assert_eq!(simulation.notified_at("the clock went back by 20h"), [at]);
+    assert_eq!(simulation.asked(CertName::Apiserver), 1);
 }

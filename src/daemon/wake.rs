@@ -1,8 +1,8 @@
-//! What the daemon does next, and when.
+//! Decides what the daemon does next, and when.
 //!
-//! Pure: it is told what happened, what time it is and how long the machine has run, and answers with the next piece of
-//! work or the moment until which to sleep. To add something that happens at a time of its own: a field with its moment,
-//! a [`Next`], and its place in [`Agenda::next`].
+//! Pure: the inputs are the events, the time and the time since boot; the result is the next action or the time until
+//! which to sleep. To add an action with a schedule of its own: a field with its time, a variant of [`Next`], and its
+//! place in [`Agenda::next`].
 
 use std::time::Duration;
 
@@ -15,93 +15,97 @@ use crate::spec::schedule::{self, Life};
 use crate::x509::rfc3339;
 use crate::yaml::format_duration;
 
-/// A clock that goes back by more than this is not believed at once.
-const BELIEVABLE: Duration = Duration::from_secs(5 * 60);
-/// So long a clock that went back has time to come to itself; then it is believed.
-const DISBELIEF: Duration = Duration::from_secs(60 * 60);
-/// Where nothing serves that could be kept: the first wait after a failure, and the longest.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10 * 60));
-/// No two steps follow each other more closely, whatever asked for them.
-const BREATH: Duration = Duration::from_secs(1);
-/// While another run holds the lock.
-const TURN: Duration = Duration::from_secs(5);
-/// Who rewrites files as often as this is told apart from one who does it once: each further time waits longer.
-const QUIET: Duration = Duration::from_secs(10 * 60);
-/// Between two looks at the signers' revocation lists.
-const LISTS: Duration = Duration::from_secs(5 * 60);
+/// Largest backward clock step that is accepted immediately.
+const MAX_TRUSTED_ROLLBACK: Duration = Duration::from_secs(5 * 60);
+/// How long a larger backward step must persist before the new time is trusted.
+const ROLLBACK_GRACE: Duration = Duration::from_secs(60 * 60);
+/// First wait after a failure, if no valid certificate is in place.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// Longest wait after a failure, if no valid certificate is in place.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10 * 60);
+/// Minimum time between two rotation steps.
+const MIN_STEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between two attempts while another run holds the lock.
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Edits by another process within this window back off exponentially.
+const EXTERNAL_EDIT_WINDOW: Duration = Duration::from_secs(10 * 60);
+/// Default interval between CRL fetches. Each node adds or subtracts up to [`CRL_REFRESH_JITTER`].
+const CRL_REFRESH_INTERVAL: Duration = Duration::from_secs(5 * 60);
+/// As a part of [`CRL_REFRESH_INTERVAL`].
+const CRL_REFRESH_JITTER: f64 = 0.1;
 
-/// Why a step is taken.
+/// The reason for a rotation step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum StepReason {
     /// The daemon has just started.
     Start,
-    /// Something is due, or may be tried again.
+    /// A renewal is due, or may be retried.
     Due,
-    /// Somebody changed files.
+    /// Another process changed files.
     Files,
     /// The configuration was read again.
     Reload,
     /// The clock was set.
     Clock,
-    /// A new revocation list is in place.
+    /// A new revocation list is installed.
     Lists,
 }
 
-impl Why {
-    /// For the log.
+impl StepReason {
+    /// Returns the reason for the log.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Why::Start => "start",
-            Why::Due => "due",
-            Why::Files => "files changed",
-            Why::Reload => "configuration read",
-            Why::Clock => "clock set",
-            Why::Lists => "new revocation list",
+            StepReason::Start => "start",
+            StepReason::Due => "due",
+            StepReason::Files => "files changed",
+            StepReason::Reload => "configuration read",
+            StepReason::Clock => "clock set",
+            StepReason::Lists => "new revocation list",
         }
     }
 }
 
-/// What is to be done now.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Take a step.
-    Step(Why),
-    /// Look at the signers' revocation lists.
+    /// Take a rotation step.
+    Step(StepReason),
+    /// Fetch the signers' revocation lists.
     Lists,
-    /// Nothing until then; without a moment, nothing until something happens.
+    /// Sleep until that time; `None`: until an event occurs.
     Sleep(Option<OffsetDateTime>),
 }
 
-/// What a step came to, as far as the next one depends on it.
+/// The result of a step, as far as the next one depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// When something will be due, or may be tried again.
+    /// When the next renewal is due or may be retried.
     pub next: Option<OffsetDateTime>,
-    /// The first end of validity among what is open, or among everything where nothing is; `None` where something does
-    /// not serve, or nothing is known.
+    /// The first end of validity among the open certificates, or among all if none is open; `None` if one of them is not
+    /// valid, or nothing is known.
     pub ends: Option<OffsetDateTime>,
-    /// What was wanted and could not be done.
+    /// What the step could not do.
     pub open: Option<Open>,
 }
 
-/// What could not be done.
+/// What a step could not do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Open {
-    /// Some of it, or all, in words; `person` when nobody else can mend it.
+    /// Some or all certificates were not renewed.
     Trouble {
         /// Which certificates, and why.
         what: String,
-        /// Signer, policy or configuration have to change first.
+        /// Whether the signer, the policy or the configuration must be changed by an administrator first.
         person: bool,
     },
-    /// Every certificate is in place, and not everything that reads them has taken them up; in words.
+    /// Every certificate is installed, but a component still uses an old one: which, and why.
     Restart(String),
-    /// Another run is at work.
+    /// Another run holds the lock: the process.
     Busy(String),
 }
 
 impl Ended {
-    /// From the report of a step.
+    /// Returns the result according to the report of a step.
     pub fn of(report: &Report, next: Option<OffsetDateTime>) -> Self {
         let leaves = || report.rows.iter().filter(|row| row.authority.is_some());
         let open: Vec<_> = leaves()
@@ -135,18 +139,20 @@ impl Ended {
         let why = first
             .reasons
             .first()
-            .map_or("no reason is known", String::as_str);
+            .map_or("unknown reason", String::as_str);
         Ended {
             next,
             ends: ends(&open),
             open: Some(Open::Trouble {
                 what: format!("{names} {}: {why}", first.action),
-                person: open.iter().all(|row| row.code.is_some_and(needs_person)),
+                person: open
+                    .iter()
+                    .all(|row| row.code.is_some_and(needs_administrator)),
             }),
         }
     }
 
-    /// From a step that was not taken, since `holder` has the lock.
+    /// Returns the result of a step that was not taken, since `holder` holds the lock.
     pub fn busy(holder: String) -> Self {
         Ended {
             next: None,
@@ -155,81 +161,91 @@ impl Ended {
         }
     }
 
-    /// From a step that could do nothing.
+    /// Returns the result of a step that failed as a whole.
     pub fn failed(failure: &Failure) -> Self {
         Ended {
             next: None,
             ends: None,
             open: Some(Open::Trouble {
                 what: failure.messages.join("; "),
-                person: needs_person(failure.code),
+                person: needs_administrator(failure.code),
             }),
         }
     }
 }
 
-fn needs_person(code: ExitCode) -> bool {
+/// Returns true unless another attempt can succeed without a change by an administrator.
+fn needs_administrator(code: ExitCode) -> bool {
     !matches!(
         code,
         ExitCode::Done | ExitCode::Pending | ExitCode::Unreachable
     )
 }
 
-/// What the daemon has before it.
+/// The result of fetching the revocation lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ListRefresh {
+    /// Whether a signer publishes lists.
+    pub exist: bool,
+    /// Whether a new list was installed.
+    pub changed: bool,
+}
+
+/// The schedule of the daemon.
 #[derive(Clone, Debug)]
 pub struct Agenda {
     node: String,
-    step: Option<(OffsetDateTime, Why)>,
+    step: Option<(OffsetDateTime, StepReason)>,
     lists: Option<OffsetDateTime>,
-    /// Steps in a row that left something open.
+    /// Number of consecutive steps with [`Open::Trouble`].
     failures: u32,
-    /// See [`Ended::ends`]; kept over steps that could do nothing.
+    /// See [`Ended::ends`]; kept across steps that failed as a whole.
     ends: Option<OffsetDateTime>,
-    /// What the clock and the counter of running time showed at the last look.
-    seen: (OffsetDateTime, Duration),
-    held: Option<Held>,
-    /// How often in a row files were changed, and when last.
-    files: Option<(u32, Duration)>,
-    /// Another run has the lock.
-    busy: bool,
-    words: String,
+    /// The last time, with the time since boot at that moment.
+    last_time: (OffsetDateTime, Duration),
+    rollback: Option<ClockRollback>,
+    /// Number of edits by other processes within the window after the first, and the time since boot of the last one.
+    edits: Option<(u32, Duration)>,
+    waits_for_lock: bool,
+    status: String,
 }
 
-/// The clock went back, and is not believed.
+/// A backward step of the clock that is not trusted.
 #[derive(Clone, Debug)]
-struct Held {
-    /// What it should have shown when it was noticed.
+struct ClockRollback {
+    /// The expected time when the step was noticed.
     expected: OffsetDateTime,
-    /// Running time then.
+    /// The time since boot when the step was noticed.
     since: Duration,
 }
 
 impl Agenda {
-    /// For a daemon that starts: the first step is due at once, and a look at the revocation lists where a signer may
-    /// publish some.
-    pub fn new(node: &str, lists: bool, now: OffsetDateTime, ran: Duration) -> Self {
+    /// Returns the schedule of a starting daemon: the first step is due immediately, and so are the revocation lists if
+    /// `lists` says that a signer may publish some.
+    pub fn new(node: &str, lists: bool, now: OffsetDateTime, uptime: Duration) -> Self {
         Agenda {
             node: node.to_owned(),
-            step: Some((now, Why::Start)),
+            step: Some((now, StepReason::Start)),
             lists: lists.then_some(now),
             failures: 0,
             ends: None,
-            seen: (now, ran),
-            held: None,
-            files: None,
-            busy: false,
-            words: "starting".to_owned(),
+            last_time: (now, uptime),
+            rollback: None,
+            edits: None,
+            waits_for_lock: false,
+            status: "starting".to_owned(),
         }
     }
 
-    /// What to do now. `ran` counts while the machine sleeps too, and nobody sets it.
-    pub fn next(&mut self, now: OffsetDateTime, ran: Duration) -> Next {
-        self.look_at_clock(now, ran);
-        if let Some(held) = &self.held {
-            return Next::Sleep(Some(now + (held.since + DISBELIEF).saturating_sub(ran)));
+    /// Returns the next action. `uptime` is the time since boot including suspend, which is never set.
+    pub fn next(&mut self, now: OffsetDateTime, uptime: Duration) -> Next {
+        self.check_clock(now, uptime);
+        if let Some(rollback) = &self.rollback {
+            let left = (rollback.since + ROLLBACK_GRACE).saturating_sub(uptime);
+            return Next::Sleep(Some(now + left));
         }
         match self.step {
-            Some((at, why)) if at <= now => return Next::Step(why),
+            Some((at, reason)) if at <= now => return Next::Step(reason),
             _ => {}
         }
         if self.lists.is_some_and(|at| at <= now) {
@@ -239,43 +255,44 @@ impl Agenda {
         Next::Sleep(step.into_iter().chain(self.lists).min())
     }
 
-    /// How things are, for people.
+    /// Returns the status as a sentence, for `systemctl status` and the log.
     pub fn status(&self) -> &str {
-        &self.words
+        &self.status
     }
 
-    /// Whether the clock is not believed.
-    pub fn is_held(&self) -> bool {
-        self.held.is_some()
+    /// Returns true while the clock has gone back and is not trusted.
+    pub(crate) fn distrusts_clock(&self) -> bool {
+        self.rollback.is_some()
     }
 
-    /// Whether the next step waits for another run to release the lock.
-    pub fn waits_for_lock(&self) -> bool {
-        self.busy
+    /// Returns true if the next step waits for another run to release the lock.
+    pub(crate) fn waits_for_lock(&self) -> bool {
+        self.waits_for_lock
     }
 
-    /// A step ended.
+    /// Plans the next step after one has ended.
     pub fn stepped(&mut self, ended: Ended, now: OffsetDateTime) {
-        self.busy = matches!(ended.open, Some(Open::Busy(_)));
+        self.waits_for_lock = matches!(ended.open, Some(Open::Busy(_)));
         let at = match ended.open {
             None | Some(Open::Restart(_)) => {
                 self.failures = 0;
                 self.ends = ended.ends;
                 let what = match ended.open {
                     Some(Open::Restart(what)) => {
-                        format!("every certificate is in place, but not in effect: {what}")
+                        format!("every certificate is installed, but not in effect: {what}")
                     }
                     _ => "everything is in place".to_owned(),
                 };
-                self.words = match ended.next {
+                self.status = match ended.next {
                     Some(at) => format!("{what}; next at {}", rfc3339(at)),
-                    None => format!("{what}, and nothing will be due"),
+                    None => format!("{what}; no renewal is planned"),
                 };
                 ended.next
             }
             Some(Open::Busy(holder)) => {
-                self.words = format!("another run holds the lock: {holder}; waiting for it to end");
-                Some(now + TURN)
+                self.status =
+                    format!("another run holds the lock: {holder}; waiting until it ends");
+                Some(now + LOCK_RETRY_INTERVAL)
             }
             Some(Open::Trouble { what, person }) => {
                 self.failures = self.failures.saturating_add(1);
@@ -283,126 +300,143 @@ impl Agenda {
                     self.ends = ended.ends;
                 }
                 let at = self.retry_at(ended.next, person, now);
-                let who = if person {
-                    "somebody has to see to it"
+                let action = if person {
+                    "needs manual action"
                 } else {
-                    "it passes by itself or is tried again"
+                    "is retried automatically"
                 };
-                let left = match self.ends {
+                let validity = match self.ends {
                     Some(ends) if ends > now => {
-                        format!("what is in place serves until {}", rfc3339(ends))
+                        format!("the present certificates are valid until {}", rfc3339(ends))
                     }
-                    _ => "not everything serves".to_owned(),
+                    _ => "not every certificate is valid".to_owned(),
                 };
-                self.words = format!("{what}; {who}, next at {}; {left}", rfc3339(at));
+                let next = rfc3339(at);
+                self.status = format!("{what}; this {action}, next at {next}; {validity}");
                 Some(at)
             }
         };
-        self.step = at.map(|at| (at.max(now + BREATH), Why::Due));
+        self.step = at.map(|at| (at.max(now + MIN_STEP_INTERVAL), StepReason::Due));
     }
 
-    /// A look at the revocation lists ended; `again` when there are any, `new` when one was put in place.
-    pub fn listed(&mut self, again: bool, new: bool, now: OffsetDateTime) {
-        self.lists = again.then(|| now + LISTS.mul_f64(0.9 + self.fraction(0) / 5.0));
-        if new {
-            self.step_by(now, Why::Lists);
+    /// Plans the next fetch of the revocation lists after one has ended.
+    pub(crate) fn lists_refreshed(&mut self, refresh: ListRefresh, now: OffsetDateTime) {
+        let jitter = CRL_REFRESH_JITTER * (2.0 * self.fraction(0) - 1.0);
+        let interval = CRL_REFRESH_INTERVAL.mul_f64(1.0 + jitter);
+        self.lists = refresh.exist.then(|| now + interval);
+        if refresh.changed {
+            self.step_by(now, StepReason::Lists);
         }
     }
 
-    /// Somebody changed files. Once is answered at once; who does it again and again is answered ever more slowly.
-    pub fn files_changed(&mut self, now: OffsetDateTime, ran: Duration) {
-        let again = match self.files {
-            Some((times, last)) if ran.saturating_sub(last) < QUIET => times.saturating_add(1),
+    /// Plans a step after another process has changed files: immediately after the first edit, later and later after
+    /// repeated ones.
+    pub(crate) fn files_changed(&mut self, now: OffsetDateTime, uptime: Duration) {
+        let repeated = match self.edits {
+            Some((count, last)) if uptime.saturating_sub(last) < EXTERNAL_EDIT_WINDOW => {
+                count.saturating_add(1)
+            }
             _ => 0,
         };
-        self.files = Some((again, ran));
-        let wait = match again {
+        self.edits = Some((repeated, uptime));
+        let wait = match repeated {
             0 => Duration::ZERO,
-            again => doubled(BREATH, again).min(QUIET),
+            repeated => doubled(MIN_STEP_INTERVAL, repeated).min(EXTERNAL_EDIT_WINDOW),
         };
-        self.step_by(now + wait, Why::Files);
+        self.step_by(now + wait, StepReason::Files);
     }
 
-    /// Another configuration is in force. Who orders that has seen the clock.
-    pub fn reloaded(&mut self, node: &str, lists: bool, now: OffsetDateTime, ran: Duration) {
+    /// Starts over with a new configuration. The administrator who orders a reload has seen the clock, so it is trusted.
+    pub(crate) fn reloaded(
+        &mut self,
+        node: &str,
+        lists: bool,
+        now: OffsetDateTime,
+        uptime: Duration,
+    ) {
         self.node = node.to_owned();
         self.failures = 0;
-        self.held = None;
-        self.seen = (now, ran);
+        self.rollback = None;
+        self.last_time = (now, uptime);
         self.lists = lists.then_some(now);
-        self.step = Some((now, Why::Reload));
+        self.step = Some((now, StepReason::Reload));
     }
 
-    /// The new configuration is broken.
-    pub fn kept_configuration(&mut self, what: &str) {
-        self.words =
-            format!("the new configuration is faulty and the one before stays in force: {what}");
+    /// Reports that the new configuration is faulty.
+    pub(crate) fn kept_configuration(&mut self, what: &str) {
+        self.status =
+            format!("the new configuration is faulty and the previous one stays in force: {what}");
     }
 
-    fn step_by(&mut self, at: OffsetDateTime, why: Why) {
+    /// Plans a step at `at`, unless an earlier one is planned.
+    fn step_by(&mut self, at: OffsetDateTime, reason: StepReason) {
         if self.step.is_none_or(|(planned, _)| at < planned) {
-            self.step = Some((at, why));
+            self.step = Some((at, reason));
         }
     }
 
-    /// Each failure waits longer than the one before, each node by its own amount: nodes that boot together must not ask
-    /// together for ever. While something serves, its remaining life demands more.
+    /// Returns the time of the next attempt. Each failure waits longer than the one before, and each node differently, so
+    /// that nodes that boot together do not keep sending requests together. While the present certificates are valid,
+    /// their remaining lifetime allows a longer wait.
     fn retry_at(
         &self,
         next: Option<OffsetDateTime>,
         person: bool,
         now: OffsetDateTime,
     ) -> OffsetDateTime {
-        let (first, longest) = BACKOFF;
-        let patience = match person {
-            true => longest.mul_f64(0.5 + self.fraction(self.failures) / 2.0),
-            false => doubled(first, self.failures.saturating_sub(1))
-                .min(longest)
+        let delay = match person {
+            true => MAX_RETRY_DELAY.mul_f64(0.5 + self.fraction(self.failures) / 2.0),
+            false => doubled(MIN_RETRY_DELAY, self.failures.saturating_sub(1))
+                .min(MAX_RETRY_DELAY)
                 .mul_f64(self.fraction(self.failures)),
         };
-        let patient = now + patience;
+        let delayed = now + delay;
         match self.ends.filter(|ends| *ends > now) {
             Some(ends) => {
                 let life = Life {
                     issued_at: now,
                     not_after: ends,
                 };
-                let demanded = schedule::retry_at(Some(&life), &self.node, now);
-                next.unwrap_or(demanded).max(patient.min(demanded))
+                let by_lifetime = schedule::retry_at(Some(&life), &self.node, now);
+                next.unwrap_or(by_lifetime).max(delayed.min(by_lifetime))
             }
-            None => next.unwrap_or(now).max(patient),
+            None => next.unwrap_or(now).max(delayed),
         }
     }
 
-    fn look_at_clock(&mut self, now: OffsetDateTime, ran: Duration) {
-        let (then, ran_then) = self.seen;
-        let expected = match &self.held {
-            Some(held) => held.expected + ran.saturating_sub(held.since),
-            None => then + ran.saturating_sub(ran_then),
+    /// Compares the clock with the time since boot, and starts or ends the distrust of a backward step.
+    fn check_clock(&mut self, now: OffsetDateTime, uptime: Duration) {
+        let (last, last_uptime) = self.last_time;
+        let expected = match &self.rollback {
+            Some(rollback) => rollback.expected + uptime.saturating_sub(rollback.since),
+            None => last + uptime.saturating_sub(last_uptime),
         };
-        self.seen = (now, ran);
+        self.last_time = (now, uptime);
         let back_by = Duration::try_from(expected - now).unwrap_or_default();
-        match &self.held {
-            None if back_by > BELIEVABLE => {
-                self.words = format!(
-                    "the clock went back by {} to {}: nothing is renewed until it has caught up, for an hour at most; set it right (timedatectl status), or say that it is right with systemctl reload nodepki",
+        let is_trusted = back_by <= MAX_TRUSTED_ROLLBACK;
+        match &self.rollback {
+            None if !is_trusted => {
+                self.status = format!(
+                    "the clock went back by {} to {}: nothing is renewed until it has caught up, for at most one hour; correct it (timedatectl status), or confirm it with systemctl reload nodepki",
                     format_duration(Duration::from_secs(back_by.as_secs())),
                     rfc3339(now)
                 );
-                self.held = Some(Held {
+                self.rollback = Some(ClockRollback {
                     expected,
-                    since: ran,
+                    since: uptime,
                 });
             }
-            Some(held) if back_by <= BELIEVABLE || ran.saturating_sub(held.since) >= DISBELIEF => {
-                self.held = None;
-                self.step = Some((now, Why::Clock));
+            Some(rollback)
+                if is_trusted || uptime.saturating_sub(rollback.since) >= ROLLBACK_GRACE =>
+            {
+                self.rollback = None;
+                self.step = Some((now, StepReason::Clock));
             }
             _ => {}
         }
     }
 
-    /// From 0 to 1, spread evenly over nodes, another one for each number.
+    /// Returns a number from 0 to 1 that is evenly distributed over nodes, and different for each `number`.
     fn fraction(&self, number: u32) -> f64 {
         let digest = Sha256::new()
             .chain_update(self.node.as_bytes())
@@ -413,6 +447,7 @@ impl Agenda {
     }
 }
 
+/// Returns `first`, doubled that many times.
 fn doubled(first: Duration, times: u32) -> Duration {
     first.saturating_mul(2u32.saturating_pow(times.min(16)))
 }

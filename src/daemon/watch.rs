@@ -1,8 +1,8 @@
-//! What somebody else changes on disk: the PKI, the kubeconfigs, the configuration.
+//! Watches for changes by other processes: of the PKI, the kubeconfigs and the configuration.
 //!
-//! inotify(7) says that something happened, digests of the contents say whether it matters: the daemon's own writes, a
-//! file that was only touched, and a temporary file that came and went, wake nobody. Directories that do not exist yet
-//! are waited for in the nearest one that does.
+//! inotify(7) reports that something happened, and digests of the contents show whether a file changed. The daemon's own
+//! writes, a touched file and a short-lived temporary file do not wake the loop. A missing directory is watched for in
+//! its nearest existing parent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,45 +19,44 @@ use tokio::time::{Instant, timeout};
 use super::alarm::readable;
 use crate::store::Root;
 
-/// Whoever writes several files is done when nothing has happened for so long.
-const QUIET: Duration = Duration::from_millis(300);
-/// Whoever never stops writing is looked at all the same.
-const LONGEST: Duration = Duration::from_secs(5);
+/// A series of writes counts as complete after this time without an event.
+const QUIET_TIME: Duration = Duration::from_millis(300);
+/// Longest time to wait for a series of writes to complete.
+const MAX_SETTLE_TIME: Duration = Duration::from_secs(5);
 
 /// Number of files in a directory whose changes are noticed; settings have far fewer.
 const MAX_FILES_IN_DIRECTORY: usize = 1000;
 
-/// What a file is to the daemon.
+/// What the daemon uses a file for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Matter {
-    /// What it keeps in order.
+pub(super) enum FileRole {
+    /// A file that the daemon renews.
     Pki,
-    /// What it goes by.
+    /// A file that the daemon reads its configuration from.
     Configuration,
 }
 
-/// Files, and directories of which every file counts.
+/// The watched files, and the directories in which every file is watched.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watched {
-    files: Vec<(Matter, Root, PathBuf)>,
-    directories: Vec<(Matter, Root, PathBuf)>,
+    files: Vec<(FileRole, Root, PathBuf)>,
+    directories: Vec<(FileRole, Root, PathBuf)>,
 }
 
 impl Watched {
-    pub(super) fn file(&mut self, matter: Matter, root: &Root, path: &Path) {
-        self.files.push((matter, root.clone(), path.to_owned()));
+    pub(super) fn file(&mut self, role: FileRole, root: &Root, path: &Path) {
+        self.files.push((role, root.clone(), path.to_owned()));
     }
 
-    pub(super) fn directory(&mut self, matter: Matter, root: &Root, path: &Path) {
-        let known = |(_, _, directory): &(Matter, Root, PathBuf)| directory == path;
+    pub(super) fn directory(&mut self, role: FileRole, root: &Root, path: &Path) {
+        let known = |(_, _, directory): &(FileRole, Root, PathBuf)| directory == path;
         if !self.directories.iter().any(known) {
-            self.directories
-                .push((matter, root.clone(), path.to_owned()));
+            self.directories.push((role, root.clone(), path.to_owned()));
         }
     }
 
-    /// Where something has to happen for a file to change, on this machine.
-    fn places(&self) -> BTreeSet<PathBuf> {
+    /// Returns the directories that contain the watched files, as paths on this machine.
+    fn containing_directories(&self) -> BTreeSet<PathBuf> {
         let parents = self
             .files
             .iter()
@@ -72,42 +71,42 @@ impl Watched {
             .collect()
     }
 
-    /// What is in the files, by their paths on this machine. What cannot be read counts as not being there.
-    fn look(&self) -> Seen {
-        let mut seen = Seen::new();
-        for (matter, root, directory) in &self.directories {
+    /// Returns the digests of the files, by their paths on this machine. An unreadable file counts as missing.
+    fn digests(&self) -> Digests {
+        let mut digests = Digests::new();
+        for (role, root, directory) in &self.directories {
             let names = root.list(directory).ok().flatten().unwrap_or_default();
             for name in names.into_iter().take(MAX_FILES_IN_DIRECTORY) {
-                see(*matter, root, &directory.join(name), &mut seen);
+                read_digest(*role, root, &directory.join(name), &mut digests);
             }
         }
-        for (matter, root, path) in &self.files {
-            see(*matter, root, path, &mut seen);
+        for (role, root, path) in &self.files {
+            read_digest(*role, root, path, &mut digests);
         }
-        seen
+        digests
     }
 }
 
-type Seen = BTreeMap<PathBuf, (Matter, [u8; 32])>;
+type Digests = BTreeMap<PathBuf, (FileRole, [u8; 32])>;
 
-fn see(matter: Matter, root: &Root, path: &Path, seen: &mut Seen) {
+fn read_digest(role: FileRole, root: &Root, path: &Path, digests: &mut Digests) {
     if let Ok(Some(content)) = root.read(path) {
         let digest = Sha256::digest(&content.bytes).into();
-        seen.insert(root.on_this_machine(path), (matter, digest));
+        digests.insert(root.on_this_machine(path), (role, digest));
     }
 }
 
-/// The kernel's messages, and what was last seen.
+/// An inotify instance, and the digests at the last check.
 pub(super) struct Watch {
     inotify: Option<(Inotify, AsyncFd<OwnedFd>)>,
     watched: Watched,
-    seen: Seen,
-    /// Something happened and has not been looked at.
-    stirred: bool,
+    seen: Digests,
+    /// An event occurred and has not been examined yet.
+    has_event: bool,
 }
 
 impl Watch {
-    /// Sees nothing yet. Without inotify nothing is ever seen, which is told once.
+    /// Returns an instance without watched files. If inotify fails, it logs that once and never reports a change.
     pub(super) fn new() -> Self {
         let open = || -> io::Result<_> {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
@@ -117,28 +116,28 @@ impl Watch {
         let inotify = open()
             .inspect_err(|error| {
                 tracing::warn!(
-                    "files that others change are noticed only with the next renewal: inotify does not work ({error}); raise fs.inotify.max_user_instances and start nodepki again"
+                    "inotify failed ({error}), so that changes by other processes are noticed only at the next renewal; raise fs.inotify.max_user_instances and restart nodepki"
                 );
             })
             .ok();
         Watch {
             inotify,
             watched: Watched::default(),
-            seen: Seen::new(),
-            stirred: false,
+            seen: Digests::new(),
+            has_event: false,
         }
     }
 
-    /// Takes what is there now as known.
+    /// Replaces the watched files and accepts their current contents.
     pub(super) fn start(&mut self, watched: Watched) {
         self.watched = watched;
         self.arm();
-        self.seen = self.watched.look();
+        self.seen = self.watched.digests();
     }
 
-    /// What is at these paths now was written by this process.
-    pub(super) fn own(&mut self, root: &Root, written: &[PathBuf]) {
-        let now = self.watched.look();
+    /// Accepts the current contents of files that this process has written.
+    pub(super) fn accept_own_writes(&mut self, root: &Root, written: &[PathBuf]) {
+        let now = self.watched.digests();
         for path in written {
             let path = root.on_this_machine(path);
             match now.get(&path) {
@@ -148,31 +147,32 @@ impl Watch {
         }
     }
 
-    /// Resolves when somebody has changed a file. May be dropped at any time; nothing is lost.
-    pub(super) async fn changed(&mut self) -> Matter {
+    /// Resolves when another process has changed a watched file. May be dropped at any time without losing an event.
+    pub(super) async fn changed(&mut self) -> FileRole {
         loop {
-            if !self.stirred {
+            if !self.has_event {
                 self.event().await;
-                self.stirred = true;
+                self.has_event = true;
             }
             let began = Instant::now();
-            while began.elapsed() < LONGEST && timeout(QUIET, self.event()).await.is_ok() {}
-            self.stirred = false;
+            while began.elapsed() < MAX_SETTLE_TIME
+                && timeout(QUIET_TIME, self.event()).await.is_ok()
+            {}
+            self.has_event = false;
             self.arm();
-            let now = self.watched.look();
-            let differ = |one: &Seen, other: &Seen| -> Vec<(PathBuf, Matter)> {
+            let now = self.watched.digests();
+            let differ = |one: &Digests, other: &Digests| -> Vec<(PathBuf, FileRole)> {
                 let one = one
                     .iter()
                     .filter(|(path, found)| other.get(*path) != Some(found));
-                one.map(|(path, (matter, _))| (path.clone(), *matter))
-                    .collect()
+                one.map(|(path, (role, _))| (path.clone(), *role)).collect()
             };
             let changed: BTreeMap<_, _> = differ(&now, &self.seen)
                 .into_iter()
                 .chain(differ(&self.seen, &now))
                 .collect();
             self.seen = now;
-            if let Some(matter) = changed.values().max() {
+            if let Some(role) = changed.values().max() {
                 let files: Vec<_> = changed
                     .keys()
                     .map(|path| path.display().to_string())
@@ -182,7 +182,7 @@ impl Watch {
                     "PKI files changed outside nodepki: {}",
                     files.join(", ")
                 );
-                return *matter;
+                return *role;
             }
         }
     }
@@ -197,13 +197,13 @@ impl Watch {
             };
             match inotify.read_events() {
                 Err(Errno::EAGAIN) => guard.clear_ready(),
-                // Too many at once to be told one by one, or a name that is no text: something happened.
+                // Also a queue overflow, or a name that is not UTF-8: something happened.
                 _ => return,
             }
         }
     }
 
-    /// Asks for messages from every directory that there is, and for its appearance where there is none.
+    /// Watches every existing directory, and the nearest parent of every missing one.
     fn arm(&self) {
         let Some((inotify, _)) = &self.inotify else {
             return;
@@ -215,19 +215,19 @@ impl Watch {
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF;
         let appearance = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
-        // A second request for a directory would take the place of the first.
-        let mut wanted = BTreeMap::new();
-        for place in self.watched.places() {
-            if place.is_dir() {
-                wanted.insert(place, change);
-            } else if let Some(above) = place.ancestors().skip(1).find(|above| above.is_dir()) {
-                wanted.entry(above.to_owned()).or_insert(appearance);
+        // A second watch of a directory would replace the first.
+        let mut watches = BTreeMap::new();
+        for directory in self.watched.containing_directories() {
+            if directory.is_dir() {
+                watches.insert(directory, change);
+            } else if let Some(above) = directory.ancestors().skip(1).find(|above| above.is_dir()) {
+                watches.entry(above.to_owned()).or_insert(appearance);
             }
         }
-        for (directory, events) in wanted {
+        for (directory, events) in watches {
             if let Err(errno) = inotify.add_watch(&directory, events) {
                 tracing::warn!(
-                    "{} cannot be watched ({errno}): files there that others change are noticed only with the next renewal; raise fs.inotify.max_user_watches and start nodepki again",
+                    "cannot watch {} ({errno}), so that changes in it by other processes are noticed only at the next renewal; raise fs.inotify.max_user_watches and restart nodepki",
                     directory.display()
                 );
             }

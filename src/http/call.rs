@@ -1,4 +1,4 @@
-//! A request as callers write it, and the answer as they get it.
+//! Requests and responses, in the form that callers use.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,16 +16,16 @@ use zeroize::Zeroizing;
 use super::Error;
 use crate::x509::is_hidden;
 
-/// More than any answer that a signer has reason to give.
-const DEFAULT_LIMIT: usize = 1024 * 1024;
+/// Default size limit of a response body in bytes: more than any response of a signer.
+const DEFAULT_BODY_LIMIT: usize = 1024 * 1024;
 
-/// A request to be sent. Mistakes in it come out of [`super::Client::send`].
+/// A request to be sent. [`super::Client::send`] reports errors in it.
 pub struct Call<'a> {
     pub(super) method: Method,
     path: Cow<'a, str>,
     headers: Vec<(Cow<'a, str>, Cow<'a, str>)>,
     secrets: Vec<(Cow<'a, str>, Zeroizing<String>)>,
-    /// May hold secrets: a login is a body.
+    /// May contain secrets, for example of a login.
     body: Option<Zeroizing<Vec<u8>>>,
     fault: Option<String>,
     pub(super) timeout: Option<Duration>,
@@ -33,7 +33,7 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A request to `path`, with its query, below the endpoint's URL. Use [`encode`] for what comes from elsewhere.
+    /// Returns a request to `path`, with its query, below the endpoint's URL. Use [`encode`] for foreign values in it.
     pub fn new(method: Method, path: impl Into<Cow<'a, str>>) -> Self {
         Call {
             method,
@@ -43,38 +43,38 @@ impl<'a> Call<'a> {
             body: None,
             fault: None,
             timeout: None,
-            limit: DEFAULT_LIMIT,
+            limit: DEFAULT_BODY_LIMIT,
         }
     }
 
-    /// GET and the like.
+    /// Returns the method.
     pub fn method(&self) -> &Method {
         &self.method
     }
 
-    /// GET.
+    /// Returns a GET request.
     pub fn get(path: impl Into<Cow<'a, str>>) -> Self {
         Self::new(Method::GET, path)
     }
 
-    /// POST.
+    /// Returns a POST request.
     pub fn post(path: impl Into<Cow<'a, str>>) -> Self {
         Self::new(Method::POST, path)
     }
 
-    /// PUT.
+    /// Returns a PUT request.
     pub fn put(path: impl Into<Cow<'a, str>>) -> Self {
         Self::new(Method::PUT, path)
     }
 
-    /// A header that anybody may see.
+    /// Adds a header without secrets.
     #[must_use]
     pub fn header(mut self, name: impl Into<Cow<'a, str>>, value: impl Into<Cow<'a, str>>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    /// A header that only the configured origins may see.
+    /// Adds a header with a secret. It is sent to the configured origins only.
     #[must_use]
     pub fn secret(
         mut self,
@@ -85,18 +85,18 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// RFC 6750.
+    /// Adds a bearer token (RFC 6750).
     #[must_use]
     pub fn bearer(self, token: impl Into<Zeroizing<String>>) -> Self {
         let token: Zeroizing<String> = token.into();
         self.secret(AUTHORIZATION.as_str(), format!("Bearer {}", *token))
     }
 
-    /// RFC 7617, in UTF-8.
+    /// Adds user name and password in UTF-8 (RFC 7617).
     #[must_use]
     pub fn basic(mut self, user: &str, password: impl Into<Zeroizing<String>>) -> Self {
         if user.contains(':') {
-            self.fault = Some("the user name has a colon in it".to_owned());
+            self.fault = Some("the user name contains a colon".to_owned());
         }
         let password: Zeroizing<String> = password.into();
         let pair = Zeroizing::new(format!("{user}:{}", *password));
@@ -104,7 +104,7 @@ impl<'a> Call<'a> {
         self.secret(AUTHORIZATION.as_str(), value)
     }
 
-    /// The body and its media type.
+    /// Sets the body and its media type.
     #[must_use]
     pub fn body(
         self,
@@ -116,25 +116,25 @@ impl<'a> Call<'a> {
         call
     }
 
-    /// A body of `application/json`.
+    /// Sets a body of `application/json`.
     #[must_use]
     pub fn json(self, value: &(impl Serialize + ?Sized)) -> Self {
         match serde_json::to_vec(value) {
             Ok(bytes) => self.body("application/json", bytes),
             Err(error) => Call {
-                fault: Some(format!("its body is no JSON: {error}")),
+                fault: Some(format!("the body cannot be written as JSON: {error}")),
                 ..self
             },
         }
     }
 
-    /// The wanted media type.
+    /// Sets the requested media type.
     #[must_use]
     pub fn accept(self, media_type: impl Into<Cow<'a, str>>) -> Self {
         self.header(ACCEPT.as_str(), media_type)
     }
 
-    /// From the first look-up to the last byte, instead of what the endpoint says.
+    /// Sets the time limit from the DNS query to the last byte, instead of that of the endpoint.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         Call {
@@ -143,7 +143,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The most bytes that the body of the answer may have, instead of 1 MiB.
+    /// Sets the maximum size of the response body in bytes, instead of 1 MiB.
     #[must_use]
     pub fn limit(self, bytes: usize) -> Self {
         Call {
@@ -152,7 +152,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Where it goes. Nothing in a path leads out of the endpoint's base path.
+    /// Returns the URL of the request. A path cannot lead out of the endpoint's base path.
     pub(super) fn url(&self, base: &Url) -> Result<Url, Error> {
         let (path, query) = match self.path.split_once('?') {
             Some((path, query)) => (path, Some(query)),
@@ -167,10 +167,10 @@ impl<'a> Call<'a> {
         };
         let printable = self.path.chars().all(|c| c.is_ascii_graphic());
         if !path.starts_with('/') || self.path.contains('#') || !printable || segments().any(dots) {
-            return Err(self.wrong("its path is not one"));
+            return Err(self.invalid("the path is not valid"));
         }
         if let Some(fault) = &self.fault {
-            return Err(self.wrong(fault));
+            return Err(self.invalid(fault));
         }
         let mut url = base.clone();
         url.set_path(&format!("{}{path}", base.path().trim_end_matches('/')));
@@ -178,7 +178,7 @@ impl<'a> Call<'a> {
         Ok(url)
     }
 
-    /// The request with headers and body; secrets only where they may be seen.
+    /// Adds headers and body to the request; headers with secrets only if `with_secrets` is set.
     pub(super) fn fill(
         &self,
         mut request: reqwest::RequestBuilder,
@@ -207,13 +207,13 @@ impl<'a> Call<'a> {
         let parsed_value = HeaderValue::from_str(value);
         match (parsed_name, parsed_value) {
             (Ok(name), Ok(value)) => Ok((name, value)),
-            _ => Err(self.wrong(&format!(
-                "the value of its header {name} has characters that a header cannot have (a line end?)"
+            _ => Err(self.invalid(&format!(
+                "the value of the header {name} contains characters that are not allowed (a line break?)"
             ))),
         }
     }
 
-    fn wrong(&self, what: &str) -> Error {
+    fn invalid(&self, what: &str) -> Error {
         let path = self.path.split('?').next().unwrap_or_default();
         Error::local(
             format!("{} {path:?} cannot be sent: {what}", self.method),
@@ -242,13 +242,13 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// An answer, whatever its status.
+/// A response with any status.
 pub struct Response {
-    /// 200, 404, …
+    /// The status code.
     pub status: u16,
-    /// All of it.
+    /// The complete body.
     pub body: Vec<u8>,
-    /// `Retry-After` as a distance, at most a year.
+    /// `Retry-After` as a duration, at most one year.
     pub retry_after: Option<Duration>,
     /// `Date`: the server's clock.
     pub date: Option<OffsetDateTime>,
@@ -256,31 +256,31 @@ pub struct Response {
 }
 
 impl Response {
-    /// The first header of that name, in any case, when it is text.
+    /// Returns the first header of that name, in any case; `None` if it is not text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// 2xx.
+    /// Returns true for a status 2xx.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }
 
-    /// The body as JSON, whatever its media type.
+    /// Parses the body as JSON, whatever its media type is.
     ///
     /// # Errors
-    /// When it is not, or not of this shape.
+    /// If it is not valid JSON, or not of this type.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         serde_json::from_slice(&self.body)
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     pub fn text(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.body)
     }
 }
 
-/// Without the body and the headers: a login is answered with a token.
+/// Omits body and headers: the response to a login contains a token.
 impl fmt::Debug for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Response")
@@ -291,8 +291,8 @@ impl fmt::Debug for Response {
     }
 }
 
-/// Text from outside made fit for a terminal and a log: at most `limit` bytes, control and bidirectional
-/// formatting characters escaped.
+/// Returns foreign text for a terminal or a log: at most `limit` bytes, control and bidirectional formatting characters
+/// escaped.
 pub fn printable(text: &str, limit: usize) -> String {
     let mut shown = String::new();
     for character in text.trim().chars() {
@@ -311,7 +311,7 @@ pub fn printable(text: &str, limit: usize) -> String {
     shown
 }
 
-/// A value as one segment of a path or one value of a query (RFC 3986, 2.3).
+/// Percent-encodes a value as one segment of a path or one value of a query (RFC 3986, section 2.3).
 pub fn encode(value: &str) -> String {
     use fmt::Write as _;
     value.bytes().fold(String::new(), |mut text, byte| {
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_text_cannot_drive_a_terminal() {
+    fn escapes_control_characters_of_foreign_text() {
         assert_eq!(
             printable("a\x1b[2Jb\r\nc\u{202e}", 100),
             "a\\u{1b}[2Jb\\r | c\\u{202e}"
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_stays_below_the_base() {
+    fn refuses_path_outside_base() {
         let base = Url::parse("https://h:8200/v1/").unwrap();
         for (path, expected) in [
             ("/pki/sign/x?a=b", Some("https://h:8200/v1/pki/sign/x?a=b")),
@@ -361,12 +361,12 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_from_elsewhere_is_one_segment() {
+    fn encodes_value_as_one_segment() {
         assert_eq!(encode("system:node/..ä"), "system%3Anode%2F..%C3%A4");
     }
 
     #[test]
-    fn nothing_secret_is_shown() {
+    fn omits_secrets_from_debug_output() {
         let call = Call::post("/login?code=hidden")
             .bearer("hidden".to_owned())
             .basic("me", "hidden".to_owned())

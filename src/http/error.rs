@@ -1,4 +1,4 @@
-//! What went wrong, by what can be said about the request.
+//! Errors of an exchange, classified by whether the server can have received the request.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,32 +7,32 @@ use std::io;
 use rustls::AlertDescription as Alert;
 
 use super::resolve::ResolveError;
-use super::trust::Witness;
+use super::trust::ConnectionLog;
 
-/// What can be said about the request that failed.
+/// What is known about a failed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// Nothing was sent: no address, no connection, no TLS, no way through the proxy.
+    /// The request was not sent: no address, no connection, no TLS session, or no tunnel through the proxy.
     Unreachable,
-    /// The request was sent, wholly or in part, and no complete answer came. It may have been carried out.
+    /// The request was sent, completely or in part, and no complete response arrived. The server may have executed it.
     Lost,
-    /// Nothing was sent: the server is not the one that configuration describes.
+    /// The request was not sent: the server does not satisfy the configured trust.
     Untrusted,
-    /// The server refused our client certificate, or the lack of one. Nothing was carried out.
+    /// The server refused the client certificate, or requires one. It did not execute the request.
     Refused,
-    /// The answer is larger than the caller's limit.
+    /// The response is larger than the caller's limit.
     TooLarge,
-    /// The server points to a place that may not be followed. Nothing went there.
+    /// The server redirects to an address that is not allowed. Nothing was sent to it.
     Redirected {
-        /// Scheme, host and port of that place.
+        /// Scheme, host and port of that address.
         to: String,
     },
-    /// Nothing was sent: a file or a value on this machine is missing or unusable.
+    /// The request was not sent: a file or a value on this machine is missing or not valid.
     Local,
 }
 
-/// A failed exchange. The text says what and where; [`Error::advice`] what to do now.
+/// A failed exchange. The message contains the problem and the server; [`Error::advice`] returns what to do.
 pub struct Error {
     kind: Kind,
     detail: String,
@@ -59,18 +59,18 @@ impl Error {
         self
     }
 
-    /// What was wrong before anything was sent to `origin`.
+    /// Adds the server that no request was sent to.
     pub(super) fn at(mut self, origin: &str) -> Self {
-        self.detail = format!("{origin} is not asked: {}", self.detail);
+        self.detail = format!("no request was sent to {origin}: {}", self.detail);
         self
     }
 
-    /// What can be said about the request.
+    /// Returns what is known about the request.
     pub fn kind(&self) -> &Kind {
         &self.kind
     }
 
-    /// What to do now.
+    /// Returns what to do now.
     pub fn advice(&self) -> &str {
         &self.advice
     }
@@ -82,7 +82,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// As it is displayed: the causes below hold nothing else that a person could use.
+/// Like `Display`, with kind and advice: the causes contain nothing else that a user needs.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {}; {}", self.kind, self.detail, self.advice)
@@ -97,64 +97,64 @@ impl StdError for Error {
     }
 }
 
-/// The deadline has passed.
-pub(super) fn timed_out(witness: &Witness, route: &str) -> Error {
-    if witness.connected() {
-        lost(witness, route, "no answer within the time allowed")
-    } else if let Some(resolving) = witness.resolving() {
+/// Returns the error for a passed deadline.
+pub(super) fn timed_out(log: &ConnectionLog, route: &str) -> Error {
+    if log.connected() {
+        lost(log, route, "no answer within the time allowed")
+    } else if let Some(resolving) = log.resolving() {
         unresolved(route, &format!("{resolving} within the time allowed"))
     } else {
-        unreachable(witness, route, "no connection within the time allowed")
+        unreachable(log, route, "no connection within the time allowed")
     }
 }
 
-/// A failure of the HTTP library, by what the connection's witness saw.
-pub(super) fn classify(witness: &Witness, route: &str, cause: reqwest::Error) -> Error {
+/// Classifies an error of the HTTP library by the observations of the connection.
+pub(super) fn classify(log: &ConnectionLog, route: &str, cause: reqwest::Error) -> Error {
     let error = if let Some(error) = resolve_error(&cause) {
         unresolved(route, &error.to_string())
-    } else if let Some(verdict) = witness.verdict() {
+    } else if let Some(verdict) = log.verdict() {
         Error::new(Kind::Untrusted, &verdict.detail, verdict.advice)
     } else {
         match tls_error(&cause) {
-            Some(rustls::Error::AlertReceived(alert)) if refuses(*alert, witness) => {
-                refused(witness, route, *alert)
+            Some(rustls::Error::AlertReceived(alert)) if refuses(*alert, log) => {
+                refused(log, route, *alert)
             }
             Some(rustls::Error::AlertReceived(Alert::UnrecognisedName)) => Error::new(
                 Kind::Untrusted,
-                format!("{route} is no server of that name"),
+                format!("{route} is not a server of that name"),
                 "use the name that its certificate is for, as the address or as the server name",
             ),
             Some(error @ rustls::Error::InvalidCertificate(_)) => Error::new(
                 Kind::Untrusted,
-                format!("{route} cannot prove that its certificate is its own: {error}"),
-                "find out what answers at this address",
+                format!("{route} does not prove possession of its certificate's key: {error}"),
+                "find out which program serves this address",
             ),
-            Some(rustls::Error::InvalidMessage(_)) if !witness.connected() => {
-                unreachable(witness, route, "what answers does not speak TLS")
+            Some(rustls::Error::InvalidMessage(_)) if !log.connected() => {
+                unreachable(log, route, "the server does not speak TLS")
             }
-            _ if witness.connected() => lost(witness, route, &root(&cause)),
-            _ if cause.is_timeout() => match witness.resolving() {
+            _ if log.connected() => lost(log, route, &innermost_cause(&cause)),
+            _ if cause.is_timeout() => match log.resolving() {
                 Some(resolving) => unresolved(route, &format!("{resolving} in time")),
-                None => unreachable(witness, route, "no connection in time"),
+                None => unreachable(log, route, "no connection in time"),
             },
-            _ => unreachable(witness, route, &root(&cause)),
+            _ => unreachable(log, route, &innermost_cause(&cause)),
         }
     };
     error.caused_by(cause)
 }
 
-/// Name resolution failed: neither the server nor the way to it is known to be at fault.
+/// Returns the error of a failed name resolution: neither the server nor the route to it is known to be at fault.
 fn unresolved(route: &str, why: &str) -> Error {
     Error::new(
         Kind::Unreachable,
         format!("{route}: {why}"),
-        "check the name, and that the name servers in /etc/resolv.conf answer for it; or write the name into /etc/hosts",
+        "check the name, and that the name servers in /etc/resolv.conf resolve it; or add the name to /etc/hosts",
     )
 }
 
-fn unreachable(witness: &Witness, route: &str, why: &str) -> Error {
-    // Without the addresses of one family a server may be out of reach.
-    let unresolved = witness.unresolved();
+fn unreachable(log: &ConnectionLog, route: &str, why: &str) -> Error {
+    // Without the addresses of one family, a server may be unreachable.
+    let unresolved = log.unresolved();
     let unresolved = unresolved.map_or_else(String::new, |note| format!(" ({note})"));
     Error::new(
         Kind::Unreachable,
@@ -163,28 +163,28 @@ fn unreachable(witness: &Witness, route: &str, why: &str) -> Error {
     )
 }
 
-fn lost(witness: &Witness, route: &str, why: &str) -> Error {
-    let asked = if witness.asked() {
-        "; the server asked for a client certificate, and this may be how it refuses one"
+fn lost(log: &ConnectionLog, route: &str, why: &str) -> Error {
+    let hint = if log.requested_certificate() {
+        "; the server requested a client certificate and may have refused it by closing the connection"
     } else {
         ""
     };
     Error::new(
         Kind::Lost,
-        format!("a request was sent to {route} and the answer was lost: {why}{asked}"),
-        "the server may have carried it out: look at its log before repeating by hand",
+        format!("a request was sent to {route} and the answer was lost: {why}{hint}"),
+        "the server may have executed the request: look at its log before repeating it by hand",
     )
 }
 
-fn refused(witness: &Witness, route: &str, alert: Alert) -> Error {
-    let (detail, advice) = match witness.ours() {
-        Some(ours) => (
-            format!("{route} refuses our client certificate ({ours}): TLS alert {alert:?}"),
+fn refused(log: &ConnectionLog, route: &str, alert: Alert) -> Error {
+    let (detail, advice) = match log.client_certificate() {
+        Some(certificate) => (
+            format!("{route} refuses our client certificate ({certificate}): TLS alert {alert:?}"),
             "check that it is valid and that the server trusts its issuer",
         ),
         None => (
             format!(
-                "{route} wants a client certificate, and none is configured: TLS alert {alert:?}"
+                "{route} requires a client certificate, and none is configured: TLS alert {alert:?}"
             ),
             "configure a client certificate and its key",
         ),
@@ -192,8 +192,8 @@ fn refused(witness: &Witness, route: &str, alert: Alert) -> Error {
     Error::new(Kind::Refused, detail, advice)
 }
 
-/// Whether an alert is about our certificate.
-fn refuses(alert: Alert, witness: &Witness) -> bool {
+/// Returns true if an alert is about the client certificate.
+fn refuses(alert: Alert, log: &ConnectionLog) -> bool {
     match alert {
         Alert::NoCertificate
         | Alert::BadCertificate
@@ -204,8 +204,8 @@ fn refuses(alert: Alert, witness: &Witness) -> bool {
         | Alert::UnknownCA
         | Alert::AccessDenied
         | Alert::CertificateRequired => true,
-        // How TLS 1.2 says that a certificate is required.
-        Alert::HandshakeFailure => witness.asked(),
+        // The alert of TLS 1.2 for a missing certificate.
+        Alert::HandshakeFailure => log.requested_certificate(),
         _ => false,
     }
 }
@@ -227,7 +227,7 @@ fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Erro
         if let Some(found) = error.downcast_ref() {
             return Some(found);
         }
-        // The source of an I/O error is the source of what is in it.
+        // `source` of an I/O error skips the error inside it.
         if let Some(inner) = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref)
@@ -240,15 +240,15 @@ fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Erro
     None
 }
 
-/// The innermost cause, without the layers of the library around it.
-fn root(error: &(dyn StdError + 'static)) -> String {
+/// Returns the innermost cause, without the layers of the library around it.
+fn innermost_cause(error: &(dyn StdError + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }
     match innermost.downcast_ref::<io::Error>() {
         Some(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            "the other side closed the connection early".to_owned()
+            "the server closed the connection early".to_owned()
         }
         _ => innermost.to_string(),
     }

@@ -1,7 +1,7 @@
-//! Names to addresses without NSS, which a static binary does not have: `/etc/hosts`, then DNS by `/etc/resolv.conf`.
+//! Resolves names without NSS, which a static binary lacks: `/etc/hosts`, then DNS according to `/etc/resolv.conf`.
 //!
-//! A name that stands in `/etc/hosts` is not asked for elsewhere: early in a boot the name servers are often out of
-//! reach, and asking for the other address family would hang. Both files are read for each exchange.
+//! A name in `/etc/hosts` is not queried in DNS: early in a boot the name servers are often unreachable, and the query
+//! for the other address family would hang. Both files are read for each exchange.
 //!
 //! The A and AAAA records are requested at the same time, and the addresses of one family are used if the other is not
 //! answered (RFC 8305, section 3). Name servers and search list have the order and the meaning of resolv.conf(5): the
@@ -25,22 +25,22 @@ use hickory_resolver::system_conf::read_system_conf;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::trust::Witness;
+use super::trust::ConnectionLog;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Limit for all questions about one name; the rest of the connect timeout is for TCP and TLS.
+/// Time limit for all queries of one name; the rest of the connect timeout is for TCP and TLS.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// A question is repeated to the same server after this time.
+/// Interval after which a query is sent to the same server again.
 const RETRANSMIT_INTERVAL: Duration = Duration::from_secs(1);
-/// The next server is asked as well if one has not answered within this time.
+/// Time without an answer after which the next server is queried as well.
 const NEXT_SERVER_DELAY: Duration = Duration::from_millis(500);
-/// Minimum time that the second family has once the first has an address ("Resolution Delay" of RFC 8305).
+/// Minimum wait for the second family once the first has an address ("Resolution Delay" of RFC 8305).
 const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
-/// Maximum of that time, on a slow network.
+/// Maximum of that wait, on a slow network.
 const MAX_RESOLUTION_DELAY: Duration = Duration::from_secs(1);
 
-/// Why a name has no address.
+/// A name without an address.
 #[derive(Debug, thiserror::Error)]
 #[error("the name {name} cannot be resolved: {why}")]
 pub(super) struct ResolveError {
@@ -48,26 +48,26 @@ pub(super) struct ResolveError {
     why: String,
 }
 
-/// Resolves one name, or whatever it is asked for.
+/// Resolves one fixed name, or the requested one.
 pub(super) struct Resolver {
     host: Option<String>,
-    witness: Arc<Witness>,
+    log: Arc<ConnectionLog>,
 }
 
 impl Resolver {
-    /// Goes for `host`, whatever name the TLS layer uses for it.
-    pub(super) fn for_host(host: &str, witness: &Arc<Witness>) -> Self {
+    /// Always resolves `host`, whatever name the TLS layer uses for it.
+    pub(super) fn for_host(host: &str, log: &Arc<ConnectionLog>) -> Self {
         Resolver {
             host: Some(host.to_owned()),
-            witness: Arc::clone(witness),
+            log: Arc::clone(log),
         }
     }
 
-    /// For a proxy, whose name it is asked for.
-    pub(super) fn as_asked(witness: &Arc<Witness>) -> Self {
+    /// Resolves the requested name: that of a proxy.
+    pub(super) fn as_asked(log: &Arc<ConnectionLog>) -> Self {
         Resolver {
             host: None,
-            witness: Arc::clone(witness),
+            log: Arc::clone(log),
         }
     }
 }
@@ -78,19 +78,19 @@ impl Resolve for Resolver {
             .host
             .clone()
             .unwrap_or_else(|| name.as_str().to_owned());
-        let witness = Arc::clone(&self.witness);
+        let log = Arc::clone(&self.log);
         Box::pin(async move {
-            let found = lookup(&name, &witness)
+            let found = lookup(&name, &log)
                 .await
                 .map_err(|why| Box::new(ResolveError { name, why }) as BoxError)?;
-            // Port 0 is replaced by the one in the URL.
+            // The library replaces port 0 by the port of the URL.
             let addresses = found.into_iter().map(|ip| SocketAddr::new(ip, 0));
             Ok(Box::new(addresses) as Addrs)
         })
     }
 }
 
-async fn lookup(name: &str, witness: &Witness) -> Result<Vec<IpAddr>, String> {
+async fn lookup(name: &str, log: &ConnectionLog) -> Result<Vec<IpAddr>, String> {
     let bare = name.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = bare.parse() {
         return Ok(vec![address]);
@@ -109,17 +109,17 @@ async fn lookup(name: &str, witness: &Witness) -> Result<Vec<IpAddr>, String> {
     let names = candidates(name, &config, options.ndots)?;
     let asked: Vec<&str> = servers.iter().map(|server| server.label.as_str()).collect();
     let asked = format!("name servers asked: {}", asked.join(", "));
-    witness.resolves(Some(format!(
+    log.set_resolving(Some(format!(
         "the name {name} cannot be resolved: {asked}; no answer"
     )));
     let found = in_dns(names, &servers).await;
-    witness.resolves(None);
+    log.set_resolving(None);
     match found {
         Ok((addresses, None)) => Ok(addresses),
         Ok((addresses, Some(incomplete))) => {
             let note = format!("{asked}; {incomplete}");
             tracing::debug!("{name} is resolved in part: {note}");
-            witness.resolved_in_part(note);
+            log.set_unresolved(note);
             Ok(addresses)
         }
         Err(None) => Err("DNS has no address for it".to_owned()),
@@ -133,7 +133,7 @@ struct Server {
     resolver: TokioResolver,
 }
 
-/// Each server has a resolver of its own: the order in which they are asked is decided here.
+/// Returns a resolver for each server, since the order of the queries is decided here.
 fn servers(config: &ResolverConfig, options: &ResolverOpts) -> Result<Vec<Server>, String> {
     let mut options = options.clone();
     options.use_hosts_file = ResolveHosts::Never;
@@ -154,7 +154,7 @@ fn servers(config: &ResolverConfig, options: &ResolverOpts) -> Result<Vec<Server
         .collect()
 }
 
-/// The names to ask for, by the search list of resolv.conf(5).
+/// Returns the names to query, according to the search list of resolv.conf(5).
 fn candidates(name: &str, config: &ResolverConfig, ndots: usize) -> Result<Vec<DnsName>, String> {
     let parsed = name.into_name().map_err(|error| error.to_string())?;
     let mut whole = parsed.clone();
@@ -180,8 +180,8 @@ fn candidates(name: &str, config: &ResolverConfig, ndots: usize) -> Result<Vec<D
     Ok(names)
 }
 
-/// The addresses of the first name that has any, and what is not known of the other family. The error is `None` if no
-/// name has an address.
+/// Returns the addresses of the first name that has any, and what is unknown about the other family. The error is `None`
+/// if no name has an address.
 async fn in_dns(
     names: Vec<DnsName>,
     servers: &[Server],
@@ -197,7 +197,7 @@ async fn in_dns(
             (false, incomplete) => return Ok((addresses, incomplete)),
             (true, None) => {}
             (true, Some(why)) if is_late => return Err(Some(why)),
-            // As in resolv.conf(5), the next name is tried; this failure is reported unless that has an address.
+            // As in resolv.conf(5), the next name is tried; the failure is reported unless that name has an address.
             (true, Some(why)) => failed = failed.or(Some(why)),
         }
     }
@@ -219,8 +219,7 @@ impl Family {
     }
 }
 
-/// The answers for A and AAAA: addresses, or what each server said instead; `None` for the family that was not waited
-/// for.
+/// The answers for A and AAAA: addresses, or the failure of each server; `None` for a family that was not waited for.
 struct Families([Option<Result<Vec<IpAddr>, Vec<String>>>; 2]);
 
 impl Families {
@@ -228,17 +227,18 @@ impl Families {
         self.0.into_iter().flatten().flatten().flatten().collect()
     }
 
-    /// What is not known, in words; `None` if both questions have an answer.
+    /// Returns what is unknown, for messages; `None` if both queries have an answer.
     fn incomplete(&self) -> Option<String> {
         let [a, aaaa] = &self.0;
         let is_known = |answer: &Option<Result<_, _>>| matches!(answer, Some(Ok(_)));
-        (!is_known(a) || !is_known(aaaa)).then(|| format!("A: {}; AAAA: {}", Said(a), Said(aaaa)))
+        (!is_known(a) || !is_known(aaaa))
+            .then(|| format!("A: {}; AAAA: {}", Answer(a), Answer(aaaa)))
     }
 }
 
-struct Said<'a>(&'a Option<Result<Vec<IpAddr>, Vec<String>>>);
+struct Answer<'a>(&'a Option<Result<Vec<IpAddr>, Vec<String>>>);
 
-impl fmt::Display for Said<'_> {
+impl fmt::Display for Answer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             None => f.write_str("no answer"),
@@ -252,11 +252,11 @@ impl fmt::Display for Said<'_> {
     }
 }
 
-/// Asks for both families. Once one has an address, the other has as much time again, within limits.
+/// Queries both families. Once one has an address, the other one gets the same time again, within limits.
 async fn both_families(name: &DnsName, servers: &[Server], deadline: Instant) -> Families {
     let started = Instant::now();
-    let mut v4 = pin!(ask(Family::V4, name, servers, deadline));
-    let mut v6 = pin!(ask(Family::V6, name, servers, deadline));
+    let mut v4 = pin!(query_servers(Family::V4, name, servers, deadline));
+    let mut v6 = pin!(query_servers(Family::V6, name, servers, deadline));
     let (mut a, mut aaaa) = (None, None);
     let mut until = deadline;
     while a.is_none() || aaaa.is_none() {
@@ -275,9 +275,9 @@ async fn both_families(name: &DnsName, servers: &[Server], deadline: Instant) ->
     Families([a, aaaa])
 }
 
-/// Asks the servers in their order, the next one after a failure or a delay. No address is an answer; the error has
-/// what each server said.
-async fn ask(
+/// Queries the servers in their order, the next one after a failure or a delay. An answer may contain no address; the
+/// error contains the failure of each server.
+async fn query_servers(
     family: Family,
     name: &DnsName,
     servers: &[Server],
@@ -340,7 +340,7 @@ async fn query<'a>(
     (&server.label, Err(why))
 }
 
-/// hosts(5): an address, then names, up to a `#`.
+/// Finds a name in the format of hosts(5): an address, then names, up to a `#`.
 fn in_hosts(hosts: &str, name: &str) -> Vec<IpAddr> {
     let wanted = name.trim_end_matches('.');
     hosts
@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_read_as_the_manual_says() {
+    fn reads_hosts_file() {
         let hosts = "127.0.0.1 localhost\n# 1.1.1.1 vault\n192.0.2.1\tVault.Example.com vault # old: vault2\n\
                      fd00::1 vault\nnonsense vault\n";
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Which certificate a server shows, whoever it is: a handshake and nothing else.
+//! Reads the certificate that a server presents: a TLS handshake without a request.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::trust::{Trust, Witness, certified_key, server_name};
+use super::trust::{ConnectionLog, Trust, certified_key, server_name};
 use super::{Error, Identity, Kind};
 use crate::x509::Certificate;
 
-/// The leaf that the server at `address` shows. Nobody is asked whether it is to be trusted, but the server has proven
-/// to have its key. With `identity` a server that wants a client certificate has no reason to complain in its log.
+/// Returns the leaf that the server at `address` presents. The certificate is not verified, but the server has proven
+/// possession of its key. With `identity`, a server that requires a client certificate logs no error.
 ///
 /// # Errors
-/// [`Kind::Unreachable`] when no handshake was finished within `limit`.
+/// [`Kind::Unreachable`] if no handshake is completed within `limit`.
 pub async fn served(
     address: SocketAddr,
     identity: Option<&Identity>,
@@ -28,7 +28,7 @@ pub async fn served(
         Error::new(
             Kind::Unreachable,
             format!("{address} does not serve: {why}"),
-            "see whether the component runs there",
+            "check that the component runs there",
         )
     };
     let identity = identity
@@ -41,8 +41,8 @@ pub async fn served(
             )
         })
         .transpose()?;
-    let witness = Arc::new(Witness::new(address.to_string()));
-    let config = Trust::Anybody.config(identity, clock, &witness)?;
+    let log = Arc::new(ConnectionLog::new(address.to_string()));
+    let config = Trust::Any.config(identity, clock, &log)?;
     let name = server_name(&address.ip().to_string())?;
     let handshake = async {
         let stream = TcpStream::connect(address).await?;
@@ -60,9 +60,9 @@ pub async fn served(
             )));
         }
     };
-    let shown = stream.get_ref().1.peer_certificates();
-    let leaf = shown
+    let presented = stream.get_ref().1.peer_certificates();
+    let leaf = presented
         .and_then(|chain| chain.first())
-        .ok_or_else(|| failed("it showed no certificate".to_owned()))?;
+        .ok_or_else(|| failed("the server presented no certificate".to_owned()))?;
     Certificate::from_der(leaf).map_err(|error| failed(error.to_string()))
 }

@@ -1,7 +1,7 @@
-//! What rustls is told: whom to believe, who we are, what time it is; and what it saw, in words.
+//! Configures rustls: trust in the server, the client certificate, the clock; and records what happens in a connection.
 //!
-//! Nothing is cached: reading a few certificates costs less than the handshake that follows, and what is not kept
-//! cannot be stale.
+//! Nothing is cached: reading a few certificates costs less than the handshake that follows, and cannot return stale
+//! data.
 
 use std::fmt;
 use std::future::Future;
@@ -35,8 +35,8 @@ use super::{Error, Files, Kind, Tls};
 use crate::store;
 use crate::x509::{Certificate, hex, rfc3339, shown_certificate};
 
-/// Debian and its children, Fedora and its children, SUSE.
-const SYSTEM_STORES: [&str; 3] = [
+/// CA files of Debian, Fedora (both with their derivatives) and SUSE.
+const SYSTEM_CA_FILES: [&str; 3] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
@@ -44,56 +44,56 @@ const SYSTEM_STORES: [&str; 3] = [
 
 type Anchor = CertificateDer<'static>;
 
-/// What was seen of one connection.
-pub(super) struct Witness {
+/// Observations of one connection, from which the error messages are made.
+pub(super) struct ConnectionLog {
     origin: String,
     connected: AtomicBool,
-    asked: AtomicBool,
-    ours: OnceLock<String>,
+    requested_certificate: AtomicBool,
+    client_certificate: OnceLock<String>,
     verdict: OnceLock<Verdict>,
-    /// The name that is being resolved, in words.
+    /// The message for a timeout of the name resolution under way.
     resolving: Mutex<Option<String>>,
-    /// What name resolution left open.
+    /// The incomplete part of a name resolution.
     unresolved: OnceLock<String>,
 }
 
-/// Why a server was not believed.
+/// Why a server is not trusted.
 pub(super) struct Verdict {
     pub(super) detail: String,
     pub(super) advice: &'static str,
 }
 
-impl Witness {
+impl ConnectionLog {
     pub(super) fn new(origin: String) -> Self {
-        Witness {
+        ConnectionLog {
             origin,
             connected: AtomicBool::new(false),
-            asked: AtomicBool::new(false),
-            ours: OnceLock::new(),
+            requested_certificate: AtomicBool::new(false),
+            client_certificate: OnceLock::new(),
             verdict: OnceLock::new(),
             resolving: Mutex::new(None),
             unresolved: OnceLock::new(),
         }
     }
 
-    /// Records the name resolution under way, in the words for its time-out, or its end.
-    pub(super) fn resolves(&self, words: Option<String>) {
+    /// Records the message for a timeout of the name resolution, or `None` at its end.
+    pub(super) fn set_resolving(&self, message: Option<String>) {
         if let Ok(mut resolving) = self.resolving.lock() {
-            *resolving = words;
+            *resolving = message;
         }
     }
 
-    /// The name resolution under way.
+    /// Returns the message for a timeout of the name resolution under way.
     pub(super) fn resolving(&self) -> Option<String> {
         self.resolving.lock().ok()?.clone()
     }
 
     /// Records that one address family is unknown.
-    pub(super) fn resolved_in_part(&self, note: String) {
+    pub(super) fn set_unresolved(&self, note: String) {
         let _ = self.unresolved.set(note);
     }
 
-    /// What name resolution left open.
+    /// Returns the incomplete part of the name resolution.
     pub(super) fn unresolved(&self) -> Option<&str> {
         self.unresolved.get().map(String::as_str)
     }
@@ -102,19 +102,19 @@ impl Witness {
         &self.origin
     }
 
-    /// The handshake is over, and the request may be on its way.
+    /// Returns true if the handshake is complete, so that the request may have been sent.
     pub(super) fn connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
     }
 
-    /// The server wanted a client certificate.
-    pub(super) fn asked(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
+    /// Returns true if the server requested a client certificate.
+    pub(super) fn requested_certificate(&self) -> bool {
+        self.requested_certificate.load(Ordering::Relaxed)
     }
 
-    /// The certificate that it got.
-    pub(super) fn ours(&self) -> Option<&str> {
-        self.ours.get().map(String::as_str)
+    /// Returns a description of the client certificate that was sent.
+    pub(super) fn client_certificate(&self) -> Option<&str> {
+        self.client_certificate.get().map(String::as_str)
     }
 
     pub(super) fn verdict(&self) -> Option<&Verdict> {
@@ -122,9 +122,9 @@ impl Witness {
     }
 }
 
-/// Tells the witness when a connection stands.
+/// Records in the log when a connection is established.
 #[derive(Clone)]
-pub(super) struct Watch(pub(super) Arc<Witness>);
+pub(super) struct Watch(pub(super) Arc<ConnectionLog>);
 
 impl<S> Layer<S> for Watch {
     type Service = Watched<S>;
@@ -132,7 +132,7 @@ impl<S> Layer<S> for Watch {
     fn layer(&self, inner: S) -> Watched<S> {
         Watched {
             inner,
-            witness: Arc::clone(&self.0),
+            log: Arc::clone(&self.0),
         }
     }
 }
@@ -140,7 +140,7 @@ impl<S> Layer<S> for Watch {
 #[derive(Clone)]
 pub(super) struct Watched<S> {
     inner: S,
-    witness: Arc<Witness>,
+    log: Arc<ConnectionLog>,
 }
 
 impl<S, R> Service<R> for Watched<S>
@@ -158,49 +158,47 @@ where
 
     fn call(&mut self, request: R) -> Self::Future {
         let connecting = self.inner.call(request);
-        let witness = Arc::clone(&self.witness);
+        let log = Arc::clone(&self.log);
         Box::pin(async move {
             let connection = connecting.await;
-            witness
-                .connected
-                .store(connection.is_ok(), Ordering::Relaxed);
+            log.connected.store(connection.is_ok(), Ordering::Relaxed);
             connection
         })
     }
 }
 
-/// Whom to believe.
+/// Which server certificates are trusted.
 #[derive(Clone, Debug)]
 pub(super) enum Trust {
-    /// No TLS is spoken.
-    Nobody,
-    /// Whoever has the key to the certificate that is shown.
-    Anybody,
-    /// As configured.
-    Given(Given),
+    /// None, since TLS is not used.
+    None,
+    /// Any certificate whose key the server possesses.
+    Any,
+    /// According to the configuration.
+    Configured(ConfiguredTrust),
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Given {
+pub(super) struct ConfiguredTrust {
     anchors: Vec<Anchor>,
     store: Arc<RootCertStore>,
-    /// Where the anchors come from, for messages.
+    /// Sources of the anchors, for messages.
     sources: Vec<String>,
     pins: Vec<[u8; 32]>,
     name: Option<ServerName<'static>>,
 }
 
 impl Trust {
-    /// Reads what configuration says.
+    /// Reads the configured CA files.
     pub(super) fn read(tls: &Tls, files: &dyn Files) -> Result<Self, Error> {
         if tls.trusts_nothing() {
             return Err(Error::local(
-                "nothing says which server is the right one",
-                "configure the CA that issued its certificate, or a SHA-256 pin of it; the system's CAs count \
-                 only when asked for",
+                "neither a CA nor a pin is configured for the server",
+                "configure the CA that issued its certificate, or a SHA-256 pin of it; the system's CAs are used \
+                 only if configured",
             ));
         }
-        let mut given = Given {
+        let mut trust = ConfiguredTrust {
             anchors: Vec::new(),
             store: Arc::new(RootCertStore::empty()),
             sources: Vec::new(),
@@ -211,57 +209,57 @@ impl Trust {
         if let Some(path) = &tls.ca_file {
             let source = format!("the CA file {}", files.shown(path).display());
             let pem = read(files, path, "CA file")?;
-            given.add(&mut store, &pem, source)?;
+            trust.add(&mut store, &pem, source)?;
         }
         if let Some(pem) = &tls.ca_pem {
-            given.add(
+            trust.add(
                 &mut store,
                 pem,
                 "the CA certificates in the configuration".to_owned(),
             )?;
         }
         if tls.system_roots {
-            given.add_system(&mut store, files)?;
+            trust.add_system(&mut store, files)?;
         }
-        given.store = Arc::new(store);
-        Ok(Trust::Given(given))
+        trust.store = Arc::new(store);
+        Ok(Trust::Configured(trust))
     }
 
-    /// The configuration of one connection.
+    /// Returns the TLS configuration of one connection.
     pub(super) fn config(
         self,
         identity: Option<Arc<CertifiedKey>>,
         clock: fn() -> OffsetDateTime,
-        witness: &Arc<Witness>,
+        log: &Arc<ConnectionLog>,
     ) -> Result<ClientConfig, Error> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let verifier = Verifier {
             trust: self,
             provider: Arc::clone(&provider),
-            witness: Arc::clone(witness),
+            log: Arc::clone(log),
         };
         let mut config = ClientConfig::builder_with_details(provider, Arc::new(Clock(clock)))
             .with_safe_default_protocol_versions()
             .map_err(|cause| {
-                Error::local("TLS cannot be set up", "report this as a fault of nodepki")
+                Error::local("cannot initialise TLS", "report this as a bug of nodepki")
                     .caused_by(cause)
             })?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_client_cert_resolver(Arc::new(OurCertificate {
+            .with_client_cert_resolver(Arc::new(ClientCertificate {
                 identity,
-                witness: Arc::clone(witness),
+                log: Arc::clone(log),
             }));
         config.resumption = Resumption::disabled();
         Ok(config)
     }
 }
 
-impl Given {
+impl ConfiguredTrust {
     fn add(&mut self, store: &mut RootCertStore, pem: &[u8], source: String) -> Result<(), Error> {
         let certificates = certificates(pem, &source)?;
         for certificate in &certificates {
-            // One that is no CA's can still be the server's own, and is compared as a whole.
+            // A certificate that is not a CA's can be the server's own, and is compared as a whole.
             let _ = store.add(certificate.clone());
         }
         self.anchors.extend(certificates);
@@ -270,7 +268,7 @@ impl Given {
     }
 
     fn add_system(&mut self, store: &mut RootCertStore, files: &dyn Files) -> Result<(), Error> {
-        for path in SYSTEM_STORES {
+        for path in SYSTEM_CA_FILES {
             match files.read(Path::new(path)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(unreadable(Path::new(path), "system's CA file", error)),
@@ -280,14 +278,14 @@ impl Given {
         Err(Error::local(
             format!(
                 "the system has no CA file: neither {}",
-                SYSTEM_STORES.join(" nor ")
+                SYSTEM_CA_FILES.join(" nor ")
             ),
-            "install the package ca-certificates, or name a CA file",
+            "install the package ca-certificates, or configure a CA file",
         ))
     }
 
-    /// The rules of [`Tls`].
-    fn judge(
+    /// Verifies a server certificate by the rules of [`Tls`].
+    fn verify(
         &self,
         leaf: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
@@ -312,7 +310,7 @@ impl Given {
             chains_to(&self.store)?;
         }
         if !self.pins.is_empty() && !is_pinned {
-            // Not what is shown but what signed counts: anybody may show a certificate.
+            // A pinned certificate counts only if it signed the chain: any server can send it.
             let mut outcome = Err(Fault::Unpinned);
             for pinned in others.iter().chain(&self.anchors) {
                 if outcome.is_err() && self.is_pinned(pinned) {
@@ -324,7 +322,7 @@ impl Given {
             outcome?;
         }
         if is_known || is_pinned {
-            // No path was built, so nothing has looked at the dates yet.
+            // No path was built, so that the validity has not been verified yet.
             within_validity(leaf, now)?;
         }
         verify_server_name(&parsed, name)?;
@@ -337,7 +335,7 @@ impl Given {
     }
 }
 
-/// Why a chain is not believed, before it is put into words.
+/// Why a chain is not trusted.
 enum Fault {
     Unpinned,
     Tls(rustls::Error),
@@ -365,12 +363,12 @@ fn within_validity(der: &CertificateDer<'_>, now: UnixTime) -> Result<(), rustls
 struct Verifier {
     trust: Trust,
     provider: Arc<CryptoProvider>,
-    witness: Arc<Witness>,
+    log: Arc<ConnectionLog>,
 }
 
-impl fmt::Debug for Witness {
+impl fmt::Debug for ConnectionLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Witness").finish_non_exhaustive()
+        f.debug_struct("ConnectionLog").finish_non_exhaustive()
     }
 }
 
@@ -383,17 +381,17 @@ impl ServerCertVerifier for Verifier {
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let given = match &self.trust {
-            Trust::Anybody => return Ok(ServerCertVerified::assertion()),
-            Trust::Nobody => return Err(CertificateError::UnknownIssuer.into()),
-            Trust::Given(given) => given,
+        let configured = match &self.trust {
+            Trust::Any => return Ok(ServerCertVerified::assertion()),
+            Trust::None => return Err(CertificateError::UnknownIssuer.into()),
+            Trust::Configured(trust) => trust,
         };
-        given
-            .judge(leaf, others, name, now, &self.provider)
+        configured
+            .verify(leaf, others, name, now, &self.provider)
             .map(|()| ServerCertVerified::assertion())
             .map_err(|fault| {
-                let verdict = given.explain(&fault, leaf, others, name, now, &self.witness.origin);
-                let _ = self.witness.verdict.set(verdict);
+                let verdict = configured.explain(&fault, leaf, others, name, now, &self.log.origin);
+                let _ = self.log.verdict.set(verdict);
                 match fault {
                     Fault::Tls(error) => error,
                     Fault::Unpinned => CertificateError::ApplicationVerificationFailure.into(),
@@ -428,7 +426,7 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-impl Given {
+impl ConfiguredTrust {
     fn explain(
         &self,
         fault: &Fault,
@@ -452,17 +450,17 @@ impl Given {
                         .map(sha256)
                         .collect::<Vec<_>>()
                         .join(" or "),
-                    shown(leaf, others)
+                    describe_chain(leaf, others)
                 ),
                 if self.anchors.is_empty() {
-                    "find out whether the server's certificate was changed on purpose, then change the pin; a pinned \
-                     CA counts only when the server sends its certificate along or a CA file holds it"
+                    "find out whether the server's certificate was changed intentionally, then change the pin; a pinned \
+                     CA counts only if the server sends its certificate or a CA file contains it"
                 } else {
-                    "find out whether the server's certificate was changed on purpose, then change the pin"
+                    "find out whether the server's certificate was changed intentionally, then change the pin"
                 },
             ),
             (Fault::Tls(rustls::Error::InvalidCertificate(error)), Some(certificate)) => {
-                self.why(error, certificate, name, now)
+                self.explain_invalid(error, certificate, name, now)
             }
             (Fault::Tls(error), _) => (error.to_string(), "have the server's certificate reissued"),
         };
@@ -472,7 +470,7 @@ impl Given {
         }
     }
 
-    fn why(
+    fn explain_invalid(
         &self,
         error: &CertificateError,
         certificate: &Certificate,
@@ -500,25 +498,13 @@ impl Given {
                 )
             }
             E::NotValidForName | E::NotValidForNameContext { .. } => {
-                let ips = certificate.ip_addresses().iter().map(ToString::to_string);
-                let names = certificate.dns_names().iter().cloned().chain(ips);
-                let names: Vec<_> = names
-                    .map(|name| name.escape_default().to_string())
-                    .collect();
+                let expected = self.name.as_ref().unwrap_or(name).to_str();
                 (
-                    format!(
-                        "it is for {} and not for {}",
-                        if names.is_empty() {
-                            "no name".to_owned()
-                        } else {
-                            names.join(", ")
-                        },
-                        self.name.as_ref().unwrap_or(name).to_str()
-                    ),
-                    "use a name that it is for as the address, or configure that name as the server name",
+                    format!("it is for {} and not for {expected}", names_of(certificate)),
+                    "use one of its names as the address, or configure that name as the server name",
                 )
             }
-            // The second when the issuer has the name of a trusted CA and another key: every cluster has a "kubernetes".
+            // `BadSignature` if the issuer has the name of a trusted CA and another key: every cluster has a "kubernetes".
             E::UnknownIssuer | E::BadSignature => (
                 format!(
                     "it is issued by {}{}, and not below {}",
@@ -541,8 +527,21 @@ impl Given {
     }
 }
 
-/// What a server presents, with the pins that would match.
-fn shown(leaf: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> String {
+/// Lists the DNS names and IP addresses of a certificate, for messages.
+fn names_of(certificate: &Certificate) -> String {
+    let ips = certificate.ip_addresses().iter().map(ToString::to_string);
+    let names = certificate.dns_names().iter().cloned().chain(ips);
+    let names: Vec<_> = names
+        .map(|name| name.escape_default().to_string())
+        .collect();
+    match names.is_empty() {
+        true => "no name".to_owned(),
+        false => names.join(", "),
+    }
+}
+
+/// Describes the chain that a server presents, with the pins that would match.
+fn describe_chain(leaf: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> String {
     [leaf]
         .into_iter()
         .chain(others)
@@ -563,24 +562,26 @@ fn sha256(digest: &[u8; 32]) -> String {
 }
 
 #[derive(Debug)]
-struct OurCertificate {
+struct ClientCertificate {
     identity: Option<Arc<CertifiedKey>>,
-    witness: Arc<Witness>,
+    log: Arc<ConnectionLog>,
 }
 
-impl ResolvesClientCert for OurCertificate {
-    /// Shown whatever issuers the server says it accepts: a refusal that says why is better than silence.
+impl ResolvesClientCert for ClientCertificate {
+    /// Returns the client certificate, whatever issuers the server accepts: a refusal with a reason is better than none.
     fn resolve(
         &self,
         _acceptable: &[&[u8]],
         _schemes: &[SignatureScheme],
     ) -> Option<Arc<CertifiedKey>> {
-        self.witness.asked.store(true, Ordering::Relaxed);
+        self.log
+            .requested_certificate
+            .store(true, Ordering::Relaxed);
         let identity = self.identity.clone()?;
         if let Some(leaf) = identity.cert.first()
             && let Ok(certificate) = Certificate::from_der(leaf)
         {
-            let _ = self.witness.ours.set(format!(
+            let _ = self.log.client_certificate.set(format!(
                 "{}, issued by {}, valid until {}",
                 certificate.subject(),
                 certificate.issuer(),
@@ -607,18 +608,18 @@ impl TimeProvider for Clock {
     }
 }
 
-/// A name or an address that a certificate can be for.
+/// Parses a DNS name or an IP address.
 pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, Error> {
     ServerName::try_from(name.to_owned()).map_err(|cause| {
         Error::local(
-            format!("the server name {name:?} is no name"),
+            format!("the server name {name:?} is not a DNS name or an IP address"),
             "write a DNS name or an IP address",
         )
         .caused_by(cause)
     })
 }
 
-/// Reads a file that the endpoint names; `what` is what it is for.
+/// Reads a file of the endpoint; `what` is its purpose, for messages.
 pub(super) fn read(
     files: &dyn Files,
     path: &Path,
@@ -660,12 +661,12 @@ fn certificates(pem: &[u8], what: &str) -> Result<Vec<Anchor>, Error> {
         .collect::<Result<_, _>>()
         .map_err(|error| wrong(error.to_string()))?;
     if certificates.is_empty() {
-        return Err(wrong("there is no certificate in it".to_owned()));
+        return Err(wrong("it does not contain a certificate".to_owned()));
     }
     Ok(certificates)
 }
 
-/// A client certificate with its key, which must be a pair.
+/// Parses a client certificate and its key, and verifies that they are a pair.
 pub(super) fn certified_key(
     chain_pem: &[u8],
     key_pem: &[u8],
@@ -673,10 +674,10 @@ pub(super) fn certified_key(
     key_name: &str,
 ) -> Result<Arc<CertifiedKey>, Error> {
     let chain = certificates(chain_pem, chain_name)?;
-    // The parser's own message can quote the line that it stumbled over.
+    // The parser's own message can quote a line of the key.
     let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|_| {
         Error::local(
-            format!("{key_name} holds no private key that is readable without a password"),
+            format!("{key_name} does not contain a private key without a password"),
             "write a PKCS#8, PKCS#1 or SEC1 key in PEM",
         )
     })?;
@@ -693,7 +694,7 @@ pub(super) fn certified_key(
             Error::new(
                 Kind::Local,
                 detail,
-                "put a certificate and the key that it was issued for there",
+                "install a certificate together with the key that it was issued for",
             )
             .caused_by(cause)
         })

@@ -1,20 +1,20 @@
-//! The second wall: a run takes from itself, for good, what it will not need (landlock(7), no_new_privs).
+//! Confines the process: it permanently gives up the rights that it does not need (landlock(7), no_new_privs).
 //!
-//! The first one is the sandbox of the units; this one also stands where a person or cloud-init runs nodepki. From
-//! [`confine`] on this process
-//! - writes, makes, moves and removes files only below the directories of its [`Reach`],
-//! - runs programs only from where an operating system keeps its own, none that it has written,
-//! - opens no TCP port to listen at; the one for metrics stands before,
-//! - gains nothing by a program that is set-user-ID.
+//! This is the second layer after the sandbox of the systemd units, and also applies if an administrator or cloud-init
+//! runs nodepki. After [`confine`] this process
+//! - writes, creates, moves and removes files only below the directories of its [`Reach`],
+//! - runs programs only from directories of the operating system, and none that it has written,
+//! - cannot listen on further TCP ports; the port for metrics is opened before,
+//! - gains no rights from a set-user-ID program.
 //!
-//! Reading is left open: what is secret on a control-plane node is what a run reads anyway, and the files that a
-//! configuration names change with it. So are connections: signers are wherever the configuration says.
+//! Reading is not restricted: a run has to read the secrets of a control-plane node anyway, and the set of files changes
+//! with the configuration. Connections are not restricted either: the addresses of signers are configured.
 //!
-//! Programs of others (signers of kind exec, hooks) do what they do, which nobody here can know. They are started by a
-//! thread that stays outside of the wall, and are not confined; without any in the configuration there is no such thread.
+//! The needs of external programs (signers of kind exec, hooks) are unknown. A thread that is not confined starts them,
+//! so that they are not confined either. Without such programs in the configuration, that thread does not exist.
 //!
-//! A kernel that knows nothing of this (before 5.19), or has it switched off, is no reason not to run: that is logged.
-//! To confine more, handle another right in `restrict` and grant it where it is needed.
+//! If the kernel does not support this (before 5.19), or it is disabled, the run continues and logs that. To confine
+//! more, handle another right in `restrict` and grant it where it is needed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -32,26 +32,26 @@ use tokio::runtime::Handle;
 
 use crate::process::interrupt;
 
-/// What was tested; a newer kernel's rights are left alone.
-const KNOWN: ABI = ABI::V5;
-/// Where an operating system keeps programs, their libraries and loaders.
-const PROGRAMS: [&str; 6] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/nix/store"];
-/// Opened to be written by whoever starts a program.
-const NULL: &str = "/dev/null";
+/// The tested version; rights of newer kernels are not restricted.
+const LANDLOCK_ABI: ABI = ABI::V5;
+/// Directories of the operating system with programs, libraries and loaders.
+const PROGRAM_DIRECTORIES: [&str; 6] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/nix/store"];
+/// Opened for writing whenever a program is started.
+const DEV_NULL: &str = "/dev/null";
 
-/// What a run needs.
+/// The rights that a run needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// Directories on this machine below which files are written; one that does not exist yet will be made.
+    /// Directories on this machine below which files are written. Missing ones will be created.
     pub writes: BTreeSet<PathBuf>,
-    /// Likewise, where they exist when the wall goes up; nobody makes them.
+    /// Likewise, but only those that exist when the process is confined. They are not created.
     pub writes_if_there: BTreeSet<PathBuf>,
-    /// Programs that the configuration names are run.
+    /// Whether the configuration contains programs to run.
     pub programs: bool,
 }
 
 impl Reach {
-    /// What `wanted` needs beyond this, in words.
+    /// Returns what `wanted` needs in addition to this, as a verb phrase.
     pub fn lacks(&self, wanted: &Reach) -> Option<String> {
         let covered = |path: &&PathBuf| !self.writes.iter().any(|open| path.starts_with(open));
         match wanted.writes.iter().find(covered) {
@@ -62,17 +62,17 @@ impl Reach {
     }
 }
 
-/// Something to do outside of the wall.
-type Work = Box<dyn FnOnce() + Send>;
+/// A task for the thread that is not confined.
+type UnconfinedTask = Box<dyn FnOnce() + Send>;
 
-static OUTSIDE: OnceLock<Sender<Work>> = OnceLock::new();
+static UNCONFINED_THREAD: OnceLock<Sender<UnconfinedTask>> = OnceLock::new();
 
-/// Confines this thread, and all that it will start, to `reach`. To be called once, before there are other threads.
+/// Confines this thread and its future child threads to `reach`. Must be called once, before other threads exist.
 pub fn confine(reach: &Reach) {
     if reach.programs
-        && let Err(error) = stay_outside()
+        && let Err(error) = start_unconfined_thread()
     {
-        tracing::info!("not confined: the thread that starts programs could not be made: {error}");
+        tracing::info!("not confined: cannot create the thread that starts programs: {error}");
         return;
     }
     match restrict(reach) {
@@ -101,10 +101,10 @@ pub fn confine(reach: &Reach) {
 }
 
 fn restrict(reach: &Reach) -> Result<RestrictionStatus, RulesetError> {
-    let write = AccessFs::from_write(KNOWN);
-    let writes = reach.writes.iter().map(|path| existing(path));
+    let write = AccessFs::from_write(LANDLOCK_ABI);
+    let writes = reach.writes.iter().map(|path| nearest_existing(path));
     Ruleset::default()
-        // Without this right, which 5.19 brought, nothing could be moved from one directory to another.
+        // Without this right, which Linux 5.19 introduced, no file could be moved between directories.
         .set_compatibility(CompatLevel::SoftRequirement)
         .handle_access(AccessFs::Refer)?
         .set_compatibility(CompatLevel::BestEffort)
@@ -113,47 +113,47 @@ fn restrict(reach: &Reach) -> Result<RestrictionStatus, RulesetError> {
         .create()?
         .add_rules(path_beneath_rules(writes, write))?
         .add_rules(path_beneath_rules(&reach.writes_if_there, write))?
-        .add_rules(path_beneath_rules(PROGRAMS, AccessFs::Execute))?
-        .add_rules(path_beneath_rules([NULL], AccessFs::WriteFile))?
+        .add_rules(path_beneath_rules(PROGRAM_DIRECTORIES, AccessFs::Execute))?
+        .add_rules(path_beneath_rules([DEV_NULL], AccessFs::WriteFile))?
         .restrict_self()
 }
 
-/// The directory itself, or the one that it will be made in.
-fn existing(path: &Path) -> &Path {
+/// Returns the directory, or its nearest existing parent.
+fn nearest_existing(path: &Path) -> &Path {
     path.ancestors().find(|path| path.is_dir()).unwrap_or(path)
 }
 
-fn stay_outside() -> io::Result<()> {
-    let (sender, receiver) = channel::<Work>();
+fn start_unconfined_thread() -> io::Result<()> {
+    let (sender, receiver) = channel::<UnconfinedTask>();
     thread::Builder::new()
         .name("programs".to_owned())
         .spawn(move || {
-            for work in receiver {
-                work();
+            for task in receiver {
+                task();
             }
         })?;
-    // Of a second call the first one's thread does the work.
-    let _ = OUTSIDE.set(sender);
+    // After a second call, the thread of the first one does the work.
+    let _ = UNCONFINED_THREAD.set(sender);
     Ok(())
 }
 
-/// Starts a program of others, outside of the wall if there is one.
+/// Starts an external program, unconfined if this process is confined.
 ///
 /// # Errors
 /// As [`Command::spawn`].
 pub fn spawn(mut command: Command) -> io::Result<Child> {
-    let Some(outside) = OUTSIDE.get() else {
+    let Some(thread) = UNCONFINED_THREAD.get() else {
         return interrupt::spawning(|| command.spawn());
     };
     let runtime = Handle::current();
     let (sender, receiver) = channel();
-    let work = move || {
+    let task = move || {
         let _runtime = runtime.enter();
         let _ = sender.send(interrupt::spawning(|| command.spawn()));
     };
-    let gone = || io::Error::other("the thread that starts programs has ended");
-    outside.send(Box::new(work)).map_err(|_| gone())?;
-    receiver.recv().map_err(|_| gone())?
+    let ended = || io::Error::other("the thread that starts programs has ended");
+    thread.send(Box::new(task)).map_err(|_| ended())?;
+    receiver.recv().map_err(|_| ended())?
 }
 
 #[cfg(test)]
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_configuration_is_held_against_what_was_granted() {
+    fn reports_rights_missing_for_new_configuration() {
         let granted = reach(&["/etc/kubernetes", "/var/lib/nodepki"], false);
         assert_eq!(granted.lacks(&granted), None);
         assert_eq!(granted.lacks(&reach(&["/etc/kubernetes/pki"], false)), None);
@@ -180,9 +180,9 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_to_be_made_needs_the_one_above() {
+    fn grants_nearest_parent_of_missing_directory() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(existing(&dir.path().join("a/b")), dir.path());
-        assert_eq!(existing(dir.path()), dir.path());
+        assert_eq!(nearest_existing(&dir.path().join("a/b")), dir.path());
+        assert_eq!(nearest_existing(dir.path()), dir.path());
     }
 }

@@ -1,22 +1,22 @@
-//! Named places where a crash test may end or fail the process.
+//! Failpoints: named steps at which a crash test can end the process or make the run fail.
 //!
-//! With the cargo feature `failpoints`, the variable `NODEPKI_FAILPOINT` arms one place:
+//! With the cargo feature `failpoints`, the variable `NODEPKI_FAILPOINT` arms one of them:
 //!
 //! | value | effect |
 //! | --- | --- |
 //! | `commit:staged` | SIGKILL at the first hit: no destructor runs, no buffer is flushed |
 //! | `commit:staged-one:3` | SIGKILL at the third hit |
-//! | `commit:staged-one=ENOSPC` | the first hit fails with that errno, every later one passes |
+//! | `commit:staged-one=ENOSPC` | the first hit fails with that errno, later ones succeed |
 //! | `commit:staged-one:3=EROFS` | the third hit fails with that errno |
 //!
-//! Without the feature [`hit`] is an empty inline function and the variable is never looked at.
+//! Without the feature, [`hit`] is an empty inline function and the variable is ignored.
 //!
-//! To add a place: call [`hit`] there and put the name into [`STORE`] or [`AGENT`]. A name missing from the lists
-//! ends the process when it is hit; a name in the lists that is never hit fails a test.
+//! To add a failpoint: call [`hit`] and add the name to a list below. A name that is missing from the lists ends the
+//! process when it is hit; a name in the lists that is never hit fails a test.
 
 use nix::errno::Errno;
 
-/// The places in the store, in the order in which a run meets them.
+/// The failpoints of the store, in the order in which a run reaches them.
 pub const STORE: &[&str] = &[
     "pending:written",
     "pending:created",
@@ -44,7 +44,7 @@ pub const STORE: &[&str] = &[
     "recover:swept",
 ];
 
-/// The places in the request loop.
+/// The failpoints of bootstrap and renewal.
 pub const AGENT: &[&str] = &[
     "run:node-kept",
     "request:key-kept",
@@ -56,20 +56,20 @@ pub const AGENT: &[&str] = &[
     "run:committed",
 ];
 
-/// The places on the way of CA keys off a node.
+/// The failpoints of `migrate`, which removes CA keys from a node.
 pub const MIGRATE: &[&str] = &["migrate:proven", "migrate:backed-up", "migrate:committed"];
 
-/// The places on the way to another CA.
+/// The failpoints of a CA change.
 pub const AUTHORITY: &[&str] = &[
     "authority:proven",
     "authority:committed",
     "authority:ordered",
 ];
 
-/// Every place, in groups.
+/// All failpoints.
 pub const ALL: &[&[&str]] = &[STORE, AGENT, MIGRATE, AUTHORITY];
 
-/// Ends the process or fails if `NODEPKI_FAILPOINT` arms this place; without the feature it does nothing.
+/// Ends the process or fails if `NODEPKI_FAILPOINT` arms this failpoint; without the feature it does nothing.
 ///
 /// # Errors
 /// The injected errno.
@@ -79,7 +79,7 @@ pub const fn hit(_name: &'static str) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Ends the process or fails if `NODEPKI_FAILPOINT` arms this place.
+/// Ends the process or fails if `NODEPKI_FAILPOINT` arms this failpoint.
 ///
 /// # Errors
 /// The injected errno.
@@ -88,7 +88,7 @@ pub fn hit(name: &'static str) -> Result<(), Errno> {
     armed::hit(name)
 }
 
-/// Ends the process if `NODEPKI_FAILPOINT` arms this place: for places that cannot fail.
+/// Ends the process if `NODEPKI_FAILPOINT` arms this failpoint. For steps that cannot fail.
 pub fn reached(name: &'static str) {
     let _ = hit(name);
 }
@@ -110,14 +110,17 @@ mod armed {
 
     pub(super) fn hit(name: &'static str) -> Result<(), Errno> {
         if !super::ALL.iter().any(|group| group.contains(&name)) {
-            abort(&format!("failpoint {name:?} is in no list of failpoint.rs"));
+            abort(&format!(
+                "failpoint {name:?} is missing from the lists in failpoint.rs"
+            ));
         }
         static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
         let Some(armed) = ARMED.get_or_init(|| {
             let value = std::env::var("NODEPKI_FAILPOINT").ok()?;
-            Some(parse(&value).unwrap_or_else(|| {
-                abort(&format!("NODEPKI_FAILPOINT={value:?} is not understood"))
-            }))
+            Some(
+                parse(&value)
+                    .unwrap_or_else(|| abort(&format!("NODEPKI_FAILPOINT={value:?} is not valid"))),
+            )
         }) else {
             return Ok(());
         };
@@ -135,15 +138,15 @@ mod armed {
     }
 
     fn parse(value: &str) -> Option<Armed> {
-        let (place, error) = match value.split_once('=') {
-            Some((place, error)) => (place, Some(errno(error)?)),
+        let (step, error) = match value.split_once('=') {
+            Some((step, error)) => (step, Some(errno(error)?)),
             None => (value, None),
         };
-        let (name, at) = match place.rsplit_once(':') {
+        let (name, at) = match step.rsplit_once(':') {
             Some((name, number)) if number.bytes().all(|b| b.is_ascii_digit()) => {
                 (name, number.parse().ok()?)
             }
-            _ => (place, 1),
+            _ => (step, 1),
         };
         super::ALL
             .iter()
@@ -168,7 +171,7 @@ mod armed {
         })
     }
 
-    #[allow(clippy::print_stderr, reason = "a test set up wrongly must be seen")]
+    #[allow(clippy::print_stderr, reason = "reports an error in a test")]
     fn abort(why: &str) -> ! {
         eprintln!("{why}");
         std::process::abort()

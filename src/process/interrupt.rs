@@ -1,12 +1,12 @@
-//! Signals to a run that has started programs: the programs end with it.
+//! Ends child programs when a signal ends this process.
 //!
-//! Plug-ins and hooks run in process groups of their own, so a SIGTERM to nodepki, or a Ctrl-C, does not reach them. Once
-//! [`end_programs_too`] was called, the first program that is started brings a thread that waits for SIGTERM, SIGINT and
-//! SIGHUP. On one of them it ends the groups (SIGTERM, then SIGKILL) and the process, with exit code 75. To the store this
-//! is a crash like any other: what was pending stays resumable. A run without programs dies of the signal, and the daemon,
-//! which has its own handlers, does not call [`end_programs_too`].
+//! Plug-ins and hooks run in separate process groups, so that a SIGTERM to nodepki, or Ctrl-C, does not reach them. After
+//! `end_programs_too`, the first program that is started also starts a thread that waits for SIGTERM, SIGINT and SIGHUP.
+//! On one of them it ends the groups (SIGTERM, then SIGKILL) and the process, with exit code 75. For the store this is a
+//! crash: pending requests stay resumable. A run without programs is ended by the signal directly. The daemon has handlers
+//! of its own and does not call `end_programs_too`.
 //!
-//! SIGKILL reaches no handler: a program outlives it, up to its timeout.
+//! SIGKILL cannot be handled: a program then runs on, up to its timeout.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +21,11 @@ use nix::unistd::Pid;
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Exit code of a run that a signal has ended: run again.
-const RUN_AGAIN: i32 = 75;
+/// Exit code of a run that a signal has ended: try again.
+const EXIT_TRY_AGAIN: i32 = 75;
 /// Time between SIGTERM and SIGKILL for the programs.
-const GRACE: Duration = Duration::from_secs(2);
-/// Interval at which the programs are looked at during [`GRACE`].
+const KILL_DELAY: Duration = Duration::from_secs(2);
+/// Interval at which the groups are polled during [`KILL_DELAY`].
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
@@ -33,12 +33,12 @@ static STARTED: OnceLock<()> = OnceLock::new();
 /// The process groups of running programs.
 static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// Has programs that are started from now on end with this process when a signal ends it.
-pub fn end_programs_too() {
+/// Makes programs that are started from now on end when a signal ends this process.
+pub(crate) fn end_programs_too() {
     ENABLED.store(true, Ordering::Relaxed);
 }
 
-/// Starts a program that leads a process group, and remembers the group.
+/// Starts a program that leads a process group, and records the group.
 ///
 /// # Errors
 /// As `spawn`.
@@ -46,30 +46,30 @@ pub(crate) fn spawning(spawn: impl FnOnce() -> io::Result<Child>) -> io::Result<
     if ENABLED.load(Ordering::Relaxed) {
         STARTED.get_or_init(|| {
             if let Err(error) = watch() {
-                tracing::info!("programs outlive a signal to this process: {error}");
+                tracing::info!("programs will not be ended by a signal to this process: {error}");
             }
         });
     }
-    // Held until the group is known: a signal in between would miss it.
+    // Locked until the group is recorded: otherwise a signal in between would miss it.
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     let child = spawn()?;
     groups.extend(group_of(&child));
     Ok(child)
 }
 
-/// The process group that a program leads.
+/// Returns the process group that a program leads.
 pub(crate) fn group_of(child: &Child) -> Option<Pid> {
     let id = i32::try_from(child.id()?).ok()?;
     Some(Pid::from_raw(id))
 }
 
-/// Forgets a group that has ended or was ended.
+/// Removes the record of a group that has ended.
 pub(crate) fn forget(group: Pid) {
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     groups.retain(|known| *known != group);
 }
 
-/// Starts the thread, and returns once it would notice a signal.
+/// Starts the thread, and returns when its handlers are installed.
 fn watch() -> io::Result<()> {
     crate::process::machine::require_descriptors()?;
     let (ready, is_ready) = channel();
@@ -86,16 +86,16 @@ fn watch() -> io::Result<()> {
             end_programs();
             let _ = writeln!(
                 io::stderr(),
-                "nodepki: ended by {name}, and the programs that it had started with it; run the same command again to go on"
+                "nodepki: ended by {name}, together with the programs that it had started; run the same command again to continue"
             );
-            std::process::exit(RUN_AGAIN);
+            std::process::exit(EXIT_TRY_AGAIN);
         })?;
     is_ready
         .recv()
-        .unwrap_or_else(|_| Err(io::Error::other("its thread has ended")))
+        .unwrap_or_else(|_| Err(io::Error::other("the signal thread has ended")))
 }
 
-/// Waits for a signal that this process does not ignore (nohup(1) has it ignore SIGHUP).
+/// Waits for a signal that this process does not ignore (under nohup(1) it ignores SIGHUP).
 fn wait(ready: &Sender<io::Result<()>>) -> io::Result<&'static str> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -129,7 +129,7 @@ async fn next(signal: &mut Option<tokio::signal::unix::Signal>) -> Option<()> {
     }
 }
 
-/// The mask of ignored signals (proc(5), `SigIgn`); none where it cannot be read.
+/// Returns the mask of ignored signals (proc(5), `SigIgn`); empty if it cannot be read.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -138,17 +138,17 @@ fn ignored() -> u64 {
 }
 
 fn end_programs() {
-    // Never let go of: nothing is started any more.
+    // Never unlocked: no further program is started.
     let groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_left = |group: &&Pid| killpg(**group, None) != Err(Errno::ESRCH);
+    let is_running = |group: &&Pid| killpg(**group, None) != Err(Errno::ESRCH);
     for group in groups.iter() {
         let _ = killpg(*group, Signal::SIGTERM);
     }
     let began = Instant::now();
-    while began.elapsed() < GRACE && groups.iter().any(|group| is_left(&group)) {
+    while began.elapsed() < KILL_DELAY && groups.iter().any(|group| is_running(&group)) {
         thread::sleep(POLL_INTERVAL);
     }
-    for group in groups.iter().filter(is_left) {
+    for group in groups.iter().filter(is_running) {
         let _ = killpg(*group, Signal::SIGKILL);
     }
     std::mem::forget(groups);

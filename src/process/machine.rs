@@ -1,7 +1,7 @@
 //! Faults of this machine: shortage of disk, memory, descriptors or processes, and failed input or output.
 //!
-//! They say nothing about what was asked for. A run that meets one ends with exit code 75, so that a unit tries it again,
-//! whatever code the same step has for a missing or a malformed file.
+//! Such a fault does not depend on the request. A run with one ends with exit code 75, so that its unit retries, whatever
+//! exit code the same step has for a missing or a malformed file.
 
 use std::error::Error;
 use std::io;
@@ -9,20 +9,22 @@ use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
 
-/// Pairs of sockets that [`require_descriptors`] asks for: more descriptors than an event loop with signals opens.
-const SPARE_PAIRS: usize = 5;
+/// Number of socket pairs that [`require_descriptors`] opens: more descriptors than an event loop with signals needs.
+const SPARE_SOCKET_PAIRS: usize = 5;
 
-/// Returns an error unless some descriptors are left. tokio panics where it cannot make a pair of sockets for signals.
+/// Returns an error unless some file descriptors are left. tokio panics if it cannot create a socket pair for signals.
 ///
 /// # Errors
-/// What socketpair(2) says.
-pub fn require_descriptors() -> io::Result<()> {
-    let pairs: Result<Vec<_>, _> = (0..SPARE_PAIRS).map(|_| UnixStream::pair()).collect();
+/// Errors of socketpair(2).
+pub(crate) fn require_descriptors() -> io::Result<()> {
+    let pairs: Result<Vec<_>, _> = (0..SPARE_SOCKET_PAIRS)
+        .map(|_| UnixStream::pair())
+        .collect();
     pairs.map(drop)
 }
 
 /// Returns true if `error`, or a cause below it, is a fault of this machine.
-pub fn is_fault(error: &(dyn Error + 'static)) -> bool {
+pub(crate) fn is_fault(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         let errno = match cause.downcast_ref::<io::Error>() {
             Some(error) if error.kind() == io::ErrorKind::OutOfMemory => return true,
@@ -34,12 +36,12 @@ pub fn is_fault(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// Returns `error` and every cause below it.
-pub fn causes<'a>(
+pub(crate) fn causes<'a>(
     error: &'a (dyn Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
         let error: &'a (dyn Error + 'static) = *error;
-        // The source of an I/O error is the source of the error in it, which would be passed over.
+        // `source` of an I/O error returns the source of the inner error, and thus skips the inner error.
         let inner = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref);
@@ -50,7 +52,7 @@ pub fn causes<'a>(
     })
 }
 
-/// Returns true for an errno that no file name, no content and no peer explains.
+/// Returns true for an errno that a file name, the contents of a file or a peer cannot cause.
 fn is_fault_errno(errno: Errno) -> bool {
     matches!(
         errno,
@@ -78,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_machine_fault_below_other_errors() {
+    fn finds_machine_fault_among_causes() {
         let raw = || io::Error::from_raw_os_error(Errno::EMFILE as i32);
         assert!(is_fault(&raw()));
         assert!(is_fault(&Errno::EIO));
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_faults_of_files_and_peers_alone() {
+    fn ignores_faults_of_files_and_peers() {
         for errno in [
             Errno::ENOENT,
             Errno::EACCES,

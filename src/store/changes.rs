@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 
 use super::error::Error;
 use super::state_file::StateFile;
-use super::{Commit, Mode, Root, STATE_DIR};
+use super::{Root, STATE_DIR};
 use crate::kube::names::Authority;
 
 pub(super) const AUTHORITY_CHANGES: StateFile = StateFile::of_knowledge("authorities.json", 1);
@@ -41,7 +41,7 @@ struct AuthorityChangesFile {
     changes: BTreeMap<Authority, AuthorityChange>,
 }
 
-fn path() -> PathBuf {
+pub(super) fn path() -> PathBuf {
     Path::new(STATE_DIR).join(AUTHORITY_CHANGES.name)
 }
 
@@ -50,23 +50,13 @@ impl Root {
     ///
     /// # Errors
     /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and errors of the system.
-    pub fn authority_changes(&self) -> Result<BTreeMap<Authority, AuthorityChange>, Error> {
+    pub(crate) fn authority_changes(&self) -> Result<BTreeMap<Authority, AuthorityChange>, Error> {
         let Some(found) = self.read(path())? else {
             return Ok(BTreeMap::new());
         };
         let file: AuthorityChangesFile =
             AUTHORITY_CHANGES.parse(&found.bytes, self.on_this_machine(path()))?;
         Ok(file.changes)
-    }
-}
-
-impl Commit {
-    /// Records all CA changes that are under way once this commit is done.
-    pub fn authority_changes(
-        &mut self,
-        changes: BTreeMap<Authority, AuthorityChange>,
-    ) -> &mut Self {
-        self.file(path(), to_json(changes), Mode::Other(0o600))
     }
 }
 

@@ -8,6 +8,7 @@ use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
 use super::amendment::Amendment;
+use super::changes::{self, AuthorityChange};
 use super::desired::{DesiredContents, DesiredFile, DesiredState, Mode};
 use super::dir::temporary_name;
 use super::error::{Error, Note};
@@ -142,13 +143,13 @@ impl Commit {
 
     /// Makes the files of this commit one step of a CA change: if a component does not become ready with them, all of
     /// them are rolled back to `former`.
-    pub fn trust_step(&mut self, former: FormerTrust) -> &mut Self {
+    pub(crate) fn trust_step(&mut self, former: FormerTrust) -> &mut Self {
         self.amendment.former_trust = Some(former);
         self
     }
 
     /// Ends the step of this authority's change: this commit rolls it back.
-    pub fn rolls_back(&mut self, authority: Authority) -> &mut Self {
+    pub(crate) fn rolls_back(&mut self, authority: Authority) -> &mut Self {
         self.amendment.rolled_back = Some(authority);
         self
     }
@@ -157,6 +158,18 @@ impl Commit {
     pub fn restored(&mut self, changed: Changed) -> &mut Self {
         self.amendment.restored.push(changed);
         self
+    }
+
+    /// Records all CA changes that are under way once this commit is done.
+    pub(crate) fn authority_changes(
+        &mut self,
+        changes: BTreeMap<Authority, AuthorityChange>,
+    ) -> &mut Self {
+        self.file(
+            changes::path(),
+            changes::to_json(changes),
+            Mode::Other(0o600),
+        )
     }
 
     /// Removes the record of a change whose effect was verified; a later change of the same file stays.

@@ -163,7 +163,7 @@ impl Dir {
     ///
     /// # Errors
     /// As [`Dir::read`].
-    pub fn read_uncached(
+    pub(crate) fn read_uncached(
         &self,
         name: impl AsRef<OsStr>,
         limit: u64,
@@ -181,7 +181,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn is_volatile(&self) -> Result<bool, Error> {
+    pub(crate) fn is_volatile(&self) -> Result<bool, Error> {
         let failed = |errno| Error::io("look at the file system of", &self.path, errno);
         let found = fstatfs(&self.fd).map_err(failed)?;
         if found.filesystem_type() != OVERLAYFS_SUPER_MAGIC {
@@ -202,7 +202,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn is_below(&self, others: &[(u64, u64)]) -> Result<bool, Error> {
+    pub(crate) fn is_below(&self, others: &[(u64, u64)]) -> Result<bool, Error> {
         let failed = |errno| Error::io("look at the directories above", &self.path, errno);
         let mut fd = openat(&self.fd, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
         let mut before = None;
@@ -247,7 +247,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn list_at_most(&self, limit: usize) -> Result<Vec<OsString>, Error> {
+    pub(crate) fn list_at_most(&self, limit: usize) -> Result<Vec<OsString>, Error> {
         self.scan(|name| !is_temporary_name(name), limit.saturating_add(1))
     }
 
@@ -338,7 +338,7 @@ impl Dir {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn is_mount_point(&self, name: &OsStr) -> Result<bool, Error> {
+    pub(crate) fn is_mount_point(&self, name: &OsStr) -> Result<bool, Error> {
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_NO_XDEV);

@@ -222,7 +222,7 @@ impl Error {
     }
 
     /// Returns true if the path is on a mount of this machine that is visible below another root.
-    pub fn is_this_machine(&self) -> bool {
+    pub(crate) fn is_this_machine(&self) -> bool {
         matches!(
             self,
             Error::Unsafe {
@@ -233,7 +233,7 @@ impl Error {
     }
 
     /// Returns true if a file or directory is refused because its owner or mode gives other users access.
-    pub fn is_access_refusal(&self) -> bool {
+    pub(crate) fn is_access_refusal(&self) -> bool {
         matches!(self, Error::Untrusted { .. } | Error::NotPrivate { .. })
     }
 
@@ -268,7 +268,7 @@ impl Error {
 }
 
 /// Returns true if `error`, or a cause below it, refuses a file or directory because of its owner or mode.
-pub fn is_access_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
+pub(crate) fn is_access_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
     machine::causes(error)
         .filter_map(|cause| cause.downcast_ref::<Error>())
         .any(Error::is_access_refusal)

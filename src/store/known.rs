@@ -39,7 +39,7 @@ impl KnownDirectories {
 
     /// Adds a directory that the configuration names.
     #[must_use]
-    pub fn with_directory(mut self, directory: &Path) -> Self {
+    pub(crate) fn with_directory(mut self, directory: &Path) -> Self {
         self.0.insert(directory.to_owned());
         self
     }

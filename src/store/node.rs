@@ -142,7 +142,7 @@ impl Root {
     ///
     /// # Errors
     /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and errors of the system.
-    pub fn kept_node(&self) -> Result<Option<KeptNode>, Error> {
+    pub(crate) fn kept_node(&self) -> Result<Option<KeptNode>, Error> {
         let Some(found) = self.read(kept_node_path())? else {
             return Ok(None);
         };
@@ -160,7 +160,7 @@ impl Store {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn keep_node<'a>(
+    pub(crate) fn keep_node<'a>(
         &self,
         kept: &KeptNode,
         files: impl IntoIterator<Item = (&'a Path, &'a [u8])>,

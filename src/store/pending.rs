@@ -312,7 +312,7 @@ impl Store {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn keep_csr(
+    pub(crate) fn keep_csr(
         &self,
         slot: Slot,
         csr_pem: &[u8],

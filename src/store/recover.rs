@@ -35,7 +35,7 @@ impl Root {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn has_unfinished(&self) -> Result<bool, Error> {
+    pub(crate) fn has_unfinished(&self) -> Result<bool, Error> {
         for name in [JOURNAL.name, STAGING.name] {
             if self.metadata(format!("{STATE_DIR}/{name}"))?.is_some() {
                 return Ok(true);
@@ -48,7 +48,7 @@ impl Root {
     ///
     /// # Errors
     /// If the record of them cannot be read.
-    pub fn unfinished_in(&self) -> Result<Vec<PathBuf>, Error> {
+    pub(crate) fn unfinished_in(&self) -> Result<Vec<PathBuf>, Error> {
         let path = Path::new(STATE_DIR).join(STAGING.name);
         let Some(found) = self.read(&path)? else {
             return Ok(Vec::new());
@@ -72,7 +72,7 @@ impl Locked {
     ///
     /// # Errors
     /// As [`Locked::recover`].
-    pub fn recover_in(
+    pub(crate) fn recover_in(
         self,
         known: &KnownDirectories,
         now: OffsetDateTime,

@@ -126,7 +126,7 @@ impl Root {
     ///
     /// # Errors
     /// [`Error::Damaged`] and [`Error::NewerFormat`] for a record that cannot be read, and errors of the system.
-    pub fn unsettled(&self) -> Result<Unsettled, Error> {
+    pub(crate) fn unsettled(&self) -> Result<Unsettled, Error> {
         let path = Path::new(STATE_DIR).join(RESTARTS.name);
         match self.read(&path)? {
             Some(found) => RESTARTS.parse(&found.bytes, self.on_this_machine(path)),

@@ -93,13 +93,13 @@ impl Root {
     /// of it.
     ///
     /// For callers that report a file as unreadable, or treat it as missing, and continue: their conclusions may be wrong.
-    pub fn machine_fault(&self) -> Option<String> {
+    pub(crate) fn machine_fault(&self) -> Option<String> {
         let fault = self.0.machine_fault.lock();
         fault.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Clears the value of [`Root::machine_fault`], before everything is read again.
-    pub fn forget_machine_fault(&self) {
+    pub(crate) fn forget_machine_fault(&self) {
         let fault = self.0.machine_fault.lock();
         *fault.unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -122,7 +122,7 @@ impl Root {
     }
 
     /// Returns true if this root is `/`, so that the node is this machine.
-    pub fn is_this_machine(&self) -> bool {
+    pub(crate) fn is_this_machine(&self) -> bool {
         self.0.path == Path::new("/")
     }
 
@@ -211,7 +211,7 @@ impl Root {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn sync_around(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+    pub(crate) fn sync_around(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let failed = |errno| self.error("write", path, errno);
         let file = self.resolve(path, READ).map_err(failed)?;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::READ_LIMIT;
 use super::dir::{Dir, Metadata, READ, errno_from, stat_open, temporary_name};
 use super::error::{Error, Note};
-use super::state_file::{self, StateFile, Versioned};
+use super::state_file::{self, StateFile};
 
 pub(super) const STAGING: StateFile = StateFile::of_work("staging.json", 1);
 /// Size of a buffer for the usual names and values of extended attributes.
@@ -50,14 +50,10 @@ impl StagingRecord {
 
     /// Writes the record. The caller syncs the file.
     pub(super) fn write(&self, state: &Dir) -> Result<File, Error> {
-        let versioned = Versioned {
-            version: STAGING.version,
-            record: self,
-        };
-        let json = serde_json::json!(versioned).to_string();
+        let json = STAGING.to_compact_json(self);
         let name = OsStr::new(STAGING.name);
         state.unlink(name)?;
-        state.create(name, json.as_bytes())
+        state.create(name, &json)
     }
 }
 

@@ -24,8 +24,8 @@ const FINISH_WITH_NEWER: &str =
 const REPLACE_NEWER: &str = "use the newer nodepki, or move the file away and run again";
 
 /// A kind of state file.
-pub(super) struct StateFile {
-    pub(super) name: &'static str,
+pub(crate) struct StateFile {
+    pub(crate) name: &'static str,
     /// The newest version that can be read.
     pub(super) version: u64,
     newer: &'static str,
@@ -61,7 +61,7 @@ impl StateFile {
     }
 
     /// A file that stays. Without it a run knows less, but works.
-    pub(super) const fn of_knowledge(name: &'static str, version: u64) -> StateFile {
+    pub(crate) const fn of_knowledge(name: &'static str, version: u64) -> StateFile {
         let newer = REPLACE_NEWER;
         StateFile {
             name,
@@ -74,7 +74,7 @@ impl StateFile {
     ///
     /// # Errors
     /// [`Error::NewerFormat`] and [`Error::Damaged`].
-    pub(super) fn parse<T: DeserializeOwned>(
+    pub(crate) fn parse<T: DeserializeOwned>(
         &self,
         json: &[u8],
         path: PathBuf,
@@ -102,13 +102,21 @@ impl StateFile {
     ///
     /// Timestamps are the only part that could fail, and RFC 3339 covers the years that certificates can contain.
     pub(super) fn to_json(&self, record: &impl Serialize) -> Vec<u8> {
-        let versioned = Versioned {
-            version: self.version,
-            record,
-        };
-        let mut json = serde_json::to_vec_pretty(&versioned).unwrap_or_default();
+        let mut json = serde_json::to_vec_pretty(&self.versioned(record)).unwrap_or_default();
         json.push(b'\n');
         json
+    }
+
+    /// As [`StateFile::to_json`], on one line without a newline.
+    pub(crate) fn to_compact_json(&self, record: &impl Serialize) -> Vec<u8> {
+        serde_json::to_vec(&self.versioned(record)).unwrap_or_default()
+    }
+
+    fn versioned<'a, T>(&self, record: &'a T) -> Versioned<'a, T> {
+        Versioned {
+            version: self.version,
+            record,
+        }
     }
 }
 

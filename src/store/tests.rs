@@ -93,7 +93,8 @@ fn ticket(root: &Root) -> Result<Ticket, Error> {
 
 #[test]
 fn reads_knowledge_of_release_0_1_0() {
-    let root = fixture().root;
+    let fixture = fixture();
+    let root = &fixture.root;
     let issued = root.issued().unwrap();
     assert_eq!(issued.len(), 2);
     let apiserver = &issued[&CertName::Apiserver];
@@ -142,8 +143,9 @@ fn reads_restarts_of_release_0_1_0() {
 
 #[test]
 fn reads_unfinished_work_of_release_0_1_0() {
-    let root = fixture().root;
-    let journal = journal(&root).unwrap();
+    let fixture = fixture();
+    let root = &fixture.root;
+    let journal = journal(root).unwrap();
     assert_eq!(journal.entries.len(), 4);
     assert_eq!(*journal.entries[0].content.as_ref().unwrap().0, b"key");
     assert!(journal.entries[2].link().is_some());
@@ -156,10 +158,10 @@ fn reads_unfinished_work_of_release_0_1_0() {
         Path::new("/etc/kubernetes/pki"),
         Path::new("/etc/kubernetes"),
     ];
-    assert_eq!(staging(&root).unwrap().directories, directories);
+    assert_eq!(staging(root).unwrap().directories, directories);
     assert_eq!(root.unfinished_in().unwrap(), directories);
 
-    let ticket = ticket(&root).unwrap();
+    let ticket = ticket(root).unwrap();
     assert_eq!(ticket.phase, Phase::Requested);
     assert_eq!(ticket.last_error.as_ref().unwrap().class, "transient");
     let tickets = root.tickets().unwrap();
@@ -169,7 +171,8 @@ fn reads_unfinished_work_of_release_0_1_0() {
 /// A renamed Rust type, variant or field must not change a file.
 #[test]
 fn writes_state_files_as_release_0_1_0_did() {
-    let root = fixture().root;
+    let fixture = fixture();
+    let root = &fixture.root;
     let restarts = restarts::to_json(root.unsettled().unwrap()).unwrap();
     for (name, written) in [
         ("issued.json", issued::to_json(root.issued().unwrap())),
@@ -184,11 +187,11 @@ fn writes_state_files_as_release_0_1_0_did() {
         ("restarts.json", restarts.to_vec()),
         (
             "journal.json",
-            journal(&root).unwrap().to_json().unwrap().to_vec(),
+            journal(root).unwrap().to_json().unwrap().to_vec(),
         ),
         (
             "pending/apiserver/ticket.json",
-            pending::ticket_json(&ticket(&root).unwrap()).unwrap(),
+            pending::ticket_json(&ticket(root).unwrap()).unwrap(),
         ),
     ] {
         assert_eq!(

@@ -112,7 +112,11 @@ impl Root {
     ///
     /// # Errors
     /// As [`Root::trusted_dir`].
-    pub fn create_trusted_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<Dir, Error> {
+    pub(crate) fn create_trusted_dir(
+        &self,
+        path: impl AsRef<Path>,
+        mode: u32,
+    ) -> Result<Dir, Error> {
         let reached = self.follow(path.as_ref(), &mut require_trust)?;
         if reached.found.is_some() {
             return Err(not_a_directory(&reached));
@@ -131,7 +135,7 @@ impl Root {
     /// # Errors
     /// [`Error::Untrusted`] for the first directory, link or file that another user controls, [`Error::Unsafe`] for
     /// anything but a regular file, and errors of the system.
-    pub fn read_trusted(&self, path: impl AsRef<Path>) -> Result<Option<Content>, Error> {
+    pub(crate) fn read_trusted(&self, path: impl AsRef<Path>) -> Result<Option<Content>, Error> {
         let path = path.as_ref();
         let reached = self.follow(path, &mut require_trust)?;
         let name = match (reached.rest.as_slice(), &reached.found) {
@@ -271,7 +275,7 @@ impl Dir {
     ///
     /// # Errors
     /// As [`Dir::trusted_dir`].
-    pub fn make_trusted_dir(
+    pub(crate) fn make_trusted_dir(
         &self,
         name: impl AsRef<OsStr>,
         mode: u32,
@@ -291,7 +295,7 @@ impl Dir {
     /// # Errors
     /// [`Error::Untrusted`] for a file that another user controls, [`Error::Unsafe`] for anything but a regular file,
     /// and errors of the system.
-    pub fn read_trusted(&self, name: impl AsRef<OsStr>) -> Result<Option<Content>, Error> {
+    pub(crate) fn read_trusted(&self, name: impl AsRef<OsStr>) -> Result<Option<Content>, Error> {
         let name = name.as_ref();
         let content = self.read(name, READ_LIMIT)?;
         if let Some(content) = &content {
@@ -328,7 +332,7 @@ impl Metadata {
     ///
     /// # Errors
     /// [`Error::Untrusted`].
-    pub fn require_trust(&self, path: &Path) -> Result<(), Error> {
+    pub(crate) fn require_trust(&self, path: &Path) -> Result<(), Error> {
         match is_ours(self.uid) && !is_shared(self) {
             true => Ok(()),
             false => Err(untrusted(path, self, &[])),
@@ -343,7 +347,7 @@ impl Metadata {
     ///
     /// # Errors
     /// [`Error::NotPrivate`].
-    pub fn require_private(&self, path: &Path) -> Result<(), Error> {
+    pub(crate) fn require_private(&self, path: &Path) -> Result<(), Error> {
         let allowed = if is_ours(self.uid) { 0o700 } else { 0o740 };
         match self.mode & 0o777 & !allowed {
             0 => Ok(()),
@@ -358,7 +362,7 @@ impl Metadata {
     ///
     /// # Errors
     /// [`Error::Untrusted`].
-    pub fn require_limited_writers(&self, path: &Path) -> Result<(), Error> {
+    pub(crate) fn require_limited_writers(&self, path: &Path) -> Result<(), Error> {
         match self.mode & 0o002 {
             0 => Ok(()),
             _ => Err(untrusted(path, self, &[self.uid])),
@@ -431,7 +435,7 @@ fn exposure(found: &Metadata) -> Option<Exposure> {
 }
 
 /// Returns true if a user id is that of a person other than the running user, as opposed to root and service accounts.
-pub fn is_personal(uid: u32) -> bool {
+pub(crate) fn is_personal(uid: u32) -> bool {
     !is_ours(uid) && uid >= FIRST_PERSONAL_UID
 }
 

@@ -391,7 +391,7 @@ fn shows_refusal_of_signer_in_the_status() {
     let status = daemon.wait_for_notification("STATUS=etcd-peer");
     assert!(status.contains("not on a Friday"), "{status}");
     assert!(
-        status.contains("somebody has to see to it, next at 20"),
+        status.contains("this needs manual action, next at 20"),
         "{status}"
     );
     daemon.stop();

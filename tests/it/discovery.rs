@@ -216,7 +216,7 @@ fn tells_wrong_token_from_tampered_cluster_info() {
         ExitCode::Refused,
         &[
             "cluster-info was changed on its way",
-            "find out who answers",
+            "find out which server answers",
         ],
     );
 }
@@ -290,7 +290,10 @@ fn names_each_fault_of_cluster_info() {
                 "kubeadm init phase bootstrap-token",
             ],
         ),
-        (json!({"kind": "Pod"}), &["is unusable: it is no ConfigMap"]),
+        (
+            json!({"kind": "Pod"}),
+            &["is unusable: it is not a ConfigMap"],
+        ),
         (json!("half of"), &["is unusable"]),
     ] {
         let gateway = Gateway::to(None);
@@ -331,7 +334,7 @@ fn rejects_server_in_between() {
             &by_token(&between, pins),
             ExitCode::Refused,
             &[
-                "has not shown that it is of the cluster",
+                "has not proven that it belongs to the cluster",
                 &format!("names {}", genuine.url()),
             ],
         );
@@ -377,7 +380,7 @@ fn requires_same_cluster_info_over_verified_connection() {
         &gateway,
         &by_token(&gateway, &[gateway.ca_pin()]),
         ExitCode::Refused,
-        &["was another one when it was read again"],
+        &["differed when it was read again"],
     );
 }
 

@@ -149,7 +149,10 @@ fn discovers_cluster_like_kubeadm() {
             elsewhere,
         ),
         (shared.at("[2001:db8::100]:6443", TOKEN, &[&pin]), elsewhere),
-        (unsafe_skip, "is believed for the token's signature alone"),
+        (
+            unsafe_skip,
+            "is trusted because of the token's signature alone",
+        ),
         (
             format!("{{file: {{kubeConfigPath: /etc/cluster.conf}}, tlsBootstrapToken: {TOKEN}}}"),
             "",
@@ -272,7 +275,7 @@ fn refuses_cluster_info_without_valid_signature() {
         (
             json!({"kubeconfig": kubeconfig.replace("api.prod", "api.evil")}),
             77,
-            "cluster-info was changed and not signed anew",
+            "cluster-info was changed and not signed again",
         ),
         (
             json!({"kubeconfig": kubeconfig[..300]}),

@@ -325,13 +325,13 @@ fn reports_disk_faults_and_loses_nothing() {
         (
             "EROFS",
             77,
-            "the file system is read-only; mount it read-write (`mount -o remount,rw ...`), or name the directory in ReadWritePaths= of the systemd unit that this is run by, and run again",
+            "the file system is read-only; mount it read-write (`mount -o remount,rw ...`), or add the directory to ReadWritePaths= of the systemd unit that runs nodepki, and run again",
         ),
         ("EIO", 75, "EIO: I/O error"),
         (
             "EACCES",
             77,
-            "run as root, and look for a security policy (SELinux, AppArmor) if this is root",
+            "run as root; if nodepki runs as root, examine the security policy (SELinux, AppArmor)",
         ),
     ] {
         for failpoint in failpoint::STORE {

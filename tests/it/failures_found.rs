@@ -89,7 +89,7 @@ fn refuses_directory_in_place_of_a_file() {
         assert_refused(
             &node,
             &[&format!(
-                "nodepki: {} is a directory (a container runtime makes one when a hostPath file is missing); remove it with rmdir and run again",
+                "nodepki: {} is a directory (a container runtime creates one if a hostPath file is missing); remove it with rmdir and run again",
                 node.path(path).display()
             )],
         );
@@ -630,7 +630,7 @@ fn never_writes_through_symbolic_links() {
     // It is not replaced.
     node.write(inside, "");
     let words = format!(
-        "nodepki: {} is a symbolic link to {}; nodepki replaces files, not what links point to: put the file itself here and run again",
+        "nodepki: {} is a symbolic link to {}; nodepki replaces files, not the targets of links: put the file itself here and run again",
         node.path(path).display(),
         node.path(inside).display()
     );

@@ -209,7 +209,7 @@ fn finds_read_only_etc_before_sending_requests() {
         r#"mount --bind "$1/etc" "$1/etc"; mount -o remount,ro,bind "$1/etc""#,
     );
     ran.ended(77)
-        .says("the file system is read-only; mount it read-write (`mount -o remount,rw ...`), or name the directory in ReadWritePaths= of the systemd unit that this is run by, and run again")
+        .says("the file system is read-only; mount it read-write (`mount -o remount,rw ...`), or add the directory to ReadWritePaths= of the systemd unit that runs nodepki, and run again")
         .says("/etc/kubernetes");
     before.unchanged(&node.etc());
     assert_eq!(node.exchanges(), []);

@@ -437,7 +437,7 @@ fn tells_refused_client_certificate_from_lost_response() {
         assert_fails(
             get(endpoint(&gateway)),
             &Kind::Refused,
-            &["wants a client certificate, and none is configured"],
+            &["requires a client certificate, and none is configured"],
         );
         assert!(gateway.requests().is_empty());
     }

@@ -228,12 +228,12 @@ fn warns_if_textfile_cannot_be_written() {
     fs::remove_dir(node.path(DIRECTORY)).unwrap();
     node.ask()
         .done()
-        .says("the metrics are not in")
-        .says("there is no directory")
+        .says("cannot write the metrics to")
+        .says("does not exist; create it")
         .says("--collector.textfile.directory");
     // A directory in place of the file.
     fs::create_dir_all(node.path(TEXTFILE)).unwrap();
-    node.ask().done().says("the metrics are not in");
+    node.ask().done().says("cannot write the metrics to");
     assert!(node.path(TEXTFILE).is_dir());
 }
 
@@ -367,7 +367,7 @@ async fn serves_metrics_and_health_of_the_daemon() {
         metrics.ended(&loaded.setup, ExitCode::Done, Some(late), late);
         let (head, body) = request(address, "GET", "/healthz").await;
         assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
-        assert!(body.contains("has not begun"), "{body}");
+        assert!(body.contains("has not started"), "{body}");
         let _recorder = metrics.recorder(&loaded.setup, &Silent, late);
         let (_, body) = request(address, "GET", "/healthz").await;
         assert!(body.contains("a step has been under way since"), "{body}");

@@ -484,7 +484,7 @@ fn refuses_to_read_anything_but_regular_files() {
     for (path, words) in [
         (
             "/etc/kubernetes/scheduler.conf",
-            "a container runtime makes one when a hostPath file is missing",
+            "a container runtime creates one if a hostPath file is missing",
         ),
         ("/etc/pipe", "is a named pipe"),
         ("/etc/loop", "too many symbolic links"),

@@ -1,13 +1,13 @@
-//! Discovery by a kubeconfig that somebody has put on the node, or serves over HTTPS.
+//! Discovery by a kubeconfig on the node or from an HTTPS server.
 //!
-//! It is believed for the place it comes from: the CA certificates in it, whatever they are, are those of the
-//! cluster. `discovery.tlsBootstrapToken` goes before the credentials in it, as in kubeadm.
+//! The file is trusted because of its origin: the CA certificates in it are those of the cluster.
+//! `discovery.tlsBootstrapToken` takes precedence over the credentials in it, as in kubeadm.
 
 use std::path::Path;
 
 use zeroize::Zeroizing;
 
-use super::{Discovered, Error, Network, Refusal, TIMEOUT, https, read_cluster_info};
+use super::{Discovered, Error, Failure, Network, REQUEST_TIMEOUT, https, read_cluster_info};
 use crate::cluster::api::{self, Access, Token};
 use crate::http::{self, Call, Client, Url};
 use crate::kube::cluster_info::ClusterInfo;
@@ -16,7 +16,7 @@ use crate::kube::kubeconfig::{Current, Kubeconfig, resolve_path};
 use crate::x509::TrustBundle;
 use crate::yaml::schema::SecretFile;
 
-const MEND: &str = "make it with: kubectl config view --raw --minify --flatten";
+const CREATE_KUBECONFIG: &str = "create it with: kubectl config view --raw --minify --flatten";
 
 pub(super) async fn discover(
     network: &Network,
@@ -30,7 +30,7 @@ pub(super) async fn discover(
     let server = current
         .server
         .clone()
-        .ok_or_else(|| file.wrong("names no server".to_owned(), MEND))?;
+        .ok_or_else(|| file.invalid("names no server".to_owned(), CREATE_KUBECONFIG))?;
     let access = file.access(current, &server, &authority, token)?;
     let mut found = Discovered {
         server,
@@ -55,7 +55,7 @@ impl File<'_> {
         };
         match std::str::from_utf8(&bytes) {
             Ok(text) => Ok(Zeroizing::new(text.to_owned())),
-            Err(_) => Err(self.wrong("is not UTF-8 text".to_owned(), MEND)),
+            Err(_) => Err(self.invalid("is not UTF-8 text".to_owned(), CREATE_KUBECONFIG)),
         }
     }
 
@@ -70,10 +70,11 @@ impl File<'_> {
             })
     }
 
-    /// By the CAs of the operating system, as kubeadm does.
+    /// Fetches the file, trusting the CAs of the operating system, as kubeadm does.
     async fn fetch(&self, address: &str) -> Result<Vec<u8>, Error> {
-        let wrong = |why: String| self.wrong(why, "correct discovery.file.kubeConfigPath");
-        let url = Url::parse(address).map_err(|error| wrong(format!("has no address: {error}")))?;
+        let invalid = |why: String| self.invalid(why, "correct discovery.file.kubeConfigPath");
+        let url = Url::parse(address)
+            .map_err(|error| invalid(format!("has no valid address: {error}")))?;
         let path = match url.query() {
             Some(query) => format!("{}?{query}", url.path()),
             None => url.path().to_owned(),
@@ -83,34 +84,34 @@ impl File<'_> {
         base.set_query(None);
         let mut endpoint = http::Endpoint::new(base);
         endpoint.tls.system_roots = true;
-        endpoint.timeout = TIMEOUT;
+        endpoint.timeout = REQUEST_TIMEOUT;
         let http = |error: http::Error| Error::Call {
             doing: format!("fetching the discovery file {}", self.source),
             source: error.into(),
         };
         let client =
             Client::new(endpoint, self.network.files.clone(), self.network.clock).map_err(http)?;
-        let patient = async || match client.send(Call::get(&path)).await {
+        let request = async || match client.send(Call::get(&path)).await {
             Ok(answer) if answer.is_success() => Ok(answer.body),
-            Ok(answer) => Err(Refusal::Final(wrong(format!(
+            Ok(answer) => Err(Failure::Final(invalid(format!(
                 "cannot be fetched: HTTP {}",
                 answer.status
             )))),
-            Err(error) => Err(Refusal::of(http(error))),
+            Err(error) => Err(Failure::of(http(error))),
         };
-        self.network.patiently(patient).await
+        self.network.retry(request).await
     }
 
     fn parse(&self, text: &str) -> Result<Current, Error> {
         let current = Kubeconfig::parse(text)
             .and_then(|kubeconfig| kubeconfig.to_join())
-            .map_err(|error| self.wrong(format!("cannot be used: {error}"), MEND))?;
+            .map_err(|error| self.invalid(format!("cannot be used: {error}"), CREATE_KUBECONFIG))?;
         if current.beyond.is_empty() {
             return Ok(current);
         }
-        Err(self.wrong(
+        Err(self.invalid(
             format!("has {}, which nodepki does not follow", current.beyond.join(", ")),
-            "use one with certificate-authority-data, and with a token, a client certificate or no user at all",
+            "use one with certificate-authority-data, and with a token, a client certificate or no user",
         ))
     }
 
@@ -118,19 +119,24 @@ impl File<'_> {
         let pem = match (&current.authority, &current.authority_file, self.source) {
             (Some(pem), _, _) => pem.clone(),
             (None, Some(name), DiscoveryFile::Path(path)) => {
-                self.local(&resolve_path(path, name))?.to_vec()
+                self.local(&relative_to(path, name))?.to_vec()
             }
-            _ => return Err(self.wrong("has no certificate-authority-data".to_owned(), MEND)),
+            _ => {
+                return Err(self.invalid(
+                    "has no certificate-authority-data".to_owned(),
+                    CREATE_KUBECONFIG,
+                ));
+            }
         };
         TrustBundle::from_pem(&pem).map_err(|error| {
-            self.wrong(
-                format!("has CA certificates that cannot be used: {error}"),
-                MEND,
+            self.invalid(
+                format!("has CA certificates that are not valid: {error}"),
+                CREATE_KUBECONFIG,
             )
         })
     }
 
-    /// As whom the node speaks.
+    /// Returns the server with the credential of the node.
     fn access(
         &self,
         mut current: Current,
@@ -148,28 +154,31 @@ impl File<'_> {
             (None, DiscoveryFile::Path(path)) => {
                 return Ok(Access::Kubeconfig {
                     file: SecretFile::Path(path.clone()),
-                    timeout: TIMEOUT,
+                    timeout: REQUEST_TIMEOUT,
                 });
             }
             (None, DiscoveryFile::Url(_)) => match current.token.take() {
                 Some(token) if !has_certificate && current.token_file.is_none() => token,
                 _ => {
-                    return Err(self.wrong(
+                    return Err(self.invalid(
                         "has credentials that are not a token".to_owned(),
                         "store it on the node and set discovery.file.kubeConfigPath to its path",
                     ));
                 }
             },
         };
-        let wrong = |field: &str, why: String| {
-            self.wrong(format!("has a {field} that is no address: {why}"), MEND)
+        let invalid = |field: &str, why: String| {
+            self.invalid(
+                format!("has a {field} that is not a valid address: {why}"),
+                CREATE_KUBECONFIG,
+            )
         };
-        let mut endpoint = https(server).map_err(|why| wrong("server", why))?;
+        let mut endpoint = https(server).map_err(|why| invalid("server", why))?;
         endpoint.tls.ca_pem = Some(authority.to_pem().into_bytes());
         endpoint.tls.server_name = current.server_name.take();
         if let Some(proxy) = &current.proxy {
             let proxy = Url::parse(proxy);
-            endpoint.proxy = Some(proxy.map_err(|error| wrong("proxy-url", error.to_string()))?);
+            endpoint.proxy = Some(proxy.map_err(|error| invalid("proxy-url", error.to_string()))?);
         }
         Ok(Access::Direct {
             endpoint: Box::new(endpoint),
@@ -177,22 +186,22 @@ impl File<'_> {
         })
     }
 
-    /// Makes sure that the server is there and is the right one; what it says of itself is only compared. As it may
-    /// permit `cluster-info` to anonymous clients alone, 403 is as good an answer.
+    /// Verifies that the server is reachable and has a trusted certificate. Its `cluster-info` is only compared; the server
+    /// may allow it to anonymous clients only, so that 403 is accepted too.
     async fn confirm(&self, found: &mut Discovered) -> Result<(), Error> {
         let api = self.network.api(&found.server, found.access.clone())?;
-        let patient = async || match read_cluster_info(&api).await {
+        let request = async || match read_cluster_info(&api).await {
             Ok(object) => Ok(object),
             Err(api::Error::Refused(status)) if status.code == 403 => Ok(None),
-            Err(error) => Err(Refusal::of(Error::call(&found.server, error))),
+            Err(error) => Err(Failure::of(Error::call(&found.server, error))),
         };
-        let object = self.network.patiently(patient).await?;
+        let object = self.network.retry(request).await?;
         let info = object.and_then(|object| ClusterInfo::read(&object).ok());
         if let Some(cluster) = info.and_then(|info| info.cluster().ok())
             && cluster.server != found.server
         {
             found.notes.push(format!(
-                "cluster-info names {} as the API server; {}, which the discovery file names, is verified and used",
+                "cluster-info names {} as the API server; {} from the discovery file is verified and used",
                 cluster.server, found.server
             ));
         }
@@ -206,11 +215,16 @@ impl File<'_> {
         }
     }
 
-    fn wrong(&self, why: String, advice: &'static str) -> Error {
+    fn invalid(&self, why: String, advice: &'static str) -> Error {
         Error::File {
             file: self.shown(),
             why,
             advice,
         }
     }
+}
+
+/// Resolves a path relative to the kubeconfig, as client-go does.
+fn relative_to(kubeconfig: &Path, name: &str) -> PathBuf {
+    kubeconfig.parent().unwrap_or(Path::new("/")).join(name)
 }

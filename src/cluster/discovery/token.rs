@@ -1,9 +1,10 @@
 //! Discovery by `cluster-info` and a bootstrap token.
 //!
-//! What anybody may have sent is believed for the token's signature, its certificates for the pins, and then the same
-//! is read again from a server that these certificates vouch for. Nobody learns the token before that.
+//! The first copy may come from any server. It is trusted because of its signature by the token, its certificates because
+//! of the pins. Then the same object is read again from a server with a certificate of these CAs. The token is not sent
+//! before that.
 
-use super::{Discovered, Error, Network, Refusal, https, read_cluster_info};
+use super::{Discovered, Error, Failure, Network, https, read_cluster_info};
 use crate::cluster::api::{self, Access, Api, Token};
 use crate::http;
 use crate::kube::cluster_info::{self, Cluster, ClusterInfo, named, require_pins};
@@ -19,67 +20,69 @@ pub(super) async fn discover(
     endpoint: &Endpoint,
     pins: &[[u8; 32]],
 ) -> Result<Discovered, Error> {
-    let inquiry = Inquiry {
+    let discovery = TokenDiscovery {
         network,
         token,
         pins,
         server: format!("https://{}", endpoint.authority(DEFAULT_PORT)),
     };
-    let info = inquiry.first_copy().await?;
-    let cluster = match inquiry.judge(&info) {
+    let info = discovery.first_copy().await?;
+    let cluster = match discovery.verify(&info) {
         Ok(cluster) => cluster,
-        Err(cluster_info::Error::Signature { id }) => return Err(inquiry.blame(&info, id).await),
-        Err(refusal) => return Err(inquiry.refused(refusal)),
+        Err(cluster_info::Error::Signature { id }) => {
+            return Err(discovery.explain_mismatch(&info, id).await);
+        }
+        Err(refusal) => return Err(discovery.refused(refusal)),
     };
-    inquiry.confirm(&info, &cluster).await?;
+    discovery.confirm(&info, &cluster).await?;
 
-    let server = inquiry.server.clone();
+    let server = discovery.server.clone();
     let mut notes = Vec::new();
     if pins.is_empty() {
         notes.push(format!(
-            "the CA of the cluster is believed for the token's signature alone: {}; set \
+            "the CA of the cluster is trusted because of the token's signature alone: {}; set \
              discovery.bootstrapToken.caCertHashes to its pin if it is right",
             named(cluster.authority.certificates())
         ));
     }
     if cluster.server != server {
         notes.push(format!(
-            "cluster-info names {} as the API server; {server}, which the JoinConfiguration names, is verified and used",
+            "cluster-info names {} as the API server; {server} from the JoinConfiguration is verified and used",
             cluster.server
         ));
     }
     let held = Token::Held(bearer.to_bearer());
     Ok(Discovered {
-        access: inquiry.access(Some(&cluster.authority), Some(held))?,
+        access: discovery.access(Some(&cluster.authority), Some(held))?,
         server,
         authority: cluster.authority,
         notes,
     })
 }
 
-/// One discovery and what it goes by.
-struct Inquiry<'a> {
+/// One discovery with its inputs.
+struct TokenDiscovery<'a> {
     network: &'a Network,
     token: &'a BootstrapToken,
     pins: &'a [[u8; 32]],
     server: String,
 }
 
-impl Inquiry<'_> {
-    /// Whoever answers, when there is a signature by the token: kube-controller-manager adds it a while after the
-    /// token was made.
+impl TokenDiscovery<'_> {
+    /// Reads cluster-info from any server, and waits for the signature by the token: kube-controller-manager adds it some
+    /// time after the token was created.
     async fn first_copy(&self) -> Result<ClusterInfo, Error> {
         let api = self.api(None)?.provisional();
-        let patient = async || match read_cluster_info(&api).await {
+        let request = async || match read_cluster_info(&api).await {
             Ok(Some(object)) => match ClusterInfo::read(&object) {
                 Ok(info) if info.is_signed_for(self.token) => Ok(info),
-                Ok(_) => Err(Refusal::NotYet(Error::NoSignature {
+                Ok(_) => Err(Failure::NotYet(Error::NoSignature {
                     server: self.server.clone(),
                     id: self.token.id().to_owned(),
                 })),
-                Err(refusal) => Err(Refusal::NotYet(self.refused(refusal))),
+                Err(refusal) => Err(Failure::NotYet(self.refused(refusal))),
             },
-            Ok(None) => Err(Refusal::NotYet(Error::NoClusterInfo {
+            Ok(None) => Err(Failure::NotYet(Error::NoClusterInfo {
                 server: self.server.clone(),
             })),
             Err(api::Error::Refused(status)) if matches!(status.code, 401 | 403) => {
@@ -87,23 +90,24 @@ impl Inquiry<'_> {
                     server: self.server.clone(),
                     status: status.code,
                 };
-                // 401: anonymous access is off. 403: nobody has permitted it, which `kubeadm init` does late.
+                // 401: anonymous access is disabled. 403: it is not allowed yet, which `kubeadm init` does late.
                 Err(match status.code {
-                    401 => Refusal::Final(error),
-                    _ => Refusal::NotYet(error),
+                    401 => Failure::Final(error),
+                    _ => Failure::NotYet(error),
                 })
             }
-            Err(error) => Err(Refusal::of(Error::call(&self.server, error))),
+            Err(error) => Err(Failure::of(Error::call(&self.server, error))),
         };
-        self.network.patiently(patient).await
+        self.network.retry(request).await
     }
 
-    fn judge(&self, info: &ClusterInfo) -> Result<Cluster, cluster_info::Error> {
+    fn verify(&self, info: &ClusterInfo) -> Result<Cluster, cluster_info::Error> {
         info.verify(self.token)?;
-        self.pinned(info)
+        self.verify_pins(info)
     }
 
-    fn pinned(&self, info: &ClusterInfo) -> Result<Cluster, cluster_info::Error> {
+    /// Verifies the certificates by the pins.
+    fn verify_pins(&self, info: &ClusterInfo) -> Result<Cluster, cluster_info::Error> {
         let cluster = info.cluster()?;
         if !self.pins.is_empty() {
             require_pins(&cluster.authority, self.pins, self.token)?;
@@ -111,34 +115,38 @@ impl Inquiry<'_> {
         Ok(cluster)
     }
 
-    /// The same from a server that the certificates vouch for.
+    /// Reads cluster-info again from a server with a certificate of these CAs, and compares the two.
     async fn confirm(&self, info: &ClusterInfo, cluster: &Cluster) -> Result<(), Error> {
         let api = self.api(Some(&cluster.authority))?;
-        let patient = async || match read_cluster_info(&api).await {
+        let request = async || match read_cluster_info(&api).await {
             Ok(object) => match object.map(|object| ClusterInfo::read(&object)) {
                 Some(Ok(second)) if second.says_the_same_as(info) => Ok(()),
-                _ => Err(Refusal::Final(Error::Changed {
+                _ => Err(Failure::Final(Error::Changed {
                     server: self.server.clone(),
                 })),
             },
             Err(api::Error::Http(source)) if *source.kind() == http::Kind::Untrusted => {
-                Err(Refusal::Final(Error::Impostor {
+                Err(Failure::Final(Error::Impostor {
                     server: self.server.clone(),
                     named: cluster.server.clone(),
                     source: Box::new(source),
                 }))
             }
-            Err(error) => Err(Refusal::of(Error::call(&self.server, error))),
+            Err(error) => Err(Failure::of(Error::call(&self.server, error))),
         };
-        self.network.patiently(patient).await
+        self.network.retry(request).await
     }
 
-    /// Content and secret do not fit each other. A server that the pins vouch for knows which of the two is wrong.
-    async fn blame(&self, info: &ClusterInfo, id: String) -> Error {
+    /// Finds out whether the content or the token's secret is wrong if the signature does not match: by the content from a
+    /// server with a pinned CA.
+    async fn explain_mismatch(&self, info: &ClusterInfo, id: String) -> Error {
         let server = self.server.clone();
         let unknown = cluster_info::Error::Signature { id: id.clone() };
-        let vouched = self.pinned(info).ok().filter(|_| !self.pins.is_empty());
-        let Some(Ok(api)) = vouched.map(|cluster| self.api(Some(&cluster.authority))) else {
+        let trusted = self
+            .verify_pins(info)
+            .ok()
+            .filter(|_| !self.pins.is_empty());
+        let Some(Ok(api)) = trusted.map(|cluster| self.api(Some(&cluster.authority))) else {
             return self.refused(unknown);
         };
         match read_cluster_info(&api).await {
@@ -164,12 +172,12 @@ impl Inquiry<'_> {
         token: Option<Token>,
     ) -> Result<Access, Error> {
         let mut endpoint = https(&self.server).map_err(|why| {
-            let unusable = api::Error::Local {
+            let invalid = api::Error::Local {
                 file: format!("the address {}", self.server),
                 why: format!("cannot be used: {why}"),
                 advice: "correct discovery.bootstrapToken.apiServerEndpoint",
             };
-            Error::call(&self.server, unusable)
+            Error::call(&self.server, invalid)
         })?;
         endpoint.tls.ca_pem = authority.map(|authority| authority.to_pem().into_bytes());
         Ok(Access::Direct {

@@ -1,27 +1,26 @@
-//! What is counted, and how it outlives the process: `metrics.json` in the state directory.
+//! The counters, which survive the process: `metrics.json` in the state directory.
 //!
-//! A process counts from zero and adds what it counted to the file, under the lock of the node, so that commands that run
-//! at the same time lose nothing. The file is replaced atomically; one that is damaged is begun anew, as Prometheus
-//! expects of counters.
+//! A process counts from zero and adds its counters to the file, under the lock of the node, so that concurrent commands
+//! lose nothing. The file is replaced atomically. A damaged file counts as empty, since Prometheus expects counters to be
+//! reset.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::exposition::Page;
 use super::families::{ALL, Family, Kind};
-use crate::store::{self, Root, STATE_DIR};
+use crate::store::{self, Root, STATE_DIR, StateFile};
 
-const FILE: &str = "metrics.json";
-const VERSION: u64 = 1;
+const METRICS_FILE: StateFile = StateFile::of_knowledge("metrics.json", 1);
 
-/// Numbers by family and labels, as the page shows both.
+/// Values by family name and labels, in the form of the page.
 type ByLabels<T> = BTreeMap<String, BTreeMap<String, T>>;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Counts {
-    version: u64,
     counters: ByLabels<u64>,
     histograms: ByLabels<Histogram>,
     /// By command.
@@ -34,7 +33,7 @@ struct Histogram {
     sum: f64,
 }
 
-/// The last run of a command. Times are in seconds of Unix.
+/// The last run of a command. Times are in seconds since the epoch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) ended: i64,
@@ -96,32 +95,40 @@ impl Counts {
         }
     }
 
-    /// What earlier processes counted. Families that this release does not know are left out.
+    /// Returns the counters of earlier processes; none if the file is missing or unreadable.
     pub(super) fn read(root: &Root) -> Counts {
-        let found = root.read(format!("{STATE_DIR}/{FILE}")).ok().flatten();
-        let counts = found.and_then(|found| serde_json::from_slice::<Counts>(&found.bytes).ok());
-        let mut counts = counts
-            .filter(|counts| counts.version == VERSION)
-            .unwrap_or_default();
+        Counts::load(root).unwrap_or_default()
+    }
+
+    /// Reads the file. Families that this release does not know are left out.
+    fn load(root: &Root) -> Result<Counts, store::Error> {
+        let path = Path::new(STATE_DIR).join(METRICS_FILE.name);
+        let Some(found) = root.read(&path)? else {
+            return Ok(Counts::default());
+        };
+        let mut counts: Counts = METRICS_FILE.parse(&found.bytes, root.on_this_machine(path))?;
         let known = |name: &String| ALL.iter().any(|family| family.name == name);
         counts.counters.retain(|name, _| known(name));
         counts.histograms.retain(|name, _| known(name));
-        counts
+        Ok(counts)
     }
 
-    /// Adds these to the file.
+    /// Adds these counters to the file.
     ///
     /// # Errors
-    /// What keeps the file from being written; it is as it was then.
+    /// If the file cannot be written, or a newer nodepki has written it; it is unchanged then.
     pub(super) fn save(self, root: &Root, wait: Duration) -> Result<(), store::Error> {
         let _lock = root.lock(wait, "metrics")?;
-        let mut all = Counts::read(root);
+        let mut all = match Counts::load(root) {
+            Err(error @ store::Error::NewerFormat { .. }) => return Err(error),
+            counts => counts.unwrap_or_default(),
+        };
         all.add(self);
-        all.version = VERSION;
-        // Only numbers and strings are in it.
-        let json = serde_json::to_vec(&all).unwrap_or_default();
+        let json = METRICS_FILE.to_compact_json(&all);
         let directory = root.create_dir(STATE_DIR, 0o700)?;
-        directory.write_atomic(FILE, &json, 0o600).map(drop)
+        directory
+            .write_atomic(METRICS_FILE.name, &json, 0o600)
+            .map(drop)
     }
 
     pub(super) fn show(&self, page: &mut Page) {

@@ -1,7 +1,7 @@
 //! Prometheus' text format, version 0.0.4, as far as it is used: families with help and type, escaped labels.
 //!
-//! Written here since what is counted outlives the process, and the client libraries have no way to take up a histogram
-//! where an earlier process left it.
+//! Implemented here since the counters survive the process, and the client libraries cannot continue the histogram of an
+//! earlier process.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use super::families::{ALL, Family, Kind};
 /// `Content-Type` of a page.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Labels as they stand between braces. Those with an empty value are left out, which means the same.
+/// Formats labels without the braces. A label with an empty value is omitted, which is equivalent.
 pub(super) fn labels(pairs: &[(&str, &str)]) -> String {
     let mut text = String::new();
     for (name, value) in pairs.iter().filter(|(_, value)| !value.is_empty()) {
@@ -33,7 +33,7 @@ pub(super) fn labels(pairs: &[(&str, &str)]) -> String {
     text
 }
 
-/// The samples of a page in the making.
+/// The samples of a page, by family.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Page(BTreeMap<&'static str, String>);
 
@@ -42,7 +42,7 @@ impl Page {
         self.line(family, "", labels, value);
     }
 
-    /// `counts` has one number a bucket, not cumulated, and one more for what is beyond all bounds.
+    /// Adds a histogram. `counts` has one number per bucket, not cumulative, and one more for values above all bounds.
     pub(super) fn histogram(
         &mut self,
         family: &'static Family,
@@ -81,7 +81,7 @@ impl Page {
         }
     }
 
-    /// The whole page.
+    /// Returns the page.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for family in ALL {

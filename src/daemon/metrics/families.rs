@@ -1,14 +1,14 @@
-//! The table of what is exported: names, kinds, help.
+//! The table of metrics: names, kinds, help texts.
 //!
-//! The first three have the shape of OpenShift's enhancement for internal PKI. A family that is added here must be in
-//! [`ALL`], which is also the order of the page; alert rules and dashboards may name nothing else.
+//! The first three follow OpenShift's enhancement for internal PKI. [`ALL`] contains every family, in the order of the
+//! page; alert rules and dashboards may use no other names.
 
-/// How a family's numbers are to be read.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Counter,
     Gauge,
-    /// With the upper bounds of its buckets, but for the last, which has none.
+    /// With the upper bounds of its buckets, except for the last one, which has none.
     Histogram(&'static [f64]),
 }
 
@@ -35,45 +35,45 @@ use Kind::{Counter, Gauge, Histogram};
 
 families! {
     CERTIFICATE_INFO: "certificate_info", Gauge,
-        "A certificate on this node and its key. component is what shows or trusts it.";
+        "A certificate on this node and its key. component is the program that presents or trusts it.";
     GENERATED: "certificate_generated_total", Counter,
-        "Certificates that were installed (success), or refused or not to be had in a run (failure).";
+        "Certificates that a run installed (success), or that were refused or not issued (failure).";
     GENERATION_DURATION: "certificate_generation_duration_seconds", Histogram(&[0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0]),
-        "Time that it took to make the private key.";
+        "Time to generate the private key.";
     NOT_BEFORE: "certificate_not_before_timestamp_seconds", Gauge,
         "Start of validity.";
     NOT_AFTER: "certificate_not_after_timestamp_seconds", Gauge,
         "End of validity.";
     RENEWAL: "certificate_renewal_timestamp_seconds", Gauge,
-        "When the certificate is due by its age.";
+        "When the certificate is due for renewal.";
     STATE: "certificate_state", Gauge,
-        "1 for the state that the certificate is in.";
+        "1 for the present state of the certificate, else 0.";
     PENDING: "certificate_pending_since_timestamp_seconds", Gauge,
-        "When a request was sent that the signer has not decided.";
+        "When a pending request was sent to the signer.";
     CRL_THIS_UPDATE: "crl_this_update_timestamp_seconds", Gauge,
-        "When the oldest revocation list in place was made.";
+        "When the oldest installed revocation list was issued.";
     CRL_NEXT_UPDATE: "crl_next_update_timestamp_seconds", Gauge,
         "When a newer revocation list is due.";
     SIGNER_DURATION: "signer_request_duration_seconds", Histogram(&[0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]),
-        "Time until a signer answered or failed to.";
+        "Duration of a request to a signer, failed ones included.";
     SIGNER_ERRORS: "signer_errors_total", Counter,
-        "Failed exchanges with a signer.";
+        "Failed requests to a signer.";
     RESTARTS_PENDING: "component_restart_pending_since_timestamp_seconds", Gauge,
-        "Since when a component runs with less than what is on disk.";
+        "Since when a component has not loaded the files on disk.";
     ROLLED_BACK: "component_rolled_back", Gauge,
-        "1 for a component that did not come back with what was new and runs with what it had before.";
+        "1 for a component that did not become ready with the new files and runs with the previous ones.";
     RESTARTS: "component_restarts_total", Counter,
-        "Restarts that put something new into service (success), or were rolled back (failure).";
+        "Restarts that loaded new files (success), or were rolled back (failure).";
     LAST_RUN: "last_run_timestamp_seconds", Gauge,
         "When a run ended.";
     LAST_RUN_DURATION: "last_run_duration_seconds", Gauge,
-        "How long it took.";
+        "Duration of the last run.";
     LAST_RUN_EXIT_CODE: "last_run_exit_code", Gauge,
-        "Its exit status: 0 done, 65 refused, 69 unreachable, 75 pending, 77 not permitted, 78 configuration.";
+        "Exit status of the last run: 0 done, 65 refused, 69 unreachable, 75 pending, 77 not permitted, 78 configuration.";
     LAST_SUCCESS: "last_success_timestamp_seconds", Gauge,
-        "When a run ended with status 0.";
+        "When a run last ended with status 0.";
     NEXT_RUN: "next_run_timestamp_seconds", Gauge,
-        "When there will be something to do, or to try again.";
+        "When the next renewal is due, or may be retried.";
     BUILD_INFO: "build_info", Gauge,
         "The version of nodepki.";
 }

@@ -1,7 +1,8 @@
-//! What the disk says: certificates, authorities, revocation lists, requests and restarts, as gauges.
+//! Gauges of the node: certificates, authorities, revocation lists, requests and restarts.
 //!
-//! Nothing is judged here: states are those of `status`, and what is due is `survey`'s, which needs the configuration. A label comes from a closed set or from the configuration, so that no
-//! label grows with time; a serial number is none.
+//! This file assesses nothing: states come from `status`, and renewal times from `survey`, which needs the configuration.
+//! A label value comes from a closed set or from the configuration, so that the number of series does not grow with
+//! time; a serial number is not a label.
 
 use time::OffsetDateTime;
 
@@ -16,27 +17,27 @@ use crate::node::status::{Facts, State, Status};
 use crate::spec::policy::Category;
 use crate::store::{RestartState, Root, Slot};
 
-/// What status sees.
+/// Returns the gauges of a status.
 pub(super) fn found(status: &Status) -> Page {
     let mut page = Page::default();
     let version = labels(&[("version", env!("CARGO_PKG_VERSION"))]);
     page.sample(&BUILD_INFO, &version, 1.0);
     for cert in &status.certificates {
-        let who = Who::leaf(cert.name);
-        who.state(&mut page, cert.state);
+        let certificate = CertificateLabels::leaf(cert.name);
+        certificate.sample_state(&mut page, cert.state);
         if let Some(facts) = &cert.certificate {
-            who.validity(&mut page, facts);
+            certificate.sample_validity(&mut page, facts);
         }
     }
     for authority in &status.authorities {
-        let who = Who::authority(authority.name);
-        who.state(&mut page, authority.state);
+        let certificate = CertificateLabels::authority(authority.name);
+        certificate.sample_state(&mut page, authority.state);
         if let Some(first) = authority.certificates.first() {
-            who.validity(&mut page, first);
+            certificate.sample_validity(&mut page, first);
         }
     }
     for pending in &status.pending {
-        // A name in the state directory that is none of ours is no label.
+        // An unknown name in the state directory must not become a label.
         if let (Ok(slot), Some(since)) = (pending.name.parse::<Slot>(), pending.since) {
             let labels = labels(&[("certificate_name", slot.as_str())]);
             page.sample(&PENDING, &labels, seconds(since));
@@ -45,12 +46,12 @@ pub(super) fn found(status: &Status) -> Page {
     page
 }
 
-/// What follows from the configuration.
-pub(super) fn judged(survey: &Survey) -> Page {
+/// Returns the gauges that need the configuration.
+pub(super) fn assessed(survey: &Survey) -> Page {
     let mut page = Page::default();
     for cert in &survey.certs {
         if let Some(due) = cert.due {
-            let labels = Who::leaf(cert.spec.name).labels();
+            let labels = CertificateLabels::leaf(cert.spec.name).labels();
             page.sample(&RENEWAL, &labels, seconds(due));
         }
     }
@@ -71,9 +72,9 @@ pub(super) fn judged(survey: &Survey) -> Page {
     page
 }
 
-/// What was replaced and has not taken effect.
+/// Adds the gauges of restarts that are due or were rolled back.
 pub(super) fn restarts(page: &mut Page, root: &Root) {
-    // A record that cannot be read is for the run to complain about.
+    // The run reports a record that cannot be read.
     for restart in root.unsettled().unwrap_or_default().restarts {
         let component = labels(&[("component", restart.component.as_str())]);
         page.sample(&RESTARTS_PENDING, &component, seconds(restart.since));
@@ -82,17 +83,17 @@ pub(super) fn restarts(page: &mut Page, root: &Root) {
     }
 }
 
-/// Whose certificate it is, as labels say it.
-pub(super) struct Who {
+/// The labels that identify a certificate.
+pub(super) struct CertificateLabels {
     name: &'static str,
     authority: Authority,
     category: &'static str,
     component: &'static str,
 }
 
-impl Who {
-    pub(super) const fn leaf(name: CertName) -> Who {
-        Who {
+impl CertificateLabels {
+    pub(super) const fn leaf(name: CertName) -> CertificateLabels {
+        CertificateLabels {
             name: name.as_str(),
             authority: name.authority(),
             category: match Category::of(name) {
@@ -116,8 +117,8 @@ impl Who {
         }
     }
 
-    const fn authority(name: Authority) -> Who {
-        Who {
+    const fn authority(name: Authority) -> CertificateLabels {
+        CertificateLabels {
             name: name.as_str(),
             authority: name,
             category: "SignerCertificate",
@@ -137,13 +138,13 @@ impl Who {
         ])
     }
 
-    /// With the kind of key, as `x509` names it.
-    pub(super) fn labels_with_key(&self, key: &str) -> String {
-        let Key {
+    /// Returns the labels with those of the key, whose kind `key` is a name of `x509`.
+    pub(super) fn with_key(&self, key: &str) -> String {
+        let KeyLabels {
             algorithm,
             size,
             curve,
-        } = Key::of(key);
+        } = KeyLabels::of(key);
         labels(&[
             ("certificate_name", self.name),
             ("authority", self.authority.as_str()),
@@ -155,7 +156,7 @@ impl Who {
         ])
     }
 
-    fn state(&self, page: &mut Page, state: State) {
+    fn sample_state(&self, page: &mut Page, state: State) {
         for one in State::ALL {
             let labels = format!(
                 "{},{}",
@@ -166,29 +167,29 @@ impl Who {
         }
     }
 
-    fn validity(&self, page: &mut Page, facts: &Facts) {
-        page.sample(&CERTIFICATE_INFO, &self.labels_with_key(&facts.key), 1.0);
+    fn sample_validity(&self, page: &mut Page, facts: &Facts) {
+        page.sample(&CERTIFICATE_INFO, &self.with_key(&facts.key), 1.0);
         page.sample(&NOT_BEFORE, &self.labels(), seconds(facts.not_before));
         page.sample(&NOT_AFTER, &self.labels(), seconds(facts.not_after));
     }
 }
 
-/// A key's kind in the policy's words: the size is RSA's, the curve ECDSA's.
-pub(super) struct Key<'a> {
+/// The labels of a key, in the terms of the key policy: a size for RSA, a curve for ECDSA.
+pub(super) struct KeyLabels<'a> {
     pub(super) algorithm: &'a str,
     pub(super) size: &'a str,
     pub(super) curve: &'a str,
 }
 
-impl<'a> Key<'a> {
-    pub(super) fn of(key: &'a str) -> Key<'a> {
+impl<'a> KeyLabels<'a> {
+    pub(super) fn of(key: &'a str) -> KeyLabels<'a> {
         let (algorithm, size, curve) = match key.split_once('-') {
             Some(("RSA", size)) => ("RSA", size, ""),
             Some(("ECDSA", curve)) => ("ECDSA", "", curve),
-            // By name or object identifier: a certificate that somebody else put there.
+            // A name or object identifier: a certificate that nodepki did not issue.
             _ => (key, "", ""),
         };
-        Key {
+        KeyLabels {
             algorithm,
             size,
             curve,

@@ -1,7 +1,7 @@
 //! `/metrics` and `/healthz` of the daemon, over plain HTTP/1.1.
 //!
-//! Reads only, and tells nothing that is secret; all the same it listens on loopback unless it is told otherwise, since
-//! it says when a node is ill. Few connections at a time, small requests, and nobody is waited for long.
+//! Read-only, and without secrets. By default it listens on loopback all the same, since it shows when a node is
+//! unhealthy. The number of connections, the size of a request and its duration are limited.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -22,38 +22,38 @@ use tokio::time::{sleep, timeout};
 use super::{Metrics, exposition};
 use crate::agent::{Clock, ExitCode, Failure};
 
-/// Connections at a time; whoever comes later waits in the kernel's queue.
-const CONNECTIONS: usize = 8;
-/// From the first byte to the last one of the answer.
-const LIMIT: Duration = Duration::from_secs(10);
-/// For a request with its headers; a scrape has a few hundred bytes.
-const REQUEST: usize = 8 * 1024;
-/// After a failure to accept, as for want of file descriptors.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Maximum number of simultaneous connections; further ones wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 8;
+/// Time limit of a connection, from the first byte of the request to the last byte of the response.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum size in bytes of a request with its headers; a scrape has a few hundred.
+const MAX_REQUEST_SIZE: usize = 8 * 1024;
+/// Wait after a failed accept(2), for example if no file descriptor is left.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Opens the socket.
 ///
 /// # Errors
-/// When the address is taken or is none of this machine's.
+/// If the address is in use or is not an address of this machine.
 pub async fn bind(listen: SocketAddr) -> Result<TcpListener, Failure> {
     TcpListener::bind(listen).await.map_err(|error| {
         Failure::new(
             ExitCode::Configuration,
-            format!("metrics.listen: nothing can listen on {listen}: {error}; stop whoever does (ss -ltnp), or name another address"),
+            format!("metrics.listen: cannot listen on {listen}: {error}; stop the process that does (ss -ltnp), or configure another address"),
         )
     })
 }
 
-/// Answers until it is dropped.
+/// Serves requests until it is dropped.
 pub async fn serve(listener: TcpListener, metrics: &Metrics, clock: Clock) -> Infallible {
     let mut connections = FuturesUnordered::new();
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => connections.push(converse(stream, metrics, clock)),
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
+                Ok((stream, _)) => connections.push(serve_connection(stream, metrics, clock)),
                 Err(error) => {
-                    tracing::warn!("no connection for metrics could be accepted: {error}");
-                    sleep(PAUSE).await;
+                    tracing::warn!("cannot accept a connection for metrics: {error}");
+                    sleep(ACCEPT_RETRY_INTERVAL).await;
                 }
             },
             Some(()) = connections.next(), if !connections.is_empty() => {}
@@ -61,7 +61,7 @@ pub async fn serve(listener: TcpListener, metrics: &Metrics, clock: Clock) -> In
     }
 }
 
-async fn converse(stream: TcpStream, metrics: &Metrics, clock: Clock) {
+async fn serve_connection(stream: TcpStream, metrics: &Metrics, clock: Clock) {
     let service = service_fn(async |request: Request<Incoming>| {
         Ok::<_, Infallible>(answer(
             request.method(),
@@ -72,11 +72,11 @@ async fn converse(stream: TcpStream, metrics: &Metrics, clock: Clock) {
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(LIMIT)
-        .max_buf_size(REQUEST)
+        .header_read_timeout(CONNECTION_TIMEOUT)
+        .max_buf_size(MAX_REQUEST_SIZE)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
-    match timeout(LIMIT, connection).await {
+    match timeout(CONNECTION_TIMEOUT, connection).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!("a connection for metrics ended early: {error}"),
         Err(_) => tracing::debug!("a connection for metrics was too slow"),
@@ -87,26 +87,26 @@ fn answer(method: &Method, path: &str, metrics: &Metrics, clock: Clock) -> Respo
     const TEXT: &str = "text/plain; charset=utf-8";
     let (status, kind, body) = match path {
         "/metrics" | "/healthz" if !matches!(*method, Method::GET | Method::HEAD) => {
-            let words = "only GET and HEAD\n".to_owned();
-            (StatusCode::METHOD_NOT_ALLOWED, TEXT, words)
+            let text = "only GET and HEAD\n".to_owned();
+            (StatusCode::METHOD_NOT_ALLOWED, TEXT, text)
         }
         "/metrics" => {
             let page = metrics.page(clock());
             (StatusCode::OK, exposition::CONTENT_TYPE, page)
         }
         "/healthz" => {
-            let ailments = metrics.ailments(clock());
-            match ailments.is_empty() {
+            let problems = metrics.health_problems(clock());
+            match problems.is_empty() {
                 true => (StatusCode::OK, TEXT, "ok\n".to_owned()),
                 false => {
-                    let words = ailments.join("\n") + "\n";
-                    (StatusCode::SERVICE_UNAVAILABLE, TEXT, words)
+                    let text = problems.join("\n") + "\n";
+                    (StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
                 }
             }
         }
         _ => {
-            let words = "there are /metrics and /healthz\n".to_owned();
-            (StatusCode::NOT_FOUND, TEXT, words)
+            let text = "not found; the paths are /metrics and /healthz\n".to_owned();
+            (StatusCode::NOT_FOUND, TEXT, text)
         }
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));

@@ -3,13 +3,13 @@ use super::families::{ALL, Kind};
 use super::*;
 
 #[test]
-fn labels_are_escaped_and_empty_ones_left_out() {
+fn escapes_labels_and_omits_empty_ones() {
     let text = labels(&[("a", "one \"two\"\\\nthree"), ("b", ""), ("c", "é")]);
     assert_eq!(text, r#"a="one \"two\"\\\nthree",c="é""#);
 }
 
 #[test]
-fn a_page_has_families_in_order_and_histograms_that_add_up() {
+fn orders_families_and_cumulates_histograms() {
     let mut counts = Counts::default();
     for seconds in [0.005, 0.01, 0.3, 60.0] {
         let took = Duration::from_secs_f64(seconds);
@@ -20,10 +20,10 @@ fn a_page_has_families_in_order_and_histograms_that_add_up() {
     counts.show(&mut page);
     assert_eq!(
         page.text(),
-        r#"# HELP nodepki_certificate_generated_total Certificates that were installed (success), or refused or not to be had in a run (failure).
+        r#"# HELP nodepki_certificate_generated_total Certificates that a run installed (success), or that were refused or not issued (failure).
 # TYPE nodepki_certificate_generated_total counter
 nodepki_certificate_generated_total{result="success"} 3
-# HELP nodepki_certificate_generation_duration_seconds Time that it took to make the private key.
+# HELP nodepki_certificate_generation_duration_seconds Time to generate the private key.
 # TYPE nodepki_certificate_generation_duration_seconds histogram
 nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="0.01"} 2
 nodepki_certificate_generation_duration_seconds_bucket{algorithm="RSA",le="0.1"} 2
@@ -40,7 +40,7 @@ nodepki_certificate_generation_duration_seconds_count{algorithm="RSA"} 4
 }
 
 #[test]
-fn counts_of_processes_add_up() {
+fn adds_counters_of_all_processes() {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::open(dir.path()).unwrap();
     let one = |succeeded| {
@@ -57,8 +57,8 @@ fn counts_of_processes_add_up() {
         counts.runs.insert("renew".to_owned(), run);
         counts
     };
-    one(Some(1_800_000_000)).save(&root, LOCK_WAIT).unwrap();
-    one(None).save(&root, LOCK_WAIT).unwrap();
+    one(Some(1_800_000_000)).save(&root, MAX_LOCK_WAIT).unwrap();
+    one(None).save(&root, MAX_LOCK_WAIT).unwrap();
     let all = Counts::read(&root);
     assert_eq!(all.runs["renew"].succeeded, Some(1_800_000_000));
     let mut page = Page::default();
@@ -79,7 +79,7 @@ fn counts_of_processes_add_up() {
 }
 
 #[test]
-fn counts_that_wait_for_the_lock_are_not_lost() {
+fn keeps_counters_while_lock_is_held() {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::open(dir.path()).unwrap();
     let held = root.lock(Duration::ZERO, "a test").unwrap();
@@ -90,9 +90,35 @@ fn counts_that_wait_for_the_lock_are_not_lost() {
     counts.save(&root, Duration::ZERO).unwrap();
 }
 
-/// Prometheus' conventions, as far as promtool does not look.
 #[test]
-fn names_say_what_they_count() {
+fn continues_counters_of_release_0_1_0() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("var/lib/nodepki");
+    let released = include_str!("../../../tests/fixtures/state/0.1.0/metrics.json");
+    std::fs::create_dir_all(&state).unwrap();
+    std::fs::write(state.join("metrics.json"), released).unwrap();
+    let root = Root::open(dir.path()).unwrap();
+    Counts::default().save(&root, MAX_LOCK_WAIT).unwrap();
+    let written = std::fs::read_to_string(state.join("metrics.json")).unwrap();
+    assert_eq!(written, released);
+}
+
+#[test]
+fn keeps_counters_of_newer_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("var/lib/nodepki");
+    std::fs::create_dir_all(&state).unwrap();
+    std::fs::write(state.join("metrics.json"), "{\"version\":2}").unwrap();
+    let root = Root::open(dir.path()).unwrap();
+    let error = Counts::default().save(&root, MAX_LOCK_WAIT).unwrap_err();
+    assert!(error.to_string().contains("format version 2"), "{error}");
+    let kept = std::fs::read_to_string(state.join("metrics.json")).unwrap();
+    assert_eq!(kept, "{\"version\":2}");
+}
+
+/// Conventions of Prometheus that promtool does not verify.
+#[test]
+fn follows_naming_conventions_of_prometheus() {
     for family in ALL {
         let name = family.name;
         assert_eq!(
@@ -107,9 +133,8 @@ fn names_say_what_they_count() {
     }
 }
 
-/// Alert rules and dashboard name nothing that is not exported.
 #[test]
-fn what_is_packaged_names_only_what_is_exported() {
+fn exports_every_metric_of_packaged_rules_and_dashboard() {
     let packaged = [
         include_str!("../../../packaging/prometheus/nodepki.rules.yaml"),
         include_str!("../../../packaging/prometheus/nodepki.rules.test.yaml"),

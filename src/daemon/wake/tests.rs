@@ -12,8 +12,8 @@ fn agenda() -> Agenda {
     Agenda::new("cp1", false, START, Duration::ZERO)
 }
 
-/// At `START` and a while, by a clock that nobody sets.
-fn at(agenda: &mut Agenda, after: Duration) -> Next {
+/// Returns the next action `after` the start, with a correct clock.
+fn next_at(agenda: &mut Agenda, after: Duration) -> Next {
     agenda.next(START + after, after)
 }
 
@@ -34,42 +34,51 @@ fn trouble(next: Option<OffsetDateTime>, ends: Option<OffsetDateTime>, person: b
     }
 }
 
+fn refresh(exist: bool, changed: bool) -> ListRefresh {
+    ListRefresh { exist, changed }
+}
+
+/// Returns the time after the start until which the agenda sleeps.
 fn planned(agenda: &mut Agenda, now: Duration) -> Duration {
-    match at(agenda, now) {
+    match next_at(agenda, now) {
         Next::Sleep(Some(until)) => (until - START).unsigned_abs(),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn the_first_step_is_due_at_once_and_the_next_when_something_is() {
+fn takes_first_step_immediately_and_next_when_due() {
     let mut agenda = agenda();
-    assert_eq!(at(&mut agenda, Duration::ZERO), Next::Step(Why::Start));
+    assert_eq!(
+        next_at(&mut agenda, Duration::ZERO),
+        Next::Step(StepReason::Start)
+    );
     agenda.stepped(settled(Some(START + DAY)), START);
     assert_eq!(
         agenda.status(),
         "everything is in place; next at 2027-01-02T00:00:00Z"
     );
-    assert_eq!(at(&mut agenda, HOUR), Next::Sleep(Some(START + DAY)));
-    assert_eq!(at(&mut agenda, DAY), Next::Step(Why::Due));
+    assert_eq!(next_at(&mut agenda, HOUR), Next::Sleep(Some(START + DAY)));
+    assert_eq!(next_at(&mut agenda, DAY), Next::Step(StepReason::Due));
     agenda.stepped(settled(None), START + DAY);
     assert_eq!(
-        at(&mut agenda, DAY),
+        next_at(&mut agenda, DAY),
         Next::Sleep(None),
-        "nothing will be due: no wake-up at all"
+        "no renewal is planned, so that the process is not woken"
     );
 }
 
 #[test]
-fn a_step_that_wants_itself_again_at_once_gets_a_breath() {
+fn waits_minimum_interval_between_steps() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START - DAY)), START);
-    assert_eq!(planned(&mut agenda, Duration::ZERO), BREATH);
+    assert_eq!(planned(&mut agenda, Duration::ZERO), MIN_STEP_INTERVAL);
 }
 
 #[test]
-fn the_remaining_life_sets_the_pace_of_what_serves() {
-    // What a step says goes; what says nothing is tried after a part of what is left, two hours at most.
+fn retries_by_remaining_lifetime_of_valid_certificates() {
+    // The time that a step returns counts. Without one, the retry comes after a part of the remaining lifetime, at most
+    // two hours.
     for (left, least, most) in [
         (60, 7, 15),
         (600, 75, 150),
@@ -92,7 +101,7 @@ fn the_remaining_life_sets_the_pace_of_what_serves() {
 }
 
 #[test]
-fn what_does_not_serve_is_asked_for_ever_more_slowly() {
+fn backs_off_exponentially_without_valid_certificate() {
     for failures in 1..=12 {
         let waits = (0..400).map(|node| {
             let mut agenda = Agenda::new(&format!("cp{node}"), false, START, Duration::ZERO);
@@ -103,7 +112,7 @@ fn what_does_not_serve_is_asked_for_ever_more_slowly() {
         });
         let mut waits: Vec<f64> = waits.collect();
         waits.sort_by(f64::total_cmp);
-        // Full jitter: from nothing to all of it, evenly.
+        // Full jitter: evenly distributed from zero to the bound.
         let (middle, most) = (waits[200], waits[399]);
         let bound = (5.0 * 2f64.powi(failures - 1)).min(600.0);
         assert!(
@@ -118,7 +127,7 @@ fn what_does_not_serve_is_asked_for_ever_more_slowly() {
 }
 
 #[test]
-fn what_a_person_has_to_mend_is_asked_for_rarely_and_told() {
+fn retries_rarely_and_reports_faults_that_need_manual_action() {
     let mut agenda = agenda();
     agenda.stepped(trouble(None, None, true), START);
     let wait = planned(&mut agenda, Duration::ZERO).as_secs();
@@ -126,23 +135,26 @@ fn what_a_person_has_to_mend_is_asked_for_rarely_and_told() {
     let status = agenda.status();
     assert!(
         status.starts_with(
-            "apiserver failed: the signer is away; somebody has to see to it, next at 2027-"
+            "apiserver failed: the signer is away; this needs manual action, next at 2027-"
         ),
         "{status}"
     );
-    assert!(status.ends_with("; not everything serves"), "{status}");
+    assert!(
+        status.ends_with("; not every certificate is valid"),
+        "{status}"
+    );
     agenda.stepped(trouble(Some(START + HOUR), Some(START + DAY), true), START);
     assert!(
         agenda
             .status()
-            .ends_with("; what is in place serves until 2027-01-02T00:00:00Z"),
+            .ends_with("; the present certificates are valid until 2027-01-02T00:00:00Z"),
         "{}",
         agenda.status()
     );
 }
 
 #[test]
-fn success_forgets_the_failures_before() {
+fn resets_backoff_after_success() {
     let mut agenda = agenda();
     for _ in 0..20 {
         agenda.stepped(trouble(None, None, false), START);
@@ -153,16 +165,16 @@ fn success_forgets_the_failures_before() {
 }
 
 #[test]
-fn another_run_is_no_failure() {
+fn counts_held_lock_as_no_failure() {
     let mut agenda = agenda();
     for _ in 0..50 {
         agenda.stepped(Ended::busy("pid 7: nodepki renew".to_owned()), START);
         assert!(agenda.waits_for_lock());
-        assert_eq!(planned(&mut agenda, Duration::ZERO), TURN);
+        assert_eq!(planned(&mut agenda, Duration::ZERO), LOCK_RETRY_INTERVAL);
     }
     assert_eq!(
         agenda.status(),
-        "another run holds the lock: pid 7: nodepki renew; waiting for it to end"
+        "another run holds the lock: pid 7: nodepki renew; waiting until it ends"
     );
     assert_eq!(agenda.failures, 0);
     agenda.stepped(settled(Some(START + DAY)), START);
@@ -170,7 +182,7 @@ fn another_run_is_no_failure() {
 }
 
 #[test]
-fn files_of_others_are_answered_at_once_and_flapping_ones_ever_more_slowly() {
+fn reacts_to_external_edit_immediately_and_backs_off_on_repetition() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START + DAY)), START);
     let mut waits = Vec::new();
@@ -183,40 +195,40 @@ fn files_of_others_are_answered_at_once_and_flapping_ones_ever_more_slowly() {
         waits[..4].iter().map(Duration::as_secs).collect::<Vec<_>>(),
         [0, 2, 4, 8]
     );
-    assert_eq!(waits[11], QUIET);
+    assert_eq!(waits[11], EXTERNAL_EDIT_WINDOW);
     agenda.files_changed(START + 2 * HOUR, 2 * HOUR);
     assert_eq!(
-        at(&mut agenda, 2 * HOUR),
-        Next::Step(Why::Files),
-        "the storm is over"
+        next_at(&mut agenda, 2 * HOUR),
+        Next::Step(StepReason::Files),
+        "the window has passed"
     );
 }
 
 #[test]
-fn a_change_of_files_does_not_put_off_what_is_due() {
+fn keeps_earlier_step_after_external_edit() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START + Duration::from_secs(1))), START);
     agenda.files_changed(START, Duration::ZERO);
     agenda.files_changed(START, Duration::ZERO);
     assert_eq!(
-        at(&mut agenda, Duration::from_secs(1)),
-        Next::Step(Why::Files)
+        next_at(&mut agenda, Duration::from_secs(1)),
+        Next::Step(StepReason::Files)
     );
 }
 
 #[test]
-fn a_clock_that_goes_back_is_not_believed_for_an_hour() {
+fn distrusts_backward_clock_step_for_an_hour() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START + 5 * HOUR)), START);
-    // It runs for six hours, and then shows half an hour less than it should.
-    let ran = 6 * HOUR;
-    let shown = START + ran - HOUR / 2;
+    // The clock is correct for six hours, then goes back by half an hour.
+    let uptime = 6 * HOUR;
+    let shown = START + uptime - HOUR / 2;
     assert_eq!(
-        agenda.next(shown, ran),
+        agenda.next(shown, uptime),
         Next::Sleep(Some(shown + HOUR)),
-        "although something is due"
+        "although a renewal is due"
     );
-    assert!(agenda.is_held());
+    assert!(agenda.distrusts_clock());
     assert!(
         agenda
             .status()
@@ -224,43 +236,46 @@ fn a_clock_that_goes_back_is_not_believed_for_an_hour() {
         "{}",
         agenda.status()
     );
-    // It does not catch up, and is believed.
+    // The step persists, so the new time is trusted.
     assert_eq!(
-        agenda.next(shown + HOUR, ran + HOUR),
-        Next::Step(Why::Clock)
+        agenda.next(shown + HOUR, uptime + HOUR),
+        Next::Step(StepReason::Clock)
     );
-    assert!(!agenda.is_held());
+    assert!(!agenda.distrusts_clock());
 }
 
 #[test]
-fn a_clock_that_comes_to_itself_is_believed_at_once() {
+fn trusts_corrected_clock_immediately() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START + DAY)), START);
-    let ran = Duration::from_secs(600);
+    let uptime = Duration::from_secs(600);
     assert!(matches!(
-        agenda.next(START - HOUR, ran),
+        agenda.next(START - HOUR, uptime),
         Next::Sleep(Some(_))
     ));
-    assert!(agenda.is_held());
-    let ran = ran + ran;
-    assert_eq!(agenda.next(START + ran, ran), Next::Step(Why::Clock));
+    assert!(agenda.distrusts_clock());
+    let uptime = 2 * uptime;
+    assert_eq!(
+        agenda.next(START + uptime, uptime),
+        Next::Step(StepReason::Clock)
+    );
 }
 
 #[test]
-fn whoever_reads_the_configuration_again_says_that_the_clock_is_right() {
+fn trusts_clock_after_reload() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START + DAY)), START);
     agenda.next(START - HOUR, Duration::ZERO);
-    assert!(agenda.is_held());
+    assert!(agenda.distrusts_clock());
     agenda.reloaded("cp1", false, START - HOUR, Duration::ZERO);
     assert_eq!(
         agenda.next(START - HOUR, Duration::ZERO),
-        Next::Step(Why::Reload)
+        Next::Step(StepReason::Reload)
     );
 }
 
 #[test]
-fn small_steps_and_steps_forward_change_nothing_but_what_is_due() {
+fn accepts_small_backward_and_all_forward_clock_steps() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START + DAY)), START);
     assert_eq!(
@@ -270,12 +285,12 @@ fn small_steps_and_steps_forward_change_nothing_but_what_is_due() {
     assert_eq!(
         agenda.next(START + HOUR, HOUR),
         Next::Sleep(Some(START + DAY)),
-        "right again"
+        "the clock is correct again"
     );
-    // Suspended for a day: the counter of running time went on.
+    // After a day of suspend: the time since boot includes it.
     assert_eq!(
         agenda.next(START + DAY + HOUR, DAY + HOUR),
-        Next::Step(Why::Due)
+        Next::Step(StepReason::Due)
     );
     let mut agenda = self::agenda();
     agenda.stepped(settled(Some(START + DAY)), START);
@@ -283,47 +298,53 @@ fn small_steps_and_steps_forward_change_nothing_but_what_is_due() {
         agenda.next(START + 5 * HOUR, HOUR),
         Next::Sleep(Some(START + DAY))
     );
-    assert_eq!(agenda.next(START + DAY, 2 * HOUR), Next::Step(Why::Due));
+    assert_eq!(
+        agenda.next(START + DAY, 2 * HOUR),
+        Next::Step(StepReason::Due)
+    );
 }
 
 #[test]
-fn lists_are_looked_at_every_five_minutes_where_there_are_any() {
+fn fetches_lists_every_five_minutes_if_any_exist() {
     let mut agenda = Agenda::new("cp1", true, START, Duration::ZERO);
-    assert_eq!(at(&mut agenda, Duration::ZERO), Next::Step(Why::Start));
-    agenda.stepped(settled(Some(START + DAY)), START);
-    assert_eq!(at(&mut agenda, Duration::ZERO), Next::Lists);
-    agenda.listed(true, false, START);
-    let wait = planned(&mut agenda, Duration::ZERO).as_secs();
-    assert!((270..=330).contains(&wait), "{wait}");
-    agenda.listed(true, true, START);
     assert_eq!(
-        at(&mut agenda, Duration::ZERO),
-        Next::Step(Why::Lists),
-        "something in place may be revoked"
+        next_at(&mut agenda, Duration::ZERO),
+        Next::Step(StepReason::Start)
     );
     agenda.stepped(settled(Some(START + DAY)), START);
-    agenda.listed(false, false, START);
+    assert_eq!(next_at(&mut agenda, Duration::ZERO), Next::Lists);
+    agenda.lists_refreshed(refresh(true, false), START);
+    let wait = planned(&mut agenda, Duration::ZERO).as_secs();
+    assert!((270..=330).contains(&wait), "{wait}");
+    agenda.lists_refreshed(refresh(true, true), START);
+    assert_eq!(
+        next_at(&mut agenda, Duration::ZERO),
+        Next::Step(StepReason::Lists),
+        "an installed certificate may be revoked"
+    );
+    agenda.stepped(settled(Some(START + DAY)), START);
+    agenda.lists_refreshed(refresh(false, false), START);
     assert_eq!(
         planned(&mut agenda, Duration::ZERO),
         DAY,
-        "nobody publishes any"
+        "no signer publishes a list"
     );
 }
 
 #[test]
-fn a_faulty_configuration_is_told_and_changes_nothing() {
+fn reports_faulty_configuration_and_keeps_schedule() {
     let mut agenda = agenda();
     agenda.stepped(settled(Some(START + DAY)), START);
     agenda.kept_configuration("config.yaml:1:1: no");
     assert_eq!(
         agenda.status(),
-        "the new configuration is faulty and the one before stays in force: config.yaml:1:1: no"
+        "the new configuration is faulty and the previous one stays in force: config.yaml:1:1: no"
     );
     assert_eq!(planned(&mut agenda, HOUR), DAY);
 }
 
 #[test]
-fn what_is_open_is_read_from_the_rows() {
+fn derives_result_from_report_rows() {
     let row = |name: &str, action, code, not_after| Row {
         name: name.to_owned(),
         authority: Some("ca".to_owned()),
@@ -367,7 +388,7 @@ fn what_is_open_is_read_from_the_rows() {
         ]),
         late,
     );
-    assert_eq!(ended.ends, None, "one of them does not serve");
+    assert_eq!(ended.ends, None, "one of them is missing");
     let lasting = Open::Trouble {
         what: "a, b denied: because of a".to_owned(),
         person: true,
@@ -376,7 +397,7 @@ fn what_is_open_is_read_from_the_rows() {
 }
 
 #[test]
-fn what_is_in_place_and_not_in_effect_is_told() {
+fn reports_installed_certificates_that_are_not_in_effect() {
     let stuck = Row::failed(
         "kube-scheduler",
         Failure::new(ExitCode::Pending, "it is the turn of node cp2"),
@@ -390,7 +411,7 @@ fn what_is_in_place_and_not_in_effect_is_told() {
     agenda.stepped(Ended::of(&report, Some(soon)), START);
     assert_eq!(
         agenda.status(),
-        "every certificate is in place, but not in effect: kube-scheduler failed: it is the turn of node cp2; next at 2027-01-01T00:01:00Z"
+        "every certificate is installed, but not in effect: kube-scheduler failed: it is the turn of node cp2; next at 2027-01-01T00:01:00Z"
     );
     assert_eq!(agenda.next(START, Duration::ZERO), Next::Sleep(Some(soon)));
 }
