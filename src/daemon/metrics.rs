@@ -268,7 +268,7 @@ impl Metrics {
     }
 
     /// Returns the reasons why the node is unhealthy; empty if it is healthy.
-    pub(crate) fn health_problems(&self, now: OffsetDateTime) -> Vec<String> {
+    pub fn ailments(&self, now: OffsetDateTime) -> Vec<String> {
         self.refresh_snapshot(now);
         let state = self.0.state.borrow();
         let mut problems = Vec::new();
