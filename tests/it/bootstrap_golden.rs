@@ -145,7 +145,7 @@ const VERDICTS: &[Verdict] = &[
     Verdict {
         case: "csr/v1beta4-join-only",
         code: 78,
-        said: "no ClusterConfiguration says what is in its certificates",
+        said: "the ClusterConfiguration that defines its certificates is missing",
         why: "a document is missing, not a field",
     },
     Verdict {

@@ -230,7 +230,7 @@ fn names_wrong_token_and_pin() {
         &node,
         &shared.at(ENDPOINT, TOKEN, &[]),
         78,
-        "no caCertHashes are given",
+        "no caCertHashes are set",
         true,
     );
 }

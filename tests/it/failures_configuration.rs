@@ -75,7 +75,7 @@ fn names_arguments_in_the_form_of_another_api_version() {
         &node,
         &[
             "kubeadm.yaml:12:14: ",
-            "apiServer.extraArgs: is a map, but kubeadm.k8s.io/v1beta4 has a list here",
+            "apiServer.extraArgs: is a map, but kubeadm.k8s.io/v1beta4 requires a list",
             "write `- name: NAME` and `value: VALUE`, or change the document to v1beta3",
         ],
     );
@@ -87,7 +87,7 @@ fn names_arguments_in_the_form_of_another_api_version() {
     ));
     assert_refused(
         &node,
-        &["scheduler.extraArgs: is a list, but kubeadm.k8s.io/v1beta3 has a map here"],
+        &["scheduler.extraArgs: is a list, but kubeadm.k8s.io/v1beta3 requires a map"],
     );
     // An unknown field is only a warning.
     let node = Node::of(&format!("{INIT}certSANs: [a.example.com]\n"));
@@ -106,7 +106,7 @@ fn tells_joining_node_where_to_find_the_cluster_configuration() {
     assert_refused(
         &node,
         &[
-            "kubeadm.yaml:1:1: this JoinConfiguration is for a control-plane node, but no ClusterConfiguration says what is in its certificates",
+            "kubeadm.yaml:1:1: this JoinConfiguration is for a control-plane node, but the ClusterConfiguration that defines its certificates is missing",
             "kubectl -n kube-system get cm kubeadm-config",
         ],
     );
@@ -140,7 +140,7 @@ fn refuses_version_channel_without_looking_it_up() {
         &node,
         &[
             "kubernetesVersion: \"v1.36\" is not a Kubernetes version",
-            "write it in full, as in v1.36.2, or leave it out",
+            "write it in full, such as v1.36.2, or remove it",
         ],
     );
 }
@@ -154,7 +154,7 @@ fn converts_names_to_lower_case_with_a_note() {
         &node,
         &[
             "controlPlaneEndpoint",
-            "etcd.local.serverCertSANs[0]: \"ETCD.Example.com\" is read as \"etcd.example.com\"; kubeadm refuses capitals here",
+            "etcd.local.serverCertSANs[0]: \"ETCD.Example.com\" is read as \"etcd.example.com\"; kubeadm refuses upper-case letters here",
         ],
     );
     let names = |name| node.leaf(name).unwrap().0.leaf().dns_names().to_vec();
@@ -211,7 +211,7 @@ fn removes_duplicate_names_and_warns_of_long_ones() {
         &[
             "the common name in kubelet.conf is longer than the 64 bytes that X.520 allows (system:node:… has 72), many signers refuse it",
             "use a shorter node name, at most 52 bytes",
-            "names in one certificate, many signers refuse more than 100",
+            "names in one certificate; many signers refuse more than 100",
         ],
     );
     let (chain, _) = node.leaf(CertName::Apiserver).unwrap();
@@ -232,7 +232,7 @@ fn refuses_joining_node_without_shared_endpoint() {
     assert_refused(
         &node,
         &[
-            "a further control-plane node can join only a cluster with a controlPlaneEndpoint, and there is none",
+            "a further control-plane node can join only a cluster with a controlPlaneEndpoint, and none is set",
             "set controlPlaneEndpoint to the name or address of the load balancer, in the cluster's kubeadm-config too",
         ],
     );
@@ -244,7 +244,7 @@ fn warns_of_algorithm_that_the_nodes_kubeadm_refuses() {
     assert_accepted(
         &node,
         &[
-            "ECDSA-P384 is known to kubeadm from 1.34 on, this cluster is v1.33.1: kubeadm will refuse this file",
+            "kubeadm 1.34 and later accept ECDSA-P384; that of this cluster, v1.33.1, refuses the file",
         ],
     );
     node.assert_sound(&EVERYTHING);
@@ -404,7 +404,7 @@ fn accepts_and_refuses_forms_of_yaml() {
         ),
         (
             "- a\n- b\n".to_owned(),
-            &["kubeadm.yaml:1:1: a document without apiVersion and kind"],
+            &["kubeadm.yaml:1:1: the document does not contain apiVersion and kind"],
         ),
         (
             format!("{INIT}---\napiVersion: v1\nkind: Secret\n"),

@@ -143,7 +143,7 @@ fn refuses_to_guess_the_address_without_a_default_route() {
         .arg(node.outside("kubeadm.yaml"));
     Ran::of(&mut command)
         .ended(78)
-        .says("no advertiseAddress is given (0.0.0.0 and :: are none) and no default route is known to take one from")
+        .says("no advertiseAddress is set (0.0.0.0 and :: do not count), and the node has no default route to take one from")
         .says(words);
 }
 

@@ -1,7 +1,6 @@
-//! Host names, IP addresses, subject alternative names, networks and endpoints: what kubeadm accepts, and the
-//! canonical form of it.
+//! Host names, IP addresses, subject alternative names, networks and endpoints that kubeadm accepts, in canonical form.
 //!
-//! Go reads `010.0.0.7` as decimal, other tools as octal; it is accepted with a note, as the certificate will carry
+//! Go reads `010.0.0.7` as decimal, other tools as octal. It is accepted with a note, as the certificate will contain
 //! the canonical address. IPv4 addresses written as IPv6 (`::ffff:10.1.2.3`) become IPv4.
 
 use std::fmt;
@@ -10,20 +9,20 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-/// A remark on a value that was accepted: what was made of it, and what to write instead.
+/// A warning about a value that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// What was made of it.
+    /// How the value was interpreted.
     pub message: String,
     /// What to write instead.
     pub fix: String,
 }
 
-/// Why a value is refused, and what to write instead.
+/// The reason why a value is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message} ({fix})")]
 pub struct Refusal {
-    /// What is wrong.
+    /// The problem.
     pub message: String,
     /// What to write instead.
     pub fix: String,
@@ -41,7 +40,7 @@ fn refuse<T>(message: impl Into<String>, fix: impl Into<String>) -> Result<T, Re
 pub enum Host {
     /// A lower-case DNS-1123 subdomain.
     Dns(String),
-    /// An address.
+    /// An IP address.
     Ip(IpAddr),
 }
 
@@ -50,22 +49,22 @@ pub enum Host {
 pub enum San {
     /// A lower-case DNS name, or a wildcard `*.name`.
     Dns(String),
-    /// An address.
+    /// An IP address.
     Ip(IpAddr),
 }
 
 impl San {
-    /// Reads what kubeadm accepts as a SAN; capitals become small letters.
+    /// Parses a SAN that kubeadm accepts; upper case becomes lower case.
     ///
     /// # Errors
-    /// Everything that kubeadm's validation refuses, with what to write instead.
+    /// Every text that kubeadm's validation refuses, with what to write instead.
     pub fn parse(text: &str) -> Result<(San, Vec<Note>), Refusal> {
         if let Some((ip, note)) = parse_ip(text) {
             return Ok((San::Ip(ip), note.into_iter().collect()));
         }
         let name = text.to_ascii_lowercase();
         let base = name.strip_prefix("*.").unwrap_or(&name);
-        if is_dns_subdomain(base) && name.len() <= DNS_LIMIT {
+        if is_dns_subdomain(base) && name.len() <= MAX_DNS_NAME_BYTES {
             return Ok((San::Dns(name), Vec::new()));
         }
         let message = if text.is_empty() {
@@ -73,48 +72,48 @@ impl San {
         } else {
             format!("{text:?} is not an IP address, a DNS name or a wildcard DNS name")
         };
-        refuse(message, advice(text))
+        refuse(message, san_fix(text))
     }
 }
 
-/// What to write instead of something that is neither a name nor an address.
-fn advice(text: &str) -> String {
+/// Returns what to write instead of a text that is neither a DNS name nor an IP address.
+fn san_fix(text: &str) -> String {
     if text.is_empty() {
         return "remove the empty entry".to_owned();
     }
     if let Some((_, rest)) = text.split_once("://") {
         let host = rest.split(['/', ':']).next().unwrap_or_default();
-        return format!("write the host without the URL around it: {host}");
+        return format!("write only the host of the URL: {host}");
     }
     if text.starts_with('[') {
         return "write the IPv6 address without brackets and port".to_owned();
     }
     if text.contains('%') {
-        return "leave the zone out; a link-local address does not belong in a certificate"
-            .to_owned();
+        return "remove the zone; a link-local address does not belong in a certificate".to_owned();
     }
     if text.contains('/') {
-        return "a network cannot be named, write each address".to_owned();
+        return "a certificate cannot contain a network; list each address".to_owned();
     }
     if let Some((host, port)) = text.rsplit_once(':')
         && !host.contains(':')
         && port.chars().all(|c| c.is_ascii_digit())
     {
-        return format!("write it without the port: {host}");
+        return format!("remove the port: {host}");
     }
     if !text.is_ascii() {
-        return "write the ASCII form, xn--…".to_owned();
+        return "write the ASCII form, which begins with xn--".to_owned();
     }
     if text.contains('_') {
-        return "kubeadm refuses the underscore, use a name with - instead".to_owned();
+        return "kubeadm refuses underscores; use a name with - instead".to_owned();
     }
     if text.contains('*') {
-        return "a wildcard is one * as the whole first label: *.example.com".to_owned();
+        return "use * only as the whole first label, as in *.example.com".to_owned();
     }
     if let Some(name) = text.strip_suffix('.') {
-        return format!("write it without the dot at the end: {name}");
+        return format!("remove the dot at the end: {name}");
     }
-    "use small letters, digits, - and ., beginning and ending with a letter or digit".to_owned()
+    "use lower-case letters, digits, - and ., beginning and ending with a letter or digit"
+        .to_owned()
 }
 
 impl fmt::Display for San {
@@ -140,64 +139,39 @@ impl fmt::Display for Host {
 pub struct Endpoint {
     /// The host.
     pub host: Host,
-    /// The port when one was written.
+    /// The port, if written.
     pub port: Option<u16>,
 }
 
 impl Endpoint {
-    /// Reads `host`, `host:port`, `[v6]:port`, a bare IPv6 address and, beyond kubeadm, `[v6]` without a port.
-    /// Capitals, which kubeadm refuses, become small letters with a note.
+    /// Parses `host`, `host:port`, `[v6]:port`, a bare IPv6 address and, unlike kubeadm, `[v6]` without a port.
+    /// Upper-case letters, which kubeadm refuses, become lower case with a note.
     ///
     /// # Errors
     /// URLs, ports out of range and hosts that are neither a name nor an address.
     pub fn parse(text: &str) -> Result<(Endpoint, Vec<Note>), Refusal> {
-        const SHAPE: &str = "write host or host:port, as in api.example.com:6443";
         let mut notes = Vec::new();
-        let bad_host = || {
-            let fix = match text.contains("://") {
-                true => advice(text),
-                false => SHAPE.to_owned(),
-            };
-            refuse(
-                format!("{text:?} is not a host name or IP address with an optional port"),
-                fix,
-            )
-        };
-        let (host, port) = if let Some(inner) = text.strip_prefix('[') {
-            match inner.split_once(']') {
-                Some((host, "")) => {
-                    notes.push(Note {
-                        message: format!(
-                            "{text:?} without a port is accepted here, kubeadm refuses it"
-                        ),
-                        fix: format!("write {host} or {text}:6443"),
-                    });
-                    (host, "")
-                }
-                Some((host, rest)) => match rest.strip_prefix(':') {
-                    Some(port) => (host, port),
-                    None => return bad_host(),
-                },
-                None => return bad_host(),
-            }
-        } else {
-            match text.split_once(':') {
-                Some((host, port)) if !port.contains(':') => (host, port),
-                _ => (text, ""),
-            }
-        };
+        let (host, port) = split_host_port(text).ok_or_else(|| Endpoint::refusal(text))?;
+        if text.starts_with('[') && text.ends_with(']') {
+            notes.push(Note {
+                message: format!(
+                    "{text:?} has no port; nodepki accepts this, but kubeadm refuses it"
+                ),
+                fix: format!("write {host} or {text}:6443"),
+            });
+        }
         let port = match port {
             "" => None,
-            digits => match digits.parse::<u16>() {
-                Ok(port) if port > 0 && digits.bytes().all(|b| b.is_ascii_digit()) => Some(port),
-                _ if digits.bytes().all(|b| b.is_ascii_digit()) => {
+            digits if digits.bytes().all(|b| b.is_ascii_digit()) => match digits.parse::<u16>() {
+                Ok(port) if port > 0 => Some(port),
+                _ => {
                     return refuse(
                         format!("port {digits} is out of range"),
                         "use a port from 1 to 65535",
                     );
                 }
-                _ => return bad_host(),
             },
+            _ => return Err(Endpoint::refusal(text)),
         };
         if let Some((ip, note)) = parse_ip(host) {
             notes.extend(note);
@@ -206,25 +180,55 @@ impl Endpoint {
         }
         let name = host.to_ascii_lowercase();
         if !is_dns_subdomain(&name) {
-            return bad_host();
+            return Err(Endpoint::refusal(text));
         }
         if name != host {
             notes.push(Note {
-                message: format!("{host:?} is read as {name:?}; kubeadm refuses capitals here"),
-                fix: "write it in small letters".to_owned(),
+                message: format!(
+                    "{host:?} is read as {name:?}; kubeadm refuses upper-case letters here"
+                ),
+                fix: "write it in lower case".to_owned(),
             });
         }
         let host = Host::Dns(name);
         Ok((Endpoint { host, port }, notes))
     }
 
-    /// `host:port`, IPv6 in brackets, with the given port where none was written.
+    fn refusal(text: &str) -> Refusal {
+        Refusal {
+            message: format!("{text:?} is not a host name or IP address with an optional port"),
+            fix: match text.contains("://") {
+                true => san_fix(text),
+                false => "write host or host:port, as in api.example.com:6443".to_owned(),
+            },
+        }
+    }
+
+    /// Returns `host:port`, IPv6 in brackets, with the given port if none was written.
     pub fn authority(&self, default_port: u16) -> String {
         join_host_port(&self.host, self.port.unwrap_or(default_port))
     }
 }
 
-/// `host:port`, IPv6 in brackets.
+/// Splits an endpoint into host and port; without a port, the latter is empty. `None` if a bracket is not closed or the
+/// text after it is not a port.
+fn split_host_port(text: &str) -> Option<(&str, &str)> {
+    match text.strip_prefix('[') {
+        Some(inner) => {
+            let (host, rest) = inner.split_once(']')?;
+            if rest.is_empty() {
+                return Some((host, ""));
+            }
+            Some((host, rest.strip_prefix(':')?))
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) if !port.contains(':') => Some((host, port)),
+            _ => Some((text, "")),
+        },
+    }
+}
+
+/// Returns `host:port`, IPv6 in brackets.
 pub fn join_host_port(host: &Host, port: u16) -> String {
     match host {
         Host::Ip(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
@@ -232,7 +236,7 @@ pub fn join_host_port(host: &Host, port: u16) -> String {
     }
 }
 
-/// A network, host bits masked.
+/// A network. Its host bits are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpNet {
     address: IpAddr,
@@ -240,18 +244,22 @@ pub struct IpNet {
 }
 
 impl IpNet {
-    /// Reads CIDR notation; host bits are masked away as Kubernetes does.
+    /// Parses CIDR notation. As in Kubernetes, host bits are cleared.
     ///
     /// # Errors
-    /// Anything that is not `address/prefix`.
+    /// Every text that is not `address/prefix`.
     pub fn parse(text: &str) -> Result<(IpNet, Option<Note>), Refusal> {
-        const SHAPE: &str = "write ADDRESS/PREFIX, as in 10.96.0.0/12";
-        let bad = || refuse(format!("{text:?} is not a network in CIDR notation"), SHAPE);
+        let refused = || {
+            refuse(
+                format!("{text:?} is not a network in CIDR notation"),
+                "write ADDRESS/PREFIX, as in 10.96.0.0/12",
+            )
+        };
         let Some((address, prefix)) = text.split_once('/') else {
-            return bad();
+            return refused();
         };
         let Some((address, note)) = parse_ip(address) else {
-            return bad();
+            return refused();
         };
         let bits: u8 = if address.is_ipv4() { 32 } else { 128 };
         match prefix.parse::<u8>() {
@@ -268,7 +276,7 @@ impl IpNet {
                 };
                 Ok((IpNet { address, prefix }, note))
             }
-            _ => bad(),
+            _ => refused(),
         }
     }
 
@@ -277,24 +285,24 @@ impl IpNet {
         self.address
     }
 
-    /// Length of the prefix in bits.
+    /// The length of the prefix in bits.
     pub fn prefix_len(&self) -> u8 {
         self.prefix
     }
 
-    /// Bits left for hosts.
+    /// The number of host bits.
     pub fn host_bits(&self) -> u8 {
         (if self.address.is_ipv4() { 32 } else { 128 }) - self.prefix
     }
 
-    /// How many addresses it holds, at most `u128::MAX`.
+    /// The number of addresses, at most `u128::MAX`.
     pub fn size(&self) -> u128 {
         1_u128
             .checked_shl(u32::from(self.host_bits()))
             .unwrap_or(u128::MAX)
     }
 
-    /// The address at a plain offset from the network address; index 1 of a service network is the API server.
+    /// Returns the address at an offset from the network address. Address 1 of a service network is the API server.
     pub fn nth(&self, index: u32) -> Option<IpAddr> {
         if u128::from(index) >= self.size() {
             return None;
@@ -337,7 +345,7 @@ impl fmt::Display for NodeName {
 impl FromStr for NodeName {
     type Err = Refusal;
 
-    /// Trims and lower-cases as the kubelet does; the rest must be a DNS-1123 subdomain.
+    /// Trims the text and converts it to lower case, like the kubelet. The result must be a DNS-1123 subdomain.
     fn from_str(text: &str) -> Result<Self, Refusal> {
         let name = text.trim().to_lowercase();
         if is_dns_subdomain(&name) {
@@ -347,7 +355,7 @@ impl FromStr for NodeName {
             "a node name must not be empty".to_owned()
         } else {
             format!(
-                "{name:?} cannot be a node name: only small letters, digits, - and . are allowed, beginning and ending with a letter or digit"
+                "{name:?} is not a valid node name: only lower-case letters, digits, - and . are allowed, beginning and ending with a letter or digit"
             )
         };
         refuse(
@@ -357,7 +365,7 @@ impl FromStr for NodeName {
     }
 }
 
-/// An IP address as Go's sloppy parser reads it, with a note when octets have leading zeros.
+/// Parses an IP address like Go's sloppy parser, with a note if octets have leading zeros.
 pub fn parse_ip(text: &str) -> Option<(IpAddr, Option<Note>)> {
     let (ip, sloppy) = match text.rsplit_once(':') {
         None => {
@@ -381,6 +389,7 @@ pub fn parse_ip(text: &str) -> Option<(IpAddr, Option<Note>)> {
     Some((ip, note))
 }
 
+/// Returns the address, and true if an octet has leading zeros.
 fn parse_ipv4(text: &str) -> Option<(Ipv4Addr, bool)> {
     let mut octets = [0_u8; 4];
     let mut parts = text.split('.');
@@ -404,7 +413,7 @@ fn parse_ipv4(text: &str) -> Option<(Ipv4Addr, bool)> {
         .then(|| (Ipv4Addr::from(octets), sloppy))
 }
 
-/// Go's `IsGlobalUnicast`, which is what an API server may listen on: private addresses included.
+/// Go's `IsGlobalUnicast`, kubeadm's condition for the address of an API server. Private addresses satisfy it.
 pub fn is_global_unicast(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => {
@@ -423,11 +432,12 @@ pub fn is_global_unicast(ip: IpAddr) -> bool {
     }
 }
 
-const DNS_LIMIT: usize = 253;
+/// Longest DNS-1123 subdomain, in bytes.
+const MAX_DNS_NAME_BYTES: usize = 253;
 
-/// Kubernetes' DNS-1123 subdomain: at most 253 bytes; a single label may exceed 63, as there.
+/// Returns true for a DNS-1123 subdomain. As in Kubernetes, a single label may exceed 63 bytes.
 pub fn is_dns_subdomain(name: &str) -> bool {
-    name.len() <= DNS_LIMIT
+    name.len() <= MAX_DNS_NAME_BYTES
         && name.split('.').all(|label| {
             let edge = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
             let bytes = label.as_bytes();
@@ -455,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn subject_alternative_names_as_kubeadm_accepts_them() {
+    fn parses_sans_that_kubeadm_accepts() {
         let label = "a".repeat(64);
         let long = format!("{label}.example.com");
         let cases = [
@@ -481,49 +491,49 @@ mod tests {
     }
 
     #[test]
-    fn subject_alternative_names_that_kubeadm_refuses() {
+    fn refuses_sans_that_kubeadm_refuses() {
         let cases = [
             (
                 "host_underscore.example.com",
-                "kubeadm refuses the underscore, use a name with - instead",
+                "kubeadm refuses underscores; use a name with - instead",
             ),
-            (
-                "trailing.dot.",
-                "write it without the dot at the end: trailing.dot",
-            ),
+            ("trailing.dot.", "remove the dot at the end: trailing.dot"),
             (
                 "-bad-",
-                "use small letters, digits, - and ., beginning and ending with a letter or digit",
+                "use lower-case letters, digits, - and ., beginning and ending with a letter or digit",
             ),
-            ("b\u{fc}cher.example", "write the ASCII form, xn--…"),
+            (
+                "b\u{fc}cher.example",
+                "write the ASCII form, which begins with xn--",
+            ),
             (
                 "10.0.0.0/24",
-                "a network cannot be named, write each address",
+                "a certificate cannot contain a network; list each address",
             ),
             (
                 "*.*.x",
-                "a wildcard is one * as the whole first label: *.example.com",
+                "use * only as the whole first label, as in *.example.com",
             ),
             (
                 "*",
-                "a wildcard is one * as the whole first label: *.example.com",
+                "use * only as the whole first label, as in *.example.com",
             ),
             (
                 "foo.*.com",
-                "a wildcard is one * as the whole first label: *.example.com",
+                "use * only as the whole first label, as in *.example.com",
             ),
             (
                 "fe80::1%eth0",
-                "leave the zone out; a link-local address does not belong in a certificate",
+                "remove the zone; a link-local address does not belong in a certificate",
             ),
-            ("10.0.0.1:6443", "write it without the port: 10.0.0.1"),
+            ("10.0.0.1:6443", "remove the port: 10.0.0.1"),
             (
                 "[2001:db8::1]",
                 "write the IPv6 address without brackets and port",
             ),
             (
                 "https://x.example",
-                "write the host without the URL around it: x.example",
+                "write only the host of the URL: x.example",
             ),
         ];
         for (text, fix) in cases {
@@ -549,8 +559,8 @@ mod tests {
     }
 
     #[test]
-    fn endpoints() {
-        let shape = |text: &str| {
+    fn parses_endpoints() {
+        let parsed = |text: &str| {
             let (endpoint, notes) = Endpoint::parse(text).unwrap();
             (endpoint.authority(6443), notes.len())
         };
@@ -565,17 +575,17 @@ mod tests {
             ("[2001:db8::1]", "[2001:db8::1]:6443", 1),
             ("API.Example.com:1", "api.example.com:1", 1),
         ] {
-            assert_eq!(shape(text), (want.to_owned(), notes), "{text}");
+            assert_eq!(parsed(text), (want.to_owned(), notes), "{text}");
         }
         let notes = Endpoint::parse("API.x").unwrap().1;
         assert_eq!(
             notes[0].message,
-            "\"API.x\" is read as \"api.x\"; kubeadm refuses capitals here"
+            "\"API.x\" is read as \"api.x\"; kubeadm refuses upper-case letters here"
         );
         let notes = Endpoint::parse("[::2]").unwrap().1;
         assert_eq!(
             notes[0].message,
-            "\"[::2]\" without a port is accepted here, kubeadm refuses it"
+            "\"[::2]\" has no port; nodepki accepts this, but kubeadm refuses it"
         );
         assert_eq!(notes[0].fix, "write ::2 or [::2]:6443");
         for (text, want) in [
@@ -590,7 +600,7 @@ mod tests {
             (
                 "https://api.example.com:6443",
                 "\"https://api.example.com:6443\" is not a host name or IP address with an optional port \
-                 (write the host without the URL around it: api.example.com)",
+                 (write only the host of the URL: api.example.com)",
             ),
             (
                 "a_b",
@@ -615,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn networks() {
+    fn parses_networks() {
         let nth = |text: &str| IpNet::parse(text).unwrap().0.nth(1).unwrap().to_string();
         assert_eq!(nth("10.96.0.0/12"), "10.96.0.1");
         assert_eq!(nth("10.96.3.4/12"), "10.96.0.1");
@@ -643,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn node_names() {
+    fn parses_node_names() {
         assert_eq!(
             " CP-1.Example.COM ".parse::<NodeName>().unwrap().as_str(),
             "cp-1.example.com"
@@ -654,7 +664,7 @@ mod tests {
         );
         assert_eq!(
             "bad_name!".parse::<NodeName>().unwrap_err().to_string(),
-            "\"bad_name!\" cannot be a node name: only small letters, digits, - and . are allowed, beginning \
+            "\"bad_name!\" is not a valid node name: only lower-case letters, digits, - and . are allowed, beginning \
              and ending with a letter or digit (set nodeRegistration.name in the kubeadm configuration to a \
              valid name)"
         );

@@ -1,7 +1,7 @@
-//! How a joining node finds its cluster and proves itself: the discovery part of a JoinConfiguration.
+//! The discovery part of a JoinConfiguration: how a joining node finds and verifies its cluster and authenticates itself.
 //!
-//! Owns [`Join`], the rules of kubeadm for its fields, and the two secrets in it, which are in no message and in no
-//! `Debug`. What the fields lead to is found by the module `discovery`. Pure.
+//! Owns [`Join`], kubeadm's rules for its fields, and its two secrets, which no message and no `Debug` output contains.
+//! `cluster::discovery` performs the discovery.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,26 +9,26 @@ use std::str::FromStr;
 
 use zeroize::Zeroizing;
 
-use super::documents::{absolute, endpoint, filled, section};
-use super::{Api, Endpoint};
+use super::address::Endpoint;
+use super::fields::{ApiVersion, absolute, endpoint, filled};
+use crate::yaml::schema::section;
 use crate::yaml::{Field, Map};
 
 const TOKEN_FIX: &str = "write the token as `kubeadm token create` prints it, 6 characters, a dot and 16 characters of a-z and 0-9";
 const PIN_FIX: &str = "write it as sha256:<64 hexadecimal digits>, as `kubeadm token create --print-join-command` prints it \
-     on a control-plane node behind --discovery-token-ca-cert-hash";
-const KEY_DIGITS: usize = 64;
+     on a control-plane node after --discovery-token-ca-cert-hash";
+const CERTIFICATE_KEY_DIGITS: usize = 64;
 
-/// The part of a JoinConfiguration that says where the cluster is and how the node proves itself.
+/// The discovery part of a JoinConfiguration.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Join {
-    /// How the cluster is found. `None` when nothing is written: kubeadm will want it, but a node that has all its
-    /// inputs on disk needs none.
+    /// How the cluster is found. `None` if absent: kubeadm requires it, but a node with all inputs on disk does not.
     pub discovery: Option<Discovery>,
-    /// What the node shows to the API server; the token of the discovery where no other is given.
+    /// The token that authenticates the node to the API server; by default the token of the discovery.
     pub tls_bootstrap_token: Option<BootstrapToken>,
     /// `controlPlane.certificateKey`: 64 hexadecimal digits, as written.
     pub certificate_key: Option<Zeroizing<String>>,
-    /// Where kubeadm puts the cluster's CA certificate.
+    /// Path to which kubeadm writes the cluster's CA certificate.
     pub ca_cert_path: PathBuf,
 }
 
@@ -49,31 +49,31 @@ impl fmt::Debug for Join {
 /// How the cluster is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Discovery {
-    /// The ConfigMap `kube-public/cluster-info`, believed for a token's signature.
+    /// From the ConfigMap `kube-public/cluster-info`, which a bootstrap token signs.
     Token {
-        /// Its secret is the key of the signature.
+        /// The token whose secret is the key of the signature.
         token: BootstrapToken,
-        /// The API server that is asked.
+        /// The API server that serves the ConfigMap.
         endpoint: Endpoint,
-        /// SHA-256 of the SubjectPublicKeyInfo of the CA certificates that are right.
+        /// SHA-256 of the SubjectPublicKeyInfo of each trusted CA certificate.
         pins: Vec<[u8; 32]>,
-        /// The token's signature alone is enough where there are no pins.
+        /// True if the token's signature suffices without pins.
         unsafe_skip_ca_verification: bool,
     },
-    /// A kubeconfig, believed for the place it comes from.
+    /// From a kubeconfig, which is trusted because of its origin.
     File(DiscoveryFile),
 }
 
-/// Where the kubeconfig of a file discovery is.
+/// Location of the kubeconfig of a file discovery.
 #[derive(Clone, PartialEq, Eq)]
 pub enum DiscoveryFile {
-    /// On the node, absolute.
+    /// An absolute path on the node.
     Path(PathBuf),
-    /// `https://…`, without a user or a password.
+    /// An `https://` URL without a user name or password.
     Url(String),
 }
 
-/// Without the query of an address, which may hold a secret.
+/// Omits the query of a URL, which may contain a secret.
 impl fmt::Display for DiscoveryFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -97,7 +97,7 @@ pub struct BootstrapToken {
 }
 
 impl BootstrapToken {
-    /// The public half, part of the names of the token's Secret and signature.
+    /// The public half; it is part of the names of the token's Secret and signature.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -107,7 +107,7 @@ impl BootstrapToken {
         &self.secret
     }
 
-    /// The whole token, as the API server takes it.
+    /// Returns the token in the form that the API server accepts.
     pub fn to_bearer(&self) -> Zeroizing<String> {
         Zeroizing::new(format!("{}.{}", self.id, *self.secret))
     }
@@ -119,7 +119,7 @@ impl fmt::Debug for BootstrapToken {
     }
 }
 
-/// A text that is no bootstrap token. The text itself may be a mistyped one and is not repeated.
+/// The text is not a bootstrap token. The error omits the text, which may be a mistyped token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a bootstrap token")]
 pub struct NoToken;
@@ -127,16 +127,14 @@ pub struct NoToken;
 impl FromStr for BootstrapToken {
     type Err = NoToken;
 
-    /// Reads what kubeadm's `\A([a-z0-9]{6})\.([a-z0-9]{16})\z` matches.
+    /// Parses a text that kubeadm's `\A([a-z0-9]{6})\.([a-z0-9]{16})\z` matches.
     fn from_str(text: &str) -> Result<Self, NoToken> {
         let (id, secret) = text.split_once('.').ok_or(NoToken)?;
-        let fits = |part: &str, length| {
-            part.len() == length
-                && part
-                    .bytes()
-                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+        let is_valid = |part: &str, length| {
+            let is_allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+            part.len() == length && part.bytes().all(is_allowed)
         };
-        if fits(id, 6) && fits(secret, 16) {
+        if is_valid(id, 6) && is_valid(secret, 16) {
             Ok(BootstrapToken {
                 id: id.to_owned(),
                 secret: Zeroizing::new(secret.to_owned()),
@@ -147,17 +145,18 @@ impl FromStr for BootstrapToken {
     }
 }
 
-/// Reads `discovery`, `caCertPath` and `controlPlane.certificateKey`; also the endpoint, which counts for a worker
-/// even where the rest of the discovery is refused.
+/// Reads `discovery`, `caCertPath` and `controlPlane.certificateKey`.
+///
+/// Also returns `apiServerEndpoint`, which a worker uses even if the rest of the discovery is refused.
 pub(super) fn read(
     map: &Map<'_>,
     control_plane: Option<&Map<'_>>,
-    api: Api,
+    api: ApiVersion,
 ) -> (Join, Option<Endpoint>) {
     let mut join = Join {
         discovery: None,
         tls_bootstrap_token: None,
-        certificate_key: control_plane.and_then(certificate_key),
+        certificate_key: control_plane.and_then(read_certificate_key),
         ca_cert_path: PathBuf::from("/etc/kubernetes/pki/ca.crt"),
     };
     if let Some((field, text)) = filled(map.get("caCertPath"))
@@ -166,7 +165,7 @@ pub(super) fn read(
         if !text.ends_with(".crt") {
             field.error(
                 format!("{text:?} does not end in .crt"),
-                "name it as in /etc/kubernetes/pki/ca.crt; kubeadm refuses other endings",
+                "use a path such as /etc/kubernetes/pki/ca.crt; kubeadm refuses other endings",
             );
         }
         join.ca_cert_path = path;
@@ -174,82 +173,47 @@ pub(super) fn read(
     let Some(discovery) = section(map, "discovery") else {
         return (join, None);
     };
-    if api == Api::V1beta3 {
+    if api == ApiVersion::V1beta3 {
         discovery.ignore(&["timeout"]);
     }
-    let tls_token = token(discovery.get("tlsBootstrapToken")).and_then(Result::ok);
+    let tls_token = read_token(discovery.get("tlsBootstrapToken")).and_then(Result::ok);
     let file = discovery.get("file");
-    let by_token = discovery.get("bootstrapToken");
-    if let (Some(file), Some(_)) = (&file, &by_token) {
+    let bootstrap_token = discovery.get("bootstrapToken");
+    if let (Some(file), Some(_)) = (&file, &bootstrap_token) {
         file.error(
             "discovery.bootstrapToken and discovery.file exclude each other",
             "remove one of the two",
         );
     }
-    let mut api_server = None;
+    let mut api_server_endpoint = None;
     if let Some(file) = file.and_then(|field| field.map()) {
-        join.discovery = discovery_file(&file).map(Discovery::File);
+        join.discovery = read_file_discovery(&file).map(Discovery::File);
         file.finish();
     }
-    if let Some(by_token) = by_token.and_then(|field| field.map()) {
-        (join.discovery, api_server) = token_discovery(&by_token);
-        by_token.finish();
+    if let Some(map) = bootstrap_token.and_then(|field| field.map()) {
+        (join.discovery, api_server_endpoint) = read_token_discovery(&map);
+        map.finish();
     }
     discovery.finish();
     join.tls_bootstrap_token = tls_token.or_else(|| match &join.discovery {
         Some(Discovery::Token { token, .. }) => Some(token.clone()),
         _ => None,
     });
-    (join, api_server)
+    (join, api_server_endpoint)
 }
 
-fn token_discovery(map: &Map<'_>) -> (Option<Discovery>, Option<Endpoint>) {
-    let token = token(map.get("token")).unwrap_or_else(|| {
-        map.field().error("no token is given", TOKEN_FIX);
+fn read_token_discovery(map: &Map<'_>) -> (Option<Discovery>, Option<Endpoint>) {
+    let token = read_token(map.get("token")).unwrap_or_else(|| {
+        map.field().error("no token is set", TOKEN_FIX);
         Err(NoToken)
     });
-    let api_server = match filled(map.get("apiServerEndpoint")) {
-        Some((field, text)) => {
-            let endpoint = endpoint(&field, &text);
-            if endpoint.as_ref().is_some_and(|it| it.port.is_none()) {
-                field.warning(
-                    "has no port; kubeadm refuses that, 6443 is taken",
-                    "write the port, as in api.example.com:6443",
-                );
-            }
-            endpoint
-        }
-        None => {
-            map.field().error(
-                "no apiServerEndpoint is given",
-                "set it to the host and port of an API server or of the load balancer before them, as in api.example.com:6443",
-            );
-            None
-        }
-    };
-    let pins = map.get("caCertHashes").map(|field| field.list());
+    let api_server_endpoint = read_api_server_endpoint(map);
     let unsafe_skip_ca_verification = map
         .get("unsafeSkipCAVerification")
         .and_then(|field| field.boolean())
         .unwrap_or(false);
-    let unpinned = match &pins {
-        None => true,
-        Some(items) => items.as_ref().is_some_and(Vec::is_empty),
-    };
-    if unpinned && !unsafe_skip_ca_verification {
-        map.field().error(
-            "no caCertHashes are given, so whoever knows the token could pass for the cluster",
-            "add what `kubeadm token create --print-join-command` prints on a control-plane node behind \
-             --discovery-token-ca-cert-hash, or set unsafeSkipCAVerification: true",
-        );
-    }
-    let pins: Vec<_> = pins
-        .flatten()
-        .unwrap_or_default()
-        .iter()
-        .filter_map(pin)
-        .collect();
-    let discovery = match (token, &api_server) {
+    let pins = read_pins(map, unsafe_skip_ca_verification);
+    let discovery = match (token, &api_server_endpoint) {
         (Ok(token), Some(endpoint)) => Some(Discovery::Token {
             token,
             endpoint: endpoint.clone(),
@@ -258,10 +222,46 @@ fn token_discovery(map: &Map<'_>) -> (Option<Discovery>, Option<Endpoint>) {
         }),
         _ => None,
     };
-    (discovery, api_server)
+    (discovery, api_server_endpoint)
 }
 
-fn pin(field: &Field<'_>) -> Option<[u8; 32]> {
+fn read_api_server_endpoint(map: &Map<'_>) -> Option<Endpoint> {
+    let Some((field, text)) = filled(map.get("apiServerEndpoint")) else {
+        map.field().error(
+            "no apiServerEndpoint is set",
+            "set it to the host and port of an API server or of its load balancer, as in api.example.com:6443",
+        );
+        return None;
+    };
+    let endpoint = endpoint(&field, &text);
+    if endpoint.as_ref().is_some_and(|it| it.port.is_none()) {
+        field.warning(
+            "has no port; nodepki uses 6443, but kubeadm refuses the file",
+            "write the port, as in api.example.com:6443",
+        );
+    }
+    endpoint
+}
+
+/// Reads `caCertHashes`; it may be empty only with `unsafeSkipCAVerification`.
+fn read_pins(map: &Map<'_>, may_be_empty: bool) -> Vec<[u8; 32]> {
+    let pins = map.get("caCertHashes").map(|field| field.list());
+    let is_empty = match &pins {
+        None => true,
+        Some(items) => items.as_ref().is_some_and(Vec::is_empty),
+    };
+    if is_empty && !may_be_empty {
+        map.field().error(
+            "no caCertHashes are set, so a holder of the token could impersonate the cluster",
+            "set it to the value of --discovery-token-ca-cert-hash that `kubeadm token create --print-join-command` prints on a \
+             control-plane node, or set unsafeSkipCAVerification: true",
+        );
+    }
+    let pins = pins.flatten().unwrap_or_default();
+    pins.iter().filter_map(read_pin).collect()
+}
+
+fn read_pin(field: &Field<'_>) -> Option<[u8; 32]> {
     let text = field.string()?;
     let pin = text.split_once(':').and_then(|(format, digits)| {
         let mut pin = [0; 32];
@@ -275,11 +275,11 @@ fn pin(field: &Field<'_>) -> Option<[u8; 32]> {
     pin
 }
 
-fn discovery_file(map: &Map<'_>) -> Option<DiscoveryFile> {
+fn read_file_discovery(map: &Map<'_>) -> Option<DiscoveryFile> {
     let Some((field, text)) = filled(map.get("kubeConfigPath")) else {
         map.field().error(
-            "no kubeConfigPath is given",
-            "set it to the absolute path of a kubeconfig, or to its https:// address",
+            "no kubeConfigPath is set",
+            "set it to the absolute path of a kubeconfig, or to its https:// URL",
         );
         return None;
     };
@@ -297,25 +297,28 @@ fn discovery_file(map: &Map<'_>) -> Option<DiscoveryFile> {
                 .contains('@')
             {
                 field.error(
-                    "an address with a user or a password is not followed",
+                    "a URL with a user name or password is refused",
                     "store the kubeconfig on the node and write its path",
                 );
                 return None;
             }
             Some(DiscoveryFile::Url(text))
         }
-        // Without the text: an address may hold a password.
+        // The message omits the text, as a URL may contain a password.
         Some((scheme, _)) => {
             field.error(
-                format!("an address that begins with {scheme}:// is refused, by kubeadm too"),
-                "use an https:// address or an absolute path",
+                format!(
+                    "a URL that begins with {scheme}:// is refused; kubeadm refuses it as well"
+                ),
+                "use an https:// URL or an absolute path",
             );
             None
         }
     }
 }
 
-fn token(field: Option<Field<'_>>) -> Option<Result<BootstrapToken, NoToken>> {
+/// Reads a token; `None` if the field is absent or empty.
+fn read_token(field: Option<Field<'_>>) -> Option<Result<BootstrapToken, NoToken>> {
     let field = field?;
     let Some(text) = field.secret() else {
         return Some(Err(NoToken));
@@ -330,10 +333,10 @@ fn token(field: Option<Field<'_>>) -> Option<Result<BootstrapToken, NoToken>> {
     Some(token)
 }
 
-fn certificate_key(map: &Map<'_>) -> Option<Zeroizing<String>> {
+fn read_certificate_key(map: &Map<'_>) -> Option<Zeroizing<String>> {
     let field = map.get("certificateKey")?;
     let text = field.secret().filter(|text| !text.is_empty())?;
-    if text.len() != KEY_DIGITS || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+    if text.len() != CERTIFICATE_KEY_DIGITS || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
         field.error(
             "is not a certificate key",
             "write the 64 hexadecimal digits that `kubeadm init phase upload-certs --upload-certs` printed",

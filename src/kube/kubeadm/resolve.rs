@@ -1,152 +1,116 @@
-//! From documents and what the host knows to a cluster and a node: the rules that join several documents.
+//! Combines the documents with the facts of the host into a cluster and a node.
+//!
+//! Owns the rules that involve several documents or the host. Each step of [`resolve`] is a function of its own that
+//! returns its value and adds its faults.
 
-use super::{
-    DEFAULT_BIND_PORT, HostFacts, Loaded, Node, NodeInput, NodeName, Overrides, Resolved, Role,
-    is_global_unicast,
-};
+use std::net::{IpAddr, SocketAddr};
+
+use super::address::{Endpoint, NodeName, is_global_unicast};
+use super::cluster::Cluster;
+use super::documents::Loaded;
+use super::node::{DEFAULT_BIND_PORT, KubeletArguments, Node, NodeDocument, Role};
 use crate::yaml::{Faults, Spot};
 
-/// X.520's upper bound for a common name.
-const COMMON_NAME_LIMIT: usize = 64;
+/// X.520's upper bound for a common name, in bytes.
+const MAX_COMMON_NAME_BYTES: usize = 64;
 
-const FETCH_CLUSTER: &str = "bootstrap asks the cluster for it, unless kubeadm.fromCluster is never; otherwise set kubeadm.clusterConfiguration in the nodepki \
-    configuration, or add --kubeadm-config FILE, with what this prints on a control-plane node: kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}'";
+const FETCH_CLUSTER: &str = "bootstrap reads it from the cluster unless kubeadm.fromCluster is never; otherwise set kubeadm.clusterConfiguration in the nodepki \
+    configuration, or add --kubeadm-config FILE, with the output of this command on a control-plane node: kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}'";
+const NAME_KUBEADM_FILE: &str =
+    "name the file given to kubeadm under kubeadm.files or with --kubeadm-config FILE";
 
-/// Joins the documents with what the host knows.
+/// Facts about the node that no document contains.
+#[derive(Clone, Debug, Default)]
+pub struct HostFacts {
+    /// The host name from the kernel or `/etc/hostname`.
+    pub hostname: String,
+    /// Address of the interface with the default route.
+    pub default_route_address: Option<IpAddr>,
+    /// The node as its existing files describe it.
+    pub running: Option<Running>,
+    /// The node as an earlier run recorded it with its requests. Used if no document describes the node.
+    pub kept: Option<Node>,
+}
+
+/// A node that was set up before, as its own files describe it. kubeadm uses the same files once it has run.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// Used if no document states the role.
+    pub role: Role,
+    /// Its name in the cluster.
+    pub name: Option<NodeName>,
+    /// Address and port of its API server.
+    pub endpoint: Option<SocketAddr>,
+    /// The API server that its kubelet uses.
+    pub server: Option<Endpoint>,
+    /// True if the node serves, or if nothing else describes it: these values then precede the host's name and
+    /// address. False if an interrupted run left the files before kubeadm ran: the host's name and address precede.
+    pub settled: bool,
+}
+
+/// Settings and command-line options that override the documents.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// Node name, instead of `nodeRegistration.name`.
+    pub node_name: Option<NodeName>,
+}
+
+/// The outcome of [`resolve`].
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// The cluster; `None` only for a worker whose configuration has none.
+    pub cluster: Option<Cluster>,
+    /// The node.
+    pub node: Node,
+    /// Warnings of all documents.
+    pub warnings: Faults,
+}
+
+/// Combines the documents with the facts of the host.
 ///
 /// # Errors
-/// All faults of [`load`](super::load) and of the rules that join several documents, warnings included, in reading order.
+/// All faults of [`load`](super::load) and of the rules that involve several documents, warnings included, in reading
+/// order.
 pub fn resolve(
     loaded: &Loaded,
     host: &HostFacts,
     overrides: &Overrides,
 ) -> Result<Resolved, Faults> {
+    if let Some(recorded) = host.kept.as_ref().filter(|_| !loaded.describes_node()) {
+        return resolve_recorded(loaded, recorded, overrides);
+    }
+    let inputs = Inputs::new(loaded, host, overrides);
     let mut faults = loaded.faults.clone();
-    let cluster = loaded.cluster();
-    let running = host.running.as_ref();
-    let settled = running.filter(|running| running.settled);
-    if let Some(kept) = host.kept.as_ref().filter(|_| !loaded.describes_node()) {
-        return as_kept(loaded, kept, overrides);
-    }
-    if let (Some(init), Some(join)) = (&loaded.init, &loaded.join) {
-        let message = format!(
-            "a JoinConfiguration and an InitConfiguration (at {}) are both given",
-            init.document.place
-        );
-        let keep =
-            "keep the InitConfiguration on the first node and the JoinConfiguration on every other";
-        // `kubeadm join` reads the one file and none of the other, which Cluster API may give a joining node for the
-        // ClusterConfiguration in it.
-        faults.push(if init.document.place.file == join.document.place.file {
-            join.document.error(message, keep)
-        } else {
-            let message = format!("{message}; the node joins, and the other is not used");
-            join.document.warning(message, keep)
-        });
-    }
-    let input = loaded.join.as_ref().or(loaded.init.as_ref());
-    let role = match (loaded.role(), settled) {
-        (Some(role), _) => role,
-        (None, Some(running)) => running.role,
-        (None, None) => {
-            if cluster.is_none() && !loaded.incomplete {
-                faults.push(Spot::whole("kubeadm configuration").error(
-                    "no InitConfiguration, ClusterConfiguration or JoinConfiguration was found",
-                    "name the file given to kubeadm under kubeadm.files or with --kubeadm-config FILE",
-                ));
-            }
-            Role::Init
-        }
-    };
-    if role == Role::Join && input.is_some() && !loaded.incomplete {
-        require_cluster(loaded, input, &mut faults);
-    }
-    let name = node_name(input, loaded.incomplete, host, overrides, &mut faults);
+    inputs.check_single_node_document(&mut faults);
+    let role = inputs.role(&mut faults);
+    inputs.check_joinable_cluster(role, &mut faults);
+    let name = inputs.name(&mut faults);
     if let Some((name, spot)) = &name {
-        long_name(role, name, spot, &mut faults);
+        warn_of_long_name(role, name, spot, &mut faults);
     }
-    let hostname_override =
-        hostname_override(input, name.as_ref().map(|(name, _)| name), &mut faults);
-    let document = input
-        .map(|input| &input.document)
-        .or(loaded.cluster.as_ref().map(|cluster| &cluster.document));
-    let api = input.and_then(|input| input.control_plane.as_ref());
-    let advertise_address = match role {
-        Role::Worker => None,
-        Role::Init | Role::Join => {
-            let route = host.default_route_address;
-            let route = route.filter(|ip| is_global_unicast(*ip));
-            let own = running.and_then(|running| running.endpoint.map(|endpoint| endpoint.ip()));
-            // A settled node without a kubeadm file keeps its address: that of the default route may be another one.
-            let assumed = match settled {
-                Some(_) => own.or(route.filter(|_| input.is_some())),
-                None => route.or(own),
-            };
-            let address = api.and_then(|api| api.address).or(assumed);
-            if address.is_none() && settled.is_some() && input.is_none() {
-                faults.push(Spot::whole("this node").error(
-                    "neither the manifest of its kube-apiserver nor controller-manager.conf says which address its API server has",
-                    "write an InitConfiguration with nodeRegistration.name and localAPIEndpoint.advertiseAddress, and name it with --kubeadm-config FILE",
-                ));
-            } else if address.is_none()
-                && !api.is_some_and(|api| api.broken)
-                && let Some(document) = document
-            {
-                faults.push(document.error(
-                    "no advertiseAddress is given (0.0.0.0 and :: are none) and no default route is known to take one from",
-                    match role {
-                        Role::Join => "set controlPlane.localAPIEndpoint.advertiseAddress to the node's own address",
-                        _ => "set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address",
-                    },
-                ));
-            }
-            address
-        }
-    };
-    let mut join_endpoint = input.and_then(|input| input.join_endpoint.clone());
-    if role == Role::Worker && join_endpoint.is_none() {
-        join_endpoint = settled.and_then(|running| running.server.clone());
-    }
-    if role == Role::Worker && join_endpoint.is_none() {
-        join_endpoint = cluster.and_then(|cluster| cluster.control_plane_endpoint.clone());
-        if join_endpoint.is_none()
-            && !faults.has_errors()
-            && let Some(document) = document
-        {
-            faults.push(document.error(
-                "nothing says which API server this worker connects to",
-                "set discovery.bootstrapToken.apiServerEndpoint, or give the ClusterConfiguration with its controlPlaneEndpoint",
-            ));
-        }
-    }
-    let kubelet = input.map(|input| &input.kubelet);
-    let mut kubelet_addresses = kubelet.map_or_else(Vec::new, |kubelet| kubelet.node_ips.clone());
-    if kubelet_addresses.is_empty() {
-        kubelet_addresses.extend(advertise_address);
-        let routed = host.default_route_address;
-        kubelet_addresses.extend(routed.filter(|ip| Some(*ip) != advertise_address));
-    }
-    let node = name.map(|(name, _)| Node {
+    let name = name.map(|(name, _)| name);
+    let hostname_override = inputs.hostname_override(name.as_ref(), &mut faults);
+    let advertise_address = inputs.advertise_address(role, &mut faults);
+    let join_endpoint = inputs.join_endpoint(role, &mut faults);
+    let kubelet = inputs.node.map(|node| &node.kubelet);
+    let node = name.map(|name| Node {
         role,
         name,
         advertise_address,
-        bind_port: match api {
-            Some(api) => api.bind_port,
-            None => running
-                .and_then(|running| running.endpoint)
-                .map_or(DEFAULT_BIND_PORT, |endpoint| endpoint.port()),
-        },
+        bind_port: inputs.bind_port(),
         hostname_override,
-        kubelet_addresses,
-        kubelet_cert_dir: kubelet
-            .and_then(|kubelet| kubelet.cert_dir.clone())
-            .or_else(|| running?.kubelet_cert_dir.clone()),
+        kubelet_addresses: kubelet_addresses(
+            kubelet,
+            advertise_address,
+            host.default_route_address,
+        ),
+        kubelet_cert_dir: kubelet.and_then(|kubelet| kubelet.cert_dir.clone()),
         join_endpoint,
-        join: input.and_then(|input| input.join.clone()),
+        join: inputs.node.and_then(|node| node.join.clone()),
     });
     let cluster = match role {
-        Role::Worker => cluster.cloned(),
-        _ => Some(cluster.cloned().unwrap_or_default()),
+        Role::Worker => loaded.cluster().cloned(),
+        Role::Init | Role::Join => Some(loaded.cluster().cloned().unwrap_or_default()),
     };
     let (node, warnings) = faults.outcome(node)?;
     match node {
@@ -155,25 +119,30 @@ pub fn resolve(
             node,
             warnings,
         }),
-        // A node without a name has left an error above.
+        // `Inputs::name` has reported the missing name.
         None => Err(warnings),
     }
 }
 
-/// The node of an earlier run, in the cluster that the documents describe.
-fn as_kept(loaded: &Loaded, kept: &Node, overrides: &Overrides) -> Result<Resolved, Faults> {
+/// Returns the node of an earlier run, in the cluster that the documents describe.
+fn resolve_recorded(
+    loaded: &Loaded,
+    recorded: &Node,
+    overrides: &Overrides,
+) -> Result<Resolved, Faults> {
     let mut faults = loaded.faults.clone();
-    let name = overrides.node_name.as_ref().unwrap_or(&kept.name).clone();
-    long_name(kept.role, &name, &Spot::whole("node name"), &mut faults);
-    if kept.role != Role::Worker && loaded.cluster.is_none() && !loaded.incomplete {
-        faults.push(Spot::whole("kubeadm configuration").error(
-            "no ClusterConfiguration was found",
-            "name the file given to kubeadm under kubeadm.files or with --kubeadm-config FILE",
-        ));
+    let name = overrides.node_name.as_ref().unwrap_or(&recorded.name);
+    let name_spot = Spot::whole("node name");
+    warn_of_long_name(recorded.role, name, &name_spot, &mut faults);
+    if recorded.role != Role::Worker && loaded.cluster().is_none() && !loaded.incomplete {
+        faults.push(
+            Spot::whole("kubeadm configuration")
+                .error("no ClusterConfiguration was found", NAME_KUBEADM_FILE),
+        );
     }
     let node = Node {
-        name,
-        ..kept.clone()
+        name: name.clone(),
+        ..recorded.clone()
     };
     let (node, warnings) = faults.outcome(node)?;
     Ok(Resolved {
@@ -183,98 +152,263 @@ fn as_kept(loaded: &Loaded, kept: &Node, overrides: &Overrides) -> Result<Resolv
     })
 }
 
-/// A control-plane node joins only a cluster whose configuration is known and has a shared endpoint.
-fn require_cluster(loaded: &Loaded, input: Option<&NodeInput>, faults: &mut Faults) {
-    match (&loaded.cluster, input) {
-        (None, Some(input)) => faults.push(input.document.error(
-            "this JoinConfiguration is for a control-plane node, but no ClusterConfiguration says what is in its certificates",
-            FETCH_CLUSTER,
-        )),
-        (Some(cluster), _) if cluster.cluster.control_plane_endpoint.is_none() && !cluster.endpoint_written => {
-            faults.push(cluster.document.error(
-                "a further control-plane node can join only a cluster with a controlPlaneEndpoint, and there is none",
-                "set controlPlaneEndpoint to the name or address of the load balancer, in the cluster's kubeadm-config too",
-            ));
-        }
-        _ => {}
-    }
+/// What the steps of [`resolve`] read.
+struct Inputs<'a> {
+    loaded: &'a Loaded,
+    host: &'a HostFacts,
+    overrides: &'a Overrides,
+    /// The JoinConfiguration, or else the InitConfiguration.
+    node: Option<&'a NodeDocument>,
+    running: Option<&'a Running>,
+    /// `running`, if its values precede the host's.
+    settled: Option<&'a Running>,
 }
 
-fn node_name(
-    input: Option<&NodeInput>,
-    incomplete: bool,
-    host: &HostFacts,
-    overrides: &Overrides,
-    faults: &mut Faults,
-) -> Option<(NodeName, Spot)> {
-    let given = input.and_then(|input| input.name.as_ref());
-    if let Some(name) = &overrides.node_name {
-        if let Some((text, spot)) = given
-            && text.parse::<NodeName>().ok().as_ref() != Some(name)
-        {
-            faults.push(spot.warning(
-                format!("is {text:?}, but the node name is set to \"{name}\" elsewhere; kubeadm will use this one"),
-                "make both the same",
-            ));
-        }
-        return Some((name.clone(), Spot::whole("node name")));
-    }
-    let running = host.running.as_ref();
-    let own = running.and_then(|running| running.name.as_ref().filter(|_| running.settled));
-    let own = own.or(running
-        .and_then(|running| running.name.as_ref())
-        .filter(|_| host.hostname.is_empty()));
-    let (text, spot) = match (given, own) {
-        (Some((text, spot)), _) => (text.as_str(), spot.clone()),
-        (None, Some(own)) => return Some((own.clone(), Spot::whole("node name"))),
-        (None, None) => (host.hostname.as_str(), Spot::whole("host name")),
-    };
-    match text.parse::<NodeName>() {
-        Ok(name) => Some((name, spot)),
-        // The document that could not be read may well have named the node.
-        Err(_) if given.is_none() && incomplete => None,
-        Err(refusal) => {
-            faults.push(spot.error(refusal.message, refusal.fix));
-            None
+impl<'a> Inputs<'a> {
+    fn new(loaded: &'a Loaded, host: &'a HostFacts, overrides: &'a Overrides) -> Self {
+        let running = host.running.as_ref();
+        Inputs {
+            loaded,
+            host,
+            overrides,
+            node: loaded.join.as_ref().or(loaded.init.as_ref()),
+            running,
+            settled: running.filter(|running| running.settled),
         }
     }
-}
 
-/// The node's name is the common name of etcd's certificates and, behind `system:node:`, of the kubelet's.
-fn long_name(role: Role, name: &NodeName, spot: &Spot, faults: &mut Faults) {
-    let longest = format!("system:node:{name}");
-    if longest.len() > COMMON_NAME_LIMIT {
-        let holders = match role {
-            Role::Worker => "kubelet.conf",
-            _ if name.as_str().len() > COMMON_NAME_LIMIT => {
-                "kubelet.conf, etcd-server and etcd-peer"
-            }
-            _ => "kubelet.conf",
+    /// Returns the document that faults about the whole configuration refer to.
+    fn main_document(&self) -> Option<&'a Spot> {
+        let node = self.node.map(|node| &node.document);
+        node.or(self.loaded.cluster.as_ref().map(|input| &input.document))
+    }
+
+    /// Reports an InitConfiguration next to a JoinConfiguration.
+    ///
+    /// In two files this is a warning: `kubeadm join` reads its own file only, and Cluster API may give a joining node the
+    /// first node's file too, for the ClusterConfiguration in it.
+    fn check_single_node_document(&self, faults: &mut Faults) {
+        let (Some(init), Some(join)) = (&self.loaded.init, &self.loaded.join) else {
+            return;
         };
+        let message = format!(
+            "a JoinConfiguration and an InitConfiguration (at {}) are both given",
+            init.document.place
+        );
+        let fix =
+            "keep the InitConfiguration on the first node and the JoinConfiguration on every other";
+        faults.push(if init.document.place.file == join.document.place.file {
+            join.document.error(message, fix)
+        } else {
+            let message =
+                format!("{message}; the node joins, and the InitConfiguration is ignored");
+            join.document.warning(message, fix)
+        });
+    }
+
+    /// Returns the role from the documents, or else that of the settled node, or else that of a first node.
+    fn role(&self, faults: &mut Faults) -> Role {
+        if let Some(role) = self.loaded.role() {
+            return role;
+        }
+        if let Some(running) = self.settled {
+            return running.role;
+        }
+        if self.loaded.cluster().is_none() && !self.loaded.incomplete {
+            faults.push(Spot::whole("kubeadm configuration").error(
+                "no InitConfiguration, ClusterConfiguration or JoinConfiguration was found",
+                NAME_KUBEADM_FILE,
+            ));
+        }
+        Role::Init
+    }
+
+    /// Verifies that a joining control-plane node knows the cluster's configuration, and that the cluster has a
+    /// `controlPlaneEndpoint`.
+    fn check_joinable_cluster(&self, role: Role, faults: &mut Faults) {
+        let Some(node) = self.node else { return };
+        if role != Role::Join || self.loaded.incomplete {
+            return;
+        }
+        match &self.loaded.cluster {
+            None => faults.push(node.document.error(
+                "this JoinConfiguration is for a control-plane node, but the ClusterConfiguration that defines its certificates is missing",
+                FETCH_CLUSTER,
+            )),
+            Some(input)
+                if input.cluster.control_plane_endpoint.is_none() && !input.endpoint_written =>
+            {
+                faults.push(input.document.error(
+                    "a further control-plane node can join only a cluster with a controlPlaneEndpoint, and none is set",
+                    "set controlPlaneEndpoint to the name or address of the load balancer, in the cluster's kubeadm-config too",
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Returns the node's name and its origin. In this order: the override, `nodeRegistration.name`, the settled node,
+    /// the host name, and, on a host without a name, the node of an interrupted run.
+    fn name(&self, faults: &mut Faults) -> Option<(NodeName, Spot)> {
+        let written = self.node.and_then(|node| node.name.as_ref());
+        if let Some(name) = &self.overrides.node_name {
+            if let Some((text, spot)) = written
+                && text.parse::<NodeName>().ok().as_ref() != Some(name)
+            {
+                faults.push(spot.warning(
+                    format!("is {text:?}, but the node name is set to \"{name}\" elsewhere; kubeadm will use {text:?}"),
+                    "make both the same",
+                ));
+            }
+            return Some((name.clone(), Spot::whole("node name")));
+        }
+        let (text, spot) = match (written, self.existing_name()) {
+            (Some((text, spot)), _) => (text.as_str(), spot.clone()),
+            (None, Some(name)) => return Some((name.clone(), Spot::whole("node name"))),
+            (None, None) => (self.host.hostname.as_str(), Spot::whole("host name")),
+        };
+        match text.parse::<NodeName>() {
+            Ok(name) => Some((name, spot)),
+            // The unreadable document may contain the node's name.
+            Err(_) if written.is_none() && self.loaded.incomplete => None,
+            Err(refusal) => {
+                faults.push(spot.error(refusal.message, refusal.fix));
+                None
+            }
+        }
+    }
+
+    /// Returns the name of the existing node, if it precedes the host name.
+    fn existing_name(&self) -> Option<&'a NodeName> {
+        let running = self
+            .running
+            .filter(|running| running.settled || self.host.hostname.is_empty());
+        running?.name.as_ref()
+    }
+
+    /// Returns the kubelet's `hostname-override` if it differs from the node's name, with a warning.
+    fn hostname_override(&self, name: Option<&NodeName>, faults: &mut Faults) -> Option<String> {
+        let (text, spot) = self.node?.kubelet.hostname_override.as_ref()?;
+        let name = name?;
+        let lower = text.trim().to_lowercase();
+        if lower == name.as_str() {
+            return None;
+        }
         faults.push(spot.warning(
-            format!(
-                "the common name in {holders} is longer than the {COMMON_NAME_LIMIT} bytes that X.520 allows (system:node:… has {}), many signers refuse it",
-                longest.len()
-            ),
-            "use a shorter node name, at most 52 bytes",
+            format!("hostname-override {lower:?} differs from the node name \"{name}\": the Node object gets one name, the certificates the other"),
+            "set nodeRegistration.name to the same name and remove hostname-override",
         ));
+        Some(lower)
+    }
+
+    /// Returns the address of the node's API server; `None` for a worker.
+    fn advertise_address(&self, role: Role, faults: &mut Faults) -> Option<IpAddr> {
+        if role == Role::Worker {
+            return None;
+        }
+        let api = self.node.and_then(|node| node.api_endpoint.as_ref());
+        let written = api.and_then(|api| api.address);
+        if let Some(address) = written.or_else(|| self.assumed_address()) {
+            return Some(address);
+        }
+        if self.settled.is_some() && self.node.is_none() {
+            faults.push(Spot::whole("this node").error(
+                "neither the manifest of kube-apiserver nor controller-manager.conf contains the address of the node's API server",
+                "write an InitConfiguration with nodeRegistration.name and localAPIEndpoint.advertiseAddress, and name it with --kubeadm-config FILE",
+            ));
+        } else if !api.is_some_and(|api| api.is_invalid)
+            && let Some(document) = self.main_document()
+        {
+            faults.push(document.error(
+                "no advertiseAddress is set (0.0.0.0 and :: do not count), and the node has no default route to take one from",
+                match role {
+                    Role::Join => "set controlPlane.localAPIEndpoint.advertiseAddress to the node's own address",
+                    Role::Init | Role::Worker => "set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address",
+                },
+            ));
+        }
+        None
+    }
+
+    /// Returns the address to use if the documents contain none: that of the existing node or of the default route.
+    fn assumed_address(&self) -> Option<IpAddr> {
+        let route = self.host.default_route_address;
+        let route = route.filter(|ip| is_global_unicast(*ip));
+        let existing = self.running.and_then(|running| running.endpoint);
+        let existing = existing.map(|endpoint| endpoint.ip());
+        match self.settled {
+            // Without a kubeadm file a settled node keeps its address: the default route may have another one.
+            Some(_) => existing.or(route.filter(|_| self.node.is_some())),
+            None => route.or(existing),
+        }
+    }
+
+    fn bind_port(&self) -> u16 {
+        match self.node.and_then(|node| node.api_endpoint.as_ref()) {
+            Some(api) => api.bind_port,
+            None => self
+                .running
+                .and_then(|running| running.endpoint)
+                .map_or(DEFAULT_BIND_PORT, |endpoint| endpoint.port()),
+        }
+    }
+
+    /// Returns the API server that the node joins through; a worker without one is an error.
+    fn join_endpoint(&self, role: Role, faults: &mut Faults) -> Option<Endpoint> {
+        let written = self.node.and_then(|node| node.join_endpoint.clone());
+        if written.is_some() || role != Role::Worker {
+            return written;
+        }
+        let existing = self.settled.and_then(|running| running.server.clone());
+        let endpoint = existing.or_else(|| self.loaded.cluster()?.control_plane_endpoint.clone());
+        if endpoint.is_none()
+            && !faults.has_errors()
+            && let Some(document) = self.main_document()
+        {
+            faults.push(document.error(
+                "the API server that this worker connects to is not configured",
+                "set discovery.bootstrapToken.apiServerEndpoint, or give the ClusterConfiguration with its controlPlaneEndpoint",
+            ));
+        }
+        endpoint
     }
 }
 
-fn hostname_override(
-    input: Option<&NodeInput>,
-    name: Option<&NodeName>,
-    faults: &mut Faults,
-) -> Option<String> {
-    let (text, spot) = input?.kubelet.hostname_override.as_ref()?;
-    let name = name?;
-    let lower = text.trim().to_lowercase();
-    if lower == name.as_str() {
-        return None;
+/// Warns of a name that makes a common name too long: the name itself is that of etcd's certificates and, after
+/// `system:node:`, that of the kubelet's.
+fn warn_of_long_name(role: Role, name: &NodeName, spot: &Spot, faults: &mut Faults) {
+    let kubelet_name_bytes = format!("system:node:{name}").len();
+    if kubelet_name_bytes <= MAX_COMMON_NAME_BYTES {
+        return;
     }
+    let has_etcd = role != Role::Worker;
+    let certificates = if has_etcd && name.as_str().len() > MAX_COMMON_NAME_BYTES {
+        "kubelet.conf, etcd-server and etcd-peer"
+    } else {
+        "kubelet.conf"
+    };
     faults.push(spot.warning(
-        format!("hostname-override {lower:?} differs from the node name \"{name}\": the Node object gets one name, the certificates the other"),
-        "set nodeRegistration.name to the same name and remove hostname-override",
+        format!(
+            "the common name in {certificates} is longer than the {MAX_COMMON_NAME_BYTES} bytes that X.520 allows (system:node:… has {kubelet_name_bytes}); many signers refuse it"
+        ),
+        "use a shorter node name, at most 52 bytes",
     ));
-    Some(lower)
 }
+
+/// Returns the addresses that the kubelet registers: `node-ip`, or else those of the API server and the default route.
+fn kubelet_addresses(
+    kubelet: Option<&KubeletArguments>,
+    advertise_address: Option<IpAddr>,
+    default_route_address: Option<IpAddr>,
+) -> Vec<IpAddr> {
+    match kubelet {
+        Some(kubelet) if !kubelet.node_ips.is_empty() => kubelet.node_ips.clone(),
+        _ => {
+            let routed = default_route_address.filter(|ip| Some(*ip) != advertise_address);
+            advertise_address.into_iter().chain(routed).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,11 @@
-use super::*;
+use std::path::PathBuf;
+use std::time::Duration;
 
-/// What the golden cases' InitConfiguration says.
+use super::*;
+use crate::x509::KeyAlgorithm;
+use crate::yaml::Faults;
+
+/// The InitConfiguration of the golden cases.
 const INIT: &str = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint:\n  advertiseAddress: 192.0.2.11\nnodeRegistration:\n  name: cp1\n";
 const CLUSTER: &str =
     "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.2\n";
@@ -24,8 +29,8 @@ fn init_with(cluster: &str) -> Result<Resolved, Faults> {
     run(&format!("{INIT}---\n{CLUSTER}{cluster}"))
 }
 
-/// The cluster of a configuration that must be accepted without a word.
-fn quiet(cluster: &str) -> Cluster {
+/// Returns the cluster of a configuration that must be accepted without a warning.
+fn without_warnings(cluster: &str) -> Cluster {
     let resolved = init_with(cluster).unwrap();
     assert_eq!(texts(&resolved.warnings), [""; 0]);
     resolved.cluster.unwrap()
@@ -35,7 +40,7 @@ fn texts(faults: &Faults) -> Vec<String> {
     faults.iter().map(ToString::to_string).collect()
 }
 
-/// The warnings of a ClusterConfiguration, whose extra lines begin in line 11.
+/// Returns the warnings of a ClusterConfiguration, whose extra lines begin in line 11.
 fn warnings(cluster: &str) -> Vec<String> {
     texts(&init_with(cluster).unwrap().warnings)
 }
@@ -45,7 +50,7 @@ fn errors(cluster: &str) -> String {
 }
 
 #[test]
-fn configurations_that_kubeadm_accepts() {
+fn accepts_configurations_that_kubeadm_accepts() {
     let v1beta3 = |text: &str| text.replace("v1beta4", "v1beta3");
     let cases = [
         ("mixed-versions", format!("{INIT}---\n{}", v1beta3(CLUSTER)), 1),
@@ -80,7 +85,7 @@ fn configurations_that_kubeadm_accepts() {
 }
 
 #[test]
-fn configurations_that_kubeadm_refuses() {
+fn refuses_configurations_that_kubeadm_refuses() {
     let v1beta2 = format!("{INIT}---\n{CLUSTER}").replace("v1beta4", "v1beta2");
     let cases = [
         (
@@ -144,7 +149,7 @@ fn configurations_that_kubeadm_refuses() {
 }
 
 #[test]
-fn a_stacked_first_node_has_kubeadms_defaults() {
+fn gives_stacked_first_node_kubeadm_defaults() {
     let resolved = run(&format!("{INIT}---\n{CLUSTER}")).unwrap();
     assert_eq!(
         resolved.node,
@@ -188,7 +193,7 @@ fn a_stacked_first_node_has_kubeadms_defaults() {
 }
 
 #[test]
-fn one_document_of_the_two_is_enough() {
+fn accepts_either_document_alone() {
     let resolved = run(CLUSTER).unwrap();
     assert_eq!(resolved.node.name.as_str(), "host-1");
     assert_eq!(
@@ -200,8 +205,8 @@ fn one_document_of_the_two_is_enough() {
 }
 
 #[test]
-fn a_joining_control_plane_node_is_what_its_join_configuration_says() {
-    // kubeadm ignores the join document here and takes the host's name and address.
+fn takes_joining_node_from_join_configuration() {
+    // Here kubeadm ignores the JoinConfiguration and uses the host's name and address.
     let cluster = format!("{CLUSTER}controlPlaneEndpoint: api.prod.example.com:8443\n");
     let resolved = resolve(
         &load(&[("join.yaml", JOIN), ("cluster.yaml", &cluster)]),
@@ -223,19 +228,19 @@ fn a_joining_control_plane_node_is_what_its_join_configuration_says() {
 }
 
 #[test]
-fn a_joiner_needs_the_cluster_and_its_endpoint() {
+fn requires_cluster_and_endpoint_for_joining_control_plane() {
     assert_eq!(
         run(JOIN).unwrap_err().to_string(),
-        "k.yaml:1:1: this JoinConfiguration is for a control-plane node, but no ClusterConfiguration says what is in its certificates \
-         (bootstrap asks the cluster for it, unless kubeadm.fromCluster is never; otherwise set kubeadm.clusterConfiguration in the nodepki \
-         configuration, or add --kubeadm-config FILE, with what this prints on a \
+        "k.yaml:1:1: this JoinConfiguration is for a control-plane node, but the ClusterConfiguration that defines its certificates is missing \
+         (bootstrap reads it from the cluster unless kubeadm.fromCluster is never; otherwise set kubeadm.clusterConfiguration in the nodepki \
+         configuration, or add --kubeadm-config FILE, with the output of this command on a \
          control-plane node: kubectl -n kube-system get cm kubeadm-config -o jsonpath='{.data.ClusterConfiguration}')"
     );
     assert_eq!(
         run(&format!("{JOIN}---\n{CLUSTER}"))
             .unwrap_err()
             .to_string(),
-        "k.yaml:16:1: a further control-plane node can join only a cluster with a controlPlaneEndpoint, and there is none \
+        "k.yaml:16:1: a further control-plane node can join only a cluster with a controlPlaneEndpoint, and none is set \
          (set controlPlaneEndpoint to the name or address of the load balancer, in the cluster's kubeadm-config too)"
     );
     let refused = run(&format!("{JOIN}---\n{CLUSTER}controlPlaneEndpoint: a_b\n")).unwrap_err();
@@ -243,7 +248,7 @@ fn a_joiner_needs_the_cluster_and_its_endpoint() {
 }
 
 #[test]
-fn a_worker_needs_a_name_and_an_endpoint() {
+fn requires_name_and_endpoint_for_worker() {
     let resolved = run(WORKER).unwrap();
     assert_eq!(resolved.node.role, Role::Worker);
     assert_eq!(resolved.node.name.as_str(), "w1");
@@ -266,14 +271,14 @@ fn a_worker_needs_a_name_and_an_endpoint() {
     );
     assert_eq!(
         run(bare).unwrap_err().to_string(),
-        "k.yaml:1:1: nothing says which API server this worker connects to \
+        "k.yaml:1:1: the API server that this worker connects to is not configured \
          (set discovery.bootstrapToken.apiServerEndpoint, or give the ClusterConfiguration with its controlPlaneEndpoint)"
     );
 }
 
-/// Cluster API's proposal gives a joining node the files of both, since the ClusterConfiguration is in the first.
+/// Cluster API's proposal gives a joining node both files, since the ClusterConfiguration is in that of the first node.
 #[test]
-fn a_joining_node_has_the_first_nodes_file_beside_its_own() {
+fn accepts_first_nodes_file_on_joining_node() {
     let first = format!("{INIT}---\n{CLUSTER}controlPlaneEndpoint: x\n");
     let resolve =
         |sources: &[(&str, &str)]| resolve(&load(sources), &host(), &Overrides::default());
@@ -287,17 +292,17 @@ fn a_joining_node_has_the_first_nodes_file_beside_its_own() {
             texts(&resolved.warnings),
             [
                 "join.yaml:1:1: a JoinConfiguration and an InitConfiguration (at init.yaml:1:1) are both given; the node joins, \
-                 and the other is not used (keep the InitConfiguration on the first node and the JoinConfiguration on every other)"
+                 and the InitConfiguration is ignored (keep the InitConfiguration on the first node and the JoinConfiguration on every other)"
             ]
         );
     }
-    // An InitConfiguration alone stands for kubeadm's defaults, but not on a node that joins.
+    // An InitConfiguration without a ClusterConfiguration means kubeadm's defaults, except on a joining node.
     let loaded = load(&[("init.yaml", INIT), ("join.yaml", JOIN)]);
     assert_eq!(loaded.cluster_document(), None);
 }
 
 #[test]
-fn documents_that_do_not_fit_together() {
+fn refuses_conflicting_documents() {
     let cases = [
         (
             format!("{INIT}---\n{JOIN}---\n{CLUSTER}controlPlaneEndpoint: x\n"),
@@ -315,7 +320,7 @@ fn documents_that_do_not_fit_together() {
         ),
         (
             CLUSTER.replace("v1beta4", "v1"),
-            "k.yaml:1:1: kubeadm.k8s.io/v1 (kind ClusterConfiguration) is not known to this release (use kubeadm.k8s.io/v1beta4)",
+            "k.yaml:1:1: kubeadm.k8s.io/v1 (kind ClusterConfiguration) is not supported by this release of nodepki (use kubeadm.k8s.io/v1beta4)",
         ),
         (
             String::from("---\n# nothing\n"),
@@ -333,7 +338,7 @@ fn documents_that_do_not_fit_together() {
         ),
         (
             String::from("clusterName: x\n"),
-            "k.yaml:1:1: a document without apiVersion and kind (begin it with apiVersion: kubeadm.k8s.io/v1beta4 and kind: \
+            "k.yaml:1:1: the document does not contain apiVersion and kind (begin it with apiVersion: kubeadm.k8s.io/v1beta4 and kind: \
              ClusterConfiguration, InitConfiguration or JoinConfiguration)",
         ),
     ];
@@ -343,7 +348,7 @@ fn documents_that_do_not_fit_together() {
 }
 
 #[test]
-fn documents_of_other_tools_are_fine() {
+fn ignores_documents_of_other_tools() {
     let text = format!(
         "{INIT}---\n{CLUSTER}---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n---\n\
          apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n---\n\
@@ -368,7 +373,7 @@ fn documents_of_other_tools_are_fine() {
 }
 
 #[test]
-fn the_config_map_of_a_cluster_is_read() {
+fn reads_config_map_of_cluster() {
     let text = "apiVersion: v1\ndata:\n  ClusterConfiguration: |\n    apiVersion: kubeadm.k8s.io/v1beta4\n    kind: ClusterConfiguration\n    clusterName: from-map\n    networking:\n      serviceSubnet: x\nkind: ConfigMap\nmetadata:\n  name: kubeadm-config\n";
     assert_eq!(
         run(text).unwrap_err().to_string(),
@@ -379,7 +384,7 @@ fn the_config_map_of_a_cluster_is_read() {
 }
 
 #[test]
-fn version_3_is_deprecated_and_has_no_fields_of_version_4() {
+fn warns_of_v1beta3_and_of_v1beta4_fields_in_it() {
     let text = CLUSTER.replace("v1beta4", "v1beta3")
         + "encryptionAlgorithm: ECDSA-P256\ncertificateValidityPeriod: 1h\n";
     let resolved = run(&text).unwrap();
@@ -398,7 +403,7 @@ fn version_3_is_deprecated_and_has_no_fields_of_version_4() {
 }
 
 #[test]
-fn unknown_and_repeated_fields_are_warnings() {
+fn warns_of_unknown_and_repeated_fields() {
     assert_eq!(
         warnings("clustername: x\nclusterName: a\nclusterName: b\n"),
         [
@@ -411,25 +416,25 @@ fn unknown_and_repeated_fields_are_warnings() {
 }
 
 #[test]
-fn extra_arguments_have_the_shape_of_their_version() {
+fn refuses_extra_arguments_in_shape_of_other_version() {
     assert_eq!(
         errors(
             "apiServer:\n  extraArgs:\n    v: '2'\netcd:\n  local:\n    extraArgs: {a: b}\nscheduler:\n  extraArgs:\n  - value: x\n"
         ),
-        "k.yaml:13:5: apiServer.extraArgs: is a map, but kubeadm.k8s.io/v1beta4 has a list here (write `- name: NAME` and `value: VALUE`, or change the document to v1beta3)\n\
-         k.yaml:16:16: etcd.local.extraArgs: is a map, but kubeadm.k8s.io/v1beta4 has a list here (write `- name: NAME` and `value: VALUE`, or change the document to v1beta3)\n\
-         k.yaml:19:5: scheduler.extraArgs[0]: an argument without a name (write `- name: NAME` and `value: VALUE`)"
+        "k.yaml:13:5: apiServer.extraArgs: is a map, but kubeadm.k8s.io/v1beta4 requires a list (write `- name: NAME` and `value: VALUE`, or change the document to v1beta3)\n\
+         k.yaml:16:16: etcd.local.extraArgs: is a map, but kubeadm.k8s.io/v1beta4 requires a list (write `- name: NAME` and `value: VALUE`, or change the document to v1beta3)\n\
+         k.yaml:19:5: scheduler.extraArgs[0]: the argument has no name (write `- name: NAME` and `value: VALUE`)"
     );
     let text = CLUSTER.replace("v1beta4", "v1beta3")
         + "controllerManager:\n  extraArgs:\n  - name: v\n    value: '2'\n";
     assert_eq!(
         run(&text).unwrap_err().to_string(),
-        "k.yaml:6:5: controllerManager.extraArgs: is a list, but kubeadm.k8s.io/v1beta3 has a map here (write `name: value` lines, or change the document to v1beta4)"
+        "k.yaml:6:5: controllerManager.extraArgs: is a list, but kubeadm.k8s.io/v1beta3 requires a map (write `name: value` lines, or change the document to v1beta4)"
     );
 }
 
 #[test]
-fn unquoted_numbers_are_not_text() {
+fn refuses_unquoted_numbers_as_text() {
     assert_eq!(
         errors("apiServer:\n  extraArgs:\n  - name: v\n    value: 2\nclusterName: 1.10\n"),
         "k.yaml:14:12: apiServer.extraArgs[0].value: unquoted 2 is a number, must be text (write \"2\" in quotes)\n\
@@ -438,7 +443,7 @@ fn unquoted_numbers_are_not_text() {
 }
 
 #[test]
-fn hostname_override_differs_from_the_node_name() {
+fn warns_if_hostname_override_differs_from_node_name() {
     let args = |value: &str| {
         format!(
             "{INIT}  kubeletExtraArgs:\n  - name: node-ip\n    value: 192.0.2.11\n  - name: hostname-override\n    value: {value}\n"
@@ -464,7 +469,7 @@ fn hostname_override_differs_from_the_node_name() {
 }
 
 #[test]
-fn node_names_come_from_override_configuration_or_host() {
+fn takes_node_name_from_override_configuration_or_host() {
     assert_eq!(
         run(&INIT.replace("cp1", "' CP-1.Example.COM '"))
             .unwrap()
@@ -477,7 +482,7 @@ fn node_names_come_from_override_configuration_or_host() {
         run(&INIT.replace("cp1", "bad_name!"))
             .unwrap_err()
             .to_string(),
-        "k.yaml:6:9: nodeRegistration.name: \"bad_name!\" cannot be a node name: only small letters, digits, - and . are allowed, \
+        "k.yaml:6:9: nodeRegistration.name: \"bad_name!\" is not a valid node name: only lower-case letters, digits, - and . are allowed, \
          beginning and ending with a letter or digit (set nodeRegistration.name in the kubeadm configuration to a valid name)"
     );
     let host = HostFacts {
@@ -488,7 +493,7 @@ fn node_names_come_from_override_configuration_or_host() {
         resolve(&load(&[("k.yaml", CLUSTER)]), &host, &Overrides::default())
             .unwrap_err()
             .to_string(),
-        "host name: \"my_host\" cannot be a node name: only small letters, digits, - and . are allowed, \
+        "host name: \"my_host\" is not a valid node name: only lower-case letters, digits, - and . are allowed, \
          beginning and ending with a letter or digit (set nodeRegistration.name in the kubeadm configuration to a valid name)"
     );
     let overrides = Overrides {
@@ -499,13 +504,13 @@ fn node_names_come_from_override_configuration_or_host() {
     assert_eq!(
         texts(&resolved.warnings),
         [
-            "k.yaml:6:9: nodeRegistration.name: is \"cp1\", but the node name is set to \"n9\" elsewhere; kubeadm will use this one (make both the same)"
+            "k.yaml:6:9: nodeRegistration.name: is \"cp1\", but the node name is set to \"n9\" elsewhere; kubeadm will use \"cp1\" (make both the same)"
         ]
     );
 }
 
 #[test]
-fn long_node_names_exceed_the_common_name() {
+fn warns_if_node_name_exceeds_common_name() {
     let name = |length: usize| "a".repeat(length);
     assert!(
         run(&INIT.replace("cp1", &name(52)))
@@ -516,7 +521,7 @@ fn long_node_names_exceed_the_common_name() {
     assert_eq!(
         texts(&run(&INIT.replace("cp1", &name(53))).unwrap().warnings),
         [
-            "k.yaml:6:9: nodeRegistration.name: the common name in kubelet.conf is longer than the 64 bytes that X.520 allows (system:node:… has 65), many signers refuse it (use a shorter node name, at most 52 bytes)"
+            "k.yaml:6:9: nodeRegistration.name: the common name in kubelet.conf is longer than the 64 bytes that X.520 allows (system:node:… has 65); many signers refuse it (use a shorter node name, at most 52 bytes)"
         ]
     );
     let text = texts(&run(&INIT.replace("cp1", &name(65))).unwrap().warnings).join("");
@@ -527,7 +532,7 @@ fn long_node_names_exceed_the_common_name() {
 }
 
 #[test]
-fn advertise_addresses() {
+fn reads_advertise_addresses() {
     let at = |address: &str| run(&INIT.replace("192.0.2.11", address));
     for (address, want) in [
         ("0.0.0.0", "192.0.2.99"),
@@ -555,8 +560,8 @@ fn advertise_addresses() {
     ] {
         assert!(
             at(address).unwrap_err().to_string().ends_with(
-                "is a loopback, link-local, multicast or broadcast address, other nodes cannot reach it \
-                 (write the node's own address, or leave it out to take that of the default route)"
+                "is a loopback, link-local, multicast or broadcast address, which other nodes cannot reach it \
+                 (write the node's own address, or remove the field to use that of the default route)"
             ),
             "{address}"
         );
@@ -564,7 +569,7 @@ fn advertise_addresses() {
     assert_eq!(
         at("eth0").unwrap_err().to_string(),
         "k.yaml:4:21: localAPIEndpoint.advertiseAddress: \"eth0\" is not an IP address \
-         (write the node's own address, or leave it out to take that of the default route)"
+         (write the node's own address, or remove the field to use that of the default route)"
     );
     let nowhere = HostFacts {
         default_route_address: None,
@@ -578,7 +583,7 @@ fn advertise_addresses() {
         )
         .unwrap_err()
         .to_string(),
-        "k.yaml:1:1: no advertiseAddress is given (0.0.0.0 and :: are none) and no default route is known to take one from \
+        "k.yaml:1:1: no advertiseAddress is set (0.0.0.0 and :: do not count), and the node has no default route to take one from \
          (set localAPIEndpoint.advertiseAddress in an InitConfiguration to the node's own address)"
     );
     let join = format!(
@@ -589,7 +594,7 @@ fn advertise_addresses() {
         resolve(&load(&[("k.yaml", &join)]), &nowhere, &Overrides::default())
             .unwrap_err()
             .to_string(),
-        "k.yaml:1:1: no advertiseAddress is given (0.0.0.0 and :: are none) and no default route is known to take one from \
+        "k.yaml:1:1: no advertiseAddress is set (0.0.0.0 and :: do not count), and the node has no default route to take one from \
          (set controlPlane.localAPIEndpoint.advertiseAddress to the node's own address)"
     );
     let broken = resolve(
@@ -614,9 +619,9 @@ fn advertise_addresses() {
 }
 
 #[test]
-fn service_networks() {
+fn reads_service_networks() {
     let subnets = |text: &str| -> String {
-        let cluster = quiet(&format!("networking:\n  serviceSubnet: {text}\n"));
+        let cluster = without_warnings(&format!("networking:\n  serviceSubnet: {text}\n"));
         cluster
             .service_subnets
             .iter()
@@ -633,23 +638,23 @@ fn service_networks() {
     for (text, want) in [
         (
             "10.96.0.0/30",
-            "10.96.0.0/30 has 4 addresses, kubeadm wants at least 10 (use a larger network, as in 10.96.0.0/12)",
+            "10.96.0.0/30 has 4 addresses, but kubeadm requires at least 10 (use a larger network, as in 10.96.0.0/12)",
         ),
         (
             "10.0.0.0/8",
-            "10.0.0.0/8 is larger than kube-apiserver can use (use a prefix of /12 or longer)",
+            "10.0.0.0/8 is larger than kube-apiserver supports (use a prefix of /12 or longer)",
         ),
         (
             "fd00::/64",
-            "fd00::/64 is larger than kube-apiserver can use (use a prefix of /108 or longer)",
+            "fd00::/64 is larger than kube-apiserver supports (use a prefix of /108 or longer)",
         ),
         (
             "10.96.0.0/16,10.97.0.0/16",
-            "both networks are of the same IP family (give one IPv4 and one IPv6 network, or only one)",
+            "both networks have the same IP family (set one IPv4 and one IPv6 network, or only one)",
         ),
         (
             "10.96.0.0/16,fd00::/112,10.97.0.0/16",
-            "3 networks, at most two are possible (give one IPv4 and one IPv6 network, or only one)",
+            "3 networks are given, but at most two are allowed (set one IPv4 and one IPv6 network, or only one)",
         ),
         (
             "10.96.0.0",
@@ -665,8 +670,8 @@ fn service_networks() {
 }
 
 #[test]
-fn names_and_directories() {
-    let cluster = quiet(
+fn reads_names_and_directories() {
+    let cluster = without_warnings(
         "clusterName: ''\nnetworking: {dnsDomain: ''}\ncertificatesDir: /pki\ncontrolPlaneEndpoint: ''\n",
     );
     assert_eq!(
@@ -679,44 +684,44 @@ fn names_and_directories() {
             "certificatesDir: pki\nnetworking: {dnsDomain: Cluster.local}\ncontrolPlaneEndpoint: https://api:6443\n"
         ),
         "k.yaml:11:18: certificatesDir: \"pki\" is not an absolute path (begin it with /)\n\
-         k.yaml:12:25: networking.dnsDomain: \"Cluster.local\" is not a DNS domain (use small letters, digits, - and ., as in cluster.local)\n\
-         k.yaml:13:23: controlPlaneEndpoint: \"https://api:6443\" is not a host name or IP address with an optional port (write the host without the URL around it: api)"
+         k.yaml:12:25: networking.dnsDomain: \"Cluster.local\" is not a DNS domain (use lower-case letters, digits, - and ., as in cluster.local)\n\
+         k.yaml:13:23: controlPlaneEndpoint: \"https://api:6443\" is not a host name or IP address with an optional port (write only the host of the URL: api)"
     );
 }
 
 #[test]
-fn capitals_are_lowered_where_kubeadm_refuses_them() {
+fn warns_of_upper_case_that_kubeadm_refuses() {
     assert_eq!(
         warnings(
             "controlPlaneEndpoint: API.Prod.example.com:8443\netcd:\n  local:\n    serverCertSANs: [ETCD.example.com]\napiServer: {certSANs: [Fine.example.com]}\n"
         ),
         [
-            "k.yaml:11:23: controlPlaneEndpoint: \"API.Prod.example.com\" is read as \"api.prod.example.com\"; kubeadm refuses capitals here (write it in small letters)",
-            "k.yaml:14:22: etcd.local.serverCertSANs[0]: \"ETCD.example.com\" is read as \"etcd.example.com\"; kubeadm refuses capitals here (write it in small letters)",
+            "k.yaml:11:23: controlPlaneEndpoint: \"API.Prod.example.com\" is read as \"api.prod.example.com\"; kubeadm refuses upper-case letters here (write it in lower case)",
+            "k.yaml:14:22: etcd.local.serverCertSANs[0]: \"ETCD.example.com\" is read as \"etcd.example.com\"; kubeadm refuses upper-case letters here (write it in lower case)",
         ]
     );
     assert_eq!(
         warnings("controlPlaneEndpoint: '[2001:db8::1]'\n"),
         [
-            "k.yaml:11:23: controlPlaneEndpoint: \"[2001:db8::1]\" without a port is accepted here, kubeadm refuses it (write 2001:db8::1 or [2001:db8::1]:6443)"
+            "k.yaml:11:23: controlPlaneEndpoint: \"[2001:db8::1]\" has no port; nodepki accepts this, but kubeadm refuses it (write 2001:db8::1 or [2001:db8::1]:6443)"
         ]
     );
 }
 
 #[test]
-fn many_names_are_warned_about() {
+fn warns_of_many_names() {
     let names: Vec<String> = (0..101).map(|n| format!("n{n}.example.com")).collect();
     assert_eq!(
         warnings(&format!("apiServer:\n  certSANs: [{}]\n", names.join(", "))),
         [
-            "k.yaml:12:13: apiServer.certSANs: 101 names in one certificate, many signers refuse more than 100 (use a wildcard or fewer names)"
+            "k.yaml:12:13: apiServer.certSANs: 101 names in one certificate; many signers refuse more than 100 (use a wildcard or fewer names)"
         ]
     );
 }
 
 #[test]
-fn external_etcd() {
-    let cluster = quiet(
+fn reads_external_etcd() {
+    let cluster = without_warnings(
         "etcd:\n  external:\n    endpoints: ['https://192.0.2.21:2379']\n    caFile: /ca.crt\n    certFile: /c.crt\n    keyFile: /c.key\n",
     );
     assert_eq!(
@@ -729,17 +734,17 @@ fn external_etcd() {
         }
     );
     assert!(matches!(
-        quiet("etcd: {external: {endpoints: ['http://192.0.2.21:2379']}}\n").etcd,
+        without_warnings("etcd: {external: {endpoints: ['http://192.0.2.21:2379']}}\n").etcd,
         Etcd::External { .. }
     ));
     for (inner, want) in [
         (
             "endpoints: ['https://x:1'], caFile: /ca, certFile: /c",
-            "k.yaml:11:18: etcd.external: certFile and keyFile belong together, only one is given (give both or none)",
+            "k.yaml:11:18: etcd.external: only one of certFile and keyFile is set (set both or neither)",
         ),
         (
             "endpoints: ['https://x:1'], certFile: /c, keyFile: /k",
-            "k.yaml:11:18: etcd.external: certFile and keyFile are given without caFile (give the CA that signed etcd's certificates as caFile)",
+            "k.yaml:11:18: etcd.external: certFile and keyFile are set without caFile (set caFile to the CA certificate of etcd)",
         ),
         (
             "endpoints: ['http://x:1'], caFile: /ca",
@@ -762,12 +767,12 @@ fn external_etcd() {
     );
     assert_eq!(
         warnings("etcd: {external: {}}\n"),
-        ["k.yaml:11:18: etcd.external: no endpoints (list the URLs of the etcd members)"]
+        ["k.yaml:11:18: etcd.external: no endpoints are set (list the URLs of the etcd members)"]
     );
 }
 
 #[test]
-fn key_algorithms() {
+fn reads_key_algorithms() {
     for (text, want) in [
         ("RSA-2048", KeyAlgorithm::Rsa2048),
         ("RSA-3072", KeyAlgorithm::Rsa3072),
@@ -777,7 +782,7 @@ fn key_algorithms() {
         ("''", KeyAlgorithm::Rsa2048),
     ] {
         assert_eq!(
-            quiet(&format!("encryptionAlgorithm: {text}\n")).key_algorithm,
+            without_warnings(&format!("encryptionAlgorithm: {text}\n")).key_algorithm,
             want
         );
     }
@@ -814,15 +819,16 @@ fn key_algorithms() {
     assert_eq!(
         texts(&run(&old).unwrap().warnings),
         [
-            "k.yaml:4:22: encryptionAlgorithm: ECDSA-P384 is known to kubeadm from 1.34 on, this cluster is v1.33.4: kubeadm will refuse this file (use ECDSA-P256, or upgrade first)"
+            "k.yaml:4:22: encryptionAlgorithm: kubeadm 1.34 and later accept ECDSA-P384; that of this cluster, v1.33.4, refuses the file (use ECDSA-P256, or upgrade first)"
         ]
     );
 }
 
 #[test]
-fn validity_periods() {
-    let cluster =
-        quiet("certificateValidityPeriod: 2160h0m0s\ncaCertificateValidityPeriod: 43800h\n");
+fn reads_validity_periods() {
+    let cluster = without_warnings(
+        "certificateValidityPeriod: 2160h0m0s\ncaCertificateValidityPeriod: 43800h\n",
+    );
     assert_eq!(
         cluster.certificate_validity,
         Duration::from_secs(2160 * 3600)
@@ -831,19 +837,19 @@ fn validity_periods() {
     assert_eq!(
         errors("certificateValidityPeriod: 90d\ncaCertificateValidityPeriod: 0s\n"),
         "k.yaml:11:28: certificateValidityPeriod: \"90d\" has the unknown unit \"d\" (use hours, minutes and seconds, as in 8760h)\n\
-         k.yaml:12:30: caCertificateValidityPeriod: a validity of zero (use a period such as 87600h)"
+         k.yaml:12:30: caCertificateValidityPeriod: must be longer than zero (use a period such as 87600h)"
     );
     assert_eq!(
         warnings("certificateValidityPeriod: 9000h\ncaCertificateValidityPeriod: 8800h\n"),
         [
             "k.yaml:11:28: certificateValidityPeriod: is longer than a year (shorten it)",
-            "k.yaml:11:28: certificateValidityPeriod: leaf certificates would be valid for longer than the authorities that sign them (make caCertificateValidityPeriod the longer one)",
+            "k.yaml:11:28: certificateValidityPeriod: leaf certificates would be valid for longer than the CA certificates (make caCertificateValidityPeriod longer)",
         ]
     );
 }
 
 #[test]
-fn versions() {
+fn reads_versions() {
     let version = |text: &str| {
         let text = CLUSTER.replace("v1.36.2", text);
         run(&text).map(|resolved| {
@@ -870,7 +876,7 @@ fn versions() {
     }
     assert_eq!(
         version("banana").unwrap_err().to_string(),
-        "k.yaml:3:20: kubernetesVersion: \"banana\" is not a Kubernetes version (write it in full, as in v1.36.2, or leave it out)"
+        "k.yaml:3:20: kubernetesVersion: \"banana\" is not a Kubernetes version (write it in full, such as v1.36.2, or remove it)"
     );
     for text in [
         "v1.36",
@@ -889,7 +895,7 @@ fn versions() {
 }
 
 #[test]
-fn all_faults_of_all_files_come_at_once() {
+fn reports_all_faults_of_all_files() {
     let faults = resolve(
         &load(&[
             ("a.yaml", format!("{INIT}bogus: 1\n").replace("cp1", "a_b")),
@@ -918,7 +924,7 @@ fn all_faults_of_all_files_come_at_once() {
 }
 
 #[test]
-fn secrets_are_in_no_message_and_no_debug_output() {
+fn omits_secrets_from_messages_and_debug_output() {
     let text = format!("{JOIN}bogus: x\n").replace("name: cp2", "name: a_b");
     let loaded = load(&[("k.yaml", &text)]);
     let shown = format!(
@@ -930,10 +936,10 @@ fn secrets_are_in_no_message_and_no_debug_output() {
 }
 
 #[test]
-fn crlf_byte_order_marks_and_anchors_are_fine() {
+fn accepts_crlf_byte_order_marks_and_anchors() {
     let text = format!("\u{feff}{INIT}---\n{CLUSTER}").replace('\n', "\r\n");
     assert_eq!(run(&text).unwrap().node.name.as_str(), "cp1");
-    let cluster = quiet(
+    let cluster = without_warnings(
         "apiServer:\n  certSANs: &names [a.example.com]\netcd:\n  local:\n    serverCertSANs: *names\n",
     );
     assert!(
@@ -944,7 +950,7 @@ fn crlf_byte_order_marks_and_anchors_are_fine() {
 }
 
 #[test]
-fn broken_text_never_panics() {
+fn survives_broken_text() {
     let text = format!(
         "{INIT}---\n{CLUSTER}etcd:\n  local:\n    extraArgs:\n    - name: a\n      value: b\nnetworking:\n  serviceSubnet: 10.96.0.0/12,fd00::/112\ncontrolPlaneEndpoint: '[::1]:6443'\ncertificateValidityPeriod: 1h0m\n---\n{JOIN}"
     );
@@ -960,7 +966,7 @@ fn broken_text_never_panics() {
 
 const PIN: &str = "sha256:38BA71fec120ca030302aad31b05f4be388ce4b135b451f13ea2fb9c2dbc3c27";
 
-/// A worker's JoinConfiguration with this `discovery`, in flow style.
+/// Loads a worker's JoinConfiguration with this `discovery`, in flow style.
 fn joining(api: &str, discovery: &str) -> Loaded {
     let text = format!(
         "apiVersion: kubeadm.k8s.io/{api}\nkind: JoinConfiguration\nnodeRegistration: {{name: w1}}\ndiscovery: {discovery}\n"
@@ -968,16 +974,16 @@ fn joining(api: &str, discovery: &str) -> Loaded {
     load(&[("k.yaml", &text)])
 }
 
-fn by_token(rest: &str) -> String {
+fn token_discovery(rest: &str) -> String {
     format!(
         "{{bootstrapToken: {{apiServerEndpoint: '[2001:db8::1]:6443', token: abcdef.0123456789abcdef, {rest}}}}}"
     )
 }
 
 #[test]
-fn the_discovery_of_a_join_configuration_is_read() {
+fn reads_discovery_of_join_configuration() {
     for api in ["v1beta3", "v1beta4"] {
-        let pinned = joining(api, &by_token(&format!("caCertHashes: ['{PIN}']")));
+        let pinned = joining(api, &token_discovery(&format!("caCertHashes: ['{PIN}']")));
         let join = pinned.join().unwrap();
         let Some(Discovery::Token {
             token,
@@ -1019,41 +1025,41 @@ fn the_discovery_of_a_join_configuration_is_read() {
 }
 
 #[test]
-fn what_kubeadm_refuses_in_a_discovery_is_refused() {
+fn refuses_discovery_that_kubeadm_refuses() {
     const PINLESS: &str = "unsafeSkipCAVerification: true";
     for (discovery, expected) in [
-        (by_token(PINLESS), ""),
-        (by_token(&format!("caCertHashes: [{PIN}]")), ""),
+        (token_discovery(PINLESS), ""),
+        (token_discovery(&format!("caCertHashes: [{PIN}]")), ""),
         (
-            by_token("caCertHashes: []"),
-            "bootstrapToken: no caCertHashes are given",
+            token_discovery("caCertHashes: []"),
+            "bootstrapToken: no caCertHashes are set",
         ),
         (
-            by_token("caCertHashes: [sha256:00]"),
+            token_discovery("caCertHashes: [sha256:00]"),
             "caCertHashes[0]: \"sha256:00\" is not a pin",
         ),
         (
-            by_token("caCertHashes: [md5:00]"),
+            token_discovery("caCertHashes: [md5:00]"),
             "caCertHashes[0]: \"md5:00\" is not a pin",
         ),
         (
-            by_token(&format!("{PINLESS}, token: ABCDEF.0123456789abcdef")),
+            token_discovery(&format!("{PINLESS}, token: ABCDEF.0123456789abcdef")),
             "bootstrapToken.token: is not a bootstrap token",
         ),
         (
-            by_token(&format!("{PINLESS}, token: 123456.7890123456789012")),
+            token_discovery(&format!("{PINLESS}, token: 123456.7890123456789012")),
             "bootstrapToken.token: is a number, must be text (write it in quotes)",
         ),
         (
-            by_token(&format!("{PINLESS}, token: ''")),
-            "bootstrapToken: no token is given",
+            token_discovery(&format!("{PINLESS}, token: ''")),
+            "bootstrapToken: no token is set",
         ),
         (
-            by_token(&format!("{PINLESS}, apiServerEndpoint: ''")),
-            "bootstrapToken: no apiServerEndpoint is given",
+            token_discovery(&format!("{PINLESS}, apiServerEndpoint: ''")),
+            "bootstrapToken: no apiServerEndpoint is set",
         ),
         (
-            by_token(&format!("{PINLESS}, apiServerEndpoint: 'https://a:6443'")),
+            token_discovery(&format!("{PINLESS}, apiServerEndpoint: 'https://a:6443'")),
             "bootstrapToken.apiServerEndpoint: ",
         ),
         (
@@ -1062,15 +1068,15 @@ fn what_kubeadm_refuses_in_a_discovery_is_refused() {
         ),
         (
             "{file: {}}".to_owned(),
-            "discovery.file: no kubeConfigPath is given",
+            "discovery.file: no kubeConfigPath is set",
         ),
         (
             "{file: {kubeConfigPath: 'http://u:0123456789abcdef@h/x'}}".to_owned(),
-            "an address that begins with http:// is refused",
+            "a URL that begins with http:// is refused",
         ),
         (
             "{file: {kubeConfigPath: 'https://u:0123456789abcdef@h/x'}}".to_owned(),
-            "an address with a user or a password is not followed",
+            "a URL with a user name or password is refused",
         ),
         (
             "{file: {kubeConfigPath: 'https://h/x?0123456789abcdef'}}".to_owned(),
@@ -1098,7 +1104,7 @@ fn what_kubeadm_refuses_in_a_discovery_is_refused() {
 }
 
 #[test]
-fn a_certificate_key_is_64_hexadecimal_digits_and_never_shown() {
+fn requires_64_hex_digits_in_certificate_key_and_hides_it() {
     let key = "24e5af6e0db84292444d82f76323a2a619c3de07505cbac2c707e00c3fe669bf";
     for (written, fault) in [
         (key.to_owned(), None),
@@ -1136,17 +1142,17 @@ fn a_certificate_key_is_64_hexadecimal_digits_and_never_shown() {
     }
 }
 
-fn over(cluster: &str, file: &str) -> Result<Resolved, Faults> {
+fn run_over(cluster: &str, file: &str) -> Result<Resolved, Faults> {
     let loaded = load_over(("kubeadm-config", cluster), &[("k.yaml", file)]);
     resolve(&loaded, &host(), &Overrides::default())
 }
 
 #[test]
-fn a_file_goes_before_the_clusters_own_configuration() {
+fn merges_file_over_clusters_own_configuration() {
     let cluster = format!(
         "{CLUSTER}controlPlaneEndpoint: api:6443\nclusterName: theirs\nnetworking: {{dnsDomain: corp.example, serviceSubnet: 10.1.0.0/16}}\napiServer: {{certSANs: [a.example]}}\n"
     );
-    let alone = over(&cluster, JOIN).unwrap().cluster.unwrap();
+    let alone = run_over(&cluster, JOIN).unwrap().cluster.unwrap();
     assert_eq!(
         (alone.cluster_name.as_str(), alone.dns_domain.as_str()),
         ("theirs", "corp.example")
@@ -1154,7 +1160,7 @@ fn a_file_goes_before_the_clusters_own_configuration() {
     let file = format!(
         "{JOIN}---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nencryptionAlgorithm: ECDSA-P384\nnetworking: {{dnsDomain: ours.example}}\napiServer: {{certSANs: [b.example]}}\n"
     );
-    let merged = over(&cluster, &file).unwrap().cluster.unwrap();
+    let merged = run_over(&cluster, &file).unwrap().cluster.unwrap();
     assert_eq!(merged.cluster_name, "theirs");
     assert_eq!(merged.key_algorithm, KeyAlgorithm::EcdsaP384);
     assert_eq!(merged.dns_domain, "ours.example");
@@ -1166,26 +1172,26 @@ fn a_file_goes_before_the_clusters_own_configuration() {
 }
 
 #[test]
-fn configurations_of_two_versions_are_not_merged() {
+fn refuses_to_merge_configurations_of_two_versions() {
     let file =
         format!("{JOIN}---\napiVersion: kubeadm.k8s.io/v1beta3\nkind: ClusterConfiguration\n");
-    let said = over(CLUSTER, &file).unwrap_err().to_string();
+    let said = run_over(CLUSTER, &file).unwrap_err().to_string();
     assert!(
-        said.contains("is kubeadm.k8s.io/v1beta3, the cluster's own ClusterConfiguration is kubeadm.k8s.io/v1beta4: the two cannot be merged"),
+        said.contains("is kubeadm.k8s.io/v1beta3, but the cluster's own ClusterConfiguration is kubeadm.k8s.io/v1beta4: the two cannot be merged"),
         "{said}"
     );
 }
 
 #[test]
-fn faults_in_the_clusters_own_configuration_are_placed_there() {
-    let said = over(&format!("{CLUSTER}encryptionAlgorithm: DSA\n"), JOIN)
+fn locates_faults_in_clusters_own_configuration() {
+    let said = run_over(&format!("{CLUSTER}encryptionAlgorithm: DSA\n"), JOIN)
         .unwrap_err()
         .to_string();
     assert!(said.contains("kubeadm-config"), "{said}");
 }
 
 #[test]
-fn the_join_configuration_is_handed_on_as_written() {
+fn returns_join_configuration_as_written() {
     let loaded = load(&[("k.yaml", JOIN)]);
     assert!(loaded.joins_control_plane());
     let document = loaded.join_document().unwrap();

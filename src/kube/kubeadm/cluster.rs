@@ -1,0 +1,458 @@
+//! The cluster-wide settings, and the ClusterConfiguration that contains them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::address::{Endpoint, IpNet, San, is_dns_subdomain};
+use super::fields::{
+    ApiVersion, UpperCase, absolute, endpoint, extra_args, filled, report, sans, warn,
+};
+use super::version::Version;
+use crate::x509::KeyAlgorithm;
+use crate::yaml::schema::section;
+use crate::yaml::{Field, Map, Node as Tree, format_duration, parse_duration};
+
+const HOUR: u64 = 3600;
+const YEAR: Duration = Duration::from_secs(8760 * HOUR);
+const TEN_YEARS: Duration = Duration::from_secs(87600 * HOUR);
+/// kubeadm's `MinimumAddressesInServiceSubnet`.
+const MIN_SERVICE_ADDRESSES: u128 = 10;
+/// Host bits of the largest service network that kubeadm and kube-apiserver accept: a /12 for IPv4, a /108 for IPv6.
+const MAX_SERVICE_HOST_BITS: u8 = 20;
+
+/// The settings that all nodes of a cluster share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// `None` if absent or a label such as `stable-1`.
+    pub kubernetes_version: Option<Version>,
+    /// Name of the cluster and of the contexts in kubeconfigs.
+    pub cluster_name: String,
+    /// Host and port that clients outside the node connect to.
+    pub control_plane_endpoint: Option<Endpoint>,
+    /// One or two networks; address 1 of the first is in the API server's certificate.
+    pub service_subnets: Vec<IpNet>,
+    /// The cluster's DNS domain.
+    pub dns_domain: String,
+    /// Absolute path of the PKI directory.
+    pub certificates_dir: PathBuf,
+    /// `apiServer.certSANs`, in the order written.
+    pub apiserver_cert_sans: Vec<San>,
+    /// Where etcd runs.
+    pub etcd: Etcd,
+    /// `encryptionAlgorithm`, or the algorithm that the feature gate `PublicKeysECDSA` selects.
+    pub key_algorithm: KeyAlgorithm,
+    /// Validity of leaf certificates.
+    pub certificate_validity: Duration,
+    /// Validity of CA certificates.
+    pub ca_validity: Duration,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Cluster {
+            kubernetes_version: None,
+            cluster_name: "kubernetes".to_owned(),
+            control_plane_endpoint: None,
+            service_subnets: IpNet::parse("10.96.0.0/12")
+                .map(|(net, _)| net)
+                .into_iter()
+                .collect(),
+            dns_domain: "cluster.local".to_owned(),
+            certificates_dir: PathBuf::from("/etc/kubernetes/pki"),
+            apiserver_cert_sans: Vec::new(),
+            etcd: Etcd::default(),
+            key_algorithm: KeyAlgorithm::Rsa2048,
+            certificate_validity: YEAR,
+            ca_validity: TEN_YEARS,
+        }
+    }
+}
+
+/// Where etcd runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Etcd {
+    /// A static pod on each control-plane node.
+    Local {
+        /// Further names for etcd's server certificate, in the order written.
+        server_cert_sans: Vec<San>,
+        /// Further names for etcd's peer certificate, in the order written.
+        peer_cert_sans: Vec<San>,
+    },
+    /// Outside the cluster; kubeadm makes no certificates for it.
+    External {
+        /// URLs of the members.
+        endpoints: Vec<String>,
+        /// CA bundle with which the API server verifies etcd.
+        ca_file: Option<PathBuf>,
+        /// The API server's client certificate; present exactly if `key_file` is.
+        cert_file: Option<PathBuf>,
+        /// The API server's client key.
+        key_file: Option<PathBuf>,
+    },
+}
+
+impl Default for Etcd {
+    fn default() -> Self {
+        Etcd::Local {
+            server_cert_sans: Vec::new(),
+            peer_cert_sans: Vec::new(),
+        }
+    }
+}
+
+/// Reads a ClusterConfiguration.
+pub(super) fn read_cluster(map: &Map<'_>, api: ApiVersion) -> Cluster {
+    let mut cluster = Cluster::default();
+    map.ignore(&["dns", "imageRepository"]);
+
+    if let Some(field) = map.get("kubernetesVersion")
+        && let Some(text) = field.string()
+    {
+        cluster.kubernetes_version = read_version(&field, &text);
+    }
+    if let Some(name) = filled(map.get("clusterName")) {
+        cluster.cluster_name = name.1;
+    }
+    if let Some((field, text)) = filled(map.get("controlPlaneEndpoint")) {
+        cluster.control_plane_endpoint = endpoint(&field, &text);
+    }
+    if let Some((field, text)) = filled(map.get("certificatesDir"))
+        && let Some(path) = absolute(&field, &text)
+    {
+        cluster.certificates_dir = path;
+    }
+    read_networking(map, &mut cluster);
+    if let Some(apiserver) = section(map, "apiServer") {
+        apiserver.ignore(&["extraVolumes"]);
+        apiserver.ignore(match api {
+            ApiVersion::V1beta3 => &["timeoutForControlPlane"],
+            ApiVersion::V1beta4 => &["extraEnvs"],
+        });
+        cluster.apiserver_cert_sans = sans(apiserver.get("certSANs"), UpperCase::Accepted);
+        extra_args(apiserver.get("extraArgs"), api);
+        apiserver.finish();
+    }
+    for component in ["controllerManager", "scheduler"] {
+        if let Some(component) = section(map, component) {
+            component.ignore(&["extraVolumes"]);
+            if api == ApiVersion::V1beta4 {
+                component.ignore(&["extraEnvs"]);
+            }
+            extra_args(component.get("extraArgs"), api);
+            component.finish();
+        }
+    }
+    if let Some(etcd) = section(map, "etcd") {
+        cluster.etcd = read_etcd(&etcd, api);
+        etcd.finish();
+    }
+    read_algorithm(map, api, &mut cluster);
+    if api == ApiVersion::V1beta4 {
+        map.ignore(&["proxy"]);
+        read_validity_periods(map, &mut cluster);
+    }
+    cluster
+}
+
+fn read_networking(map: &Map<'_>, cluster: &mut Cluster) {
+    let Some(networking) = section(map, "networking") else {
+        return;
+    };
+    networking.ignore(&["podSubnet"]);
+    if let Some((field, text)) = filled(networking.get("serviceSubnet"))
+        && let Some(subnets) = service_subnets(&field, &text)
+    {
+        cluster.service_subnets = subnets;
+    }
+    if let Some((field, text)) = filled(networking.get("dnsDomain")) {
+        if is_dns_subdomain(&text) {
+            cluster.dns_domain = text;
+        } else {
+            field.error(
+                format!("{text:?} is not a DNS domain"),
+                "use lower-case letters, digits, - and ., as in cluster.local",
+            );
+        }
+    }
+    networking.finish();
+}
+
+/// Returns the version, or `None` for a label: nodepki does not resolve labels, as this requires a request to the network.
+fn read_version(field: &Field<'_>, text: &str) -> Option<Version> {
+    // `ci/v1.37.0-alpha.1` names a build.
+    let bare = text
+        .strip_prefix("ci/")
+        .or_else(|| text.strip_prefix("release/"))
+        .unwrap_or(text);
+    if text.is_empty() || is_version_label(bare) {
+        return None;
+    }
+    bare.parse().map_err(|refusal| report(field, refusal)).ok()
+}
+
+/// Returns true for `stable`, `stable-1`, `latest-1.36` and the like.
+fn is_version_label(text: &str) -> bool {
+    let Some(rest) = ["stable", "latest"]
+        .iter()
+        .find_map(|channel| text.strip_prefix(channel))
+    else {
+        return false;
+    };
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    rest.is_empty()
+        || rest.strip_prefix('-').is_some_and(|release| {
+            release.split('.').count() <= 2 && release.split('.').all(is_number)
+        })
+}
+
+fn read_algorithm(map: &Map<'_>, api: ApiVersion, cluster: &mut Cluster) {
+    let mut chosen = None;
+    if api == ApiVersion::V1beta4
+        && let Some((field, text)) = filled(map.get("encryptionAlgorithm"))
+    {
+        match text.parse::<KeyAlgorithm>() {
+            Ok(algorithm) if algorithm != KeyAlgorithm::EcdsaP521 => {
+                cluster.key_algorithm = algorithm;
+                chosen = Some(field);
+            }
+            _ => field.error(
+                format!("{text:?} is not an encryption algorithm of kubeadm"),
+                "use RSA-2048, RSA-3072, RSA-4096, ECDSA-P256 or ECDSA-P384, in exactly this spelling",
+            ),
+        }
+    }
+    if let Some(gates) = section(map, "featureGates") {
+        for (name, field) in gates.named() {
+            let Some(enabled) = field.boolean() else {
+                continue;
+            };
+            if name == "PublicKeysECDSA" {
+                cluster.key_algorithm = match enabled {
+                    true => KeyAlgorithm::EcdsaP256,
+                    false => KeyAlgorithm::Rsa2048,
+                };
+                if let Some(chosen) = &chosen {
+                    chosen.warning(
+                        format!(
+                            "has no effect: the feature gate PublicKeysECDSA makes it {}",
+                            cluster.key_algorithm
+                        ),
+                        "remove featureGates.PublicKeysECDSA",
+                    );
+                }
+            }
+        }
+    }
+    if cluster.key_algorithm == KeyAlgorithm::EcdsaP384
+        && let Some(version) = &cluster.kubernetes_version
+        && !version.at_least(1, 34)
+        && let Some(chosen) = &chosen
+    {
+        chosen.warning(
+            format!("kubeadm 1.34 and later accept ECDSA-P384; that of this cluster, {version}, refuses the file"),
+            "use ECDSA-P256, or upgrade first",
+        );
+    }
+}
+
+fn read_validity_periods(map: &Map<'_>, cluster: &mut Cluster) {
+    let leaf = validity_period(map, "certificateValidityPeriod", YEAR, "a year");
+    let authority = validity_period(map, "caCertificateValidityPeriod", TEN_YEARS, "ten years");
+    if let Some((_, period)) = &leaf {
+        cluster.certificate_validity = *period;
+    }
+    if let Some((_, period)) = &authority {
+        cluster.ca_validity = *period;
+    }
+    if cluster.certificate_validity > cluster.ca_validity
+        && let Some((field, _)) = leaf.or(authority)
+    {
+        field.warning(
+            "leaf certificates would be valid for longer than the CA certificates",
+            "make caCertificateValidityPeriod longer",
+        );
+    }
+}
+
+/// Reads a validity period; above `kubeadm_default`, named `default_name` in the message, it adds a warning.
+fn validity_period<'a>(
+    map: &Map<'a>,
+    key: &str,
+    kubeadm_default: Duration,
+    default_name: &str,
+) -> Option<(Field<'a>, Duration)> {
+    let (field, text) = filled(map.get(key))?;
+    match parse_duration(&text) {
+        Ok(period) if period.is_zero() => {
+            field.error(
+                "must be longer than zero",
+                format!("use a period such as {}", format_duration(kubeadm_default)),
+            );
+            None
+        }
+        Ok(period) => {
+            if period > kubeadm_default {
+                field.warning(format!("is longer than {default_name}"), "shorten it");
+            }
+            Some((field, period))
+        }
+        Err(message) => {
+            field.error(
+                message,
+                format!(
+                    "use hours, minutes and seconds, as in {}",
+                    format_duration(kubeadm_default)
+                ),
+            );
+            None
+        }
+    }
+}
+
+fn read_etcd(map: &Map<'_>, api: ApiVersion) -> Etcd {
+    let local = map.get("local");
+    let external = map.get("external");
+    if local.is_some()
+        && let Some(external) = &external
+    {
+        external.error(
+            "etcd.local and etcd.external exclude each other",
+            "remove one of them",
+        );
+    }
+    let mut etcd = Etcd::default();
+    if let Some(local) = local.and_then(|field| field.map()) {
+        local.ignore(&["dataDir", "imageRepository", "imageTag"]);
+        if api == ApiVersion::V1beta4 {
+            local.ignore(&["extraEnvs"]);
+        }
+        extra_args(local.get("extraArgs"), api);
+        etcd = Etcd::Local {
+            server_cert_sans: sans(local.get("serverCertSANs"), UpperCase::Refused),
+            peer_cert_sans: sans(local.get("peerCertSANs"), UpperCase::Refused),
+        };
+        local.finish();
+    }
+    if let Some(external) = external.and_then(|field| field.map()) {
+        external.ignore(&["httpEndpoints"]);
+        etcd = read_external_etcd(&external);
+        external.finish();
+    }
+    etcd
+}
+
+fn read_external_etcd(map: &Map<'_>) -> Etcd {
+    let file = |key| filled(map.get(key)).and_then(|(field, text)| absolute(&field, &text));
+    let (ca_file, cert_file, key_file) = (file("caFile"), file("certFile"), file("keyFile"));
+    let given = |key: &str| {
+        map.field()
+            .node()
+            .get(key)
+            .and_then(Tree::text)
+            .is_some_and(|text| !text.is_empty())
+    };
+    if given("certFile") != given("keyFile") {
+        map.field().error(
+            "only one of certFile and keyFile is set",
+            "set both or neither",
+        );
+    } else if given("certFile") && !given("caFile") {
+        map.field().error(
+            "certFile and keyFile are set without caFile",
+            "set caFile to the CA certificate of etcd",
+        );
+    }
+    let allows_http = !(given("caFile") || given("certFile") || given("keyFile"));
+    let endpoints = match map.get("endpoints") {
+        Some(field) => read_etcd_endpoints(&field, allows_http),
+        None => {
+            map.field()
+                .warning("no endpoints are set", "list the URLs of the etcd members");
+            Vec::new()
+        }
+    };
+    Etcd::External {
+        endpoints,
+        ca_file,
+        cert_file,
+        key_file,
+    }
+}
+
+fn read_etcd_endpoints(field: &Field<'_>, allows_http: bool) -> Vec<String> {
+    let mut endpoints = Vec::new();
+    for item in field.list().unwrap_or_default() {
+        let Some(text) = item.string() else { continue };
+        let rest = match text.split_once("://") {
+            Some(("https", rest)) => Some(rest),
+            Some(("http", rest)) if allows_http => Some(rest),
+            _ => None,
+        };
+        if rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/')) {
+            endpoints.push(text);
+        } else {
+            let schemes = match allows_http {
+                true => "http or https",
+                false => "https",
+            };
+            item.error(
+                format!("{text:?} is not an {schemes} URL"),
+                "write it as https://HOST:2379",
+            );
+        }
+    }
+    endpoints
+}
+
+fn service_subnets(field: &Field<'_>, text: &str) -> Option<Vec<IpNet>> {
+    let mut subnets = Vec::new();
+    for part in text.split(',') {
+        let (subnet, note) = IpNet::parse(part)
+            .map_err(|refusal| report(field, refusal))
+            .ok()?;
+        warn(field, note);
+        let size = subnet.size();
+        if size < MIN_SERVICE_ADDRESSES {
+            field.error(
+                format!(
+                    "{part} has {size} addresses, but kubeadm requires at least {MIN_SERVICE_ADDRESSES}"
+                ),
+                "use a larger network, as in 10.96.0.0/12",
+            );
+            return None;
+        }
+        if subnet.host_bits() > MAX_SERVICE_HOST_BITS {
+            let shortest_prefix = subnet.prefix_len() + subnet.host_bits() - MAX_SERVICE_HOST_BITS;
+            field.error(
+                format!("{part} is larger than kube-apiserver supports"),
+                format!("use a prefix of /{shortest_prefix} or longer"),
+            );
+            return None;
+        }
+        subnets.push(subnet);
+    }
+    let families: Vec<bool> = subnets
+        .iter()
+        .map(|subnet| subnet.network().is_ipv4())
+        .collect();
+    match families.as_slice() {
+        [_] | [true, false] | [false, true] => Some(subnets),
+        [_, _] => {
+            field.error(
+                "both networks have the same IP family",
+                "set one IPv4 and one IPv6 network, or only one",
+            );
+            None
+        }
+        _ => {
+            field.error(
+                format!(
+                    "{} networks are given, but at most two are allowed",
+                    subnets.len()
+                ),
+                "set one IPv4 and one IPv6 network, or only one",
+            );
+            None
+        }
+    }
+}

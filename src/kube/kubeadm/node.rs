@@ -1,0 +1,201 @@
+//! The settings of one node, and the InitConfiguration or JoinConfiguration that contains them.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use super::address::{Endpoint, NodeName, is_global_unicast, parse_ip};
+use super::fields::{ApiVersion, extra_args, filled, warn};
+use super::join::{self, Join};
+use crate::yaml::schema::section;
+use crate::yaml::{Map, Spot};
+
+pub(super) const DEFAULT_BIND_PORT: u16 = 6443;
+const ADDRESS_FIX: &str =
+    "write the node's own address, or remove the field to use that of the default route";
+
+/// The part of a node in its cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The first control-plane node.
+    Init,
+    /// A further control-plane node.
+    Join,
+    /// A node without a control plane.
+    Worker,
+}
+
+/// The settings of one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its part in the cluster.
+    pub role: Role,
+    /// Name of the Node object, also used in certificates.
+    pub name: NodeName,
+    /// Address of its API server; `None` exactly for a worker.
+    pub advertise_address: Option<IpAddr>,
+    /// Port of its API server.
+    pub bind_port: u16,
+    /// The kubelet's `hostname-override`, if it differs from the name.
+    pub hostname_override: Option<String>,
+    /// Addresses that the kubelet registers, as far as they are known: `node-ip`, or else that of the API server and
+    /// that of the default route.
+    pub kubelet_addresses: Vec<IpAddr>,
+    /// The kubelet's `cert-dir`.
+    pub kubelet_cert_dir: Option<PathBuf>,
+    /// `discovery.bootstrapToken.apiServerEndpoint` of a joining node. For a worker always present: without that
+    /// field, it is the `controlPlaneEndpoint`.
+    pub join_endpoint: Option<Endpoint>,
+    /// How a joining node finds its cluster; present exactly if a JoinConfiguration is.
+    pub join: Option<Join>,
+}
+
+/// An InitConfiguration or JoinConfiguration.
+#[derive(Debug)]
+pub(super) struct NodeDocument {
+    pub(super) document: Spot,
+    pub(super) name: LocatedText,
+    /// `None` for a worker.
+    pub(super) api_endpoint: Option<ApiEndpoint>,
+    pub(super) kubelet: KubeletArguments,
+    pub(super) join_endpoint: Option<Endpoint>,
+    pub(super) join: Option<Join>,
+}
+
+/// The arguments in `nodeRegistration.kubeletExtraArgs` that nodepki uses; the last of several with one name counts.
+#[derive(Debug, Default)]
+pub(super) struct KubeletArguments {
+    pub(super) hostname_override: LocatedText,
+    pub(super) node_ips: Vec<IpAddr>,
+    pub(super) cert_dir: Option<PathBuf>,
+}
+
+/// `localAPIEndpoint`.
+#[derive(Debug, Default)]
+pub(super) struct ApiEndpoint {
+    /// `None` if absent, invalid or unspecified.
+    pub(super) address: Option<IpAddr>,
+    /// True if the address was refused: its absence is not a second fault.
+    pub(super) is_invalid: bool,
+    pub(super) bind_port: u16,
+}
+
+type LocatedText = Option<(String, Spot)>;
+
+/// Reads an InitConfiguration.
+pub(super) fn read_init(map: &Map<'_>, api: ApiVersion, document: Spot) -> NodeDocument {
+    map.ignore(&["bootstrapTokens", "certificateKey", "skipPhases", "patches"]);
+    if api == ApiVersion::V1beta4 {
+        map.ignore(&["dryRun", "timeouts"]);
+    }
+    let (name, kubelet) = read_registration(map, api);
+    NodeDocument {
+        document,
+        name,
+        api_endpoint: Some(read_api_endpoint(map)),
+        kubelet,
+        join_endpoint: None,
+        join: None,
+    }
+}
+
+/// Reads a JoinConfiguration.
+pub(super) fn read_join(map: &Map<'_>, api: ApiVersion, document: Spot) -> NodeDocument {
+    map.ignore(&["skipPhases", "patches"]);
+    if api == ApiVersion::V1beta4 {
+        map.ignore(&["dryRun", "timeouts"]);
+    }
+    let (name, kubelet) = read_registration(map, api);
+    let control_plane = section(map, "controlPlane");
+    let (join, join_endpoint) = join::read(map, control_plane.as_ref(), api);
+    let api_endpoint = control_plane.map(|control_plane| {
+        let endpoint = read_api_endpoint(&control_plane);
+        control_plane.finish();
+        endpoint
+    });
+    NodeDocument {
+        document,
+        name,
+        api_endpoint,
+        kubelet,
+        join_endpoint,
+        join: Some(join),
+    }
+}
+
+/// Reads the node's name and the kubelet's arguments.
+fn read_registration(map: &Map<'_>, api: ApiVersion) -> (LocatedText, KubeletArguments) {
+    let mut kubelet = KubeletArguments::default();
+    let Some(registration) = section(map, "nodeRegistration") else {
+        return (None, kubelet);
+    };
+    registration.ignore(&[
+        "criSocket",
+        "taints",
+        "ignorePreflightErrors",
+        "imagePullPolicy",
+    ]);
+    if api == ApiVersion::V1beta4 {
+        registration.ignore(&["imagePullSerial"]);
+    }
+    let name = filled(registration.get("name")).map(|(field, text)| (text, field.spot()));
+    for (name, value, spot) in extra_args(registration.get("kubeletExtraArgs"), api) {
+        match name.as_str() {
+            "hostname-override" => kubelet.hostname_override = Some((value, spot)),
+            "cert-dir" => {
+                kubelet.cert_dir = Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+            }
+            // 0.0.0.0 and :: only select an IP family (`nodeutil.GetNodeHostIPs`).
+            "node-ip" => {
+                let ips = value.split(',').filter_map(|ip| ip.trim().parse().ok());
+                kubelet.node_ips = ips.filter(|ip: &IpAddr| !ip.is_unspecified()).collect();
+            }
+            _ => {}
+        }
+    }
+    registration.finish();
+    (name, kubelet)
+}
+
+fn read_api_endpoint(map: &Map<'_>) -> ApiEndpoint {
+    let mut endpoint = ApiEndpoint {
+        bind_port: DEFAULT_BIND_PORT,
+        ..ApiEndpoint::default()
+    };
+    let Some(local) = section(map, "localAPIEndpoint") else {
+        return endpoint;
+    };
+    if let Some((field, text)) = filled(local.get("advertiseAddress")) {
+        match parse_ip(&text) {
+            Some((ip, _)) if ip.is_unspecified() => {}
+            Some((ip, note)) if is_global_unicast(ip) => {
+                warn(&field, note);
+                endpoint.address = Some(ip);
+            }
+            Some((ip, _)) => {
+                endpoint.is_invalid = true;
+                field.error(
+                    format!("{ip} is a loopback, link-local, multicast or broadcast address, which other nodes cannot reach"),
+                    ADDRESS_FIX,
+                );
+            }
+            None => {
+                endpoint.is_invalid = true;
+                field.error(format!("{text:?} is not an IP address"), ADDRESS_FIX);
+            }
+        }
+    }
+    if let Some(field) = local.get("bindPort")
+        && let Some(number) = field.integer()
+    {
+        match u16::try_from(number) {
+            Ok(0) => {}
+            Ok(port) => endpoint.bind_port = port,
+            Err(_) => field.error(
+                format!("port {number} is out of range"),
+                "use a port from 1 to 65535",
+            ),
+        }
+    }
+    local.finish();
+    endpoint
+}
