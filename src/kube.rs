@@ -1,5 +1,5 @@
 //! Formats of Kubernetes and kubeadm: names, configuration documents, kubeconfigs, static-pod manifests, cluster-info,
-//! the Secret `kubeadm-certs`, JWKS. Pure: bytes in, types out.
+//! the Secret `kubeadm-certs`, JWKS. Pure: the modules parse bytes into types.
 
 pub mod cluster_info;
 pub mod components;

@@ -100,7 +100,7 @@ pub async fn fetch(
             Failure::new(
                 ExitCode::Refused,
                 format!(
-                    "there is no Secret {NAMESPACE}/{SECRET}: nothing was uploaded, or it has expired, as it does two hours after each upload; upload again on a control-plane node, and use the certificate key that this prints: {UPLOAD}"
+                    "there is no Secret {NAMESPACE}/{SECRET}: nothing was uploaded, or it has expired, as it does two hours after each upload; upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD}"
                 ),
             )
         })?;

@@ -345,7 +345,7 @@ fn reports_fault_with_position_and_fix() {
         ),
         (
             "rotation: {window: [\"Sun 02:00-05:00\", \"Sun 2-5\"]}\n",
-            "c.yaml:3:40: rotation.window[1]: \"2-5\" is not from one time of day to another (write days and UTC times, as in \"Sun 02:00-05:00\" or \"Mon-Fri 22:00-04:00\")",
+            "c.yaml:3:40: rotation.window[1]: \"2-5\" is not a time range (write days and UTC times, as in \"Sun 02:00-05:00\" or \"Mon-Fri 22:00-04:00\")",
         ),
         (
             "rotation: {window: {cron: \"0 2 * *\", duration: 3h}}\n",
@@ -365,7 +365,7 @@ fn reports_fault_with_position_and_fix() {
         ),
         (
             "pki: {defaults: {key: {algorithm: RSA, rsa: {keySize: 8192}}}}\n",
-            "c.yaml:3:55: pki.defaults.key.rsa.keySize: RSA keys of 8192 bits are not made: each handshake would cost many times that of 4096 bits, and kubeadm has no name for them (use 2048, 3072 or 4096)",
+            "c.yaml:3:55: pki.defaults.key.rsa.keySize: RSA keys of 8192 bits are not supported: each handshake would cost many times that of 4096 bits, and kubeadm has no name for them (use 2048, 3072 or 4096)",
         ),
         (
             "a: [1\n",

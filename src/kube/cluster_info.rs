@@ -1,8 +1,8 @@
-//! The ConfigMap `kube-public/cluster-info`: whether a bootstrap token's signature makes it believable, which cluster
-//! it names, and whether the pins speak for every certificate in it.
+//! The ConfigMap `kube-public/cluster-info`: its signature by a bootstrap token, the cluster that it describes, and the
+//! verification of its CA certificates by pins.
 //!
-//! Anybody can send these bytes: nothing of a [`ClusterInfo`] is to be used before [`ClusterInfo::verify`] has
-//! accepted it. Pure; `discovery` fetches it, and decides what a refusal leads to.
+//! The bytes are untrusted: no part of a [`ClusterInfo`] may be used before [`ClusterInfo::verify`] has accepted it. Pure;
+//! `cluster::discovery` fetches the ConfigMap and handles a refusal.
 
 use std::collections::BTreeMap;
 
@@ -15,43 +15,43 @@ use crate::kube::kubeadm::BootstrapToken;
 use crate::kube::kubeconfig::{Kubeconfig, KubeconfigError};
 use crate::x509::{Certificate, TrustBundle, TrustError, hex};
 
-const KUBECONFIG: &str = "kubeconfig";
+const KUBECONFIG_KEY: &str = "kubeconfig";
 const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 
-/// What a ConfigMap `cluster-info` says.
+/// The content of a ConfigMap `cluster-info`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterInfo {
     kubeconfig: String,
-    /// Detached JWS by token id.
+    /// Detached JWS signatures by token id.
     signatures: BTreeMap<String, String>,
 }
 
-/// The cluster that it names.
+/// The cluster in the kubeconfig.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// URL of an API server.
     pub server: String,
-    /// All CA certificates, believed or not.
+    /// All CA certificates, trusted or not.
     pub authority: TrustBundle,
 }
 
-/// Why a `cluster-info` is not believed.
+/// The reason why a `cluster-info` is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum Error {
     #[error(
-        "it holds no kubeconfig, so this cluster is not set up for joining by token; run on a control-plane node: \
+        "it does not contain a kubeconfig, so this cluster is not set up for joining by token; run on a control-plane node: \
          kubeadm init phase bootstrap-token"
     )]
     NoKubeconfig,
     #[error(
-        "its signature for token {id} is damaged: {why}; delete the key {SIGNATURE_PREFIX}{id} from it, and \
-         kube-controller-manager signs it anew"
+        "its signature for token {id} is damaged: {why}; delete the key {SIGNATURE_PREFIX}{id} from it, so that \
+         kube-controller-manager signs it again"
     )]
     Damaged { id: String, why: &'static str },
     #[error(
-        "its signature for token {id} is of another kind: its header is {found}, wanted {wanted}; find out who wrote it \
+        "its signature for token {id} has an unexpected header: {found} instead of {wanted}; determine its origin \
          before a node joins"
     )]
     Header {
@@ -60,13 +60,13 @@ pub enum Error {
         wanted: String,
     },
     #[error(
-        "its signature does not fit the secret of token {id}: either the secret is mistyped, or the content was changed \
-         on its way; compare the token with what `kubeadm token list` prints on a control-plane node"
+        "its signature does not match the secret of token {id}: either the secret is mistyped, or the content was changed \
+         in transit; compare the token with what `kubeadm token list` prints on a control-plane node"
     )]
     Signature { id: String },
     #[error("it is signed, but its kubeconfig cannot be used: {0}; correct it in the cluster")]
     Kubeconfig(#[from] KubeconfigError),
-    #[error("it is signed, but its kubeconfig names no {0}; correct it in the cluster")]
+    #[error("it is signed, but its kubeconfig does not contain {0}; correct it in the cluster")]
     Missing(&'static str),
     #[error(
         "it is signed, but its CA certificates cannot be used: {0}; correct them in the cluster"
@@ -75,22 +75,22 @@ pub enum Error {
     #[error(
         "none of its CA certificates is pinned: found {found}, pinned {pinned}; print the right pin on a control-plane \
          node with `kubeadm token create --print-join-command` and correct discovery.bootstrapToken.caCertHashes, and \
-         if it is the one given here, somebody else's server has answered"
+         if it is the one configured, another server has responded"
     )]
     NotPinned { found: String, pinned: String },
     #[error(
-        "besides the pinned CA it holds what is neither pinned nor a CA below a pinned one: {found}; if it is right, add \
-         its pin to discovery.bootstrapToken.caCertHashes, else somebody who knows the token has put it there: delete \
+        "it also contains certificates that are neither pinned nor of a CA below a pinned one: {found}; if they are right, add \
+         their pins to discovery.bootstrapToken.caCertHashes, otherwise a holder of the token has added them: delete \
          the token on a control-plane node with `kubeadm token delete {id}`"
     )]
     Strangers { id: String, found: String },
 }
 
 impl ClusterInfo {
-    /// Takes the ConfigMap apart.
+    /// Reads the ConfigMap.
     ///
     /// # Errors
-    /// When there is no kubeconfig in it.
+    /// [`Error::NoKubeconfig`].
     pub fn read(config_map: &Value) -> Result<Self, Error> {
         let entries = || {
             let data = config_map.get("data").and_then(Value::as_object);
@@ -99,7 +99,7 @@ impl ClusterInfo {
             data.into_iter().flatten().filter_map(text)
         };
         let kubeconfig = entries()
-            .find(|(key, text)| key == KUBECONFIG && !text.is_empty())
+            .find(|(key, text)| key == KUBECONFIG_KEY && !text.is_empty())
             .map(|(_, text)| text)
             .ok_or(Error::NoKubeconfig)?;
         let signatures = entries()
@@ -111,17 +111,17 @@ impl ClusterInfo {
         })
     }
 
-    /// Whether there is a signature by that token, right or wrong.
+    /// Returns true if there is a signature by this token, valid or not.
     pub fn is_signed_for(&self, token: &BootstrapToken) -> bool {
         self.signatures.contains_key(token.id())
     }
 
-    /// Whether the kubeconfigs are the same to the byte.
+    /// Returns true if the kubeconfigs have the same bytes.
     pub fn says_the_same_as(&self, other: &ClusterInfo) -> bool {
         self.kubeconfig == other.kubeconfig
     }
 
-    /// Checks the token's signature over the bytes of the kubeconfig.
+    /// Verifies the token's signature over the bytes of the kubeconfig.
     ///
     /// # Errors
     /// See [`Error`].
@@ -130,7 +130,7 @@ impl ClusterInfo {
         verify(jws, &self.kubeconfig, token.id(), token.secret())
     }
 
-    /// The cluster in the kubeconfig.
+    /// Returns the cluster in the kubeconfig.
     ///
     /// # Errors
     /// See [`Error`].
@@ -146,7 +146,7 @@ impl ClusterInfo {
     }
 }
 
-/// A JWS with detached content (RFC 7515, appendix F) and exactly the header that Kubernetes writes.
+/// Verifies a JWS with detached content (RFC 7515, appendix F). Its header must be exactly that of Kubernetes.
 fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Error> {
     let damaged = |why| Error::Damaged {
         id: id.to_owned(),
@@ -158,7 +158,7 @@ fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Error>
     };
     let found = BASE64
         .decode(header)
-        .map_err(|_| damaged("its header is no base64url"))?;
+        .map_err(|_| damaged("its header is not base64url"))?;
     let wanted = format!(r#"{{"alg":"HS256","kid":"{id}"}}"#);
     if found != wanted.as_bytes() {
         return Err(Error::Header {
@@ -169,10 +169,10 @@ fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Error>
     }
     let signature = BASE64
         .decode(signature)
-        .map_err(|_| damaged("the part behind the dots is no base64url"))?;
+        .map_err(|_| damaged("its signature part is not base64url"))?;
     if signature.len() != hmac::HMAC_SHA256.digest_algorithm().output_len {
         return Err(damaged(
-            "the part behind the dots has not the length of an HMAC-SHA256",
+            "its signature part does not have the length of an HMAC-SHA256",
         ));
     }
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
@@ -181,8 +181,8 @@ fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Error>
         .map_err(|_| Error::Signature { id: id.to_owned() })
 }
 
-/// Succeeds when every certificate is pinned or a CA below a pinned one. kubeadm is content with one pinned
-/// certificate and then trusts all of them, also those that a thief of the token has added.
+/// Verifies that every certificate is pinned, or a CA below a pinned one. kubeadm requires only one pinned certificate and
+/// then trusts all of them, including those that a thief of the token may have added.
 ///
 /// # Errors
 /// [`Error::NotPinned`] and [`Error::Strangers`].
@@ -211,7 +211,7 @@ pub fn require_pins(
     }
 }
 
-/// Certificates by subject and pin.
+/// Returns the subjects and pins of certificates, for messages.
 pub fn named<'a>(certificates: impl IntoIterator<Item = &'a Certificate>) -> String {
     let names: Vec<_> = certificates
         .into_iter()

@@ -1,20 +1,20 @@
-//! Who reads which file, and whether a new one is seen while the reader runs.
+//! The components that read each file, and whether they notice a new one while they run.
 //!
-//! Owns the table: from a [`Change`] to the [`Component`]s that must be started anew for it. Pure; how they are
-//! restarted is `reload`'s matter, that they have to be is recorded by `store`.
+//! Owns the table from a [`Change`] to the [`Component`]s that must be restarted for it. Pure; `agent::reload` restarts
+//! them, and `store` records the pending restarts.
 //!
-//! The table was read in the sources of Kubernetes 1.36 and etcd 3.6. Of everything that is renewed only two files need
-//! a restart: controller-manager.conf and scheduler.conf, whose certificates are embedded, read once, and mounted as
-//! single files, so that a running container keeps the old inode. kube-apiserver follows its serving pair, its client
-//! CAs and its clients' pairs in the directory (`dynamiccertificates`, `cert_rotation.go` of client-go), etcd reads its
-//! pairs at every handshake.
+//! The table is based on the sources of Kubernetes 1.36 and etcd 3.6. Of all renewed files, only two require a restart of a
+//! static pod: controller-manager.conf and scheduler.conf. Their certificates are embedded, read once, and mounted as
+//! single files, so a running container keeps the old inode. kube-apiserver watches its serving pair, its client CAs and its
+//! client pairs in the directory (`dynamiccertificates`, `cert_rotation.go` of client-go). etcd reads its pairs at each
+//! handshake.
 //!
-//! Nothing depends on the version. What is said to be live here has been so since before 1.29, the oldest release that
-//! nodepki serves; and what a server shows is proven after each renewal, so that a reader that stays with the old pair
-//! is found. One row depends on it: the kubelet follows its client CA since 1.36 only, and is restarted whatever its
-//! version, which disturbs no pod.
+//! The table applies to all supported versions: each reload without a restart has existed since before 1.29, the oldest
+//! supported release. After each renewal nodepki verifies the certificate that a server presents, which reveals a component
+//! with the old pair. The one exception is the kubelet, which watches its client CA only since 1.36; it is restarted in any
+//! version, which does not disturb pods.
 //!
-//! To add a reader: a row in [`restarts`], and its case in the test.
+//! To add a reader, add a row to [`restarts`] and its case to the test.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::kube::names::{Authority, CertName, UnknownName};
 
-/// A program that reads certificates.
+/// A component of Kubernetes that reads certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the serialized name is the documentation")]
@@ -36,7 +36,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// All, in the order in which they are restarted: who is asked before who asks.
+    /// All components in the order of their restarts: servers before their clients.
     pub const ALL: [Component; 5] = [
         Component::Etcd,
         Component::KubeApiserver,
@@ -45,7 +45,7 @@ impl Component {
         Component::Kubelet,
     ];
 
-    /// The name of the static pod, or of the program.
+    /// Returns the name of the static pod or of the program.
     pub const fn as_str(self) -> &'static str {
         match self {
             Component::Etcd => "etcd",
@@ -56,7 +56,7 @@ impl Component {
         }
     }
 
-    /// Where kubeadm writes its static pod; `None` for what is none.
+    /// Returns the path of kubeadm's manifest; `None` if the component is not a static pod.
     pub const fn manifest(self) -> Option<&'static str> {
         match self {
             Component::Etcd => Some("/etc/kubernetes/manifests/etcd.yaml"),
@@ -87,12 +87,12 @@ impl FromStr for Component {
     }
 }
 
-/// What was replaced.
+/// The kind of file that was replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Change {
     /// A certificate with its key, or a kubeconfig.
     Certificate(CertName),
-    /// The certificates of an authority: `ca.crt` and its like.
+    /// The trust bundle of an authority, such as `ca.crt`.
     Bundle(Authority),
     /// `sa.key` or `sa.pub`.
     ServiceAccount,
@@ -101,7 +101,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// All that there can be.
+    /// Returns all changes.
     pub fn all() -> impl Iterator<Item = Change> {
         let certificates = CertName::ALL.into_iter().map(Change::Certificate);
         certificates
@@ -109,7 +109,7 @@ impl Change {
             .chain([Change::ServiceAccount, Change::KubeletConfiguration])
     }
 
-    /// kubeadm's name of the file or pair.
+    /// Returns kubeadm's name of the file or pair.
     pub const fn as_str(self) -> &'static str {
         match self {
             Change::Certificate(name) => name.as_str(),
@@ -150,19 +150,19 @@ impl<'de> Deserialize<'de> for Change {
     }
 }
 
-/// Who must be started anew to see a change, in this order; nobody where it is picked up live.
+/// Returns the components that must be restarted for a change, in this order; none if all of them notice it.
 pub const fn restarts(change: Change) -> &'static [Component] {
     use Component as C;
     match change {
         Change::Certificate(CertName::ControllerManagerConf) => &[C::KubeControllerManager],
         Change::Certificate(CertName::SchedulerConf) => &[C::KubeScheduler],
-        // The file is read at the start alone, and so is the pair that it may point to: a kubelet that rotates keeps its
-        // certificate in memory (`certificate_manager.go`). Only one that does not rotate follows the pair.
+        // The kubelet reads the file only at its start. The same applies to the pair that it may name: a kubelet that rotates
+        // keeps its certificate in memory (`certificate_manager.go`). Only one that does not rotate watches the pair.
         Change::Certificate(CertName::KubeletConf) => &[C::Kubelet],
-        // Followed since 1.31 (ReloadKubeletServerCertificateFile).
+        // The kubelet watches it only since 1.31 (ReloadKubeletServerCertificateFile).
         Change::Certificate(CertName::KubeletServing) => &[C::Kubelet],
         Change::Certificate(_) => &[],
-        // As --client-ca-file it is followed; as --root-ca-file, and as clientCAFile of the kubelet, it is not.
+        // As --client-ca-file it is watched; as --root-ca-file, and as clientCAFile of the kubelet, it is not.
         Change::Bundle(Authority::Ca) => &[C::KubeControllerManager, C::Kubelet],
         Change::Bundle(Authority::EtcdCa) => &[C::Etcd, C::KubeApiserver],
         Change::Bundle(Authority::FrontProxyCa) => &[],
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_reload_is_restarted_and_nothing_else() {
+    fn restarts_only_components_that_do_not_reload() {
         let expected = "\
 apiserver -
 apiserver-kubelet-client -
@@ -199,7 +199,10 @@ kubelet-configuration kubelet
 ";
         let found: String = Change::all()
             .map(|change| {
-                let names: Vec<_> = restarts(change).iter().map(|who| who.as_str()).collect();
+                let names: Vec<_> = restarts(change)
+                    .iter()
+                    .map(|component| component.as_str())
+                    .collect();
                 let names = match names.is_empty() {
                     true => "-".to_owned(),
                     false => names.join(" "),
@@ -211,7 +214,7 @@ kubelet-configuration kubelet
     }
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn parses_displayed_names() {
         for change in Change::all() {
             assert_eq!(change.as_str().parse::<Change>().unwrap(), change);
         }

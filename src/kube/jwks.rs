@@ -1,7 +1,6 @@
 //! The key set in which a cluster publishes its service-account keys (RFC 7517, 5; `/openid/v1/jwks`).
 //!
-//! Pure: the document comes from whoever has asked the API server. The one question here is whether a key is among
-//! those that the cluster accepts tokens of.
+//! Pure: the caller fetches the document. This module determines whether the cluster accepts the tokens of a key.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -9,49 +8,49 @@ use serde_json::Value;
 
 use crate::x509::PublicKey;
 
-/// Where an API server has it.
+/// Path of the key set on an API server.
 pub const PATH: &str = "/openid/v1/jwks";
 
-/// Why a document is no key set.
+/// The reason why a document is not a key set.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum JwksError {
-    #[error("it is no key set: it has no list `keys`")]
+    #[error("it is not a key set: it has no list `keys`")]
     NotAKeySet,
-    #[error("key {0} of the set is no JSON object")]
+    #[error("key {0} of the set is not a JSON object")]
     NotAKey(usize),
 }
 
-/// The id under which kube-apiserver publishes a key: the SHA-256 of its `SubjectPublicKeyInfo` in unpadded base64url
+/// Returns the id under which kube-apiserver publishes a key: the SHA-256 of its `SubjectPublicKeyInfo` in unpadded base64url
 /// (pkg/serviceaccount, `keyIDFromPublicKey`).
 pub fn key_id(key: &PublicKey) -> String {
     URL_SAFE_NO_PAD.encode(key.sha256())
 }
 
-/// Whether the set has this key, under kube-apiserver's id or by its own numbers: a set that somebody else serves for
-/// the cluster (`--service-account-jwks-uri`) may have ids of its own.
+/// Returns true if the set contains this key, by kube-apiserver's id or by its parameters: a set that another server
+/// publishes for the cluster (`--service-account-jwks-uri`) may use other ids.
 ///
 /// # Errors
-/// A document that is no key set.
+/// A document that is not a key set.
 pub fn knows(jwks: &Value, key: &PublicKey) -> Result<bool, JwksError> {
     let id = key_id(key);
     let members = key.jwk_members();
     let mut known = false;
     for (place, entry) in entries(jwks)?.iter().enumerate() {
         let entry = entry.as_object().ok_or(JwksError::NotAKey(place + 1))?;
-        let says = |name: &str, value: &str| entry.get(name).and_then(Value::as_str) == Some(value);
-        known |= says("kid", &id)
+        let has = |name: &str, value: &str| entry.get(name).and_then(Value::as_str) == Some(value);
+        known |= has("kid", &id)
             || members
                 .as_ref()
-                .is_some_and(|members| members.iter().all(|(name, value)| says(name, value)));
+                .is_some_and(|members| members.iter().all(|(name, value)| has(name, value)));
     }
     Ok(known)
 }
 
-/// The ids in the set, for people to compare.
+/// Returns the ids in the set, for messages.
 ///
 /// # Errors
-/// A document that is no key set.
+/// A document that is not a key set.
 pub fn key_ids(jwks: &Value) -> Result<Vec<&str>, JwksError> {
     Ok(entries(jwks)?
         .iter()
@@ -101,7 +100,7 @@ TpMWFd9ksfgjo3aPcbrbYLdi1u4+CMnygh7fJwSFY2j0WeQaohtyLOxtUQ==
     }
 
     #[test]
-    fn a_key_is_known_by_its_id_or_its_numbers() {
+    fn finds_key_by_id_or_by_parameters() {
         let rsa = |id: &str, modulus: &str| json!({"use": "sig", "kty": "RSA", "kid": id, "alg": "RS256", "n": modulus, "e": "AQAB"});
         let (own, other) = (rsa(RSA_ID, RSA_MODULUS), rsa("other", "AQAB"));
         for (keys, known) in [
@@ -109,7 +108,7 @@ TpMWFd9ksfgjo3aPcbrbYLdi1u4+CMnygh7fJwSFY2j0WeQaohtyLOxtUQ==
             (json!([other, own]), true),
             (json!([own, other]), true),
             (json!([rsa(RSA_ID, "not looked at")]), true),
-            (json!([rsa("of somebody else", RSA_MODULUS)]), true),
+            (json!([rsa("of another server", RSA_MODULUS)]), true),
             (json!([{"kty": "RSA", "n": RSA_MODULUS, "e": "Aw"}]), false),
             (json!([other]), false),
             (json!([{}]), false),
@@ -125,7 +124,7 @@ TpMWFd9ksfgjo3aPcbrbYLdi1u4+CMnygh7fJwSFY2j0WeQaohtyLOxtUQ==
     }
 
     #[test]
-    fn what_is_no_key_set_is_named() {
+    fn reports_document_that_is_not_a_key_set() {
         let key = key(EC);
         for document in [json!({}), json!([]), json!({"keys": {}}), json!(null)] {
             assert_eq!(knows(&document, &key), Err(JwksError::NotAKeySet));

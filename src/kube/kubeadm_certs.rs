@@ -1,13 +1,14 @@
 //! The format of kubeadm's shared certificates: the data of the Secret `kubeadm-certs`.
 //!
 //! A value is `nonce (12 bytes) ‖ AES-256-GCM ciphertext ‖ tag (16 bytes)` without additional data, and the plain text is
-//! the file, byte for byte; a file that was not there is an empty value (kubeadm's `copycerts` and `util/crypto`). The
+//! the file, byte for byte. An absent file is an empty value (kubeadm's `copycerts` and `util/crypto`). The
 //! certificate key is what `kubeadm init --upload-certs` prints: 32 bytes in 64 hexadecimal digits.
 //!
-//! Pure (nonces and new keys come from the kernel's random generator). Asking the cluster is the matter of `certs`.
-//! kubeadm takes whatever decrypts; here each entry must also be what its name says ([`SharedCerts::new`]).
+//! Pure, except that nonces and new keys come from the kernel's random generator. `agent::shared_certs` accesses the
+//! cluster. kubeadm accepts every entry that it can decrypt; here its content must also match its name
+//! ([`SharedCerts::new`]).
 //!
-//! To share one more file, add an [`Entry`] and say in `fault_of` what it has to be.
+//! To share one more file, add an [`Entry`], and verify its content in `fault_of`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,18 +25,18 @@ use crate::x509::{Certificate, Chain, PrivateKey, PublicKey, TrustBundle, hex};
 pub const NAMESPACE: &str = "kube-system";
 /// Name of the Secret.
 pub const SECRET: &str = "kubeadm-certs";
-/// What makes the Secret anew, and prints the new certificate key.
+/// The command that creates the Secret and prints the new certificate key.
 pub const UPLOAD: &str = "kubeadm init phase upload-certs --upload-certs";
 
-const NONCE: usize = 12;
-const TAG: usize = 16;
+const NONCE_BYTES: usize = 12;
+const TAG_BYTES: usize = 16;
 
 /// A file that control-plane nodes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
-    /// `ca.crt` and its like.
+    /// The CA certificate of an authority, such as `ca.crt`.
     Authority(Authority),
-    /// `ca.key` and its like.
+    /// The CA key of an authority, such as `ca.key`.
     AuthorityKey(Authority),
     /// `sa.key`.
     ServiceAccountKey,
@@ -50,7 +51,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// Every entry; an authority and its key stand together.
+    /// All entries; the key of an authority follows its certificate.
     pub const ALL: [Entry; 11] = [
         Entry::Authority(Authority::Ca),
         Entry::AuthorityKey(Authority::Ca),
@@ -65,7 +66,7 @@ impl Entry {
         Entry::ExternalEtcdKey,
     ];
 
-    /// The key in the Secret's data: the file's name below the certificates directory, `-` for `/`.
+    /// Returns the key in the Secret's data: the file's path below the certificates directory, with `-` for `/`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Entry::Authority(Authority::Ca) => "ca.crt",
@@ -82,17 +83,17 @@ impl Entry {
         }
     }
 
-    /// The entry of that name; `None` for one that kubeadm does not know either.
+    /// Returns the entry of this name; `None` if kubeadm has no such entry.
     pub fn parse(name: &str) -> Option<Entry> {
         Entry::ALL.into_iter().find(|entry| entry.as_str() == name)
     }
 
-    /// The private key of an authority: what a node with an external signer must never have.
+    /// Returns true for the private key of an authority, which a node with an external signer must never contain.
     pub const fn is_authority_key(self) -> bool {
         matches!(self, Entry::AuthorityKey(_))
     }
 
-    /// A private key of any kind.
+    /// Returns true for any private key.
     pub const fn is_private(self) -> bool {
         matches!(
             self,
@@ -100,7 +101,8 @@ impl Entry {
         )
     }
 
-    /// What a file of this name holds, however it is written; `None` when it is nothing of the kind.
+    /// Parses a file of this name; `None` if its content is something else. Files with the same content in another form are
+    /// equal.
     pub fn holds(self, bytes: &[u8]) -> Option<Held> {
         match self {
             Entry::Authority(_) | Entry::ExternalEtcdAuthority => {
@@ -129,12 +131,12 @@ impl fmt::Display for Entry {
     }
 }
 
-/// What a shared file holds, for comparison.
+/// The content of a shared file, for comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// In order, at least one.
+    /// One or more certificates, in order.
     Certificates(Vec<Certificate>),
-    /// Public keys in order, at least one, or that of a private key.
+    /// One or more public keys, in order, or that of a private key.
     Keys(Vec<PublicKey>),
 }
 
@@ -156,7 +158,7 @@ impl Held {
     }
 }
 
-/// Digests only.
+/// Displays only digests.
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words: Vec<_> = match self {
@@ -176,42 +178,44 @@ impl fmt::Display for Held {
     }
 }
 
-/// The key that shared certificates are encrypted with.
+/// The key that encrypts the shared certificates.
 #[derive(Clone)]
 pub struct CertificateKey(Zeroizing<[u8; 32]>);
 
-/// Why a text is no certificate key. Never carries the text.
+/// The reason why a text is not a certificate key. It never contains the text.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum CertificateKeyError {
-    #[error("a certificate key has 64 hexadecimal digits, this one has {0} characters")]
+    #[error("a certificate key must have 64 hexadecimal digits; this one has {0} characters")]
     Length(usize),
-    #[error("a certificate key has 64 hexadecimal digits, this one has something else among them")]
+    #[error(
+        "a certificate key must have 64 hexadecimal digits; this one contains another character"
+    )]
     Digit,
 }
 
-/// Why a key could not be made, or nothing encrypted with one.
+/// The reason why a key could not be created, or content not encrypted.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum SealError {
-    #[error("the kernel gave no random bytes: {0}")]
+    #[error("the kernel did not return random bytes: {0}")]
     Random(getrandom::Error),
     #[error("{0} cannot be encrypted")]
     TooLarge(Entry),
 }
 
 impl CertificateKey {
-    /// A new key.
+    /// Generates a key.
     ///
     /// # Errors
-    /// Without random bytes.
+    /// [`SealError::Random`].
     pub fn generate() -> Result<Self, SealError> {
         let mut bytes = Zeroizing::new([0; 32]);
         getrandom::fill(bytes.as_mut_slice()).map_err(SealError::Random)?;
         Ok(CertificateKey(bytes))
     }
 
-    /// As `kubeadm certs certificate-key` prints it.
+    /// Returns the key in the form that `kubeadm certs certificate-key` prints.
     pub fn to_hex(&self) -> Zeroizing<String> {
         Zeroizing::new(hex(self.0.as_slice()))
     }
@@ -220,16 +224,16 @@ impl CertificateKey {
         Aes256Gcm::new((&*self.0).into())
     }
 
-    /// `None` when the value was changed or cut short, or is not of this key.
+    /// Decrypts a value; `None` if it was changed, truncated, or encrypted with another key.
     fn open(&self, value: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
-        let (nonce, sealed) = value.split_at_checked(NONCE)?;
+        let (nonce, sealed) = value.split_at_checked(NONCE_BYTES)?;
         let nonce = Nonce::try_from(nonce).ok()?;
         let plain = self.cipher().decrypt(&nonce, sealed).ok()?;
         Some(Zeroizing::new(plain))
     }
 
-    /// `None` for more than GCM takes, some 64 GiB.
-    fn seal(&self, plain: &[u8], nonce: [u8; NONCE]) -> Option<Vec<u8>> {
+    /// Encrypts a value; `None` if it exceeds GCM's limit of about 64 GiB.
+    fn seal(&self, plain: &[u8], nonce: [u8; NONCE_BYTES]) -> Option<Vec<u8>> {
         let sealed = self.cipher().encrypt(&nonce.into(), plain).ok()?;
         Some([nonce.as_slice(), &sealed].concat())
     }
@@ -262,15 +266,15 @@ impl fmt::Debug for CertificateKey {
     }
 }
 
-/// Shared files in plain text, each of which is what its name says. Wiped on drop.
+/// Shared files in plain text. The content of each matches its name. Wiped on drop.
 #[derive(Clone, Default)]
 pub struct SharedCerts(BTreeMap<Entry, Zeroizing<Vec<u8>>>);
 
 impl SharedCerts {
-    /// Takes files whose contents are what their names say, as far as the others that are there can tell.
+    /// Verifies that the content of each file matches its name and the other files.
     ///
     /// # Errors
-    /// What is wrong with which, in words that follow the file's name and a colon.
+    /// Each wrong file with the problem, in words that follow the file's name and a colon.
     pub fn new(
         contents: BTreeMap<Entry, Zeroizing<Vec<u8>>>,
     ) -> Result<Self, Vec<(Entry, String)>> {
@@ -286,12 +290,12 @@ impl SharedCerts {
         }
     }
 
-    /// The bytes of a file; `None` when it is not among these.
+    /// Returns the bytes of a file, if it is present.
     pub fn contents(&self, entry: Entry) -> Option<&Zeroizing<Vec<u8>>> {
         self.0.get(&entry)
     }
 
-    /// The files that are here.
+    /// Returns the files that are present.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
         self.0.keys().copied()
     }
@@ -328,13 +332,13 @@ impl SharedCerts {
         }
     }
 
-    /// Another entry, for comparison; what is wrong with it is told of that one.
+    /// Parses another entry for comparison. Its own faults are reported for that entry.
     fn parsed<T, E>(&self, entry: Entry, parse: fn(&[u8]) -> Result<T, E>) -> Option<T> {
         parse(self.contents(entry)?).ok()
     }
 }
 
-/// The names only.
+/// Displays only the names.
 impl fmt::Debug for SharedCerts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
@@ -351,48 +355,48 @@ fn key_fault(bytes: &[u8], certificate: Option<(Entry, PublicKey)>) -> Option<St
     }
 }
 
-/// Why the entries that are needed cannot be had from the Secret.
+/// The reasons why needed entries cannot be read from the Secret.
 #[derive(Debug, Default, thiserror::Error)]
 #[error("{}", self.messages().join("\n"))]
 pub struct Error {
-    /// Decrypted, needed or not.
+    /// Entries that were decrypted, needed or not.
     opened: Vec<Entry>,
-    /// Too short to be what they should be.
+    /// Entries that are too short, with their length in bytes.
     short: Vec<(Entry, usize)>,
-    /// Not decrypted.
+    /// Entries that could not be decrypted.
     closed: Vec<Entry>,
-    /// There, without a value.
+    /// Entries without a value.
     empty: Vec<Entry>,
-    /// Not there.
+    /// Entries that are absent.
     missing: Vec<Entry>,
-    /// Not what they should be.
+    /// Entries with the wrong content, and the problem.
     wrong: Vec<(Entry, String)>,
 }
 
 impl Error {
-    /// Whole sentences: what is wrong, and what to do now.
+    /// Returns one message for each problem, with its fix.
     pub fn messages(&self) -> Vec<String> {
         let secret = format!("the Secret {NAMESPACE}/{SECRET}");
         let again = format!(
-            "upload again on a control-plane node, and use the certificate key that this prints: {UPLOAD}"
+            "upload again on a control-plane node, and use the certificate key that this command prints: {UPLOAD}"
         );
         let mut messages = Vec::new();
         if !self.closed.is_empty() {
             let closed = listed(&self.closed);
             messages.push(match self.opened.as_slice() {
                 [] => format!(
-                    "the certificate key does not fit {secret}: none of its entries can be decrypted with it ({closed}); each upload has a key of its own, so take the one that the latest upload printed, or {again}"
+                    "the certificate key does not decrypt any entry of {secret} ({closed}); each upload has a different key, so use the one that the latest upload printed, or {again}"
                 ),
                 opened => format!(
-                    "{secret} has entries that cannot be decrypted: {closed}, while the same certificate key decrypts {}; somebody changed them or put them there with another key; {again}",
+                    "{secret} has entries that cannot be decrypted: {closed}, while the same certificate key decrypts {}; they were changed, or encrypted with another key; {again}",
                     listed(opened)
                 ),
             });
         }
         for (entry, size) in &self.short {
             messages.push(format!(
-                "{entry} in {secret} is cut short: it has {size} bytes, and an empty file would have {}; {again}",
-                NONCE + TAG
+                "{entry} in {secret} is truncated: it has {size} bytes, and an empty file would have {}; {again}",
+                NONCE_BYTES + TAG_BYTES
             ));
         }
         for (entries, what) in [
@@ -403,17 +407,19 @@ impl Error {
                 continue;
             }
             let consequence = match entries.iter().all(|entry| entry.is_authority_key()) {
-                true => "where the authorities are elsewhere, CA private keys cannot be had",
-                false => "a node without would make its own, which the other nodes do not accept",
+                true => "with external authorities, CA private keys are unavailable",
+                false => {
+                    "without them this node would create its own, which the other nodes do not accept"
+                }
             };
             messages.push(format!(
-                "{secret} {what} {}, which the node that uploaded did not have; {consequence}; put that right there, then {again}",
+                "{secret} {what} {}, which the node that uploaded did not have; {consequence}; fix this on that node, then {again}",
                 listed(entries)
             ));
         }
         for (entry, why) in &self.wrong {
             messages.push(format!(
-                "{entry} in {secret} is not what its name says: {why}; mend the file on the node that uploaded it, then {again}"
+                "{entry} in {secret} has the wrong content: {why}; fix the file on the node that uploaded it, then {again}"
             ));
         }
         messages
@@ -441,11 +447,11 @@ fn listed(entries: &[Entry]) -> String {
     names.join(", ")
 }
 
-/// Decrypts the data of the Secret and takes what is needed. What is not needed may be absent or damaged, is wiped at
-/// once, and is told of in the notes.
+/// Decrypts the needed entries of the Secret. Other entries may be absent or damaged; they are wiped immediately, and the
+/// notes name them.
 ///
 /// # Errors
-/// A needed entry that is not there, does not decrypt or is not what its name says.
+/// A needed entry that is absent, cannot be decrypted or has the wrong content.
 pub fn open(
     data: &BTreeMap<String, Vec<u8>>,
     key: &CertificateKey,
@@ -455,12 +461,12 @@ pub fn open(
     let mut contents = BTreeMap::new();
     let mut damaged = Vec::new();
     for entry in Entry::ALL {
-        let wanted = needed.contains(&entry);
+        let is_needed = needed.contains(&entry);
         let value = match data.get(entry.as_str()) {
             Some(value) if !value.is_empty() => value,
             found => {
                 match found {
-                    _ if !wanted => {}
+                    _ if !is_needed => {}
                     Some(_) => error.empty.push(entry),
                     None => error.missing.push(entry),
                 }
@@ -470,34 +476,34 @@ pub fn open(
         match key.open(value) {
             Some(plain) => {
                 error.opened.push(entry);
-                if wanted {
+                if is_needed {
                     contents.insert(entry, plain);
                 }
             }
-            None if !wanted => damaged.push(entry),
-            None if value.len() < NONCE + TAG => error.short.push((entry, value.len())),
+            None if !is_needed => damaged.push(entry),
+            None if value.len() < NONCE_BYTES + TAG_BYTES => error.short.push((entry, value.len())),
             None => error.closed.push(entry),
         }
     }
-    let left: Vec<_> = error
+    let skipped_keys: Vec<_> = error
         .opened
         .iter()
         .copied()
         .filter(|entry| entry.is_authority_key() && !needed.contains(entry))
         .collect();
     match SharedCerts::new(contents) {
-        Ok(certs) if error.is_empty() => Ok((certs, notes(&left, &damaged))),
+        Ok(certs) if error.is_empty() => Ok((certs, notes(&skipped_keys, &damaged))),
         Ok(_) => Err(Box::new(error)),
         Err(wrong) => Err(Box::new(Error { wrong, ..error })),
     }
 }
 
-fn notes(left: &[Entry], damaged: &[Entry]) -> Vec<String> {
+fn notes(skipped_keys: &[Entry], damaged: &[Entry]) -> Vec<String> {
     let mut notes = Vec::new();
-    if !left.is_empty() {
+    if !skipped_keys.is_empty() {
         notes.push(format!(
-            "the Secret {NAMESPACE}/{SECRET} has CA private keys; they were left there and nothing of them was written: {}",
-            listed(left)
+            "the Secret {NAMESPACE}/{SECRET} contains CA private keys, which were not written to this node: {}",
+            listed(skipped_keys)
         ));
     }
     if !damaged.is_empty() {
@@ -509,10 +515,11 @@ fn notes(left: &[Entry], damaged: &[Entry]) -> Vec<String> {
     notes
 }
 
-/// The data of the Secret: `names` with their contents encrypted, and empty where there are none, as kubeadm has it.
+/// Returns the data of the Secret with the encrypted contents of `names`. Like kubeadm, it uses an empty value for an
+/// absent file.
 ///
 /// # Errors
-/// Without random bytes.
+/// See [`SealError`].
 pub fn seal(
     certs: &SharedCerts,
     names: &BTreeSet<Entry>,
@@ -522,7 +529,7 @@ pub fn seal(
     for entry in names {
         let value = match certs.contents(*entry) {
             Some(plain) => {
-                let mut nonce = [0; NONCE];
+                let mut nonce = [0; NONCE_BYTES];
                 getrandom::fill(&mut nonce).map_err(SealError::Random)?;
                 key.seal(plain, nonce).ok_or(SealError::TooLarge(*entry))?
             }

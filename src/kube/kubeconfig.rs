@@ -1,8 +1,7 @@
-//! kubeconfig files: render, read, and repair without losing what people added.
+//! kubeconfig files: writing, reading, and repair that keeps all other content.
 //!
-//! Pure: text in, text out. Only the cluster and the user of the current context are ever touched; every other
-//! field, known or not, is kept in its place. Both hold secrets, so both are wiped on drop and have no derived
-//! `Debug`.
+//! Pure. Only the cluster and the user of the current context are ever changed; all other fields, known or not, keep their
+//! value and order. A document contains secrets, so it is wiped on drop and has no derived `Debug`.
 
 use std::path::{Path, PathBuf};
 
@@ -13,13 +12,13 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::yaml;
 
-/// What a component needs to know: where the API server is, whom to trust, who it is.
+/// The content of a component's kubeconfig.
 pub struct Credentials<'a> {
     /// URL of the API server.
     pub server: &'a str,
-    /// PEM of the CA certificates that go into the file.
+    /// PEM of the CA certificates.
     pub authority: &'a str,
-    /// PEM of the client certificate, intermediates after it.
+    /// PEM of the client certificate, followed by intermediates.
     pub certificate: &'a str,
     /// PEM of the client key.
     pub key: &'a str,
@@ -30,7 +29,7 @@ pub struct Kubeconfig {
     document: Value,
 }
 
-/// Why a kubeconfig cannot be read or repaired.
+/// The reason why a kubeconfig cannot be read or repaired.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
@@ -47,7 +46,7 @@ pub enum KubeconfigError {
     Base64 { field: &'static str },
 }
 
-/// What the current context of a kubeconfig refers to.
+/// The cluster and the user of a kubeconfig's current context.
 #[derive(Default)]
 pub struct Current {
     /// Name of the cluster entry.
@@ -62,7 +61,7 @@ pub struct Current {
     pub certificate: Option<Vec<u8>>,
     /// Decoded `client-key-data`.
     pub key: Option<Zeroizing<Vec<u8>>>,
-    /// `client-certificate`: a file instead of data, as the kubelet's own kubeconfig has it.
+    /// `client-certificate`: a file instead of data, as in the kubelet's own kubeconfig.
     pub certificate_file: Option<String>,
     /// `client-key`, likewise.
     pub key_file: Option<String>,
@@ -74,29 +73,23 @@ pub struct Current {
     pub proxy: Option<String>,
     /// `token`.
     pub token: Option<Zeroizing<String>>,
-    /// `tokenFile`, which goes before `token`.
+    /// `tokenFile`, which precedes `token`.
     pub token_file: Option<String>,
-    /// Fields that change whom to trust or who one is, and that nothing here can follow: `exec` and the like.
+    /// Set fields that change trust or identity and that nodepki does not support, such as `exec`.
     pub beyond: Vec<&'static str>,
 }
 
 impl Current {
-    /// Whether the kubeconfig itself contains a credential that must stay secret.
+    /// Returns true if the kubeconfig itself contains a secret.
     pub fn has_secret(&self) -> bool {
         self.key.is_some() || self.token.is_some()
     }
 }
 
-/// Resolves a file reference of a kubeconfig: a relative path is relative to the directory of the kubeconfig (client-go,
-/// `ResolveLocalPaths`).
-pub fn resolve_path(kubeconfig: &Path, reference: &str) -> PathBuf {
-    kubeconfig.parent().unwrap_or(kubeconfig).join(reference)
-}
-
-/// What only client-go can do, or nobody should: programs that make credentials, passwords, somebody else's identity,
-/// servers that are believed blindly.
-const BEYOND_CLUSTER: [&str; 1] = ["insecure-skip-tls-verify"];
-const BEYOND_USER: [&str; 8] = [
+/// Unsupported fields of a cluster: a server without verification.
+const UNSUPPORTED_CLUSTER_FIELDS: [&str; 1] = ["insecure-skip-tls-verify"];
+/// Unsupported fields of a user: credential programs, passwords and impersonation.
+const UNSUPPORTED_USER_FIELDS: [&str; 8] = [
     "exec",
     "auth-provider",
     "username",
@@ -108,15 +101,15 @@ const BEYOND_USER: [&str; 8] = [
 ];
 
 impl Kubeconfig {
-    /// A kubeconfig as kubeadm writes it: one cluster, one user, one context named `user@cluster`.
+    /// Creates a kubeconfig like kubeadm: one cluster, one user, one context named `user@cluster`.
     pub fn new(cluster: &str, user: &str, credentials: &Credentials<'_>) -> Self {
         let mut kubeconfig = Kubeconfig::without_credentials(cluster, user);
-        // The context is there.
+        // Cannot fail, as the context exists.
         let _ = kubeconfig.set_credentials(credentials);
         kubeconfig
     }
 
-    /// The same, with a cluster and a user of whom nothing is said yet.
+    /// Creates a kubeconfig with an empty cluster and an empty user.
     pub fn without_credentials(cluster: &str, user: &str) -> Self {
         let context = format!("{user}@{cluster}");
         let document = json!({
@@ -130,7 +123,7 @@ impl Kubeconfig {
         Kubeconfig { document }
     }
 
-    /// Reads a kubeconfig file.
+    /// Parses a kubeconfig.
     pub fn parse(text: &str) -> Result<Self, KubeconfigError> {
         let documents = yaml::parse("kubeconfig", text).map_err(|faults| {
             let first = faults.errors().next().map(ToString::to_string);
@@ -142,7 +135,7 @@ impl Kubeconfig {
         }
     }
 
-    /// Resolves the current context.
+    /// Returns the cluster and the user of the current context.
     pub fn current(&self) -> Result<Current, KubeconfigError> {
         let (cluster, user) = self.current_names()?;
         let mut current = self.cluster(cluster)?;
@@ -150,8 +143,8 @@ impl Kubeconfig {
         Ok(current)
     }
 
-    /// The cluster to join, as kubeadm finds it: the one without a name, which `cluster-info` has, else that of the
-    /// current context. With the user of the current context, if there is one.
+    /// Returns the cluster to join by kubeadm's rule: the cluster without a name, as in `cluster-info`, or else that of the
+    /// current context; and the user of the current context, if there is one.
     pub fn to_join(&self) -> Result<Current, KubeconfigError> {
         let context = self.context();
         let part = |kind| string(context.as_ref().ok()?, kind);
@@ -178,7 +171,7 @@ impl Kubeconfig {
             authority_file: string(entry, "certificate-authority"),
             server_name: string(entry, "tls-server-name"),
             proxy: string(entry, "proxy-url"),
-            beyond: set_in(entry, &BEYOND_CLUSTER).collect(),
+            beyond: set_in(entry, &UNSUPPORTED_CLUSTER_FIELDS).collect(),
             ..Current::default()
         })
     }
@@ -193,11 +186,13 @@ impl Kubeconfig {
         current.key_file = string(entry, "client-key");
         current.token = string(entry, "token").map(Zeroizing::new);
         current.token_file = string(entry, "tokenFile");
-        current.beyond.extend(set_in(entry, &BEYOND_USER));
+        current
+            .beyond
+            .extend(set_in(entry, &UNSUPPORTED_USER_FIELDS));
         Ok(())
     }
 
-    /// Replaces server, CA, certificate and key of the current context; file references give way to data.
+    /// Replaces server, CA, certificate and key of the current context. Data replaces references to files.
     pub fn set_credentials(
         &mut self,
         credentials: &Credentials<'_>,
@@ -217,7 +212,7 @@ impl Kubeconfig {
         Ok(())
     }
 
-    /// Has the user of the current context name one file with its certificate and key, in place of data.
+    /// Replaces the certificate and key of the current context with the path of one file that contains both.
     pub fn set_client_file(&mut self, path: &str) -> Result<(), KubeconfigError> {
         let (_, user) = self.current_names()?;
         let entry = entry_mut(&mut self.document, "users", "user", &user)
@@ -232,7 +227,7 @@ impl Kubeconfig {
         Ok(())
     }
 
-    /// Replaces server and CA of the current context and leaves its user alone.
+    /// Replaces server and CA of the current context, but not its user.
     pub fn set_cluster(&mut self, server: &str, authority: &str) -> Result<(), KubeconfigError> {
         self.set_authority(authority)?;
         let entry = self.current_cluster()?;
@@ -242,7 +237,7 @@ impl Kubeconfig {
         Ok(())
     }
 
-    /// Replaces the CA data of the current context and nothing else.
+    /// Replaces only the CA data of the current context.
     pub fn set_authority(&mut self, authority: &str) -> Result<(), KubeconfigError> {
         let data = BASE64.encode(authority);
         set(self.current_cluster()?, "certificate-authority-data", data);
@@ -255,9 +250,9 @@ impl Kubeconfig {
             .ok_or_else(|| KubeconfigError::Dangling(format!("cluster {cluster:?}")))
     }
 
-    /// The file's text.
+    /// Returns the text of the file.
     pub fn to_yaml(&self) -> Zeroizing<String> {
-        // JSON is YAML, so a document that the emitter refuses is still a kubeconfig.
+        // JSON is valid YAML, so it replaces a document that the emitter refuses.
         Zeroizing::new(
             yaml::to_string(&self.document).unwrap_or_else(|_| self.document.to_string()),
         )
@@ -289,7 +284,7 @@ impl Drop for Kubeconfig {
     }
 }
 
-/// Wipes every text in a document.
+/// Wipes all strings in a document.
 pub(crate) fn wipe(value: &mut Value) {
     match value {
         Value::String(text) => text.zeroize(),
@@ -299,7 +294,7 @@ pub(crate) fn wipe(value: &mut Value) {
     }
 }
 
-/// The `kind` part of the entry called `name` in the `list` of a kubeconfig.
+/// Returns the `kind` field of the entry `name` in a list of a kubeconfig.
 fn entry<'a>(
     document: &'a Value,
     list: &str,
@@ -334,12 +329,12 @@ fn string(entry: &Map<String, Value>, field: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Those of the fields that say something: client-go leaves out what is empty or false.
+/// Returns the fields that are set: client-go omits empty values and `false`.
 fn set_in<'a>(
     entry: &'a Map<String, Value>,
     fields: &'a [&'static str],
 ) -> impl Iterator<Item = &'static str> + 'a {
-    let says = |value: &Value| match value {
+    let is_set = |value: &Value| match value {
         Value::Null | Value::Bool(false) => false,
         Value::String(text) => !text.is_empty(),
         Value::Array(items) => !items.is_empty(),
@@ -349,7 +344,7 @@ fn set_in<'a>(
     fields
         .iter()
         .copied()
-        .filter(move |field| entry.get(*field).is_some_and(says))
+        .filter(move |field| entry.get(*field).is_some_and(is_set))
 }
 
 fn data(
@@ -387,7 +382,7 @@ mod tests {
     };
 
     #[test]
-    fn renders_as_kubeadm_does() {
+    fn renders_like_kubeadm() {
         assert_eq!(
             *Kubeconfig::new("kubernetes", "kubernetes-admin", &CREDENTIALS).to_yaml(),
             "\
@@ -414,7 +409,7 @@ users:
     }
 
     #[test]
-    fn repair_keeps_what_people_added() {
+    fn keeps_other_content_on_repair() {
         let edited = "\
 kind: Config
 apiVersion: v1
@@ -451,7 +446,7 @@ users:
     }
 
     #[test]
-    fn what_cannot_be_followed_is_named() {
+    fn lists_unsupported_fields() {
         let text = "\
 current-context: mine
 clusters:
@@ -471,7 +466,7 @@ users:
     }
 
     #[test]
-    fn the_cluster_to_join_needs_no_context_when_it_has_no_name() {
+    fn finds_unnamed_cluster_to_join_without_context() {
         let of = |text: &str| {
             let current = Kubeconfig::parse(text).unwrap().to_join();
             current.map(|current| (current.server.unwrap_or_default(), current.user))
@@ -503,7 +498,7 @@ contexts: [{name: c, context: {cluster: b}}]
     }
 
     #[test]
-    fn a_dangling_context_is_named() {
+    fn reports_dangling_context() {
         let text = "current-context: a\ncontexts:\n- {name: a, context: {cluster: c, user: u}}\nclusters: []\n";
         let error = Kubeconfig::parse(text)
             .unwrap()

@@ -1,6 +1,6 @@
-//! The manifest of a static pod, as far as it says how a component runs: its arguments and its annotations.
+//! The manifest of a static pod: the arguments and annotations of a component.
 //!
-//! Owns what kubeadm puts there and others read. Pure: the caller reads the file. Nothing is written here.
+//! Pure: the caller reads the file. nodepki never writes manifests.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,17 +10,17 @@ use serde_json::Value;
 
 use crate::yaml;
 
-/// Where the kubelet looks for static pods.
+/// Directory of the static pods.
 pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
-/// The annotation with the API server's own `address:port`.
-const ADVERTISED: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint";
-/// kube-apiserver's own default.
-const SECURE_PORT: &str = "6443";
+/// The annotation with the API server's `address:port`.
+const ADVERTISED_ENDPOINT: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint";
+/// kube-apiserver's default of `--secure-port`.
+const DEFAULT_SECURE_PORT: &str = "6443";
 
 /// A static pod.
 #[derive(Clone, Debug)]
 pub struct Manifest {
-    /// The file, on the node.
+    /// Path of the file on the node.
     pub path: PathBuf,
     arguments: Vec<String>,
     annotations: BTreeMap<String, String>,
@@ -30,14 +30,14 @@ impl Manifest {
     /// Reads the first container of a Pod.
     ///
     /// # Errors
-    /// Why it is no such thing, in words.
+    /// The problem in words, if the text is not a Pod.
     pub fn parse(path: PathBuf, bytes: &[u8]) -> Result<Manifest, String> {
         let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())?;
         let documents = yaml::parse("", text).map_err(|faults| faults.to_string())?;
         let pod = documents.first().map(yaml::to_json).unwrap_or_default();
         let container = pod
             .pointer("/spec/containers/0")
-            .ok_or_else(|| "it is no Pod with a container".to_owned())?;
+            .ok_or_else(|| "it is not a Pod with a container".to_owned())?;
         let arguments = ["command", "args"]
             .iter()
             .filter_map(|field| container.get(field)?.as_array())
@@ -57,7 +57,7 @@ impl Manifest {
         })
     }
 
-    /// The value of `--name=value`, the last one as for the program itself.
+    /// Returns the value of `--name=value`. As in the program, the last one counts.
     pub fn flag(&self, name: &str) -> Option<&str> {
         self.arguments.iter().rev().find_map(|argument| {
             argument
@@ -72,17 +72,17 @@ impl Manifest {
         self.annotations.get(name).map(String::as_str)
     }
 
-    /// `address:port` of kube-apiserver as kubeadm annotated it.
+    /// Returns the `address:port` of kube-apiserver in kubeadm's annotation.
     pub fn advertised(&self) -> Option<&str> {
-        self.annotation(ADVERTISED)
+        self.annotation(ADVERTISED_ENDPOINT)
     }
 
-    /// Where kube-apiserver is reached: by the annotation, which kubeadm itself goes by, else by its flags.
+    /// Returns the endpoint of kube-apiserver: that of the annotation, which kubeadm uses, or else that of the flags.
     pub fn endpoint(&self) -> Option<SocketAddr> {
         let annotated = self.advertised().and_then(|text| text.parse().ok());
         annotated.or_else(|| {
             let address = self.flag("advertise-address")?.parse().ok()?;
-            let port = self.flag("secure-port").unwrap_or(SECURE_PORT);
+            let port = self.flag("secure-port").unwrap_or(DEFAULT_SECURE_PORT);
             Some(SocketAddr::new(address, port.parse().ok()?))
         })
     }
@@ -101,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn the_endpoint_is_that_of_the_annotation_then_that_of_the_flags() {
-        let annotated = |value: &str| format!("{ADVERTISED}: '{value}'");
+    fn prefers_endpoint_of_annotation_over_flags() {
+        let annotated = |value: &str| format!("{ADVERTISED_ENDPOINT}: '{value}'");
         let flags = ", --advertise-address=192.0.2.7, --secure-port=7443";
         for (annotation, arguments, wanted) in [
             (annotated("192.0.2.1:6443"), flags, Some("192.0.2.1:6443")),
@@ -114,7 +114,7 @@ mod tests {
                 ", '--advertise-address=fd00::7'",
                 Some("[fd00::7]:6443"),
             ),
-            // The last of two counts, for the program too.
+            // As in kube-apiserver, the last of two counts.
             (
                 String::new(),
                 ", --advertise-address=192.0.2.7, --advertise-address=192.0.2.8",

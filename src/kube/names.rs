@@ -1,7 +1,6 @@
-//! The closed sets of names: certificates and authorities, spelled as kubeadm spells them; and [`NodePath`], the name
-//! of a file on the node.
+//! kubeadm's names of certificates and authorities as closed sets, and [`NodePath`], the path of a file on the node.
 //!
-//! Every other module speaks in these types; a string becomes one of them at the edge or is an error there.
+//! All other modules use these types. A string from outside is parsed into one of them where it is read.
 
 use std::fmt;
 use std::ops::Deref;
@@ -14,10 +13,10 @@ use serde::{Deserialize, Serialize, Serializer};
 /// One of the three certificate authorities of a kubeadm cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Authority {
-    /// Signs everything that talks to or is kube-apiserver.
+    /// Signs the certificates of kube-apiserver, of its clients and of the kubelets.
     #[serde(rename = "ca")]
     Ca,
-    /// Signs everything that talks to or is etcd.
+    /// Signs the certificates of etcd and of its clients.
     #[serde(rename = "etcd-ca")]
     EtcdCa,
     /// Signs the client certificate of the aggregation layer.
@@ -29,7 +28,7 @@ impl Authority {
     /// All three, in the order in which kubeadm creates them.
     pub const ALL: [Authority; 3] = [Authority::Ca, Authority::FrontProxyCa, Authority::EtcdCa];
 
-    /// kubeadm's name of the authority.
+    /// Returns kubeadm's name of the authority.
     pub const fn as_str(self) -> &'static str {
         match self {
             Authority::Ca => "ca",
@@ -38,7 +37,7 @@ impl Authority {
         }
     }
 
-    /// Path below the certificates directory without `.crt` or `.key`.
+    /// Returns the path below the certificates directory, without `.crt` or `.key`.
     pub const fn base_name(self) -> &'static str {
         match self {
             Authority::Ca => "ca",
@@ -47,7 +46,7 @@ impl Authority {
         }
     }
 
-    /// The common name that kubeadm gives this authority when it makes it.
+    /// Returns the common name that kubeadm gives a new CA certificate of this authority.
     pub const fn common_name(self) -> &'static str {
         match self {
             Authority::Ca => "kubernetes",
@@ -74,7 +73,7 @@ impl FromStr for Authority {
     }
 }
 
-/// A certificate that a node may hold: a pair below the certificates directory, or one inside a kubeconfig.
+/// A certificate of a node: a pair of files, or embedded in a kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the serialized name is the documentation")]
 pub enum CertName {
@@ -107,8 +106,8 @@ pub enum CertName {
 }
 
 impl CertName {
-    /// All names: those of kubeadm, and the kubelet's serving certificate, of which kubeadm knows nothing and which is
-    /// called here as Kubernetes' own signer of it is.
+    /// All names: those of kubeadm, and the kubelet's serving certificate. kubeadm has no name for the latter; this one is
+    /// that of Kubernetes' signer for it.
     pub const ALL: [CertName; 13] = [
         CertName::Apiserver,
         CertName::ApiserverKubeletClient,
@@ -125,7 +124,7 @@ impl CertName {
         CertName::KubeletServing,
     ];
 
-    /// Kubeadm's own names, in the order in which it creates them.
+    /// kubeadm's names, in the order in which it creates the certificates.
     pub const KUBEADM: [CertName; 12] = [
         CertName::Apiserver,
         CertName::ApiserverKubeletClient,
@@ -141,7 +140,7 @@ impl CertName {
         CertName::SchedulerConf,
     ];
 
-    /// The name; kubeadm's own where it has one, as in `kubeadm certs renew NAME`.
+    /// Returns the name, as in `kubeadm certs renew NAME`.
     pub const fn as_str(self) -> &'static str {
         match self {
             CertName::Apiserver => "apiserver",
@@ -160,7 +159,7 @@ impl CertName {
         }
     }
 
-    /// Path without extension below the certificates directory, or the file name of the kubeconfig.
+    /// Returns the path below the certificates directory without extension, or the file name of the kubeconfig.
     pub const fn base_name(self) -> &'static str {
         match self {
             CertName::EtcdServer => "etcd/server",
@@ -170,7 +169,7 @@ impl CertName {
         }
     }
 
-    /// The authority that signs this certificate.
+    /// Returns the authority that signs this certificate.
     pub const fn authority(self) -> Authority {
         match self {
             CertName::EtcdServer
@@ -182,8 +181,8 @@ impl CertName {
         }
     }
 
-    /// True where the common name is nobody's identity by kubeadm's rules, so that it may be another one: TLS looks at
-    /// the alternative names of a server, etcd has no users, and the front proxy's name is a list of kube-apiserver's.
+    /// Returns true if the common name is not an identity in a kubeadm cluster, so it may be changed: TLS clients verify a
+    /// server's alternative names, etcd has no users, and kube-apiserver has a list of the front proxy's names.
     pub const fn has_free_common_name(self) -> bool {
         matches!(
             self,
@@ -196,16 +195,15 @@ impl CertName {
         )
     }
 
-    /// True for the kubelet's own two, which every kind of node has, and which do not lie below the certificates
-    /// directory.
+    /// Returns true for the kubelet's two certificates, which exist on every node, outside of the certificates directory.
     pub const fn is_of_kubelet(self) -> bool {
         matches!(self, CertName::KubeletConf | CertName::KubeletServing)
     }
 
-    /// The certificates of administrators: no component of a node reads them, and `certificates.omit` may name them.
+    /// The certificates of administrators, which `certificates.omit` may name. No component of a node reads them.
     pub const OMITTABLE: [CertName; 2] = [CertName::SuperAdminConf, CertName::AdminConf];
 
-    /// True for a certificate that lives inside a kubeconfig file.
+    /// Returns true for a certificate that is embedded in a kubeconfig.
     pub const fn is_kubeconfig(self) -> bool {
         matches!(
             self,
@@ -237,12 +235,12 @@ impl FromStr for CertName {
 
 /// A path on the node.
 ///
-/// It is used and serialized as the path on the node, and displayed as the path on this machine: below the node's root
-/// directory, which differs with `--root DIR`. So a message that names it is right wherever the message is made.
+/// It is used and serialized as the path on the node, but displayed as the path on this machine: below the node's root
+/// directory, which `--root DIR` changes. Therefore each message names the path on this machine.
 #[derive(Clone)]
 pub struct NodePath {
     path: PathBuf,
-    /// The root directory as it was given; `None` if the node is this machine.
+    /// The root directory, as configured; `None` if the node is this machine.
     root: Option<Arc<Path>>,
 }
 
@@ -256,7 +254,7 @@ impl NodePath {
         }
     }
 
-    /// The path on this machine, for messages.
+    /// Returns the path on this machine, for messages.
     pub fn shown(&self) -> PathBuf {
         match &self.root {
             Some(root) => root.join(self.path.strip_prefix("/").unwrap_or(&self.path)),
@@ -264,12 +262,12 @@ impl NodePath {
         }
     }
 
-    /// The path on this machine, for messages; named as the method of [`Path`] that it replaces.
+    /// Displays the path on this machine, in place of [`Path::display`].
     pub fn display(&self) -> &Self {
         self
     }
 
-    /// As [`Path::join`].
+    /// Like [`Path::join`].
     #[must_use]
     pub fn join(&self, part: impl AsRef<Path>) -> NodePath {
         NodePath {
@@ -278,7 +276,7 @@ impl NodePath {
         }
     }
 
-    /// As [`Path::with_extension`].
+    /// Like [`Path::with_extension`].
     #[must_use]
     pub fn with_extension(&self, extension: &str) -> NodePath {
         NodePath {
@@ -287,7 +285,7 @@ impl NodePath {
         }
     }
 
-    /// The directory that contains the file; `/` for `/`.
+    /// Returns the directory that contains the file; `/` for `/`.
     #[must_use]
     pub fn directory(&self) -> NodePath {
         NodePath {
@@ -361,11 +359,11 @@ impl Serialize for NodePath {
     }
 }
 
-/// What stands for names in a configured text; see [`fill`].
+/// The placeholders in a configured text; see [`fill`].
 pub const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
 
-/// `text` with its placeholders filled in. `{certificate}` with dots as dashes (`admin-conf`), since few servers take
-/// a dot in a role's name.
+/// Replaces the placeholders in a text. In `{certificate}`, a dash replaces each dot (`admin-conf`), since few servers accept
+/// a dot in the name of a role.
 pub fn fill(text: &str, name: CertName, node: &str, cluster: &str) -> String {
     text.replace("{certificate}", &name.as_str().replace('.', "-"))
         .replace("{authority}", name.authority().as_str())
@@ -373,7 +371,7 @@ pub fn fill(text: &str, name: CertName, node: &str, cluster: &str) -> String {
         .replace("{cluster}", cluster)
 }
 
-/// A placeholder in `text` that is none, which would end up in a request to somebody.
+/// Returns true if the text contains an unknown placeholder, which would become part of a request.
 pub fn unknown_placeholder(text: &str) -> bool {
     let mut rest = text.to_owned();
     for known in PLACEHOLDERS {
@@ -382,7 +380,7 @@ pub fn unknown_placeholder(text: &str) -> bool {
     rest.contains(['{', '}'])
 }
 
-/// A name outside its closed set.
+/// An unknown name.
 #[derive(Debug, thiserror::Error)]
 #[error("unknown {what} name {name:?}")]
 pub struct UnknownName {

@@ -1,8 +1,7 @@
-//! Key parameters: which kind of key each certificate, authority and the service-account pair gets.
+//! The key algorithm of each certificate, each authority and the service-account pair.
 //!
-//! The shape and the precedence are those of OpenShift's PKI policy: an override for one name wins over the
-//! category, the category over the defaults, the defaults over kubeadm's `encryptionAlgorithm`. Pure; it decides nothing
-//! but the key.
+//! Form and precedence are those of OpenShift's PKI policy: an override for one name precedes its category, the category
+//! precedes the defaults, and the defaults precede kubeadm's `encryptionAlgorithm`. Pure.
 
 mod read;
 
@@ -18,16 +17,16 @@ use crate::yaml::{Faults, Node, Spot};
 /// OpenShift's groups of certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Category {
-    /// Authorities.
+    /// CA certificates.
     Signer,
-    /// What a server shows; certificates for both usages count here.
+    /// Server certificates, including those for both usages.
     Serving,
-    /// What a client shows.
+    /// Client certificates.
     Client,
 }
 
 impl Category {
-    /// The category of a leaf certificate.
+    /// Returns the category of a leaf certificate.
     pub const fn of(name: CertName) -> Category {
         match name {
             CertName::Apiserver
@@ -48,19 +47,19 @@ impl Category {
     }
 }
 
-/// Something that has a key pair.
+/// The owner of a key pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KeyOwner {
     /// An authority.
     Authority(Authority),
     /// A leaf certificate.
     Leaf(CertName),
-    /// The pair that signs service-account tokens; it has no certificate and so no category.
+    /// The pair that signs service-account tokens. It has no certificate and therefore no category.
     ServiceAccount,
 }
 
 impl KeyOwner {
-    /// All of them, authorities first.
+    /// Returns all owners, authorities first.
     pub fn all() -> impl Iterator<Item = KeyOwner> {
         Authority::ALL
             .into_iter()
@@ -92,14 +91,14 @@ impl fmt::Display for KeyOwner {
     }
 }
 
-/// A key algorithm and where it was chosen.
+/// A key algorithm and the place where it is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Choice {
     key: KeyAlgorithm,
     spot: Spot,
 }
 
-/// The choices of one policy text.
+/// The choices of one policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     defaults: Option<Choice>,
@@ -108,7 +107,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// True when nothing is chosen, as in a policy of mode `Unmanaged`.
+    /// Returns true if no key is chosen, as in a policy of mode `Unmanaged`.
     pub fn is_empty(&self) -> bool {
         self.defaults.is_none() && self.categories.is_empty() && self.overrides.is_empty()
     }
@@ -125,7 +124,7 @@ impl Rules {
     }
 }
 
-/// The answer to which key is made for what.
+/// The key algorithm of every key owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     rules: Rules,
@@ -133,15 +132,15 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The rules over kubeadm's own algorithm.
+    /// Creates a policy whose rules precede kubeadm's algorithm.
     pub fn new(rules: Rules, kubeadm: KeyAlgorithm) -> Self {
         Policy { rules, kubeadm }
     }
 
-    /// Joins the settings' rules and the `PKI` documents found beside the kubeadm configuration.
+    /// Combines the rules of the settings with the `PKI` documents among the kubeadm documents.
     ///
     /// # Errors
-    /// Faults of a document, or that the policy is given more than once.
+    /// The faults of a document, or a second policy.
     pub fn assemble(
         settings: Option<&Rules>,
         documents: &[Node],
@@ -159,7 +158,7 @@ impl Policy {
                             place: document.place.clone(),
                             field: String::new(),
                         };
-                        let message = format!("a second PKI policy, the first is {first}");
+                        let message = format!("is a second PKI policy; the first is {first}");
                         faults.push(spot.error(message, "keep one of the two"));
                     } else {
                         first = Some(format!("at {}", document.place));
@@ -187,63 +186,78 @@ impl Policy {
         self.key_of(KeyOwner::ServiceAccount)
     }
 
-    /// The key of anything that has one.
+    /// The key of any owner.
     pub fn key_of(&self, owner: KeyOwner) -> KeyAlgorithm {
         self.rules
             .choice(owner)
             .map_or(self.kubeadm, |choice| choice.key)
     }
 
-    /// Choices of the policy that kubeadm on the node would not make, or that need care. kubeadm's own
-    /// `encryptionAlgorithm` is warned about where it is read.
+    /// Returns warnings about keys that kubeadm cannot create or that some software cannot use. Those about kubeadm's own
+    /// `encryptionAlgorithm` are added when it is read.
     pub fn warnings(&self, kubernetes: Option<&Version>) -> Faults {
-        let mut owners: Vec<(&Choice, Vec<KeyOwner>)> = Vec::new();
-        for owner in KeyOwner::all() {
-            let Some(choice) = self.rules.choice(owner) else {
-                continue;
-            };
-            match owners.iter_mut().find(|(known, _)| *known == choice) {
-                Some((_, list)) => list.push(owner),
-                None => owners.push((choice, vec![owner])),
-            }
-        }
         let mut faults = Faults::default();
-        for (choice, owners) in owners {
-            let names: Vec<String> = owners
-                .iter()
-                .filter(|owner| **owner != KeyOwner::ServiceAccount)
-                .map(KeyOwner::to_string)
-                .collect();
-            let renew = "kubeadm certs renew would make other keys; renew with nodepki only";
+        for (choice, owners) in self.owners_by_choice() {
             match choice.key {
-                KeyAlgorithm::EcdsaP521 => {
-                    if !names.is_empty() {
-                        faults.push(choice.spot.warning(
-                            format!("kubeadm does not offer ECDSA-P521 (for {}); Kubernetes components load such keys, some clients and signers do not", names.join(", ")),
-                            renew,
-                        ));
-                    }
-                    if owners.contains(&KeyOwner::ServiceAccount) {
-                        faults.push(choice.spot.warning(
-                            "an ECDSA-P521 sa key signs tokens with ES512: kube-apiserver can, but kubeadm cannot make such a key and readers of tokens outside the cluster may not know it",
-                            "add an override for sa with ECDSA P256 or RSA",
-                        ));
-                    }
-                }
+                KeyAlgorithm::EcdsaP521 => warn_of_p521(choice, &owners, &mut faults),
                 KeyAlgorithm::EcdsaP384 => {
                     if let Some(version) = kubernetes
                         && !version.at_least(1, 34)
                     {
                         faults.push(choice.spot.warning(
-                            format!("kubeadm offers ECDSA-P384 from 1.34 on, this cluster is {version}; its components load such keys"),
-                            renew,
+                            format!("kubeadm offers ECDSA-P384 since 1.34, but this cluster is {version}; its components can load such keys"),
+                            RENEW_WITH_NODEPKI,
                         ));
                     }
                 }
-                _ => {}
+                KeyAlgorithm::Rsa2048
+                | KeyAlgorithm::Rsa3072
+                | KeyAlgorithm::Rsa4096
+                | KeyAlgorithm::EcdsaP256 => {}
             }
         }
         faults
+    }
+
+    /// Returns each choice with the owners to which it applies.
+    fn owners_by_choice(&self) -> Vec<(&Choice, Vec<KeyOwner>)> {
+        let mut groups: Vec<(&Choice, Vec<KeyOwner>)> = Vec::new();
+        for owner in KeyOwner::all() {
+            let Some(choice) = self.rules.choice(owner) else {
+                continue;
+            };
+            match groups.iter_mut().find(|(known, _)| *known == choice) {
+                Some((_, owners)) => owners.push(owner),
+                None => groups.push((choice, vec![owner])),
+            }
+        }
+        groups
+    }
+}
+
+const RENEW_WITH_NODEPKI: &str =
+    "kubeadm certs renew would create other keys; renew with nodepki only";
+
+fn warn_of_p521(choice: &Choice, owners: &[KeyOwner], faults: &mut Faults) {
+    let with_certificate: Vec<String> = owners
+        .iter()
+        .filter(|owner| **owner != KeyOwner::ServiceAccount)
+        .map(KeyOwner::to_string)
+        .collect();
+    if !with_certificate.is_empty() {
+        faults.push(choice.spot.warning(
+            format!(
+                "kubeadm does not offer ECDSA-P521 (for {}); Kubernetes components can load such keys, some clients and signers cannot",
+                with_certificate.join(", ")
+            ),
+            RENEW_WITH_NODEPKI,
+        ));
+    }
+    if owners.contains(&KeyOwner::ServiceAccount) {
+        faults.push(choice.spot.warning(
+            "an ECDSA-P521 sa key signs tokens with ES512: kube-apiserver supports it, but kubeadm cannot create such a key, and some verifiers outside the cluster may not support it",
+            "add an override for sa with ECDSA P256 or RSA",
+        ));
     }
 }
 

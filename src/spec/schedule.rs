@@ -1,8 +1,8 @@
-//! When a certificate is renewed: by the share of its life that is over, in maintenance windows, each node at its own
-//! time.
+//! The time at which a certificate is renewed: by the elapsed share of its lifetime, in maintenance windows, at a time that
+//! differs between nodes.
 //!
-//! Pure: the time and the node's name are arguments. All times are UTC. [`due`] decides about age alone; what differs
-//! from the configuration is `assess`'s business, and so is what a run does about both.
+//! Pure: the time and the node's name are arguments. All times are UTC. [`due`] decides by age alone;
+//! [`assess`](super::assess) compares with the configuration.
 
 mod window;
 
@@ -16,32 +16,36 @@ use crate::yaml::format_duration;
 
 pub use window::{Fault, Window};
 
-/// Of the time that is left at the end, which no window and no patience may use up.
-const MARGIN: f64 = 0.1;
-/// A floor longer than this part of a life would make every certificate urgent from its first day.
-const LARGEST_MARGIN: f64 = 0.25;
-/// No configuration has a certificate renewed before this part of its life is over.
-const EARLIEST: f64 = 0.5;
-/// The part of a window over which the nodes that wait for it are spread; the rest is for those that fail at first.
-const SPREAD: f64 = 0.5;
-/// The longest time between two renewals of one certificate.
-const HOUR: Span = Span::hours(1);
-/// Between two tries: this part of what is left.
-const RETRY: f64 = 0.25;
-/// The shortest and the longest time between two tries. Tries that are much less than an outage apart meet each other
-/// after it: `tests/bench/fleet.rs` tells what ten thousand nodes make of these numbers.
-const SHORTEST_RETRY: Span = Span::seconds(5);
-const LONGEST_RETRY: Span = Span::hours(2);
+/// Share of the lifetime, before its end, in which a renewal is urgent and waits for no window.
+const URGENT_SHARE: f64 = 0.1;
+/// Largest share of the lifetime that `min_remaining` can make urgent. Without this limit, a short-lived certificate would
+/// be urgent from its first day.
+const MAX_URGENT_SHARE: f64 = 0.25;
+/// Share of the lifetime before which no certificate is due, whatever the configuration.
+const EARLIEST_SHARE: f64 = 0.5;
+/// Share of a window over which the waiting nodes are spread. The rest remains for retries.
+const WINDOW_SPREAD: f64 = 0.5;
+/// Longest time after a renewal in which a certificate is not renewed again.
+const MAX_RENEWAL_COOLDOWN: Span = Span::hours(1);
+/// Share of the lifetime after a renewal in which a certificate is not renewed again.
+const RENEWAL_COOLDOWN_SHARE: f64 = 0.25;
+/// Share of the remaining lifetime between two attempts.
+const RETRY_SHARE: f64 = 0.25;
+/// Shortest time between two attempts. With intervals much shorter than an outage, the attempts of many nodes coincide
+/// after it: `tests/bench/fleet.rs` measures ten thousand nodes.
+const MIN_RETRY_INTERVAL: Span = Span::seconds(5);
+/// Longest time between two attempts.
+const MAX_RETRY_INTERVAL: Span = Span::hours(2);
 
-/// A share, from 0 to 100 in a hundred.
+/// A percentage from 0 to 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u8);
 
 impl Percent {
-    /// Nothing.
+    /// 0 %.
     pub const ZERO: Percent = Percent(0);
 
-    /// `None` above 100.
+    /// Returns `None` above 100.
     pub const fn new(percent: u8) -> Option<Self> {
         match percent {
             0..=100 => Some(Percent(percent)),
@@ -49,7 +53,7 @@ impl Percent {
         }
     }
 
-    /// Reads `66%`, with or without a space.
+    /// Parses `66%`, with or without a space.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.strip_suffix('%')?.trim_end();
         let all_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -70,9 +74,9 @@ impl std::fmt::Display for Percent {
 /// When a certificate has to be renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewAt {
-    /// Once this share of its life is over.
+    /// Once this share of its lifetime has elapsed.
     Share(Percent),
-    /// So long before its end.
+    /// This long before its expiry.
     Before(Duration),
 }
 
@@ -85,18 +89,18 @@ impl std::fmt::Display for RenewAt {
     }
 }
 
-/// The rules of rotation, as configured.
+/// The configured rules of rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotation {
     /// When a certificate is due.
     pub renew_at: RenewAt,
-    /// By up to this share of its life a node renews earlier, each node by its own amount.
+    /// Share of the lifetime by which nodes renew earlier at most; the amount differs between nodes.
     pub jitter: Percent,
-    /// It is due at the latest when no more than this is left.
+    /// A certificate is due at the latest when this time is left.
     pub min_remaining: Duration,
-    /// When renewals may happen; always, when there is none.
+    /// Windows in which renewals happen; without any, they happen at any time.
     pub windows: Vec<Window>,
-    /// A new key for every renewal; otherwise the key stays.
+    /// True to generate a new key for each renewal.
     pub rekey: bool,
 }
 
@@ -112,67 +116,67 @@ impl Default for Rotation {
     }
 }
 
-/// From when to when a certificate lives.
+/// The lifetime of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// When it was issued; `not_before` may tell something else.
+    /// Time of issue, which may differ from `not_before`.
     pub issued_at: OffsetDateTime,
     /// The end of its validity.
     pub not_after: OffsetDateTime,
 }
 
 impl Life {
-    /// How long it is, as far as it is any time at all.
+    /// Returns the length of the lifetime, which is never negative.
     pub fn length(&self) -> Span {
         (self.not_after - self.issued_at).max(Span::ZERO)
     }
 
-    /// What no window and no failure may use up: beyond this moment a renewal is urgent.
-    fn margin_begins(&self, rotation: &Rotation) -> OffsetDateTime {
+    /// Returns the time from which a renewal is urgent.
+    fn urgent_from(&self, rotation: &Rotation) -> OffsetDateTime {
         let length = self.length();
-        let floor = span(rotation.min_remaining).min(part(length, LARGEST_MARGIN));
-        self.not_after - part(length, MARGIN).max(floor)
+        let floor = span(rotation.min_remaining).min(part(length, MAX_URGENT_SHARE));
+        self.not_after - part(length, URGENT_SHARE).max(floor)
     }
 
-    /// Whether it ends so soon that a renewal can wait for nothing.
+    /// Returns true if the expiry is so near that a renewal does not wait for a window.
     pub fn is_urgent(&self, rotation: &Rotation, now: OffsetDateTime) -> bool {
-        now >= self.margin_begins(rotation)
+        now >= self.urgent_from(rotation)
     }
 
-    /// Until when a certificate that was just renewed is left alone: whatever speaks for another renewal spoke before it,
-    /// and was not mended by it.
+    /// Returns the time until which a certificate that was just renewed is not renewed again: the reason for another
+    /// renewal existed before, and the renewal did not resolve it.
     pub fn cools_until(&self) -> OffsetDateTime {
-        self.issued_at + part(self.length(), 0.25).min(HOUR)
+        self.issued_at + part(self.length(), RENEWAL_COOLDOWN_SHARE).min(MAX_RENEWAL_COOLDOWN)
     }
 }
 
-/// What follows from a certificate's age.
+/// The result of judging a certificate by its age.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Not yet.
+    /// It is not due yet.
     Later {
-        /// When it will be.
+        /// The time at which it will be due.
         at: OffsetDateTime,
     },
-    /// It is, and waits for a window.
+    /// It is due, but waits for a window.
     Waits {
-        /// When it is this node's turn in the window.
+        /// This node's time in the window.
         at: OffsetDateTime,
-        /// Why it is due, in words.
+        /// The reason why it is due, in words.
         reason: String,
     },
-    /// It is.
+    /// It is due now.
     Now {
-        /// Why, in words.
+        /// The reason, in words.
         reason: String,
-        /// It ends so soon that a failure must be told.
+        /// True if the expiry is so near that a failure must be reported.
         urgent: bool,
-        /// Why no window is waited for although there are some, in words.
+        /// The reason why it does not wait for a configured window, in words.
         no_window: Option<String>,
     },
 }
 
-/// When a certificate with this life is due on this node, and why then.
+/// Returns the time at which a certificate is due on this node, with the reason.
 pub fn due_at(life: &Life, rotation: &Rotation, node: &str) -> (OffsetDateTime, String) {
     let length = life.length();
     let words = length_in_words(length);
@@ -182,10 +186,10 @@ pub fn due_at(life: &Life, rotation: &Rotation, node: &str) -> (OffsetDateTime, 
         RenewAt::Before(before) => back(life.not_after, before),
     };
     let by_floor = back(life.not_after, rotation.min_remaining);
-    let half = life.issued_at + part(length, EARLIEST);
+    let half = life.issued_at + part(length, EARLIEST_SHARE);
     let at = by_rule.min(by_floor) - jitter;
     if at < half {
-        let reason = format!("half of its life of {words} is over, and no earlier is possible");
+        let reason = format!("half of its life of {words} is over, the earliest possible time");
         return (half, reason);
     }
     let reason = match rotation.renew_at {
@@ -202,7 +206,7 @@ pub fn due_at(life: &Life, rotation: &Rotation, node: &str) -> (OffsetDateTime, 
     (at, reason)
 }
 
-/// Decides by age.
+/// Decides by age whether a certificate is renewed.
 pub fn due(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) -> Due {
     let (at, why) = due_at(life, rotation, node);
     if now < at {
@@ -219,21 +223,21 @@ pub fn due(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) ->
     }
 }
 
-/// Whether something that can wait has to.
+/// The result of looking for a window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// A window is open, there is none, or none opens in time; the last in words.
+    /// A window is open, none is configured, or none opens in time. Contains the reason of the last case.
     No(Option<String>),
-    /// Until a window is open.
+    /// Wait for a window.
     Until {
-        /// When it opens.
+        /// Time at which it opens.
         opens: OffsetDateTime,
-        /// When it is this node's turn: a fleet that waits for one window must not ask all at once when it opens.
+        /// This node's time, which differs between nodes so that a fleet does not send all requests when the window opens.
         turn: OffsetDateTime,
     },
 }
 
-/// Looks for the window in which to renew a certificate that serves.
+/// Returns the window in which to renew a certificate that is usable.
 pub fn in_window(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) -> Wait {
     let windows = &rotation.windows;
     if windows.is_empty() || windows.iter().any(|window| window.is_open(now)) {
@@ -243,32 +247,34 @@ pub fn in_window(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTi
         .iter()
         .filter_map(|window| Some((window.next(now)?, window.length())))
         .min();
-    let margin = life.margin_begins(rotation);
+    let urgent_from = life.urgent_from(rotation);
     match next {
-        Some((opens, length)) if opens < margin => Wait::Until {
+        Some((opens, length)) if opens < urgent_from => Wait::Until {
             opens,
-            turn: (opens + part(length, SPREAD * share_of(node, ""))).min(margin),
+            turn: (opens + part(length, WINDOW_SPREAD * share_of(node, ""))).min(urgent_from),
         },
         Some((opens, _)) => Wait::No(Some(format!(
-            "the next window opens at {}, too late for a certificate that ends at {}: it is renewed outside of any window",
+            "the next window opens at {}, too late for a certificate that expires at {}: it is renewed outside of the windows",
             rfc3339(opens),
             rfc3339(life.not_after)
         ))),
         None => Wait::No(Some(
-            "no window ever opens: it is renewed outside of any".to_owned(),
+            "no window ever opens: it is renewed outside of the windows".to_owned(),
         )),
     }
 }
 
-/// When to try again after a failure: the nearer the end, the sooner, and each node at its own time.
+/// Returns the time of the next attempt after a failure. The interval shortens towards the expiry, and differs between
+/// nodes.
 pub fn retry_at(life: Option<&Life>, node: &str, now: OffsetDateTime) -> OffsetDateTime {
     let left = life.map_or(Span::ZERO, |life| life.not_after - now);
-    let wait = part(left, RETRY).clamp(SHORTEST_RETRY, LONGEST_RETRY);
-    // Not the share that it is due by: who is due late would be tried again early, and meet those who are due then.
+    let wait = part(left, RETRY_SHARE).clamp(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+    // This share is independent of the one for the due time: otherwise the retries of nodes that are due early would coincide
+    // with the first attempts of nodes that are due late.
     now + part(wait, 0.5 + share_of(node, "retry") / 2.0)
 }
 
-/// From 0 to 1, the same for the same name and spread evenly over all names; another one for each purpose.
+/// Returns a number from 0 to 1 for a node and a purpose. It is constant, and evenly distributed over nodes.
 fn share_of(node: &str, purpose: &str) -> f64 {
     let digest = Sha256::new().chain_update(node).chain_update(purpose);
     let [a, b, c, d, ..] = <[u8; 32]>::from(digest.finalize());
@@ -283,13 +289,13 @@ fn span(duration: Duration) -> Span {
     Span::try_from(duration).unwrap_or(Span::MAX)
 }
 
-/// A time so long before; the beginning of time, where there is none.
+/// Returns the time `by` before `from`, or the Unix epoch if it is not representable.
 fn back(from: OffsetDateTime, by: Duration) -> OffsetDateTime {
     from.checked_sub(span(by))
         .unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
-/// To the second, or to the minute where it is long.
+/// Returns the length in words, to the second below an hour and to the minute from there on.
 pub fn length_in_words(length: Span) -> String {
     let seconds = length.as_seconds_f64().max(0.0).round() as u64;
     let seconds = match seconds {

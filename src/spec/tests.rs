@@ -1,6 +1,7 @@
+use super::policy::{Policy, Rules};
 use super::*;
-use crate::kube::kubeadm::{HostFacts, Overrides, load, resolve};
-use crate::spec::policy::Rules;
+use crate::kube::kubeadm::{HostFacts, Overrides, San, load, resolve};
+use crate::kube::names::{Authority, CertName};
 
 const INIT: &str = "\
 apiVersion: kubeadm.k8s.io/v1beta4
@@ -36,7 +37,7 @@ fn names(plan: &Plan) -> Vec<&'static str> {
 fn server(plan: &Plan, name: CertName) -> &str {
     match &plan.cert(name).unwrap().output {
         Output::Kubeconfig { server, .. } => server,
-        Output::Pair { .. } => panic!("{name} is no kubeconfig"),
+        Output::Pair { .. } => panic!("{name} is not a kubeconfig"),
     }
 }
 
@@ -55,7 +56,7 @@ fn organization(version: &str, choices: &Choices) -> Vec<String> {
 }
 
 #[test]
-fn a_first_node_holds_everything_and_a_joiner_all_but_super_admin() {
+fn plans_all_for_first_node_and_all_but_super_admin_for_joining() {
     let first = planned(
         INIT,
         &cluster("controlPlaneEndpoint: api.example\n"),
@@ -72,12 +73,12 @@ fn a_first_node_holds_everything_and_a_joiner_all_but_super_admin() {
     assert!(joining.cert(CertName::SuperAdminConf).is_none());
     assert!(
         !joining.service_account.unwrap().may_make,
-        "a joiner never makes the service-account key"
+        "a joining node never creates the service-account key"
     );
 }
 
 #[test]
-fn a_worker_gets_its_kubelet_identity_only() {
+fn plans_only_kubelet_identity_for_worker() {
     let worker = JOIN
         .lines()
         .filter(|line| !line.starts_with("controlPlane"))
@@ -100,7 +101,7 @@ fn a_worker_gets_its_kubelet_identity_only() {
 }
 
 #[test]
-fn kubeconfigs_of_local_components_point_at_the_node_itself() {
+fn points_kubeconfigs_of_local_components_at_node() {
     let plan = planned(
         JOIN,
         &cluster("controlPlaneEndpoint: 'api.example:8443'\n"),
@@ -127,7 +128,7 @@ fn kubeconfigs_of_local_components_point_at_the_node_itself() {
 }
 
 #[test]
-fn the_kubelet_may_bootstrap_itself() {
+fn omits_kubelet_conf_if_kubelet_bootstraps_itself() {
     let choices = Choices {
         kubelet_bootstraps_itself: true,
         ..Choices::default()
@@ -141,7 +142,7 @@ fn the_kubelet_may_bootstrap_itself() {
 }
 
 #[test]
-fn external_etcd_is_somebody_elses() {
+fn plans_no_certificates_for_external_etcd() {
     let fields = "etcd: {external: {endpoints: ['https://etcd:2379'], caFile: /e/ca.crt, certFile: /e/c.crt, keyFile: /e/c.key}}\n";
     let plan = planned(INIT, &cluster(fields), &Choices::default());
     assert!(
@@ -154,7 +155,7 @@ fn external_etcd_is_somebody_elses() {
 }
 
 #[test]
-fn the_kubelet_client_subject_follows_the_version_that_makes_its_binding() {
+fn chooses_kubelet_client_subject_by_version_with_binding() {
     let auto = Choices::default();
     for with_binding in ["v1.36.1", "v1.36.2", "v1.35.5", "v1.37.0"] {
         assert_eq!(organization(with_binding, &auto), [""; 0], "{with_binding}");
@@ -175,7 +176,7 @@ fn the_kubelet_client_subject_follows_the_version_that_makes_its_binding() {
 }
 
 #[test]
-fn other_generations_of_a_subject_are_known_and_not_wanted() {
+fn lists_subjects_of_other_kubeadm_versions() {
     let plan = planned(
         INIT,
         &cluster("kubernetesVersion: v1.36.2\n"),
@@ -197,7 +198,7 @@ fn other_generations_of_a_subject_are_known_and_not_wanted() {
 }
 
 #[test]
-fn before_1_29_there_is_no_super_admin_and_admin_is_a_master() {
+fn puts_admin_into_system_masters_before_1_29() {
     let plan = planned(
         INIT,
         &cluster("kubernetesVersion: v1.28.3\n"),
@@ -215,7 +216,7 @@ fn before_1_29_there_is_no_super_admin_and_admin_is_a_master() {
 }
 
 #[test]
-fn extra_names_are_sorted_in_and_said_once() {
+fn sorts_extra_names_and_drops_duplicates() {
     let choices = Choices {
         apiserver_sans: vec![
             San::Dns("localhost".to_owned()),
@@ -237,7 +238,7 @@ fn extra_names_are_sorted_in_and_said_once() {
 }
 
 #[test]
-fn the_second_service_address_is_a_note_until_it_is_named() {
+fn notes_second_service_address_until_it_is_named() {
     let fields = "networking: {serviceSubnet: '10.96.0.0/16,fd00:10:96::/112'}\n";
     let plan = planned(INIT, &cluster(fields), &Choices::default());
     assert!(
@@ -253,13 +254,13 @@ fn the_second_service_address_is_a_note_until_it_is_named() {
 }
 
 #[test]
-fn a_chosen_common_name_is_the_only_one_wanted() {
+fn accepts_only_configured_common_name() {
     let choices = Choices {
         common_names: [
             (CertName::EtcdPeer, "{certificate}.{node}.{cluster}"),
             (CertName::ApiserverEtcdClient, "client"),
             (CertName::FrontProxyClient, "front-proxy-client.{node}"),
-            // Not free: who it is to Kubernetes stays.
+            // Not free: Kubernetes derives the identity from it.
             (CertName::KubeletConf, "me"),
         ]
         .map(|(name, text)| (name, text.to_owned()))

@@ -156,7 +156,7 @@ fn downloads_upload_of_kubeadm_without_ca_keys() {
     let ran = download(&node, &[]);
     ran.done()
         .row_says("etcd-ca.crt", "written")
-        .says("they were left there and nothing of them was written: ca.key, front-proxy-ca.key, etcd-ca.key")
+        .says("CA private keys, which were not written to this node: ca.key, front-proxy-ca.key, etcd-ca.key")
         .says_not(&key);
     has_the_files_of(&cluster, &node, &PUBLIC);
     has_no_authority_key(&node);
@@ -175,7 +175,7 @@ fn downloads_upload_of_kubeadm_without_ca_keys() {
         .done()
         .row_says("ca.crt", "kept")
         .row_says("front-proxy-ca.key", "written")
-        .says_not("left there")
+        .says_not("CA private keys")
         .says_not("PRIVATE KEY")
         .says_not(&key);
     has_the_files_of(&cluster, &node, &everything());
@@ -446,7 +446,7 @@ fn changes_nothing_for_faulty_upload() {
         (
             "sa.pub",
             Some(truncated),
-            "sa.pub in the Secret kube-system/kubeadm-certs is cut short: it has 20 bytes",
+            "sa.pub in the Secret kube-system/kubeadm-certs is truncated: it has 20 bytes",
         ),
         (
             "sa.key",
@@ -480,7 +480,7 @@ fn changes_nothing_for_faulty_upload() {
     let before = Snapshot::of(node.dir());
     download(&node, &[])
         .ended(65)
-        .says("the certificate key does not fit the Secret kube-system/kubeadm-certs: none of its entries can be decrypted with it")
+        .says("the certificate key does not decrypt any entry of the Secret kube-system/kubeadm-certs")
         .says_not(&other);
     before.unchanged(&Snapshot::of(node.dir()));
     node.write_secret(KEY, &key);
@@ -672,8 +672,8 @@ fn uploads_everything_else_without_ca_keys() {
     let node = joining(&cluster, "ext1", "192.0.2.21", &key);
     download(&node, &["--with-ca-keys"])
         .ended(65)
-        .says("where the authorities are elsewhere, CA private keys cannot be had");
-    download(&node, &[]).done().says_not("left there");
+        .says("with external authorities, CA private keys are unavailable");
+    download(&node, &[]).done().says_not("CA private keys");
     has_the_files_of(&cluster, &node, &PUBLIC);
     let kubeadms = cluster.add_node("ext2", "192.0.2.22");
     kubeadm_downloads(&cluster, &kubeadms, &key).done();

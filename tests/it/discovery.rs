@@ -201,7 +201,7 @@ fn tells_wrong_token_from_tampered_cluster_info() {
         &gateway,
         &by(&gateway, &[], "0123456789abcdex"),
         ExitCode::Refused,
-        &["either the secret is mistyped, or the content was changed on its way"],
+        &["either the secret is mistyped, or the content was changed in transit"],
     );
 
     let gateway = Gateway::to(None);
@@ -264,7 +264,10 @@ fn names_each_fault_of_cluster_info() {
             signed(cut),
             &["it is signed, but its kubeconfig cannot be used"],
         ),
-        (signed(&no_ca), &["names no certificate-authority-data"]),
+        (
+            signed(&no_ca),
+            &["does not contain certificate-authority-data"],
+        ),
         (
             signed(&other),
             &[
@@ -286,7 +289,7 @@ fn names_each_fault_of_cluster_info() {
         (
             json!({"kind": "ConfigMap"}),
             &[
-                "it holds no kubeconfig",
+                "it does not contain a kubeconfig",
                 "kubeadm init phase bootstrap-token",
             ],
         ),

@@ -280,12 +280,12 @@ fn refuses_cluster_info_without_valid_signature() {
         (
             json!({"kubeconfig": kubeconfig[..300]}),
             65,
-            "its signature does not fit the secret of token abcdef",
+            "its signature does not match the secret of token abcdef",
         ),
         (
             json!({"jws-kubeconfig-abcdef": format!("{header}..{signature}")}),
             65,
-            "is of another kind",
+            "has an unexpected header",
         ),
         (
             json!({"jws-kubeconfig-abcdef": jws[..50]}),

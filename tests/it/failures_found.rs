@@ -127,7 +127,7 @@ fn refuses_expired_ca_and_the_certificates_under_it() {
         &node,
         &[
             "nodepki: the CA certificate in @/etc/kubernetes/pki/etcd/ca.crt (CN=etcd-ca) expired at 20",
-            ": every certificate, kubeconfig and kubelet under it is refused by its peers; replace the CA first, new leaves would not help",
+            ": peers refuse every certificate, kubeconfig and kubelet under it; replace the CA first, as new leaf certificates would be refused too",
         ],
     );
 }
@@ -250,14 +250,14 @@ fn accepts_bundles_of_every_shape() {
     assert_refused(
         &node,
         &[
-            "@/etc/kubernetes/pki/ca.crt cannot serve as the trust bundle of ca: its first certificate (CN=kube-apiserver) is not a CA certificate, and kubeadm takes the first one as the CA; put the CA certificate there and run again",
+            "@/etc/kubernetes/pki/ca.crt is not a usable trust bundle of ca: its first certificate (CN=kube-apiserver) is not a CA certificate, and kubeadm takes the first one as the CA; put the CA certificate there and run again",
         ],
     );
     node.write(format!("{PKI}/ca.crt"), "no certificate at all\n");
     assert_refused(
         &node,
         &[
-            "@/etc/kubernetes/pki/ca.crt cannot serve as the trust bundle of ca: there is no certificate in it",
+            "@/etc/kubernetes/pki/ca.crt is not a usable trust bundle of ca: there is no certificate in it",
         ],
     );
 }
@@ -606,7 +606,7 @@ fn makes_keys_private_that_everybody_can_read() {
         let ran = assert_repaired(
             &node,
             name,
-            &["rewritten", "everybody can read the key (mode 0644)"],
+            &["rewritten", "the key is world-readable (mode 0644)"],
         );
         ran.says(&format!(
             "note: {} had mode 0644, now 0600",

@@ -156,7 +156,7 @@ fn accepts_ipv6_endpoints_and_dual_stack() {
     let node = Node::of(&v6);
     let ran = node.bootstrap();
     ran.done()
-        .says("apiserver names only the service address of the first family, as kubeadm does; add 10.96.0.1 to extraSANs.apiserver if clients use the second");
+        .says("apiserver contains only the service address of the first IP family, as with kubeadm; add 10.96.0.1 to extraSANs.apiserver if clients use the second");
     assert!(
         node.read("/etc/kubernetes/admin.conf")
             .contains("server: https://[2001:db8::7]:6443")

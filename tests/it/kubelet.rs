@@ -152,7 +152,7 @@ fn follows_kubelet_that_copies_and_rotates_its_certificate() {
     ran.done();
     ran.row_says("kubelet.conf", "rewritten").row_says(
         "kubelet.conf",
-        "kubelet.conf holds a certificate, while the kubelet uses",
+        "kubelet.conf contains a certificate, while the kubelet uses",
     );
     assert_layout(&node);
     assert_eq!(
@@ -300,7 +300,7 @@ fn replaces_valid_file_in_place_of_the_link() {
     let ran = node.ask();
     ran.done();
     ran.row_says("kubelet.conf", "rewritten")
-        .row_says("kubelet.conf", "is no link to a file beside it");
+        .row_says("kubelet.conf", "is not a link to a file in its directory");
     assert_layout(&node);
     assert_eq!(node.read(LINK), pem);
     assert_eq!(node.submissions(), before);
@@ -311,7 +311,7 @@ fn replaces_valid_file_in_place_of_the_link() {
     let names = dated_files(&node);
     let ran = node.ask();
     ran.done();
-    ran.row_says("kubelet.conf", "everybody can read the key (mode 0644)");
+    ran.row_says("kubelet.conf", "the key is world-readable (mode 0644)");
     assert_eq!(node.mode(&target), 0o600);
     assert_eq!(dated_files(&node), names);
 }

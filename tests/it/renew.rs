@@ -212,7 +212,7 @@ fn renews_named_certificates_and_all_of_them() {
         &["--name", "apiserver,admin.conf", "--name", "etcd-peer"],
     )
     .done()
-    .row_says("apiserver", "asked for")
+    .row_says("apiserver", "requested")
     .says_not("scheduler.conf");
     let now = node.keys_in_place();
     assert_eq!(
@@ -383,7 +383,10 @@ fn waits_for_window_unless_certificate_expires_before_it() {
     renew_locally(&node, &[])
         .done()
         .row_says("apiserver", "rekeyed")
-        .row_says("apiserver", ", too late for a certificate that ends at 20");
+        .row_says(
+            "apiserver",
+            ", too late for a certificate that expires at 20",
+        );
 }
 
 #[test]
@@ -513,7 +516,7 @@ fn never_renews_in_a_loop_whatever_is_configured() {
     local()
         .done()
         .row_says("apiserver", "rekeyed")
-        .row_says("apiserver", "s is over, and no earlier is possible");
+        .row_says("apiserver", "s is over, the earliest possible time");
     let second = serials(&node);
     assert_eq!(changed(&first, &second).len(), EVERYTHING.len());
     local().done().row_says("apiserver", "kept");
@@ -647,7 +650,7 @@ fn refuses_only_the_certificates_of_a_damaged_bundle() {
     renew(&node, &[])
         .ended(65)
         .row_says("etcd-server", "refused")
-        .row_says("etcd-server", "cannot serve as the trust bundle of etcd-ca")
+        .row_says("etcd-server", "is not a usable trust bundle of etcd-ca")
         .row_says("apiserver", "rekeyed");
 }
 

@@ -29,14 +29,14 @@ fn golden_pin() -> [u8; 32] {
     pin
 }
 
-/// A ConfigMap with what is to be signed, and a signature.
+/// Returns the ConfigMap with this kubeconfig and signature.
 fn info(kubeconfig: &str, signature: &str) -> ClusterInfo {
     let data = json!({"kubeconfig": kubeconfig, "jws-kubeconfig-abcdef": signature});
     ClusterInfo::read(&json!({ "data": data })).unwrap()
 }
 
 #[test]
-fn the_cluster_info_of_a_real_cluster_is_believed() {
+fn accepts_cluster_info_of_real_cluster() {
     let info = ClusterInfo::read(&golden()).unwrap();
     let token = token("abcdef.0123456789abcdef");
     info.verify(&token).unwrap();
@@ -47,9 +47,9 @@ fn the_cluster_info_of_a_real_cluster_is_believed() {
     assert!(!info.is_signed_for(&"zzzzzz.0123456789abcdef".parse().unwrap()));
 }
 
-/// The vector of Kubernetes' own test, whose id and secret are no bootstrap token.
+/// The vector of Kubernetes' own test, whose id and secret are not a valid bootstrap token.
 #[test]
-fn a_signature_is_what_kubernetes_computes() {
+fn verifies_signature_of_kubernetes_test_vector() {
     let content = "Hello from the other side. I must have called a thousand times.";
     let jws =
         "eyJhbGciOiJIUzI1NiIsImtpZCI6Impvc2h1YSJ9..VShe2taLd-YTrmWuRkcL_8QTNDHYxQIEBsAYYiIj1_8";
@@ -57,7 +57,7 @@ fn a_signature_is_what_kubernetes_computes() {
 }
 
 #[test]
-fn whatever_is_wrong_with_a_signature_is_named() {
+fn reports_each_fault_of_signature() {
     let golden = golden();
     let kubeconfig = golden["data"]["kubeconfig"].as_str().unwrap();
     let jws = golden["data"]["jws-kubeconfig-abcdef"].as_str().unwrap();
@@ -66,47 +66,47 @@ fn whatever_is_wrong_with_a_signature_is_named() {
     let tampered = kubeconfig.replace("api.prod", "evil.prod");
     let cut = &kubeconfig[..kubeconfig.len() - 1];
     let payload = BASE64.encode(kubeconfig);
-    let unfit = "does not fit the secret of token abcdef";
+    let mismatch = "does not match the secret of token abcdef";
     for (kubeconfig, jws, secret, expected) in [
         (kubeconfig, jws.to_owned(), "0123456789abcdef", ""),
-        (kubeconfig, jws.to_owned(), "0123456789abcdeg", unfit),
-        (&*tampered, jws.to_owned(), "0123456789abcdef", unfit),
-        (cut, jws.to_owned(), "0123456789abcdef", unfit),
+        (kubeconfig, jws.to_owned(), "0123456789abcdeg", mismatch),
+        (&*tampered, jws.to_owned(), "0123456789abcdef", mismatch),
+        (cut, jws.to_owned(), "0123456789abcdef", mismatch),
         (
             kubeconfig,
             with_header(r#"{"alg":"HS256","kid":"aaaaaa"}"#),
             "0123456789abcdef",
-            r#"its header is {\"alg\":\"HS256\",\"kid\":\"aaaaaa\"}, wanted {"alg":"HS256","kid":"abcdef"}"#,
+            r#"header: {\"alg\":\"HS256\",\"kid\":\"aaaaaa\"} instead of {"alg":"HS256","kid":"abcdef"}"#,
         ),
         (
             kubeconfig,
             with_header(r#"{"alg":"none","kid":"abcdef"}"#),
             "0123456789abcdef",
-            r#"its header is {\"alg\":\"none\","#,
+            r#"header: {\"alg\":\"none\","#,
         ),
         (
             kubeconfig,
             with_header(r#"{"kid":"abcdef","alg":"HS256"}"#),
             "0123456789abcdef",
-            "of another kind",
+            "has an unexpected header",
         ),
         (
             kubeconfig,
             format!("{header}..{}", &signature[..20]),
             "0123456789abcdef",
-            "has not the length of an HMAC-SHA256",
+            "does not have the length of an HMAC-SHA256",
         ),
         (
             kubeconfig,
             format!("{header}.."),
             "0123456789abcdef",
-            "has not the length of an HMAC-SHA256",
+            "does not have the length of an HMAC-SHA256",
         ),
         (
             kubeconfig,
             format!("{header}..{signature}="),
             "0123456789abcdef",
-            "the part behind the dots is no base64url",
+            "its signature part is not base64url",
         ),
         (
             kubeconfig,
@@ -133,7 +133,7 @@ fn whatever_is_wrong_with_a_signature_is_named() {
 }
 
 #[test]
-fn whatever_is_wrong_with_the_kubeconfig_is_named() {
+fn reports_each_fault_of_kubeconfig() {
     let golden = golden();
     let kubeconfig = golden["data"]["kubeconfig"].as_str().unwrap();
     for (text, expected) in [
@@ -147,10 +147,13 @@ fn whatever_is_wrong_with_the_kubeconfig_is_named() {
             kubeconfig.replace("name: \"\"", "name: other"),
             "current-context is empty",
         ),
-        (kubeconfig.replace("server:", "serve:"), "names no server"),
+        (
+            kubeconfig.replace("server:", "serve:"),
+            "does not contain server",
+        ),
         (
             kubeconfig.replace("certificate-authority-data: ", "certificate-authority: "),
-            "names no certificate-authority-data",
+            "does not contain certificate-authority-data",
         ),
         (
             kubeconfig.replace("authority-data: LS0t", "authority-data: LS0"),
@@ -191,7 +194,7 @@ fn bundle(pems: &[String]) -> TrustBundle {
 }
 
 #[test]
-fn every_certificate_is_pinned_or_a_ca_below_a_pinned_one() {
+fn requires_pin_or_path_to_pinned_ca() {
     let ((one, key_of_one), (two, _)) = (authority("one"), authority("two"));
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let profile = Profile {
@@ -219,11 +222,11 @@ fn every_certificate_is_pinned_or_a_ca_below_a_pinned_one() {
             &[pin_one],
             None,
         ),
-        // A path is needed, a name is not enough.
+        // A path is required; an equal name is not sufficient.
         (
             &[pem_one.clone(), lowest],
             &[pin_one],
-            Some("besides the pinned CA"),
+            Some("neither pinned nor of a CA below a pinned one"),
         ),
         (
             &[pem_one.clone(), leaf.to_pem()],
@@ -249,7 +252,7 @@ fn every_certificate_is_pinned_or_a_ca_below_a_pinned_one() {
     }
 }
 
-/// Two intermediates, each below the one before.
+/// Returns two intermediate certificates, the second issued by the first.
 fn chain_below(root: &CertificateAuthority, key: &PrivateKey) -> (String, String) {
     use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
     let params = |name: &str| {

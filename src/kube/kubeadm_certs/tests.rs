@@ -1,4 +1,4 @@
-//! The real kubeadm's Secrets in tests/golden/kubeadm-certs, and what can be wrong with one.
+//! Secrets that kubeadm uploaded, from tests/golden/kubeadm-certs, and faults in one.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use base64::prelude::BASE64_STANDARD;
 use super::*;
 use crate::x509::KeyAlgorithm;
 
-/// What kubeadm uploaded, its key, and the files.
+/// An upload of kubeadm, its key, and the files.
 struct Golden {
     data: BTreeMap<String, Vec<u8>>,
     key: CertificateKey,
@@ -69,20 +69,20 @@ impl Golden {
         open(&self.data, &self.key, needed)
     }
 
-    /// The messages when everything but the CA keys is needed.
+    /// Returns the messages if everything except the CA keys is needed.
     fn refused(&self) -> String {
         let error = self.open(&self.without_authority_keys()).unwrap_err();
         error.to_string()
     }
 
     fn put(&mut self, entry: Entry, plain: &[u8]) {
-        let value = self.key.seal(plain, [7; NONCE]).unwrap();
+        let value = self.key.seal(plain, [7; NONCE_BYTES]).unwrap();
         self.data.insert(entry.as_str().to_owned(), value);
     }
 }
 
 #[test]
-fn what_kubeadm_uploaded_is_read_byte_for_byte() {
+fn reads_upload_of_kubeadm_byte_for_byte() {
     for (case, count) in [("rsa-default", 8), ("ecdsa-p256", 8), ("external-etcd", 9)] {
         let golden = golden(case);
         let entries = golden.entries.clone();
@@ -101,7 +101,7 @@ fn what_kubeadm_uploaded_is_read_byte_for_byte() {
 
 /// Computed with Python's cryptography: the bytes 00 to 1f encrypt with the nonce 00 to 0b.
 #[test]
-fn the_layout_is_kubeadms() {
+fn uses_layout_of_kubeadm() {
     let key: CertificateKey = "000102030405060708090a0b0c0d0e0f101112131415161718191A1B1C1D1E1F"
         .parse()
         .unwrap();
@@ -115,7 +115,7 @@ fn the_layout_is_kubeadms() {
 }
 
 #[test]
-fn seal_is_the_inverse_and_leaves_absent_files_empty() {
+fn seals_what_open_reads_and_leaves_absent_files_empty() {
     let golden = golden("ecdsa-p256");
     let needed = golden.without_authority_keys();
     let (certs, _) = golden.open(&needed).unwrap();
@@ -133,7 +133,7 @@ fn seal_is_the_inverse_and_leaves_absent_files_empty() {
     assert_eq!(empty, ["ca.key", "etcd-ca.key", "front-proxy-ca.key"]);
     let nonces: BTreeSet<_> = data
         .values()
-        .filter_map(|value| value.get(..NONCE))
+        .filter_map(|value| value.get(..NONCE_BYTES))
         .collect();
     assert_eq!(nonces.len(), needed.len(), "a nonce was used twice");
     let (again, notes) = open(&data, &key, &needed).unwrap();
@@ -144,33 +144,33 @@ fn seal_is_the_inverse_and_leaves_absent_files_empty() {
 }
 
 #[test]
-fn ca_keys_are_left_behind_by_name() {
+fn skips_and_names_ca_keys() {
     let golden = golden("rsa-default");
     let (certs, notes) = golden.open(&golden.without_authority_keys()).unwrap();
     assert!(certs.entries().all(|entry| !entry.is_authority_key()));
     assert_eq!(
         notes,
         [
-            "the Secret kube-system/kubeadm-certs has CA private keys; they were left there and nothing of them was written: ca.key, front-proxy-ca.key, etcd-ca.key"
+            "the Secret kube-system/kubeadm-certs contains CA private keys, which were not written to this node: ca.key, front-proxy-ca.key, etcd-ca.key"
         ]
     );
 }
 
 #[test]
-fn a_key_that_does_not_fit_is_said_to() {
+fn reports_wrong_certificate_key() {
     let mut golden = golden("ecdsa-p256");
     golden.key = CertificateKey::generate().unwrap();
     let refused = golden.refused();
     assert!(
-        refused.starts_with("the certificate key does not fit the Secret kube-system/kubeadm-certs: none of its entries can be decrypted with it (ca.crt, front-proxy-ca.crt, etcd-ca.crt, sa.key, sa.pub)"),
+        refused.starts_with("the certificate key does not decrypt any entry of the Secret kube-system/kubeadm-certs (ca.crt, front-proxy-ca.crt, etcd-ca.crt, sa.key, sa.pub)"),
         "{refused}"
     );
-    assert!(refused.ends_with("use the certificate key that this prints: kubeadm init phase upload-certs --upload-certs"), "{refused}");
+    assert!(refused.ends_with("use the certificate key that this command prints: kubeadm init phase upload-certs --upload-certs"), "{refused}");
     assert!(!refused.contains('\n'), "{refused}");
 }
 
 #[test]
-fn a_changed_entry_is_told_apart_from_a_key_that_does_not_fit() {
+fn distinguishes_changed_entry_from_wrong_key() {
     let mut golden = golden("ecdsa-p256");
     *golden.data.get_mut("sa.key").unwrap().last_mut().unwrap() ^= 1;
     let refused = golden.refused();
@@ -181,12 +181,12 @@ fn a_changed_entry_is_told_apart_from_a_key_that_does_not_fit() {
 }
 
 #[test]
-fn a_value_cut_short_is_said_to_be() {
+fn reports_truncated_entry() {
     let mut golden = golden("ecdsa-p256");
     golden.data.get_mut("sa.pub").unwrap().truncate(20);
     let refused = golden.refused();
     assert!(
-        refused.starts_with("sa.pub in the Secret kube-system/kubeadm-certs is cut short: it has 20 bytes, and an empty file would have 28;"),
+        refused.starts_with("sa.pub in the Secret kube-system/kubeadm-certs is truncated: it has 20 bytes, and an empty file would have 28;"),
         "{refused}"
     );
     golden.data.get_mut("sa.pub").unwrap().truncate(3);
@@ -194,19 +194,19 @@ fn a_value_cut_short_is_said_to_be() {
 }
 
 #[test]
-fn what_is_needed_must_be_there() {
+fn requires_needed_entries() {
     let mut golden = golden("ecdsa-p256");
     golden.data.insert("sa.key".to_owned(), Vec::new());
     golden.data.remove("etcd-ca.crt");
     let refused = golden.refused();
     let lines: Vec<_> = refused.lines().collect();
     assert_eq!(lines.len(), 2, "{refused}");
-    assert!(lines[0].starts_with("the Secret kube-system/kubeadm-certs has no contents for sa.key, which the node that uploaded did not have; a node without would make its own"), "{refused}");
+    assert!(lines[0].starts_with("the Secret kube-system/kubeadm-certs has no contents for sa.key, which the node that uploaded did not have; without them this node would create its own"), "{refused}");
     assert!(
         lines[1].starts_with("the Secret kube-system/kubeadm-certs has no etcd-ca.crt,"),
         "{refused}"
     );
-    // With etcd elsewhere its authority is nobody's need.
+    // With external etcd, its authority is not needed.
     let (certs, _) = golden
         .open(&BTreeSet::from([Entry::ServiceAccountPublic]))
         .unwrap();
@@ -217,7 +217,7 @@ fn what_is_needed_must_be_there() {
 }
 
 #[test]
-fn what_is_not_needed_may_be_damaged() {
+fn accepts_damaged_entry_that_is_not_needed() {
     let mut golden = golden("ecdsa-p256");
     golden.data.get_mut("ca.key").unwrap()[20] ^= 1;
     golden.data.insert("something".to_owned(), vec![1]);
@@ -233,7 +233,7 @@ fn what_is_not_needed_may_be_damaged() {
 }
 
 #[test]
-fn an_entry_must_be_what_its_name_says() {
+fn refuses_entry_with_wrong_content() {
     let rsa = golden("rsa-default");
     let external = golden("external-etcd");
     let ca = Entry::Authority(Authority::Ca);
@@ -277,18 +277,18 @@ fn an_entry_must_be_what_its_name_says() {
         let error = golden.open(&golden.entries).unwrap_err().to_string();
         assert!(
             error.starts_with(&format!(
-                "{entry} in the Secret kube-system/kubeadm-certs is not what its name says: "
+                "{entry} in the Secret kube-system/kubeadm-certs has the wrong content: "
             )) && error.contains(why),
             "{entry}: {error}"
         );
-        // What is wrong with a certificate is not said of its key again.
+        // A fault of a certificate is not reported for its key again.
         assert_eq!(error.lines().count(), 1, "{error}");
         assert!(!error.contains("BEGIN"), "{error}");
     }
 }
 
 #[test]
-fn the_public_key_of_a_service_account_key_that_is_being_changed_comes_second() {
+fn accepts_second_public_key_of_changing_service_account() {
     let mut golden = golden("ecdsa-p256");
     let (other, own) = (
         PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap(),
@@ -310,7 +310,7 @@ fn the_public_key_of_a_service_account_key_that_is_being_changed_comes_second() 
 }
 
 #[test]
-fn a_certificate_key_has_64_digits_and_is_never_shown() {
+fn parses_certificate_key_and_hides_it() {
     let digits = "00112233445566778899aabbccddeeff00112233445566778899AABBCCDDEEFF";
     let key: CertificateKey = digits.parse().unwrap();
     assert_eq!(*key.to_hex(), digits.to_lowercase());
@@ -319,8 +319,8 @@ fn a_certificate_key_has_64_digits_and_is_never_shown() {
         (&digits[..63], "this one has 63 characters"),
         (&digits[..32], "this one has 32 characters"),
         ("", "this one has 0 characters"),
-        (&digits.replace("00", "0g"), "something else among them"),
-        (&digits.replace("00", "0é"), "something else among them"),
+        (&digits.replace("00", "0g"), "contains another character"),
+        (&digits.replace("00", "0é"), "contains another character"),
     ] {
         let error = text.parse::<CertificateKey>().unwrap_err().to_string();
         assert!(error.ends_with(why), "{error}");
@@ -333,7 +333,7 @@ fn a_certificate_key_has_64_digits_and_is_never_shown() {
 }
 
 #[test]
-fn nothing_of_the_contents_is_shown() {
+fn omits_contents_from_debug_output() {
     let golden = golden("ecdsa-p256");
     let (certs, _) = golden.open(&golden.without_authority_keys()).unwrap();
     assert_eq!(
@@ -343,7 +343,7 @@ fn nothing_of_the_contents_is_shown() {
 }
 
 #[test]
-fn names_are_parsed_back() {
+fn parses_displayed_names() {
     for entry in Entry::ALL {
         assert_eq!(Entry::parse(entry.as_str()), Some(entry));
     }

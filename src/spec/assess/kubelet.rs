@@ -1,131 +1,38 @@
-//! The kubelet's client certificate: which one counts, and what is wrong with the form of its files.
+//! The kubelet's client certificate: which of several the kubelet uses, and what is wrong with the form of its files.
 //!
-//! Pure. The rules are those of client-go (`certificate_store.go`, `certificate_manager.go`): a kubelet that rotates
-//! uses what `kubelet-client-current.pem` leads to as long as that has not expired, whatever kubelet.conf holds. It
-//! reads it at its start and never again; a certificate that it finds in kubelet.conf alone it copies to a file of its
-//! own and asks for another one at once. One that does not rotate uses what kubelet.conf says, and reads files anew.
-
-use std::path::PathBuf;
+//! Pure. The rules are those of client-go (`certificate_store.go`, `certificate_manager.go`):
+//! - A kubelet that rotates uses the target of `kubelet-client-current.pem` until that certificate expires, whatever
+//!   kubelet.conf contains. It reads the target only when it starts. A certificate that exists in kubelet.conf alone is
+//!   copied to a file, and the kubelet immediately requests another one.
+//! - A kubelet that does not rotate uses the certificate of kubelet.conf, and reads its files again when they change.
 
 use time::OffsetDateTime;
-use zeroize::Zeroizing;
 
-use super::{Found, FoundCert};
-use crate::kube::names::NodePath;
+use super::found::{Found, FoundCert};
+use super::kubelet_store::{Current, Form, FoundStore, OnDisk, store_dir};
 use crate::spec::schedule::{Percent, RenewAt, Rotation};
-use crate::spec::{KUBELET_CURRENT, KubeletLayout, KubeletStore};
+use crate::spec::{KubeletLayout, KubeletStore};
 use crate::x509::{Chain, PrivateKey};
 
-/// How kubelet.conf holds its certificate.
-pub enum Form {
-    /// It is absent or empty.
-    Nothing,
-    /// As data.
-    Embedded,
-    /// By the names of two files, absolute.
-    ByFile {
-        /// `client-certificate`.
-        certificate: NodePath,
-        /// `client-key`.
-        key: NodePath,
-    },
-}
-
-impl Form {
-    /// The directory of the kubelet's store, when kubelet.conf refers to one.
-    fn store(&self) -> Option<NodePath> {
-        match self {
-            Form::ByFile { certificate, key }
-                if certificate == key && certificate.file_name()? == KUBELET_CURRENT =>
-            {
-                Some(certificate.directory())
-            }
-            _ => None,
-        }
-    }
-}
-
-/// What stands at the place of the link.
-pub enum Current {
-    /// Nothing.
-    Nothing,
-    /// A link; where it leads, as it stands in the link.
-    Link(PathBuf),
-    /// A file, which the kubelet reads and will not replace.
-    File,
-}
-
-/// What is in the kubelet's store.
-pub struct OnDisk {
-    /// At the place of the link.
-    pub current: Current,
-    /// What is read there, links followed.
-    pub pem: Option<Zeroizing<Vec<u8>>>,
-    /// Its mode, when everybody can read it.
-    pub exposed: Option<u32>,
-}
-
-/// The kubelet's store beside its certificate, for one that belongs there.
-pub struct FoundStore {
-    /// The directory.
-    pub dir: NodePath,
-    /// What is there.
-    pub on_disk: OnDisk,
-    /// The certificate that was found lies there, and a link leads to it.
-    pub in_place: bool,
-    /// It is not one that nodepki issued: the kubelet itself requested it from the cluster.
-    pub requested_by_kubelet: bool,
-    /// What of the form is not as it should be, in words.
-    pub faults: Vec<String>,
-    /// The pair in kubelet.conf, where another one counts.
-    pub superseded: Option<(Chain, PrivateKey)>,
-}
-
-impl FoundStore {
-    /// The path of the link.
-    pub fn link(&self) -> NodePath {
-        self.dir.join(KUBELET_CURRENT)
-    }
-
-    /// The file in this directory that the link leads to.
-    pub fn target(&self) -> Option<NodePath> {
-        let Current::Link(target) = &self.on_disk.current else {
-            return None;
-        };
-        let target = self.dir.join(target);
-        (target.directory() == self.dir).then_some(target)
-    }
-
-    /// Why there is no certificate.
-    pub(super) fn absence(&self) -> String {
-        let link = self.link();
-        match self.on_disk.current {
-            Current::Link(_) => format!("{link} leads nowhere"),
-            _ => "absent".to_owned(),
-        }
-    }
-}
-
-/// How one is rotated that the kubelet has asked the cluster for itself. It does so again when 70 to 90 % of its life are
-/// over (`nextRotationDeadline`): only if that comes to nothing is it anybody else's business.
+/// Returns the rotation of a certificate that the kubelet itself requested from the cluster.
+///
+/// The kubelet requests the next one after 70 to 90 % of the lifetime (`nextRotationDeadline`). nodepki renews only if
+/// this has failed.
 pub fn after_the_kubelet(rotation: &Rotation) -> Rotation {
-    const LATE: Percent = match Percent::new(95) {
-        Some(late) => late,
+    const AFTER_KUBELET_DEADLINE: Percent = match Percent::new(95) {
+        Some(percent) => percent,
         None => Percent::ZERO,
     };
     Rotation {
-        renew_at: RenewAt::Share(LATE),
+        renew_at: RenewAt::Share(AFTER_KUBELET_DEADLINE),
         jitter: Percent::ZERO,
         ..rotation.clone()
     }
 }
 
-/// Where the store is: where kubelet.conf says, or else where the plan does.
-pub fn store_dir(form: &Form, store: &KubeletStore) -> NodePath {
-    form.store().unwrap_or_else(|| store.dir.clone())
-}
-
-/// `found` is what kubelet.conf holds or names. What comes back is what counts; with a store, if it belongs there.
+/// Returns the certificate that the kubelet uses, with the store if it belongs there.
+///
+/// `found` is the certificate that kubelet.conf contains or names.
 pub fn weigh(
     found: FoundCert,
     form: &Form,
@@ -133,12 +40,12 @@ pub fn weigh(
     on_disk: OnDisk,
     now: OffsetDateTime,
 ) -> FoundCert {
-    let stands = !matches!(on_disk.current, Current::Nothing);
-    let by_file = matches!(form, Form::ByFile { .. });
-    if store.layout == KubeletLayout::Auto && !stands && !by_file {
+    if is_kubeadm_layout(form, store.layout, &on_disk) {
         return found;
     }
-    let mut store = FoundStore {
+    let stored = StoredPair::read(&on_disk);
+    let uses_store = uses_store(form, &on_disk, &stored, &found, now);
+    let store = FoundStore {
         dir: store_dir(form, store),
         on_disk,
         in_place: false,
@@ -146,56 +53,109 @@ pub fn weigh(
         faults: Vec::new(),
         superseded: None,
     };
-    let link = store.link();
-    let is_link = store.target().is_some();
-    let pem = store.on_disk.pem.as_deref().map(Vec::as_slice);
-    let chain = Found::read(pem, Chain::from_pem);
-    let key = Found::read(pem, PrivateKey::from_pem);
-    let named = form.store().is_some();
-    let counts = named
-        || match (&chain, &key) {
-            (Found::Present(chain), Found::Present(key)) => {
-                chain.leaf().public_key() == key.public_key() && now < chain.leaf().not_after()
-            }
-            _ => false,
-        }
-        || (stands && found.chain.present().is_none());
-    if counts {
-        match form {
-            _ if named => {}
-            Form::ByFile { certificate, .. } => store.faults.push(format!(
-                "kubelet.conf names {certificate}, while the kubelet uses {link}"
-            )),
-            Form::Embedded => store.faults.push(format!(
-                "kubelet.conf holds a certificate, while the kubelet uses {link}"
-            )),
-            Form::Nothing => store.faults.push("kubelet.conf is absent".to_owned()),
-        }
-        if stands && !is_link {
-            store.faults.push(format!(
-                "{link} is no link to a file beside it, so that the kubelet cannot put a new one there"
-            ));
-        }
-        store.in_place = is_link;
-        if !named
-            && let (Found::Present(own), Found::Present(own_key)) = (found.chain, found.key)
-            && chain.present().map(Chain::leaf) != Some(own.leaf())
-        {
-            store.superseded = Some((own, own_key));
-        }
-        return FoundCert {
-            chain,
-            key,
-            key_form_is_ours: true,
-            exposed: store.on_disk.exposed,
-            store: Some(store),
-            revoked: None,
-            kubeconfig: found.kubeconfig,
-        };
+    match uses_store {
+        true => from_store(found, form, store, stored),
+        false => from_kubelet_conf(found, form, store),
     }
-    if !by_file {
+}
+
+/// The pair that the store's link leads to.
+struct StoredPair {
+    chain: Found<Chain>,
+    key: Found<PrivateKey>,
+}
+
+impl StoredPair {
+    fn read(on_disk: &OnDisk) -> Self {
+        let pem = on_disk.pem.as_deref().map(Vec::as_slice);
+        StoredPair {
+            chain: Found::read(pem, Chain::from_pem),
+            key: Found::read(pem, PrivateKey::from_pem),
+        }
+    }
+
+    /// Returns true if certificate and key belong together and the certificate has not expired.
+    fn is_usable(&self, now: OffsetDateTime) -> bool {
+        let (Found::Present(chain), Found::Present(key)) = (&self.chain, &self.key) else {
+            return false;
+        };
+        chain.leaf().public_key() == key.public_key() && now < chain.leaf().not_after()
+    }
+}
+
+/// Returns true if the certificate is in kubelet.conf, as `kubeadm init` writes it, and may stay there.
+fn is_kubeadm_layout(form: &Form, layout: KubeletLayout, on_disk: &OnDisk) -> bool {
+    let is_stored = !matches!(on_disk.current, Current::Nothing);
+    let is_by_file = matches!(form, Form::ByFile { .. });
+    layout == KubeletLayout::Auto && !is_stored && !is_by_file
+}
+
+/// Returns true if the kubelet uses the pair of its store rather than that of kubelet.conf.
+fn uses_store(
+    form: &Form,
+    on_disk: &OnDisk,
+    stored: &StoredPair,
+    found: &FoundCert,
+    now: OffsetDateTime,
+) -> bool {
+    let is_stored = !matches!(on_disk.current, Current::Nothing);
+    form.store().is_some()
+        || stored.is_usable(now)
+        || (is_stored && found.chain.present().is_none())
+}
+
+fn from_store(
+    found: FoundCert,
+    form: &Form,
+    mut store: FoundStore,
+    stored: StoredPair,
+) -> FoundCert {
+    store.faults = store_faults(form, &store);
+    store.in_place = store.target().is_some();
+    if form.store().is_none()
+        && let (Found::Present(chain), Found::Present(key)) = (found.chain, found.key)
+        && stored.chain.present().map(Chain::leaf) != Some(chain.leaf())
+    {
+        store.superseded = Some((chain, key));
+    }
+    FoundCert {
+        chain: stored.chain,
+        key: stored.key,
+        key_form_is_ours: true,
+        exposed: store.on_disk.exposed,
+        store: Some(store),
+        revoked: None,
+        kubeconfig: found.kubeconfig,
+    }
+}
+
+/// Returns the reasons why kubelet.conf and the link must be rewritten, if the kubelet uses its store.
+fn store_faults(form: &Form, store: &FoundStore) -> Vec<String> {
+    let link = store.link();
+    let mut faults = Vec::new();
+    match form {
+        _ if form.store().is_some() => {}
+        Form::ByFile { certificate, .. } => faults.push(format!(
+            "kubelet.conf names {certificate}, while the kubelet uses {link}"
+        )),
+        Form::Embedded => faults.push(format!(
+            "kubelet.conf contains a certificate, while the kubelet uses {link}"
+        )),
+        Form::Nothing => faults.push("kubelet.conf is absent".to_owned()),
+    }
+    if !matches!(store.on_disk.current, Current::Nothing) && store.target().is_none() {
+        faults.push(format!(
+            "{link} is not a link to a file in its directory, so the kubelet cannot replace its certificate"
+        ));
+    }
+    faults
+}
+
+fn from_kubelet_conf(found: FoundCert, form: &Form, mut store: FoundStore) -> FoundCert {
+    if !matches!(form, Form::ByFile { .. }) {
+        let link = store.link();
         store.faults.push(format!(
-            "kubelet.conf holds the certificate, where it is to name {link}"
+            "kubelet.conf contains the certificate, but must name {link}"
         ));
     }
     FoundCert {

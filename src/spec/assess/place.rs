@@ -1,7 +1,7 @@
-//! What a certificate must be for its place, whatever the configuration says: the part of kubeadm's table that does not
-//! depend on names of nodes and on versions.
+//! The requirements of each certificate that hold for every configuration: the part of kubeadm's table that is independent
+//! of node names and versions.
 //!
-//! Pure. `status` has nothing else to judge by; with a configuration [`assess`](super::assess) is stricter.
+//! Pure. `status` has no configuration and judges by these alone; [`assess`](super::assess) is stricter.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,7 +9,7 @@ use crate::kube::names::CertName;
 use crate::spec::{CLUSTER_ADMINS, MASTERS, usages};
 use crate::x509::{Certificate, Difference, usage_differences};
 
-/// Every way in which `leaf` cannot be the certificate `name` of any cluster that kubeadm made.
+/// Returns the reasons why `leaf` cannot be the certificate `name` in any cluster that kubeadm set up.
 pub fn misplaced(name: CertName, leaf: &Certificate) -> Vec<Difference> {
     let mut found = usage_differences(leaf, &usages(name));
     found.extend(identity_differences(name, leaf));
@@ -17,7 +17,7 @@ pub fn misplaced(name: CertName, leaf: &Certificate) -> Vec<Difference> {
     found
 }
 
-/// What a server's certificate lacks to be accepted by clients that call it `host`.
+/// Returns the name or address that a server certificate lacks for clients that connect to `host`.
 pub fn lacks_host(leaf: &Certificate, host: &str) -> Option<Difference> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         let has = leaf.ip_addresses().contains(&ip.to_canonical());
@@ -34,8 +34,8 @@ pub fn lacks_host(leaf: &Certificate, host: &str) -> Option<Difference> {
     (!has).then(|| Difference::DnsMissing(host.to_owned()))
 }
 
-/// True for the certificates that a version of kubeadm puts into `system:masters`: super-admin.conf, and before 1.29
-/// admin.conf and three clients, whose subject a renewal by kubeadm keeps.
+/// Returns true for the certificates that some version of kubeadm puts into `system:masters`: super-admin.conf, and before
+/// 1.29 admin.conf and three client certificates. Renewal by kubeadm keeps the subject.
 pub fn may_be_in_masters(name: CertName) -> bool {
     matches!(
         name,
@@ -48,18 +48,18 @@ pub fn may_be_in_masters(name: CertName) -> bool {
 }
 
 fn identity_differences(name: CertName, leaf: &Certificate) -> Vec<Difference> {
-    const NODES: &str = "system:nodes";
+    const NODES_GROUP: &str = "system:nodes";
     let subject = leaf.subject();
     let organizations: Vec<&str> = subject.values("O").collect();
     let mut found = Vec::new();
     let required = match name {
         CertName::SuperAdminConf => Some(MASTERS),
-        CertName::KubeletConf => Some(NODES),
+        CertName::KubeletConf => Some(NODES_GROUP),
         _ => None,
     };
     let missing = required.filter(|required| !organizations.contains(required));
     found.extend(missing.map(|missing| Difference::OrganizationMissing(missing.to_owned())));
-    // Groups of these are of nobody's choice; of the others only the two that are administrators count.
+    // The groups of these three are fixed. For the others, only the two administrator groups matter.
     let is_fixed = matches!(
         name,
         CertName::ControllerManagerConf | CertName::SchedulerConf | CertName::KubeletConf
@@ -77,7 +77,7 @@ fn identity_differences(name: CertName, leaf: &Certificate) -> Vec<Difference> {
     let user = match name {
         CertName::ControllerManagerConf => Some("system:kube-controller-manager"),
         CertName::SchedulerConf => Some("system:kube-scheduler"),
-        // With a group its name does not matter.
+        // With a group, Kubernetes grants the rights to the group.
         CertName::ApiserverKubeletClient if organizations.is_empty() => {
             Some("kube-apiserver-kubelet-client")
         }
@@ -105,7 +105,7 @@ fn identity_differences(name: CertName, leaf: &Certificate) -> Vec<Difference> {
     found
 }
 
-/// The names that every certificate in this place has.
+/// Returns the missing names of those that every certificate `name` has.
 fn missing_names(name: CertName, leaf: &Certificate) -> Vec<Difference> {
     let (dns, ips): (&[&str], &[IpAddr]) = match name {
         CertName::Apiserver => (

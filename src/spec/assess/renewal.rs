@@ -1,7 +1,7 @@
-//! What rotation makes of a decision: a sound certificate that is due is issued too, and one that can wait waits.
+//! The effect of rotation on a decision: an intact certificate that is due is issued too, and one that can wait waits.
 //!
-//! [`assess`](super::assess) looks at what a certificate is, this at how old it is. One that does not serve is nobody's
-//! to delay; all others have their time, and nothing is renewed twice in a row.
+//! [`assess`](super::assess) judges a certificate by its content, [`rotate`] by its age. A certificate that is unusable is
+//! replaced immediately. All others wait for their time, and none is renewed twice in a row.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use super::Action;
 use crate::spec::schedule::{self, Due, Life, Rotation, Wait, length_in_words};
 use crate::x509::{Chain, TrustBundle, rfc3339};
 
-/// How old a certificate is, as far as that is known.
+/// The age of a certificate, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Age {
-    /// From when to when.
+    /// Its lifetime.
     pub life: Life,
-    /// The time of its issue was recorded when it was installed, not concluded from what is in it.
+    /// True if its time of issue was recorded when it was installed, false if it was inferred from the certificate.
     pub recorded: bool,
 }
 
 impl Age {
-    /// The age of a certificate that was issued at `recorded`, or of one of which nothing was recorded and which was to
-    /// live for `lifetime`.
+    /// Returns the age of a certificate that was issued at `recorded`. Without a record, the time of issue is inferred from
+    /// the certificate and from the `lifetime` that was requested.
     pub fn of(
         chain: &Chain,
         recorded: Option<OffsetDateTime>,
@@ -31,12 +31,12 @@ impl Age {
     ) -> Self {
         let leaf = chain.leaf();
         let (not_before, not_after) = (leaf.not_before(), leaf.not_after());
-        // kubeadm copies not_before from the CA, so that it may lie years before the day of issue.
-        let is_the_authoritys = trust.is_some_and(|trust| {
+        // kubeadm copies not_before from the CA certificate, so it may precede the issue by years.
+        let is_copied_from_authority = trust.is_some_and(|trust| {
             let mut authorities = trust.certificates().iter();
             authorities.any(|authority| authority.not_before() == not_before)
         });
-        let concluded = || match is_the_authoritys {
+        let inferred = || match is_copied_from_authority {
             true => not_after
                 .checked_sub(time::Duration::try_from(lifetime).unwrap_or(time::Duration::MAX))
                 .map_or(not_before, |begin| begin.max(not_before)),
@@ -44,7 +44,7 @@ impl Age {
         };
         Age {
             life: Life {
-                issued_at: recorded.unwrap_or_else(concluded),
+                issued_at: recorded.unwrap_or_else(inferred),
                 not_after,
             },
             recorded: recorded.is_some(),
@@ -52,55 +52,55 @@ impl Age {
     }
 }
 
-/// On whose wish a certificate is looked at.
+/// The reason for which a certificate is considered for renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demand {
-    /// Rotation's own: what is due.
+    /// Rotation: only certificates that are due.
     Due,
-    /// An administrator's, due or not, also outside of the window.
+    /// A command: also certificates that are not due, and outside of the window.
     Asked,
-    /// An administrator's, also for a certificate that was just renewed: its key may be known to others.
+    /// A command with `--force`: also a certificate that was just renewed, as its key may be compromised.
     Forced,
-    /// A person's who changes its authority: one that was just renewed is renewed again.
+    /// A change of its authority: also a certificate that was just renewed.
     Anew,
 }
 
-/// A decision after rotation had its say.
+/// A decision that takes rotation into account.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rotated {
-    /// What to do now.
+    /// The present action.
     pub action: Action,
-    /// When to look again; `None` where something is to be done now.
+    /// Time of the next assessment; `None` if there is something to do now.
     pub next: Option<OffsetDateTime>,
-    /// A failure must be told: it does not serve, or not for long.
+    /// True if a failure must be reported, as the certificate is unusable or soon will be.
     pub urgent: bool,
-    /// An administrator asked for it, and it was just renewed.
+    /// True if a command requested the renewal, but the certificate was just renewed.
     pub deferred: bool,
-    /// It is replaced for its age alone, so that one that ends no later would be no help.
+    /// True if it is replaced only for its age, so a certificate that expires no later would not help.
     pub for_age: bool,
 }
 
 /// The rules by which a certificate on this node is renewed.
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
-    /// As configured.
+    /// The configured rotation.
     pub rotation: &'a Rotation,
     /// This node's name.
     pub node: &'a str,
-    /// On whose wish.
+    /// The reason of this run.
     pub demand: Demand,
-    /// The end of the authority, beyond which no certificate helps.
+    /// The expiry of the authority; a certificate is unusable after it.
     pub authority_ends: Option<OffsetDateTime>,
 }
 
-/// Decides when what [`assess`](super::assess) decided is done. `serving` is the age of a certificate that serves.
+/// Decides when the action of [`assess`](super::assess) is taken. `serving` is the age of a certificate that is usable.
 pub fn rotate(
     action: Action,
     serving: Option<&Age>,
     rules: Rules<'_>,
     now: OffsetDateTime,
 ) -> Rotated {
-    let as_it_is = |action, next, urgent| Rotated {
+    let rotated = |action, next, urgent| Rotated {
         action,
         next,
         urgent,
@@ -108,27 +108,27 @@ pub fn rotate(
         for_age: false,
     };
     let Some(Age { life, recorded }) = serving else {
-        return as_it_is(action, None, true);
+        return rotated(action, None, true);
     };
     let urgent = life.is_urgent(rules.rotation, now);
     let drift = match &action {
-        Action::Refuse { .. } => return as_it_is(action, None, urgent),
+        Action::Refuse { .. } => return rotated(action, None, urgent),
         Action::Issue { reasons } => reasons.clone(),
         Action::Keep { .. } | Action::Rewrite { .. } => Vec::new(),
     };
     let due = schedule::due(life, rules.rotation, rules.node, now);
-    let useless = rules
+    let authority_expiry = rules
         .authority_ends
         .filter(|end| life.not_after >= *end && rules.demand == Demand::Due);
-    let age = match (&due, useless) {
+    let age = match (&due, authority_expiry) {
         (Due::Later { .. }, _) => None,
         (Due::Waits { .. } | Due::Now { .. }, Some(end)) => {
             if drift.is_empty() {
                 let note = format!(
-                    "it ends with its authority, at {}: a new one would end no later; replace the authority",
+                    "it expires with its authority, at {}: a new certificate would expire no later; replace the authority",
                     rfc3339(end)
                 );
-                return as_it_is(with_note(action, note), None, urgent);
+                return rotated(with_note(action, note), None, urgent);
             }
             None
         }
@@ -136,8 +136,8 @@ pub fn rotate(
     };
     let asked = match rules.demand {
         Demand::Due => None,
-        Demand::Asked => Some("asked for".to_owned()),
-        Demand::Forced => Some("asked for with --force".to_owned()),
+        Demand::Asked => Some("requested".to_owned()),
+        Demand::Forced => Some("requested with --force".to_owned()),
         Demand::Anew => Some("its authority was changed".to_owned()),
     };
     let for_age = drift.is_empty();
@@ -148,13 +148,13 @@ pub fn rotate(
             Due::Later { at } | Due::Waits { at, .. } => Some(at),
             Due::Now { .. } => None,
         };
-        return as_it_is(action, at, urgent);
+        return rotated(action, at, urgent);
     }
-    if let Some((until, why)) = held(life, *recorded, rules, now) {
+    if let Some((until, why)) = held_back(life, *recorded, rules, now) {
         let note = format!("{}; {why}", reasons.join("; "));
         return Rotated {
             deferred: rules.demand == Demand::Asked,
-            ..as_it_is(with_note(action, note), Some(until), urgent)
+            ..rotated(with_note(action, note), Some(until), urgent)
         };
     }
     let wait = schedule::in_window(life, rules.rotation, rules.node, now);
@@ -170,8 +170,8 @@ pub fn rotate(
     }
 }
 
-/// Until when a certificate that serves is left alone, and why.
-fn held(
+/// Returns the time until which a usable certificate is not renewed, with the reason.
+fn held_back(
     life: &Life,
     recorded: bool,
     rules: Rules<'_>,
@@ -200,7 +200,7 @@ fn held(
     }
 }
 
-/// What is not issued now is kept; a file of the wrong form is mended all the same.
+/// Returns the action for a certificate that is not issued now. A file of the wrong form is rewritten nevertheless.
 fn with_note(action: Action, note: String) -> Action {
     match action {
         Action::Rewrite { mut reasons } => {

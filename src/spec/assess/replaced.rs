@@ -1,11 +1,12 @@
-//! Whether a CA certificate was replaced: the certificates and kubeconfigs in place belong to another CA.
+//! Detects a CA certificate that was replaced: the certificates and kubeconfigs in place belong to another CA.
 //!
-//! Pure. A `ca.crt` that somebody exchanged looks like a node on which everything has drifted. To issue everything anew
-//! under it would cut the node off from its cluster, so [`assess`](super::assess) is not asked then. The decision is a
-//! majority: one foreign kubeconfig is odd itself, and one authority with a single certificate needs a second sign.
+//! Pure. With another `ca.crt`, all certificates of the node seem to differ from their spec. Issuing them under the new CA
+//! would disconnect the node from its cluster, so [`assess`](super::assess) is not called then. The decision is by
+//! majority: a single foreign kubeconfig is itself the exception, and an authority with a single certificate needs a second
+//! sign.
 //!
-//! A CA certificate that was renewed with its key is the same CA, and a root that was added to the bundle replaces
-//! nothing: the certificates in place still belong to the bundle.
+//! A CA certificate that was renewed with its key is the same CA. A root that was added to the bundle replaces nothing:
+//! the certificates in place still belong to the bundle.
 
 use time::OffsetDateTime;
 
@@ -15,36 +16,36 @@ use crate::x509::{
     rfc3339,
 };
 
-/// One certificate of an authority as evidence, present or not.
+/// One certificate of an authority, present or absent, as evidence.
 pub struct Witness<'a> {
-    /// Its name.
+    /// The name of the certificate.
     pub name: CertName,
-    /// The kubeconfig that holds `trusts`, as messages show it.
+    /// The kubeconfig that contains `trusts`, as messages display it.
     pub file: String,
-    /// The certificate in place, if there is a readable one.
+    /// The certificate in place, if it is readable.
     pub chain: Option<&'a Chain>,
     /// The CA certificates in its kubeconfig; empty without one.
     pub trusts: Vec<Certificate>,
-    /// Whether nodepki installed this certificate; `None` if it never installed one in this place.
+    /// True if nodepki installed this certificate; `None` if nodepki never installed one in its place.
     pub installed: Option<bool>,
 }
 
-/// The CA certificates in the CA data of a kubeconfig; none if it is absent or damaged.
+/// Returns the CA certificates in the CA data of a kubeconfig; none if the data is absent or damaged.
 pub fn trusted_by(authority_data: Option<&[u8]>) -> Vec<Certificate> {
     authority_data
         .and_then(|data| certificates_of(data).ok())
         .unwrap_or_default()
 }
 
-/// What a witness says about a bundle.
+/// The relation of a witness to a bundle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Testimony {
-    /// It belongs to the bundle.
+    /// The witness belongs to the bundle.
     Own,
-    /// It belongs to another CA.
+    /// The witness belongs to another CA.
     Foreign,
-    /// It is absent, or its parts disagree.
-    Nothing,
+    /// The witness is absent, or its parts differ.
+    Unknown,
 }
 
 impl Witness<'_> {
@@ -55,7 +56,7 @@ impl Witness<'_> {
             (Some(true), None | Some(true)) | (None, Some(true)) => Testimony::Own,
             (Some(false), None | Some(false)) | (None, Some(false)) => Testimony::Foreign,
             (Some(true), Some(false)) | (Some(false), Some(true)) | (None, None) => {
-                Testimony::Nothing
+                Testimony::Unknown
             }
         }
     }
@@ -66,13 +67,13 @@ impl Witness<'_> {
             .any(|trusted| bundle.iter().any(|one| is_same_authority(trusted, one)))
     }
 
-    /// Returns true if this one alone proves that the CA is another one, where an authority has no second certificate.
+    /// Returns true if this witness alone proves a replaced CA, for an authority without a second certificate.
     fn suffices(&self) -> bool {
         !self.trusts.is_empty() || self.installed != Some(false)
     }
 }
 
-/// A CA certificate that is not the one that this node belongs to.
+/// A CA certificate of another CA than that of the node's certificates.
 #[derive(Clone, Debug)]
 pub struct Replaced {
     /// The certificates and kubeconfigs that belong to the old CA.
@@ -81,46 +82,46 @@ pub struct Replaced {
     pub old: OldAuthority,
 }
 
-/// What is known of the CA that was replaced.
+/// The CA that was replaced, as far as it is known.
 #[derive(Clone, Debug)]
 pub enum OldAuthority {
-    /// A kubeconfig still has its certificate.
+    /// A kubeconfig still contains its certificate.
     InKubeconfig {
         /// The certificate.
         certificate: Certificate,
-        /// The kubeconfig, as messages show it.
+        /// The kubeconfig, as messages display it.
         file: String,
     },
-    /// Another CA file holds its certificate.
+    /// Another CA file contains its certificate.
     InFile {
         /// The certificate.
         certificate: Certificate,
-        /// The file, as messages show it.
+        /// The file, as messages display it.
         file: String,
     },
-    /// Its name alone: the issuer of the certificates in place.
+    /// Only its name is known: the issuer of the certificates in place.
     Named(String),
 }
 
-/// Decides whether `trust` replaced the CA that the `witnesses` belong to. `elsewhere` are CA certificates in other files
-/// of the node, in which the old one is looked for.
+/// Decides whether `trust` replaced the CA of the `witnesses`. `elsewhere` contains the CA certificates in other files of
+/// the node, among which the old one may be.
 pub fn replaced(
     trust: &TrustBundle,
     witnesses: &[Witness<'_>],
     elsewhere: &[(String, Certificate)],
 ) -> Option<Replaced> {
     let bundle = trust.certificates();
-    let of = |wanted| {
-        let testimonies = witnesses.iter();
-        testimonies.filter(move |witness| witness.testify(bundle) == wanted)
+    let with = |testimony| {
+        let witnesses = witnesses.iter();
+        witnesses.filter(move |witness| witness.testify(bundle) == testimony)
     };
-    let foreign: Vec<&Witness<'_>> = of(Testimony::Foreign).collect();
-    let enough = match foreign.as_slice() {
+    let foreign: Vec<&Witness<'_>> = with(Testimony::Foreign).collect();
+    let is_proven = match foreign.as_slice() {
         [] => false,
         [only] => witnesses.len() == 1 && only.suffices(),
-        several => several.len() > of(Testimony::Own).count(),
+        several => several.len() > with(Testimony::Own).count(),
     };
-    enough.then(|| Replaced {
+    is_proven.then(|| Replaced {
         names: foreign.iter().map(|witness| witness.name).collect(),
         old: old_authority(bundle, &foreign, elsewhere),
     })
@@ -160,7 +161,7 @@ fn old_authority(
 }
 
 impl Replaced {
-    /// The finding in one sentence; `path` is that of the CA file, as messages show it.
+    /// States the finding in one sentence; `path` is the CA file, as messages display it.
     pub fn sentence(&self, path: &str) -> String {
         let has_kubeconfig = self.names.iter().any(|name| name.is_kubeconfig());
         let what = match has_kubeconfig {
@@ -180,28 +181,29 @@ impl Replaced {
         }
     }
 
-    /// What to do about it; `present` is the bundle in place.
+    /// Returns the fix; `present` is the bundle in place.
     pub fn fix(&self, authority: Authority, path: &str, present: &TrustBundle) -> String {
         let restore = match &self.old {
             OldAuthority::InKubeconfig { file, .. } => format!(
-                "put the old CA certificate back (`{}`)",
+                "restore the old CA certificate (`{}`)",
                 restore_command(file, path)
             ),
             OldAuthority::InFile { file, .. } => {
-                format!("put the old CA certificate back from {file}")
+                format!("restore the old CA certificate from {file}")
             }
             OldAuthority::Named(_) => format!(
                 "copy the old CA certificate from another control-plane node or from a backup to {path}"
             ),
         };
         format!(
-            "{restore}; if the CA is to be changed, do this first and continue with `nodepki authority stage {authority} --certificate NEW`; to have everything issued under the CA in place, pin its public key sha256:{} under authorities.{authority}.trust.sha256",
+            "{restore}; to change the CA, do this first and continue with `nodepki authority stage {authority} --certificate NEW`; to issue everything under the CA in place, pin its public key sha256:{} under authorities.{authority}.trust.sha256",
             hex(&present.first().public_key().sha256())
         )
     }
 }
 
-/// Says which kubeconfig holds a valid certificate of the same CA key, if the CA certificate in place has expired.
+/// Returns a hint to the kubeconfig that contains a valid certificate of the same CA key, if the CA certificate in place
+/// has expired.
 pub fn valid_copy(
     trust: &TrustBundle,
     witnesses: &[Witness<'_>],
@@ -217,7 +219,7 @@ pub fn valid_copy(
         let is_valid = (first.not_before()..=first.not_after()).contains(&now);
         (is_valid && is_same_authority(first, expired)).then(|| {
             format!(
-                "{} holds a certificate of the same CA key, certificate sha256:{}, which is valid until {}, while {path} holds certificate sha256:{}: put the valid one in place (`{}`)",
+                "{} contains a certificate of the same CA key, certificate sha256:{}, which is valid until {}, while {path} contains certificate sha256:{}: install the valid one (`{}`)",
                 witness.file,
                 hex(&first.fingerprint()),
                 rfc3339(first.not_after()),
@@ -228,7 +230,7 @@ pub fn valid_copy(
     })
 }
 
-/// The shell command that writes the CA data of a kubeconfig to a CA file.
+/// Returns the shell command that writes the CA data of a kubeconfig to a CA file.
 fn restore_command(kubeconfig: &str, path: &str) -> String {
     format!(
         "sed -n 's/.*certificate-authority-data: //p' {kubeconfig} | base64 -d > {path}.old && test -s {path}.old && mv {path}.old {path}"

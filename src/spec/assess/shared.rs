@@ -1,24 +1,24 @@
-//! Whether the authorities of a cluster are separate.
+//! Detects authorities that are not separate.
 //!
-//! Pure. Kubernetes tells clients apart by their CA: etcd gives every right to each client of its CA, and kube-apiserver
-//! believes the front proxy's headers, which name any user, to a client of the front proxy's CA
-//! (`--requestheader-client-ca-file`). A bundle also accepts what is issued below its certificates, so a root that two
-//! bundles contain is shared too.
+//! Pure. Kubernetes distinguishes clients by their CA. etcd grants all rights to each client of its CA, and kube-apiserver
+//! trusts the front proxy's headers, which name any user, from each client of the front proxy's CA
+//! (`--requestheader-client-ca-file`). A bundle also accepts certificates of subordinate CAs, so a root in two bundles is
+//! shared too.
 
 use crate::kube::names::Authority;
 use crate::x509::TrustBundle;
 
-/// An authority whose file accepts the certificates of others.
+/// An authority whose file accepts the certificates of other authorities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedAuthority {
-    /// The authority whose file it is.
+    /// The authority of the file.
     pub authority: Authority,
-    /// The authorities whose certificates it accepts as well.
+    /// The other authorities whose certificates it accepts.
     pub accepts: Vec<Authority>,
 }
 
-/// Returns the authorities among `bundles` that accept certificates of others. Where two accept each other, the one that
-/// should become separate is returned: `ca` itself is left as it is.
+/// Returns the authorities among `bundles` that accept certificates of others. If `ca` and another authority accept each
+/// other, only the other is returned, as it is the one to change.
 pub fn shared_authorities(bundles: &[(Authority, &TrustBundle)]) -> Vec<SharedAuthority> {
     let accepts = |one: &(Authority, &TrustBundle), other: &(Authority, &TrustBundle)| {
         one.0 != other.0 && one.1.vouches_for(other.1)
@@ -39,7 +39,7 @@ pub fn shared_authorities(bundles: &[(Authority, &TrustBundle)]) -> Vec<SharedAu
 }
 
 impl SharedAuthority {
-    /// States the problem. `path` is the file of the authority, as messages show it.
+    /// States the problem. `path` is the file of the authority, as messages display it.
     pub fn sentence(&self, path: &str) -> String {
         let names: Vec<&str> = self.accepts.iter().map(|name| name.as_str()).collect();
         let risk = match self.authority {
@@ -55,11 +55,11 @@ impl SharedAuthority {
         )
     }
 
-    /// What to do.
+    /// Returns the fix.
     pub fn fix(&self) -> String {
         let authority = self.authority;
         format!(
-            "give {authority} a CA of its own: `nodepki authority stage {authority} --certificate FILE`, then activate and retire"
+            "create a separate CA for {authority}: `nodepki authority stage {authority} --certificate FILE`, then activate and retire"
         )
     }
 }
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_one_authority_in_all_places() {
+    fn reports_one_authority_in_all_bundles() {
         let one = bundle("corp");
         let bundles = Authority::ALL.map(|name| (name, &one));
         let shared = shared_authorities(&bundles);

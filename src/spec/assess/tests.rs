@@ -7,7 +7,8 @@ use time::macros::datetime;
 use super::*;
 use crate::kube::names::{Authority, CertName};
 use crate::x509::{
-    CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject, Tolerance,
+    CertificateAuthority, ExtendedUsage, KeyAlgorithm, PrivateKey, Profile, Sans, Subject,
+    Tolerance,
 };
 
 const NOW: OffsetDateTime = datetime!(2026-06-01 12:00 UTC);
@@ -77,7 +78,7 @@ fn reasons(action: Action) -> Vec<String> {
 }
 
 #[test]
-fn what_is_as_wanted_is_kept() {
+fn keeps_certificate_that_matches_spec() {
     let authority = authority();
     let action = assess(
         &spec(),
@@ -89,7 +90,7 @@ fn what_is_as_wanted_is_kept() {
 }
 
 #[test]
-fn what_is_tolerated_is_kept_and_issued_anew_when_it_is_not_any_more() {
+fn keeps_tolerated_difference_until_it_is_not_tolerated() {
     let authority = authority();
     let mut both = spec().profile;
     both.usages.insert(0, ExtendedUsage::ServerAuth);
@@ -112,7 +113,7 @@ fn what_is_tolerated_is_kept_and_issued_anew_when_it_is_not_any_more() {
 }
 
 #[test]
-fn what_is_missing_is_issued_and_half_a_pair_says_which_half() {
+fn issues_missing_certificate_and_names_missing_half() {
     let authority = authority();
     let judge = |found: FoundCert| reasons(assess(&spec(), &found, Some(authority.bundle()), NOW));
     assert_eq!(judge(found(Found::Absent, Found::Absent)), ["absent"]);
@@ -136,7 +137,7 @@ fn what_is_missing_is_issued_and_half_a_pair_says_which_half() {
 }
 
 #[test]
-fn a_subject_of_another_generation_is_kept_with_a_note() {
+fn keeps_subject_of_other_kubeadm_version_with_note() {
     let authority = authority();
     let mut older = spec().profile;
     older.subject = subject(Some("kubeadm:cluster-admins"));
@@ -163,7 +164,7 @@ fn a_subject_of_another_generation_is_kept_with_a_note() {
 }
 
 #[test]
-fn a_torn_pair_an_expired_leaf_and_a_foreign_authority_are_issued_anew() {
+fn issues_for_mismatched_pair_expired_leaf_and_foreign_authority() {
     let (authority, foreign) = (authority(), authority());
     let torn = FoundCert {
         key: Found::Present(PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap()),
@@ -185,7 +186,7 @@ fn a_torn_pair_an_expired_leaf_and_a_foreign_authority_are_issued_anew() {
 }
 
 #[test]
-fn only_the_form_is_rewritten() {
+fn rewrites_if_only_form_differs() {
     let authority = authority();
     let pkcs8 = FoundCert {
         key_form_is_ours: false,
@@ -204,7 +205,7 @@ fn only_the_form_is_rewritten() {
 }
 
 #[test]
-fn an_expired_authority_stops_everything() {
+fn refuses_expired_authority() {
     let authority = authority();
     let spec = BundleSpec {
         authority: Authority::Ca,
@@ -223,7 +224,7 @@ fn an_expired_authority_stops_everything() {
 }
 
 #[test]
-fn a_kubeconfig_that_cannot_be_repaired_is_told_from_an_empty_one() {
+fn distinguishes_unrepairable_from_empty_kubeconfig() {
     assert!(matches!(
         read_kubeconfig(Path::new("/etc/kubernetes/kubelet.conf"), Some(b"  \n")),
         ReadKubeconfig::Usable(found) if matches!(found.chain, Found::Empty)

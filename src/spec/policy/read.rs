@@ -1,6 +1,7 @@
-//! Reads a policy: the `pki` block of the settings, and `PKI` documents of `config.openshift.io` in the three shapes that
-//! exist: the enhancement's (`defaults`, `categories`, `overrides`), and the API's two `certificateManagement.custom`
-//! forms.
+//! Reads a policy from the `pki` block of the settings, or from a `PKI` document of `config.openshift.io`.
+//!
+//! A policy has one of three forms: that of the enhancement (`defaults`, `categories`, `overrides`), or one of the API's two
+//! forms of `certificateManagement.custom`.
 //!
 //! To map one more OpenShift name, add a row to `OPENSHIFT_NAMES`.
 
@@ -10,10 +11,10 @@ use crate::kube::names::{Authority, CertName};
 use crate::x509::KeyAlgorithm;
 use crate::yaml::{Faults, Field, Map, Node, Severity, Walk, did_you_mean};
 
-/// OpenShift's well-known names and what they are in a kubeadm cluster; an empty list means there is nothing like it.
+/// OpenShift's well-known names and their counterparts in a kubeadm cluster; an empty list means none.
 ///
-/// OpenShift has many signers where kubeadm has one, so several names may mean the same key; they must then agree.
-/// `kubelet-client` is OpenShift's bootstrap identity, which a kubeadm cluster covers with a token.
+/// Several signers of OpenShift correspond to one of kubeadm, so several names may mean the same key; their choices must
+/// then be equal. `kubelet-client` is OpenShift's bootstrap identity, for which a kubeadm cluster uses a token.
 #[rustfmt::skip]
 pub(super) const OPENSHIFT_NAMES: &[(&str, &[KeyOwner])] = &[
     ("admin-kubeconfig-signer",               &[Ca(Authority::Ca)]),
@@ -50,7 +51,7 @@ pub(super) const OPENSHIFT_NAMES: &[(&str, &[KeyOwner])] = &[
 ];
 
 impl Rules {
-    /// Reads the `pki` block of the settings; faults go to the walk it belongs to.
+    /// Reads the `pki` block of the settings. Its faults are added to `faults` and to the walk of the field.
     pub fn read(field: &Field<'_>, faults: &mut Faults) -> Rules {
         let mut rules = Rules::default();
         if let Some(map) = field.map() {
@@ -98,13 +99,13 @@ impl Rules {
         faults.outcome(rules)
     }
 
-    /// Either the enhancement's three lists or the API's `certificateManagement`.
+    /// Reads either the enhancement's three lists or the API's `certificateManagement`.
     fn read_spec(&mut self, map: &Map<'_>, faults: &mut Faults) {
         if let Some(management) = map.get("certificateManagement") {
             for key in ["defaults", "categories", "overrides"] {
                 if let Some(other) = map.get(key) {
                     other.error(
-                        "stands beside certificateManagement, which is another shape of the same policy",
+                        "is given together with certificateManagement, which is another form of the same policy",
                         "move it below certificateManagement.custom",
                     );
                 }
@@ -113,9 +114,9 @@ impl Rules {
                 self.read_management(&management, faults);
             }
         } else {
-            self.defaults = map.get("defaults").and_then(|field| certificate(&field));
+            self.defaults = map.get("defaults").and_then(|field| read_choice(&field));
             for item in items(map, "categories") {
-                let choice = required_certificate(&item);
+                let choice = read_required_choice(&item);
                 match item.get("category") {
                     Some(category) => self.add_category(&category, choice, faults),
                     None => item.field().error("has no category", CATEGORY_FIX),
@@ -147,10 +148,7 @@ impl Rules {
                 }
             }
             (Some(("Custom", field)), None) => {
-                field.error(
-                    "mode Custom needs custom",
-                    "add custom with its defaults beside it",
-                );
+                field.error("mode Custom needs custom", "add custom with its defaults");
             }
             (Some(("Unmanaged" | "Default", _)), Some(custom)) => {
                 custom.error(
@@ -158,7 +156,7 @@ impl Rules {
                     "set mode: Custom, or remove custom",
                 );
             }
-            // kubeadm's own choice is what both mean here.
+            // Both mean kubeadm's own choice.
             (Some(("Unmanaged" | "Default", _)), None) => {}
             (Some((other, field)), _) => field.error(format!("{other:?} is not a mode"), MODES),
             (None, _) => map.field().error("has no mode", MODES),
@@ -168,7 +166,7 @@ impl Rules {
 
     fn read_custom(&mut self, map: &Map<'_>, faults: &mut Faults) {
         match map.get("defaults") {
-            Some(field) => self.defaults = certificate(&field),
+            Some(field) => self.defaults = read_choice(&field),
             None => map.field().error(
                 "has no defaults, which mode Custom requires",
                 "add defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}",
@@ -180,7 +178,7 @@ impl Rules {
             ("clientCertificates", Category::Client),
         ] {
             if let Some(field) = map.get(key)
-                && let Some(choice) = certificate(&field)
+                && let Some(choice) = read_choice(&field)
             {
                 self.categories.insert(category, choice);
             }
@@ -199,7 +197,7 @@ impl Rules {
                 }
                 None => item.field().error("has no type", "add type: Category"),
             }
-            let choice = required_certificate(&item);
+            let choice = read_required_choice(&item);
             match item.get("category") {
                 Some(category) => {
                     if let Some(category) = category.map() {
@@ -238,7 +236,7 @@ impl Rules {
     }
 
     fn read_override(&mut self, item: &Map<'_>, faults: &mut Faults) {
-        let choice = required_certificate(item);
+        let choice = read_required_choice(item);
         let Some(field) = item.get("certificateName") else {
             item.field().error(
                 "has no certificateName",
@@ -261,14 +259,14 @@ impl Rules {
             (None, None) => {
                 let names: Vec<String> = KeyOwner::all().map(|owner| owner.to_string()).collect();
                 let known = names.iter().map(String::as_str);
-                let near = did_you_mean(
+                let suggestion = did_you_mean(
                     &name,
                     known.chain(OPENSHIFT_NAMES.iter().map(|(name, _)| *name)),
                 );
                 field.error(
                     format!("{name:?} is not a name of a certificate, an authority or sa"),
-                    match near {
-                        Some(near) => format!("did you mean {near}?"),
+                    match suggestion {
+                        Some(suggestion) => format!("did you mean {suggestion}?"),
                         None => format!(
                             "use one of {}, or a well-known name of OpenShift",
                             names.join(", ")
@@ -283,12 +281,12 @@ impl Rules {
             match self.overrides.get(&owner) {
                 Some(earlier) if earlier.key != choice.key => {
                     let message = format!(
-                        "{name} asks for {} for {owner}, line {} asks for {}",
+                        "{name} requests {} for {owner}, but line {} requests {}",
                         choice.key, earlier.spot.place.line, earlier.key
                     );
                     faults.push(field.spot().error(
                         message,
-                        "a kubeadm cluster has one key for both: make them agree",
+                        "make both the same, as a kubeadm cluster has one key for both",
                     ));
                 }
                 Some(_) => {}
@@ -311,9 +309,9 @@ fn items<'a>(map: &Map<'a>, key: &str) -> Vec<Map<'a>> {
         .collect()
 }
 
-fn required_certificate(item: &Map<'_>) -> Option<Choice> {
+fn read_required_choice(item: &Map<'_>) -> Option<Choice> {
     match item.get("certificate") {
-        Some(field) => certificate(&field),
+        Some(field) => read_choice(&field),
         None => {
             item.field().error(
                 "has no certificate",
@@ -324,8 +322,8 @@ fn required_certificate(item: &Map<'_>) -> Option<Choice> {
     }
 }
 
-/// `{key: {algorithm, rsa | ecdsa}}`.
-fn certificate(field: &Field<'_>) -> Option<Choice> {
+/// Reads `{key: {algorithm, rsa | ecdsa}}`.
+fn read_choice(field: &Field<'_>) -> Option<Choice> {
     let map = field.map()?;
     let key = map.get("key");
     map.finish();
@@ -358,7 +356,7 @@ fn certificate(field: &Field<'_>) -> Option<Choice> {
         "RSA" => {
             forbid(ecdsa, "ecdsa", "RSA");
             match rsa {
-                Some(rsa) => rsa_size(&rsa),
+                Some(rsa) => read_rsa_size(&rsa),
                 None => {
                     key.error(
                         "rsa is required when algorithm is RSA",
@@ -371,7 +369,7 @@ fn certificate(field: &Field<'_>) -> Option<Choice> {
         "ECDSA" => {
             forbid(rsa, "rsa", "ECDSA");
             match ecdsa {
-                Some(ecdsa) => curve(&ecdsa),
+                Some(ecdsa) => read_curve(&ecdsa),
                 None => {
                     key.error(
                         "ecdsa is required when algorithm is ECDSA",
@@ -392,7 +390,7 @@ fn certificate(field: &Field<'_>) -> Option<Choice> {
     key.map(|key| Choice { key, spot })
 }
 
-fn rsa_size(rsa: &Field<'_>) -> Option<KeyAlgorithm> {
+fn read_rsa_size(rsa: &Field<'_>) -> Option<KeyAlgorithm> {
     let map = rsa.map()?;
     let field = map.get("keySize");
     map.finish();
@@ -406,7 +404,7 @@ fn rsa_size(rsa: &Field<'_>) -> Option<KeyAlgorithm> {
         4096 => Some(KeyAlgorithm::Rsa4096),
         size @ (5120 | 6144 | 7168 | 8192) => {
             field.error(
-                format!("RSA keys of {size} bits are not made: each handshake would cost many times that of 4096 bits, and kubeadm has no name for them"),
+                format!("RSA keys of {size} bits are not supported: each handshake would cost many times that of 4096 bits, and kubeadm has no name for them"),
                 "use 2048, 3072 or 4096",
             );
             None
@@ -421,7 +419,7 @@ fn rsa_size(rsa: &Field<'_>) -> Option<KeyAlgorithm> {
     }
 }
 
-fn curve(ecdsa: &Field<'_>) -> Option<KeyAlgorithm> {
+fn read_curve(ecdsa: &Field<'_>) -> Option<KeyAlgorithm> {
     let map = ecdsa.map()?;
     let field = map.get("curve");
     map.finish();

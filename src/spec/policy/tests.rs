@@ -19,7 +19,7 @@ fn faults(spec: &str) -> String {
 }
 
 #[test]
-fn override_wins_over_category_over_default_over_kubeadm() {
+fn prefers_override_then_category_then_default_then_kubeadm() {
     let policy = policy(
         "categories:\n\
          - {category: ServingCertificate, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P384}}}}\n\
@@ -53,7 +53,7 @@ fn override_wins_over_category_over_default_over_kubeadm() {
 }
 
 #[test]
-fn defaults_reach_the_service_account_key_and_categories_do_not() {
+fn applies_defaults_but_not_categories_to_service_account_key() {
     let policy = policy(
         "defaults: {key: {algorithm: RSA, rsa: {keySize: 3072}}}\n\
          categories: [{category: Signer, certificate: {key: {algorithm: RSA, rsa: {keySize: 4096}}}}]",
@@ -66,7 +66,7 @@ fn defaults_reach_the_service_account_key_and_categories_do_not() {
 }
 
 #[test]
-fn both_shapes_of_the_api_are_read() {
+fn reads_both_forms_of_api() {
     let named = policy(
         "certificateManagement:\n  mode: Custom\n  custom:\n    \
          defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}\n    \
@@ -102,7 +102,7 @@ fn both_shapes_of_the_api_are_read() {
 }
 
 #[test]
-fn every_fault_is_reported_at_once() {
+fn reports_all_faults() {
     assert_eq!(
         faults(
             "defaults: {key: {algorithm: RSA, ecdsa: {curve: P256}}}\n\
@@ -119,7 +119,7 @@ fn every_fault_is_reported_at_once() {
          pki.yaml:5:43: spec.defaults.key.ecdsa: ecdsa is forbidden when algorithm is RSA (remove it, or change algorithm to ECDSA)\n\
          pki.yaml:7:16: spec.categories[0].category: \"Server\" is not a category of certificates (use SignerCertificate, ServingCertificate or ClientCertificate)\n\
          pki.yaml:7:77: spec.categories[0].certificate.key.ecdsa.curve: \"P-256\" is not a curve (use P256, P384 or P521)\n\
-         pki.yaml:8:75: spec.categories[1].certificate.key.rsa.keySize: RSA keys of 8192 bits are not made: each handshake would cost many times that of 4096 bits, and kubeadm has no name for them (use 2048, 3072 or 4096)\n\
+         pki.yaml:8:75: spec.categories[1].certificate.key.rsa.keySize: RSA keys of 8192 bits are not supported: each handshake would cost many times that of 4096 bits, and kubeadm has no name for them (use 2048, 3072 or 4096)\n\
          pki.yaml:9:75: spec.categories[2].certificate.key.rsa.keySize: 1024 is not an RSA key size (use 2048, 3072 or 4096)\n\
          pki.yaml:10:5: spec.categories[3]: has no category (use SignerCertificate, ServingCertificate or ClientCertificate)\n\
          pki.yaml:10:19: spec.categories[3].certificate: has no key (add key: {algorithm: RSA, rsa: {keySize: 2048}})\n\
@@ -131,11 +131,11 @@ fn every_fault_is_reported_at_once() {
 }
 
 #[test]
-fn the_api_shape_is_validated_as_the_api_does() {
+fn validates_api_form_like_the_api() {
     for (spec, want) in [
         (
             "certificateManagement: {mode: Custom}",
-            "mode Custom needs custom (add custom with its defaults beside it)",
+            "mode Custom needs custom (add custom with its defaults)",
         ),
         (
             "certificateManagement: {mode: Default, custom: {defaults: {key: {algorithm: RSA, rsa: {keySize: 2048}}}}}",
@@ -155,7 +155,7 @@ fn the_api_shape_is_validated_as_the_api_does() {
         ),
         (
             "{certificateManagement: {mode: Default}, defaults: {}}",
-            "stands beside certificateManagement, which is another shape of the same policy (move it below certificateManagement.custom)",
+            "is given together with certificateManagement, which is another form of the same policy (move it below certificateManagement.custom)",
         ),
         (
             "defaults: {}",
@@ -172,7 +172,7 @@ fn the_api_shape_is_validated_as_the_api_does() {
 }
 
 #[test]
-fn openshift_names_are_mapped_reported_or_in_conflict() {
+fn maps_openshift_names_and_reports_conflicts() {
     let entry = |name: &str, size: u32| {
         format!(
             "- {{certificateName: {name}, certificate: {{key: {{algorithm: RSA, rsa: {{keySize: {size}}}}}}}}}\n"
@@ -207,7 +207,7 @@ fn openshift_names_are_mapped_reported_or_in_conflict() {
     );
     assert_eq!(
         faults(&spec),
-        "pki.yaml:7:23: spec.overrides[1].certificateName: etcd-ca asks for RSA-3072 for etcd-ca, line 6 asks for RSA-4096 (a kubeadm cluster has one key for both: make them agree)"
+        "pki.yaml:7:23: spec.overrides[1].certificateName: etcd-ca requests RSA-3072 for etcd-ca, but line 6 requests RSA-4096 (make both the same, as a kubeadm cluster has one key for both)"
     );
     for (name, _) in OPENSHIFT_NAMES {
         assert!(
@@ -218,7 +218,7 @@ fn openshift_names_are_mapped_reported_or_in_conflict() {
 }
 
 #[test]
-fn choices_that_need_care_are_warned_about() {
+fn warns_of_keys_with_limited_support() {
     let policy = policy(
         "overrides:\n\
          - {certificateName: etcd-peer, certificate: {key: {algorithm: ECDSA, ecdsa: {curve: P521}}}}\n\
@@ -237,16 +237,16 @@ fn choices_that_need_care_are_warned_about() {
     assert_eq!(
         old,
         [
-            "pki.yaml:8:46: spec.overrides[2].certificate.key: kubeadm offers ECDSA-P384 from 1.34 on, this cluster is v1.33.0; its components load such keys (kubeadm certs renew would make other keys; renew with nodepki only)",
-            "pki.yaml:6:53: spec.overrides[0].certificate.key: kubeadm does not offer ECDSA-P521 (for etcd-peer); Kubernetes components load such keys, some clients and signers do not (kubeadm certs renew would make other keys; renew with nodepki only)",
-            "pki.yaml:7:46: spec.overrides[1].certificate.key: an ECDSA-P521 sa key signs tokens with ES512: kube-apiserver can, but kubeadm cannot make such a key and readers of tokens outside the cluster may not know it (add an override for sa with ECDSA P256 or RSA)",
+            "pki.yaml:8:46: spec.overrides[2].certificate.key: kubeadm offers ECDSA-P384 since 1.34, but this cluster is v1.33.0; its components can load such keys (kubeadm certs renew would create other keys; renew with nodepki only)",
+            "pki.yaml:6:53: spec.overrides[0].certificate.key: kubeadm does not offer ECDSA-P521 (for etcd-peer); Kubernetes components can load such keys, some clients and signers cannot (kubeadm certs renew would create other keys; renew with nodepki only)",
+            "pki.yaml:7:46: spec.overrides[1].certificate.key: an ECDSA-P521 sa key signs tokens with ES512: kube-apiserver supports it, but kubeadm cannot create such a key, and some verifiers outside the cluster may not support it (add an override for sa with ECDSA P256 or RSA)",
         ]
     );
     assert_eq!(warnings("v1.34.0").len(), 2);
 }
 
 #[test]
-fn one_policy_only() {
+fn refuses_second_policy() {
     let document = yaml::parse(
         "p.yaml",
         "apiVersion: config.openshift.io/v1\nkind: PKI\nspec: {}",
@@ -256,7 +256,7 @@ fn one_policy_only() {
         Policy::assemble(Some(&Rules::default()), &document, KeyAlgorithm::Rsa2048).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "p.yaml:1:1: a second PKI policy, the first is the pki block of the settings (keep one of the two)"
+        "p.yaml:1:1: is a second PKI policy; the first is the pki block of the settings (keep one of the two)"
     );
     let (policy, _) = Policy::assemble(None, &document, KeyAlgorithm::EcdsaP256).unwrap();
     assert_eq!(policy.key_for(CertName::Apiserver), KeyAlgorithm::EcdsaP256);

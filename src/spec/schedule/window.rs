@@ -1,4 +1,4 @@
-//! Maintenance windows: when they open and for how long, from weekday ranges or from cron's five fields.
+//! Maintenance windows: their opening times and length, from weekday ranges or from cron's five fields.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -9,24 +9,24 @@ use time::{Date, Duration as Span, OffsetDateTime, Time};
 use super::span;
 use crate::yaml::format_duration;
 
-/// From one 29 February to the next there may be eight years, when a century is between them.
-const YEARS_AHEAD: i64 = 8;
+/// Longest time between two dates of a window, in years: that between two 29 Februaries around a year such as 2100.
+const MAX_YEARS_BETWEEN_OPENINGS: i64 = 8;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
 const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
-const HOW_TO_WRITE: &str =
+const WEEKLY_FIX: &str =
     "write days and UTC times, as in \"Sun 02:00-05:00\" or \"Mon-Fri 22:00-04:00\"";
-const HOW_TO_WRITE_CRON: &str =
+const CRON_FIX: &str =
     "write minute, hour, day of month, month and day of week in UTC, as in \"0 2 * * 0\"";
 
-/// What is wrong with a text, and what to write instead.
+/// The reason why a text is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What is wrong.
+    /// The problem.
     pub message: String,
-    /// What to do.
+    /// What to write instead.
     pub fix: &'static str,
 }
 
@@ -34,7 +34,7 @@ fn fault(message: String, fix: &'static str) -> Fault {
     Fault { message, fix }
 }
 
-/// Recurring times in which renewals may happen. UTC.
+/// Recurring periods in which renewals may happen, in UTC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     written: Written,
@@ -42,7 +42,7 @@ pub struct Window {
     length: Span,
 }
 
-/// How it stood in the configuration.
+/// The window as the configuration contains it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Written {
     Weekly(String),
@@ -50,40 +50,37 @@ enum Written {
 }
 
 impl Window {
-    /// Reads days and times: `Sun 02:00-05:00`, `Mon-Fri 22:00-04:00` (into the next day), `Sat,Sun 00:00-24:00`,
+    /// Parses days and times: `Sun 02:00-05:00`, `Mon-Fri 22:00-04:00` (into the next day), `Sat,Sun 00:00-24:00`,
     /// `daily 02:00-04:00`.
     ///
     /// # Errors
-    /// What cannot be understood.
+    /// Every text of another form, and a window of zero length.
     pub fn weekly(text: &str) -> Result<Self, Fault> {
-        let bad = |what: String| fault(what, HOW_TO_WRITE);
+        let bad = |what: String| fault(what, WEEKLY_FIX);
         let Some((days, times)) = text.trim().split_once(char::is_whitespace) else {
-            return Err(bad(format!("{text:?} is not days and times")));
+            return Err(bad(format!("{text:?} does not contain days and times")));
         };
         let weekdays = match days.to_ascii_lowercase().as_str() {
             "daily" => 0b111_1111,
-            _ => weekdays(days).ok_or_else(|| bad(format!("{days:?} are no days of the week")))?,
+            _ => {
+                weekdays(days).ok_or_else(|| bad(format!("{days:?} is not a list of weekdays")))?
+            }
         };
         let (from, to) = times
             .trim()
             .split_once('-')
             .and_then(|(from, to)| Some((minutes(from.trim())?, minutes(to.trim())?)))
             .filter(|(from, _)| *from < 24 * 60)
-            .ok_or_else(|| {
-                bad(format!(
-                    "{:?} is not from one time of day to another",
-                    times.trim()
-                ))
-            })?;
+            .ok_or_else(|| bad(format!("{:?} is not a time range", times.trim())))?;
         let length = match to.cmp(&from) {
             std::cmp::Ordering::Equal => {
                 return Err(fault(
-                    format!("{text:?} closes when it opens"),
+                    format!("{text:?} has zero length"),
                     "write 00:00-24:00 for a whole day",
                 ));
             }
             std::cmp::Ordering::Greater => to - from,
-            // Into the next day.
+            // The window ends on the next day.
             std::cmp::Ordering::Less => 24 * 60 + to - from,
         };
         Ok(Window {
@@ -98,10 +95,10 @@ impl Window {
         })
     }
 
-    /// Opens by cron's five fields, as Vixie's cron reads them, and stays open for `duration`.
+    /// Parses the opening times from cron's five fields, like Vixie's cron; each window lasts for `duration`.
     ///
     /// # Errors
-    /// What cannot be understood, and what never opens.
+    /// Every text of another form, and times that never occur.
     pub fn cron(cron: &str, duration: Duration) -> Result<Self, Fault> {
         if !(Duration::from_secs(60)..=7 * DAY).contains(&duration) {
             return Err(fault(
@@ -109,15 +106,15 @@ impl Window {
                     "a window of {} is not between 1m and 168h",
                     format_duration(duration)
                 ),
-                "say for how long it is open, as in duration: 3h",
+                "set for how long it is open, as in duration: 3h",
             ));
         }
         let opens = Openings::parse(cron)?;
-        // Any date will do: the calendar repeats.
+        // The start does not matter, as the calendar repeats.
         if opens.next(OffsetDateTime::UNIX_EPOCH).is_none() {
             return Err(fault(
-                format!("{cron:?} never comes: there is no such date"),
-                HOW_TO_WRITE_CRON,
+                format!("{cron:?} never occurs: no such date exists"),
+                CRON_FIX,
             ));
         }
         Ok(Window {
@@ -130,7 +127,7 @@ impl Window {
         })
     }
 
-    /// Whether it is open.
+    /// Returns true if the window is open.
     pub fn is_open(&self, now: OffsetDateTime) -> bool {
         let after = now
             .checked_sub(self.length)
@@ -140,17 +137,17 @@ impl Window {
             .is_some_and(|opened| opened <= now)
     }
 
-    /// When it opens next, from `now` on; `None` for a date that no coming year has.
+    /// Returns the next opening time, from `now` on; `None` for a date that never occurs.
     pub fn next(&self, now: OffsetDateTime) -> Option<OffsetDateTime> {
         self.opens.next(now)
     }
 
-    /// For how long it is open.
+    /// The time for which it is open.
     pub(super) fn length(&self) -> Span {
         self.length
     }
 
-    /// The cron fields and how long it is open, where it was written so.
+    /// Returns the cron fields and the duration, if the configuration contains these.
     pub fn as_cron(&self) -> Option<(&str, Duration)> {
         match &self.written {
             Written::Weekly(_) => None,
@@ -170,7 +167,7 @@ impl fmt::Display for Window {
     }
 }
 
-/// The minutes at which something begins, one bit for each value of a field.
+/// The minutes at which a window opens, with one bit for each value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Openings {
     minutes: u64,
@@ -178,7 +175,7 @@ struct Openings {
     days: u64,
     months: u64,
     weekdays: u64,
-    /// Both day fields name days: either will do (crontab(5)).
+    /// True if both day fields are restricted: a day that matches either of them matches (crontab(5)).
     either_day: bool,
 }
 
@@ -197,18 +194,18 @@ impl Openings {
         let [minute, hour, day, month, weekday] = fields.as_slice() else {
             return Err(fault(
                 format!("{cron:?} has {} fields, not five", fields.len()),
-                HOW_TO_WRITE_CRON,
+                CRON_FIX,
             ));
         };
         let read = |what: &str, text: &str, range: RangeInclusive<u8>, names: &[&str]| {
-            field(text, range.clone(), names).ok_or_else(|| {
+            parse_field(text, range.clone(), names).ok_or_else(|| {
                 fault(
                     format!(
-                        "{text:?} is no {what}, which is from {} to {}",
+                        "{text:?} is not a valid {what} from {} to {}",
                         range.start(),
                         range.end()
                     ),
-                    HOW_TO_WRITE_CRON,
+                    CRON_FIX,
                 )
             })
         };
@@ -218,7 +215,7 @@ impl Openings {
             hours: read("hour", hour, 0..=23, &[])?,
             days: read("day of the month", day, 1..=31, &[])?,
             months: read("month", month, 1..=12, &MONTHS)?,
-            // Sunday is 0 and 7.
+            // 0 and 7 both mean Sunday.
             weekdays: (weekdays | weekdays >> 7) & Openings::EVERY_MINUTE.weekdays,
             either_day: !day.starts_with('*') && !weekday.starts_with('*'),
         })
@@ -227,9 +224,9 @@ impl Openings {
     fn next(&self, from: OffsetDateTime) -> Option<OffsetDateTime> {
         let from = from.to_offset(time::UtcOffset::UTC);
         let mut date = from.date();
-        let last = date.checked_add(Span::days(YEARS_AHEAD * 366))?;
+        let last = date.checked_add(Span::days(MAX_YEARS_BETWEEN_OPENINGS * 366))?;
         while date <= last {
-            if self.on(date) {
+            if self.is_on(date) {
                 let today = self.times().map(|time| date.with_time(time).assume_utc());
                 if let Some(found) = today.into_iter().find(|opening| *opening >= from) {
                     return Some(found);
@@ -240,14 +237,14 @@ impl Openings {
         None
     }
 
-    fn on(&self, date: Date) -> bool {
+    fn is_on(&self, date: Date) -> bool {
         let by_day = has(self.days, date.day());
         let by_weekday = has(self.weekdays, date.weekday().number_days_from_sunday());
-        let day = match self.either_day {
+        let is_day = match self.either_day {
             true => by_day || by_weekday,
             false => by_day && by_weekday,
         };
-        day && has(self.months, u8::from(date.month()))
+        is_day && has(self.months, u8::from(date.month()))
     }
 
     fn times(&self) -> impl Iterator<Item = Time> {
@@ -266,8 +263,8 @@ fn has(bits: u64, value: u8) -> bool {
     bits >> value & 1 == 1
 }
 
-/// One field of cron: `*`, numbers and names, ranges, steps, lists of them.
-fn field(text: &str, range: RangeInclusive<u8>, names: &[&str]) -> Option<u64> {
+/// Parses one field of cron into bits: `*`, numbers and names, ranges, steps, and lists of these.
+fn parse_field(text: &str, range: RangeInclusive<u8>, names: &[&str]) -> Option<u64> {
     let (low, high) = (*range.start(), *range.end());
     // Names count from the lowest value: Sun is 0, Jan is 1.
     let value = |text: &str| {
@@ -292,7 +289,7 @@ fn field(text: &str, range: RangeInclusive<u8>, names: &[&str]) -> Option<u64> {
             Some((from, to)) => (value(from)?, value(to)?),
             None => {
                 let from = value(values)?;
-                // A step from one value on goes to the end.
+                // A single value with a step means the range to the highest value.
                 (from, if step.is_some() { high } else { from })
             }
         };
@@ -306,7 +303,7 @@ fn field(text: &str, range: RangeInclusive<u8>, names: &[&str]) -> Option<u64> {
     Some(bits)
 }
 
-/// `Mon`, `Mon-Fri`, `Sat,Sun`, `Fri-Mon`.
+/// Parses `Mon`, `Mon-Fri`, `Sat,Sun` or `Fri-Mon` into bits.
 fn weekdays(text: &str) -> Option<u64> {
     let day = |text: &str| DAYS.iter().position(|day| day.eq_ignore_ascii_case(text));
     let mut bits = 0;
@@ -321,14 +318,14 @@ fn weekdays(text: &str) -> Option<u64> {
     Some(bits)
 }
 
-/// `HH:MM` in minutes, to 24:00.
+/// Parses `HH:MM` up to 24:00 into minutes.
 fn minutes(text: &str) -> Option<u16> {
     let (hours, minutes) = text.split_once(':')?;
-    let number = |text: &str, most: u16| {
+    let number = |text: &str, max: u16| {
         let fits = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
         text.parse::<u16>()
             .ok()
-            .filter(|number| fits && *number <= most)
+            .filter(|number| fits && *number <= max)
     };
     let total = number(hours, 24)? * 60 + number(minutes, 59)?;
     (total <= 24 * 60).then_some(total)

@@ -114,7 +114,7 @@ fn the_key_set_of_the_cluster_is_compared() {
             Some(json!({"keys": [{"kid": "another"}]})),
             Some("the cluster knows another"),
         ),
-        (Some(json!("nonsense")), Some("it is no key set")),
+        (Some(json!("nonsense")), Some("it is not a key set")),
         (None, None),
     ] {
         let mut picture = blank();

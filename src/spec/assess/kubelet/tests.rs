@@ -3,9 +3,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use time::macros::datetime;
+use zeroize::Zeroizing;
 
 use super::*;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig};
+use crate::kube::names::NodePath;
 use crate::spec::assess::{ReadKubeconfig, read_kubeconfig};
 use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
 
@@ -14,12 +16,12 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const DATED: &str = "kubelet-client-2026-03-01-00-00-00.pem";
 const LINK: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
 
-struct Stage {
+struct Issuer {
     authority: CertificateAuthority,
 }
 
-impl Stage {
-    fn new() -> Stage {
+impl Issuer {
+    fn new() -> Issuer {
         let authority = CertificateAuthority::self_signed(
             "kubernetes",
             PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap(),
@@ -27,10 +29,10 @@ impl Stage {
             DAY * 100,
         )
         .unwrap();
-        Stage { authority }
+        Issuer { authority }
     }
 
-    /// Certificate and key of a pair that is issued so many days ago, for ten days.
+    /// Returns certificate and key of a pair that was issued `days_ago`, for ten days.
     fn pair(&self, days_ago: u32) -> (String, String) {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let profile = Profile {
@@ -75,7 +77,7 @@ fn conf(pair: Option<&(String, String)>) -> (FoundCert, Form) {
     }
 }
 
-/// As the edge reads a kubelet.conf by file: what the files hold.
+/// Returns what the reader returns for a kubelet.conf that names files with this content.
 fn by_file(path: &str, pem: Option<&(String, String)>) -> (FoundCert, Form) {
     let (mut found, _) = conf(pem);
     found.kubeconfig = None;
@@ -104,9 +106,9 @@ fn leaf_of(found: &FoundCert) -> Option<String> {
 }
 
 #[test]
-fn what_counts_is_what_the_kubelet_uses() {
-    let stage = Stage::new();
-    let (old, fresh, expired) = (stage.pair(5), stage.pair(1), stage.pair(20));
+fn returns_certificate_that_kubelet_uses() {
+    let issuer = Issuer::new();
+    let (old, fresh, expired) = (issuer.pair(5), issuer.pair(1), issuer.pair(20));
     let weighed = |layout, (found, form): (FoundCert, Form), disk: OnDisk| {
         let store = KubeletStore {
             dir: "/var/lib/kubelet/pki".into(),
@@ -116,7 +118,7 @@ fn what_counts_is_what_the_kubelet_uses() {
     };
     use KubeletLayout::{Auto, File};
 
-    // Nothing there but kubelet.conf: kubeadm's form, unless the file is wished for.
+    // Only kubelet.conf exists: kubeadm's layout, unless the configuration selects the file.
     let found = weighed(Auto, conf(Some(&fresh)), on_disk(Current::Nothing, None));
     assert!(found.store.is_none());
     let found = weighed(Auto, conf(None), on_disk(Current::Nothing, None));
@@ -127,13 +129,13 @@ fn what_counts_is_what_the_kubelet_uses() {
     assert_eq!(
         store.faults,
         [format!(
-            "kubelet.conf holds the certificate, where it is to name {LINK}"
+            "kubelet.conf contains the certificate, but must name {LINK}"
         )]
     );
     assert!(!store.in_place && store.superseded.is_none());
 
     for layout in [Auto, File] {
-        // In order.
+        // No fault.
         let disk = || on_disk(link(DATED), Some(&fresh));
         let found = weighed(layout, by_file(LINK, Some(&fresh)), disk());
         let store = found.store.as_ref().unwrap();
@@ -152,11 +154,11 @@ fn what_counts_is_what_the_kubelet_uses() {
         assert_eq!(
             store.faults,
             [format!(
-                "kubelet.conf holds a certificate, while the kubelet uses {LINK}"
+                "kubelet.conf contains a certificate, while the kubelet uses {LINK}"
             )]
         );
         assert_eq!(store.superseded.unwrap().0.leaf().to_pem(), old.0);
-        // The same one in both places is not kept twice.
+        // The same certificate in both places is not superseded.
         let found = weighed(layout, conf(Some(&fresh)), disk());
         assert!(found.store.unwrap().superseded.is_none());
 
@@ -165,7 +167,7 @@ fn what_counts_is_what_the_kubelet_uses() {
         assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
         assert_eq!(found.store.unwrap().faults, ["kubelet.conf is absent"]);
 
-        // What the kubelet would not use.
+        // Pairs that the kubelet does not use.
         for pair in [Some(&expired), None] {
             let found = weighed(layout, conf(Some(&fresh)), on_disk(link("gone.pem"), pair));
             assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
@@ -179,7 +181,7 @@ fn what_counts_is_what_the_kubelet_uses() {
         );
         assert_eq!(leaf_of(&found).as_ref(), Some(&fresh.0));
 
-        // A dangling link is an absent certificate, and named.
+        // A dangling link is an absent certificate, and the reason names the link.
         let found = weighed(layout, by_file(LINK, None), on_disk(link("gone.pem"), None));
         assert!(matches!(found.chain, Found::Absent));
         assert_eq!(
@@ -187,7 +189,7 @@ fn what_counts_is_what_the_kubelet_uses() {
             format!("{LINK} leads nowhere")
         );
 
-        // A file where the link belongs.
+        // A regular file at the path of the link.
         let found = weighed(
             layout,
             by_file(LINK, Some(&fresh)),
@@ -197,13 +199,13 @@ fn what_counts_is_what_the_kubelet_uses() {
         assert_eq!(
             store.faults,
             [format!(
-                "{LINK} is no link to a file beside it, so that the kubelet cannot put a new one there"
+                "{LINK} is not a link to a file in its directory, so the kubelet cannot replace its certificate"
             )]
         );
         assert!(!store.in_place);
     }
 
-    // Files of somebody's own choice stay as long as they serve and the kubelet has none of its own.
+    // Files elsewhere are kept while they are usable and the kubelet's store is empty.
     let found = weighed(
         Auto,
         by_file("/etc/k/kubelet.pem", Some(&fresh)),
@@ -213,7 +215,7 @@ fn what_counts_is_what_the_kubelet_uses() {
     assert_eq!(store.faults, [""; 0]);
     assert!(!store.in_place);
 
-    // Another directory, by --cert-dir.
+    // Another directory, set with --cert-dir.
     let elsewhere = "/data/pki/kubelet-client-current.pem";
     let found = weighed(
         Auto,
@@ -221,4 +223,56 @@ fn what_counts_is_what_the_kubelet_uses() {
         on_disk(link(DATED), Some(&fresh)),
     );
     assert_eq!(found.store.unwrap().link(), NodePath::from(elsewhere));
+}
+
+#[test]
+fn uses_store_if_named_usable_or_only_one() {
+    let issuer = Issuer::new();
+    let (fresh, expired) = (issuer.pair(1), issuer.pair(20));
+    let torn = (expired.0.clone(), fresh.1.clone());
+    for (case, (found, form), disk, expected) in [
+        (
+            "named by kubelet.conf",
+            by_file(LINK, None),
+            on_disk(Current::Nothing, None),
+            true,
+        ),
+        (
+            "usable",
+            conf(Some(&fresh)),
+            on_disk(link(DATED), Some(&fresh)),
+            true,
+        ),
+        (
+            "expired",
+            conf(Some(&fresh)),
+            on_disk(link(DATED), Some(&expired)),
+            false,
+        ),
+        (
+            "certificate and key differ",
+            conf(Some(&fresh)),
+            on_disk(link(DATED), Some(&torn)),
+            false,
+        ),
+        (
+            "expired, without another one",
+            conf(None),
+            on_disk(link(DATED), Some(&expired)),
+            true,
+        ),
+        (
+            "neither",
+            conf(None),
+            on_disk(Current::Nothing, None),
+            false,
+        ),
+    ] {
+        let stored = StoredPair::read(&disk);
+        assert_eq!(
+            uses_store(&form, &disk, &stored, &found, NOW),
+            expected,
+            "{case}"
+        );
+    }
 }

@@ -60,7 +60,7 @@ fn issue(reasons: &[&str]) -> Action {
 }
 
 #[test]
-fn decisions() {
+fn decides_by_action_age_and_demand() {
     let year = age(time::Duration::days(365));
     let days = |days| ISSUED + time::Duration::days(days);
     let always = rotation(Vec::new());
@@ -135,7 +135,7 @@ fn decisions() {
             Demand::Asked,
             ISSUED + time::Duration::minutes(12),
             kept(
-                "asked for; renewed 12m ago, tried again after 2026-01-01T01:00:00Z (--force renews it now)",
+                "requested; renewed 12m ago, tried again after 2026-01-01T01:00:00Z (--force renews it now)",
             ),
             Some(datetime!(2026-01-01 01:00 UTC)),
         ),
@@ -145,7 +145,7 @@ fn decisions() {
             &always,
             Demand::Forced,
             ISSUED + time::Duration::minutes(12),
-            issue(&["asked for with --force"]),
+            issue(&["requested with --force"]),
             None,
         ),
         (
@@ -154,7 +154,7 @@ fn decisions() {
             &always,
             Demand::Asked,
             days(1),
-            issue(&["asked for"]),
+            issue(&["requested"]),
             None,
         ),
         (
@@ -210,7 +210,7 @@ fn decisions() {
             days(364),
             issue(&[
                 due,
-                "the next window opens at 2027-01-02T02:00:00Z, too late for a certificate that ends at 2027-01-01T00:00:00Z: it is renewed outside of any window",
+                "the next window opens at 2027-01-02T02:00:00Z, too late for a certificate that expires at 2027-01-01T00:00:00Z: it is renewed outside of the windows",
             ]),
             None,
         ),
@@ -221,7 +221,7 @@ fn decisions() {
 }
 
 #[test]
-fn what_does_not_serve_waits_for_nothing() {
+fn replaces_unusable_certificate_immediately() {
     let never = rotation(vec![Window::weekly("Sat 02:00-03:00").unwrap()]);
     let rotated = rotate(drift(), None, rules(&never, Demand::Due), ISSUED);
     assert_eq!(rotated.action, drift());
@@ -229,7 +229,7 @@ fn what_does_not_serve_waits_for_nothing() {
 }
 
 #[test]
-fn nothing_is_renewed_for_age_when_its_authority_ends_with_it() {
+fn keeps_certificate_that_expires_with_authority() {
     let year = age(time::Duration::days(365));
     let always = rotation(Vec::new());
     let rules = Rules {
@@ -241,7 +241,7 @@ fn nothing_is_renewed_for_age_when_its_authority_ends_with_it() {
     assert_eq!(
         rotated.action,
         kept(
-            "it ends with its authority, at 2027-01-01T00:00:00Z: a new one would end no later; replace the authority"
+            "it expires with its authority, at 2027-01-01T00:00:00Z: a new certificate would expire no later; replace the authority"
         )
     );
     // What has drifted is mended all the same.
@@ -249,7 +249,7 @@ fn nothing_is_renewed_for_age_when_its_authority_ends_with_it() {
 }
 
 #[test]
-fn only_a_recorded_renewal_cools_down() {
+fn delays_next_renewal_only_after_recorded_one() {
     let concluded = Age {
         recorded: false,
         ..age(time::Duration::days(365))
@@ -261,7 +261,7 @@ fn only_a_recorded_renewal_cools_down() {
 }
 
 #[test]
-fn ages_are_recorded_or_concluded() {
+fn infers_age_without_record() {
     let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let born = datetime!(2020-01-01 00:00 UTC);
     let authority =

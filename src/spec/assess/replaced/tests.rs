@@ -176,5 +176,5 @@ fn finds_old_ca_in_other_ca_file() {
     let found = replaced(new.bundle(), &[witness], &elsewhere).unwrap();
     assert!(found.sentence("x").contains("in /pki/ca.crt"));
     let fix = found.fix(Authority::FrontProxyCa, "x", new.bundle());
-    assert!(fix.contains("put the old CA certificate back from /pki/ca.crt"));
+    assert!(fix.contains("restore the old CA certificate from /pki/ca.crt"));
 }

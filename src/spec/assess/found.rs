@@ -1,0 +1,190 @@
+//! The files of a node as they were found: the observed state.
+
+use std::fmt;
+
+use super::kubelet_store::FoundStore;
+use crate::kube::kubeconfig::{Current, Kubeconfig, KubeconfigError};
+use crate::x509::{Chain, KeyAlgorithm, KeyType, PrivateKey, PublicKey};
+
+/// A file as it was found.
+#[derive(Debug)]
+pub enum Found<T> {
+    /// No such file.
+    Absent,
+    /// Empty or white space only: the result of a failed write, or of the kubelet's creation of a missing hostPath file.
+    Empty,
+    /// The file exists, but its content is invalid; contains the reason.
+    Unreadable(String),
+    /// The parsed content.
+    Present(T),
+}
+
+impl<T> Found<T> {
+    /// Parses the bytes of a file; `None` is an absent file.
+    pub fn read<E: fmt::Display>(
+        bytes: Option<&[u8]>,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Self {
+        match bytes {
+            None => Found::Absent,
+            Some(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Found::Empty,
+            Some(bytes) => match parse(bytes) {
+                Ok(value) => Found::Present(value),
+                Err(error) => Found::Unreadable(error.to_string()),
+            },
+        }
+    }
+
+    /// Returns the value, if there is one.
+    pub fn present(&self) -> Option<&T> {
+        match self {
+            Found::Present(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Returns the problem in words, unless a value is present.
+    pub fn trouble(&self) -> Option<String> {
+        match self {
+            Found::Absent => Some("is absent".to_owned()),
+            Found::Empty => Some("is empty".to_owned()),
+            Found::Unreadable(why) => Some(format!("is unreadable: {why}")),
+            Found::Present(_) => None,
+        }
+    }
+
+    /// Returns the problem, with `what` as its subject.
+    pub(super) fn problem(&self, what: &str) -> Option<String> {
+        self.trouble().map(|trouble| format!("{what} {trouble}"))
+    }
+}
+
+/// A certificate and its key as found, in a pair of files or in a kubeconfig.
+pub struct FoundCert {
+    /// The chain.
+    pub chain: Found<Chain>,
+    /// The key.
+    pub key: Found<PrivateKey>,
+    /// True if the key has the PEM form that kubeadm writes.
+    pub key_form_is_ours: bool,
+    /// Mode of the file with the key, if it is world-readable.
+    pub exposed: Option<u32>,
+    /// The revocation, in words, if a revocation list contains the certificate.
+    pub revoked: Option<String>,
+    /// For a kubeconfig, the rest of it.
+    pub kubeconfig: Option<FoundKubeconfig>,
+    /// For the kubelet's client certificate, the kubelet's store.
+    pub store: Option<FoundStore>,
+}
+
+impl FoundCert {
+    /// Returns true if the kubelet itself requested the certificate from the cluster.
+    pub fn is_of_kubelet(&self) -> bool {
+        let store = self.store.as_ref();
+        store.is_some_and(|store| store.in_place && store.requested_by_kubelet)
+    }
+
+    /// Returns true if the kubelet chose the key algorithm. client-go generates an ECDSA key on P-256 for each request
+    /// (`certificate_manager.go`, `generateCSR`), so a key of another algorithm would be replaced by the next request.
+    pub(super) fn has_key_of_kubelet(&self, key: &PublicKey) -> bool {
+        self.is_of_kubelet() && *key.key_type() == KeyType::Known(KeyAlgorithm::EcdsaP256)
+    }
+}
+
+/// A kubeconfig apart from its certificate and key.
+pub struct FoundKubeconfig {
+    /// The document; a repair keeps the rest of its content.
+    pub document: Kubeconfig,
+    /// `server` of the current context.
+    pub server: Option<String>,
+    /// Its CA data.
+    pub authority: Option<Vec<u8>>,
+    /// True if certificate and key are separate files, as with the kubelet's own rotation.
+    pub by_file: bool,
+}
+
+/// The outcome of reading a kubeconfig.
+pub enum ReadKubeconfig {
+    /// Its parts.
+    Usable(Box<FoundCert>),
+    /// `client-certificate` and `client-key` name these files, which the caller must read.
+    ByFile {
+        /// `client-certificate`.
+        certificate: String,
+        /// `client-key`.
+        key: String,
+        /// The rest.
+        kubeconfig: FoundKubeconfig,
+    },
+    /// The file exists and cannot be repaired; replacing it would lose its content.
+    Unrepairable(KubeconfigError),
+}
+
+/// Reads a kubeconfig. `None` results in an absent certificate, blank text in an empty one.
+pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
+    let blank = |chain: Found<Chain>, key: Found<PrivateKey>| {
+        ReadKubeconfig::Usable(Box::new(FoundCert {
+            chain,
+            key,
+            key_form_is_ours: true,
+            exposed: None,
+            revoked: None,
+            kubeconfig: None,
+            store: None,
+        }))
+    };
+    let Some(text) = text else {
+        return blank(Found::Absent, Found::Absent);
+    };
+    if text.iter().all(u8::is_ascii_whitespace) {
+        return blank(Found::Empty, Found::Empty);
+    }
+    let parsed = std::str::from_utf8(text)
+        .map_err(|_| KubeconfigError::NotYaml("it is not UTF-8 text".to_owned()))
+        .and_then(Kubeconfig::parse)
+        .and_then(|document| document.current().map(|current| (document, current)));
+    let (document, current) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => return ReadKubeconfig::Unrepairable(error),
+    };
+    let Current {
+        server,
+        authority,
+        certificate,
+        key,
+        certificate_file,
+        key_file,
+        ..
+    } = current;
+    let kubeconfig = FoundKubeconfig {
+        document,
+        server,
+        authority,
+        by_file: certificate.is_none(),
+    };
+    match (certificate_file, key_file) {
+        (Some(certificate), Some(key)) if kubeconfig.by_file => ReadKubeconfig::ByFile {
+            certificate,
+            key,
+            kubeconfig,
+        },
+        _ => ReadKubeconfig::Usable(Box::new(FoundCert {
+            chain: Found::read(certificate.as_deref(), Chain::from_pem),
+            key_form_is_ours: key.as_deref().is_none_or(|key| is_our_form(key)),
+            key: Found::read(key.as_deref().map(Vec::as_slice), PrivateKey::from_pem),
+            exposed: None,
+            revoked: None,
+            kubeconfig: Some(kubeconfig),
+            store: None,
+        })),
+    }
+}
+
+/// Returns true for PKCS#1 and SEC1 PEM, which kubeadm writes. Some components of Kubernetes cannot read PKCS#8.
+pub fn is_our_form(key_pem: &[u8]) -> bool {
+    !key_pem
+        .windows(PKCS8_HEADER.len())
+        .any(|window| window == PKCS8_HEADER)
+}
+
+const PKCS8_HEADER: &[u8] = b"-----BEGIN PRIVATE KEY-----";

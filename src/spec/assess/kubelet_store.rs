@@ -1,0 +1,104 @@
+//! The kubelet's store of client certificates as it was found: dated files, and a link to the newest.
+
+use std::path::PathBuf;
+
+use zeroize::Zeroizing;
+
+use crate::kube::names::NodePath;
+use crate::spec::{KUBELET_CURRENT, KubeletStore};
+use crate::x509::{Chain, PrivateKey};
+
+/// The form in which kubelet.conf contains its certificate.
+pub enum Form {
+    /// kubelet.conf is absent or empty.
+    Nothing,
+    /// Embedded as data.
+    Embedded,
+    /// By the absolute paths of two files.
+    ByFile {
+        /// `client-certificate`.
+        certificate: NodePath,
+        /// `client-key`.
+        key: NodePath,
+    },
+}
+
+impl Form {
+    /// Returns the directory of the kubelet's store, if kubelet.conf refers to its link.
+    pub(super) fn store(&self) -> Option<NodePath> {
+        match self {
+            Form::ByFile { certificate, key }
+                if certificate == key && certificate.file_name()? == KUBELET_CURRENT =>
+            {
+                Some(certificate.directory())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The file at the path of the store's link.
+pub enum Current {
+    /// No file.
+    Nothing,
+    /// A link, with its target as written.
+    Link(PathBuf),
+    /// A regular file. The kubelet reads it but does not replace it.
+    File,
+}
+
+/// The content of the kubelet's store.
+pub struct OnDisk {
+    /// The file at the path of the link.
+    pub current: Current,
+    /// Its content, following links.
+    pub pem: Option<Zeroizing<Vec<u8>>>,
+    /// Its mode, if it is world-readable.
+    pub exposed: Option<u32>,
+}
+
+/// The kubelet's store, if the certificate belongs there.
+pub struct FoundStore {
+    /// The directory.
+    pub dir: NodePath,
+    /// Its content.
+    pub on_disk: OnDisk,
+    /// True if the certificate is in the store and the link points to it.
+    pub in_place: bool,
+    /// True if the kubelet itself requested the certificate from the cluster, rather than nodepki.
+    pub requested_by_kubelet: bool,
+    /// The problems of form, in words.
+    pub faults: Vec<String>,
+    /// The pair in kubelet.conf, if the kubelet uses another one.
+    pub superseded: Option<(Chain, PrivateKey)>,
+}
+
+impl FoundStore {
+    /// Returns the path of the link.
+    pub fn link(&self) -> NodePath {
+        self.dir.join(KUBELET_CURRENT)
+    }
+
+    /// Returns the file that the link points to, if it is in this directory.
+    pub fn target(&self) -> Option<NodePath> {
+        let Current::Link(target) = &self.on_disk.current else {
+            return None;
+        };
+        let target = self.dir.join(target);
+        (target.directory() == self.dir).then_some(target)
+    }
+
+    /// Returns the reason why there is no certificate.
+    pub(super) fn absence(&self) -> String {
+        let link = self.link();
+        match self.on_disk.current {
+            Current::Link(_) => format!("{link} leads nowhere"),
+            _ => "absent".to_owned(),
+        }
+    }
+}
+
+/// Returns the directory of the store: that of kubelet.conf, or else that of the spec.
+pub fn store_dir(form: &Form, store: &KubeletStore) -> NodePath {
+    form.store().unwrap_or_else(|| store.dir.clone())
+}

@@ -1,0 +1,100 @@
+//! The settings of nodepki that change the table of certificates.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::kube::kubeadm::San;
+use crate::kube::names::{Authority, CertName};
+use crate::x509::Tolerance;
+
+/// The group that kubeadm binds to `cluster-admin`.
+pub const CLUSTER_ADMINS: &str = "kubeadm:cluster-admins";
+/// The group with all rights, which no RBAC rule can restrict.
+pub const MASTERS: &str = "system:masters";
+
+/// The location of the kubelet's client certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KubeletLayout {
+    /// In kubelet.conf, as `kubeadm init` writes it, until the kubelet has copied it to a file; then in that file, like
+    /// `kubeadm init phase kubelet-finalize`.
+    #[default]
+    Auto,
+    /// In a separate file from the beginning. A kubelet that rotates and finds its certificate in kubelet.conf requests
+    /// another one immediately; that request stays pending in a cluster without a signer for it.
+    File,
+}
+
+impl KubeletLayout {
+    /// All values.
+    pub const ALL: [KubeletLayout; 2] = [KubeletLayout::Auto, KubeletLayout::File];
+
+    /// The value in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KubeletLayout::Auto => "auto",
+            KubeletLayout::File => "file",
+        }
+    }
+}
+
+/// The organization of `apiserver-kubelet-client`, which kubeadm has changed twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KubeletClientSubject {
+    /// By `kubernetesVersion`: none since 1.36.1 and 1.35.5, where kubeadm also creates the necessary binding;
+    /// `kubeadm:cluster-admins` since 1.29; `system:masters` before. For an unknown version it is
+    /// `kubeadm:cluster-admins`, which works with every kubeadm since 1.29.
+    #[default]
+    Auto,
+    /// No organization.
+    None,
+    /// `kubeadm:cluster-admins`.
+    ClusterAdmins,
+    /// `system:masters`.
+    Masters,
+}
+
+impl KubeletClientSubject {
+    /// All values.
+    pub const ALL: [KubeletClientSubject; 4] = [
+        KubeletClientSubject::Auto,
+        KubeletClientSubject::None,
+        KubeletClientSubject::ClusterAdmins,
+        KubeletClientSubject::Masters,
+    ];
+
+    /// The value in the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            KubeletClientSubject::Auto => "auto",
+            KubeletClientSubject::None => "none",
+            KubeletClientSubject::ClusterAdmins => CLUSTER_ADMINS,
+            KubeletClientSubject::Masters => MASTERS,
+        }
+    }
+}
+
+/// The settings of nodepki that change the table; kubeadm has no equivalent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// The organization of `apiserver-kubelet-client`.
+    pub kubelet_client_subject: KubeletClientSubject,
+    /// Common names that replace kubeadm's, with placeholders; only for [`CertName::has_free_common_name`].
+    pub common_names: BTreeMap<CertName, String>,
+    /// The accepted differences of each authority's certificates; none for an absent authority.
+    pub tolerances: BTreeMap<Authority, Tolerance>,
+    /// Names added to the API server's certificate.
+    pub apiserver_sans: Vec<San>,
+    /// Names added to the etcd server's certificate.
+    pub etcd_server_sans: Vec<San>,
+    /// Names added to the etcd peer's certificate.
+    pub etcd_peer_sans: Vec<San>,
+    /// Certificates that are not requested, if kubeadm's rules allow it.
+    pub omit: BTreeSet<CertName>,
+    /// True to leave kubelet.conf to the kubelet's own TLS bootstrap.
+    pub kubelet_bootstraps_itself: bool,
+    /// The location of the kubelet's client certificate.
+    pub kubelet_layout: KubeletLayout,
+    /// True to issue the kubelet's serving certificate.
+    pub kubelet_serving: bool,
+    /// Names added to the kubelet's serving certificate.
+    pub kubelet_serving_sans: Vec<San>,
+}

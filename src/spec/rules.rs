@@ -1,0 +1,541 @@
+//! kubeadm's rules, by which the table of certificates follows from the configuration.
+//!
+//! The sources are kubeadm's `GetDefaultCertList`, `GetAPIServerAltNames`, `getAltNames` and `getKubeConfigSpecs`. A
+//! comment gives the reason for each deliberate difference.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use super::choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, MASTERS};
+use super::policy::Policy;
+use super::table::{
+    BundleSpec, CertSpec, ExternalEtcd, KubeletStore, Output, Plan, ServiceAccountSpec,
+};
+use super::{KUBECONFIG_DIR, KUBELET_PKI};
+use crate::kube::kubeadm::{Cluster, Endpoint, Etcd, Host, Node, Role, San, Version};
+use crate::kube::names::{self, Authority, CertName, NodePath};
+use crate::x509::{ExtendedUsage, Profile, Sans, Subject};
+
+/// Computes the desired state of a node.
+pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) -> Plan {
+    let inputs = Inputs {
+        cluster,
+        node,
+        policy,
+        choices,
+    };
+    let (omitted, held): (Vec<CertName>, Vec<CertName>) = CertName::ALL
+        .into_iter()
+        .filter(|name| inputs.is_applicable(*name))
+        .partition(|name| inputs.omits(*name));
+    let certs: Vec<CertSpec> = held.into_iter().map(|name| inputs.cert(name)).collect();
+    Plan {
+        ignore_preflight_errors: inputs.ignore_preflight_errors(&certs),
+        notes: inputs.notes(&certs),
+        certs,
+        bundles: inputs.bundles(),
+        omitted,
+        service_account: inputs.service_account(),
+        external_etcd: inputs.external_etcd(),
+    }
+}
+
+struct Inputs<'a> {
+    cluster: &'a Cluster,
+    node: &'a Node,
+    policy: &'a Policy,
+    choices: &'a Choices,
+}
+
+impl Inputs<'_> {
+    fn notes(&self, certs: &[CertSpec]) -> Vec<String> {
+        let mut notes = Vec::new();
+        if let Some(address) = self.missing_second_service_address() {
+            notes.push(format!(
+                "apiserver contains only the service address of the first IP family, as with kubeadm; add {address} to extraSANs.apiserver if clients use the second"
+            ));
+        }
+        let cert = |name| certs.iter().find(|spec| spec.name == name);
+        if let Some(spec) = cert(CertName::FrontProxyClient)
+            && self.common_name(spec.name).is_some()
+        {
+            notes.push(format!(
+                "commonNames changes front-proxy-client to {0}: --requestheader-allowed-names of kube-apiserver must contain {0} on every control-plane node (if the list is empty, every client of that authority can impersonate any user)",
+                spec.profile.subject.common_name
+            ));
+        }
+        if let Some(spec) = cert(CertName::KubeletServing)
+            && spec.profile.sans.ips.is_empty()
+        {
+            notes.push("kubelet-serving contains no IP address, but kube-apiserver connects to kubelets by IP address: set node-ip in nodeRegistration.kubeletExtraArgs, or extraSANs.kubelet-serving".to_owned());
+        }
+        notes
+    }
+
+    /// Returns the API server's address in the second service network, if there is one and its certificate omits it.
+    fn missing_second_service_address(&self) -> Option<IpAddr> {
+        let [_, second] = self.cluster.service_subnets.as_slice() else {
+            return None;
+        };
+        let address = second.nth(1)?;
+        let san = San::Ip(address);
+        let is_named = self.choices.apiserver_sans.contains(&san)
+            || self.cluster.apiserver_cert_sans.contains(&san);
+        (self.node.role != Role::Worker && !is_named).then_some(address)
+    }
+
+    fn omits(&self, name: CertName) -> bool {
+        self.choices.omit.contains(&name) && self.is_omittable(name)
+    }
+
+    /// No control-plane component uses these two. `kubeadm init` requires admin.conf (`initData.Client`).
+    fn is_omittable(&self, name: CertName) -> bool {
+        match name {
+            CertName::SuperAdminConf => true,
+            CertName::AdminConf => self.node.role == Role::Join,
+            _ => false,
+        }
+    }
+
+    /// Returns true if the certificate belongs on this node, whether or not it is omitted.
+    fn is_applicable(&self, name: CertName) -> bool {
+        match (name, self.node.role) {
+            (CertName::KubeletConf, _) => !self.choices.kubelet_bootstraps_itself,
+            (CertName::KubeletServing, _) => self.choices.kubelet_serving,
+            (_, Role::Worker) => false,
+            // kubeadm creates it since 1.29, and never in `kubeadm join`.
+            (CertName::SuperAdminConf, role) => role == Role::Init && !self.before(1, 29),
+            (name, _) if name.authority() == Authority::EtcdCa => self.etcd_is_stacked(),
+            _ => true,
+        }
+    }
+
+    fn ignore_preflight_errors(&self, certs: &[CertSpec]) -> Vec<String> {
+        if self.node.role == Role::Init {
+            return Vec::new();
+        }
+        let kubelet = certs
+            .iter()
+            .filter(|spec| spec.name == CertName::KubeletConf)
+            .flat_map(|spec| spec.output.paths())
+            .cloned();
+        // Only the join of a worker checks the CA certificate.
+        let bundles = self
+            .bundles()
+            .into_iter()
+            .filter(|_| self.node.role == Role::Worker)
+            .map(|bundle| bundle.path)
+            .filter(|path| {
+                let join = self.node.join.as_ref();
+                join.is_some_and(|join| join.ca_cert_path == **path)
+            });
+        kubelet
+            .chain(bundles)
+            .map(|path| {
+                format!(
+                    "FileAvailable-{}",
+                    path.display().to_string().replace('/', "-")
+                )
+            })
+            .collect()
+    }
+
+    fn cert(&self, name: CertName) -> CertSpec {
+        let mut subjects = self.subjects(name).into_iter();
+        // `subjects` is never empty.
+        let subject = subjects.next().unwrap_or(Subject {
+            common_name: name.as_str().to_owned(),
+            organizations: Vec::new(),
+        });
+        CertSpec {
+            name,
+            authority: name.authority(),
+            output: self.output(name, &subject.common_name),
+            profile: Profile {
+                subject,
+                sans: self.sans(name),
+                usages: usages(name),
+                key: self.policy.key_for(name),
+                lifetime: self.cluster.certificate_validity,
+            },
+            other_subjects: subjects.collect(),
+            tolerance: self
+                .choices
+                .tolerances
+                .get(&name.authority())
+                .copied()
+                .unwrap_or_default(),
+            under_first: false,
+            is_omittable: self.is_omittable(name),
+        }
+    }
+
+    /// Returns the desired subject, followed by those of other kubeadm versions.
+    fn subjects(&self, name: CertName) -> Vec<Subject> {
+        let one = |common_name: &str, organization: Option<&str>| Subject {
+            common_name: common_name.to_owned(),
+            organizations: organization.map(str::to_owned).into_iter().collect(),
+        };
+        if let Some(chosen) = self.common_name(name) {
+            return vec![one(&chosen, None)];
+        }
+        let node_name = self.node.name.as_str();
+        match name {
+            CertName::Apiserver => vec![one("kube-apiserver", None)],
+            CertName::ApiserverKubeletClient => {
+                let desired = self.kubelet_client_organization();
+                let others = [None, Some(CLUSTER_ADMINS), Some(MASTERS)];
+                let others = others.into_iter().filter(|other| *other != desired);
+                [desired]
+                    .into_iter()
+                    .chain(others)
+                    .map(|organization| one("kube-apiserver-kubelet-client", organization))
+                    .collect()
+            }
+            CertName::FrontProxyClient => vec![one("front-proxy-client", None)],
+            CertName::EtcdServer | CertName::EtcdPeer => vec![one(node_name, None)],
+            // The etcd clients were in system:masters before 1.29.
+            CertName::EtcdHealthcheckClient => {
+                vec![
+                    one("kube-etcd-healthcheck-client", None),
+                    one("kube-etcd-healthcheck-client", Some(MASTERS)),
+                ]
+            }
+            CertName::ApiserverEtcdClient => {
+                vec![
+                    one("kube-apiserver-etcd-client", None),
+                    one("kube-apiserver-etcd-client", Some(MASTERS)),
+                ]
+            }
+            CertName::AdminConf if self.before(1, 29) => {
+                vec![one("kubernetes-admin", Some(MASTERS))]
+            }
+            CertName::AdminConf => {
+                vec![
+                    one("kubernetes-admin", Some(CLUSTER_ADMINS)),
+                    one("kubernetes-admin", Some(MASTERS)),
+                ]
+            }
+            CertName::SuperAdminConf => vec![one("kubernetes-super-admin", Some(MASTERS))],
+            CertName::KubeletConf | CertName::KubeletServing => vec![one(
+                &format!("system:node:{node_name}"),
+                Some("system:nodes"),
+            )],
+            CertName::ControllerManagerConf => vec![one("system:kube-controller-manager", None)],
+            CertName::SchedulerConf => vec![one("system:kube-scheduler", None)],
+        }
+    }
+
+    /// Returns the configured common name, if kubeadm's may be replaced.
+    fn common_name(&self, name: CertName) -> Option<String> {
+        let chosen = self.choices.common_names.get(&name)?;
+        name.has_free_common_name().then(|| {
+            names::fill(
+                chosen,
+                name,
+                self.node.name.as_str(),
+                &self.cluster.cluster_name,
+            )
+        })
+    }
+
+    fn kubelet_client_organization(&self) -> Option<&'static str> {
+        match self.choices.kubelet_client_subject {
+            KubeletClientSubject::None => None,
+            KubeletClientSubject::ClusterAdmins => Some(CLUSTER_ADMINS),
+            KubeletClientSubject::Masters => Some(MASTERS),
+            KubeletClientSubject::Auto => match &self.cluster.kubernetes_version {
+                Some(version) if creates_kubelet_client_binding(version) => None,
+                _ if self.before(1, 29) => Some(MASTERS),
+                _ => Some(CLUSTER_ADMINS),
+            },
+        }
+    }
+
+    fn sans(&self, name: CertName) -> Sans {
+        match name {
+            CertName::Apiserver => self.apiserver_sans(),
+            CertName::EtcdServer | CertName::EtcdPeer => self.etcd_sans(name),
+            CertName::KubeletServing => self.kubelet_serving_sans(),
+            _ => SanList::default(),
+        }
+        .finish()
+    }
+
+    /// kubeadm's `GetAPIServerAltNames`.
+    fn apiserver_sans(&self) -> SanList {
+        let mut sans = SanList::default();
+        sans.dns(self.node.name.as_str());
+        for service in ["kubernetes", "kubernetes.default", "kubernetes.default.svc"] {
+            sans.dns(service);
+        }
+        if !self.cluster.dns_domain.is_empty() {
+            sans.dns(&format!(
+                "kubernetes.default.svc.{}",
+                self.cluster.dns_domain
+            ));
+        }
+        sans.ips(self.service_address());
+        sans.ips(self.node.advertise_address);
+        let endpoint = self.cluster.control_plane_endpoint.as_ref();
+        match endpoint.map(|endpoint| &endpoint.host) {
+            Some(Host::Dns(host)) => sans.dns(host),
+            Some(Host::Ip(ip)) => sans.ip(*ip),
+            None => {}
+        }
+        sans.extend(&self.cluster.apiserver_cert_sans);
+        sans.extend(&self.choices.apiserver_sans);
+        sans
+    }
+
+    /// kubeadm's `getAltNames`, for the server and the peer certificate.
+    fn etcd_sans(&self, name: CertName) -> SanList {
+        let mut sans = SanList::default();
+        sans.dns(self.node.name.as_str());
+        sans.dns("localhost");
+        sans.ips(self.node.advertise_address);
+        sans.ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        sans.ip(IpAddr::V6(Ipv6Addr::LOCALHOST));
+        if let Etcd::Local {
+            server_cert_sans,
+            peer_cert_sans,
+        } = &self.cluster.etcd
+        {
+            if name == CertName::EtcdServer {
+                sans.extend(server_cert_sans);
+                sans.extend(&self.choices.etcd_server_sans);
+            } else {
+                sans.extend(peer_cert_sans);
+                sans.extend(&self.choices.etcd_peer_sans);
+            }
+        }
+        sans
+    }
+
+    /// Returns the names and addresses of the Node object, which the kubelet would request itself.
+    fn kubelet_serving_sans(&self) -> SanList {
+        let mut sans = SanList::default();
+        let host = self.node.hostname_override.as_deref();
+        sans.dns(host.unwrap_or(self.node.name.as_str()));
+        sans.dns(self.node.name.as_str());
+        sans.ips(self.node.kubelet_addresses.iter().copied());
+        sans.extend(&self.choices.kubelet_serving_sans);
+        sans
+    }
+
+    /// Returns the first address of the first service network. Like kubeadm, it ignores the second network.
+    fn service_address(&self) -> Option<IpAddr> {
+        self.cluster.service_subnets.first()?.nth(1)
+    }
+
+    fn output(&self, name: CertName, user: &str) -> Output {
+        if name.is_kubeconfig() {
+            return Output::Kubeconfig {
+                path: NodePath::from(KUBECONFIG_DIR).join(name.as_str()),
+                server: self.server(name),
+                cluster: self.cluster.cluster_name.clone(),
+                user: user.to_owned(),
+                store: (name == CertName::KubeletConf).then(|| KubeletStore {
+                    dir: self.kubelet_pki(),
+                    layout: self.choices.kubelet_layout,
+                }),
+            };
+        }
+        if name == CertName::KubeletServing {
+            // The kubelet uses these files unless its configuration names others (`InitializeTLS`).
+            let dir = self.kubelet_pki();
+            return Output::Pair {
+                certificate: dir.join("kubelet.crt"),
+                key: dir.join("kubelet.key"),
+            };
+        }
+        let base = self.cluster.certificates_dir.join(name.base_name());
+        Output::Pair {
+            certificate: with_suffix(&base, "crt"),
+            key: with_suffix(&base, "key"),
+        }
+    }
+
+    fn kubelet_pki(&self) -> NodePath {
+        let chosen = self.node.kubelet_cert_dir.as_deref();
+        chosen.unwrap_or(Path::new(KUBELET_PKI)).into()
+    }
+
+    /// Returns the URL of the API server for a kubeconfig.
+    fn server(&self, name: CertName) -> String {
+        let prefers_local = match name {
+            CertName::ControllerManagerConf | CertName::SchedulerConf => true,
+            // The gate ControlPlaneKubeletLocalMode is on by default since 1.33. `kubeadm certs generate-csr` still writes
+            // the shared endpoint; this follows `kubeadm init` and `kubeadm join`, which write the local one.
+            CertName::KubeletConf => self.node.role != Role::Worker && !self.before(1, 33),
+            _ => false,
+        };
+        let local_endpoint = self
+            .node
+            .advertise_address
+            .map(|ip| url(&Host::Ip(ip), self.node.bind_port));
+        let shared = self
+            .node
+            .join_endpoint
+            .as_ref()
+            .filter(|_| self.node.role == Role::Worker)
+            .or(self.cluster.control_plane_endpoint.as_ref())
+            .map(|Endpoint { host, port }| url(host, port.unwrap_or(self.node.bind_port)));
+        let server = if prefers_local {
+            local_endpoint.or(shared)
+        } else {
+            shared.or(local_endpoint)
+        };
+        server.unwrap_or_default()
+    }
+
+    fn bundles(&self) -> Vec<BundleSpec> {
+        Authority::ALL
+            .into_iter()
+            .filter(|authority| match authority {
+                Authority::Ca => true,
+                Authority::FrontProxyCa => self.node.role != Role::Worker,
+                Authority::EtcdCa => self.node.role != Role::Worker && self.etcd_is_stacked(),
+            })
+            .map(|authority| {
+                let base = self.cluster.certificates_dir.join(authority.base_name());
+                BundleSpec {
+                    authority,
+                    path: with_suffix(&base, "crt"),
+                    key_path: with_suffix(&base, "key"),
+                    crl_path: self
+                        .cluster
+                        .certificates_dir
+                        .join(crl_name(authority))
+                        .into(),
+                    key: self.policy.key_for_authority(authority),
+                    lifetime: self.cluster.ca_validity,
+                }
+            })
+            .collect()
+    }
+
+    fn service_account(&self) -> Option<ServiceAccountSpec> {
+        (self.node.role != Role::Worker).then(|| ServiceAccountSpec {
+            private: self.cluster.certificates_dir.join("sa.key").into(),
+            public: self.cluster.certificates_dir.join("sa.pub").into(),
+            key: self.policy.key_for_service_account(),
+            may_make: self.node.role == Role::Init,
+        })
+    }
+
+    fn external_etcd(&self) -> Option<ExternalEtcd> {
+        match &self.cluster.etcd {
+            Etcd::External {
+                ca_file,
+                cert_file,
+                key_file,
+                ..
+            } if self.node.role != Role::Worker => Some(ExternalEtcd {
+                authority: ca_file.clone().map(NodePath::from),
+                certificate: cert_file.clone().map(NodePath::from),
+                key: key_file.clone().map(NodePath::from),
+            }),
+            _ => None,
+        }
+    }
+
+    fn etcd_is_stacked(&self) -> bool {
+        matches!(self.cluster.etcd, Etcd::Local { .. })
+    }
+
+    /// Returns true if the version is known and older than `major.minor`.
+    fn before(&self, major: u32, minor: u32) -> bool {
+        self.cluster
+            .kubernetes_version
+            .as_ref()
+            .is_some_and(|version| !version.at_least(major, minor))
+    }
+}
+
+/// Returns true for the versions whose `kubeadm init` and `upgrade apply` bind the user `kube-apiserver-kubelet-client` to
+/// `system:kubelet-api-admin`. One of the two commands has written the version into the cluster's configuration, so the
+/// binding exists.
+fn creates_kubelet_client_binding(version: &Version) -> bool {
+    match (version.major, version.minor) {
+        (1, 35) => version.patch >= 5,
+        (1, 36) => version.patch >= 1,
+        other => other > (1, 36),
+    }
+}
+
+/// Returns the extended key usages of a certificate, by kubeadm's table.
+pub fn usages(name: CertName) -> Vec<ExtendedUsage> {
+    match name {
+        CertName::Apiserver | CertName::KubeletServing => vec![ExtendedUsage::ServerAuth],
+        // etcd's gRPC gateway connects to its own server with the server certificate (etcd#9785).
+        CertName::EtcdServer | CertName::EtcdPeer => {
+            vec![ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
+        }
+        _ => vec![ExtendedUsage::ClientAuth],
+    }
+}
+
+fn url(host: &Host, port: u16) -> String {
+    match host {
+        Host::Dns(name) => format!("https://{name}:{port}"),
+        Host::Ip(IpAddr::V4(ip)) => format!("https://{ip}:{port}"),
+        Host::Ip(IpAddr::V6(ip)) => format!("https://[{ip}]:{port}"),
+    }
+}
+
+/// Returns the file with an authority's revocation lists, relative to kubeadm's certificates directory: `etcd/crl.pem` for
+/// `etcd/ca.crt`, `front-proxy-crl.pem` for `front-proxy-ca.crt`.
+pub fn crl_name(authority: Authority) -> String {
+    let base = authority.base_name();
+    format!("{}crl.pem", base.strip_suffix("ca").unwrap_or(base))
+}
+
+/// Returns `etcd/healthcheck-client.crt` and the like. `Path::with_extension` would remove the text after a dot in the name.
+fn with_suffix(base: &Path, suffix: &str) -> NodePath {
+    let mut path = base.as_os_str().to_owned();
+    path.push(".");
+    path.push(suffix);
+    PathBuf::from(path).into()
+}
+
+/// Subject alternative names in kubeadm's order: unique DNS names sorted bytewise, unique IP addresses in the order given.
+#[derive(Default)]
+struct SanList {
+    dns: BTreeSet<String>,
+    ips: Vec<IpAddr>,
+}
+
+impl SanList {
+    fn dns(&mut self, name: &str) {
+        self.dns.insert(name.to_owned());
+    }
+
+    fn ip(&mut self, ip: IpAddr) {
+        let ip = ip.to_canonical();
+        if !self.ips.contains(&ip) {
+            self.ips.push(ip);
+        }
+    }
+
+    fn ips(&mut self, ips: impl IntoIterator<Item = IpAddr>) {
+        ips.into_iter().for_each(|ip| self.ip(ip));
+    }
+
+    fn extend(&mut self, sans: &[San]) {
+        for san in sans {
+            match san {
+                San::Dns(name) => self.dns(name),
+                San::Ip(ip) => self.ip(*ip),
+            }
+        }
+    }
+
+    fn finish(self) -> Sans {
+        Sans {
+            dns: self.dns.into_iter().collect(),
+            ips: self.ips,
+        }
+    }
+}

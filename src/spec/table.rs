@@ -1,0 +1,180 @@
+//! The table that describes a node's desired state: its certificates, trust bundles and key pairs, and their files.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::choices::KubeletLayout;
+use crate::kube::names::{Authority, CertName, NodePath};
+use crate::x509::{KeyAlgorithm, Profile, Subject, Tolerance};
+
+/// The desired state of one node's PKI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Leaf certificates, in the order in which kubeadm makes them.
+    pub certs: Vec<CertSpec>,
+    /// Trust bundles, in the order in which kubeadm makes them.
+    pub bundles: Vec<BundleSpec>,
+    /// The service-account key pair; `None` for a worker.
+    pub service_account: Option<ServiceAccountSpec>,
+    /// The client files of an external etcd: verified, never written.
+    pub external_etcd: Option<ExternalEtcd>,
+    /// The preflight checks that `kubeadm join` must ignore, as it refuses existing files that it would create itself
+    /// (`JoinNodeChecks`); empty for a first node.
+    pub ignore_preflight_errors: Vec<String>,
+    /// Certificates that only [`Choices::omit`](super::Choices::omit) removes from the table.
+    pub omitted: Vec<CertName>,
+    /// Remarks for the administrator that are not errors.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// Returns the spec of one certificate, if this node holds it.
+    pub fn cert(&self, name: CertName) -> Option<&CertSpec> {
+        self.certs.iter().find(|spec| spec.name == name)
+    }
+
+    /// Returns the bundle of one authority, if this node holds it.
+    pub fn bundle(&self, authority: Authority) -> Option<&BundleSpec> {
+        self.bundles.iter().find(|spec| spec.authority == authority)
+    }
+
+    /// Returns the same table with paths that messages display for a node below this root directory.
+    #[must_use]
+    pub fn shown_below(mut self, root: &Path) -> Plan {
+        let certs = self.certs.iter_mut();
+        let outputs = certs.flat_map(|spec| match &mut spec.output {
+            Output::Pair { certificate, key } => vec![certificate, key],
+            Output::Kubeconfig { path, store, .. } => {
+                let store = store.iter_mut().map(|store| &mut store.dir);
+                store.chain([path]).collect()
+            }
+        });
+        let bundles = self.bundles.iter_mut();
+        let bundles =
+            bundles.flat_map(|spec| [&mut spec.path, &mut spec.key_path, &mut spec.crl_path]);
+        let pair = self.service_account.iter_mut();
+        let pair = pair.flat_map(|spec| [&mut spec.private, &mut spec.public]);
+        let external = self.external_etcd.iter_mut();
+        let external = external.flat_map(|files| {
+            let ExternalEtcd {
+                authority,
+                certificate,
+                key,
+            } = files;
+            [authority, certificate, key].into_iter().flatten()
+        });
+        for path in outputs.chain(bundles).chain(pair).chain(external) {
+            *path = std::mem::replace(path, NodePath::from("")).below(root);
+        }
+        self
+    }
+}
+
+/// One leaf certificate and its location.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertSpec {
+    /// kubeadm's name.
+    pub name: CertName,
+    /// The authority that signs it.
+    pub authority: Authority,
+    /// Its required content.
+    pub profile: Profile,
+    /// Subjects that other kubeadm versions give this certificate. A certificate on disk with one of them is kept, as
+    /// the cluster may depend on it; one from a signer is refused.
+    pub other_subjects: Vec<Subject>,
+    /// Differences that are accepted.
+    pub tolerance: Tolerance,
+    /// True while the authority is being changed: a certificate that was not issued under the first certificate of the
+    /// bundle is then issued anew instead of kept with a note.
+    pub under_first: bool,
+    /// True if [`Choices::omit`](super::Choices::omit) may contain it on this node.
+    pub is_omittable: bool,
+    /// Its files.
+    pub output: Output,
+}
+
+/// The files that contain a certificate and its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// `.crt` (0644) and `.key` (0600).
+    Pair {
+        /// PEM, leaf first.
+        certificate: NodePath,
+        /// PEM, PKCS#1 or SEC1.
+        key: NodePath,
+    },
+    /// Both embedded in a kubeconfig (0600).
+    Kubeconfig {
+        /// The file.
+        path: NodePath,
+        /// URL of the API server.
+        server: String,
+        /// Name of the cluster entry.
+        cluster: String,
+        /// Name of the user entry.
+        user: String,
+        /// For kubelet.conf: the directory of the kubelet's client certificates.
+        store: Option<KubeletStore>,
+    },
+}
+
+/// The directory of the kubelet's client certificates: dated files with certificate and key, and a link to the newest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubeletStore {
+    /// The directory.
+    pub dir: NodePath,
+    /// When nodepki stores the certificate there.
+    pub layout: KubeletLayout,
+}
+
+impl Output {
+    /// Returns the files of this output; a pair's key first.
+    pub fn paths(&self) -> Vec<&NodePath> {
+        match self {
+            Output::Pair { certificate, key } => vec![key, certificate],
+            Output::Kubeconfig { path, .. } => vec![path],
+        }
+    }
+}
+
+/// The trust bundle of one authority: its `ca.crt`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BundleSpec {
+    /// The authority.
+    pub authority: Authority,
+    /// `ca.crt`, 0644.
+    pub path: NodePath,
+    /// The path at which kubeadm expects the CA key. The file should not exist.
+    pub key_path: NodePath,
+    /// `crl.pem`, 0644: the revocation lists, if the signer publishes any. `crl.der` in the same directory contains only
+    /// the list for the authority's leaves, which is the form that etcd 3.6 reads; etcd 3.5 reads either.
+    pub crl_path: NodePath,
+    /// Key algorithm of a CA certificate that a demonstration authority creates.
+    pub key: KeyAlgorithm,
+    /// Lifetime of such a CA certificate.
+    pub lifetime: Duration,
+}
+
+/// The key pair that signs service-account tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceAccountSpec {
+    /// `sa.key`, 0600.
+    pub private: NodePath,
+    /// `sa.pub`, 0600 as `kubeadm init` writes it.
+    pub public: NodePath,
+    /// Algorithm for a new pair.
+    pub key: KeyAlgorithm,
+    /// True on the first node only: with two different pairs, half of all tokens fail.
+    pub may_make: bool,
+}
+
+/// The files of an external etcd that `etcd.external` names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExternalEtcd {
+    /// `caFile`.
+    pub authority: Option<NodePath>,
+    /// `certFile`.
+    pub certificate: Option<NodePath>,
+    /// `keyFile`.
+    pub key: Option<NodePath>,
+}
