@@ -1,4 +1,4 @@
-//! A certificate authority whose key is at hand: what the `local` and `embedded` signers issue with.
+//! A certificate authority with its private key, for the `local` and `embedded` signers.
 
 use std::time::Duration;
 
@@ -8,13 +8,14 @@ use rcgen::{
 };
 use time::OffsetDateTime;
 
-use super::certificate::{Certificate, CertificateError};
+use super::certificate::Certificate;
 use super::chain::{ChainError, TrustBundle, TrustError};
 use super::csr::{CsrError, distinguished_name, leaf_params};
 use super::key::{KeyAlgorithm, KeyError, PrivateKey, PublicKey};
-use super::{Profile, Subject};
+use super::profile::{Profile, Subject};
+use super::strict::CertificateError;
 
-/// kubeadm's `CertificateBackdate`: room for clocks that lag behind the issuer's.
+/// kubeadm's `CertificateBackdate`, for clocks that are behind that of the issuer.
 const BACKDATE: Duration = Duration::from_secs(5 * 60);
 
 /// A CA certificate with its private key.
@@ -24,7 +25,7 @@ pub struct CertificateAuthority {
     key: PrivateKey,
 }
 
-/// Why an authority cannot be used, or could not issue.
+/// The reason why an authority is unusable or could not issue a certificate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
@@ -37,7 +38,7 @@ pub enum AuthorityError {
     Mismatch(String),
     #[error("the random generator failed")]
     Random,
-    #[error("the certificate could not be made: {0}")]
+    #[error("the certificate could not be created: {0}")]
     Issue(String),
 }
 
@@ -54,7 +55,7 @@ impl From<CsrError> for AuthorityError {
 }
 
 impl CertificateAuthority {
-    /// Reads `ca.crt` and `ca.key`. With a bundle the first certificate is the authority, as for kubeadm.
+    /// Reads `ca.crt` and `ca.key`. As for kubeadm, the first certificate of a bundle is the authority.
     pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, AuthorityError> {
         let bundle = TrustBundle::from_pem(certificate)?;
         let key = PrivateKey::from_pem(key)?;
@@ -66,7 +67,7 @@ impl CertificateAuthority {
         Ok(CertificateAuthority { bundle, key })
     }
 
-    /// Makes a self-signed authority as kubeadm does: CN also as a DNS name, no path length, no cRLSign.
+    /// Creates a self-signed authority like kubeadm: CN also as a DNS name, no path length, no cRLSign.
     pub fn self_signed(
         common_name: &str,
         key: PrivateKey,
@@ -99,7 +100,7 @@ impl CertificateAuthority {
         Ok(CertificateAuthority { bundle, key })
     }
 
-    /// Issues the wanted leaf for `public_key`: `not_before` five minutes ago, `not_after` in `lifetime`.
+    /// Issues a leaf certificate for `public_key`: `not_before` is five minutes ago, `not_after` is in `lifetime`.
     pub fn issue(
         &self,
         public_key: &PublicKey,
@@ -118,18 +119,18 @@ impl CertificateAuthority {
         Ok(Certificate::from_der(made.der())?)
     }
 
-    /// The CA certificate, with whatever else its file held.
+    /// All certificates of the CA's file; the first is the CA's.
     pub fn bundle(&self) -> &TrustBundle {
         &self.bundle
     }
 
-    /// The CA's own key algorithm and public key.
+    /// The CA's public key.
     pub fn public_key(&self) -> &PublicKey {
         self.key.public_key()
     }
 
-    /// Makes the key for a new authority.
-    pub fn new_key(algorithm: KeyAlgorithm) -> Result<PrivateKey, KeyError> {
+    /// Generates the key for a new authority.
+    pub(crate) fn new_key(algorithm: KeyAlgorithm) -> Result<PrivateKey, KeyError> {
         PrivateKey::generate(algorithm)
     }
 }
@@ -139,7 +140,7 @@ fn set_validity(params: &mut CertificateParams, now: OffsetDateTime, lifetime: D
     params.not_after = now + lifetime;
 }
 
-/// Uniform in [1, 2^63), as kubeadm's serials.
+/// Returns a serial number uniform in [1, 2^63), like kubeadm.
 fn random_serial() -> Result<SerialNumber, AuthorityError> {
     let mut bytes = [0u8; 8];
     SystemRandom::new()

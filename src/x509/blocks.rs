@@ -1,7 +1,7 @@
-//! The PEM blocks of a file as Go's `encoding/pem` finds them.
+//! The PEM blocks that Go's `encoding/pem` finds in a file.
 //!
-//! Go passes over whatever it cannot decode, without an error: a block whose `BEGIN` is not at the start of a line, or
-//! behind a byte order mark, is no block to it.
+//! Go ignores what it cannot decode, without an error. For example, it does not find a block whose `BEGIN` is not at the
+//! start of a line, or that follows a byte order mark.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -9,7 +9,7 @@ use base64::prelude::BASE64_STANDARD;
 /// One PEM block.
 pub(super) struct Block {
     pub(super) label: String,
-    /// Whether it has header lines, such as `Proc-Type`.
+    /// True if it has header lines, such as `Proc-Type`.
     pub(super) has_headers: bool,
     pub(super) content: Vec<u8>,
 }
@@ -39,7 +39,7 @@ fn decode(text: &[u8]) -> Option<(Block, &[u8])> {
             .get(..end)
             .and_then(|before| begin(before))
             .and_then(|(label, body)| {
-                // The END line repeats the label; only white space follows.
+                // The END line must repeat the label; only white space may follow.
                 let trailer = after_end.strip_prefix(label.as_bytes())?;
                 let trailer = trailer.strip_prefix(DASHES)?;
                 let (line, after) = line(trailer);
@@ -63,7 +63,7 @@ fn decode(text: &[u8]) -> Option<(Block, &[u8])> {
     }
 }
 
-/// Splits at the last `BEGIN` before an `END`: the label, and what follows its line.
+/// Returns the label of the last `BEGIN` before an `END`, and the text after its line.
 fn begin(before: &[u8]) -> Option<(String, &[u8])> {
     let at = before
         .windows(BEGIN.len())
@@ -71,13 +71,13 @@ fn begin(before: &[u8]) -> Option<(String, &[u8])> {
     if at > 0 && before.get(at - 1) != Some(&b'\n') {
         return None;
     }
-    // The line end before END belongs to it, so an empty body has none.
+    // The line end before END is part of END, so an empty body has none.
     let (first, body) = line(before.get(at + BEGIN.len()..)?);
     let label = first.strip_suffix(DASHES)?;
     Some((String::from_utf8_lossy(label).into_owned(), body))
 }
 
-/// Skips lines with a colon.
+/// Skips header lines, which contain a colon; returns true if there were any.
 fn headers(body: &[u8]) -> Option<(bool, &[u8])> {
     let mut rest = body;
     let mut found = false;
@@ -88,7 +88,7 @@ fn headers(body: &[u8]) -> Option<(bool, &[u8])> {
         }
         found = true;
         if next.is_empty() && !rest.ends_with(b"\n") {
-            // No line is left for the data.
+            // No line remains for the data.
             return None;
         }
         rest = next;
@@ -104,7 +104,7 @@ fn contents(data: &[u8]) -> Option<Vec<u8>> {
     BASE64_STANDARD.decode(packed).ok()
 }
 
-/// Go: `getLine`, which drops white space at the end of the line.
+/// Splits off a line without white space at its end. Go: `getLine`.
 fn line(text: &[u8]) -> (&[u8], &[u8]) {
     let (line, rest) = match text.iter().position(|byte| *byte == b'\n') {
         Some(at) => (
@@ -148,7 +148,7 @@ mod tests {
             labels("-----BEGIN A-----\nAAAA\n-----END A-----  \n"),
             ["A"]
         );
-        // A BEGIN without its END is passed over.
+        // A BEGIN without an END is ignored.
         assert_eq!(labels(&format!("-----BEGIN B-----\nAAAA\n{block}")), ["A"]);
         let headers = decode_all(b"-----BEGIN A-----\nk: v\n\nAAAA\n-----END A-----\n");
         assert!(headers[0].has_headers);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_over_blocks_that_go_passes_over() {
+    fn ignores_blocks_that_go_ignores() {
         for text in [
             "\u{feff}-----BEGIN A-----\nAAAA\n-----END A-----\n",
             "  -----BEGIN A-----\n  AAAA\n  -----END A-----\n",

@@ -1,5 +1,6 @@
-//! One parsed certificate: owned facts, no borrowed parser types.
+//! A parsed certificate that owns its content.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::{Range, RangeInclusive};
@@ -7,15 +8,18 @@ use std::ops::{Range, RangeInclusive};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
-use x509_parser::der_parser::oid::Oid;
-use x509_parser::objects::{oid_registry, oid2abbrev};
 use x509_parser::prelude::FromDer;
 
-use super::der::{Reader, oid_text};
-use super::key::{KeyError, PublicKey, encode_pem, hex};
-use super::strict::{self, AlternativeNames, Extensions, KeyUsages};
+use super::der::Reader;
+use super::key::PublicKey;
+use super::profile::ExtendedUsage;
+use super::signature::has_signature_of;
+use super::strict::{
+    self, AlternativeNames, CertificateError, Extensions, KeyPurpose, KeyUsages, attribute_kind,
+};
+use super::text::{encode_pem, hex, printable};
 
-/// A distinguished name: attributes in order, and the DER by which issuers are matched.
+/// A distinguished name. Equality is that of the DER, as in the comparison of issuers.
 #[derive(Clone)]
 pub struct Name {
     der: Vec<u8>,
@@ -30,17 +34,11 @@ impl PartialEq for Name {
 
 impl Eq for Name {}
 
-/// Abbreviation of an attribute type, such as `CN`; types without one in dotted form.
-pub(super) fn attribute_kind(oid: &[u8]) -> String {
-    let known = Oid::new(oid.into());
-    oid2abbrev(&known, oid_registry()).map_or_else(|_| oid_text(oid), str::to_owned)
-}
-
 impl Name {
-    /// Reads a DER `Name`.
+    /// Parses a DER `Name`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The problem, in words.
     pub(super) fn from_der(der: &[u8]) -> Result<Self, String> {
         let attributes = strict::attributes(der)?
             .into_iter()
@@ -57,14 +55,14 @@ impl Name {
         &self.der
     }
 
-    /// Attributes as (type, value): `("CN", "kubernetes")`. Unknown types are object identifiers.
+    /// Returns the attributes as (type, value), such as `("CN", "kubernetes")`. Unknown types are object identifiers.
     pub fn attributes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.attributes
             .iter()
             .map(|(kind, value)| (kind.as_str(), value.as_str()))
     }
 
-    /// All values of one attribute type.
+    /// Returns all values of one attribute type.
     pub fn values<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a str> {
         self.attributes()
             .filter(move |(found, _)| *found == kind)
@@ -91,33 +89,7 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Returns true for a character that changes how a terminal shows others, or that a reader does not see: controls,
-/// marks of direction, characters without width, annotations and tags.
-pub(crate) fn is_hidden(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-        || matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
-}
-
-/// A certificate comes from outside: nothing hidden in it reaches a terminal or a log.
-pub(super) fn printable(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            if is_hidden(c) {
-                c.escape_default().collect()
-            } else {
-                vec![c]
-            }
-        })
-        .collect()
-}
-
-/// The blocks of PEM text. What is wrong with it quotes the text's own labels.
-pub(super) fn pem_blocks(text: &[u8]) -> Result<Vec<pem::Pem>, String> {
-    pem::parse_many(text).map_err(|error| printable(&error.to_string()))
-}
-
-/// A parsed X.509 certificate, which Go's `crypto/x509` can parse as well.
+/// An X.509 certificate that Go's `crypto/x509` can parse as well.
 #[derive(Clone)]
 pub struct Certificate {
     der: Vec<u8>,
@@ -147,50 +119,19 @@ impl PartialEq for Certificate {
 
 impl Eq for Certificate {}
 
-/// Why bytes are not a certificate that Go's `crypto/x509` can parse.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message is the documentation")]
-pub enum CertificateError {
-    #[error("not a DER certificate: {0}")]
-    Damaged(String),
-    #[error("the certificate's {field} is not valid: {problem}")]
-    Field {
-        field: &'static str,
-        problem: String,
-    },
-    #[error("the certificate's extension {name} is not valid: {problem}")]
-    Extension {
-        name: &'static str,
-        problem: &'static str,
-    },
-    #[error("the certificate's public key is unreadable")]
-    Key(#[source] KeyError),
-}
-
-/// Names of the extended key usages, in the order in which they are listed. Go: `extKeyUsageOIDs`.
-const KNOWN_USAGES: [(&[u8], &str); 7] = [
-    (strict::usage::ANY, "any"),
-    (strict::usage::SERVER_AUTH, "server auth"),
-    (strict::usage::CLIENT_AUTH, "client auth"),
-    (strict::usage::CODE_SIGNING, "code signing"),
-    (strict::usage::EMAIL_PROTECTION, "email protection"),
-    (strict::usage::TIME_STAMPING, "time stamping"),
-    (strict::usage::OCSP_SIGNING, "OCSP signing"),
-];
-
 impl Certificate {
     /// Parses one DER certificate with the rules of Go's `crypto/x509`; bytes after it are an error.
     ///
     /// # Errors
-    /// When Go does not parse it, or its extensions can be read in two ways.
+    /// A certificate that Go does not parse, or whose extensions are ambiguous.
     pub fn from_der(der: &[u8]) -> Result<Self, CertificateError> {
         let parsed = strict::parse(der)?;
         let name = |field, der| {
             Name::from_der(der).map_err(|problem| CertificateError::Field { field, problem })
         };
-        let usages = parsed.extensions.extended_usages.as_ref();
+        let purposes = parsed.extensions.extended_usages.as_deref();
         let names = parsed.extensions.names.as_ref();
-        // The signed part follows the header of the certificate.
+        // The signed part follows the header of the outer SEQUENCE.
         let start = match der.get(1) {
             Some(length) if *length >= 0x80 => 2 + usize::from(length & 0x7f),
             _ => 2,
@@ -208,7 +149,10 @@ impl Certificate {
             not_after: parsed.not_after,
             public_key: PublicKey::from_spki_der(parsed.spki).map_err(CertificateError::Key)?,
             unusable_key: parsed.unusable_key,
-            extended_usages: usages.map(|usages| usage_names(usages)),
+            extended_usages: purposes.map(|purposes| {
+                let sorted = sorted(purposes).into_iter();
+                sorted.map(ToString::to_string).collect()
+            }),
             other_names: names.map(other_names).unwrap_or_default(),
             extensions: parsed.extensions,
         })
@@ -219,7 +163,7 @@ impl Certificate {
         &self.der
     }
 
-    /// One `CERTIFICATE` PEM block.
+    /// Returns a `CERTIFICATE` PEM block.
     pub fn to_pem(&self) -> String {
         encode_pem("CERTIFICATE", &self.der)
     }
@@ -268,14 +212,32 @@ impl Certificate {
         self.extensions.names.as_ref()
     }
 
-    /// Other subject alternative names, in words.
-    pub fn other_names(&self) -> &[String] {
+    /// The other subject alternative names, in words.
+    pub(crate) fn other_names(&self) -> &[String] {
         &self.other_names
     }
 
-    /// Extended key usages by name, object identifiers where there is none; `None` without the extension.
+    /// The extended key usages by name or object identifier; `None` without the extension.
     pub fn extended_usages(&self) -> Option<&[String]> {
         self.extended_usages.as_deref()
+    }
+
+    /// Returns true if the extended key usages allow this one: it is listed, or any is, or there is no list. Go:
+    /// `checkChainForKeyUsage`.
+    pub fn allows(&self, usage: ExtendedUsage) -> bool {
+        let usage = KeyPurpose::from(usage);
+        self.purposes()
+            .is_none_or(|found| found.contains(&usage) || found.contains(&KeyPurpose::Any))
+    }
+
+    /// The extended key usages; `None` without the extension.
+    pub(super) fn purposes(&self) -> Option<&[KeyPurpose]> {
+        self.extensions.extended_usages.as_deref()
+    }
+
+    /// Extended key usages in a fixed order; none without the extension.
+    pub(super) fn sorted_purposes(&self) -> Vec<&KeyPurpose> {
+        sorted(self.purposes().unwrap_or_default())
     }
 
     pub(super) fn key_usage(&self) -> Option<KeyUsages> {
@@ -306,45 +268,59 @@ impl Certificate {
         &self.signature
     }
 
-    /// Why Go refuses every signature of this key.
+    /// The reason why Go refuses every signature of this key, if it does.
     pub(super) fn unusable_key(&self) -> Option<&'static str> {
         self.unusable_key
     }
 
-    /// basicConstraints says CA:TRUE.
+    /// Returns true if basicConstraints contains CA:TRUE.
     pub fn is_ca(&self) -> bool {
         let constraints = self.extensions.basic_constraints;
         constraints.is_some_and(|constraints| constraints.ca)
     }
 
-    /// keyUsage allows it to sign certificates, or says nothing.
-    pub fn may_sign(&self) -> bool {
+    /// Returns true if keyUsage is absent or allows signing certificates.
+    pub(crate) fn may_sign(&self) -> bool {
         self.key_usage().is_none_or(|usage| usage.cert_sign)
     }
 
-    /// pathLenConstraint, where there is one.
-    pub fn path_len(&self) -> Option<u32> {
-        let path_len = self.extensions.basic_constraints?.path_len?;
-        Some(u32::try_from(path_len).unwrap_or(u32::MAX))
-    }
-
-    /// Issuer and subject are the same name.
+    /// Returns true if issuer and subject are the same name.
     pub fn is_self_issued(&self) -> bool {
         self.issuer == self.subject
     }
 
-    /// Signed with its own key: a root. A cross certificate with the same name on both sides is none.
-    pub fn is_self_signed(&self) -> bool {
-        super::verify::signed_by(self, self)
+    /// Returns true for a root, which its own key signed. A cross certificate may be self-issued, but it is not self-signed.
+    pub(crate) fn is_self_signed(&self) -> bool {
+        self.is_signed_by(self)
     }
 
-    /// True when `self` carries `issuer`'s name as its issuer. Says nothing about the signature.
-    pub fn names_issuer(&self, issuer: &Certificate) -> bool {
+    /// Returns true if `issuer`'s key made the signature, whatever the extensions of either.
+    pub(super) fn is_signed_by(&self, issuer: &Certificate) -> bool {
+        self.names_issuer(issuer)
+            && has_signature_of(
+                issuer.public_key(),
+                self.signature_algorithm(),
+                self.tbs(),
+                self.signature(),
+            )
+    }
+
+    /// Like [`Self::is_signed_by`], within a budget of signature checks.
+    pub(super) fn is_signed_by_within(&self, issuer: &Certificate, budget: &mut usize) -> bool {
+        if *budget == 0 || !self.names_issuer(issuer) {
+            return false;
+        }
+        *budget -= 1;
+        self.is_signed_by(issuer)
+    }
+
+    /// Returns true if its issuer is the subject of `issuer`, without verifying the signature.
+    pub(crate) fn names_issuer(&self, issuer: &Certificate) -> bool {
         self.issuer.der == issuer.subject.der
     }
 
-    /// Signed with MD5 or SHA-1, which Go refuses since 1.18.
-    pub fn weak_signature(&self) -> Option<&'static str> {
+    /// Returns the signature algorithm if it uses MD5 or SHA-1, which Go refuses since 1.18.
+    pub(crate) fn weak_signature(&self) -> Option<&'static str> {
         const WEAK: [(&[u8], &str); 4] = [
             (
                 &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 4],
@@ -362,7 +338,7 @@ impl Certificate {
         found.map(|(_, name)| *name)
     }
 
-    /// SHA-256 over the DER certificate.
+    /// The SHA-256 digest of the DER certificate.
     pub fn fingerprint(&self) -> [u8; 32] {
         Sha256::digest(&self.der).into()
     }
@@ -374,16 +350,12 @@ impl fmt::Debug for Certificate {
     }
 }
 
-fn usage_names(usages: &[Vec<u8>]) -> Vec<String> {
-    let known = KNOWN_USAGES
-        .iter()
-        .filter(|(oid, _)| usages.iter().any(|usage| usage == oid))
-        .map(|(_, name)| (*name).to_owned());
-    let others = usages
-        .iter()
-        .filter(|usage| !KNOWN_USAGES.iter().any(|(oid, _)| oid == usage))
-        .map(|usage| oid_text(usage));
-    known.chain(others).collect()
+/// Sorts usages: known ones in the order of [`KeyPurpose`], then others in the given order.
+fn sorted(purposes: &[KeyPurpose]) -> Vec<&KeyPurpose> {
+    let is_other = |purpose: &&KeyPurpose| matches!(purpose, KeyPurpose::Other(_));
+    let known: BTreeSet<&KeyPurpose> = purposes.iter().filter(|one| !is_other(one)).collect();
+    let others = purposes.iter().filter(is_other);
+    known.into_iter().chain(others).collect()
 }
 
 fn other_names(names: &AlternativeNames) -> Vec<String> {
@@ -400,8 +372,8 @@ fn other_names(names: &AlternativeNames) -> Vec<String> {
         .collect()
 }
 
-/// The public key, and the validity in seconds since 1970, of a certificate that a server shows: Go need not be able to
-/// parse it.
+/// Returns the public key of a certificate that a server presented, and its validity in seconds since 1970. Go need not be
+/// able to parse the certificate.
 pub fn shown_certificate(der: &[u8]) -> Option<(PublicKey, RangeInclusive<i64>)> {
     let (_, parsed) = X509Certificate::from_der(der).ok()?;
     let key = PublicKey::from_spki_der(parsed.public_key().raw).ok()?;
@@ -412,27 +384,14 @@ pub fn shown_certificate(der: &[u8]) -> Option<(PublicKey, RangeInclusive<i64>)>
     ))
 }
 
-pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
-        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::x509::TrustBundle;
 
     #[test]
-    fn damaged_pem_is_quoted_without_its_controls() {
+    fn escapes_control_characters_of_damaged_pem() {
         let text = b"-----BEGIN a\x1b[2J-----\nAAAA\n-----END b-----\n";
-        let why = crate::x509::TrustBundle::from_answer(text).unwrap_err();
+        let why = TrustBundle::from_answer(text).unwrap_err();
         assert!(!why.to_string().contains('\u{1b}'), "{why}");
-    }
-
-    #[test]
-    fn names_cannot_turn_a_line_around() {
-        assert_eq!(printable("a\u{1b}[2J\u{202e}b"), "a\\u{1b}[2J\\u{202e}b");
     }
 }

@@ -1,53 +1,55 @@
-//! Chains (leaf first, no root) and trust bundles, read from whatever form they come in.
+//! Chains (leaf first, without the root) and trust bundles, read from any form that a signer may return.
 
 use std::fmt;
 
 use super::blocks;
-use super::certificate::{Certificate, CertificateError, pem_blocks};
+use super::certificate::Certificate;
 use super::der::{Reader, tag};
-use super::key::{PublicKey, hex};
-use super::path::MAX_SIGNATURE_CHECKS;
+use super::key::PublicKey;
+use super::signature::MAX_SIGNATURE_CHECKS;
+use super::strict::CertificateError;
+use super::text::{hex, pem_blocks};
 
-/// Largest signer's answer, in bytes.
+/// Largest response of a signer, in bytes.
 pub const MAX_ANSWER_BYTES: usize = 512 * 1024;
 
-/// Largest number of certificates in a signer's answer or a certificate file.
+/// Largest number of certificates in a signer's response or a certificate file.
 pub const MAX_ANSWER_CERTIFICATES: usize = 128;
 
-/// Largest number of certificates in a trust bundle. A `ca.crt` has one, and a few while a CA is being replaced.
+/// Largest number of certificates in a trust bundle. A `ca.crt` contains one, and a few while a CA is being replaced.
 pub const MAX_BUNDLE_CERTIFICATES: usize = 64;
 
-/// Largest sum of the subjects of a trust bundle, in bytes: a server lists them in each request for a client certificate, in a
-/// message of which Go reads 64 KiB (`maxHandshake` in `crypto/tls/common.go`).
+/// Largest total size of a trust bundle's subjects, in bytes. A server lists them when it requests a client certificate, in a
+/// message that Go limits to 64 KiB (`maxHandshake` in `crypto/tls/common.go`).
 pub const MAX_BUNDLE_SUBJECT_BYTES: usize = 32 * 1024;
 
-/// Largest chain that is installed, in bytes of DER: a quarter of what Go accepts in a handshake, and as PEM in a kubeconfig
-/// far below what nodepki reads back.
+/// Largest chain that is installed, in bytes of DER: a quarter of Go's limit in a handshake. As PEM in a kubeconfig it is far
+/// below the largest file that nodepki reads.
 pub const MAX_CHAIN_BYTES: usize = 64 * 1024;
 
-/// A leaf and certificates that may lead from it to its authority, without the root. Only
-/// [`super::along_path`] leaves exactly the verified path.
+/// A leaf and certificates that may lead to its authority, without the root. Only [`super::along_path`] reduces them to
+/// the verified path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     leaf: Certificate,
     intermediates: Vec<Certificate>,
-    /// What is wrong with the first certificate of an answer that could not be read.
+    /// The problem of the first certificate in a response that could not be read.
     damaged: Option<String>,
 }
 
-/// Why bytes are not a usable chain.
+/// The reason why bytes are not a usable chain.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum ChainError {
-    #[error("there is no certificate in it (neither PEM, DER nor PKCS#7)")]
+    #[error("it does not contain a certificate (neither PEM, DER nor PKCS#7)")]
     NoCertificate,
-    #[error("it takes {bytes} bytes, more than the {limit} that are accepted")]
+    #[error("its size of {bytes} bytes exceeds the limit of {limit}")]
     TooLarge { bytes: usize, limit: usize },
-    #[error("it holds {count} certificates, more than the {limit} that are accepted")]
+    #[error("it contains {count} certificates, more than the limit of {limit}")]
     TooMany { count: usize, limit: usize },
     #[error(
-        "Kubernetes components read only {read} of its {count} certificates: each must be called CERTIFICATE, start at the beginning of a line and have no headers (write the file anew: openssl x509 -in FILE)"
+        "Kubernetes components read only {read} of its {count} certificates: each must be labelled CERTIFICATE, start at the beginning of a line and have no headers (rewrite the file: openssl x509 -in FILE)"
     )]
     NotReadByGo { read: usize, count: usize },
     #[error("a certificate in it is damaged: {0}")]
@@ -69,8 +71,8 @@ pub enum ChainError {
 }
 
 impl Chain {
-    /// Reads a certificate file: PEM with the leaf first. Every certificate must be one that Go can parse, for a client
-    /// parses all that a server shows.
+    /// Reads a certificate file: PEM with the leaf first. Go must be able to parse each certificate, since a client parses
+    /// all that a server presents.
     pub fn from_pem(text: &[u8]) -> Result<Self, ChainError> {
         let mut certificates = pem_certificates(text)?.into_iter();
         let leaf = certificates.next().ok_or(ChainError::NoCertificate)?;
@@ -81,10 +83,10 @@ impl Chain {
         })
     }
 
-    /// Makes the chain for `key` from a signer's answer: PEM, DER, or PKCS#7 in either; with or without a byte
-    /// order mark, roots, or certificates that have nothing to do with it. PEM must have the leaf first; a
-    /// PKCS#7 certificate set has no order. All other certificates that Go can parse become intermediates, except roots:
-    /// which of them lead to the authority is for [`super::along_path`] to find out.
+    /// Reads the chain for `key` from a signer's response: PEM, DER, or PKCS#7 in either, with or without a byte order mark,
+    /// roots, or unrelated certificates. PEM must have the leaf first; a PKCS#7 certificate set has no order. All other
+    /// certificates that Go can parse become intermediates, except roots. [`super::along_path`] selects those that lead to
+    /// the authority.
     pub fn from_answer(answer: &[u8], key: &PublicKey) -> Result<Self, ChainError> {
         let (certificates, ordered) = certificates_in(answer)?;
         let mut damaged = None;
@@ -129,7 +131,7 @@ impl Chain {
         })
     }
 
-    /// The same leaf with other intermediates.
+    /// Returns the same leaf with other intermediates.
     pub(super) fn with_intermediates(self, intermediates: Vec<Certificate>) -> Self {
         Chain {
             leaf: self.leaf,
@@ -138,7 +140,7 @@ impl Chain {
         }
     }
 
-    /// Succeeds when the chain is small enough to be installed.
+    /// Verifies that the chain is small enough to be installed.
     ///
     /// # Errors
     /// [`ChainError::TooLarge`].
@@ -153,9 +155,9 @@ impl Chain {
         }
     }
 
-    /// Size of the certificate message of TLS 1.3 (RFC 8446, 4.4.2) with all certificates, in bytes.
+    /// Returns the size of the certificate message of TLS 1.3 (RFC 8446, 4.4.2) with all certificates, in bytes.
     pub(super) fn handshake_size(&self) -> usize {
-        // A length of one byte for the context and of three for the list; of three and of two for each certificate.
+        // Lengths: one byte for the context and three for the list; three and two bytes for each certificate.
         self.certificates()
             .map(|one| one.der().len() + 5)
             .sum::<usize>()
@@ -171,66 +173,66 @@ impl Chain {
         &self.leaf
     }
 
-    /// The intermediates, nearest to the leaf first.
+    /// The intermediates; the one nearest to the leaf is first.
     pub fn intermediates(&self) -> &[Certificate] {
         &self.intermediates
     }
 
-    /// What is wrong with the first certificate of an answer that could not be read, and that may be the missing issuer.
+    /// The problem of the first certificate in a response that could not be read, and that may be the missing issuer.
     pub(super) fn damaged(&self) -> Option<&str> {
         self.damaged.as_deref()
     }
 
-    /// PEM, leaf first: the content of a `.crt` file.
+    /// Encodes PEM, leaf first: the content of a `.crt` file.
     pub fn to_pem(&self) -> String {
         self.certificates().map(Certificate::to_pem).collect()
     }
 }
 
-/// The certificates that an authority's slot trusts: the content of its `ca.crt`.
+/// The CA certificates of one authority: the content of its `ca.crt`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustBundle {
     certificates: Vec<Certificate>,
 }
 
-/// Why a `ca.crt` cannot serve as a trust bundle.
+/// The reason why a `ca.crt` is not a usable trust bundle.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum TrustError {
-    #[error("there is no certificate in it")]
+    #[error("it does not contain a certificate")]
     Empty,
-    #[error("it holds {count} certificates, more than the {limit} that a trust bundle may have")]
+    #[error("it contains {count} certificates, more than the limit of {limit} for a trust bundle")]
     TooMany { count: usize, limit: usize },
     #[error(
-        "the subjects of its certificates take {bytes} bytes, more than the {limit} that fit into a TLS handshake"
+        "the subjects of its certificates have {bytes} bytes, more than the {limit} that fit into a TLS handshake"
     )]
     LargeSubjects { bytes: usize, limit: usize },
     #[error(transparent)]
     Unreadable(#[from] ChainError),
     #[error(
-        "its first certificate ({0}) is not a CA certificate, and kubeadm takes the first one as the CA"
+        "its first certificate ({0}) is not a CA certificate, and kubeadm uses the first one as the CA"
     )]
     NotACa(String),
     #[error(
-        "it holds a certificate that is neither pinned nor issued by a pinned one; found {found}"
+        "it contains a certificate that is neither pinned nor issued by a pinned one; found {found}"
     )]
     NotPinned { found: String },
 }
 
 impl TrustBundle {
-    /// Reads a `ca.crt`: PEM, one certificate or several; text around the blocks is ignored.
+    /// Reads a `ca.crt`: PEM with one or more certificates. Text between the blocks is ignored.
     pub fn from_pem(text: &[u8]) -> Result<Self, TrustError> {
         Self::from_certificates(pem_certificates(text)?)
     }
 
-    /// Reads a signer's answer in any form that a chain may have.
+    /// Reads a signer's response in any form that a chain may have.
     pub fn from_answer(answer: &[u8]) -> Result<Self, TrustError> {
         Self::from_certificates(certificates_of(answer)?)
     }
 
-    /// A bundle of these, in this order.
-    pub fn from_certificates(certificates: Vec<Certificate>) -> Result<Self, TrustError> {
+    /// Creates a bundle of these certificates, in this order.
+    pub(crate) fn from_certificates(certificates: Vec<Certificate>) -> Result<Self, TrustError> {
         let first = certificates.first().ok_or(TrustError::Empty)?;
         if certificates.len() > MAX_BUNDLE_CERTIFICATES {
             return Err(TrustError::TooMany {
@@ -252,9 +254,9 @@ impl TrustBundle {
         Ok(TrustBundle { certificates })
     }
 
-    /// Succeeds when every certificate is pinned by the SHA-256 of its public key (kubeadm's pin format), or is a CA
-    /// certificate below one that is. No pins, no demand.
-    pub fn require_pins(&self, pins: &[[u8; 32]]) -> Result<(), TrustError> {
+    /// Verifies that each certificate is pinned by the SHA-256 of its public key (kubeadm's pin format), or is a CA
+    /// certificate below a pinned one. Without pins, every bundle is accepted.
+    pub(crate) fn require_pins(&self, pins: &[[u8; 32]]) -> Result<(), TrustError> {
         if pins.is_empty() || self.strangers(pins).is_empty() {
             return Ok(());
         }
@@ -274,10 +276,10 @@ impl TrustBundle {
         })
     }
 
-    /// The certificates that no pin speaks for: neither pinned nor CA certificates below a pinned one. (A leaf below
-    /// it is the identity of one component; as an anchor it would make that component the server.)
+    /// Returns the certificates that are neither pinned nor CA certificates below a pinned one. A leaf below a pinned one is
+    /// the identity of a component; as an anchor it would let that component impersonate servers.
     ///
-    /// At most `MAX_SIGNATURE_CHECKS` signatures are checked; certificates that are left then count as strangers.
+    /// At most `MAX_SIGNATURE_CHECKS` signatures are verified; any certificates left then are returned as well.
     pub fn strangers(&self, pins: &[[u8; 32]]) -> Vec<&Certificate> {
         let (mut known, mut strangers): (Vec<_>, Vec<_>) = self
             .certificates
@@ -288,17 +290,17 @@ impl TrustBundle {
         // Each known certificate is compared once with each stranger.
         while let Some(issuer) = known.get(next).copied() {
             next += 1;
-            let (issued, left): (Vec<_>, Vec<_>) = strangers
-                .into_iter()
-                .partition(|stranger| stranger.is_ca() && issued(stranger, issuer, &mut budget));
+            let (issued, left): (Vec<_>, Vec<_>) = strangers.into_iter().partition(|stranger| {
+                stranger.is_ca() && stranger.is_signed_by_within(issuer, &mut budget)
+            });
             known.extend(issued);
             strangers = left;
         }
         strangers
     }
 
-    /// Whether one of the `offered` certificates has the key of one of these, or was issued by one of these. At most
-    /// `MAX_SIGNATURE_CHECKS` signatures are checked.
+    /// Returns true if one of the `offered` certificates has the key of a certificate of this bundle, or was issued by one.
+    /// At most `MAX_SIGNATURE_CHECKS` signatures are verified.
     pub fn vouches_for(&self, offered: &TrustBundle) -> bool {
         let pairs = || {
             let offered = offered.certificates.iter();
@@ -306,36 +308,36 @@ impl TrustBundle {
         };
         let mut budget = MAX_SIGNATURE_CHECKS;
         pairs().any(|(one, own)| one.public_key() == own.public_key())
-            || pairs().any(|(one, own)| issued(one, own, &mut budget))
+            || pairs().any(|(one, own)| one.is_signed_by_within(own, &mut budget))
     }
 
-    /// The first certificate by itself, as kubeadm reads the file.
-    pub fn first_alone(&self) -> TrustBundle {
+    /// Returns a bundle of only the first certificate, the one that kubeadm reads from the file.
+    pub(crate) fn first_alone(&self) -> TrustBundle {
         TrustBundle {
             certificates: vec![self.first().clone()],
         }
     }
 
-    /// All certificates; there is at least one.
+    /// All certificates, at least one.
     pub fn certificates(&self) -> &[Certificate] {
         &self.certificates
     }
 
-    /// The certificate that kubeadm takes as the CA: the first.
+    /// The first certificate, which kubeadm uses as the CA.
     pub fn first(&self) -> &Certificate {
         // The constructor refuses an empty bundle.
         #[allow(clippy::indexing_slicing, reason = "never empty")]
         &self.certificates[0]
     }
 
-    /// PEM of all certificates, in order.
+    /// Encodes PEM of all certificates, in order.
     pub fn to_pem(&self) -> String {
         self.certificates.iter().map(Certificate::to_pem).collect()
     }
 
-    /// PEM for the CA data of a kubeconfig: the first certificate, which is all that kubeadm writes, and every further
-    /// root. While a CA is being changed there are two, and a client that knew one of them would lose half its servers.
-    pub fn roots_to_pem(&self) -> String {
+    /// Encodes PEM for the CA data of a kubeconfig: the first certificate, the only one that kubeadm writes, and all other
+    /// roots. While a CA is being changed there are two roots, and a client with one of them could not verify all servers.
+    pub(crate) fn roots_to_pem(&self) -> String {
         let others = self.certificates.iter().skip(1);
         let roots =
             others.filter(|certificate| certificate.is_ca() && certificate.is_self_signed());
@@ -346,8 +348,8 @@ impl TrustBundle {
     }
 }
 
-/// Certificate by certificate: the subject, and the beginnings of two SHA-256 sums. Two certificates of one key differ in
-/// the first sum, and a pin is the second one.
+/// Displays for each certificate the subject and the beginnings of two SHA-256 digests. The first digest distinguishes
+/// certificates of one key; the second is the pin.
 impl fmt::Display for TrustBundle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self
@@ -368,16 +370,7 @@ impl fmt::Display for TrustBundle {
     }
 }
 
-/// Returns true if `issuer` signed `certificate`, as long as the budget for signatures lasts.
-pub(super) fn issued(certificate: &Certificate, issuer: &Certificate, budget: &mut usize) -> bool {
-    if *budget == 0 || !certificate.names_issuer(issuer) {
-        return false;
-    }
-    *budget -= 1;
-    super::verify::signed_by(certificate, issuer)
-}
-
-/// Finds the certificate of `key`: of several the one that was issued last.
+/// Returns the position of the certificate of `key`; of several, that of the one that was issued last.
 fn position_of_leaf(certificates: &[Certificate], key: &PublicKey) -> Option<usize> {
     let for_key = certificates
         .iter()
@@ -404,8 +397,8 @@ fn check_count(count: usize) -> Result<(), ChainError> {
     }
 }
 
-/// Reads the certificates of a file. All of them must be certificates to Go too (`ParseCertsPEM` in
-/// `k8s.io/client-go/util/cert`, which passes over blocks with headers or other labels).
+/// Reads the certificates of a file. Go must find all of them as well: `ParseCertsPEM` in `k8s.io/client-go/util/cert`
+/// ignores blocks with headers or other labels.
 fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
     let found = pem_blocks(text).map_err(ChainError::Pem)?;
     let all: Vec<_> = found
@@ -431,11 +424,10 @@ fn pem_certificates(text: &[u8]) -> Result<Vec<Certificate>, ChainError> {
         .collect()
 }
 
-/// All certificates of a signer's answer, in any form that [`Chain::from_answer`] takes, in the order that they have
-/// there.
+/// Returns all certificates of a signer's response, in any form that [`Chain::from_answer`] accepts and in the same order.
 ///
 /// # Errors
-/// When one of them is damaged, or there is none.
+/// A damaged certificate, or none.
 pub fn certificates_of(answer: &[u8]) -> Result<Vec<Certificate>, ChainError> {
     let (certificates, _) = certificates_in(answer)?;
     Ok(certificates.into_iter().collect::<Result<_, _>>()?)
@@ -443,7 +435,7 @@ pub fn certificates_of(answer: &[u8]) -> Result<Vec<Certificate>, ChainError> {
 
 type Parsed = Result<Certificate, CertificateError>;
 
-/// All certificates of an answer, and whether their order means something.
+/// Returns all certificates of a response, and true if their order is significant.
 fn certificates_in(answer: &[u8]) -> Result<(Vec<Parsed>, bool), ChainError> {
     if answer.len() > MAX_ANSWER_BYTES {
         return Err(ChainError::TooLarge {
@@ -452,7 +444,7 @@ fn certificates_in(answer: &[u8]) -> Result<(Vec<Parsed>, bool), ChainError> {
         });
     }
     let answer = answer.strip_prefix(b"\xef\xbb\xbf").unwrap_or(answer);
-    // A DER certificate and a DER ContentInfo both open with SEQUENCE; no text does.
+    // A DER certificate and a DER ContentInfo both begin with SEQUENCE; text does not.
     if answer.first() == Some(&0x30) {
         return match pkcs7_certificates(answer) {
             Some(ders) => Ok((parse_all(&ders)?, false)),
@@ -483,7 +475,7 @@ fn parse_all(ders: &[&[u8]]) -> Result<Vec<Parsed>, ChainError> {
     Ok(ders.iter().map(|der| Certificate::from_der(der)).collect())
 }
 
-/// The certificates of a SignedData (RFC 5652, 5.1), in any order and with duplicates; `None` for anything else.
+/// Returns the certificates of a SignedData (RFC 5652, 5.1), duplicates included; `None` for any other content.
 fn pkcs7_certificates(der: &[u8]) -> Option<Vec<&[u8]>> {
     /// id-signedData, 1.2.840.113549.1.7.2.
     const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 7, 2];
@@ -499,7 +491,7 @@ fn pkcs7_certificates(der: &[u8]) -> Option<Vec<&[u8]>> {
     let mut found = Vec::new();
     while !set.is_empty() {
         let choice = set.any()?;
-        // The other choices are attribute certificates and formats of the last century.
+        // The other choices are attribute certificates and obsolete formats.
         if choice.tag == tag::SEQUENCE {
             found.push(choice.whole);
         }

@@ -1,14 +1,14 @@
-//! Name constraints over a whole path, as Go checks them (`constraints.go`, Go 1.26).
+//! Name constraints over a path, with the rules of Go (`constraints.go`, Go 1.26).
 //!
-//! Unlike RFC 5280, Go applies them to the names of every certificate below, including those of CAs, and refuses names
-//! that it cannot compare as soon as there is any constraint.
+//! Unlike RFC 5280, Go applies them to the names of all certificates below, including those of CAs. If there is any
+//! constraint, Go refuses names that it cannot compare.
 
 use std::net::IpAddr;
 
 use super::certificate::Certificate;
 use super::strict::{AlternativeNames, NameConstraints, is_domain, mailbox};
 
-/// Returns true when a certificate of `chain`, leaf first, has a name that one above it does not allow. Go:
+/// Returns true if a certificate of `chain`, leaf first, has a name that a certificate above it forbids. Go:
 /// `checkChainConstraints`.
 pub(super) fn violates_constraints(chain: &[&Certificate]) -> bool {
     chain.iter().enumerate().any(|(at, certificate)| {
@@ -35,7 +35,7 @@ fn allows(constraints: &NameConstraints, names: &AlternativeNames) -> bool {
     let dns = |name: &String| domain(name, &permitted.dns, &excluded.dns);
     let ip = |address: &IpAddr| {
         let bytes = octets(*address);
-        // Go finds permitted networks by their first address, so one with other bits set is found by chance.
+        // Go looks up permitted networks by their first address and does not reliably find one with host bits.
         let permits = |(base, mask): &(Vec<u8>, Vec<u8>)| {
             is_masked(base, mask) && contains(base, mask, &bytes)
         };
@@ -66,7 +66,7 @@ fn allows(constraints: &NameConstraints, names: &AlternativeNames) -> bool {
         && names.emails.iter().all(email)
 }
 
-/// Go: `dnsHasSuffix`. A constraint with a leading dot covers what is below the domain only; an empty one covers all.
+/// Go: `dnsHasSuffix`. A constraint with a leading dot covers only names below the domain; an empty one covers all.
 fn is_below(name: &str, constraint: &str) -> bool {
     if constraint.is_empty() {
         return true;
@@ -79,7 +79,7 @@ fn is_below(name: &str, constraint: &str) -> bool {
     }
 }
 
-/// Returns true for a wildcard that also stands for the excluded domain: `*.b.c` and `a.b.c`.
+/// Returns true for a wildcard that covers the excluded domain, such as `*.b.c` and `a.b.c`.
 fn wildcard_covers(name: &str, excluded: &str) -> bool {
     let parent = |name: &str| Some(name.split_once('.')?.1.to_ascii_lowercase());
     name.starts_with('*') && parent(name).is_some() && parent(name) == parent(excluded)

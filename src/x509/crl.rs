@@ -1,4 +1,4 @@
-//! Certificate revocation lists (RFC 5280, 5): reading, verifying, asking.
+//! Certificate revocation lists (RFC 5280, 5): reading, verification and lookup.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,49 +6,54 @@ use std::fmt;
 use time::{Duration, OffsetDateTime};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::{DistributionPointName, ParsedExtension, X509Extension};
+use x509_parser::oid_registry::{
+    OID_X509_EXT_DELTA_CRL_INDICATOR, OID_X509_EXT_INVALIDITY_DATE,
+    OID_X509_EXT_ISSUER_DISTRIBUTION_POINT, OID_X509_EXT_REASON_CODE,
+};
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 
-use super::certificate::{Certificate, Name, pem_blocks};
-use super::chain::{Chain, TrustBundle, issued};
-use super::key::{encode_pem, hex};
-use super::path::MAX_SIGNATURE_CHECKS;
+use super::certificate::{Certificate, Name};
+use super::chain::{Chain, TrustBundle};
+use super::signature::{MAX_SIGNATURE_CHECKS, signature_is_valid};
 use super::strict;
-use super::verify::{rfc3339, signature_is_valid};
+use super::text::{encode_pem, hex, pem_blocks, rfc3339};
 
-/// Bytes that are no revocation list, or one that must not be used.
+/// The reason why bytes are not a revocation list, or why a list must not be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum CrlError {
-    #[error("there is no revocation list in it (neither PEM nor DER)")]
+    #[error("it does not contain a revocation list (neither PEM nor DER)")]
     Absent,
     #[error("a revocation list in it is damaged: {0}")]
     Damaged(String),
     #[error(
-        "the list of {issuer} has the critical extension {extension}, which nobody here understands"
+        "the list of {issuer} has the critical extension {extension}, which nodepki does not support"
     )]
     Extension { issuer: String, extension: String },
-    #[error("the list of {issuer} is a delta: it has the changes since another list alone")]
+    #[error(
+        "the list of {issuer} is a delta list, which contains only the changes since another list"
+    )]
     Delta { issuer: String },
     #[error(
-        "the list of {issuer} is one part of several, and none of those given is about {subject}"
+        "the list of {issuer} is one of several parts, and none of those given covers {subject}"
     )]
     OtherPart { issuer: String, subject: String },
-    #[error("none of the lists is of {issuer}, which issued {subject}")]
+    #[error("no list is from {issuer}, which issued {subject}")]
     NotAbout { issuer: String, subject: String },
-    #[error("the list of {issuer} is from none of the authority's certificates")]
+    #[error("the list of {issuer} was not issued by a certificate of the authority")]
     ForeignIssuer { issuer: String },
-    #[error("the list of {issuer} has a signature that its key did not make")]
+    #[error("the list of {issuer} has an invalid signature")]
     Signature { issuer: String },
-    #[error("it takes {bytes} bytes, more than the {limit} that nodepki reads back")]
+    #[error("its size of {bytes} bytes exceeds the limit of {limit}")]
     TooLarge { bytes: usize, limit: u64 },
-    #[error("the list of {issuer} is from the future: it was made at {this_update}")]
+    #[error("the list of {issuer} is dated in the future: it was issued at {this_update}")]
     Future { issuer: String, this_update: String },
     #[error("the list of {issuer} is stale: a newer one was due at {next_update}")]
     Stale { issuer: String, next_update: String },
     #[error(
-        "the list of {issuer} was made at {this_update}, before the one in place ({in_place}): an old list is being handed out again"
+        "the list of {issuer} was issued at {this_update}, before the one in place ({in_place}): the server returned an old list"
     )]
     Older {
         issuer: String,
@@ -57,26 +62,22 @@ pub enum CrlError {
     },
 }
 
-/// How far a server's clock may be ahead: lists, unlike certificates, are seldom dated back.
-const SKEW: Duration = Duration::minutes(5);
+/// Largest accepted lead of a server's clock. Unlike certificates, lists are rarely backdated.
+const MAX_CLOCK_LEAD: Duration = Duration::minutes(5);
 
-const DELTA_INDICATOR: &str = "2.5.29.27";
-const ISSUING_DISTRIBUTION_POINT: &str = "2.5.29.28";
-const REASON_CODE: &str = "2.5.29.21";
-const INVALIDITY_DATE: &str = "2.5.29.24";
+const PEM_BEGIN: &[u8] = b"-----BEGIN X509 CRL-----";
 
-const BEGIN: &[u8] = b"-----BEGIN X509 CRL-----";
-
-/// One list.
+/// A revocation list.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RevocationList {
     der: Vec<u8>,
     issuer: Name,
     this_update: OffsetDateTime,
     next_update: Option<OffsetDateTime>,
-    /// The places of its issuing distribution point; a certificate that names other places is not covered.
-    places: Vec<String>,
-    /// Serial numbers as [`Certificate::serial`] writes them, and since when.
+    /// The names in its issuing distribution point. The list does not cover certificates that name other distribution
+    /// points.
+    distribution_points: Vec<String>,
+    /// Serial numbers in the form of [`Certificate::serial`], with their revocation times.
     revoked: BTreeMap<String, OffsetDateTime>,
 }
 
@@ -92,11 +93,11 @@ impl fmt::Debug for RevocationList {
 }
 
 impl RevocationList {
-    /// Reads PEM with any number of lists, or one in DER. Nothing is verified.
+    /// Reads PEM with any number of lists, or one list in DER. Nothing is verified.
     ///
     /// # Errors
-    /// When there is none, or one that is damaged or has critical extensions that narrow it: such a list speaks of other
-    /// things than leaves of its issuer (delta and indirect lists, lists by reason).
+    /// No list, a damaged one, or one with critical extensions that restrict its scope (delta and indirect lists, lists by
+    /// reason).
     pub fn read_all(bytes: &[u8]) -> Result<Vec<Self>, CrlError> {
         if bytes.first() == Some(&0x30) {
             return Ok(vec![Self::from_der(bytes)?]);
@@ -108,11 +109,11 @@ impl RevocationList {
             .map(|block| Self::from_der(block.contents()))
             .collect::<Result<Vec<_>, _>>()?;
         let begun = bytes
-            .windows(BEGIN.len())
-            .filter(|window| *window == BEGIN)
+            .windows(PEM_BEGIN.len())
+            .filter(|window| *window == PEM_BEGIN)
             .count();
         match lists.len() {
-            whole if whole < begun => Err(CrlError::Damaged("it is cut off".to_owned())),
+            complete if complete < begun => Err(CrlError::Damaged("it is truncated".to_owned())),
             0 => Err(CrlError::Absent),
             _ => Ok(lists),
         }
@@ -127,40 +128,7 @@ impl RevocationList {
             return Err(damaged(&"bytes follow it"));
         }
         let issuer = Name::from_der(parsed.issuer().as_raw()).map_err(|error| damaged(&error))?;
-        let is = |extension: &X509Extension<'_>, oid: &str| extension.oid.to_id_string() == oid;
-        // Critical by RFC 5280, 5.2.4; what it says does not depend on that.
-        if parsed
-            .extensions()
-            .iter()
-            .any(|one| is(one, DELTA_INDICATOR))
-        {
-            return Err(CrlError::Delta {
-                issuer: issuer.to_string(),
-            });
-        }
-        let mut places = Vec::new();
-        for extension in parsed.extensions() {
-            // The place that the list was published at (RFC 5280, 5.2.5), as step-ca names it.
-            if let ParsedExtension::IssuingDistributionPoint(point) = extension.parsed_extension() {
-                places.extend(place_names(point.distribution_point.as_ref()));
-            }
-        }
-        let narrows = |extension: &&X509Extension<'_>| match extension.parsed_extension() {
-            ParsedExtension::IssuingDistributionPoint(point) => {
-                point.only_contains_ca_certs
-                    || point.only_some_reasons.is_some()
-                    || point.indirect_crl
-                    || point.only_contains_attribute_certs
-            }
-            // Damaged, so that it may narrow the list in any way.
-            _ => extension.critical || is(extension, ISSUING_DISTRIBUTION_POINT),
-        };
-        if let Some(extension) = parsed.extensions().iter().find(narrows) {
-            return Err(CrlError::Extension {
-                issuer: issuer.to_string(),
-                extension: extension.oid.to_id_string(),
-            });
-        }
+        let distribution_points = read_scope(&parsed, &issuer)?;
         let instant = |time: x509_parser::time::ASN1Time| {
             OffsetDateTime::from_unix_timestamp(time.timestamp()).map_err(|error| damaged(&error))
         };
@@ -168,7 +136,9 @@ impl RevocationList {
         for entry in parsed.iter_revoked_certificates() {
             // An entry of an indirect list names another issuer (RFC 5280, 5.3.3).
             let unknown = |one: &&X509Extension<'_>| {
-                one.critical && !is(one, REASON_CODE) && !is(one, INVALIDITY_DATE)
+                one.critical
+                    && one.oid != OID_X509_EXT_REASON_CODE
+                    && one.oid != OID_X509_EXT_INVALIDITY_DATE
             };
             if let Some(extension) = entry.extensions().iter().find(unknown) {
                 return Err(CrlError::Extension {
@@ -183,37 +153,37 @@ impl RevocationList {
             issuer,
             this_update: instant(parsed.last_update())?,
             next_update: parsed.next_update().map(instant).transpose()?,
-            places,
+            distribution_points,
             revoked,
         })
     }
 
-    /// Whose certificates it speaks of.
+    /// The issuer of the list and of its certificates.
     pub fn issuer(&self) -> &Name {
         &self.issuer
     }
 
-    /// When it was made.
-    pub fn this_update(&self) -> OffsetDateTime {
+    /// The time of issue.
+    pub(crate) fn this_update(&self) -> OffsetDateTime {
         self.this_update
     }
 
-    /// When a newer one is due at the latest, where it says so.
-    pub fn next_update(&self) -> Option<OffsetDateTime> {
+    /// The time at which a newer list is due at the latest, if the list contains it.
+    pub(crate) fn next_update(&self) -> Option<OffsetDateTime> {
         self.next_update
     }
 
-    /// How many certificates it revokes.
+    /// The number of revoked certificates.
     pub fn len(&self) -> usize {
         self.revoked.len()
     }
 
-    /// True when it revokes nothing.
+    /// Returns true if no certificate is revoked.
     pub fn is_empty(&self) -> bool {
         self.revoked.is_empty()
     }
 
-    /// One `X509 CRL` PEM block.
+    /// Returns an `X509 CRL` PEM block.
     pub fn to_pem(&self) -> String {
         encode_pem("X509 CRL", &self.der)
     }
@@ -223,25 +193,26 @@ impl RevocationList {
         &self.der
     }
 
-    /// Since when a certificate of this list's issuer is revoked; `None` for all others.
+    /// Returns the time at which a certificate of the list's issuer was revoked; `None` for all others.
     pub fn revokes(&self, certificate: &Certificate) -> Option<OffsetDateTime> {
         (self.issuer == *certificate.issuer())
             .then(|| self.revoked.get(certificate.serial()).copied())
             .flatten()
     }
 
-    /// Whether it speaks of a certificate of its issuer: one of several parts speaks of those that name its place
-    /// (RFC 5280, 6.3.3 b 2 i). A certificate that names no place belongs to every part.
+    /// Returns true if the list covers a certificate of its issuer. One of several parts covers the certificates that name
+    /// its distribution point (RFC 5280, 6.3.3 b 2 i); a certificate without a distribution point is covered by every part.
     fn covers(&self, certificate: &Certificate) -> bool {
-        if self.places.is_empty() {
+        if self.distribution_points.is_empty() {
             return true;
         }
-        let named = published_at(certificate);
-        named.is_empty() || named.iter().any(|place| self.places.contains(place))
+        let named = distribution_points_of(certificate);
+        let is_own = |name: &String| self.distribution_points.contains(name);
+        named.is_empty() || named.iter().any(is_own)
     }
 
-    /// Whether one of `issuers` made it. The bit for signing lists in their key usage is not asked for: kubeadm's own
-    /// CA certificates lack it.
+    /// Verifies that one of `issuers` signed the list. Their key usage need not include cRLSign, which kubeadm's CA
+    /// certificates lack.
     fn verify(&self, issuers: &[&Certificate]) -> Result<(), CrlError> {
         let issuer = || self.issuer.to_string();
         let mut named = issuers
@@ -268,42 +239,42 @@ impl RevocationList {
     }
 }
 
-/// The lists of one authority, every one of them signed by a certificate of it.
+/// The lists of one authority, each signed by one of its certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revocations(Vec<RevocationList>);
 
 impl Revocations {
-    /// Takes the lists that belong to an authority. `chains` tell its intermediates, of which those count that lead to
-    /// `trust`. The list about the leaves of `chains` comes first, where there is one: it is the only one that etcd
-    /// reads. Lists of other authorities, of which a server may hand out a whole file, are left out.
+    /// Selects and verifies the lists of an authority. `chains` contain its intermediates; those that lead to `trust` may
+    /// sign lists too. The list for the leaves of `chains`, if any, is first, as etcd reads only that one. Lists of other
+    /// authorities, which a server may return in the same file, are dropped.
     ///
     /// # Errors
-    /// When none belongs to it, or one that claims to is forged.
+    /// No list of this authority, or one with an invalid signature.
     pub fn verified(
         lists: Vec<RevocationList>,
         trust: &TrustBundle,
         chains: &[&Chain],
     ) -> Result<Self, CrlError> {
         let issuers = issuers(trust, chains);
-        let mut taken = Vec::new();
+        let mut accepted = Vec::new();
         let mut foreign = None;
         for list in lists {
             match list.verify(&issuers) {
-                Ok(()) => taken.push(list),
+                Ok(()) => accepted.push(list),
                 Err(error @ CrlError::ForeignIssuer { .. }) => foreign = foreign.or(Some(error)),
                 Err(error) => return Err(error),
             }
         }
-        if taken.is_empty() {
+        if accepted.is_empty() {
             return Err(foreign.unwrap_or(CrlError::Absent));
         }
-        let about_leaves = |list: &RevocationList| {
+        let covers_leaves = |list: &RevocationList| {
             chains
                 .iter()
                 .any(|chain| *chain.leaf().issuer() == list.issuer)
         };
-        taken.sort_by_key(|list| !about_leaves(list));
-        Ok(Revocations(taken))
+        accepted.sort_by_key(|list| !covers_leaves(list));
+        Ok(Revocations(accepted))
     }
 
     /// The lists.
@@ -311,7 +282,7 @@ impl Revocations {
         &self.0
     }
 
-    /// Since when the leaf or an intermediate of `chain` is revoked, and which of them.
+    /// Returns the revoked certificate of `chain`, leaf or intermediate, with the time of its revocation.
     pub fn revokes(&self, chain: &Chain) -> Option<(String, OffsetDateTime)> {
         std::iter::once(chain.leaf())
             .chain(chain.intermediates())
@@ -328,7 +299,7 @@ impl Revocations {
             })
     }
 
-    /// What keeps these lists from telling whether the leaf of `chain` is revoked; `None` when nothing does.
+    /// Returns the reason why these lists do not cover the leaf of `chain`, if they do not.
     pub fn gap(&self, chain: &Chain) -> Option<CrlError> {
         let leaf = chain.leaf();
         let mut of_issuer = self
@@ -344,7 +315,7 @@ impl Revocations {
         (!covered).then_some(CrlError::OtherPart { issuer, subject })
     }
 
-    /// What keeps these lists from replacing `in_place` at this time; `None` when nothing does.
+    /// Returns the reason why these lists must not replace `in_place` at this time, if there is one.
     pub fn obstacle(
         &self,
         in_place: Option<&Revocations>,
@@ -352,7 +323,7 @@ impl Revocations {
     ) -> Option<CrlError> {
         self.0.iter().find_map(|list| {
             let issuer = list.issuer.to_string();
-            if list.this_update > now + SKEW {
+            if list.this_update > now + MAX_CLOCK_LEAD {
                 return Some(CrlError::Future {
                     issuer,
                     this_update: rfc3339(list.this_update),
@@ -377,24 +348,65 @@ impl Revocations {
         })
     }
 
-    /// When a newer list is due at the latest.
-    pub fn next_update(&self) -> Option<OffsetDateTime> {
+    /// The time at which a newer list is due at the latest.
+    pub(crate) fn next_update(&self) -> Option<OffsetDateTime> {
         self.0.iter().filter_map(RevocationList::next_update).min()
     }
 
-    /// All lists as PEM, the one about the authority's leaves first.
+    /// Encodes all lists as PEM, with the one for the authority's leaves first.
     pub fn to_pem(&self) -> String {
         self.0.iter().map(RevocationList::to_pem).collect()
     }
 
     /// The first list in DER.
-    pub fn first_der(&self) -> &[u8] {
+    pub(crate) fn first_der(&self) -> &[u8] {
         self.0.first().map_or(&[], RevocationList::der)
     }
 }
 
-/// The full names of a distribution point.
-fn place_names(point: Option<&DistributionPointName<'_>>) -> Vec<String> {
+/// Returns the names of the list's distribution point.
+///
+/// # Errors
+/// A list that does not cover all leaves of its issuer, apart from its distribution point.
+fn read_scope(
+    parsed: &CertificateRevocationList<'_>,
+    issuer: &Name,
+) -> Result<Vec<String>, CrlError> {
+    let is_delta = |one: &X509Extension<'_>| one.oid == OID_X509_EXT_DELTA_CRL_INDICATOR;
+    // RFC 5280, 5.2.4, requires it to be critical; the check does not depend on that.
+    if parsed.extensions().iter().any(is_delta) {
+        return Err(CrlError::Delta {
+            issuer: issuer.to_string(),
+        });
+    }
+    let is_restricting = |extension: &&X509Extension<'_>| match extension.parsed_extension() {
+        ParsedExtension::IssuingDistributionPoint(point) => {
+            point.only_contains_ca_certs
+                || point.only_some_reasons.is_some()
+                || point.indirect_crl
+                || point.only_contains_attribute_certs
+        }
+        // A damaged one may restrict the list in any way.
+        _ => extension.critical || extension.oid == OID_X509_EXT_ISSUER_DISTRIBUTION_POINT,
+    };
+    if let Some(extension) = parsed.extensions().iter().find(is_restricting) {
+        return Err(CrlError::Extension {
+            issuer: issuer.to_string(),
+            extension: extension.oid.to_id_string(),
+        });
+    }
+    let mut names = Vec::new();
+    for extension in parsed.extensions() {
+        // RFC 5280, 5.2.5. step-ca sets it.
+        if let ParsedExtension::IssuingDistributionPoint(point) = extension.parsed_extension() {
+            names.extend(full_names(point.distribution_point.as_ref()));
+        }
+    }
+    Ok(names)
+}
+
+/// Returns the full names of a distribution point.
+fn full_names(point: Option<&DistributionPointName<'_>>) -> Vec<String> {
     match point {
         Some(DistributionPointName::FullName(names)) => {
             names.iter().map(ToString::to_string).collect()
@@ -403,23 +415,23 @@ fn place_names(point: Option<&DistributionPointName<'_>>) -> Vec<String> {
     }
 }
 
-/// Where the lists about a certificate are published, by its own word.
-fn published_at(certificate: &Certificate) -> Vec<String> {
+/// Returns the distribution points that a certificate names.
+fn distribution_points_of(certificate: &Certificate) -> Vec<String> {
     let Ok((_, parsed)) = X509Certificate::from_der(certificate.der()) else {
         return Vec::new();
     };
-    let mut places = Vec::new();
+    let mut names = Vec::new();
     for extension in parsed.extensions() {
         if let ParsedExtension::CRLDistributionPoints(points) = extension.parsed_extension() {
             let points = points.points.iter();
-            places.extend(points.flat_map(|one| place_names(one.distribution_point.as_ref())));
+            names.extend(points.flat_map(|one| full_names(one.distribution_point.as_ref())));
         }
     }
-    places
+    names
 }
 
-/// The authority's certificates, and the intermediates that lead to one of them. Each known certificate is compared once
-/// with each intermediate that is left.
+/// Returns the authority's certificates and the intermediates that lead to them. Each known certificate is compared once
+/// with each remaining intermediate.
 fn issuers<'a>(trust: &'a TrustBundle, chains: &[&'a Chain]) -> Vec<&'a Certificate> {
     let mut known: Vec<&Certificate> = trust.certificates().iter().collect();
     let mut rest: Vec<&Certificate> = Vec::new();
@@ -434,7 +446,7 @@ fn issuers<'a>(trust: &'a TrustBundle, chains: &[&'a Chain]) -> Vec<&'a Certific
         next += 1;
         let (issued, left): (Vec<_>, Vec<_>) = rest
             .into_iter()
-            .partition(|candidate| issued(candidate, issuer, &mut budget));
+            .partition(|candidate| candidate.is_signed_by_within(issuer, &mut budget));
         known.extend(issued);
         rest = left;
     }

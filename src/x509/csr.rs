@@ -9,42 +9,47 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::cri_attributes::ParsedCriAttribute;
 use x509_parser::extensions::{GeneralName, ParsedExtension, X509Extension};
-use x509_parser::oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME;
+use x509_parser::oid_registry::{
+    OID_X509_COMMON_NAME, OID_X509_EXT_SUBJECT_ALT_NAME, OID_X509_ORGANIZATION_NAME,
+};
 use x509_parser::prelude::FromDer;
 
-use super::certificate::{Certificate, pem_blocks};
-use super::key::{KeyError, PrivateKey, PublicKey, encode_pem};
-use super::{ExtendedUsage, Profile, Sans, Subject};
+use super::certificate::Certificate;
+use super::key::{KeyError, PrivateKey, PublicKey};
+use super::profile::{ExtendedUsage, Profile, Sans, Subject};
+use super::signature::signature_is_valid;
+use super::strict::address;
+use super::text::{encode_pem, pem_blocks};
 
-/// A certificate signing request whose signature was made or checked here.
+/// A certificate signing request with a valid signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Csr {
     der: Vec<u8>,
     public_key: PublicKey,
 }
 
-/// Whether a request also asks for key usage and extended key usage. Most signers take them as a hint; some
-/// (Puppet) refuse a request that has them; kubeadm never sends them.
+/// Whether a request contains key usage and extended key usage. Most signers treat them as a hint; some (Puppet) refuse such
+/// a request; kubeadm never sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsageExtensions {
-    /// keyUsage and extendedKeyUsage are in the extension request.
+    /// The extension request contains keyUsage and extendedKeyUsage.
     Requested,
-    /// Only subjectAltName is.
+    /// The extension request contains only subjectAltName.
     Omitted,
 }
 
-/// Why a request could not be made or read.
+/// The reason why a request could not be created or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum CsrError {
     #[error("{0:?} cannot be a DNS name in a certificate: it is not ASCII")]
     DnsName(String),
-    #[error("more than one organization is wanted; kubeadm's table has none with two")]
+    #[error("more than one organization is required, which kubeadm's table never contains")]
     Organizations,
     #[error("the request could not be encoded: {0}")]
     Encoding(String),
-    #[error("there is no CERTIFICATE REQUEST block in it")]
+    #[error("it does not contain a CERTIFICATE REQUEST block")]
     NoRequest,
     #[error("not a PKCS#10 request: {0}")]
     Damaged(String),
@@ -55,7 +60,7 @@ pub enum CsrError {
 }
 
 impl Csr {
-    /// Makes and signs the request for `profile`.
+    /// Creates and signs the request for `profile`.
     pub fn create(
         profile: &Profile,
         key: &PrivateKey,
@@ -75,7 +80,7 @@ impl Csr {
         })
     }
 
-    /// Reads the first request in PEM text and checks its signature.
+    /// Reads the first request in PEM text and verifies its signature.
     pub fn from_pem(text: &[u8]) -> Result<Self, CsrError> {
         let blocks = pem_blocks(text).map_err(CsrError::Damaged)?;
         let block = blocks
@@ -90,12 +95,12 @@ impl Csr {
         Self::from_der(block.contents())
     }
 
-    /// Reads a DER request and checks its signature.
+    /// Reads a DER request and verifies its signature.
     pub fn from_der(der: &[u8]) -> Result<Self, CsrError> {
         let parsed = parse(der)?;
         let public_key =
             PublicKey::from_spki_der(parsed.certification_request_info.subject_pki.raw)?;
-        let signed = super::verify::signature_is_valid(
+        let signed = signature_is_valid(
             &public_key,
             &parsed.signature_algorithm,
             parsed.certification_request_info.raw,
@@ -110,23 +115,23 @@ impl Csr {
         })
     }
 
-    /// DER.
+    /// The DER bytes.
     pub fn der(&self) -> &[u8] {
         &self.der
     }
 
-    /// `CERTIFICATE REQUEST` PEM.
+    /// Returns a `CERTIFICATE REQUEST` PEM block.
     pub fn to_pem(&self) -> String {
         encode_pem("CERTIFICATE REQUEST", &self.der)
     }
 
-    /// The public key that asks to be certified.
+    /// The public key to be certified.
     pub fn public_key(&self) -> &PublicKey {
         &self.public_key
     }
 
-    /// True when it asks for usages, key usage or extended.
-    pub fn has_usage_extensions(&self) -> bool {
+    /// Returns true if it contains key usage or extended key usage.
+    pub(crate) fn has_usage_extensions(&self) -> bool {
         parse(&self.der).is_ok_and(|parsed| {
             parsed.requested_extensions().is_some_and(|mut all| {
                 all.any(|one| {
@@ -139,9 +144,9 @@ impl Csr {
         })
     }
 
-    /// True when subject and subject alternative names are exactly those of `profile`: false after the wish
-    /// has changed, and for a request that somebody else made.
-    pub fn asks_for(&self, profile: &Profile) -> bool {
+    /// Returns true if subject and subject alternative names are exactly those of `profile`. It is false after the
+    /// configuration has changed, and for a request of another tool.
+    pub(crate) fn asks_for(&self, profile: &Profile) -> bool {
         let Ok(parsed) = parse(&self.der) else {
             return false;
         };
@@ -153,10 +158,13 @@ impl Csr {
             let Ok(value) = attribute.as_str() else {
                 return false;
             };
-            match attribute.attr_type().to_id_string().as_str() {
-                "2.5.4.3" => subject.common_name = value.to_owned(),
-                "2.5.4.10" => subject.organizations.push(value.to_owned()),
-                _ => return false,
+            let kind = attribute.attr_type();
+            if *kind == OID_X509_COMMON_NAME {
+                subject.common_name = value.to_owned();
+            } else if *kind == OID_X509_ORGANIZATION_NAME {
+                subject.organizations.push(value.to_owned());
+            } else {
+                return false;
             }
         }
         let mut sans = Sans::default();
@@ -165,7 +173,7 @@ impl Csr {
                 for name in &names.general_names {
                     match name {
                         GeneralName::DNSName(name) => sans.dns.push((*name).to_owned()),
-                        GeneralName::IPAddress(bytes) => match super::certificate::address(bytes) {
+                        GeneralName::IPAddress(bytes) => match address(bytes) {
                             Some(ip) => sans.ips.push(ip),
                             None => return false,
                         },
@@ -177,8 +185,8 @@ impl Csr {
         subject == profile.subject && sans == profile.sans
     }
 
-    /// True when subject and subject alternative names are those of `certificate`, byte for byte: what RFC 7030, 4.2.2
-    /// demands of a request in exchange for a certificate. Signers that reorder or re-encode names make it false.
+    /// Returns true if subject and subject alternative names are those of `certificate`, byte for byte. RFC 7030, 4.2.2,
+    /// requires this of a request for re-enrollment. It is false if the signer reorders or re-encodes names.
     pub fn is_named_as(&self, certificate: &Certificate) -> bool {
         let Ok(request) = parse(&self.der) else {
             return false;
@@ -187,7 +195,7 @@ impl Csr {
             return false;
         };
         let info = &request.certification_request_info;
-        let asked = info
+        let requested = info
             .iter_attributes()
             .filter_map(|attribute| match attribute.parsed_attribute() {
                 ParsedCriAttribute::ExtensionRequest(request) => Some(&request.extensions),
@@ -195,7 +203,7 @@ impl Csr {
             })
             .flatten();
         info.subject.as_raw() == certificate.subject().as_raw()
-            && alternative_names(asked) == alternative_names(certificate.extensions())
+            && alternative_names(requested) == alternative_names(certificate.extensions())
     }
 }
 
@@ -216,7 +224,7 @@ fn parse(der: &[u8]) -> Result<X509CertificationRequest<'_>, CsrError> {
     }
 }
 
-/// The rcgen form of a wanted leaf; validity, serial and basic constraints are the issuer's business.
+/// Converts a profile for rcgen. The issuer sets validity, serial and basic constraints.
 pub(super) fn leaf_params(profile: &Profile) -> Result<CertificateParams, CsrError> {
     let mut params = CertificateParams::default();
     params.distinguished_name = distinguished_name(&profile.subject)?;
@@ -228,7 +236,7 @@ pub(super) fn leaf_params(profile: &Profile) -> Result<CertificateParams, CsrErr
     params
         .subject_alt_names
         .extend(profile.sans.ips.iter().copied().map(SanType::IpAddress));
-    // For ECDSA too: kubeadm asks for keyEncipherment whatever the key.
+    // For ECDSA too: kubeadm requests keyEncipherment for any key.
     params.key_usages = vec![
         KeyUsagePurpose::DigitalSignature,
         KeyUsagePurpose::KeyEncipherment,
@@ -255,7 +263,7 @@ pub(super) fn distinguished_name(subject: &Subject) -> Result<DistinguishedName,
     Ok(name)
 }
 
-/// PrintableString where the characters allow it, else UTF8String: the rule of Go's encoding/asn1.
+/// Encodes a PrintableString if the characters allow it, otherwise a UTF8String, like Go's encoding/asn1.
 fn directory_string(value: &str) -> DnValue {
     match PrintableString::try_from(value) {
         Ok(printable) => DnValue::PrintableString(printable),

@@ -1,9 +1,9 @@
 //! A strict reader of DER, with the rules of Go's `cryptobyte` package (`vendor/golang.org/x/crypto/cryptobyte/asn1.go`).
 //!
-//! Lengths and integers are minimal, tags have one byte, lengths are definite. Every method returns `None` for
-//! input that Go does not read.
+//! Lengths and integers must be minimal, tags have one byte, lengths are definite. Every method returns `None` for
+//! input that Go refuses.
 
-/// Universal tags, and the bit of constructed encodings already set where X.690 demands it.
+/// Universal tags, with the bit of constructed encodings set if X.690 requires it.
 pub(super) mod tag {
     pub(in crate::x509) const BOOLEAN: u8 = 0x01;
     pub(in crate::x509) const INTEGER: u8 = 0x02;
@@ -44,12 +44,12 @@ pub(super) struct Element<'a> {
     pub(super) whole: &'a [u8],
 }
 
-/// The part of a DER encoding that is not read yet.
+/// The unread part of a DER encoding.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Starts at the first byte of `bytes`.
+    /// Creates a reader at the first byte of `bytes`.
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Reader(bytes)
     }
@@ -59,17 +59,17 @@ impl<'a> Reader<'a> {
         self.0.is_empty()
     }
 
-    /// Returns what is left.
+    /// Returns the unread bytes.
     pub(super) fn rest(&self) -> &'a [u8] {
         self.0
     }
 
-    /// Succeeds at the end.
+    /// Verifies that nothing is left.
     pub(super) fn end(&self) -> Option<()> {
         self.is_empty().then_some(())
     }
 
-    /// Returns true when the next element has this tag.
+    /// Returns true if the next element has this tag.
     pub(super) fn peek(&self, tag: u8) -> bool {
         self.0.first() == Some(&tag)
     }
@@ -78,13 +78,13 @@ impl<'a> Reader<'a> {
     pub(super) fn any(&mut self) -> Option<Element<'a>> {
         let (&tag, rest) = self.0.split_first()?;
         let (&first, rest) = rest.split_first()?;
-        // Tags with several bytes.
+        // A tag with several bytes.
         if tag & 0x1f == 0x1f {
             return None;
         }
         let (length, rest) = match first {
             0..=0x7f => (usize::from(first), rest),
-            // Indefinite lengths (0x80), and lengths of more than four bytes.
+            // 0x80 is an indefinite length; more than 0x84 is a length of more than four bytes.
             0x81..=0x84 => {
                 let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
                 let length = bytes
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
         Some(Reader(self.element(tag)?.content))
     }
 
-    /// Reads an element that is there or not; the inner `None` is for one that is absent.
+    /// Reads an optional element; the inner `None` is an absent one.
     pub(super) fn optional(&mut self, tag: u8) -> Option<Option<Reader<'a>>> {
         if self.peek(tag) {
             self.read(tag).map(Some)
@@ -159,7 +159,7 @@ impl<'a> Reader<'a> {
         )
     }
 
-    /// Reads a BOOLEAN, which is 0x00 or 0xff.
+    /// Reads a BOOLEAN, which must be 0x00 or 0xff.
     pub(super) fn boolean(&mut self) -> Option<bool> {
         match self.element(tag::BOOLEAN)?.content {
             [0] => Some(false),
@@ -168,14 +168,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an OBJECT IDENTIFIER and returns its content. Go: `ReadASN1ObjectIdentifier`, which does not read numbers
-    /// of 2^31 and more.
+    /// Reads an OBJECT IDENTIFIER and returns its content. Go: `ReadASN1ObjectIdentifier`, which refuses numbers of 2^31 and
+    /// more.
     pub(super) fn oid(&mut self) -> Option<&'a [u8]> {
         let content = self.element(tag::OID)?.content;
         oid_numbers(content).map(|_| content)
     }
 
-    /// Reads a BIT STRING and returns its bytes and the number of unused bits, which are zero.
+    /// Reads a BIT STRING and returns its bytes and the number of unused bits, which must be zero.
     pub(super) fn bits(&mut self) -> Option<(&'a [u8], u8)> {
         let (&unused, bytes) = self.element(tag::BIT_STRING)?.content.split_first()?;
         let padding = match bytes.last() {
@@ -188,7 +188,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The numbers of an OBJECT IDENTIFIER's content; `None` where Go's `readBase128Int` fails.
+/// Decodes the numbers of an OBJECT IDENTIFIER's content; `None` if Go's `readBase128Int` fails.
 fn oid_numbers(content: &[u8]) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     let mut value: u32 = 0;
@@ -212,7 +212,7 @@ fn oid_numbers(content: &[u8]) -> Option<Vec<u32>> {
     (!started && !numbers.is_empty()).then_some(numbers)
 }
 
-/// An OBJECT IDENTIFIER's content in dotted form.
+/// Formats an OBJECT IDENTIFIER's content in dotted form.
 pub(super) fn oid_text(content: &[u8]) -> String {
     let numbers = oid_numbers(content).unwrap_or_default();
     let numbers: Vec<_> = numbers.iter().map(ToString::to_string).collect();

@@ -1,7 +1,7 @@
-//! Private and public keys: generation, the PEM forms that kubeadm writes and reads, signatures.
+//! Private and public keys: generation, the PEM forms that kubeadm reads and writes, and signing.
 //!
-//! RSA keys come from the `rsa` crate and EC keys from aws-lc-rs; every signature is made by aws-lc-rs.
-//! A private key is held as DER that is wiped on drop and is never shown by `Debug`.
+//! The `rsa` crate generates RSA keys, aws-lc-rs generates EC keys and all signatures. A private key is stored as DER that
+//! is wiped on drop, and `Debug` omits it.
 
 mod encrypted;
 mod jwk;
@@ -28,11 +28,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
-use super::certificate::pem_blocks;
+use super::text::{encode_pem, hex, pem_blocks};
 
 pub use jwk::JwkError;
 
-/// The kinds of key that nodepki makes.
+/// The key algorithms that nodepki generates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the serialized name is the documentation")]
 pub enum KeyAlgorithm {
@@ -51,7 +51,7 @@ pub enum KeyAlgorithm {
 }
 
 impl KeyAlgorithm {
-    /// Every algorithm, weakest first within its family.
+    /// All algorithms; within a family, the weakest is first.
     pub const ALL: [KeyAlgorithm; 6] = [
         KeyAlgorithm::Rsa2048,
         KeyAlgorithm::Rsa3072,
@@ -61,7 +61,7 @@ impl KeyAlgorithm {
         KeyAlgorithm::EcdsaP521,
     ];
 
-    /// The name that kubeadm's `encryptionAlgorithm` uses (P-521 by analogy: kubeadm has none).
+    /// Returns the name in kubeadm's `encryptionAlgorithm`. kubeadm does not offer P-521; its name is formed by analogy.
     pub const fn as_str(self) -> &'static str {
         match self {
             KeyAlgorithm::Rsa2048 => "RSA-2048",
@@ -100,27 +100,27 @@ impl FromStr for KeyAlgorithm {
     }
 }
 
-/// A key algorithm outside the supported set.
+/// The name of an unsupported key algorithm.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "unknown key algorithm {0:?}; use RSA-2048, RSA-3072, RSA-4096, ECDSA-P256, ECDSA-P384 or ECDSA-P521 (case-sensitive)"
 )]
 pub struct UnknownAlgorithm(String);
 
-/// What kind of key was found: the supported algorithms, and those that exist in the wild.
+/// The algorithm of an existing key, supported or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyType {
-    /// One that nodepki would make itself.
+    /// An algorithm that nodepki generates.
     Known(KeyAlgorithm),
-    /// RSA with another modulus length, in bits.
+    /// RSA with another modulus length in bits.
     Rsa(usize),
-    /// Anything else, by name or object identifier.
+    /// Any other algorithm, by name or object identifier.
     Other(String),
 }
 
 impl KeyType {
-    /// True for RSA of any length.
-    pub fn is_rsa(&self) -> bool {
+    /// Returns true for RSA of any length.
+    pub(crate) fn is_rsa(&self) -> bool {
         match self {
             KeyType::Known(known) => known.rsa_bits().is_some(),
             KeyType::Rsa(_) => true,
@@ -139,12 +139,12 @@ impl fmt::Display for KeyType {
     }
 }
 
-/// Why a key could not be read, made or used. Never carries key material.
+/// The reason why a key could not be read, generated or used. It never contains key material.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum KeyError {
-    #[error("no PEM block with a private key in it")]
+    #[error("it does not contain a PEM private key")]
     NoKey,
     #[error(
         "the private key is encrypted; Kubernetes components cannot read it, decrypt it first (openssl pkey -in KEY -out KEY)"
@@ -164,24 +164,24 @@ pub enum KeyError {
     Signing,
     #[error("the private key could not be encrypted")]
     Encryption,
-    #[error("the private key was encrypted under another passphrase, or is damaged")]
+    #[error("the private key was encrypted with another passphrase, or is damaged")]
     Passphrase,
     #[error(
-        "the private key is encrypted in a way that is not read here ({0}); encrypt it anew: openssl pkey -in KEY -aes-256-cbc -out NEW"
+        "the private key is encrypted with an unsupported scheme ({0}); encrypt it again: openssl pkey -in KEY -aes-256-cbc -out NEW"
     )]
     Scheme(String),
 }
 
 /// A private key, wiped from memory on drop.
 pub struct PrivateKey {
-    /// PKCS#1 `RSAPrivateKey` or SEC1 `ECPrivateKey` with its named curve: what kubeadm writes.
+    /// PKCS#1 `RSAPrivateKey` or SEC1 `ECPrivateKey` with its named curve, the forms that kubeadm writes.
     der: Zeroizing<Vec<u8>>,
     signer: KeySigner,
     public: PublicKey,
 }
 
 enum KeySigner {
-    /// Made when something is to be signed: AWS-LC's own check of a key costs more than reading a whole node.
+    /// Created by the first signature, since AWS-LC's check of a key takes longer than reading all files of a node.
     Rsa(OnceLock<RsaKeyPair>),
     Ecdsa(EcdsaKeyPair),
 }
@@ -193,7 +193,7 @@ impl fmt::Debug for PrivateKey {
 }
 
 impl PrivateKey {
-    /// Makes a new key. RSA takes 50 ms to 1 s of one core: call it from a plain thread.
+    /// Generates a key. RSA takes 50 ms to 1 s of CPU time, so it must not run on an async thread.
     pub fn generate(algorithm: KeyAlgorithm) -> Result<Self, KeyError> {
         match algorithm.rsa_bits() {
             Some(bits) => {
@@ -217,16 +217,19 @@ impl PrivateKey {
         }
     }
 
-    /// Reads PKCS#1, SEC1 or PKCS#8 PEM, as kubeadm does: the first private key counts, an `EC PARAMETERS`
-    /// block before it is skipped, and text around the blocks is ignored.
+    /// Reads PKCS#1, SEC1 or PKCS#8 PEM. Like kubeadm, it uses the first private key and ignores other blocks, such as
+    /// `EC PARAMETERS`, and text between the blocks.
     pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
         let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
         let mut keys = blocks.into_iter().filter_map(Self::from_block);
         keys.next().unwrap_or(Err(KeyError::NoKey))
     }
 
-    /// Reads every private key of a text; there is at least one.
-    pub fn all_from_pem(text: &[u8]) -> Result<Vec<Self>, KeyError> {
+    /// Reads all private keys of a text.
+    ///
+    /// # Errors
+    /// A damaged key, or none.
+    pub(crate) fn all_from_pem(text: &[u8]) -> Result<Vec<Self>, KeyError> {
         let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
         let keys = blocks.into_iter().filter_map(Self::from_block);
         let keys: Vec<_> = keys.collect::<Result<_, _>>()?;
@@ -236,7 +239,7 @@ impl PrivateKey {
         }
     }
 
-    /// `None` for a block that is no private key.
+    /// Reads a PEM block; `None` if it is not a private key.
     fn from_block(block: pem::Pem) -> Option<Result<Self, KeyError>> {
         let is_encrypted = block.headers().get("DEK-Info").is_some();
         let label = block.tag().to_owned();
@@ -262,7 +265,9 @@ impl PrivateKey {
                     .algorithm
                     .parameters_oid()
                     .ok()
-                    .ok_or(KeyError::Damaged("the PKCS#8 EC key names no curve"))?;
+                    .ok_or(KeyError::Damaged(
+                        "the PKCS#8 EC key does not name its curve",
+                    ))?;
                 Self::from_sec1_der(info.private_key.as_bytes(), Some(curve))
             }
             OID_ED25519 => Err(KeyError::Unsupported("Ed25519".to_owned())),
@@ -299,7 +304,7 @@ impl PrivateKey {
             .parameters
             .and_then(|parameters| parameters.named_curve())
             .or(curve_outside)
-            .ok_or(KeyError::Damaged("the EC key names no curve"))?;
+            .ok_or(KeyError::Damaged("the EC key does not name its curve"))?;
         let curve = Curve::from_oid(curve_oid)
             .ok_or_else(|| KeyError::Unsupported(format!("an EC key on curve {curve_oid}")))?;
         Self::from_ec_scalar(curve, key.private_key, key.public_key)
@@ -311,7 +316,7 @@ impl PrivateKey {
         public: Option<&[u8]>,
     ) -> Result<Self, KeyError> {
         let rejected =
-            |_| KeyError::Damaged("the EC private key does not fit its curve or its public key");
+            |_| KeyError::Damaged("the EC private key does not match its curve or its public key");
         let padded = curve.pad(scalar).ok_or(KeyError::Damaged(
             "the EC private key is too long for its curve",
         ))?;
@@ -342,7 +347,7 @@ impl PrivateKey {
         })
     }
 
-    /// PEM as kubeadm writes it: PKCS#1 for RSA, SEC1 for ECDSA, never PKCS#8.
+    /// Encodes PEM like kubeadm: PKCS#1 for RSA, SEC1 for ECDSA, never PKCS#8.
     pub fn to_pem(&self) -> Zeroizing<String> {
         let label = match self.signer {
             KeySigner::Rsa(_) => "RSA PRIVATE KEY",
@@ -356,7 +361,7 @@ impl PrivateKey {
         &self.public
     }
 
-    /// What kind of key this is.
+    /// The algorithm of the key.
     pub fn key_type(&self) -> &KeyType {
         &self.public.key_type
     }
@@ -399,11 +404,11 @@ impl rcgen::SigningKey for PrivateKey {
     }
 }
 
-/// A public key: the DER `SubjectPublicKeyInfo` and what is in it.
+/// A public key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PublicKey {
     spki: Vec<u8>,
-    /// The bytes inside the BIT STRING, as rcgen wants them.
+    /// The bytes inside the BIT STRING, the form that rcgen requires.
     raw: Vec<u8>,
     key_type: KeyType,
 }
@@ -420,8 +425,8 @@ impl fmt::Debug for PublicKey {
 }
 
 impl PublicKey {
-    /// Reads a DER `SubjectPublicKeyInfo` (RFC 5280, 4.1.2.7). Unknown algorithms are kept, by name.
-    pub fn from_spki_der(der: &[u8]) -> Result<Self, KeyError> {
+    /// Parses a DER `SubjectPublicKeyInfo` (RFC 5280, 4.1.2.7). Unknown algorithms are accepted.
+    pub(crate) fn from_spki_der(der: &[u8]) -> Result<Self, KeyError> {
         let info = SubjectPublicKeyInfoRef::try_from(der)
             .map_err(|_| KeyError::Damaged("not a SubjectPublicKeyInfo"))?;
         let raw = info.subject_public_key.raw_bytes();
@@ -454,8 +459,11 @@ impl PublicKey {
         Self::from_spki_der(block.contents())
     }
 
-    /// Reads every `PUBLIC KEY` block; there is at least one. kube-apiserver takes all of a file's while keys change.
-    pub fn all_from_pem(text: &[u8]) -> Result<Vec<Self>, KeyError> {
+    /// Reads all `PUBLIC KEY` blocks. While keys change, kube-apiserver uses all keys of a file.
+    ///
+    /// # Errors
+    /// A damaged key, or none.
+    pub(crate) fn all_from_pem(text: &[u8]) -> Result<Vec<Self>, KeyError> {
         let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
         let keys: Vec<_> = blocks
             .iter()
@@ -468,7 +476,7 @@ impl PublicKey {
         }
     }
 
-    /// `PUBLIC KEY` PEM, the form of `sa.pub`.
+    /// Encodes a `PUBLIC KEY` PEM block, the form of `sa.pub`.
     pub fn to_pem(&self) -> String {
         encode_pem("PUBLIC KEY", &self.spki)
     }
@@ -478,12 +486,12 @@ impl PublicKey {
         &self.spki
     }
 
-    /// SHA-256 over the `SubjectPublicKeyInfo`: kubeadm's CA pin and the service-account key id.
+    /// The SHA-256 digest of the `SubjectPublicKeyInfo`: kubeadm's CA pin and the id of a service-account key.
     pub fn sha256(&self) -> [u8; 32] {
         Sha256::digest(&self.spki).into()
     }
 
-    /// What kind of key this is.
+    /// The algorithm of the key.
     pub fn key_type(&self) -> &KeyType {
         &self.key_type
     }
@@ -530,8 +538,8 @@ impl rcgen::PublicKeyData for PublicKey {
         &self.raw
     }
 
-    /// The signature algorithm that goes with this key. Key types that nodepki does not make never get here:
-    /// both callers check the type first, and a wrong guess yields a certificate that its own check refuses.
+    /// Returns the signature algorithm of this key. Both callers have verified that nodepki generates this type of key; for
+    /// any other, the resulting certificate would fail its verification.
     fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
         match self.key_type {
             KeyType::Known(KeyAlgorithm::EcdsaP256) => &rcgen::PKCS_ECDSA_P256_SHA256,
@@ -548,15 +556,15 @@ fn rsa_key_type(pkcs1: &[u8]) -> Result<KeyType, KeyError> {
     Ok(rsa_type_of(bit_length(key.modulus.as_bytes())))
 }
 
-/// RFC 8017, 3.2: n = p·q, and d inverts e modulo p-1 and q-1. `None` for a number that cannot be one of these.
+/// Verifies RFC 8017, 3.2: n = p·q, and d inverts e modulo p-1 and q-1. `None` if a number is out of range.
 fn is_consistent(key: &RsaPrivateKeyRef<'_>) -> Option<bool> {
-    let longest = key.modulus.as_bytes().len();
+    let max_bytes = key.modulus.as_bytes().len();
     let read = |part: &UintRef<'_>| {
         let bytes = part.as_bytes();
-        // Longer numbers would only keep the divisions below busy.
+        // Longer numbers would only slow down the divisions below.
         let bits = u32::try_from(bytes.len() * 8)
             .ok()
-            .filter(|_| bytes.len() <= longest)?;
+            .filter(|_| bytes.len() <= max_bytes)?;
         BoxedUint::from_be_slice(bytes, bits)
             .ok()
             .map(Zeroizing::new)
@@ -645,14 +653,14 @@ impl Curve {
         }
     }
 
-    /// Left-pads a scalar to the length of the field (RFC 5915, 3): some writers drop leading zeros.
+    /// Pads a scalar on the left to the length of the field (RFC 5915, 3), as some writers drop leading zeros.
     fn pad(self, scalar: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
         let length = match self {
             Curve::P256 => 32,
             Curve::P384 => 48,
             Curve::P521 => 66,
         };
-        let missing = length_difference(length, scalar.len())?;
+        let missing = usize::checked_sub(length, scalar.len())?;
         let mut padded = Zeroizing::new(vec![0; missing]);
         padded.extend_from_slice(scalar);
         Some(padded)
@@ -670,33 +678,12 @@ impl Curve {
     }
 }
 
-fn length_difference(wanted: usize, found: usize) -> Option<usize> {
-    wanted.checked_sub(found)
-}
-
-/// PEM with LF line ends and a final newline, as Go writes it.
-pub(super) fn encode_pem(label: &str, der: &[u8]) -> String {
-    let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-    pem::encode_config(&pem::Pem::new(label, der), config)
-}
-
-/// Lower-case hexadecimal without separators.
-pub fn hex(bytes: &[u8]) -> String {
-    use fmt::Write as _;
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_algorithm_survives_a_round_trip_through_pem() {
+    fn reads_back_each_algorithm_from_pem() {
         for algorithm in KeyAlgorithm::ALL {
             let key = PrivateKey::generate(algorithm).unwrap();
             assert_eq!(*key.key_type(), KeyType::Known(algorithm));
@@ -723,10 +710,10 @@ mod tests {
     }
 
     #[test]
-    fn an_rsa_key_whose_numbers_do_not_fit_together_is_damaged() {
+    fn rejects_rsa_key_with_inconsistent_numbers() {
         let key = PrivateKey::generate(KeyAlgorithm::Rsa2048).unwrap();
         let (mut bad, mut refused) = (0, 0);
-        // Every 97th byte of the numbers n, e, d, p and q; what follows them is derived.
+        // Every 97th byte of n, e, d, p and q; the numbers after them are derived.
         for position in (40..800).step_by(97) {
             let mut der = key.der.clone();
             der[position] ^= 0x10;
@@ -737,13 +724,13 @@ mod tests {
     }
 
     #[test]
-    fn debug_shows_no_key_material() {
+    fn omits_key_material_from_debug_output() {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         assert_eq!(format!("{key:?}"), "PrivateKey(ECDSA-P256, redacted)");
     }
 
     #[test]
-    fn damaged_input_is_named_and_never_panics() {
+    fn reports_damaged_input_without_panic() {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP384)
             .unwrap()
             .to_pem();

@@ -1,7 +1,7 @@
-//! The life of a new certificate against the one that was asked for.
+//! Compares the lifetime of a new certificate with the requested one.
 //!
-//! Signers give less than was asked for, and some a fixed life whatever was asked for. A certificate that outlives
-//! every other plan for it cannot be taken back, and one that ends before it can be renewed is an outage.
+//! Some signers grant less than requested, others a fixed lifetime. A certificate that is valid for too long cannot be taken
+//! back, and one that expires before it can be renewed causes an outage.
 
 use std::time::Duration;
 
@@ -10,63 +10,70 @@ use time::OffsetDateTime;
 use super::certificate::Certificate;
 use super::verify::Difference;
 
-/// A certificate that lives this many times as long as was asked for is refused. Five times is taken: Puppet's server
-/// gives five years by default, and takes no wish.
+/// A certificate whose lifetime exceeds the requested one by this factor is refused. A factor of five is accepted: Puppet's
+/// server grants five years by default and ignores the request.
 pub const LIFETIME_FACTOR: u32 = 6;
 
-/// By how much a life may always exceed the wish. Signers date back, round up, and have a least life.
-const SLACK: Duration = Duration::from_secs(24 * 60 * 60);
+/// Time by which a lifetime may always exceed the requested one, since signers backdate, round up and have a minimum.
+const LIFETIME_SLACK: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A certificate with less time left cannot be renewed in time, unless it was asked for so.
-const SHORTEST: Duration = Duration::from_secs(2 * 60);
+/// A certificate with less time left cannot be renewed in time, unless a shorter lifetime was requested.
+const MIN_LIFETIME: Duration = Duration::from_secs(2 * 60);
 
-/// What is said of a new certificate's life.
+/// The judgement of a new certificate's lifetime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lifetime {
-    /// As asked for, give or take what signers do.
+    /// It is that of the request, within the usual deviation of signers.
     Fits,
-    /// Considerably longer or shorter, in words.
+    /// It is considerably longer or shorter; contains a note.
     Differs(String),
-    /// It must not be installed.
+    /// The certificate must not be installed.
     Refused(Difference),
 }
 
-/// Compares what is left of a certificate that was just issued with the life that was `asked` for. `limit` takes the
-/// place of the default bound for longer lives.
+/// Compares the remaining lifetime of a certificate that was just issued with the `requested` one. `limit` replaces the
+/// default upper bound.
 pub fn judge_lifetime(
     leaf: &Certificate,
-    asked: Duration,
+    requested: Duration,
     limit: Option<Duration>,
     now: OffsetDateTime,
 ) -> Lifetime {
-    // One that is over or not yet valid is refused for that.
+    // An expired certificate, or one that is not valid yet, is refused elsewhere.
     let Ok(left) = Duration::try_from(leaf.not_after() - now) else {
         return Lifetime::Fits;
     };
     let lives = || length(left);
-    let longest = limit.unwrap_or_else(|| asked.saturating_mul(LIFETIME_FACTOR));
-    let longest = longest.max(longest.min(asked).saturating_add(SLACK));
+    let longest = limit.unwrap_or_else(|| requested.saturating_mul(LIFETIME_FACTOR));
+    let longest = longest.max(longest.min(requested).saturating_add(LIFETIME_SLACK));
     if left > longest {
         return Lifetime::Refused(Difference::LivesTooLong {
             lives: lives(),
-            asked: length(asked),
+            asked: length(requested),
             longest: length(longest),
         });
     }
-    if left < SHORTEST.min(asked / 4) {
+    if left < MIN_LIFETIME.min(requested / 4) {
         return Lifetime::Refused(Difference::LivesTooShort {
             lives: lives(),
-            asked: length(asked),
+            asked: length(requested),
         });
     }
-    let is_longer = left > asked.saturating_add(asked / 10).saturating_add(SLACK);
-    match is_longer || left < asked / 2 {
-        true => Lifetime::Differs(format!("it lives {}, asked {}", lives(), length(asked))),
+    let is_longer = left
+        > requested
+            .saturating_add(requested / 10)
+            .saturating_add(LIFETIME_SLACK);
+    match is_longer || left < requested / 2 {
+        true => Lifetime::Differs(format!(
+            "its lifetime is {} instead of the requested {}",
+            lives(),
+            length(requested)
+        )),
         false => Lifetime::Fits,
     }
 }
 
-/// In the largest unit of which there are two, rounded down: `365d`, `30h`, `90m`, `40s`.
+/// Formats a duration in the largest unit of which it has at least two, rounded down: `365d`, `30h`, `90m`, `40s`.
 fn length(duration: Duration) -> String {
     let seconds = duration.as_secs();
     for (unit, name) in [(24 * 60 * 60, 'd'), (60 * 60, 'h'), (60, 'm')] {
@@ -89,7 +96,7 @@ mod tests {
     const YEAR: u64 = 365 * DAY;
 
     #[test]
-    fn compares_life_with_wish() {
+    fn compares_lifetime_with_request() {
         let key = || PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let century = Duration::from_secs(100 * YEAR);
         let authority =
@@ -119,29 +126,74 @@ mod tests {
             (YEAR, YEAR, None, "fits"),
             (YEAR + 12 * HOUR, YEAR, None, "fits"),
             (300 * DAY, YEAR, None, "fits"),
-            (2 * YEAR, YEAR, None, "it lives 730d, asked 365d"),
-            (5 * YEAR, YEAR, None, "it lives 1825d, asked 365d"),
-            (10 * YEAR, YEAR, None, "refused: it lives 3650d, asked 365d"),
+            (
+                2 * YEAR,
+                YEAR,
+                None,
+                "its lifetime is 730d instead of the requested 365d",
+            ),
+            (
+                5 * YEAR,
+                YEAR,
+                None,
+                "its lifetime is 1825d instead of the requested 365d",
+            ),
+            (
+                10 * YEAR,
+                YEAR,
+                None,
+                "refused: its lifetime is 3650d instead of the requested 365d",
+            ),
             (
                 10 * YEAR,
                 YEAR,
                 Some(10 * YEAR),
-                "it lives 3650d, asked 365d",
+                "its lifetime is 3650d instead of the requested 365d",
             ),
             (
                 2 * YEAR,
                 YEAR,
                 Some(YEAR),
-                "refused: it lives 730d, asked 365d",
+                "refused: its lifetime is 730d instead of the requested 365d",
             ),
             (YEAR + HOUR, YEAR, Some(YEAR), "fits"),
-            (YEAR, DAY, None, "refused: it lives 365d, asked 24h"),
-            (100 * DAY, YEAR, None, "it lives 100d, asked 365d"),
-            (24 * HOUR, YEAR, None, "it lives 24h, asked 365d"),
-            (5 * MINUTE, YEAR, None, "it lives 5m, asked 365d"),
-            (30, YEAR, None, "refused: it lives 30s, asked 365d"),
-            (1, HOUR, None, "refused: it lives 1s, asked 60m"),
-            // What is asked for is given, and a signer's least life is no fault.
+            (
+                YEAR,
+                DAY,
+                None,
+                "refused: its lifetime is 365d instead of the requested 24h",
+            ),
+            (
+                100 * DAY,
+                YEAR,
+                None,
+                "its lifetime is 100d instead of the requested 365d",
+            ),
+            (
+                24 * HOUR,
+                YEAR,
+                None,
+                "its lifetime is 24h instead of the requested 365d",
+            ),
+            (
+                5 * MINUTE,
+                YEAR,
+                None,
+                "its lifetime is 5m instead of the requested 365d",
+            ),
+            (
+                30,
+                YEAR,
+                None,
+                "refused: its lifetime is 30s instead of the requested 365d",
+            ),
+            (
+                1,
+                HOUR,
+                None,
+                "refused: its lifetime is 1s instead of the requested 60m",
+            ),
+            // A short lifetime may be requested, and a signer's minimum is not a fault.
             (60, 60, None, "fits"),
             (2, 2, None, "fits"),
             (10 * MINUTE, 60, None, "fits"),

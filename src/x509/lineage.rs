@@ -1,22 +1,25 @@
-//! Which CA a chain belongs to, by names and signatures alone.
+//! Determines the CA of a chain by names and signatures alone.
 //!
-//! Validity, usages, constraints and path lengths do not count here: an expired certificate still belongs to the CA that
-//! signed it. Whether a chain may be used is decided by [`path_differences`](super::path_differences).
+//! Validity, usages, constraints and path lengths are ignored: an expired certificate still belongs to the CA that signed
+//! it. [`path_differences`](super::path_differences) decides whether a chain may be used.
 
 use super::certificate::Certificate;
 use super::chain::Chain;
-use super::verify::signed_by;
 
-/// Longest path that is followed; longer ones are not served by any Kubernetes component.
-const MAX_PATH: usize = 8;
+/// Largest number of intermediates that are followed; no Kubernetes component accepts a longer path.
+const MAX_INTERMEDIATES: usize = 8;
 
 /// Returns true if signatures lead from the leaf of `chain` to one of `anchors`.
 ///
-/// A signature with MD5 or SHA-1 is not verified by the crypto library: there the issuer's name decides.
+/// The cryptography library does not verify signatures with MD5 or SHA-1; for these, the issuer's name decides.
 pub fn descends_from(chain: &Chain, anchors: &[Certificate]) -> bool {
-    let mut rest: Vec<&Certificate> = chain.intermediates().iter().take(MAX_PATH).collect();
+    let mut rest: Vec<&Certificate> = chain
+        .intermediates()
+        .iter()
+        .take(MAX_INTERMEDIATES)
+        .collect();
     let mut current = chain.leaf();
-    for _ in 0..=MAX_PATH {
+    for _ in 0..=MAX_INTERMEDIATES {
         if anchors.iter().any(|anchor| issued(anchor, current)) {
             return true;
         }
@@ -32,7 +35,7 @@ pub fn descends_from(chain: &Chain, anchors: &[Certificate]) -> bool {
 fn issued(issuer: &Certificate, certificate: &Certificate) -> bool {
     match certificate.weak_signature() {
         Some(_) => certificate.names_issuer(issuer),
-        None => signed_by(certificate, issuer),
+        None => certificate.is_signed_by(issuer),
     }
 }
 

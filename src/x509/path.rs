@@ -1,7 +1,7 @@
 //! Builds the path from a certificate to a trust anchor with the rules of Go's `Certificate.Verify` (`verify.go`, Go 1.26).
 //!
-//! All candidates are tried, in Go's order, so that a decoy with the name of the right issuer does no harm. A path
-//! counts when Go accepts it with the anchor included, and webpki (RFC 5280, 6.1) accepts exactly this path as well.
+//! All candidates are tried, in Go's order, so a decoy with the name of the right issuer does no harm. A path is valid if Go
+//! accepts it with the anchor included, and webpki (RFC 5280, 6.1) accepts exactly this path as well.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,23 +10,21 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use time::OffsetDateTime;
 use webpki::{EndEntityCert, ExtendedKeyUsageValidator, KeyPurposeIdIter};
 
-use super::ExtendedUsage;
 use super::certificate::Certificate;
 use super::constraints::violates_constraints;
 use super::policies::policies_are_valid;
-use super::strict::usage;
+use super::profile::ExtendedUsage;
+use super::signature::{MAX_SIGNATURE_CHECKS, is_supported};
+use super::strict::KeyPurpose;
 
-/// Largest number of intermediates in a path: that of webpki.
+/// Largest number of intermediates in a path; webpki has the same limit.
 pub(super) const MAX_INTERMEDIATES: usize = 6;
 
-/// Go's `maxChainSignatureChecks`: the largest number of candidates that a Go program considers.
+/// Go's `maxChainSignatureChecks`: largest number of candidates that a Go program considers.
 pub(super) const GO_CANDIDATE_LIMIT: usize = 100;
 
-/// Largest number of candidates that are considered in a signer's answer, in which decoys may be.
+/// Largest number of candidates that are considered in a signer's response, which may contain decoys.
 pub(super) const ANSWER_CANDIDATE_LIMIT: usize = 1000;
-
-/// Largest number of signatures that are checked for one path.
-pub(super) const MAX_SIGNATURE_CHECKS: usize = 256;
 
 /// A verified path.
 #[derive(Debug)]
@@ -36,10 +34,10 @@ pub(super) struct Path<'a> {
     pub(super) anchor: &'a Certificate,
 }
 
-/// Why there is no path; of several reasons that of the longest one.
+/// The reason why there is no path; of several, that of the longest path.
 #[derive(Debug)]
 pub(super) enum Refusal<'a> {
-    /// No candidate's key made the signature.
+    /// No candidate is the issuer.
     NoIssuer,
     /// Certificate signed with MD5 or SHA-1, and the algorithm.
     Weak(&'a Certificate, &'static str),
@@ -49,7 +47,7 @@ pub(super) enum Refusal<'a> {
     MayNotSign(&'a Certificate),
     UnusableKey(&'a Certificate, &'static str),
     CriticalExtension(&'a Certificate),
-    /// Outside its validity; whether it is an anchor.
+    /// Certificate outside its validity; true if it is an anchor.
     Time(&'a Certificate, bool),
     PathLength,
     TooLong,
@@ -61,11 +59,11 @@ pub(super) enum Refusal<'a> {
     TooManyCandidates,
 }
 
-/// Finds a path from `leaf` through `candidates` to one of `anchors` that is valid at `moment` for all usages that the
-/// leaf has of TLS.
+/// Finds a path from `leaf` through `candidates` to one of `anchors` that is valid at `moment` for all TLS usages of the
+/// leaf.
 ///
 /// # Errors
-/// When there is none, or none was found among the first `limit` candidates that were considered.
+/// No path, or none among the first `limit` candidates.
 pub(super) fn build<'a>(
     leaf: &'a Certificate,
     candidates: &'a [Certificate],
@@ -103,14 +101,14 @@ struct Builder<'a> {
     usages: Vec<ExtendedUsage>,
     considered: usize,
     limit: usize,
-    /// Whether the second certificate signed the first, by the addresses of their bytes.
+    /// Results of signature checks: true if the second certificate signed the first. The keys are addresses of their bytes.
     signatures: BTreeMap<(usize, usize), bool>,
-    /// With the length of the path that it ended.
+    /// The reason so far, with the length of the path.
     refusal: (usize, Refusal<'a>),
 }
 
 impl<'a> Builder<'a> {
-    /// Leads `chain` to an anchor. Go: `buildChains`.
+    /// Extends `chain` to an anchor. Go: `buildChains`.
     fn extend(&mut self, chain: &mut Vec<&'a Certificate>) -> Option<&'a Certificate> {
         let child = *chain.last()?;
         for anchor in parents(child, self.anchors) {
@@ -182,7 +180,7 @@ impl<'a> Builder<'a> {
         if let Some(algorithm) = child.weak_signature() {
             return Err(Some(Refusal::Weak(child, algorithm)));
         }
-        if !super::verify::is_supported(child.signature_algorithm()) {
+        if !is_supported(child.signature_algorithm()) {
             return Err(Some(Refusal::Algorithm(child)));
         }
         if let Some(why) = parent.unusable_key() {
@@ -194,7 +192,7 @@ impl<'a> Builder<'a> {
         let extensions = parent.extensions();
         let is_ca = match extensions.basic_constraints {
             Some(constraints) => constraints.ca,
-            // Roots of old have no extensions.
+            // Old roots have no extensions.
             None => is_anchor && parent.version() < 3,
         };
         if !is_ca {
@@ -209,7 +207,7 @@ impl<'a> Builder<'a> {
         if self.moment < parent.not_before() || self.moment > parent.not_after() {
             return Err(Some(Refusal::Time(parent, is_anchor)));
         }
-        // Go counts certificates that are self-issued as well, which RFC 5280 does not.
+        // Unlike RFC 5280, Go counts self-issued certificates as well.
         let below = u64::try_from(chain.len() - 1).unwrap_or(u64::MAX);
         let limit = extensions
             .basic_constraints
@@ -233,12 +231,12 @@ impl<'a> Builder<'a> {
             self.refuse(usize::MAX, Refusal::TooManyCandidates);
             return Err(None);
         }
-        let signed = super::verify::signed_by(child, parent);
+        let signed = child.is_signed_by(parent);
         self.signatures.insert(pair, signed);
         Ok(signed)
     }
 
-    /// Checks what concerns the whole path. Go: the end of `Verify`.
+    /// Verifies the rules for the whole path. Go: the end of `Verify`.
     fn verify(
         &self,
         chain: &[&'a Certificate],
@@ -249,7 +247,7 @@ impl<'a> Builder<'a> {
             return Err(Refusal::Policies);
         }
         for usage in &self.usages {
-            if let Some(one) = whole.iter().rev().find(|one| !allows(one, *usage)) {
+            if let Some(one) = whole.iter().rev().find(|one| !one.allows(*usage)) {
                 return Err(Refusal::Usage(one));
             }
         }
@@ -287,7 +285,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Leaves the extended key usages to [`allows`], for webpki does not know anyExtendedKeyUsage.
+/// Skips the extended key usages, which [`Certificate::allows`] checks, as webpki does not support anyExtendedKeyUsage.
 struct UsagesAreChecked;
 
 impl ExtendedKeyUsageValidator for UsagesAreChecked {
@@ -296,7 +294,7 @@ impl ExtendedKeyUsageValidator for UsagesAreChecked {
     }
 }
 
-/// The certificates that have the name of `child`'s issuer, the most plausible first. Go: `findPotentialParents`.
+/// Returns the certificates with the name of `child`'s issuer, the most likely first. Go: `findPotentialParents`.
 fn parents<'a>(child: &Certificate, pool: &'a [Certificate]) -> Vec<&'a Certificate> {
     let wanted = &child.extensions().authority_key_id;
     let mut found: Vec<&Certificate> = Vec::new();
@@ -324,28 +322,16 @@ fn is_same_authority(one: &Certificate, other: &Certificate) -> bool {
         && names(one) == names(other)
 }
 
-/// Go: `checkChainForKeyUsage`.
-fn allows(certificate: &Certificate, wanted: ExtendedUsage) -> bool {
-    let wanted = match wanted {
-        ExtendedUsage::ServerAuth => usage::SERVER_AUTH,
-        ExtendedUsage::ClientAuth => usage::CLIENT_AUTH,
-    };
-    let usages = &certificate.extensions().extended_usages;
-    usages
-        .as_ref()
-        .is_none_or(|usages| usages.iter().any(|one| one == wanted || one == usage::ANY))
-}
-
-/// Issuers may restrict extended usages, so the path is checked for each that the leaf has.
+/// Returns the TLS usages of the leaf. Issuers may restrict usages, so the path is verified for each.
 fn usages_to_check(leaf: &Certificate) -> Vec<ExtendedUsage> {
     let has = |usage: &ExtendedUsage| {
-        leaf.extended_usages()
-            .is_none_or(|usages| usages.contains(&usage.to_string()))
+        leaf.purposes()
+            .is_none_or(|purposes| purposes.contains(&KeyPurpose::from(*usage)))
     };
     let mut usages = vec![ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth];
     usages.retain(has);
     if usages.is_empty() {
-        // The missing usages are reported already; this only fails the path in the same words.
+        // The missing usages are already reported; the path fails with the same message.
         usages.push(ExtendedUsage::ClientAuth);
     }
     usages

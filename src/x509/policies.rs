@@ -1,4 +1,4 @@
-//! Certificate policies over a whole path, as Go checks them (`policiesValid` in `verify.go`, Go 1.26; RFC 5280, 6.1, with
+//! Certificate policies over a path, with the rules of Go (`policiesValid` in `verify.go`, Go 1.26; RFC 5280, 6.1, with
 //! RFC 9618).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,23 +6,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::certificate::Certificate;
 
 /// anyPolicy, 2.5.29.32.0.
-const ANY: &[u8] = &[0x55, 0x1d, 32, 0];
+const ANY_POLICY: &[u8] = &[0x55, 0x1d, 32, 0];
 
 type Oid<'a> = &'a [u8];
 
 /// One level of the policy graph: each valid policy, and the policies expected of the next certificate. Only the
-/// lowest level counts, for all policies are acceptable.
+/// lowest level is needed, as all policies are acceptable.
 type Level<'a> = BTreeMap<Oid<'a>, BTreeSet<Oid<'a>>>;
 
-/// Returns true when the policies of `chain`, from the leaf to the anchor, satisfy all policy constraints in it.
+/// Returns true if the policies of `chain`, from the leaf to the anchor, satisfy all policy constraints in it.
 pub(super) fn policies_are_valid(chain: &[&Certificate]) -> bool {
     let Some((_, below)) = chain.split_last() else {
         return true;
     };
     let length = u64::try_from(below.len()).unwrap_or(u64::MAX);
     let (mut explicit, mut mapping, mut any) = (length + 1, length + 1, length + 1);
-    // `None` once a certificate has no policies at all.
-    let mut graph = Some(Level::from([(ANY, BTreeSet::from([ANY]))]));
+    // `None` after a certificate without policies.
+    let mut graph = Some(Level::from([(ANY_POLICY, BTreeSet::from([ANY_POLICY]))]));
     for (at, certificate) in below.iter().enumerate().rev() {
         let own = &certificate.extensions().policies;
         let is_leaf = at == 0;
@@ -59,16 +59,16 @@ pub(super) fn policies_are_valid(chain: &[&Certificate]) -> bool {
     explicit > 0 || graph.is_some_and(|level| !level.is_empty())
 }
 
-/// RFC 9618, 6.1.3 (d).
+/// Computes the next level (RFC 9618, 6.1.3 (d)).
 fn next_level<'a>(parents: &Level<'a>, policies: &'a [Vec<u8>], any_allowed: bool) -> Level<'a> {
     let expected: BTreeSet<Oid<'_>> = parents.values().flatten().copied().collect();
     let mut level = Level::new();
     for policy in policies.iter().map(Vec::as_slice) {
-        if policy != ANY && (expected.contains(policy) || parents.contains_key(ANY)) {
+        if policy != ANY_POLICY && (expected.contains(policy) || parents.contains_key(ANY_POLICY)) {
             level.insert(policy, BTreeSet::from([policy]));
         }
     }
-    if any_allowed && policies.iter().any(|policy| policy == ANY) {
+    if any_allowed && policies.iter().any(|policy| policy == ANY_POLICY) {
         for policy in expected {
             level
                 .entry(policy)
@@ -78,7 +78,7 @@ fn next_level<'a>(parents: &Level<'a>, policies: &'a [Vec<u8>], any_allowed: boo
     level
 }
 
-/// RFC 9618, 6.1.4 (b); false for a mapping from or to anyPolicy.
+/// Applies policy mappings (RFC 9618, 6.1.4 (b)); returns false for a mapping from or to anyPolicy.
 fn map_policies<'a>(
     level: &mut Level<'a>,
     mappings: &'a [(Vec<u8>, Vec<u8>)],
@@ -88,14 +88,14 @@ fn map_policies<'a>(
     for (issuer, subject) in mappings {
         if !allowed {
             level.remove(issuer.as_slice());
-        } else if issuer == ANY || subject == ANY {
+        } else if issuer == ANY_POLICY || subject == ANY_POLICY {
             return false;
         } else {
             mapped.entry(issuer).or_default().insert(subject);
         }
     }
     for (issuer, subjects) in mapped {
-        if level.contains_key(issuer) || level.contains_key(ANY) {
+        if level.contains_key(issuer) || level.contains_key(ANY_POLICY) {
             level.insert(issuer, subjects);
         }
     }

@@ -1,10 +1,11 @@
-//! Reads certificates with the rules of Go's `crypto/x509` (`parser.go`, Go 1.26), which every Kubernetes component uses.
+//! Parses certificates with the rules of Go's `crypto/x509` (`parser.go`, Go 1.26), which all Kubernetes components use.
 //!
-//! A certificate that Go does not parse is an error here, and the facts of a certificate are those that Go reads. Rules
-//! that are stricter than Go's follow RFC 5280 where two verifiers would otherwise read different things: no bytes
-//! follow the last known field of a structure, general names have the form that their tag demands, times end in `Z`,
-//! EC keys are on a curve of 256 bits or more.
+//! A certificate that Go refuses is an error here, and the content of a certificate is what Go reads. Some rules are
+//! stricter than Go's and follow RFC 5280, so that two verifiers cannot read a certificate differently: no bytes follow the
+//! last known field of a structure, general names have the form that their tag requires, times end in `Z`, and EC keys are
+//! on a curve of 256 bits or more.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use aws_lc_rs::signature::{
@@ -12,9 +13,33 @@ use aws_lc_rs::signature::{
     VerificationAlgorithm,
 };
 use time::{Date, Month, OffsetDateTime, Time};
+use x509_parser::der_parser::oid::Oid;
+use x509_parser::objects::{oid_registry, oid2abbrev};
 
-use super::certificate::{CertificateError, printable};
 use super::der::{Element, Reader, oid_text, tag};
+use super::key::KeyError;
+use super::profile::ExtendedUsage;
+use super::text::printable;
+
+/// The reason why bytes are not a certificate that Go's `crypto/x509` can parse.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message is the documentation")]
+pub enum CertificateError {
+    #[error("not a DER certificate: {0}")]
+    Damaged(String),
+    #[error("the certificate's {field} is not valid: {problem}")]
+    Field {
+        field: &'static str,
+        problem: String,
+    },
+    #[error("the certificate's extension {name} is not valid: {problem}")]
+    Extension {
+        name: &'static str,
+        problem: &'static str,
+    },
+    #[error("the certificate's public key is unreadable")]
+    Key(#[source] KeyError),
+}
 
 /// The fields of a certificate; byte strings are DER.
 pub(super) struct Parsed<'a> {
@@ -32,16 +57,16 @@ pub(super) struct Parsed<'a> {
     pub(super) not_after: OffsetDateTime,
     pub(super) subject: &'a [u8],
     pub(super) spki: &'a [u8],
-    /// Why Go refuses every signature made by this key, although it parses the key.
+    /// The reason why Go refuses all signatures of this key although it parses the key, if it does.
     pub(super) unusable_key: Option<&'static str>,
     pub(super) extensions: Extensions,
 }
 
-/// Succeeds when Go parses a DER certificate revocation list, which etcd does at each handshake. Go:
+/// Verifies that Go parses a DER certificate revocation list. etcd parses it at each handshake. Go:
 /// `ParseRevocationList`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, in words.
 pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), String> {
     let not_der = || NOT_DER.to_owned();
     let mut input = Reader::new(der);
@@ -53,7 +78,7 @@ pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), Strin
     outer.end().ok_or("bytes follow its signature")?;
     if list.unsigned() != Some(1) {
         return Err(
-            "its version is not 2, the only one that Go and etcd 3.6 read (let the CA number its lists: crlnumber in OpenSSL's configuration)"
+            "its version is not 2, the only one that Go and etcd 3.6 support (set crlnumber in OpenSSL's configuration, so that the CA numbers its lists)"
                 .to_owned(),
         );
     }
@@ -91,7 +116,7 @@ pub(super) fn check_revocation_list(der: &[u8]) -> std::result::Result<(), Strin
         .ok_or_else(|| "bytes follow its extensions".to_owned())
 }
 
-/// Checks the extensions of a revocation list or of one of its entries.
+/// Verifies the extensions of a revocation list or of one of its entries.
 fn check_list_extensions(mut extensions: Reader<'_>) -> std::result::Result<(), String> {
     let not_der = || NOT_DER.to_owned();
     let mut seen: Vec<&[u8]> = Vec::new();
@@ -138,14 +163,14 @@ fn check_list_extensions(mut extensions: Reader<'_>) -> std::result::Result<(), 
     Ok(())
 }
 
-/// What the extensions say.
+/// The content of the extensions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Extensions {
     pub(super) key_usage: Option<KeyUsages>,
     pub(super) basic_constraints: Option<BasicConstraints>,
     pub(super) names: Option<AlternativeNames>,
-    /// Contents of the OBJECT IDENTIFIERs, at least one.
-    pub(super) extended_usages: Option<Vec<Vec<u8>>>,
+    /// At least one if present.
+    pub(super) extended_usages: Option<Vec<KeyPurpose>>,
     pub(super) name_constraints: Option<NameConstraints>,
     pub(super) subject_key_id: Vec<u8>,
     pub(super) authority_key_id: Vec<u8>,
@@ -212,15 +237,59 @@ pub(super) struct Policies {
     pub(super) inhibit_any: Option<u64>,
 }
 
-/// Contents of the OBJECT IDENTIFIERs of extended key usages.
-pub(super) mod usage {
-    pub(in crate::x509) const ANY: &[u8] = &[0x55, 0x1d, 37, 0];
-    pub(in crate::x509) const SERVER_AUTH: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 1];
-    pub(in crate::x509) const CLIENT_AUTH: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 2];
-    pub(in crate::x509) const CODE_SIGNING: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 3];
-    pub(in crate::x509) const EMAIL_PROTECTION: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 4];
-    pub(in crate::x509) const TIME_STAMPING: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 8];
-    pub(in crate::x509) const OCSP_SIGNING: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 9];
+/// An extended key usage.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the displayed name is the documentation")]
+pub enum KeyPurpose {
+    Any,
+    ServerAuth,
+    ClientAuth,
+    CodeSigning,
+    EmailProtection,
+    TimeStamping,
+    OcspSigning,
+    /// Any other one, as an object identifier in dotted form.
+    Other(String),
+}
+
+impl KeyPurpose {
+    /// Go: `extKeyUsageOIDs`.
+    fn from_oid(oid: &[u8]) -> Self {
+        match oid {
+            [0x55, 0x1d, 37, 0] => KeyPurpose::Any,
+            [0x2b, 6, 1, 5, 5, 7, 3, 1] => KeyPurpose::ServerAuth,
+            [0x2b, 6, 1, 5, 5, 7, 3, 2] => KeyPurpose::ClientAuth,
+            [0x2b, 6, 1, 5, 5, 7, 3, 3] => KeyPurpose::CodeSigning,
+            [0x2b, 6, 1, 5, 5, 7, 3, 4] => KeyPurpose::EmailProtection,
+            [0x2b, 6, 1, 5, 5, 7, 3, 8] => KeyPurpose::TimeStamping,
+            [0x2b, 6, 1, 5, 5, 7, 3, 9] => KeyPurpose::OcspSigning,
+            other => KeyPurpose::Other(oid_text(other)),
+        }
+    }
+}
+
+impl fmt::Display for KeyPurpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            KeyPurpose::Any => "any",
+            KeyPurpose::ServerAuth => "server auth",
+            KeyPurpose::ClientAuth => "client auth",
+            KeyPurpose::CodeSigning => "code signing",
+            KeyPurpose::EmailProtection => "email protection",
+            KeyPurpose::TimeStamping => "time stamping",
+            KeyPurpose::OcspSigning => "OCSP signing",
+            KeyPurpose::Other(oid) => oid,
+        })
+    }
+}
+
+impl From<ExtendedUsage> for KeyPurpose {
+    fn from(usage: ExtendedUsage) -> Self {
+        match usage {
+            ExtendedUsage::ServerAuth => KeyPurpose::ServerAuth,
+            ExtendedUsage::ClientAuth => KeyPurpose::ClientAuth,
+        }
+    }
 }
 
 /// One attribute of a distinguished name: the content of its type, and its value as Go decodes it.
@@ -244,35 +313,16 @@ fn field(field: &'static str, problem: impl Into<String>) -> CertificateError {
 
 const NOT_DER: &str = "it is not DER";
 
-/// Reads one certificate. Go: `parseCertificate`.
+/// Parses one certificate. Go: `parseCertificate`.
 ///
 /// # Errors
-/// When Go does not parse it, or two verifiers would read different things.
+/// A certificate that Go refuses, or that two verifiers could read differently.
 pub(super) fn parse(der: &[u8]) -> Result<Parsed<'_>> {
-    let mut input = Reader::new(der);
-    let mut outer = input
-        .read(tag::SEQUENCE)
-        .ok_or_else(|| damaged("it is not a SEQUENCE with a minimal length"))?;
-    input
-        .end()
-        .ok_or_else(|| damaged("bytes follow the certificate"))?;
-    let tbs = outer
-        .element(tag::SEQUENCE)
-        .ok_or_else(|| damaged("it has no tbsCertificate"))?;
-    let outer_algorithm = outer
-        .read(tag::SEQUENCE)
-        .ok_or_else(|| damaged("it has no signatureAlgorithm"))?
-        .rest();
-    let (signature, unused) = outer
-        .bits()
-        .ok_or_else(|| field("signature", "it is not a BIT STRING"))?;
-    if unused != 0 {
-        return Err(field("signature", "its last byte is not complete"));
-    }
-    outer
-        .end()
-        .ok_or_else(|| damaged("bytes follow the signature"))?;
-
+    let Envelope {
+        tbs,
+        algorithm: outer_algorithm,
+        signature,
+    } = envelope(der)?;
     let mut body = Reader::new(tbs.content);
     let version = version(&mut body)?;
     let serial = body
@@ -288,7 +338,7 @@ pub(super) fn parse(der: &[u8]) -> Result<Parsed<'_>> {
     if signature_algorithm != outer_algorithm {
         return Err(field(
             "signature algorithm",
-            "the signed one and the one beside the signature differ",
+            "the signed one and the one next to the signature differ",
         ));
     }
     algorithm(signature_algorithm).ok_or_else(|| field("signature algorithm", NOT_DER))?;
@@ -332,6 +382,45 @@ pub(super) fn parse(der: &[u8]) -> Result<Parsed<'_>> {
     })
 }
 
+/// The three parts of a certificate.
+struct Envelope<'a> {
+    tbs: Element<'a>,
+    /// Content of the AlgorithmIdentifier.
+    algorithm: &'a [u8],
+    signature: &'a [u8],
+}
+
+fn envelope(der: &[u8]) -> Result<Envelope<'_>> {
+    let mut input = Reader::new(der);
+    let mut outer = input
+        .read(tag::SEQUENCE)
+        .ok_or_else(|| damaged("it is not a SEQUENCE with a minimal length"))?;
+    input
+        .end()
+        .ok_or_else(|| damaged("bytes follow the certificate"))?;
+    let tbs = outer
+        .element(tag::SEQUENCE)
+        .ok_or_else(|| damaged("it has no tbsCertificate"))?;
+    let algorithm = outer
+        .read(tag::SEQUENCE)
+        .ok_or_else(|| damaged("it has no signatureAlgorithm"))?
+        .rest();
+    let (signature, unused) = outer
+        .bits()
+        .ok_or_else(|| field("signature", "it is not a BIT STRING"))?;
+    if unused != 0 {
+        return Err(field("signature", "its last byte is not complete"));
+    }
+    outer
+        .end()
+        .ok_or_else(|| damaged("bytes follow the signature"))?;
+    Ok(Envelope {
+        tbs,
+        algorithm,
+        signature,
+    })
+}
+
 fn version(body: &mut Reader<'_>) -> Result<u8> {
     let wrong = || field("version", "it is not 1, 2 or 3");
     match body.optional(tag::constructed(0)).ok_or_else(wrong)? {
@@ -369,10 +458,10 @@ fn name_element<'a>(body: &mut Reader<'a>, what: &'static str) -> Result<&'a [u8
     Ok(name.whole)
 }
 
-/// Reads a distinguished name. Go: `parseName`.
+/// Parses a distinguished name. Go: `parseName`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem, in words.
 pub(super) fn attributes(der: &[u8]) -> std::result::Result<Vec<Attribute<'_>>, String> {
     let damaged = || NOT_DER.to_owned();
     let mut input = Reader::new(der);
@@ -415,7 +504,7 @@ fn string(value: Element<'_>) -> Option<String> {
         tag::PRINTABLE_STRING => ascii(is_printable),
         tag::IA5_STRING => ascii(|byte| byte.is_ascii()),
         tag::NUMERIC_STRING => ascii(|byte| byte.is_ascii_digit() || byte == b' '),
-        // Read as Latin-1, whose characters are the first 256 of Unicode.
+        // Decoded as Latin-1, whose characters are the first 256 of Unicode.
         tag::T61_STRING => ascii(|_| true),
         tag::BMP_STRING => {
             let bytes = bytes.strip_suffix(&[0, 0]).unwrap_or(bytes);
@@ -432,7 +521,7 @@ fn string(value: Element<'_>) -> Option<String> {
     }
 }
 
-/// Go: `isPrintable`, with `*` and `&`, which the standard does not have.
+/// Go: `isPrintable`, which accepts `*` and `&` in addition to the standard.
 fn is_printable(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b" '()+,-./:=?*&".contains(&byte)
 }
@@ -445,8 +534,8 @@ fn validity(body: &mut Reader<'_>) -> Result<(OffsetDateTime, OffsetDateTime)> {
     Ok((from, to))
 }
 
-/// Reads a UTCTime or a GeneralizedTime with seconds and `Z` (RFC 5280, 4.1.2.5). Go: `parseTime`, which also takes a
-/// UTCTime without seconds and offsets from UTC; other verifiers do not.
+/// Parses a UTCTime or a GeneralizedTime with seconds and `Z` (RFC 5280, 4.1.2.5). Unlike other verifiers, Go's `parseTime`
+/// also accepts a UTCTime without seconds and offsets from UTC.
 fn time(reader: &mut Reader<'_>) -> Result<OffsetDateTime> {
     let element = reader.any().ok_or_else(|| field("validity", NOT_DER))?;
     let read = || {
@@ -498,7 +587,8 @@ const OID_P384: &[u8] = &[0x2b, 0x81, 4, 0, 34];
 const OID_P521: &[u8] = &[0x2b, 0x81, 4, 0, 35];
 const NULL: &[u8] = &[5, 0];
 
-/// Checks a SubjectPublicKeyInfo's content and returns why its key cannot verify signatures. Go: `parsePublicKey`.
+/// Verifies the content of a SubjectPublicKeyInfo. Returns the reason if its key cannot verify signatures. Go:
+/// `parsePublicKey`.
 fn public_key(content: &[u8]) -> Result<Option<&'static str>> {
     let wrong = |problem: &str| field("public key", problem);
     let mut reader = Reader::new(content);
@@ -522,56 +612,61 @@ fn public_key(content: &[u8]) -> Result<Option<&'static str>> {
             }
             rsa_key(key)
         }
-        OID_EC => {
-            let curve: &'static dyn VerificationAlgorithm = match Reader::new(parameters).oid() {
-                Some(OID_P256) => &ECDSA_P256_SHA256_ASN1,
-                Some(OID_P384) => &ECDSA_P384_SHA384_ASN1,
-                Some(OID_P521) => &ECDSA_P521_SHA512_ASN1,
-                Some(other) => {
-                    return Err(field(
-                        "public key",
-                        format!(
-                            "its curve {} is none of P-256, P-384 and P-521",
-                            oid_text(other)
-                        ),
-                    ));
-                }
-                None => return Err(wrong("it does not name its curve")),
-            };
-            // Compressed points are unknown to Go.
-            if key.first() != Some(&4) || ParsedPublicKey::new(curve, key).is_err() {
-                return Err(wrong("it is not an uncompressed point of its curve"));
-            }
-            Ok(None)
-        }
+        OID_EC => ec_key(parameters, key),
         OID_ED25519 | OID_X25519 => {
             // RFC 8410, 3
             if !parameters.is_empty() {
-                return Err(wrong("it has parameters, which its kind of key has not"));
+                return Err(wrong(
+                    "it has parameters, which its algorithm does not allow",
+                ));
             }
             if key.len() != 32 {
                 return Err(wrong("it does not have 32 bytes"));
             }
             Ok(None)
         }
-        OID_DSA => {
-            let mut numbers = Reader::new(parameters)
-                .read(tag::SEQUENCE)
-                .ok_or_else(|| wrong("the parameters of a DSA key are not DER"))?;
-            let found = [
-                Reader::new(key).integer(),
-                numbers.integer(),
-                numbers.integer(),
-                numbers.integer(),
-            ];
-            let positive = |number: &Option<&[u8]>| number.is_some_and(is_positive);
-            match found.iter().all(positive) {
-                true => Ok(Some("Go does not verify DSA")),
-                false => Err(wrong("a number of the DSA key is not positive")),
-            }
-        }
-        // Go keeps the certificate and cannot use the key.
+        OID_DSA => dsa_key(parameters, key),
+        // Go accepts the certificate, but cannot use the key.
         _ => Ok(Some("its algorithm is unknown to Go")),
+    }
+}
+
+fn ec_key(parameters: &[u8], point: &[u8]) -> Result<Option<&'static str>> {
+    let wrong = |problem: &str| field("public key", problem);
+    let curve: &'static dyn VerificationAlgorithm = match Reader::new(parameters).oid() {
+        Some(OID_P256) => &ECDSA_P256_SHA256_ASN1,
+        Some(OID_P384) => &ECDSA_P384_SHA384_ASN1,
+        Some(OID_P521) => &ECDSA_P521_SHA512_ASN1,
+        Some(other) => {
+            return Err(wrong(&format!(
+                "its curve {} is not P-256, P-384 or P-521",
+                oid_text(other)
+            )));
+        }
+        None => return Err(wrong("it does not name its curve")),
+    };
+    // Go does not support compressed points.
+    if point.first() != Some(&4) || ParsedPublicKey::new(curve, point).is_err() {
+        return Err(wrong("it is not an uncompressed point of its curve"));
+    }
+    Ok(None)
+}
+
+fn dsa_key(parameters: &[u8], key: &[u8]) -> Result<Option<&'static str>> {
+    let wrong = |problem: &str| field("public key", problem);
+    let mut numbers = Reader::new(parameters)
+        .read(tag::SEQUENCE)
+        .ok_or_else(|| wrong("the parameters of a DSA key are not DER"))?;
+    let found = [
+        Reader::new(key).integer(),
+        numbers.integer(),
+        numbers.integer(),
+        numbers.integer(),
+    ];
+    let is_valid = |number: &Option<&[u8]>| number.is_some_and(is_positive);
+    match found.iter().all(is_valid) {
+        true => Ok(Some("Go does not verify DSA")),
+        false => Err(wrong("a number of the DSA key is not positive")),
     }
 }
 
@@ -579,7 +674,7 @@ fn is_positive(number: &[u8]) -> bool {
     number.first().is_some_and(|first| first & 0x80 == 0) && number.iter().any(|byte| *byte != 0)
 }
 
-/// Go: `parsePublicKey`; what is unusable is `checkPublicKey` of `crypto/internal/fips140/rsa`.
+/// Go: `parsePublicKey`, and `checkPublicKey` of `crypto/internal/fips140/rsa` for unusable keys.
 fn rsa_key(pkcs1: &[u8]) -> Result<Option<&'static str>> {
     let wrong = |problem: &str| field("public key", problem);
     let mut reader = Reader::new(pkcs1);
@@ -621,7 +716,7 @@ fn all_extensions(mut explicit: Reader<'_>) -> Result<Extensions> {
             .oid()
             .ok_or_else(|| field("extensions", "one has no object identifier"))?;
         let critical = match extension.peek(tag::BOOLEAN) {
-            // Some CAs write the default, which is false.
+            // Some CAs write the default value, false.
             true => extension.boolean().ok_or_else(|| {
                 field(
                     "extensions",
@@ -650,7 +745,7 @@ fn all_extensions(mut explicit: Reader<'_>) -> Result<Extensions> {
     Ok(extensions)
 }
 
-/// Largest number of extensions in one certificate; the ones in use have about ten.
+/// Largest number of extensions in one certificate; usual certificates have about ten.
 const MAX_EXTENSIONS: usize = 64;
 
 impl Extensions {
@@ -714,7 +809,7 @@ impl Extensions {
         Ok(true)
     }
 
-    /// Go: `parseKeyUsageExtension`. Go takes an extension without any usage for none at all; here it allows nothing.
+    /// Go: `parseKeyUsageExtension`. Go treats an extension without usages as absent; here it allows no usage.
     fn usage(&mut self, mut value: Reader<'_>) -> Handled {
         let (bytes, _) = value
             .bits()
@@ -749,7 +844,7 @@ impl Extensions {
         Ok(true)
     }
 
-    /// Go: `parseSANExtension`. Go passes over names with a tag of the wrong form, such as a constructed dNSName.
+    /// Go: `parseSANExtension`. Go ignores names with a tag of the wrong form, such as a constructed dNSName.
     fn alternative_names(&mut self, mut value: Reader<'_>) -> Handled {
         let whole = value.rest();
         let mut list = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
@@ -774,10 +869,9 @@ impl Extensions {
                         .ok_or("a uniformResourceIdentifier is not a valid absolute URI")?;
                     names.uris.push((uri, host));
                 }
-                0x87 => names.ips.push(
-                    super::certificate::address(name.content)
-                        .ok_or("an iPAddress does not have 4 or 16 bytes")?,
-                ),
+                0x87 => names
+                    .ips
+                    .push(address(name.content).ok_or("an iPAddress does not have 4 or 16 bytes")?),
                 0xa0 => names.others.push("otherName".to_owned()),
                 0xa3 => names.others.push("x400Address".to_owned()),
                 0xa4 => names.others.push(directory_name(name.content)?),
@@ -788,7 +882,7 @@ impl Extensions {
                 _ => return Err("a name has a tag that no kind of name has"),
             }
         }
-        // A critical extension in which Go sees no name counts as one that Go does not handle.
+        // Go treats a critical extension without a known name as unhandled.
         let handled = !(names.dns.is_empty()
             && names.emails.is_empty()
             && names.ips.is_empty()
@@ -797,20 +891,17 @@ impl Extensions {
         Ok(handled)
     }
 
-    /// Go: `parseExtKeyUsageExtension`. Go takes an empty list for no restriction; RFC 5280, 4.2.1.12, demands one.
+    /// Go: `parseExtKeyUsageExtension`. Go treats an empty list as no restriction; RFC 5280, 4.2.1.12, requires an entry.
     fn extended(&mut self, mut value: Reader<'_>) -> Handled {
         let mut list = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
         value.end().ok_or(TRAILING)?;
         let mut usages = Vec::new();
         while !list.is_empty() {
-            usages.push(
-                list.oid()
-                    .ok_or("a usage is not an object identifier")?
-                    .to_vec(),
-            );
+            let oid = list.oid().ok_or("a usage is not an object identifier")?;
+            usages.push(KeyPurpose::from_oid(oid));
         }
         if usages.is_empty() {
-            return Err("it names no usage");
+            return Err("it contains no usage");
         }
         self.extended_usages = Some(usages);
         Ok(true)
@@ -874,7 +965,7 @@ impl Extensions {
         Ok(true)
     }
 
-    /// Go: `processExtensions`, case 36. Negative numbers have no meaning in Go.
+    /// Go: `processExtensions`, case 36. Go ignores negative numbers.
     fn policy_constraints(&mut self, mut value: Reader<'_>) -> Handled {
         const NOT_A_NUMBER: &str = "a number is negative, too large or not in its shortest form";
         let mut fields = value.read(tag::SEQUENCE).ok_or(NOT_DER)?;
@@ -900,7 +991,7 @@ impl Extensions {
     }
 }
 
-/// Whether Go handles the extension when it is critical, or what is wrong with it.
+/// True if Go handles the extension when it is critical; the error is the problem with it.
 type Handled = std::result::Result<bool, &'static str>;
 
 const TRAILING: &str = "bytes follow its last field";
@@ -1031,9 +1122,24 @@ fn authority_info(critical: bool, mut value: Reader<'_>) -> Handled {
     Ok(true)
 }
 
+/// Parses the content of an iPAddress.
+pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
+        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+        _ => None,
+    }
+}
+
 fn ia5(content: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(content).ok()?;
     text.is_ascii().then(|| text.to_owned())
+}
+
+/// Returns the abbreviation of an attribute type, such as `CN`, or its object identifier in dotted form.
+pub(super) fn attribute_kind(oid: &[u8]) -> String {
+    let known = Oid::new(oid.into());
+    oid2abbrev(&known, oid_registry()).map_or_else(|_| oid_text(oid), str::to_owned)
 }
 
 /// A directoryName in words.
@@ -1041,13 +1147,7 @@ fn directory_name(content: &[u8]) -> std::result::Result<String, &'static str> {
     let attributes = attributes(content).map_err(|_| "a directoryName is not a valid name")?;
     let parts: Vec<_> = attributes
         .iter()
-        .map(|attribute| {
-            format!(
-                "{}={}",
-                super::certificate::attribute_kind(attribute.oid),
-                attribute.value
-            )
-        })
+        .map(|attribute| format!("{}={}", attribute_kind(attribute.oid), attribute.value))
         .collect();
     Ok(format!("directoryName:{}", printable(&parts.join(", "))))
 }
@@ -1075,8 +1175,8 @@ pub(super) fn mailbox(text: &str) -> Option<(&str, &str)> {
         .then_some((local, domain))
 }
 
-/// Checks an absolute URI (RFC 3986) and returns its host without the port. Go: `url.Parse`, which takes more: user
-/// names, relative references, unescaped characters.
+/// Verifies an absolute URI (RFC 3986) and returns its host without the port. Go's `url.Parse` accepts more: user names,
+/// relative references, unescaped characters.
 fn uri_host(uri: &str) -> Option<Option<String>> {
     let (scheme, rest) = uri.split_once(':')?;
     let mut letters = scheme.bytes();

@@ -1,22 +1,21 @@
-//! The check that stands between a signer's answer and the disk.
+//! The verification of a signer's response before it is written to disk.
 //!
-//! [`satisfies`] compares a chain with the wish and returns every difference. Paths are built as Go builds them and
-//! confirmed by webpki (`path.rs`); added is kubeadm's rule that only the first certificate of `ca.crt` counts.
+//! [`satisfies`] compares a chain with its profile and returns every difference. `path.rs` builds paths like Go and confirms
+//! them with webpki. This module adds kubeadm's rule that only the first certificate of `ca.crt` is trusted.
 
 use std::net::IpAddr;
 
-use rustls_pki_types::{AlgorithmIdentifier, SignatureVerificationAlgorithm};
 use time::OffsetDateTime;
-use x509_parser::x509::AlgorithmIdentifier as ParsedAlgorithm;
 
 use super::certificate::Certificate;
 use super::chain::{Chain, TrustBundle};
-use super::der::{Reader, tag};
-use super::key::{KeyAlgorithm, KeyType, PublicKey, hex};
+use super::key::{KeyAlgorithm, KeyType, PublicKey};
 use super::path::{self, Path, Refusal};
-use super::{ExtendedUsage, Profile, Tolerance};
+use super::profile::{ExtendedUsage, Profile, Tolerance};
+use super::strict::KeyPurpose;
+use super::text::{hex, rfc3339};
 
-/// One way in which a certificate is not what was wanted.
+/// One difference between a certificate and its requirements.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
@@ -29,7 +28,7 @@ pub enum Difference {
     CommonName { wanted: String, found: String },
     #[error("O {0:?} is missing")]
     OrganizationMissing(String),
-    #[error("O {0:?} is not wanted: Kubernetes would read it as membership of that group")]
+    #[error("O {0:?} is not wanted: Kubernetes would treat it as membership of that group")]
     OrganizationExtra(String),
     #[error("subject attribute {0} is not wanted")]
     SubjectAttribute(String),
@@ -46,19 +45,19 @@ pub enum Difference {
     #[error("extended key usage {0} is missing")]
     UsageMissing(ExtendedUsage),
     #[error("extended key usage {0} is not wanted")]
-    UsageExtra(String),
+    UsageExtra(KeyPurpose),
     #[error("key usage {0} is missing")]
     KeyUsageMissing(&'static str),
     #[error("key usage certificate sign is not wanted on a leaf")]
     CertSign,
-    #[error("it is a CA certificate, a leaf is wanted")]
+    #[error("it is a CA certificate, but a leaf certificate is required")]
     IsCa,
     #[error("it expired at {0}")]
     Expired(String),
     #[error("it is not valid before {0}")]
     NotYetValid(String),
     #[error(
-        "it lives {lives}, asked {asked}: {longest} is the longest that is taken (have the signer give less, ask for more with certificateValidityPeriod, or accept it with authorities.X.maxLifetime)"
+        "its lifetime is {lives} instead of the requested {asked}: at most {longest} is accepted (limit the lifetime at the signer, request more with certificateValidityPeriod, or accept it with authorities.X.maxLifetime)"
     )]
     LivesTooLong {
         lives: String,
@@ -66,7 +65,7 @@ pub enum Difference {
         longest: String,
     },
     #[error(
-        "it lives {lives}, asked {asked}: it would expire before it can be renewed (correct the signer's profile)"
+        "its lifetime is {lives} instead of the requested {asked}: it would expire before it can be renewed (correct the signer's profile)"
     )]
     LivesTooShort { lives: String, asked: String },
     #[error("{whose} certificate {subject} expired at {at}")]
@@ -88,32 +87,32 @@ pub enum Difference {
     },
     #[error("no path from it to the trusted {anchors}: its issuer is {issuer}")]
     UntrustedIssuer { issuer: String, anchors: String },
-    #[error("no path from it to the authority, and a certificate beside it is damaged: {0}")]
+    #[error(
+        "no path from it to the authority, and another certificate of its chain is damaged: {0}"
+    )]
     DamagedIssuer(String),
     #[error(
-        "its chain takes {bytes} bytes in a TLS handshake, more than the {limit} that Go accepts: remove certificates that do not lead to the authority"
+        "its chain has {bytes} bytes in a TLS handshake, more than the {limit} that Go accepts: remove certificates that do not lead to the authority"
     )]
     HandshakeSize { bytes: usize, limit: usize },
     #[error("a name constraint of its authority forbids its names")]
     NameConstraint,
     #[error("a path length constraint of its authority forbids the chain")]
     PathLength,
-    #[error(
-        "it is an X.509 v1 certificate: whoever signed it dropped all extensions of the request"
-    )]
+    #[error("it is an X.509 v1 certificate: the signer dropped all extensions of the request")]
     NoExtensions,
     #[error("the chain to its authority does not verify: {0}")]
     Path(String),
     #[error(
-        "it verifies under {anchor}, but kubeadm only looks at the first certificate of the bundle, {first}: put the issuing root first"
+        "it verifies under {anchor}, but kubeadm uses only the first certificate of the bundle, {first}: put the issuing root first"
     )]
     NotUnderFirst { anchor: String, first: String },
 }
 
-/// Every difference between the wish and `chain`, in a fixed order, without what is tolerated; empty means it may be
-/// installed.
+/// Returns every difference between `chain` and its profile that `tolerance` does not accept, in a fixed order. If there are
+/// none, the chain may be installed.
 ///
-/// `key` is the public key of the private key that the certificate will stand beside.
+/// `key` is the public half of the private key that belongs to the certificate.
 pub fn satisfies(
     chain: &Chain,
     profile: &Profile,
@@ -138,7 +137,7 @@ pub fn satisfies(
     found
 }
 
-/// True when subject and names are the wanted ones, whatever else differs.
+/// Returns true if subject and names are those of the profile, whatever else differs.
 pub fn is_for_names(chain: &Chain, profile: &Profile, tolerance: Tolerance) -> bool {
     let mut found = Vec::new();
     compare_subject(chain.leaf(), profile, &mut found);
@@ -146,7 +145,7 @@ pub fn is_for_names(chain: &Chain, profile: &Profile, tolerance: Tolerance) -> b
     found.is_empty()
 }
 
-/// What keeps `chain` from leading to `trust` at this time, whatever is in the leaf and its own validity aside.
+/// Returns the reasons why `chain` does not lead to `trust` at this time, whatever the content and validity of the leaf.
 pub fn path_differences(
     chain: &Chain,
     trust: &TrustBundle,
@@ -160,7 +159,7 @@ pub fn path_differences(
     found
 }
 
-/// What keeps a leaf from these usages, and what makes it an authority; usages beyond them do not count.
+/// Returns the usages that a leaf lacks, and whether it is a CA certificate. Additional usages are ignored.
 pub fn usage_differences(leaf: &Certificate, usages: &[ExtendedUsage]) -> Vec<Difference> {
     let mut found = Vec::new();
     if leaf.is_ca() {
@@ -171,13 +170,13 @@ pub fn usage_differences(leaf: &Certificate, usages: &[ExtendedUsage]) -> Vec<Di
     found
 }
 
-/// True when `chain` leads to `trust` and every certificate in it is valid now; names and usages do not count.
+/// Returns true if `chain` leads to `trust` and each certificate in it is valid now, whatever its names and usages.
 pub fn verifies(chain: &Chain, trust: &TrustBundle, now: OffsetDateTime) -> bool {
     let leaf = chain.leaf();
     let differences = path_differences(chain, trust, now);
-    let kubeadm_only =
+    let is_kubeadm_rule =
         |difference: &Difference| matches!(difference, Difference::NotUnderFirst { .. });
-    differences.iter().all(kubeadm_only) && now >= leaf.not_before() && now <= leaf.not_after()
+    differences.iter().all(is_kubeadm_rule) && now >= leaf.not_before() && now <= leaf.not_after()
 }
 
 fn compare_key(
@@ -200,7 +199,7 @@ fn compare_key(
     }
 }
 
-/// Subjects are compared as sets of (type, value): signers reorder and re-encode them freely.
+/// Compares subjects as sets of (type, value), since signers reorder and re-encode the attributes.
 fn compare_subject(leaf: &Certificate, profile: &Profile, found: &mut Vec<Difference>) {
     let subject = leaf.subject();
     let names: Vec<_> = subject.values("CN").collect();
@@ -261,17 +260,16 @@ fn compare_usages(
     tolerance: Tolerance,
     found: &mut Vec<Difference>,
 ) {
-    let has = leaf.extended_usages().unwrap_or_default();
     compare_extended_usages(leaf, &profile.usages, found);
-    let tolerated: &[ExtendedUsage] = if tolerance.extra_usages {
-        &[ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth]
-    } else {
-        &[]
+    let tolerated: &[ExtendedUsage] = match tolerance.extra_usages {
+        true => &[ExtendedUsage::ServerAuth, ExtendedUsage::ClientAuth],
+        false => &[],
     };
-    for usage in has {
-        let mut allowed = profile.usages.iter().chain(tolerated);
-        if !allowed.any(|allowed| allowed.to_string() == *usage) {
-            found.push(Difference::UsageExtra(usage.clone()));
+    let allowed = profile.usages.iter().chain(tolerated);
+    let allowed: Vec<KeyPurpose> = allowed.copied().map(KeyPurpose::from).collect();
+    for purpose in leaf.sorted_purposes() {
+        if !allowed.contains(purpose) {
+            found.push(Difference::UsageExtra(purpose.clone()));
         }
     }
     compare_key_usage(leaf, found);
@@ -282,20 +280,20 @@ fn compare_extended_usages(
     wanted: &[ExtendedUsage],
     found: &mut Vec<Difference>,
 ) {
-    let has = leaf.extended_usages().unwrap_or_default();
+    let has = leaf.purposes().unwrap_or_default();
     let missing = wanted
         .iter()
-        .filter(|usage| !has.contains(&usage.to_string()));
+        .filter(|usage| !has.contains(&KeyPurpose::from(**usage)));
     found.extend(missing.copied().map(Difference::UsageMissing));
 }
 
 fn compare_key_usage(leaf: &Certificate, found: &mut Vec<Difference>) {
-    // Without the extension every usage is allowed (RFC 5280, 4.2.1.3).
+    // Without the extension, every usage is allowed (RFC 5280, 4.2.1.3).
     if let Some(usage) = leaf.key_usage() {
         if !usage.digital_signature {
             found.push(Difference::KeyUsageMissing("digital signature"));
         }
-        // TLS key exchange by RSA encryption is the only use of it, so an EC key does without.
+        // Its only use is TLS key exchange by RSA encryption, so an EC key does not need it.
         if !usage.key_encipherment && leaf.public_key().key_type().is_rsa() {
             found.push(Difference::KeyUsageMissing("key encipherment"));
         }
@@ -326,7 +324,7 @@ fn compare_path(
         });
     }
     if weak.is_some() || chain.leaf().is_ca() {
-        // The path builder would only repeat it in other words.
+        // The path builder would report the same problem again.
         return;
     }
     match path(chain, trust.certificates(), now) {
@@ -334,7 +332,7 @@ fn compare_path(
         Ok(used) => {
             found.extend(issuer_differences(&used, now));
             let first = trust.first();
-            // A path that ends there already needs no second look.
+            // A path that already ends at the first certificate needs no second search.
             if used.anchor != first && path(chain, std::slice::from_ref(first), now).is_err() {
                 found.push(Difference::NotUnderFirst {
                     anchor: used.anchor.subject().to_string(),
@@ -345,7 +343,7 @@ fn compare_path(
     }
 }
 
-/// Go's `maxHandshakeCertificateMsg` (`crypto/tls/common.go`): the largest certificate message that it reads, in bytes.
+/// Go's `maxHandshakeCertificateMsg` (`crypto/tls/common.go`): largest certificate message that Go reads, in bytes.
 pub(super) const GO_CERTIFICATE_MESSAGE_LIMIT: usize = 262_144;
 
 fn path<'a>(
@@ -363,13 +361,14 @@ fn path<'a>(
     })
 }
 
-/// The leaf's own validity is reported separately; the path is built at the nearest moment at which the leaf is valid.
+/// Returns the time nearest to `now` at which the leaf is valid. The path is built for this time, since the validity of the
+/// leaf is reported separately.
 fn moment(leaf: &Certificate, now: OffsetDateTime) -> OffsetDateTime {
     now.clamp(leaf.not_before(), leaf.not_after().max(leaf.not_before()))
 }
 
-/// Reduces `chain` to the certificates of its path to `trust`, as they are written to disk; a chain that has no path
-/// stays as it is, for [`satisfies`] to say why.
+/// Reduces `chain` to the certificates of its path to `trust`, which are then written to disk. A chain without a path is
+/// returned unchanged; [`satisfies`] reports the reason.
 pub fn along_path(chain: Chain, trust: &TrustBundle, now: OffsetDateTime) -> Chain {
     let (leaf, limit) = (chain.leaf(), path::ANSWER_CANDIDATE_LIMIT);
     let found = |anchors| {
@@ -383,14 +382,14 @@ pub fn along_path(chain: Chain, trust: &TrustBundle, now: OffsetDateTime) -> Cha
         let path = path.ok()?;
         Some(path.intermediates.into_iter().cloned().collect::<Vec<_>>())
     };
-    // The path to the first certificate serves kubeadm as well.
+    // A path to the first certificate satisfies kubeadm as well.
     match found(std::slice::from_ref(trust.first())).or_else(|| found(trust.certificates())) {
         Some(intermediates) => chain.with_intermediates(intermediates),
         None => chain,
     }
 }
 
-/// A failed path in words.
+/// Converts the reason for a missing path.
 fn difference(
     refusal: Refusal<'_>,
     leaf: &Certificate,
@@ -495,7 +494,7 @@ fn issuer_differences(path: &Path<'_>, now: OffsetDateTime) -> Vec<Difference> {
         .collect()
 }
 
-/// What is wrong with an issuer's validity at this time.
+/// Returns the problem with an issuer's validity at this time, if any.
 fn issuer_validity(
     whose: &'static str,
     issuer: &Certificate,
@@ -517,79 +516,6 @@ fn issuer_validity(
     } else {
         None
     }
-}
-
-/// True when `issuer`'s key made the signature of `certificate`, whatever the extensions say.
-pub(super) fn signed_by(certificate: &Certificate, issuer: &Certificate) -> bool {
-    certificate.names_issuer(issuer)
-        && has_signature_of(
-            issuer.public_key(),
-            certificate.signature_algorithm(),
-            certificate.tbs(),
-            certificate.signature(),
-        )
-}
-
-/// Returns true for the content of an AlgorithmIdentifier that webpki can verify.
-pub(super) fn is_supported(algorithm: &[u8]) -> bool {
-    webpki::ALL_VERIFICATION_ALGS
-        .iter()
-        .any(|candidate| candidate.signature_alg_id().as_ref() == algorithm)
-}
-
-/// Returns true when `key` made `signature`, with the algorithm of this AlgorithmIdentifier's content.
-fn has_signature_of(key: &PublicKey, algorithm: &[u8], message: &[u8], signature: &[u8]) -> bool {
-    use rcgen::PublicKeyData;
-    let spki = spki_algorithm(key);
-    webpki::ALL_VERIFICATION_ALGS
-        .iter()
-        .filter(|candidate| {
-            candidate.signature_alg_id().as_ref() == algorithm
-                && Some(candidate.public_key_alg_id().as_ref()) == spki
-        })
-        .any(|candidate| {
-            candidate
-                .verify_signature(key.der_bytes(), message, signature)
-                .is_ok()
-        })
-}
-
-pub(super) fn signature_is_valid(
-    key: &PublicKey,
-    algorithm: &ParsedAlgorithm<'_>,
-    message: &[u8],
-    signature: &[u8],
-) -> bool {
-    use rcgen::PublicKeyData;
-    let oid = algorithm.algorithm.as_bytes();
-    let names_oid = |identifier: &AlgorithmIdentifier| {
-        // An OBJECT IDENTIFIER: tag, short length, content.
-        identifier.as_ref().get(2..2 + oid.len()) == Some(oid)
-    };
-    let spki = spki_algorithm(key);
-    webpki::ALL_VERIFICATION_ALGS.iter().copied().any(
-        |candidate: &dyn SignatureVerificationAlgorithm| {
-            names_oid(&candidate.signature_alg_id())
-                && Some(candidate.public_key_alg_id().as_ref()) == spki
-                && candidate
-                    .verify_signature(key.der_bytes(), message, signature)
-                    .is_ok()
-        },
-    )
-}
-
-/// Content of the AlgorithmIdentifier inside a SubjectPublicKeyInfo, as pki-types spells it.
-fn spki_algorithm(key: &PublicKey) -> Option<&[u8]> {
-    let mut info = Reader::new(key.spki_der()).read(tag::SEQUENCE)?;
-    Some(info.read(tag::SEQUENCE)?.rest())
-}
-
-/// A moment as messages show it: RFC 3339, whole seconds.
-pub fn rfc3339(time: OffsetDateTime) -> String {
-    let whole = time.replace_nanosecond(0).unwrap_or(time);
-    whole
-        .format(&time::format_description::well_known::Rfc3339)
-        .unwrap_or_else(|_| time.to_string())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Private keys under a passphrase: PKCS#8 with PBES2 (RFC 5958, RFC 8018), as `openssl pkey` reads and writes them.
+//! Private keys encrypted with a passphrase: PKCS#8 with PBES2 (RFC 5958, RFC 8018), the form of `openssl pkey`.
 
 use pkcs8::der::asn1::{AnyRef, OctetStringRef};
 use pkcs8::der::{Decode, Encode};
@@ -6,28 +6,31 @@ use pkcs8::pkcs5::{self, pbes2::Parameters};
 use pkcs8::{AlgorithmIdentifierRef, EncryptedPrivateKeyInfoRef, PrivateKeyInfoRef};
 use zeroize::Zeroizing;
 
-use super::{Curve, KeyError, KeyType, OID_EC, OID_RSA, PrivateKey, encode_pem, pem_blocks};
+use super::{Curve, KeyError, KeyType, OID_EC, OID_RSA, PrivateKey};
+use crate::x509::text::{encode_pem, pem_blocks};
 
 const LABEL: &str = "ENCRYPTED PRIVATE KEY";
-/// Of PBKDF2, half a second of one core. scrypt would be harder to guess against and is not read everywhere.
-const ROUNDS: u32 = 600_000;
-/// AES: padding fills up to one block more.
-const BLOCK: usize = 16;
+/// Iterations of PBKDF2, which take half a second of CPU time. scrypt is more resistant to guessing, but less widely
+/// supported.
+const PBKDF2_ITERATIONS: u32 = 600_000;
+/// Block length of AES in bytes; padding adds at most one block.
+const AES_BLOCK_BYTES: usize = 16;
 
 impl PrivateKey {
-    /// The key as an `ENCRYPTED PRIVATE KEY`: PBKDF2 with HMAC-SHA256, then AES-256-CBC. Takes half a second.
-    pub fn to_encrypted_pem(&self, passphrase: &[u8]) -> Result<String, KeyError> {
-        let (mut salt, mut iv) = ([0; 16], [0; BLOCK]);
+    /// Encodes an `ENCRYPTED PRIVATE KEY`: PBKDF2 with HMAC-SHA256, then AES-256-CBC. Takes half a second.
+    pub(crate) fn to_encrypted_pem(&self, passphrase: &[u8]) -> Result<String, KeyError> {
+        let (mut salt, mut iv) = ([0; 16], [0; AES_BLOCK_BYTES]);
         for random in [&mut salt, &mut iv] {
             getrandom::fill(random).map_err(|error| KeyError::Generation(error.to_string()))?;
         }
         let plain = self.to_pkcs8_der()?;
-        let mut buffer = Zeroizing::new(vec![0; plain.len() + BLOCK]);
+        let mut buffer = Zeroizing::new(vec![0; plain.len() + AES_BLOCK_BYTES]);
         for (to, from) in buffer.iter_mut().zip(plain.iter()) {
             *to = *from;
         }
         let mut encrypt = || {
-            let scheme = Parameters::generate_pbkdf2_sha256_aes256cbc(ROUNDS, &salt, iv)?;
+            let scheme =
+                Parameters::generate_pbkdf2_sha256_aes256cbc(PBKDF2_ITERATIONS, &salt, iv)?;
             let encrypted = scheme.encrypt_in_place(passphrase, &mut buffer, plain.len())?;
             let info = EncryptedPrivateKeyInfoRef {
                 encryption_algorithm: scheme.into(),
@@ -40,8 +43,11 @@ impl PrivateKey {
         Ok(encode_pem(LABEL, &der))
     }
 
-    /// Every `ENCRYPTED PRIVATE KEY` of a text, all of them under one passphrase. What else is in the text is skipped.
-    pub fn all_from_encrypted_pem(text: &[u8], passphrase: &[u8]) -> Result<Vec<Self>, KeyError> {
+    /// Reads all `ENCRYPTED PRIVATE KEY` blocks of a text with one passphrase. Other content is ignored.
+    pub(crate) fn all_from_encrypted_pem(
+        text: &[u8],
+        passphrase: &[u8],
+    ) -> Result<Vec<Self>, KeyError> {
         let blocks = pem_blocks(text).map_err(KeyError::Pem)?;
         let encrypted = blocks.iter().filter(|block| block.tag() == LABEL);
         encrypted
@@ -60,7 +66,7 @@ impl PrivateKey {
                 pkcs5::Error::DecryptFailed => KeyError::Passphrase,
                 other => KeyError::Scheme(other.to_string()),
             })?;
-        // Of 256 wrong passphrases one leaves a padding that looks right.
+        // One of 256 wrong passphrases results in valid padding.
         Self::from_pkcs8_der(plain).map_err(|error| match error {
             KeyError::Damaged(_) => KeyError::Passphrase,
             other => other,
@@ -93,7 +99,7 @@ mod tests {
     use crate::x509::KeyAlgorithm;
 
     #[test]
-    fn every_algorithm_survives_encryption_and_a_wrong_passphrase_is_named() {
+    fn decrypts_each_algorithm_and_reports_wrong_passphrase() {
         for algorithm in KeyAlgorithm::ALL {
             let key = PrivateKey::generate(algorithm).unwrap();
             let pem = key.to_encrypted_pem(b"correct horse").unwrap();
@@ -115,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_encryption_is_an_error_and_never_a_panic() {
+    fn reports_damaged_encryption_without_panic() {
         let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
         let pem = key.to_encrypted_pem(b"x").unwrap();
         let der = pem::parse(&pem).unwrap().into_contents();

@@ -1,5 +1,4 @@
-//! JSON Web Keys (RFC 7517), their thumbprints (RFC 7638), and signatures in the form of JSON Web Signatures
-//! (RFC 7518, 3), for the key types of this module.
+//! JSON Web Keys (RFC 7517), their thumbprints (RFC 7638), and JSON Web Signatures (RFC 7518, 3).
 
 use std::borrow::Cow;
 
@@ -18,22 +17,22 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
-use super::super::certificate::printable;
+use super::super::text::printable;
 use super::{Curve, KeyAlgorithm, KeyError, KeySigner, KeyType, PrivateKey, PublicKey};
 
-/// Why a text is no usable private JSON Web Key. Never carries key material.
+/// The reason why a text is not a usable private key. It never contains key material.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message is the documentation")]
 pub enum JwkError {
     #[error("it is neither a JSON Web Key nor a PEM private key")]
     NotAKey,
-    #[error("the key in it is encrypted (a JWE), and there is nobody here to type its password")]
+    #[error("it is an encrypted key (a JWE), which nodepki cannot decrypt")]
     Encrypted,
     #[error("it is a public key; the private one is needed")]
     Public,
     #[error(
-        "a JSON Web Key of type {0} cannot be used; EC with P-256, P-384 or P-521, and RSA can"
+        "a JSON Web Key of type {0} is not supported; use RSA, or EC with P-256, P-384 or P-521"
     )]
     Unsupported(String),
     #[error("the JSON Web Key is damaged: {0}")]
@@ -42,7 +41,7 @@ pub enum JwkError {
     Key(#[from] KeyError),
 }
 
-/// Borrows from the text that it is read from, so that the secret parts are not copied.
+/// The members of a JSON Web Key, borrowed from its text so that the secret ones are not copied.
 #[derive(Deserialize)]
 struct Jwk<'a> {
     #[serde(borrow)]
@@ -76,8 +75,8 @@ struct Jwk<'a> {
 }
 
 impl PrivateKey {
-    /// Reads a private key from a JSON Web Key or PEM, and the key id of the former where it has one.
-    pub fn from_jwk_or_pem(text: &str) -> Result<(Self, Option<String>), JwkError> {
+    /// Reads a private key from a JSON Web Key or PEM. Also returns the key id of a JSON Web Key, if it has one.
+    pub(crate) fn from_jwk_or_pem(text: &str) -> Result<(Self, Option<String>), JwkError> {
         let text = text.trim();
         if text.contains("-----BEGIN ") {
             return Ok((Self::from_pem(text.as_bytes())?, None));
@@ -92,8 +91,8 @@ impl PrivateKey {
         }
         let key = match jwk.kty.as_deref() {
             None => return Err(JwkError::NotAKey),
-            Some("EC") => ec(&jwk)?,
-            Some("RSA") => rsa(&jwk)?,
+            Some("EC") => read_ec(&jwk)?,
+            Some("RSA") => read_rsa(&jwk)?,
             Some(other) => {
                 return Err(JwkError::Unsupported(printable(other)));
             }
@@ -101,7 +100,7 @@ impl PrivateKey {
         Ok((key, jwk.kid.map(Cow::into_owned)))
     }
 
-    /// The `alg` of signatures by this key (RFC 7518, 3.1).
+    /// Returns the `alg` of signatures by this key (RFC 7518, 3.1).
     pub fn jws_algorithm(&self) -> &'static str {
         match self.key_type() {
             KeyType::Known(KeyAlgorithm::EcdsaP256) => "ES256",
@@ -111,7 +110,8 @@ impl PrivateKey {
         }
     }
 
-    /// Signs as [`PrivateKey::jws_algorithm`] says: for ECDSA both numbers in full length, one after the other.
+    /// Signs with the algorithm of [`PrivateKey::jws_algorithm`]. An ECDSA signature is both numbers in full length, one
+    /// after the other.
     pub fn sign_jws(&self, message: &[u8]) -> Result<Vec<u8>, KeyError> {
         let fixed = match self.key_type() {
             KeyType::Known(KeyAlgorithm::EcdsaP256) => &ECDSA_P256_SHA256_FIXED_SIGNING,
@@ -134,8 +134,7 @@ impl PrivateKey {
 }
 
 impl PublicKey {
-    /// The members of the JSON Web Key that make it this key, in the order of RFC 7638; `None` for types that are not
-    /// used here.
+    /// Returns the members that identify this key, in the order of RFC 7638; `None` for unsupported types.
     pub fn jwk_members(&self) -> Option<Vec<(&'static str, String)>> {
         let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
         let curve = match self.key_type {
@@ -152,7 +151,7 @@ impl PublicKey {
             }
             KeyType::Other(_) => return None,
         };
-        // SEC1, 2.3.3: a four, then both coordinates in full length.
+        // SEC1, 2.3.3: the byte 4, then both coordinates in full length.
         let point = self.raw.strip_prefix(&[4])?;
         let (x, y) = point.split_at_checked(point.len() / 2)?;
         Some(vec![
@@ -163,12 +162,12 @@ impl PublicKey {
         ])
     }
 
-    /// RFC 7638 with SHA-256, in base64url.
-    pub fn jwk_thumbprint(&self) -> Option<String> {
+    /// Returns the thumbprint of RFC 7638 with SHA-256, in base64url.
+    pub(crate) fn jwk_thumbprint(&self) -> Option<String> {
         let members: Vec<String> = self
             .jwk_members()?
             .iter()
-            // Neither names nor base64url have anything to escape.
+            // Neither the names nor base64url contain characters to escape.
             .map(|(name, value)| format!("\"{name}\":\"{value}\""))
             .collect();
         let canonical = format!("{{{}}}", members.join(","));
@@ -176,7 +175,7 @@ impl PublicKey {
     }
 }
 
-fn ec(jwk: &Jwk<'_>) -> Result<PrivateKey, JwkError> {
+fn read_ec(jwk: &Jwk<'_>) -> Result<PrivateKey, JwkError> {
     let curve = match jwk.crv.as_deref() {
         Some("P-256") => Curve::P256,
         Some("P-384") => Curve::P384,
@@ -204,7 +203,7 @@ fn ec(jwk: &Jwk<'_>) -> Result<PrivateKey, JwkError> {
     )?)
 }
 
-fn rsa(jwk: &Jwk<'_>) -> Result<PrivateKey, JwkError> {
+fn read_rsa(jwk: &Jwk<'_>) -> Result<PrivateKey, JwkError> {
     let d = bytes(jwk.d.as_deref())?.ok_or(JwkError::Public)?;
     let part = |text: &Option<Cow<'_, str>>| {
         bytes(text.as_deref())?.ok_or(JwkError::Damaged(
@@ -214,7 +213,7 @@ fn rsa(jwk: &Jwk<'_>) -> Result<PrivateKey, JwkError> {
     let (n, e, p, q) = (part(&jwk.n)?, part(&jwk.e)?, part(&jwk.p)?, part(&jwk.q)?);
     let (dp, dq, qi) = (part(&jwk.dp)?, part(&jwk.dq)?, part(&jwk.qi)?);
     fn number(bytes: &[u8]) -> Result<UintRef<'_>, JwkError> {
-        UintRef::new(bytes).map_err(|_| JwkError::Damaged("one of its numbers is none"))
+        UintRef::new(bytes).map_err(|_| JwkError::Damaged("one of its numbers is not valid"))
     }
     let key = RsaPrivateKeyRef {
         modulus: number(&n)?,
@@ -254,7 +253,7 @@ mod tests {
     const RSA_N: &str = "0vx7agoebGcQSuuPiLJXZptN9nndrQmbXEps2aiAFbWhM78LhWx4cbbfAAtVT86zwu1RK7aPFFxuhDR1L6tSoc_BJECPebWKRXjBZCiFV4n3oknjhMstn64tZ_2W-5JsGY4Hc5n9yBXArwl93lqt7_RN5w6Cf0h4QyQ5v-65YGjQR0_FDW2QvzqY368QQMicAtaSqzs8KJZgnYb9c7d0zgdAZHzu6qMQvRL5hajrn1n91CbOpbISD08qNLyrdkt-bFTWhAI4vMQFh6WeZu0fM4lFd2NcRwr3XPksINHaQ-G_xBniIqbw0Ls1jF44-csFCur-kEgU8awapJzKnqDKgw";
 
     #[test]
-    fn an_ec_key_is_read_and_signs() {
+    fn reads_ec_key_and_signs() {
         let (key, kid) = PrivateKey::from_jwk_or_pem(EC_KEY).unwrap();
         assert_eq!(kid.as_deref(), Some("1"));
         assert_eq!(key.jws_algorithm(), "ES256");
@@ -273,7 +272,7 @@ mod tests {
             &key.public_key().raw,
         );
         verifier.verify(b"message", &signature).unwrap();
-        // The coordinates may be left out, and PEM is as good.
+        // The coordinates are optional, and PEM is accepted too.
         let bare =
             r#"{"kty":"EC","crv":"P-256","d":"870MB6gfuTJ4HtUnUvYMyJpr5eUZNP4Bk43bVdj3eAE"}"#;
         let (same, _) = PrivateKey::from_jwk_or_pem(bare).unwrap();
@@ -283,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn every_algorithm_has_its_signature() {
+    fn signs_with_each_algorithm() {
         for (algorithm, alg, length) in [
             (KeyAlgorithm::EcdsaP384, "ES384", 96),
             (KeyAlgorithm::EcdsaP521, "ES512", 132),
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn an_rsa_key_is_read() {
+    fn reads_rsa_key() {
         let key = PrivateKey::generate(KeyAlgorithm::Rsa2048).unwrap();
         let parts = RsaPrivateKeyRef::try_from(key.der.as_slice()).unwrap();
         let text = |number: &UintRef<'_>| URL_SAFE_NO_PAD.encode(number.as_bytes());
@@ -311,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thumbprint_is_that_of_the_rfc() {
+    fn computes_thumbprint_of_rfc_example() {
         let raw = rsa::pkcs1::RsaPublicKeyRef {
             modulus: UintRef::new(&URL_SAFE_NO_PAD.decode(RSA_N).unwrap()).unwrap(),
             public_exponent: UintRef::new(&[1, 0, 1]).unwrap(),
@@ -326,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_private_key_is_named() {
+    fn reports_text_that_is_not_a_private_key() {
         let jwe = "eyJhbGciOiJQQkVTMi1IUzI1NitBMTI4S1cifQ.a.b.c.d";
         for (text, words) in [
             (jwe, "encrypted"),

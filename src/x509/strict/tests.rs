@@ -1,4 +1,4 @@
-//! Certificates built by hand, one rule of Go's parser broken in each.
+//! Hand-built certificates that each violate one rule of Go's parser.
 
 use super::*;
 use crate::x509::Certificate;
@@ -145,7 +145,7 @@ fn rejects_versions_and_algorithms_that_do_not_fit() {
         ..Template::new()
     };
     template.refused("signature algorithm is not valid: the signed one");
-    // Go does not look for extensions in a v1 certificate.
+    // Go does not read extensions of a v1 certificate.
     let template = Template {
         version: Vec::new(),
         ..Template::with(&[extension(&[0x55, 0x1d, 15], &[3, 2, 5, 0xa0])])

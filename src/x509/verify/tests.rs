@@ -42,12 +42,12 @@ impl Issued {
         }
     }
 
-    /// What is wrong with a certificate issued for `asked` when the etcd server's is wanted.
+    /// Returns the differences of a certificate issued for `asked` from the etcd server's profile.
     fn differences(&self, asked: &Profile, now: OffsetDateTime) -> Vec<String> {
         self.tolerated(asked, &etcd_server(), Tolerance::default(), now)
     }
 
-    /// What is wrong with a certificate issued for `asked` when another one is wanted.
+    /// Returns the differences of a certificate issued for `asked` from the profile `wanted`.
     fn tolerated(
         &self,
         asked: &Profile,
@@ -75,12 +75,12 @@ impl Issued {
 }
 
 #[test]
-fn what_was_asked_for_satisfies() {
+fn accepts_certificate_that_matches_profile() {
     assert_eq!(Issued::new().differences(&etcd_server(), NOW), [""; 0]);
 }
 
 #[test]
-fn every_difference_is_reported_at_once() {
+fn reports_all_differences() {
     let mut asked = etcd_server();
     asked.subject.common_name = "cp2".to_owned();
     asked.subject.organizations = vec!["system:masters".to_owned()];
@@ -91,7 +91,7 @@ fn every_difference_is_reported_at_once() {
         Issued::new().differences(&asked, NOW),
         [
             "CN is \"cp2\", wanted \"cp1\"",
-            "O \"system:masters\" is not wanted: Kubernetes would read it as membership of that group",
+            "O \"system:masters\" is not wanted: Kubernetes would treat it as membership of that group",
             "SAN DNS:localhost is missing",
             "SAN IP:192.0.2.11 is missing",
             "SAN DNS:*.example is not wanted",
@@ -102,7 +102,7 @@ fn every_difference_is_reported_at_once() {
 }
 
 #[test]
-fn usages_of_tls_are_tolerated_where_that_is_said_and_nothing_else_is() {
+fn tolerates_only_additional_tls_usages() {
     let issued = Issued::new();
     let usages = |usages: &[ExtendedUsage]| Profile {
         usages: usages.to_vec(),
@@ -133,7 +133,7 @@ fn usages_of_tls_are_tolerated_where_that_is_said_and_nothing_else_is() {
 }
 
 #[test]
-fn the_common_name_may_be_a_dns_name_where_that_is_tolerated_and_no_other_may() {
+fn tolerates_only_common_name_as_dns_name() {
     let issued = Issued::new();
     let mut wanted = etcd_server();
     wanted.subject.common_name = "etcd-server.cp1".to_owned();
@@ -148,7 +148,7 @@ fn the_common_name_may_be_a_dns_name_where_that_is_tolerated_and_no_other_may() 
         ["SAN DNS:etcd-server.cp1 is not wanted"]
     );
     assert_eq!(issued.tolerated(&asked, &wanted, own, NOW), [""; 0]);
-    // Tolerated, not wanted.
+    // The name is tolerated, but not required.
     assert_eq!(issued.tolerated(&wanted, &wanted, own, NOW), [""; 0]);
     asked.sans.dns.push("etcd-server.cp2".to_owned());
     assert_eq!(
@@ -158,7 +158,7 @@ fn the_common_name_may_be_a_dns_name_where_that_is_tolerated_and_no_other_may() 
 }
 
 #[test]
-fn validity_is_told_apart_from_the_path() {
+fn distinguishes_validity_from_path() {
     let issued = Issued::new();
     assert_eq!(
         issued.differences(&etcd_server(), NOW + 2 * YEAR),
@@ -174,7 +174,7 @@ fn validity_is_told_apart_from_the_path() {
 }
 
 #[test]
-fn another_authority_of_the_same_name_is_not_trusted() {
+fn refuses_other_authority_of_same_name() {
     let issued = Issued::new();
     let leaf = issued
         .authority
@@ -200,7 +200,7 @@ fn another_authority_of_the_same_name_is_not_trusted() {
 }
 
 #[test]
-fn kubeadm_only_sees_the_first_certificate_of_a_bundle() {
+fn reports_path_to_other_than_first_certificate() {
     let issued = Issued::new();
     let other = authority("old-etcd-ca");
     let leaf = issued
@@ -225,7 +225,7 @@ fn kubeadm_only_sees_the_first_certificate_of_a_bundle() {
 }
 
 #[test]
-fn another_key_is_refused_before_anything_is_compared() {
+fn refuses_certificate_for_other_key() {
     let issued = Issued::new();
     let leaf = issued
         .authority
@@ -242,7 +242,7 @@ fn another_key_is_refused_before_anything_is_compared() {
 }
 
 #[test]
-fn a_reversed_chain_is_refused() {
+fn refuses_reversed_chain() {
     let issued = Issued::new();
     let leaf = issued
         .authority
@@ -259,7 +259,7 @@ fn a_reversed_chain_is_refused() {
 }
 
 #[test]
-fn requests_say_what_they_ask_for() {
+fn compares_request_with_profile() {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP521).unwrap();
     let csr = Csr::create(&etcd_server(), &key, UsageExtensions::Requested).unwrap();
     let again = Csr::from_pem(csr.to_pem().as_bytes()).unwrap();
@@ -275,7 +275,7 @@ fn requests_say_what_they_ask_for() {
 }
 
 #[test]
-fn pins_admit_only_pinned_certificates_and_what_they_issued() {
+fn accepts_only_pinned_certificates_and_cas_below_them() {
     let (one, two) = (authority("one"), authority("two"));
     let pem = one.bundle().to_pem() + &two.bundle().to_pem();
     let both = TrustBundle::from_pem(pem.as_bytes()).unwrap();
@@ -290,7 +290,7 @@ fn pins_admit_only_pinned_certificates_and_what_they_issued() {
         .to_string();
     assert!(
         error.starts_with(
-            "it holds a certificate that is neither pinned nor issued by a pinned one"
+            "it contains a certificate that is neither pinned nor issued by a pinned one"
         ),
         "{error}"
     );

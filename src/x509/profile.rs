@@ -1,0 +1,105 @@
+//! The required content of a leaf certificate.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::key::KeyAlgorithm;
+
+/// The required subject. In DER the organization comes first, as in Go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Subject {
+    /// The common name (CN).
+    pub common_name: String,
+    /// The organizations (O), at most one in kubeadm's table. Kubernetes treats them as group memberships.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        rename = "organization"
+    )]
+    pub organizations: Vec<String>,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for organization in &self.organizations {
+            write!(f, "O={organization}, ")?;
+        }
+        write!(f, "CN={}", self.common_name)
+    }
+}
+
+/// The required subject alternative names, in the order of the request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sans {
+    /// DNS names.
+    pub dns: Vec<String>,
+    /// IP addresses. IPv4-mapped IPv6 addresses are stored as IPv4.
+    pub ips: Vec<IpAddr>,
+}
+
+impl Sans {
+    /// Returns true if the certificate needs no extension for names.
+    pub fn is_empty(&self) -> bool {
+        self.dns.is_empty() && self.ips.is_empty()
+    }
+}
+
+/// Differences from the profile that are accepted. Requests do not contain them; they are for signers that add content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tolerance {
+    /// True to accept server auth on a client certificate and client auth on a server certificate, but no other usage.
+    pub extra_usages: bool,
+    /// True to accept the required common name as a DNS name.
+    pub own_name: bool,
+    /// Longest lifetime of a new certificate; by default [`LIFETIME_FACTOR`](super::LIFETIME_FACTOR) times the requested
+    /// one.
+    pub max_lifetime: Option<Duration>,
+}
+
+impl fmt::Display for Sans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dns = self.dns.iter().map(|name| format!("DNS:{name}"));
+        let ips = self.ips.iter().map(|ip| format!("IP:{ip}"));
+        f.write_str(&dns.chain(ips).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The extended key usages of kubeadm's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExtendedUsage {
+    /// id-kp-serverAuth.
+    #[serde(rename = "server auth")]
+    ServerAuth,
+    /// id-kp-clientAuth.
+    #[serde(rename = "client auth")]
+    ClientAuth,
+}
+
+impl fmt::Display for ExtendedUsage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ExtendedUsage::ServerAuth => "server auth",
+            ExtendedUsage::ClientAuth => "client auth",
+        })
+    }
+}
+
+/// The required content of one leaf certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Profile {
+    /// Subject.
+    pub subject: Subject,
+    /// Subject alternative names.
+    pub sans: Sans,
+    /// Extended key usages, in order.
+    pub usages: Vec<ExtendedUsage>,
+    /// Key algorithm.
+    pub key: KeyAlgorithm,
+    /// Requested validity from the time of issue. Signers may grant less.
+    pub lifetime: Duration,
+}
