@@ -112,12 +112,12 @@ impl ClusterInfo {
     }
 
     /// Returns true if there is a signature by this token, valid or not.
-    pub fn is_signed_for(&self, token: &BootstrapToken) -> bool {
+    pub(crate) fn is_signed_for(&self, token: &BootstrapToken) -> bool {
         self.signatures.contains_key(token.id())
     }
 
     /// Returns true if the kubeconfigs have the same bytes.
-    pub fn says_the_same_as(&self, other: &ClusterInfo) -> bool {
+    pub(crate) fn says_the_same_as(&self, other: &ClusterInfo) -> bool {
         self.kubeconfig == other.kubeconfig
     }
 
@@ -186,7 +186,7 @@ fn verify(jws: &str, content: &str, id: &str, secret: &str) -> Result<(), Error>
 ///
 /// # Errors
 /// [`Error::NotPinned`] and [`Error::Strangers`].
-pub fn require_pins(
+pub(crate) fn require_pins(
     authority: &TrustBundle,
     pins: &[[u8; 32]],
     token: &BootstrapToken,

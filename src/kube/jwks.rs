@@ -23,7 +23,7 @@ pub enum JwksError {
 
 /// Returns the id under which kube-apiserver publishes a key: the SHA-256 of its `SubjectPublicKeyInfo` in unpadded base64url
 /// (pkg/serviceaccount, `keyIDFromPublicKey`).
-pub fn key_id(key: &PublicKey) -> String {
+pub(crate) fn key_id(key: &PublicKey) -> String {
     URL_SAFE_NO_PAD.encode(key.sha256())
 }
 
@@ -51,7 +51,7 @@ pub fn knows(jwks: &Value, key: &PublicKey) -> Result<bool, JwksError> {
 ///
 /// # Errors
 /// A document that is not a key set.
-pub fn key_ids(jwks: &Value) -> Result<Vec<&str>, JwksError> {
+pub(crate) fn key_ids(jwks: &Value) -> Result<Vec<&str>, JwksError> {
     Ok(entries(jwks)?
         .iter()
         .filter_map(|entry| entry.get("kid")?.as_str())

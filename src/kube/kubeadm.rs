@@ -29,12 +29,11 @@ mod node;
 mod resolve;
 mod version;
 
-pub use address::{
-    Endpoint, Host, IpNet, NodeName, Note, Refusal, San, is_dns_subdomain, is_global_unicast,
-    join_host_port, parse_ip,
-};
+pub use address::{Endpoint, Host, IpNet, NodeName, Note, Refusal, San};
+pub(crate) use address::{is_dns_subdomain, join_host_port};
 pub use cluster::{Cluster, Etcd};
-pub use documents::{Loaded, load, load_over};
+pub(crate) use documents::load_over;
+pub use documents::{Loaded, load};
 pub use join::{BootstrapToken, Discovery, DiscoveryFile, Join, NoToken};
 pub use node::{Node, Role};
 pub use resolve::{HostFacts, Overrides, Resolved, Running, resolve};

@@ -26,7 +26,7 @@ pub const NAMESPACE: &str = "kube-system";
 /// Name of the Secret.
 pub const SECRET: &str = "kubeadm-certs";
 /// The command that creates the Secret and prints the new certificate key.
-pub const UPLOAD: &str = "kubeadm init phase upload-certs --upload-certs";
+pub(crate) const UPLOAD: &str = "kubeadm init phase upload-certs --upload-certs";
 
 const NONCE_BYTES: usize = 12;
 const TAG_BYTES: usize = 16;
@@ -89,12 +89,12 @@ impl Entry {
     }
 
     /// Returns true for the private key of an authority, which a node with an external signer must never contain.
-    pub const fn is_authority_key(self) -> bool {
+    pub(crate) const fn is_authority_key(self) -> bool {
         matches!(self, Entry::AuthorityKey(_))
     }
 
     /// Returns true for any private key.
-    pub const fn is_private(self) -> bool {
+    pub(crate) const fn is_private(self) -> bool {
         matches!(
             self,
             Entry::AuthorityKey(_) | Entry::ServiceAccountKey | Entry::ExternalEtcdKey

@@ -81,7 +81,7 @@ pub struct Current {
 
 impl Current {
     /// Returns true if the kubeconfig itself contains a secret.
-    pub fn has_secret(&self) -> bool {
+    pub(crate) fn has_secret(&self) -> bool {
         self.key.is_some() || self.token.is_some()
     }
 }
@@ -110,7 +110,7 @@ impl Kubeconfig {
     }
 
     /// Creates a kubeconfig with an empty cluster and an empty user.
-    pub fn without_credentials(cluster: &str, user: &str) -> Self {
+    pub(crate) fn without_credentials(cluster: &str, user: &str) -> Self {
         let context = format!("{user}@{cluster}");
         let document = json!({
             "apiVersion": "v1",
@@ -213,7 +213,7 @@ impl Kubeconfig {
     }
 
     /// Replaces the certificate and key of the current context with the path of one file that contains both.
-    pub fn set_client_file(&mut self, path: &str) -> Result<(), KubeconfigError> {
+    pub(crate) fn set_client_file(&mut self, path: &str) -> Result<(), KubeconfigError> {
         let (_, user) = self.current_names()?;
         let entry = entry_mut(&mut self.document, "users", "user", &user)
             .ok_or_else(|| KubeconfigError::Dangling(format!("user {user:?}")))?;

@@ -68,12 +68,12 @@ impl Manifest {
     }
 
     /// The value of an annotation.
-    pub fn annotation(&self, name: &str) -> Option<&str> {
+    pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.get(name).map(String::as_str)
     }
 
     /// Returns the `address:port` of kube-apiserver in kubeadm's annotation.
-    pub fn advertised(&self) -> Option<&str> {
+    pub(crate) fn advertised(&self) -> Option<&str> {
         self.annotation(ADVERTISED_ENDPOINT)
     }
 

@@ -196,7 +196,7 @@ impl CertName {
     }
 
     /// Returns true for the kubelet's two certificates, which exist on every node, outside of the certificates directory.
-    pub const fn is_of_kubelet(self) -> bool {
+    pub(crate) const fn is_of_kubelet(self) -> bool {
         matches!(self, CertName::KubeletConf | CertName::KubeletServing)
     }
 
@@ -360,7 +360,7 @@ impl Serialize for NodePath {
 }
 
 /// The placeholders in a configured text; see [`fill`].
-pub const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
+pub(crate) const PLACEHOLDERS: [&str; 4] = ["{certificate}", "{authority}", "{node}", "{cluster}"];
 
 /// Replaces the placeholders in a text. In `{certificate}`, a dash replaces each dot (`admin-conf`), since few servers accept
 /// a dot in the name of a role.
@@ -372,7 +372,7 @@ pub fn fill(text: &str, name: CertName, node: &str, cluster: &str) -> String {
 }
 
 /// Returns true if the text contains an unknown placeholder, which would become part of a request.
-pub fn unknown_placeholder(text: &str) -> bool {
+pub(crate) fn unknown_placeholder(text: &str) -> bool {
     let mut rest = text.to_owned();
     for known in PLACEHOLDERS {
         rest = rest.replace(known, "");

@@ -141,7 +141,7 @@ impl Policy {
     ///
     /// # Errors
     /// The faults of a document, or a second policy.
-    pub fn assemble(
+    pub(crate) fn assemble(
         settings: Option<&Rules>,
         documents: &[Node],
         kubeadm: KeyAlgorithm,
@@ -172,22 +172,22 @@ impl Policy {
     }
 
     /// The key of a leaf certificate.
-    pub fn key_for(&self, name: CertName) -> KeyAlgorithm {
+    pub(crate) fn key_for(&self, name: CertName) -> KeyAlgorithm {
         self.key_of(Leaf(name))
     }
 
     /// The key of an authority.
-    pub fn key_for_authority(&self, authority: Authority) -> KeyAlgorithm {
+    pub(crate) fn key_for_authority(&self, authority: Authority) -> KeyAlgorithm {
         self.key_of(KeyOwner::Authority(authority))
     }
 
     /// The key that signs service-account tokens.
-    pub fn key_for_service_account(&self) -> KeyAlgorithm {
+    pub(crate) fn key_for_service_account(&self) -> KeyAlgorithm {
         self.key_of(KeyOwner::ServiceAccount)
     }
 
     /// The key of any owner.
-    pub fn key_of(&self, owner: KeyOwner) -> KeyAlgorithm {
+    pub(crate) fn key_of(&self, owner: KeyOwner) -> KeyAlgorithm {
         self.rules
             .choice(owner)
             .map_or(self.kubeadm, |choice| choice.key)

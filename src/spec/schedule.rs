@@ -139,13 +139,13 @@ impl Life {
     }
 
     /// Returns true if the expiry is so near that a renewal does not wait for a window.
-    pub fn is_urgent(&self, rotation: &Rotation, now: OffsetDateTime) -> bool {
+    pub(crate) fn is_urgent(&self, rotation: &Rotation, now: OffsetDateTime) -> bool {
         now >= self.urgent_from(rotation)
     }
 
     /// Returns the time until which a certificate that was just renewed is not renewed again: the reason for another
     /// renewal existed before, and the renewal did not resolve it.
-    pub fn cools_until(&self) -> OffsetDateTime {
+    pub(crate) fn cools_until(&self) -> OffsetDateTime {
         self.issued_at + part(self.length(), RENEWAL_COOLDOWN_SHARE).min(MAX_RENEWAL_COOLDOWN)
     }
 }
@@ -238,7 +238,7 @@ pub enum Wait {
 }
 
 /// Returns the window in which to renew a certificate that is usable.
-pub fn in_window(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) -> Wait {
+pub(crate) fn in_window(life: &Life, rotation: &Rotation, node: &str, now: OffsetDateTime) -> Wait {
     let windows = &rotation.windows;
     if windows.is_empty() || windows.iter().any(|window| window.is_open(now)) {
         return Wait::No(None);
@@ -296,7 +296,7 @@ fn back(from: OffsetDateTime, by: Duration) -> OffsetDateTime {
 }
 
 /// Returns the length in words, to the second below an hour and to the minute from there on.
-pub fn length_in_words(length: Span) -> String {
+pub(crate) fn length_in_words(length: Span) -> String {
     let seconds = length.as_seconds_f64().max(0.0).round() as u64;
     let seconds = match seconds {
         0..3600 => seconds,

@@ -40,7 +40,7 @@ impl Plan {
 
     /// Returns the same table with paths that messages display for a node below this root directory.
     #[must_use]
-    pub fn shown_below(mut self, root: &Path) -> Plan {
+    pub(crate) fn shown_below(mut self, root: &Path) -> Plan {
         let certs = self.certs.iter_mut();
         let outputs = certs.flat_map(|spec| match &mut spec.output {
             Output::Pair { certificate, key } => vec![certificate, key],

@@ -575,7 +575,7 @@ fn sends_nothing_if_file_is_missing_or_wrong() {
     fs::write(&authority_path, authority).unwrap();
     ran.ended(65)
         .says("/etc/kubernetes/pki/sa.key is missing or empty, and every control-plane node needs it")
-        .says("/etc/kubernetes/pki/front-proxy-ca.crt is not what its name says: there is no certificate in it");
+        .says("/etc/kubernetes/pki/front-proxy-ca.crt is not what its name says: it does not contain a certificate");
     assert!(!first.path(out).exists());
     assert_eq!(names(), before);
     // The same with a credential without permission.

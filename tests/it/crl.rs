@@ -191,16 +191,16 @@ fn keeps_crl_if_new_one_is_stale_older_foreign_or_forged() {
     let forged = openssl(&["crl", "-inform", "DER"], &forged);
     let truncated = good[..good.len() - 40].to_vec();
     for (list, words) in [
-        (older, "an old list is being handed out again"),
+        (older, "the server returned an old list"),
         (
             stale,
             "is stale: a newer one was due at 2026-01-01T00:00:00Z",
         ),
-        (future, "is from the future"),
-        (foreign, "is from none of the authority's certificates"),
-        (forged, "a signature that its key did not make"),
+        (future, "is dated in the future"),
+        (foreign, "was not issued by a certificate of the authority"),
+        (forged, "has an invalid signature"),
         (truncated, "damaged"),
-        (b"<html>".to_vec(), "there is no revocation list in it"),
+        (b"<html>".to_vec(), "it does not contain a revocation list"),
     ] {
         fs::write(publisher.list(), list).unwrap();
         publisher.crl().ended(65).row_says("etcd/crl.pem", words);
@@ -328,7 +328,7 @@ fn installs_nothing_under_crl_that_does_not_cover_it() {
         (
             dated("20980101000000Z", "20990101000000Z"),
             69,
-            "is from the future",
+            "is dated in the future",
         ),
         (with("2.5.29.27 = critical,DER:02:01:01"), 65, "is a delta"),
         (with("2.5.29.27 = DER:02:01:01"), 65, "is a delta"),
@@ -336,9 +336,13 @@ fn installs_nothing_under_crl_that_does_not_cover_it() {
         (
             publisher.make("front-proxy-ca", &[], DAY),
             65,
-            "is from none of the authority's certificates",
+            "was not issued by a certificate of the authority",
         ),
-        (b"<html>".to_vec(), 65, "there is no revocation list in it"),
+        (
+            b"<html>".to_vec(),
+            65,
+            "it does not contain a revocation list",
+        ),
     ] {
         fs::write(publisher.list(), list).unwrap();
         node.ask().ended(code).row_says("etcd-peer", words);

@@ -242,7 +242,7 @@ fn accepts_bundles_of_every_shape() {
     node.write(format!("{PKI}/ca.crt"), format!("{foreign}{own}"));
     node.bootstrap().done().row_says(
         "apiserver",
-        "but kubeadm only looks at the first certificate of the bundle, CN=kubernetes: put the issuing root first",
+        "but kubeadm uses only the first certificate of the bundle, CN=kubernetes: put the issuing root first",
     );
     // The first certificate is not a CA certificate.
     let leaf = node.read(format!("{PKI}/apiserver.crt"));
@@ -250,14 +250,14 @@ fn accepts_bundles_of_every_shape() {
     assert_refused(
         &node,
         &[
-            "@/etc/kubernetes/pki/ca.crt is not a usable trust bundle of ca: its first certificate (CN=kube-apiserver) is not a CA certificate, and kubeadm takes the first one as the CA; put the CA certificate there and run again",
+            "@/etc/kubernetes/pki/ca.crt is not a usable trust bundle of ca: its first certificate (CN=kube-apiserver) is not a CA certificate, and kubeadm uses the first one as the CA; put the CA certificate there and run again",
         ],
     );
     node.write(format!("{PKI}/ca.crt"), "no certificate at all\n");
     assert_refused(
         &node,
         &[
-            "@/etc/kubernetes/pki/ca.crt is not a usable trust bundle of ca: there is no certificate in it",
+            "@/etc/kubernetes/pki/ca.crt is not a usable trust bundle of ca: it does not contain a certificate",
         ],
     );
 }
@@ -386,7 +386,7 @@ fn refuses_service_account_files_that_are_not_a_pair() {
     assert_refused(
         &node,
         &[
-            "@/etc/kubernetes/pki/sa.key is not usable: no PEM block with a private key in it; restore it from another control-plane node and run again",
+            "@/etc/kubernetes/pki/sa.key is not usable: it does not contain a PEM private key; restore it from another control-plane node and run again",
         ],
     );
     node.write(format!("{PKI}/sa.key"), other.to_pem().as_bytes());

@@ -53,7 +53,10 @@ fn refuses_wrong_answers_and_changes_nothing() {
             ("missing-san", "SAN DNS:api.example.com is missing"),
             ("extra-san", "SAN DNS:evil.example.com is not wanted"),
             ("missing-eku", "extended key usage server auth is missing"),
-            ("ca", "it is a CA certificate, a leaf is wanted"),
+            (
+                "ca",
+                "it is a CA certificate, but a leaf certificate is required",
+            ),
             ("expired", "it expired at 2021-01-01T00:00:00Z"),
             ("future", "it is not valid before 20"),
             (
@@ -70,7 +73,7 @@ fn refuses_wrong_answers_and_changes_nothing() {
             ),
             (
                 "garbage",
-                "there is no certificate in it (neither PEM, DER nor PKCS#7)",
+                "it does not contain a certificate (neither PEM, DER nor PKCS#7)",
             ),
         ],
     );
@@ -89,7 +92,7 @@ fn refuses_wrong_answers_and_changes_nothing() {
             ("missing-o", "O \"system:nodes\" is missing"),
             (
                 "extra-o",
-                "O \"system:masters\" is not wanted: Kubernetes would read it as membership of that group",
+                "O \"system:masters\" is not wanted: Kubernetes would treat it as membership of that group",
             ),
         ],
     );
@@ -309,7 +312,7 @@ fn trusts_ca_certificate_of_signer_only_if_pinned() {
         node.edit_settings("{ca: {signer: s}", &authority);
     };
     pinned(&"0".repeat(64));
-    node.ask().ended(65).says("the CA certificate that exec:/bin/bash offers for authority ca is refused: it holds a certificate that is neither pinned nor issued by a pinned one; found public key sha256:");
+    node.ask().ended(65).says("the CA certificate that exec:/bin/bash offers for authority ca is refused: it contains a certificate that is neither pinned nor issued by a pinned one; found public key sha256:");
     pinned(&pin);
     node.ask().done().row_says("ca", "written");
     node.assert_sound(&EVERYTHING);
@@ -760,7 +763,7 @@ fn imports_tree_of_kubeadm_with_its_keys() {
         .row_says("apiserver", "extended key usage server auth is missing")
         .row_says(
             "scheduler.conf",
-            "it is an X.509 v1 certificate: whoever signed it dropped all extensions of the request",
+            "it is an X.509 v1 certificate: the signer dropped all extensions of the request",
         );
     before.unchanged(&node.etc());
     for (name, csr, crt) in files {
@@ -921,14 +924,22 @@ fn compares_lifetime_with_the_request() {
         &[
             (
                 "life:315360000",
-                "it lives 3649d, asked 365d: 2190d is the longest",
+                "its lifetime is 3649d instead of the requested 365d: at most 2190d is accepted",
             ),
             ("life:30", "it would expire before it can be renewed"),
         ],
     );
     for (slot, days, words) in [
-        ("etcd-peer", 730, "it lives 729d, asked 365d"),
-        ("etcd-server", 30, "it lives 29d, asked 365d"),
+        (
+            "etcd-peer",
+            730,
+            "its lifetime is 729d instead of the requested 365d",
+        ),
+        (
+            "etcd-server",
+            30,
+            "its lifetime is 29d instead of the requested 365d",
+        ),
         ("etcd-healthcheck-client", 366, ""),
     ] {
         for extension in ["crt", "key"] {
@@ -940,7 +951,7 @@ fn compares_lifetime_with_the_request() {
         node.signer_does(slot, &format!("bad life:{}", days * DAY));
         let ran = node.ask();
         ran.done().row_says(slot, words);
-        assert_eq!(ran.said().contains("it lives"), !words.is_empty());
+        assert_eq!(ran.said().contains("its lifetime is"), !words.is_empty());
     }
     // With a configured limit, the longer lifetime is accepted and reported.
     node.edit_settings(
@@ -949,7 +960,8 @@ fn compares_lifetime_with_the_request() {
     );
     node.remove("/etc/kubernetes/pki/front-proxy-client.crt");
     node.signer_does("front-proxy-client", &format!("bad life:{}", 3650 * DAY));
-    node.ask()
-        .done()
-        .row_says("front-proxy-client", "it lives 3649d, asked 365d");
+    node.ask().done().row_says(
+        "front-proxy-client",
+        "its lifetime is 3649d instead of the requested 365d",
+    );
 }

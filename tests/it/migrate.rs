@@ -433,7 +433,7 @@ fn requires_issuing_ca_first_in_bundle() {
         65,
         &[
             "front-proxy-client would not do without the key of front-proxy-ca: it verifies under",
-            "but kubeadm only looks at the first certificate of the bundle",
+            "but kubeadm uses only the first certificate of the bundle",
             "put the issuing root first, and run this again",
             "@/etc/kubernetes/pki/front-proxy-ca.key is not the key of @/etc/kubernetes/pki/front-proxy-ca.crt",
         ],
@@ -543,7 +543,7 @@ fn refuses_to_overwrite_backup() {
     fs::write(node.outside("backup"), "last year's").unwrap();
     apply(&node, "backup")
         .ended(65)
-        .says("exists and is not the backup of these keys (no PEM block with a private key in it)")
+        .says("exists and is not the backup of these keys (it does not contain a PEM private key)")
         .says("a backup is never overwritten: name another file with --backup");
     assert_eq!(
         fs::read_to_string(node.outside("backup")).unwrap(),
@@ -567,7 +567,7 @@ fn refuses_to_overwrite_backup() {
         .says("the private key was encrypted under another passphrase, or is damaged");
     restore(&node, &["--apply"], &["good"])
         .ended(65)
-        .says("good gives no keys: the private key was encrypted under another passphrase");
+        .says("good gives no keys: the private key was encrypted with another passphrase");
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn split_host_port(text: &str) -> Option<(&str, &str)> {
 }
 
 /// Returns `host:port`, IPv6 in brackets.
-pub fn join_host_port(host: &Host, port: u16) -> String {
+pub(crate) fn join_host_port(host: &Host, port: u16) -> String {
     match host {
         Host::Ip(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
         other => format!("{other}:{port}"),
@@ -286,12 +286,12 @@ impl IpNet {
     }
 
     /// The length of the prefix in bits.
-    pub fn prefix_len(&self) -> u8 {
+    pub(crate) fn prefix_len(&self) -> u8 {
         self.prefix
     }
 
     /// The number of host bits.
-    pub fn host_bits(&self) -> u8 {
+    pub(crate) fn host_bits(&self) -> u8 {
         (if self.address.is_ipv4() { 32 } else { 128 }) - self.prefix
     }
 
@@ -366,7 +366,7 @@ impl FromStr for NodeName {
 }
 
 /// Parses an IP address like Go's sloppy parser, with a note if octets have leading zeros.
-pub fn parse_ip(text: &str) -> Option<(IpAddr, Option<Note>)> {
+pub(crate) fn parse_ip(text: &str) -> Option<(IpAddr, Option<Note>)> {
     let (ip, sloppy) = match text.rsplit_once(':') {
         None => {
             let (v4, sloppy) = parse_ipv4(text)?;
@@ -414,7 +414,7 @@ fn parse_ipv4(text: &str) -> Option<(Ipv4Addr, bool)> {
 }
 
 /// Go's `IsGlobalUnicast`, kubeadm's condition for the address of an API server. Private addresses satisfy it.
-pub fn is_global_unicast(ip: IpAddr) -> bool {
+pub(crate) fn is_global_unicast(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => {
             !(v4.is_broadcast()
@@ -436,7 +436,7 @@ pub fn is_global_unicast(ip: IpAddr) -> bool {
 const MAX_DNS_NAME_BYTES: usize = 253;
 
 /// Returns true for a DNS-1123 subdomain. As in Kubernetes, a single label may exceed 63 bytes.
-pub fn is_dns_subdomain(name: &str) -> bool {
+pub(crate) fn is_dns_subdomain(name: &str) -> bool {
     name.len() <= MAX_DNS_NAME_BYTES
         && name.split('.').all(|label| {
             let edge = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();

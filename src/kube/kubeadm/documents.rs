@@ -41,7 +41,7 @@ impl Loaded {
 
     /// Returns the effective ClusterConfiguration and its file. For an InitConfiguration without one, these are
     /// kubeadm's defaults.
-    pub fn cluster_document(&self) -> Option<(String, serde_json::Value)> {
+    pub(crate) fn cluster_document(&self) -> Option<(String, serde_json::Value)> {
         if let (Some(document), Some(input)) = (&self.cluster_document, &self.cluster) {
             return Some((
                 input.document.place.file.to_string(),
@@ -57,7 +57,7 @@ impl Loaded {
     }
 
     /// Returns true if there is an InitConfiguration or JoinConfiguration.
-    pub fn describes_node(&self) -> bool {
+    pub(crate) fn describes_node(&self) -> bool {
         self.init.is_some() || self.join.is_some()
     }
 
@@ -73,18 +73,18 @@ impl Loaded {
     }
 
     /// Returns true if an InitConfiguration or JoinConfiguration sets `nodeRegistration.name`.
-    pub fn names_node(&self) -> bool {
+    pub(crate) fn names_node(&self) -> bool {
         let input = self.join.as_ref().or(self.init.as_ref());
         input.is_some_and(|input| input.name.is_some())
     }
 
     /// Returns true if a JoinConfiguration makes the node a further control-plane node.
-    pub fn joins_control_plane(&self) -> bool {
+    pub(crate) fn joins_control_plane(&self) -> bool {
         self.role() == Some(Role::Join)
     }
 
     /// The JoinConfiguration as written, including its secrets.
-    pub fn join_document(&self) -> Option<serde_json::Value> {
+    pub(crate) fn join_document(&self) -> Option<serde_json::Value> {
         self.join_document.as_ref().map(yaml::to_json)
     }
 
@@ -142,7 +142,10 @@ pub fn load<N: AsRef<str>, T: AsRef<str>>(sources: &[(N, T)]) -> Loaded {
 ///
 /// A ClusterConfiguration in a file is merged over it: maps key by key, while lists and scalars replace those of the
 /// cluster. A `PKI` document in `base` is used if no file contains one.
-pub fn load_over<N: AsRef<str>, T: AsRef<str>>(base: (&str, &str), sources: &[(N, T)]) -> Loaded {
+pub(crate) fn load_over<N: AsRef<str>, T: AsRef<str>>(
+    base: (&str, &str),
+    sources: &[(N, T)],
+) -> Loaded {
     let mut loaded = Loaded::default();
     let mut policies = Vec::new();
     match yaml::parse(base.0, base.1) {

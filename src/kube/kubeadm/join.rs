@@ -108,7 +108,7 @@ impl BootstrapToken {
     }
 
     /// Returns the token in the form that the API server accepts.
-    pub fn to_bearer(&self) -> Zeroizing<String> {
+    pub(crate) fn to_bearer(&self) -> Zeroizing<String> {
         Zeroizing::new(format!("{}.{}", self.id, *self.secret))
     }
 }

@@ -1,6 +1,6 @@
 //! Combines the documents with the facts of the host into a cluster and a node.
 //!
-//! Owns the rules that involve several documents or the host. Each step of [`resolve`] is a function of its own that
+//! Owns the rules that involve several documents or the host. Each step of [`resolve`] is a separate function that
 //! returns its value and adds its faults.
 
 use std::net::{IpAddr, SocketAddr};

@@ -20,7 +20,7 @@ pub struct Version {
 
 impl Version {
     /// Returns true for the given minor release and later ones.
-    pub fn at_least(&self, major: u32, minor: u32) -> bool {
+    pub(crate) fn at_least(&self, major: u32, minor: u32) -> bool {
         (self.major, self.minor) >= (major, minor)
     }
 }

@@ -244,17 +244,21 @@ fn refuses_entry_with_wrong_content() {
             external.file(Entry::ExternalEtcdCertificate),
             "is not a CA certificate",
         ),
-        (ca, external.file(ca_key), "there is no certificate in it"),
+        (
+            ca,
+            external.file(ca_key),
+            "it does not contain a certificate",
+        ),
         (ca_key, rsa.file(ca_key), "it does not belong to ca.crt"),
         (
             ca_key,
             external.file(ca),
-            "no PEM block with a private key in it",
+            "it does not contain a PEM private key",
         ),
         (
             Entry::ServiceAccountKey,
             b"garbage".to_vec(),
-            "no PEM block with a private key in it",
+            "it does not contain a PEM private key",
         ),
         (
             Entry::ServiceAccountPublic,
@@ -269,7 +273,7 @@ fn refuses_entry_with_wrong_content() {
         (
             Entry::ExternalEtcdCertificate,
             external.file(Entry::ExternalEtcdKey),
-            "there is no certificate in it",
+            "it does not contain a certificate",
         ),
     ] {
         let mut golden = golden("external-etcd");

@@ -666,7 +666,10 @@ fn calls_certificate_unsafe_that_does_not_fit_its_place() {
 #[test]
 fn calls_leaf_unsafe_that_may_sign_certificates() {
     for (is_ca, words) in [
-        (true, "it is a CA certificate, a leaf is wanted"),
+        (
+            true,
+            "it is a CA certificate, but a leaf certificate is required",
+        ),
         (false, "key usage certificate sign is not wanted on a leaf"),
     ] {
         let node = TestNode::control_plane();

@@ -36,7 +36,7 @@ impl<T> Found<T> {
     }
 
     /// Returns the value, if there is one.
-    pub fn present(&self) -> Option<&T> {
+    pub(crate) fn present(&self) -> Option<&T> {
         match self {
             Found::Present(value) => Some(value),
             _ => None,
@@ -79,7 +79,7 @@ pub struct FoundCert {
 
 impl FoundCert {
     /// Returns true if the kubelet itself requested the certificate from the cluster.
-    pub fn is_of_kubelet(&self) -> bool {
+    pub(crate) fn is_of_kubelet(&self) -> bool {
         let store = self.store.as_ref();
         store.is_some_and(|store| store.in_place && store.requested_by_kubelet)
     }

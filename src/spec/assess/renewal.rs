@@ -65,6 +65,19 @@ pub enum Demand {
     Anew,
 }
 
+impl Demand {
+    /// Returns the reason to renew a certificate that is not due.
+    fn reason(self) -> Option<String> {
+        let reason = match self {
+            Demand::Due => return None,
+            Demand::Asked => "requested",
+            Demand::Forced => "requested with --force",
+            Demand::Anew => "its authority was changed",
+        };
+        Some(reason.to_owned())
+    }
+}
+
 /// A decision that takes rotation into account.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rotated {
@@ -134,15 +147,9 @@ pub fn rotate(
         }
         (Due::Waits { reason, .. } | Due::Now { reason, .. }, None) => Some(reason.clone()),
     };
-    let asked = match rules.demand {
-        Demand::Due => None,
-        Demand::Asked => Some("requested".to_owned()),
-        Demand::Forced => Some("requested with --force".to_owned()),
-        Demand::Anew => Some("its authority was changed".to_owned()),
-    };
     let for_age = drift.is_empty();
     let mut reasons = drift;
-    reasons.extend(age.or(asked));
+    reasons.extend(age.or_else(|| rules.demand.reason()));
     if reasons.is_empty() {
         let at = match due {
             Due::Later { at } | Due::Waits { at, .. } => Some(at),

@@ -162,7 +162,7 @@ fn old_authority(
 
 impl Replaced {
     /// States the finding in one sentence; `path` is the CA file, as messages display it.
-    pub fn sentence(&self, path: &str) -> String {
+    pub(crate) fn sentence(&self, path: &str) -> String {
         let has_kubeconfig = self.names.iter().any(|name| name.is_kubeconfig());
         let what = match has_kubeconfig {
             true => "certificates and kubeconfigs",

@@ -40,7 +40,7 @@ pub fn shared_authorities(bundles: &[(Authority, &TrustBundle)]) -> Vec<SharedAu
 
 impl SharedAuthority {
     /// States the problem. `path` is the file of the authority, as messages display it.
-    pub fn sentence(&self, path: &str) -> String {
+    pub(crate) fn sentence(&self, path: &str) -> String {
         let names: Vec<&str> = self.accepts.iter().map(|name| name.as_str()).collect();
         let risk = match self.authority {
             Authority::Ca => "their client certificates authenticate to kube-apiserver",

@@ -60,7 +60,7 @@ fn found(chain: Found<Chain>, key: Found<PrivateKey>) -> FoundCert {
     }
 }
 
-/// A pair as `authority` issues it for `profile`.
+/// Returns a pair that `authority` issued for `profile`.
 fn issued(authority: &CertificateAuthority, profile: &Profile) -> FoundCert {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let leaf = authority.issue(key.public_key(), profile, NOW).unwrap();

@@ -64,7 +64,7 @@ impl Rules {
     ///
     /// # Errors
     /// All faults of the document.
-    pub fn from_document(document: &Node) -> Result<(Rules, Faults), Faults> {
+    pub(crate) fn from_document(document: &Node) -> Result<(Rules, Faults), Faults> {
         let mut faults = Faults::default();
         document.duplicates(Severity::Error, &mut faults);
         let walk = Walk::new(true);
@@ -334,7 +334,15 @@ fn read_choice(field: &Field<'_>) -> Option<Choice> {
         );
         return None;
     };
-    let spot = key.spot();
+    let algorithm = read_algorithm(&key)?;
+    Some(Choice {
+        key: algorithm,
+        spot: key.spot(),
+    })
+}
+
+/// Reads `{algorithm, rsa | ecdsa}`.
+fn read_algorithm(key: &Field<'_>) -> Option<KeyAlgorithm> {
     let map = key.map()?;
     let algorithm = map.get("algorithm");
     let rsa = map.get("rsa");
@@ -352,7 +360,7 @@ fn read_choice(field: &Field<'_>) -> Option<Choice> {
             );
         }
     };
-    let key = match algorithm.string()?.as_str() {
+    match algorithm.string()?.as_str() {
         "RSA" => {
             forbid(ecdsa, "ecdsa", "RSA");
             match rsa {
@@ -386,8 +394,7 @@ fn read_choice(field: &Field<'_>) -> Option<Choice> {
             );
             None
         }
-    };
-    key.map(|key| Choice { key, spot })
+    }
 }
 
 fn read_rsa_size(rsa: &Field<'_>) -> Option<KeyAlgorithm> {

@@ -102,7 +102,7 @@ fn computes_due_time_by_each_rule() {
         ),
     ] {
         let (at, why) = due_at(&life(length), &rotation, "cp-1");
-        // The end of a negative life lies before its beginning.
+        // A negative lifetime ends before it begins.
         let at = at.max(ISSUED);
         assert_eq!((at, why.as_str()), (wanted, reason), "{what}");
     }
@@ -176,14 +176,14 @@ fn waits_for_window_unless_too_late() {
         ),
         "{inside:?}"
     );
-    // The earliest of several counts.
+    // The earliest of several windows is used.
     let two = with(vec![weekly("Mon 02:00-05:00"), weekly("Sun 01:00-01:30")]);
     let Wait::Until { opens, turn } = in_window(&year, &two, "cp-1", now) else {
         panic!()
     };
     assert_eq!(opens, datetime!(2026-08-30 01:00 UTC));
     assert!((opens..opens + Span::minutes(15)).contains(&turn), "{turn}");
-    // Six days to the next window, and the certificate does not live that long: nothing to wait for.
+    // The next window opens in six days, after the certificate expires.
     let days = life(Span::days(5));
     let late = ISSUED + Span::days(4);
     let Due::Now {
@@ -198,7 +198,7 @@ fn waits_for_window_unless_too_late() {
         why,
         "the next window opens at 2026-01-08T02:00:00Z, too late for a certificate that expires at 2026-01-06T00:00:00Z: it is renewed outside of the windows"
     );
-    // About to expire: no window counts, and a failure is told.
+    // About to expire: windows are ignored, and a failure is reported.
     let end = days.not_after - Span::HOUR;
     let urgent = due(&days, &with(vec![weekly("Tue 23:30-23:45")]), "cp-1", end);
     assert!(
@@ -236,7 +236,7 @@ fn spreads_waiting_fleet_over_window() {
     }
     // Ten are expected in each.
     assert!(nodes_by_minute.values().all(|nodes| *nodes < 30));
-    // None waits into the time in which it would be urgent.
+    // No node waits until the renewal is urgent.
     let short = life(Span::days(10));
     let late = Rotation {
         windows: vec![cron("0 0 9 1 *", 168)],
@@ -269,7 +269,7 @@ fn opens_and_closes_windows() {
         ),
         (
             weekly("Mon-Fri 22:00-04:00"),
-            // Into Saturday, but not into Monday.
+            // Until Saturday, but not until Monday.
             vec![
                 datetime!(2026-08-28 22:00 UTC),
                 datetime!(2026-08-29 03:59 UTC),
@@ -309,7 +309,7 @@ fn opens_and_closes_windows() {
             vec![datetime!(2026-08-30 05:00 UTC)],
         ),
         (
-            // Longer than the time between two openings.
+            // The window is longer than the time between two openings.
             cron("0 */2 * * *", 5),
             vec![datetime!(2026-08-30 01:59 UTC)],
             vec![],

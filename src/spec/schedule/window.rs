@@ -128,7 +128,7 @@ impl Window {
     }
 
     /// Returns true if the window is open.
-    pub fn is_open(&self, now: OffsetDateTime) -> bool {
+    pub(crate) fn is_open(&self, now: OffsetDateTime) -> bool {
         let after = now
             .checked_sub(self.length)
             .and_then(|before| before.checked_add(Span::NANOSECOND));
@@ -148,7 +148,7 @@ impl Window {
     }
 
     /// Returns the cron fields and the duration, if the configuration contains these.
-    pub fn as_cron(&self) -> Option<(&str, Duration)> {
+    pub(crate) fn as_cron(&self) -> Option<(&str, Duration)> {
         match &self.written {
             Written::Weekly(_) => None,
             Written::Cron { cron, duration } => Some((cron, *duration)),

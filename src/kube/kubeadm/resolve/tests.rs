@@ -9,7 +9,7 @@ fn ip(text: &str) -> Option<IpAddr> {
     (!text.is_empty()).then(|| text.parse().unwrap())
 }
 
-/// An existing control-plane node with a name and an endpoint.
+/// An existing worker with a name and endpoints.
 fn existing(settled: bool) -> Option<Running> {
     Some(Running {
         role: Role::Worker,

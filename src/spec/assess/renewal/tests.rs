@@ -244,7 +244,7 @@ fn keeps_certificate_that_expires_with_authority() {
             "it expires with its authority, at 2027-01-01T00:00:00Z: a new certificate would expire no later; replace the authority"
         )
     );
-    // What has drifted is mended all the same.
+    // A difference from the spec is repaired nevertheless.
     assert_eq!(rotate(drift(), Some(&year), rules, now).action, drift());
 }
 
@@ -287,20 +287,20 @@ fn infers_age_without_record() {
     assert_eq!(of(&ordinary, None), ordinary.leaf().not_before());
     assert_eq!(of(&ordinary, Some(ISSUED)), ISSUED);
 
-    // As kubeadm's kubeconfigs: valid since the CA is, for a year from the day of issue.
+    // Like kubeadm's kubeconfigs: valid since the CA certificate is, and for a year after the issue.
     let since_the_authority = chain(born, 6 * YEAR + 20 * Duration::from_secs(86400));
     let leaf = since_the_authority.leaf();
     assert_eq!(leaf.not_before(), authority.bundle().first().not_before());
     let concluded = of(&since_the_authority, None);
     assert_eq!(concluded, leaf.not_after() - YEAR);
-    // 66 % of the years since the CA's birth are long over; those of its own life are not.
+    // 66 % of the time since the CA's not_before have elapsed, but not 66 % of its own lifetime.
     let life = Life {
         issued_at: concluded,
         not_after: leaf.not_after(),
     };
     let due = schedule::due(&life, &rotation(Vec::new()), "cp-1", concluded + YEAR / 2);
     assert!(matches!(due, Due::Later { .. }), "{due:?}");
-    // A life that is shorter than the configured one is its own.
+    // A lifetime that is shorter than the configured one is used as it is.
     let short = chain(born, YEAR / 2);
     assert_eq!(of(&short, None), short.leaf().not_before());
 }

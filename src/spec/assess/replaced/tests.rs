@@ -154,7 +154,7 @@ fn needs_second_sign_for_authority_with_one_certificate() {
     let client = CertName::FrontProxyClient;
     assert!(judge((client, Some(&other), None, None)));
     assert!(judge((client, Some(&other), None, Some(true))));
-    // nodepki installed another certificate there, so that this one is foreign.
+    // nodepki installed another certificate there, so this one is foreign.
     assert!(!judge((client, Some(&other), None, Some(false))));
     // A worker's kubelet has rotated its certificate; its kubeconfig trusts the old CA too.
     let kubelet = CertName::KubeletConf;

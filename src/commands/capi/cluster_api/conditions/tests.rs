@@ -224,7 +224,7 @@ fn a_missing_secret_goes_before_an_invalid_one() {
     assert!(findings.has_missing() && findings.has_invalid());
     assert_eq!(
         faults(&findings, "prod-ca"),
-        ["tls.crt is unreadable: there is no certificate in it"]
+        ["tls.crt is unreadable: it does not contain a certificate"]
     );
 }
 
