@@ -317,7 +317,7 @@ fn read_etcd(map: &Map<'_>, api: ApiVersion) -> Etcd {
     {
         external.error(
             "etcd.local and etcd.external exclude each other",
-            "remove one of them",
+            "remove one of the two",
         );
     }
     let mut etcd = Etcd::default();

@@ -560,7 +560,7 @@ fn reads_advertise_addresses() {
     ] {
         assert!(
             at(address).unwrap_err().to_string().ends_with(
-                "is a loopback, link-local, multicast or broadcast address, which other nodes cannot reach it \
+                "is a loopback, link-local, multicast or broadcast address, which other nodes cannot reach \
                  (write the node's own address, or remove the field to use that of the default route)"
             ),
             "{address}"
