@@ -5,13 +5,15 @@
 
 pub mod assess;
 mod choices;
+mod layout;
 pub mod policy;
 mod rules;
 pub mod schedule;
 mod table;
 
 pub use choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, KubeletLayout, MASTERS};
-pub use rules::{crl_name, plan, usages};
+pub use layout::{CERTIFICATES_DIR, Layout, crl_name, kubeconfig_path};
+pub use rules::{plan, usages};
 pub use table::{
     BundleSpec, CertSpec, ExternalEtcd, KubeletStore, Output, Plan, ServiceAccountSpec,
 };

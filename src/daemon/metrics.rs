@@ -79,7 +79,7 @@ struct MetricsState {
     running: Option<OffsetDateTime>,
     /// When the next step is due.
     next: Option<OffsetDateTime>,
-    certificates_dir: PathBuf,
+    layout: Layout,
     /// According to the configuration.
     role: Option<status::Role>,
     /// The samples that depend on the configuration, after the last step.
@@ -116,7 +116,7 @@ impl Metrics {
             enabled,
             state: RefCell::new(MetricsState {
                 saved,
-                certificates_dir: certificates_dir(setup),
+                layout: setup.plan.layout.clone(),
                 role: Some(role(setup)),
                 ..MetricsState::default()
             }),
@@ -324,12 +324,6 @@ const CLASSES: [Class; 5] = [
     Class::Config,
     Class::Permanent,
 ];
-
-fn certificates_dir(setup: &Setup) -> PathBuf {
-    let bundle = setup.plan.bundle(Authority::Ca);
-    let directory = bundle.and_then(|bundle| bundle.path.parent());
-    directory.map(Path::to_owned).unwrap_or_default()
-}
 
 /// Returns the role that the plan is for: every control-plane node has a service-account pair, and no worker has.
 fn role(setup: &Setup) -> status::Role {

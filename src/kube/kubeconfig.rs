@@ -86,6 +86,12 @@ impl Current {
     }
 }
 
+/// Resolves a file reference of a kubeconfig: a relative path is relative to the directory of the kubeconfig (client-go,
+/// `ResolveLocalPaths`).
+pub fn resolve_path(kubeconfig: &Path, reference: &str) -> PathBuf {
+    kubeconfig.parent().unwrap_or(kubeconfig).join(reference)
+}
+
 /// Unsupported fields of a cluster: a server without verification.
 const UNSUPPORTED_CLUSTER_FIELDS: [&str; 1] = ["insecure-skip-tls-verify"];
 /// Unsupported fields of a user: credential programs, passwords and impersonation.

@@ -5,14 +5,13 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
 
 use super::choices::{CLUSTER_ADMINS, Choices, KubeletClientSubject, MASTERS};
+use super::layout::Layout;
 use super::policy::Policy;
 use super::table::{
     BundleSpec, CertSpec, ExternalEtcd, KubeletStore, Output, Plan, ServiceAccountSpec,
 };
-use super::{KUBECONFIG_DIR, KUBELET_PKI};
 use crate::kube::kubeadm::{Cluster, Endpoint, Etcd, Host, Node, Role, San, Version};
 use crate::kube::names::{self, Authority, CertName, NodePath};
 use crate::x509::{ExtendedUsage, Profile, Sans, Subject};
@@ -31,6 +30,7 @@ pub fn plan(cluster: &Cluster, node: &Node, policy: &Policy, choices: &Choices) 
         .partition(|name| inputs.omits(*name));
     let certs: Vec<CertSpec> = held.into_iter().map(|name| inputs.cert(name)).collect();
     Plan {
+        layout: inputs.layout(),
         ignore_preflight_errors: inputs.ignore_preflight_errors(&certs),
         notes: inputs.notes(&certs),
         certs,
@@ -330,36 +330,28 @@ impl Inputs<'_> {
     }
 
     fn output(&self, name: CertName, user: &str) -> Output {
-        if name.is_kubeconfig() {
-            return Output::Kubeconfig {
-                path: NodePath::from(KUBECONFIG_DIR).join(name.as_str()),
-                server: self.server(name),
-                cluster: self.cluster.cluster_name.clone(),
-                user: user.to_owned(),
-                store: (name == CertName::KubeletConf).then(|| KubeletStore {
-                    dir: self.kubelet_pki(),
-                    layout: self.choices.kubelet_layout,
-                }),
-            };
+        let layout = self.layout();
+        let [certificate, key] = layout.pair(name).map(NodePath::from);
+        if !name.is_kubeconfig() {
+            return Output::Pair { certificate, key };
         }
-        if name == CertName::KubeletServing {
-            // The kubelet uses these files unless its configuration names others (`InitializeTLS`).
-            let dir = self.kubelet_pki();
-            return Output::Pair {
-                certificate: dir.join("kubelet.crt"),
-                key: dir.join("kubelet.key"),
-            };
-        }
-        let base = self.cluster.certificates_dir.join(name.base_name());
-        Output::Pair {
-            certificate: with_suffix(&base, "crt"),
-            key: with_suffix(&base, "key"),
+        Output::Kubeconfig {
+            path: certificate,
+            server: self.server(name),
+            cluster: self.cluster.cluster_name.clone(),
+            user: user.to_owned(),
+            store: (name == CertName::KubeletConf).then(|| KubeletStore {
+                dir: layout.kubelet_pki().into(),
+                layout: self.choices.kubelet_layout,
+            }),
         }
     }
 
-    fn kubelet_pki(&self) -> NodePath {
-        let chosen = self.node.kubelet_cert_dir.as_deref();
-        chosen.unwrap_or(Path::new(KUBELET_PKI)).into()
+    fn layout(&self) -> Layout {
+        Layout::new(
+            Some(self.cluster.certificates_dir.clone()),
+            self.node.kubelet_cert_dir.clone(),
+        )
     }
 
     /// Returns the URL of the API server for a kubeconfig.
@@ -391,6 +383,7 @@ impl Inputs<'_> {
     }
 
     fn bundles(&self) -> Vec<BundleSpec> {
+        let layout = self.layout();
         Authority::ALL
             .into_iter()
             .filter(|authority| match authority {
@@ -399,16 +392,12 @@ impl Inputs<'_> {
                 Authority::EtcdCa => self.node.role != Role::Worker && self.etcd_is_stacked(),
             })
             .map(|authority| {
-                let base = self.cluster.certificates_dir.join(authority.base_name());
+                let [path, key_path] = layout.authority(authority).map(NodePath::from);
                 BundleSpec {
                     authority,
-                    path: with_suffix(&base, "crt"),
-                    key_path: with_suffix(&base, "key"),
-                    crl_path: self
-                        .cluster
-                        .certificates_dir
-                        .join(crl_name(authority))
-                        .into(),
+                    path,
+                    key_path,
+                    crl_path: layout.revocation_lists(authority).into(),
                     key: self.policy.key_for_authority(authority),
                     lifetime: self.cluster.ca_validity,
                 }
@@ -417,9 +406,10 @@ impl Inputs<'_> {
     }
 
     fn service_account(&self) -> Option<ServiceAccountSpec> {
+        let [private, public] = self.layout().service_account().map(NodePath::from);
         (self.node.role != Role::Worker).then(|| ServiceAccountSpec {
-            private: self.cluster.certificates_dir.join("sa.key").into(),
-            public: self.cluster.certificates_dir.join("sa.pub").into(),
+            private,
+            public,
             key: self.policy.key_for_service_account(),
             may_make: self.node.role == Role::Init,
         })
@@ -483,21 +473,6 @@ fn url(host: &Host, port: u16) -> String {
         Host::Ip(IpAddr::V4(ip)) => format!("https://{ip}:{port}"),
         Host::Ip(IpAddr::V6(ip)) => format!("https://[{ip}]:{port}"),
     }
-}
-
-/// Returns the file with an authority's revocation lists, relative to kubeadm's certificates directory: `etcd/crl.pem` for
-/// `etcd/ca.crt`, `front-proxy-crl.pem` for `front-proxy-ca.crt`.
-pub fn crl_name(authority: Authority) -> String {
-    let base = authority.base_name();
-    format!("{}crl.pem", base.strip_suffix("ca").unwrap_or(base))
-}
-
-/// Returns `etcd/healthcheck-client.crt` and the like. `Path::with_extension` would remove the text after a dot in the name.
-fn with_suffix(base: &Path, suffix: &str) -> NodePath {
-    let mut path = base.as_os_str().to_owned();
-    path.push(".");
-    path.push(suffix);
-    PathBuf::from(path).into()
 }
 
 /// Subject alternative names in kubeadm's order: unique DNS names sorted bytewise, unique IP addresses in the order given.

@@ -4,12 +4,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::choices::KubeletLayout;
+use super::layout::Layout;
 use crate::kube::names::{Authority, CertName, NodePath};
 use crate::x509::{KeyAlgorithm, Profile, Subject, Tolerance};
 
 /// The desired state of one node's PKI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
+    /// The paths of its files.
+    pub layout: Layout,
     /// Leaf certificates, in the order in which kubeadm makes them.
     pub certs: Vec<CertSpec>,
     /// Trust bundles, in the order in which kubeadm makes them.

@@ -1,6 +1,7 @@
 //! Errors of the store, which end a run, and notes, which do not.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 
@@ -177,12 +178,12 @@ pub enum Error {
 }
 
 /// What is wrong with the contents of a state file.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
     /// Not the JSON that this nodepki writes.
     #[error(transparent)]
-    Json(serde_json::Error),
+    Json(Arc<serde_json::Error>),
     /// The journal's contents of this file differ from their digest.
     #[error("the contents for {0} do not fit their digest")]
     WrongDigest(NodePath),
@@ -192,7 +193,7 @@ pub enum Damage {
         /// Its name in the file.
         field: &'static str,
         /// Why the value is invalid.
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// A required field is missing.
     #[error("{0} is missing")]

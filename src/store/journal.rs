@@ -124,7 +124,7 @@ impl Journal {
     pub(super) fn write(&self, state: &Dir) -> Result<File, Error> {
         let json = self.to_json().map_err(|source| Error::Damaged {
             path: state.path().join(JOURNAL.name),
-            source: Damage::Json(source),
+            source: Damage::Json(source.into()),
         })?;
         state.create(&temporary_name(OsStr::new(JOURNAL.name)), &json)
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -102,7 +103,7 @@ impl NodeFile {
         {
             move |source| Damage::Field {
                 field,
-                source: Box::new(source),
+                source: Arc::new(source),
             }
         }
         let join_endpoint = self.join_endpoint.as_deref().map(Endpoint::parse);

@@ -589,7 +589,7 @@ pub(super) fn ticket_json(ticket: &Ticket) -> Result<Vec<u8>, Error> {
     };
     serde_json::to_vec_pretty(&versioned).map_err(|source| Error::Damaged {
         path: PathBuf::from(TICKET.name),
-        source: Damage::Json(source),
+        source: Damage::Json(source.into()),
     })
 }
 

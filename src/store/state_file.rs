@@ -79,9 +79,9 @@ impl StateFile {
         json: &[u8],
         path: PathBuf,
     ) -> Result<T, Error> {
-        let damaged = |path, source| Error::Damaged {
+        let damaged = |path, source: serde_json::Error| Error::Damaged {
             path,
-            source: Damage::Json(source),
+            source: Damage::Json(source.into()),
         };
         let header: Header = match serde_json::from_slice(json) {
             Ok(header) => header,

@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 
 use super::{Error, unread};
 use crate::http::{Endpoint, Files, Identity, Url};
-use crate::kube::kubeconfig::{Current, Kubeconfig};
+use crate::kube::kubeconfig::{Current, Kubeconfig, resolve_path};
 use crate::spec::KUBECONFIG_DIR;
 use crate::yaml::schema::SecretFile;
 
@@ -137,12 +137,8 @@ impl KubeconfigContext {
         self.current.token.take()
     }
 
-    /// Resolves a path relative to the kubeconfig, as client-go does.
-    fn resolve(&self, name: &str) -> PathBuf {
-        match self.path.parent() {
-            Some(dir) => dir.join(name),
-            None => PathBuf::from(name),
-        }
+    fn resolve(&self, reference: &str) -> PathBuf {
+        resolve_path(&self.path, reference)
     }
 
     fn address(&self, field: &str, text: &str) -> Result<Url, Error> {

@@ -119,7 +119,7 @@ impl File<'_> {
         let pem = match (&current.authority, &current.authority_file, self.source) {
             (Some(pem), _, _) => pem.clone(),
             (None, Some(name), DiscoveryFile::Path(path)) => {
-                self.local(&relative_to(path, name))?.to_vec()
+                self.local(&resolve_path(path, name))?.to_vec()
             }
             _ => {
                 return Err(self.invalid(
@@ -222,9 +222,4 @@ impl File<'_> {
             advice,
         }
     }
-}
-
-/// Resolves a path relative to the kubeconfig, as client-go does.
-fn relative_to(kubeconfig: &Path, name: &str) -> PathBuf {
-    kubeconfig.parent().unwrap_or(Path::new("/")).join(name)
 }

@@ -3,6 +3,7 @@
 //! The fields are read by `cluster`, `node` and `join`; `resolve` applies the rules that involve several documents.
 
 use std::fmt;
+use std::path::Path;
 
 use super::cluster::{Cluster, read_cluster};
 use super::fields::ApiVersion;
@@ -76,6 +77,12 @@ impl Loaded {
     pub(crate) fn names_node(&self) -> bool {
         let input = self.join.as_ref().or(self.init.as_ref());
         input.is_some_and(|input| input.name.is_some())
+    }
+
+    /// Returns the kubelet's `cert-dir` in the documents.
+    pub(crate) fn kubelet_cert_dir(&self) -> Option<&Path> {
+        let input = self.join.as_ref().or(self.init.as_ref());
+        input?.kubelet.cert_dir.as_deref()
     }
 
     /// Returns true if a JoinConfiguration makes the node a further control-plane node.

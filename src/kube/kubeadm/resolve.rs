@@ -4,6 +4,7 @@
 //! returns its value and adds its faults.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use super::address::{Endpoint, NodeName, is_global_unicast};
 use super::cluster::Cluster;
@@ -43,6 +44,8 @@ pub struct Running {
     pub endpoint: Option<SocketAddr>,
     /// The API server that its kubelet uses.
     pub server: Option<Endpoint>,
+    /// The kubelet's `--cert-dir`, as kubeadm wrote it for the kubelet.
+    pub kubelet_cert_dir: Option<PathBuf>,
     /// True if the node serves, or if nothing else describes it: these values then precede the host's name and
     /// address. False if an interrupted run left the files before kubeadm ran: the host's name and address precede.
     pub settled: bool,
@@ -104,7 +107,9 @@ pub fn resolve(
             advertise_address,
             host.default_route_address,
         ),
-        kubelet_cert_dir: kubelet.and_then(|kubelet| kubelet.cert_dir.clone()),
+        kubelet_cert_dir: kubelet
+            .and_then(|kubelet| kubelet.cert_dir.clone())
+            .or_else(|| host.running.as_ref()?.kubelet_cert_dir.clone()),
         join_endpoint,
         join: inputs.node.and_then(|node| node.join.clone()),
     });

@@ -1,9 +1,10 @@
 //! The files of a node as they were found: the observed state.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use super::kubelet_store::FoundStore;
-use crate::kube::kubeconfig::{Current, Kubeconfig, KubeconfigError};
+use crate::kube::kubeconfig::{Current, Kubeconfig, KubeconfigError, resolve_path};
 use crate::x509::{Chain, KeyAlgorithm, KeyType, PrivateKey, PublicKey};
 
 /// A file as it was found.
@@ -40,6 +41,16 @@ impl<T> Found<T> {
         match self {
             Found::Present(value) => Some(value),
             _ => None,
+        }
+    }
+
+    /// Applies a function to the value, if there is one.
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Found<U> {
+        match self {
+            Found::Absent => Found::Absent,
+            Found::Empty => Found::Empty,
+            Found::Unreadable(why) => Found::Unreadable(why),
+            Found::Present(value) => Found::Present(change(value)),
         }
     }
 
@@ -99,6 +110,8 @@ pub struct FoundKubeconfig {
     pub server: Option<String>,
     /// Its CA data.
     pub authority: Option<Vec<u8>>,
+    /// The file with its CA certificates, if it contains no CA data; absolute.
+    pub authority_file: Option<PathBuf>,
     /// True if certificate and key are separate files, as with the kubelet's own rotation.
     pub by_file: bool,
 }
@@ -109,10 +122,10 @@ pub enum ReadKubeconfig {
     Usable(Box<FoundCert>),
     /// `client-certificate` and `client-key` name these files, which the caller must read.
     ByFile {
-        /// `client-certificate`.
-        certificate: String,
-        /// `client-key`.
-        key: String,
+        /// `client-certificate`, absolute.
+        certificate: PathBuf,
+        /// `client-key`, absolute.
+        key: PathBuf,
         /// The rest.
         kubeconfig: FoundKubeconfig,
     },
@@ -120,8 +133,8 @@ pub enum ReadKubeconfig {
     Unrepairable(KubeconfigError),
 }
 
-/// Reads a kubeconfig. `None` results in an absent certificate, blank text in an empty one.
-pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
+/// Reads the kubeconfig at `path`. `None` results in an absent certificate, blank text in an empty one.
+pub fn read_kubeconfig(path: &Path, text: Option<&[u8]>) -> ReadKubeconfig {
     let blank = |chain: Found<Chain>, key: Found<PrivateKey>| {
         ReadKubeconfig::Usable(Box::new(FoundCert {
             chain,
@@ -154,18 +167,21 @@ pub fn read_kubeconfig(text: Option<&[u8]>) -> ReadKubeconfig {
         key,
         certificate_file,
         key_file,
+        authority_file,
         ..
     } = current;
+    let absolute = |reference: String| resolve_path(path, &reference);
     let kubeconfig = FoundKubeconfig {
         document,
         server,
         authority,
+        authority_file: authority_file.map(absolute),
         by_file: certificate.is_none(),
     };
     match (certificate_file, key_file) {
         (Some(certificate), Some(key)) if kubeconfig.by_file => ReadKubeconfig::ByFile {
-            certificate,
-            key,
+            certificate: absolute(certificate),
+            key: absolute(key),
             kubeconfig,
         },
         _ => ReadKubeconfig::Usable(Box::new(FoundCert {
