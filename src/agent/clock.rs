@@ -1,4 +1,4 @@
-//! The clock gate: a node without a battery boots in 1970, and every certificate would be "not yet valid".
+//! Waits for a plausible clock: a node without a battery-backed clock boots in 1970, before every certificate is valid.
 
 use std::time::Duration;
 
@@ -7,39 +7,40 @@ use time::OffsetDateTime;
 use super::{Clock, Event, ExitCode, Failure, Progress};
 use crate::x509::{TrustBundle, rfc3339};
 
-/// When this release was made; no correct clock shows less.
+/// Time of this release, in seconds since the epoch; a correct clock never shows an earlier time.
 const RELEASED: i64 = 1_795_132_800; // 2026-11-20
 
-/// What to do about a clock that cannot be right.
+/// What to do if the clock shows an impossible time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockPolicy {
-    /// How long to wait for time synchronization.
+    /// Longest wait for time synchronization.
     pub max_wait: Duration,
-    /// Go on all the same.
+    /// Continue without waiting.
     pub allow_unsynced: bool,
 }
 
-/// The earliest believable time, and why.
+/// The earliest possible time, and the reason.
 pub struct Floor {
-    /// No correct clock shows less.
+    /// A correct clock never shows an earlier time.
     pub at: OffsetDateTime,
-    /// What is known to have happened by then.
+    /// Why an earlier time is impossible, as a clause.
     pub because: String,
 }
 
-/// What became of the wait for a believable clock.
+/// Result of the wait for a plausible clock.
 pub(super) enum Settled {
-    /// It was believable from the start.
+    /// The clock was plausible from the start.
     AtOnce,
-    /// It has caught up.
+    /// The clock has been synchronized.
     Caught,
-    /// It is still behind and the run goes on as told. Nothing is judged by an earlier time than this; in words.
+    /// The clock is still behind, and [`ClockPolicy::allow_unsynced`] is set. Nothing is judged by an earlier time than
+    /// this one; with a note for the report.
     Behind(OffsetDateTime, String),
 }
 
-/// The latest of: this release, and the moments at which the authorities on disk began to be valid.
+/// Returns the latest of: the time of this release, and the beginnings of validity of the CA certificates on disk.
 pub fn floor<'a>(trust: impl Iterator<Item = &'a TrustBundle>) -> Floor {
-    // A reproducible build says in SOURCE_DATE_EPOCH when its source was made.
+    // Reproducible builds set SOURCE_DATE_EPOCH to the time of the source.
     let built = option_env!("SOURCE_DATE_EPOCH")
         .and_then(|seconds| seconds.parse().ok())
         .unwrap_or(RELEASED);
@@ -63,10 +64,10 @@ pub fn floor<'a>(trust: impl Iterator<Item = &'a TrustBundle>) -> Floor {
         })
 }
 
-/// Returns at once when the clock is believable, or need not be; else waits for it.
+/// Waits until the clock is plausible, unless the policy allows to continue.
 ///
 /// # Errors
-/// "Try again" when the clock is still behind after [`ClockPolicy::max_wait`].
+/// Pending, if the clock is still behind after [`ClockPolicy::max_wait`].
 pub(super) async fn wait_for(
     floor: &Floor,
     policy: &ClockPolicy,

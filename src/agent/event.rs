@@ -1,7 +1,7 @@
-//! What a run tells while it works, for whoever shows, counts or records it.
+//! Events of a run, for the log, the progress line and metrics.
 //!
-//! Nothing here changes a run. Whoever listens implements [`Progress`] and may pass on to another one. An event
-//! carries no secret, and no text that came from outside is longer than the messages of a run are anyway.
+//! A listener implements [`Progress`], and may forward events to another one; it cannot change the run. An event contains
+//! no secret, and text from outside is no longer than in the messages of a run.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,132 +14,132 @@ use crate::signer::{Class, SignerError};
 use crate::store::Slot;
 use crate::x509::KeyAlgorithm;
 
-/// Who listens to a run.
+/// Receives the events of a run.
 pub trait Progress {
-    /// Something happened.
+    /// Handles one event.
     fn event(&self, event: Event);
 }
 
-/// What can happen during a run.
+/// An event of a run.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// So many keys and signatures are to be had.
+    /// The run has determined what it needs.
     Started {
-        /// Keys to make.
+        /// Number of keys to generate.
         keys: usize,
-        /// Certificates to have signed.
+        /// Number of certificates to have signed.
         certificates: usize,
     },
-    /// A key is ready.
+    /// A key was generated.
     KeyMade {
-        /// What it is for.
+        /// Slot of the pending request.
         slot: Slot,
-        /// Its algorithm.
+        /// Key algorithm.
         algorithm: KeyAlgorithm,
-        /// How long the search took.
+        /// Duration of the generation.
         took: Duration,
     },
-    /// A signer was asked something, and has answered or failed to.
+    /// An exchange with a signer ended.
     Asked {
-        /// Its name in the configuration.
+        /// Name of the signer in the configuration.
         signer: String,
-        /// What it was asked.
+        /// The requested operation.
         operation: Operation,
-        /// How long that took.
+        /// Duration of the exchange.
         took: Duration,
-        /// Whether the exchange succeeded. A denial is an answer like any other.
+        /// Whether the exchange succeeded. A denial is a successful exchange.
         result: Result<(), Class>,
     },
-    /// A request is on its way.
+    /// A request was submitted.
     Submitted(CertName),
-    /// The signer is thinking, or a person is.
+    /// The signer has not decided yet; with its note.
     Waiting(CertName, String),
-    /// A verified certificate is here.
+    /// A certificate was received and verified.
     Signed(CertName),
-    /// The commit with a new certificate is durable.
+    /// A new certificate was committed durably.
     Installed {
-        /// Which one.
+        /// Name of the certificate.
         name: CertName,
         /// Name of the signer in the configuration.
         signer: String,
         /// Serial number, in hexadecimal.
         serial: String,
-        /// End of its validity.
+        /// End of validity.
         not_after: OffsetDateTime,
-        /// There was one before.
+        /// The certificate replaces an earlier one.
         renewed: bool,
     },
-    /// The run ends, and the signer has not decided yet.
+    /// The run ended before the signer decided.
     Pending {
-        /// Which one.
+        /// Name of the certificate.
         name: CertName,
         /// Name of the signer in the configuration.
         signer: String,
-        /// What is being waited for.
+        /// What the request waits for.
         why: String,
     },
-    /// Somebody said no, or what came back is not what was asked for.
+    /// The request was denied, or the answer does not match it.
     Refused {
-        /// Which one.
+        /// Name of the certificate.
         name: CertName,
         /// Name of the signer in the configuration.
         signer: String,
         /// The reason, or the differences.
         why: String,
     },
-    /// The exchange failed for this run.
+    /// The exchange failed in this run.
     Failed {
-        /// Which one.
+        /// Name of the certificate.
         name: CertName,
         /// Name of the signer in the configuration.
         signer: String,
-        /// What is wrong.
+        /// The error.
         why: String,
     },
-    /// A new certificate was wanted and there is none; the one in place goes on until its end.
+    /// A certificate was due and was not replaced; the one in place stays until it expires.
     Expiring {
-        /// Which one.
+        /// Name of the certificate.
         name: CertName,
-        /// The end.
+        /// End of validity of the certificate in place.
         not_after: OffsetDateTime,
     },
-    /// A component serves with what is on disk.
+    /// A component was restarted and uses the files on disk.
     Restarted {
         /// Name of the static pod, or of the unit.
         component: &'static str,
     },
-    /// A component did not come back with what was new, and has what it had before.
+    /// A component did not become ready with new files, and has its former files again.
     RolledBack {
         /// Name of the static pod, or of the unit.
         component: &'static str,
-        /// What was seen.
+        /// What was observed.
         why: String,
     },
-    /// The clock is behind; in words.
+    /// The clock is behind; with a sentence for the log.
     ClockBehind(String),
 }
 
-/// What a signer can be asked.
+/// An operation of a signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
-    /// Whether it is there.
+    /// Tests whether the signer is reachable.
     Probe,
-    /// The certificates of an authority.
+    /// Fetches the CA certificates of an authority.
     Trust,
-    /// For a certificate.
+    /// Submits a request.
     Submit,
-    /// For a certificate in exchange for the one in place.
+    /// Submits a request that the certificate in place authenticates.
     Renew,
-    /// What became of an earlier request.
+    /// Looks up an earlier request.
     Recover,
-    /// Whether it has decided.
+    /// Asks for the decision on a request.
     Poll,
-    /// For the revocation list of an authority.
+    /// Fetches the revocation list of an authority.
     Crl,
 }
 
 impl Operation {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Operation; 7] = [
         Operation::Probe,
         Operation::Trust,
@@ -150,7 +150,7 @@ impl Operation {
         Operation::Crl,
     ];
 
-    /// The word for it.
+    /// Returns the name in metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Operation::Probe => "probe",
@@ -170,7 +170,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Waits for a signer's answer and tells how long that took.
+/// Waits for a signer's answer, and reports the exchange.
 pub(super) async fn asked<T>(
     progress: &dyn Progress,
     signer: &str,

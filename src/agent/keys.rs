@@ -1,4 +1,4 @@
-//! Key generation on plain threads, as many as there are cores, so that the edge never waits for a prime.
+//! Generates keys on one thread per core, so that the event loop is never blocked by the search for primes.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::store::Slot;
 use crate::x509::{KeyAlgorithm, KeyError, PrivateKey};
 
-/// A key that a thread has finished.
+/// A generated key.
 pub(super) struct Made {
     pub(super) slot: Slot,
     pub(super) algorithm: KeyAlgorithm,
@@ -18,7 +18,7 @@ pub(super) struct Made {
     pub(super) key: Result<PrivateKey, KeyError>,
 }
 
-/// Starts making one key for each job; they arrive as they are finished, and the channel ends with the last.
+/// Starts to generate one key for each job. The keys arrive in order of completion; the channel is closed after the last.
 pub(super) fn start(jobs: Vec<(Slot, KeyAlgorithm)>) -> UnboundedReceiver<Made> {
     let (sender, receiver) = unbounded_channel();
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -46,7 +46,7 @@ pub(super) fn start(jobs: Vec<(Slot, KeyAlgorithm)>) -> UnboundedReceiver<Made> 
             .ok()
     };
     if (0..threads).filter_map(spawn).count() == 0 {
-        // Not one thread to be had: this one does the work.
+        // No thread can be started, so that this one generates the keys.
         work();
     }
     receiver

@@ -1,4 +1,4 @@
-//! Offline signing: the agent's own road, with a signer that answers from files that somebody carried here.
+//! Offline signing: the ordinary path of the agent, with a signer whose answers are imported files.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,17 +21,17 @@ use crate::signer::{
 use crate::store::{self, Durability, Root, Slot, Store};
 use crate::x509::{Csr, PrivateKey, PublicKey, UsageExtensions};
 
-/// The name under which tickets remember offline signing.
+/// Name of this signer in tickets.
 const NAME: &str = "offline";
 
-/// Number of files that an import lists as unused.
+/// Maximum number of unused files that an import lists.
 const MAX_REMARKS: usize = 50;
 
-/// Makes and keeps a key and a CSR for everything that is to be issued, and returns the requests. Asking twice
-/// gives the same requests.
+/// Generates and stores a key and a CSR for each certificate to be issued, and returns the requests. A repeated export
+/// returns the same requests.
 ///
 /// # Errors
-/// As for `bootstrap`, before anything is asked of a signer.
+/// As for `bootstrap`, before a signer is contacted.
 pub async fn export_requests(
     root: &Root,
     mut setup: Setup,
@@ -48,7 +48,7 @@ pub async fn export_requests(
         });
     }
     room(&store, &setup, &survey)?;
-    // Nobody signs it: the import makes the pair, and a key made here would be thrown away.
+    // No signer signs it: the import generates the pair, and a key generated here would be discarded.
     survey.service_account = None;
     let mut run = Run::new(&setup, &store, clock, progress, &mut survey)?;
     let desk = Desk {
@@ -101,8 +101,8 @@ pub async fn export_requests(
     Ok(requests)
 }
 
-/// Installs what came back in `files` (paths relative to the top of the tree), through the same verification as any
-/// signer's answer.
+/// Installs the certificates in `files` (paths relative to the top of the tree) after the same verification as for other
+/// signers.
 ///
 /// # Errors
 /// As for `bootstrap`.
@@ -152,7 +152,7 @@ pub async fn import_answers(
             collection.remarks.len() - MAX_REMARKS
         ));
     }
-    // An import that is repeated finds the certificates in place, or only those of requests that still wait.
+    // A repeated import finds the certificates in place, or only those of pending requests.
     if collection.candidates.is_empty() && collection.installed.is_empty() && !is_settled {
         let mut messages =
             vec![
@@ -195,7 +195,7 @@ pub async fn import_answers(
     bootstrap_in(&mut store, notes, &setup, clock, progress).await
 }
 
-/// The key that a candidate is for. One that came along in the tree becomes the slot's pending key; what was pending
+/// Returns the key of a candidate. A key that was imported with it becomes the slot's pending key, and the pending request
 /// there is set aside.
 fn adopt(
     store: &Store,
@@ -252,7 +252,7 @@ fn answer_from_files(setup: &mut Setup, offline: Offline) {
         .collect();
 }
 
-/// A signer whose answers were carried here by a person.
+/// A signer whose answers are imported files.
 struct Offline {
     answers: Vec<(PublicKey, Vec<u8>)>,
     authorities: BTreeMap<Authority, Vec<u8>>,
@@ -299,7 +299,7 @@ impl Offline {
 #[async_trait(?Send)]
 impl Signer for Offline {
     fn kind(&self) -> Kind {
-        // The nearest relative: files that somebody else signs.
+        // The most similar kind: files that are signed elsewhere.
         Kind::Directory
     }
 

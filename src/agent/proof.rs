@@ -1,7 +1,7 @@
-//! Whether a node can live without its CA keys: what is in place holds, and the signers answer and sign.
+//! Proves that a node does not need its CA keys: the certificates in place verify, and the signers answer and sign.
 //!
-//! Installs nothing. [`ask`] has nothing made; [`rehearse`] has one certificate signed, on the same road as every other
-//! one, and throws it away.
+//! Installs nothing. [`ask`] requests no certificate; [`rehearse`] has one certificate signed, on the ordinary path, and
+//! discards it.
 
 use std::collections::BTreeMap;
 
@@ -20,20 +20,20 @@ use crate::spec::assess::Action;
 use crate::store::{Commit, Slot, Store};
 use crate::x509::{Certificate, Difference, TrustBundle, certificates_of, path_differences};
 
-/// What a signer that answers says of its authority.
+/// What a signer reports about its CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answered {
-    /// It has the CA of this node.
+    /// The signer has the CA of this node.
     SameAuthority,
-    /// It does not say which CA it has: only a signature tells.
+    /// The signer does not report its CA, so that only a signature proves it.
     Silent,
 }
 
-/// Waits for a clock that can be right, and judges again what was judged by one that was behind. The time by which to
-/// judge, with a note where it is not the clock's.
+/// Waits for a plausible clock, and reassesses the survey if the clock was behind. Returns the time by which to judge,
+/// with a note if it is not the clock's.
 ///
 /// # Errors
-/// As for `bootstrap`: the clock cannot be right.
+/// As for `bootstrap`: the clock shows an impossible time.
 pub async fn believable_now(
     setup: &Setup,
     survey: &mut Survey,
@@ -54,9 +54,8 @@ pub async fn believable_now(
     Ok((now, note))
 }
 
-/// Why a certificate in place would not do where nobody can sign a new one, and what to do about it: everything by which
-/// it would be issued or written anew, and kubeadm's own rule about the first certificate of `ca.crt`. What a survey
-/// refuses is among its refusals.
+/// Returns why a certificate in place would have to be replaced, and what to do: the reasons of the assessment, and
+/// kubeadm's rule about the first certificate of `ca.crt`. Refused certificates are in the refusals of the survey.
 pub fn unverified(
     cert: &SurveyedCert,
     trust: Option<&TrustBundle>,
@@ -77,11 +76,11 @@ pub fn unverified(
     }
 }
 
-/// Asks whether the signer of an authority is there, has the CA of this node and can carry everything that the plan
-/// wants of it. Nothing is made.
+/// Verifies that the signer of an authority is reachable, has the CA of this node and can issue all planned certificates.
+/// Requests no certificate.
 ///
 /// # Errors
-/// Everything that speaks against it.
+/// All failed verifications.
 pub async fn ask(
     setup: &Setup,
     authority: Authority,
@@ -101,7 +100,7 @@ pub async fn ask(
     let asked = async {
         request::patiently(deadline, || signer.probe()).await?;
         match request::patiently(deadline, || signer.trust(authority)).await {
-            // It signs and cannot say what with.
+            // Signers that cannot report their CA may still sign.
             Err(error) if !error.class.passes() => {
                 tracing::info!(authority = authority.as_str(), "{error}");
                 Ok(None)
@@ -141,10 +140,10 @@ pub async fn ask(
     }
 }
 
-/// The certificates that the signer of an authority says it has. Nothing is believed yet.
+/// Returns the unverified CA certificates that the signer of an authority reports.
 ///
 /// # Errors
-/// The signer cannot be asked, or does not say.
+/// The signer is unreachable, or does not report its CA.
 pub async fn offered(setup: &Setup, authority: Authority) -> Result<Vec<Certificate>, Failure> {
     let (_, signer) = setup.signer(authority)?;
     let deadline = Instant::now() + setup.wait;
@@ -174,12 +173,12 @@ pub async fn offered(setup: &Setup, authority: Authority) -> Result<Vec<Certific
     })
 }
 
-/// Has a certificate like `cert` signed for a key of its own, verifies it, and throws both away.
+/// Has a certificate like `cert` signed for a separate key, verifies it, and discards both.
 ///
-/// A signer that takes its time has a pending slot like any other, so that the next run goes on with the same request.
+/// If the signer does not answer immediately, the request is kept in the ordinary slot, and the next run continues with it.
 ///
 /// # Errors
-/// "Pending", or why there is no such certificate.
+/// Pending, or why the certificate was not issued.
 pub async fn rehearse(
     store: &mut Store,
     setup: &Setup,
@@ -257,7 +256,7 @@ pub async fn rehearse(
     }
 }
 
-/// An earlier rehearsal that still waits. One that was answered proves nothing about today.
+/// Returns an earlier rehearsal that is still pending. An answered one does not prove that the signer signs now.
 fn resumed(desk: &Desk<'_>, asked: &Asked<'_>) -> Result<Option<Resumed>, Failure> {
     let slot = Slot::Certificate(asked.spec.name);
     let pending = desk.store.pending((desk.clock)())?.slots;

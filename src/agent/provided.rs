@@ -1,8 +1,8 @@
-//! What the cluster hands to a node that joins it: the certificates of its authorities, the service-account pair, and
-//! files that lie where the configuration says.
+//! Material that a cluster provides to a joining node: CA certificates, the service-account pair, and files at configured
+//! paths.
 //!
-//! It fills what is missing on the node and never replaces anything: what is there and differs stops the run, since one
-//! of the two belongs to another cluster.
+//! It adds what is missing on the node and never replaces anything. A file that exists and differs stops the run, since
+//! one of both belongs to another cluster.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,46 +13,46 @@ use crate::kube::names::{Authority, NodePath};
 use crate::store::Mode;
 use crate::x509::{PrivateKey, PublicKey, TrustBundle};
 
-/// Everything that was handed over; nothing for a node that does not join.
+/// All provided material; empty for a node that does not join.
 #[derive(Default)]
 pub struct Provided {
-    /// The authorities' certificates, each with where it comes from.
+    /// CA certificates, each with its source.
     pub bundles: BTreeMap<Authority, (String, TrustBundle)>,
-    /// The keys for service-account tokens.
+    /// Keys for service-account tokens.
     pub service_account: Option<ServiceAccount>,
-    /// Whatever else.
+    /// Other files.
     pub files: Vec<ProvidedFile>,
 }
 
 /// The service-account keys of a cluster.
 pub struct ServiceAccount {
-    /// Where they come from.
+    /// Source of the keys.
     pub from: String,
-    /// Signs tokens.
+    /// Key that signs tokens.
     pub key: PrivateKey,
-    /// Verify tokens, `key`'s own among them: several while one key gives way to another.
+    /// Keys that verify tokens, including that of `key`; several while the cluster changes its key.
     pub public: Vec<PublicKey>,
 }
 
-/// A file that goes to a certain place.
+/// A provided file and its path on the node.
 pub struct ProvidedFile {
-    /// What it is, for people: `etcd.external.caFile`.
+    /// Name in messages: `etcd.external.caFile`.
     pub what: String,
-    /// Where it comes from.
+    /// Source of the file.
     pub from: String,
-    /// Where it goes.
+    /// Path on the node.
     pub path: NodePath,
-    /// PEM.
+    /// Content, in PEM.
     pub bytes: Zeroizing<Vec<u8>>,
-    /// Permission bits for a new file.
+    /// Permissions of a new file.
     pub mode: Mode,
-    /// Nobody else writes it: another one in its place is an older one of ours.
+    /// Only nodepki writes this path, so that an existing file is replaced.
     pub ours: bool,
-    /// It may not be had again: it is put in place even when nothing else can be done.
+    /// The file may not be available again, so that it is installed even if nothing else can be done.
     pub perishable: bool,
 }
 
-/// Without the contents.
+/// Omits the content.
 impl fmt::Debug for ProvidedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} from {} for {}", self.what, self.from, self.path)

@@ -1,8 +1,8 @@
-//! Taking turns: the Lease `kube-system/nodepki-reload`, held while this node restarts something.
+//! The Lease `kube-system/nodepki-reload`, which a node holds while it restarts components.
 //!
-//! As client-go's leader election has it: whoever finds the Lease free or abandoned takes it, the API server lets one of
-//! two win (`resourceVersion`), and abandoned is what has not changed for the holder's own duration *as watched from
-//! here*, so that no two clocks are compared. What is to be written is decided by [`decide`], without I/O.
+//! It follows client-go's leader election: a node takes the Lease if it is free or abandoned, and if two try, the API
+//! server accepts one (`resourceVersion`). A Lease is abandoned if it has not changed for the holder's duration *as
+//! observed by this node*, so that clocks of different nodes are never compared. [`decide`] decides without I/O.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -24,13 +24,13 @@ pub(super) const LEASE: Resource = Resource {
 };
 pub(super) const NAMESPACE: &str = "kube-system";
 const NAME: &str = "nodepki-reload";
-/// Between two looks at a Lease that is another node's.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval between two reads of a Lease that another node holds.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a holder may claim and still be waited for.
-const LONGEST: Duration = Duration::from_secs(600);
+/// Longest lease duration of another holder for which this node waits until it expires.
+const MAX_AWAITED_DURATION: Duration = Duration::from_secs(600);
 
-/// The right to restart something, for a while.
+/// Access to the Lease for this node.
 pub(super) struct Turns {
     pub(super) api: Api,
     pub(super) node: String,
@@ -38,16 +38,16 @@ pub(super) struct Turns {
     pub(super) clock: Clock,
 }
 
-/// Why it is not this node's turn.
+/// Why this node does not have the Lease.
 pub(super) enum NotNow {
-    /// Another node's, which is named.
+    /// This node holds the Lease.
     Held(String),
-    /// The API server did not let us find out.
+    /// The Lease could not be read or written.
     Unknown(api::Error),
 }
 
 impl Turns {
-    /// Takes the Lease, waiting for at most `limit`, or as long as it takes to find out that a holder has vanished.
+    /// Takes the Lease; waits at most `limit`, or until a vanished holder is detected.
     pub(super) async fn take(&self, limit: Duration) -> Result<(), NotNow> {
         let began = Instant::now();
         let mut give_up = began + limit;
@@ -78,16 +78,16 @@ impl Turns {
                         );
                     }
                     give_up = give_up.max(began + patience(limit, left));
-                    if Instant::now() + left.min(LOOK) > give_up {
+                    if Instant::now() + left.min(POLL_INTERVAL) > give_up {
                         return Err(NotNow::Held(holder));
                     }
-                    sleep(left.min(LOOK)).await;
+                    sleep(left.min(POLL_INTERVAL)).await;
                 }
             }
         }
     }
 
-    /// Renews the Lease for as long as it is polled; `lost` becomes true once it is another node's, or could be.
+    /// Renews the Lease as long as this future is polled. Sets `lost` once another node holds the Lease, or could.
     pub(super) async fn keep(&self, lost: &Cell<bool>) {
         let mut renewed = Instant::now();
         loop {
@@ -96,7 +96,7 @@ impl Turns {
             match self.renew().await {
                 Ok(true) => renewed = began,
                 Ok(false) => lost.set(true),
-                // The API server may be what is being restarted.
+                // The API server itself may be restarting.
                 Err(_) if renewed.elapsed() < self.duration => {}
                 Err(_) => lost.set(true),
             }
@@ -116,7 +116,7 @@ impl Turns {
         self.write(&lease, true).await.map(|()| true)
     }
 
-    /// Lets the next one go on at once. It would go on without, later.
+    /// Releases the Lease, so that the next node does not wait until it expires.
     pub(super) async fn release(&self) {
         let Ok(Some(mut lease)) = self.read().await else {
             return;
@@ -144,24 +144,24 @@ impl Turns {
     }
 }
 
-/// How long to wait in all. Whoever always leaves earlier never finds out that a holder is dead.
+/// Returns the total wait: at least until the Lease would expire, since a shorter wait never detects a vanished holder.
 fn patience(limit: Duration, left: Duration) -> Duration {
-    match left <= LONGEST {
-        true => limit.max(left + LOOK),
+    match left <= MAX_AWAITED_DURATION {
+        true => limit.max(left + POLL_INTERVAL),
         false => limit,
     }
 }
 
-/// What is to be done about a Lease as it was found.
+/// What to do about a Lease.
 #[derive(Debug, PartialEq)]
 enum Step {
-    /// Writing this takes it.
+    /// Take the Lease by writing this object.
     Write(Value),
-    /// It is somebody's, for so long at least.
+    /// Another node holds the Lease for at least `left`.
     Wait { holder: String, left: Duration },
 }
 
-/// `seen` is what stood there when it last changed, and when that was noticed.
+/// Decides what to do. `seen` is the last observed change of the `spec`, with the time of the observation.
 fn decide(
     found: Option<&Value>,
     node: &str,
@@ -210,19 +210,19 @@ fn decide(
     Step::Write(lease)
 }
 
-/// Empty for nobody.
+/// Returns the holder; empty if there is none.
 pub(super) fn holder(lease: &Value) -> &str {
     let holder = lease.pointer("/spec/holderIdentity");
     holder.and_then(Value::as_str).unwrap_or_default()
 }
 
-/// When it was renewed for the last time.
+/// Returns the time of the last renewal.
 pub(super) fn renewed(lease: &Value) -> Option<OffsetDateTime> {
     let renewed = lease.pointer("/spec/renewTime")?.as_str()?;
     OffsetDateTime::parse(renewed, &Rfc3339).ok()
 }
 
-/// As `metav1.MicroTime` is written; its parser takes nothing else.
+/// Formats a `metav1.MicroTime`; its parser accepts no other format.
 fn micro_time(time: OffsetDateTime) -> String {
     let format =
         format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_lease_is_taken() {
+    fn takes_free_lease() {
         let mut seen = None;
         let now = Instant::now();
         let made = taken(decide(None, "cp1", DURATION, &mut seen, now, WALL));
@@ -273,7 +273,7 @@ mod tests {
                 },
             })
         );
-        // One that was let go of, and our own of a run that was killed.
+        // A released Lease, and one of this node from a killed run.
         for (holder, transitions) in [("", 4), ("cp1", 3)] {
             let found = lease(holder, "x");
             let made = taken(decide(Some(&found), "cp1", DURATION, &mut seen, now, WALL));
@@ -283,9 +283,9 @@ mod tests {
     }
 
     #[test]
-    fn a_held_lease_is_abandoned_once_it_has_not_changed_for_its_own_duration() {
+    fn takes_lease_that_has_not_changed_for_its_duration() {
         let mut seen = None;
-        // Whatever the other clock says: only changes count.
+        // Times of the other node's clock are ignored; only changes count.
         let found = lease("cp2", "1999-01-01T00:00:00.000000Z");
         let begin = Instant::now();
         let step = |found: &Value, seen: &mut _, after| {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_holder_is_found_out_also_by_who_has_little_patience() {
+    fn waits_for_expiry_even_with_short_limit() {
         let seconds = Duration::from_secs;
         assert_eq!(patience(seconds(120), seconds(60)), seconds(120));
         assert_eq!(patience(seconds(3), seconds(60)), seconds(61));

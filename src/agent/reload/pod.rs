@@ -1,7 +1,7 @@
-//! A static pod: where its component serves, and the annotation in its manifest that makes the kubelet restart it.
+//! A static pod: the addresses of its component, and the annotation in its manifest that makes the kubelet restart it.
 //!
-//! Pure. The edit keeps every other byte, and is compared with what it was meant to be before anybody sees it. The
-//! kubelet takes a pod whose manifest has changed in any field for another pod: it ends the old one and starts the new.
+//! Pure. The edit keeps every other byte, and is verified against the intended document before it is returned. If any
+//! field of a manifest changes, the kubelet treats it as a different pod: it stops the old one and starts the new one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::kube::components::Component;
 use crate::kube::manifest::Manifest;
 use crate::yaml;
 
-/// Set to another value, it restarts the pod.
+/// Annotation whose change restarts the pod.
 pub(super) const ANNOTATION: &str = "nodepki.io/restarted-at";
 
 /// A static pod whose manifest was read.
@@ -23,7 +23,7 @@ pub(super) struct Pod {
 }
 
 impl Pod {
-    /// Understands a manifest, or says why not.
+    /// Parses a manifest.
     pub(super) fn read(text: &str) -> Result<Pod, String> {
         Ok(Pod {
             text: text.to_owned(),
@@ -32,12 +32,12 @@ impl Pod {
         })
     }
 
-    /// The value of a flag of the component.
+    /// Returns the value of a flag of the component.
     pub(super) fn flag(&self, name: &str) -> Option<&str> {
         self.manifest.flag(name)
     }
 
-    /// Where the component serves TLS; nowhere for a port of 0.
+    /// Returns the addresses at which the component serves TLS; none if the port is 0.
     pub(super) fn addresses(&self, component: Component) -> Vec<SocketAddr> {
         match component {
             Component::KubeApiserver => {
@@ -59,7 +59,7 @@ impl Pod {
         }
     }
 
-    /// The `https` addresses of one of etcd's lists.
+    /// Returns the `https` addresses of one of etcd's URL lists.
     pub(super) fn urls(&self, flag: &str) -> Vec<SocketAddr> {
         let urls = self.flag(flag).unwrap_or_default().split(',');
         urls.filter_map(|url| url.trim().strip_prefix("https://")?.parse().ok())
@@ -67,7 +67,7 @@ impl Pod {
             .collect()
     }
 
-    /// The manifest with the annotation set to `value`.
+    /// Returns the manifest with the annotation set to `value`.
     pub(super) fn annotated(&self, value: &str) -> Result<String, String> {
         let text = annotate(&self.text, value)?;
         let mut wanted = self.document.clone();
@@ -105,7 +105,7 @@ fn set(document: &mut Value, value: &str) -> Option<()> {
     Some(())
 }
 
-/// A wildcard is heard at the loopback address.
+/// Replaces a wildcard address by the loopback address.
 fn reachable(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
@@ -114,7 +114,7 @@ fn reachable(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The edit, for the block style that kubeadm and people write. What it makes of anything else is found out afterwards.
+/// Edits a manifest in block style, as kubeadm and administrators write it. The caller verifies the result.
 fn annotate(text: &str, value: &str) -> Result<String, String> {
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     let end = match lines.iter().any(|line| line.ends_with("\r\n")) {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_annotation_is_set_and_every_other_byte_kept() {
+    fn sets_annotation_and_keeps_every_other_byte() {
         let cases = [
             (
                 "kind: Pod\nmetadata:\n  labels:\n    a: b\n  name: x\n",
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_once_is_set_again() {
+    fn replaces_annotation_on_second_edit() {
         for text in [
             "metadata:\n  name: x\n",
             "metadata: # of the pod\n  name: x\n",
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_that_cannot_be_edited_is_refused() {
+    fn rejects_form_that_cannot_be_edited() {
         for text in [
             "metadata: {name: x}\n",
             "{\"metadata\": {\"name\": \"x\"},\n",
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn kubeadms_manifests_say_where_their_components_serve() {
+    fn reads_addresses_from_manifests_of_kubeadm() {
         let of = |name: &str| {
             let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/manifests");
             let text = std::fs::read_to_string(format!("{dir}/{name}.yaml")).unwrap();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_read_as_the_components_read_them() {
+    fn reads_flags_as_components_do() {
         let manifest = |words: &str| {
             let text =
                 format!("metadata:\n  name: x\nspec:\n  containers:\n  - command: [{words}]\n");

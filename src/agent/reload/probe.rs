@@ -1,7 +1,7 @@
-//! What the control plane of this node says of itself: who serves with what, and whether it is well.
+//! Examines the components of this node: which certificate they serve, and whether they are healthy.
 //!
-//! Reads and asks; changes nothing. Where a component listens stands in its manifest. Every `Err` is the second half of
-//! a sentence: what was seen.
+//! Changes nothing. Addresses of components are read from their manifests. Every `Err` is a clause with what was
+//! observed.
 
 use std::fmt;
 use std::io;
@@ -33,13 +33,13 @@ const METRICS_LIMIT: usize = 16 << 20;
 /// Namespace of the Leases by which kubelets report that they run.
 const NODE_LEASES: &str = "kube-node-lease";
 
-/// For one question.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The kubelet's default; it listens on loopback and speaks plain HTTP.
+/// Timeout of one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Default health endpoint of the kubelet, on loopback and without TLS.
 const KUBELET_HEALTH: &str = "http://127.0.0.1:10248";
-/// How much before its start client-go lets a certificate begin that a server makes for itself
-/// (`GenerateSelfSignedCertKey`).
-const BEFORE_START: Duration = Duration::from_secs(60 * 60);
+/// Time between the beginning of validity of a self-generated serving certificate and the start of the process
+/// (client-go, `GenerateSelfSignedCertKey`).
+const SELF_SIGNED_BACKDATING: Duration = Duration::from_secs(60 * 60);
 
 pub(super) struct Probe<'a> {
     pub(super) root: &'a Root,
@@ -58,7 +58,7 @@ impl Files for NodeFiles {
         }
     }
 
-    /// They are what nodepki itself keeps on the node, with the mode that an administrator gave them.
+    /// These are nodepki's own files on the node, with the mode that the administrator set.
     fn read_secret(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
         self.read(path)
     }
@@ -68,7 +68,7 @@ impl Files for NodeFiles {
     }
 }
 
-/// The node's files, with one of them as it was before.
+/// The node's files, with the former content of one of them.
 struct FormerFile {
     files: Rc<dyn Files>,
     path: PathBuf,
@@ -144,7 +144,7 @@ impl Probe<'_> {
         Rc::new(NodeFiles(self.root.clone()))
     }
 
-    /// The static pod of a component; `None` where it is none here.
+    /// Returns the static pod of a component; `None` if it does not exist on this node.
     pub(super) fn pod(&self, component: Component) -> Result<Option<Pod>, String> {
         let Some(path) = component.manifest() else {
             return Ok(None);
@@ -158,7 +158,7 @@ impl Probe<'_> {
             .map_err(|why| format!("{path}: {why}"))
     }
 
-    /// The API of the cluster, as somebody who has this kubeconfig.
+    /// Returns a client for the cluster's API with this kubeconfig.
     pub(super) fn api(&self, kubeconfig: &Path) -> Result<Api, api::Error> {
         self.api_with(kubeconfig, self.files())
     }
@@ -166,12 +166,12 @@ impl Probe<'_> {
     fn api_with(&self, kubeconfig: &Path, files: Rc<dyn Files>) -> Result<Api, api::Error> {
         let access = Access::Kubeconfig {
             file: SecretFile::Path(kubeconfig.to_owned()),
-            timeout: PATIENCE,
+            timeout: REQUEST_TIMEOUT,
         };
         Api::new(access, files, None, self.clock)
     }
 
-    /// The certificate that a component shows. etcd wants to see one of ours first.
+    /// Returns the certificate that a component serves. etcd requires a client certificate.
     pub(super) async fn served(
         &self,
         component: Component,
@@ -181,7 +181,7 @@ impl Probe<'_> {
             Component::Etcd => self.etcd_client(),
             _ => None,
         };
-        http::served(address, identity.as_ref(), self.clock, PATIENCE)
+        http::served(address, identity.as_ref(), self.clock, REQUEST_TIMEOUT)
             .await
             .map_err(|error| error.to_string())
     }
@@ -201,7 +201,7 @@ impl Probe<'_> {
         }
     }
 
-    /// A certificate on disk.
+    /// Returns a certificate on disk.
     pub(super) fn on_disk(&self, path: &Path) -> Result<Certificate, String> {
         let found = self.root.read(path).map_err(|error| error.to_string())?;
         let found = found.ok_or_else(|| format!("{} is gone", path.display()))?;
@@ -210,7 +210,7 @@ impl Probe<'_> {
             .ok_or_else(|| format!("{} is unreadable", path.display()))
     }
 
-    /// Whether a component that makes its own certificate when it starts was started after `since`.
+    /// Returns whether a component that generates its certificate at start was started after `since`.
     pub(super) async fn started_after(
         &self,
         component: Component,
@@ -224,17 +224,17 @@ impl Probe<'_> {
             return false;
         };
         let served = self.served(component, address).await;
-        served
-            .is_ok_and(|shown| shown.is_self_issued() && shown.not_before() + BEFORE_START > since)
+        served.is_ok_and(|shown| {
+            shown.is_self_issued() && shown.not_before() + SELF_SIGNED_BACKDATING > since
+        })
     }
 
-    /// Whether the API server knows who a kubeconfig says we are. Other trouble is no judgement of it.
+    /// Returns why the API server rejects the identity of a kubeconfig; `None` also for all other errors.
     pub(super) async fn is_unknown(&self, kubeconfig: &Path) -> Option<String> {
         refused(&self.api(kubeconfig).ok()?).await
     }
 
-    /// Why a former kubeconfig cannot be used any more, if that is certain: its certificate has expired, or the API server
-    /// rejects it.
+    /// Returns why a former kubeconfig is certainly unusable: its certificate has expired, or the API server rejects it.
     pub(super) async fn is_unusable(&self, former: &Previous) -> Option<String> {
         let path = former.path.display();
         let text = std::str::from_utf8(&former.contents).ok()?;
@@ -258,7 +258,7 @@ impl Probe<'_> {
         Some(format!("the API server rejects the former {path} ({why})"))
     }
 
-    /// When the kubelet renewed its Lease for the last time, as the API server tells it by the kubelet's own kubeconfig.
+    /// Returns the time at which the kubelet last renewed its Lease, read with the kubelet's own kubeconfig.
     pub(super) async fn node_lease(&self) -> Result<Option<OffsetDateTime>, api::Error> {
         let Some(Output::Kubeconfig { path, .. }) = self.setup.outputs.get(&CertName::KubeletConf)
         else {
@@ -271,7 +271,7 @@ impl Probe<'_> {
         Ok(found.as_ref().and_then(lease::renewed))
     }
 
-    /// The volumes that the kubelet of this node wants for pods and has mounted.
+    /// Returns the numbers of volumes that the kubelet of this node needs for pods and has mounted.
     pub(super) async fn host_path_volumes(&self) -> Result<HostPathVolumes, api::Error> {
         let api = self.api(&self.setup.reload.lease.kubeconfig)?;
         let path = format!("/api/v1/nodes/{}/proxy/metrics", self.setup.node);
@@ -280,7 +280,7 @@ impl Probe<'_> {
         ))
     }
 
-    /// Who leads, of all processes of a component in the cluster; empty for nobody, `None` where that is not known.
+    /// Returns the leader among all processes of a component in the cluster; empty if there is none, `None` if unknown.
     pub(super) async fn leader(&self, component: Component, pod: &Pod) -> Option<String> {
         let leads = matches!(
             component,
@@ -294,20 +294,20 @@ impl Probe<'_> {
         Some(lease::holder(&lease.await.ok()??).to_owned())
     }
 
-    /// `/healthz` of a component with a certificate of its own making.
+    /// Checks `/healthz` of a component with a self-generated certificate.
     pub(super) async fn healthz(&self, address: SocketAddr) -> Result<(), String> {
         let client = self.client(&format!("https://{address}"))?;
         answer(&client.provisional(), "/healthz").await.map(drop)
     }
 
-    /// Of the kubelet.
+    /// Checks `/healthz` of the kubelet.
     pub(super) async fn kubelet(&self) -> Result<(), String> {
         answer(&self.client(KUBELET_HEALTH)?, "/healthz")
             .await
             .map(drop)
     }
 
-    /// `/livez` of the API server of this node; nothing where it has none.
+    /// Checks `/livez` of this node's API server; succeeds if the node has none.
     pub(super) async fn livez(&self) -> Result<(), String> {
         let Some(pod) = self.pod(Component::KubeApiserver)? else {
             return Ok(());
@@ -321,7 +321,7 @@ impl Probe<'_> {
             .bundles
             .get(&Authority::Ca)
             .map(|path| path.to_path_buf());
-        // Among the names of every kube-apiserver, whatever its address is.
+        // Every kube-apiserver certificate contains this name, independent of its address.
         endpoint.tls.server_name = Some("kubernetes".to_owned());
         let mut client = Client::new(endpoint, self.files(), self.clock).map_err(words)?;
         if let Some(identity) = self.administrator() {
@@ -344,7 +344,7 @@ impl Probe<'_> {
         })
     }
 
-    /// Whether etcd has a quorum, and with `all` whether every member is well; nothing where etcd is not this node's.
+    /// Checks that etcd has a quorum, and with `all` that every member is healthy; succeeds if the node has no etcd.
     pub(super) async fn etcd(&self, all: bool) -> Result<(), String> {
         let Some(pod) = self.pod(Component::Etcd)? else {
             return Ok(());
@@ -403,7 +403,7 @@ impl Probe<'_> {
     }
 }
 
-/// Why the API server does not know the identity of a kubeconfig. Other errors are no statement about it.
+/// Returns why the API server rejects the identity of a kubeconfig; other errors do not prove this.
 async fn refused(api: &Api) -> Option<String> {
     match api.read(&LEASE, Some(NAMESPACE), "kube-scheduler").await {
         Err(api::Error::Refused(status)) if status.code == 401 => Some(status.to_string()),
@@ -414,7 +414,8 @@ async fn refused(api: &Api) -> Option<String> {
     }
 }
 
-/// kube-controller-manager and kube-scheduler make a certificate when they start, unless they are given one.
+/// Returns whether a component generates its certificate at start: kube-controller-manager and kube-scheduler do, unless
+/// they are configured with one.
 pub(super) fn makes_its_own(component: Component, pod: &Pod) -> bool {
     let may = matches!(
         component,
@@ -425,7 +426,7 @@ pub(super) fn makes_its_own(component: Component, pod: &Pod) -> bool {
 
 fn endpoint(url: &str) -> Result<Endpoint, String> {
     let mut endpoint = Endpoint::new(Url::parse(url).map_err(|error| format!("{url}: {error}"))?);
-    endpoint.timeout = PATIENCE;
+    endpoint.timeout = REQUEST_TIMEOUT;
     Ok(endpoint)
 }
 

@@ -1,4 +1,4 @@
-//! Restarting what must be restarted: when, in what order, how, and what happens when it does not come back.
+//! Restarts components: when, in which order, by which means, and how they are rolled back.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -10,7 +10,9 @@ use tokio::time::{Instant, sleep};
 use super::lease::{self, NotNow, Turns};
 use super::pod::Pod;
 use super::probe::{HostPathVolumes, makes_its_own};
-use super::{LOOK, Program, Run, State, busy_message, chain_of, names, of_unit, systemctl};
+use super::{
+    POLL_INTERVAL, Program, Run, State, busy_message, chain_of, names, of_unit, systemctl,
+};
 use crate::agent::{Event, Failure};
 use crate::config::reload::On;
 use crate::kube::components::{Change, Component};
@@ -20,37 +22,38 @@ use crate::spec::Output;
 use crate::store::{Commit, Mode, Previous, Restart, RestartState};
 use crate::x509::rfc3339;
 
-/// Less than this before its end, or a tenth of its life if that is shorter, a credential is about to expire.
-const NEAR_THE_END: time::Duration = time::Duration::HOUR;
+/// A credential is about to expire if less than this, or less than a tenth of its lifetime, is left.
+const EXPIRY_MARGIN: time::Duration = time::Duration::HOUR;
 const KUBELET_UNIT: &str = "kubelet.service";
 /// How long the kubelet waits for the volumes of a pod (`podAttachAndMountTimeout` in
 /// `pkg/kubelet/volumemanager/volume_manager.go`).
 const VOLUME_TIMEOUT: Duration = Duration::from_secs(123);
-/// How long the kubelet's count of volumes must be unchanged until it is taken for complete.
+/// How long the kubelet's number of volumes must be unchanged until it is considered complete.
 const SETTLED_FOR: Duration = Duration::from_secs(2);
 const KUBELET_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How a component is started anew.
+/// How a component is restarted.
 pub(super) enum Means {
-    /// By its manifest.
+    /// By an annotation in the manifest.
     Pod,
     /// By programs.
     Programs(Vec<Program>),
-    /// By somebody else.
+    /// nodepki cannot restart it.
     Nobody,
 }
 
-/// What was seen before a restart.
+/// State of a component before its restart.
 struct Before {
+    /// Fingerprint of the served certificate.
     served: Option<[u8; 32]>,
     healthy: bool,
-    /// What led, if a process of this host did.
+    /// Identity of the leader, if it is a process of this host.
     leader: Option<String>,
-    /// When the kubelet renewed its Lease.
+    /// Time at which the kubelet renewed its Lease.
     lease: Option<OffsetDateTime>,
 }
 
-/// A component that is to be restarted.
+/// A component to be restarted.
 pub(super) type Due = (Restart, Option<Pod>, Means);
 
 impl Run<'_> {
@@ -82,7 +85,7 @@ impl Run<'_> {
                 }
             };
             match self.means(component, pod.as_ref()) {
-                // Nothing of it runs here, as far as can be known.
+                // The component does not run here, as far as can be determined.
                 Means::Nobody if pod.is_none() => {
                     over.restarted(component);
                     if component == Component::Kubelet {
@@ -216,7 +219,7 @@ impl Run<'_> {
         Ok(left)
     }
 
-    /// Restarts what may be restarted now: the control plane is well, and it is this node's turn.
+    /// Restarts the components if the control plane is healthy and this node gets the Lease.
     async fn in_turn(&mut self, due: Vec<Due>) -> Result<(), Failure> {
         let disturbs_etcd = due
             .iter()
@@ -284,7 +287,7 @@ impl Run<'_> {
         }
     }
 
-    /// Without a turn only what cannot wait is restarted.
+    /// Restarts, without the Lease, only the components that cannot wait.
     async fn alone(&mut self, due: Vec<Due>, why: &str) -> Result<(), Failure> {
         let now = (self.probe.clock)();
         let (urgent, rest): (Vec<_>, Vec<_>) = due
@@ -319,7 +322,7 @@ impl Run<'_> {
             if stopped.is_none() && lost.get() {
                 stopped = Some("the Lease was lost meanwhile".to_owned());
             }
-            // The first one always has its turn: something may be due all the time.
+            // The first one is always restarted, since certificates may be due permanently.
             let is_over = index > 0 && self.until.is_some_and(|until| Instant::now() >= until);
             if stopped.is_none() && is_over {
                 stopped = Some("certificates are due again".to_owned());
@@ -336,7 +339,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts one component anew, and puts back what it had if it does not come back. False then.
+    /// Restarts one component, and rolls it back if it does not become ready. Returns false then.
     async fn restart(
         &mut self,
         restart: &Restart,
@@ -401,7 +404,7 @@ impl Run<'_> {
             }
         }
         for file in &old {
-            // What stands there keeps its own mode.
+            // An existing file keeps its own mode.
             commit.file(file.path.clone(), file.contents.clone(), Mode::Other(0o600));
         }
         let mut recorded = Restart {
@@ -423,7 +426,7 @@ impl Run<'_> {
             "there was nothing to go back to".to_owned()
         } else {
             let before = self.look(component, pod).await;
-            // The pod as it is now has an annotation already.
+            // The manifest already has an annotation, so that it is read again.
             let fresh = self.probe.pod(component).ok().flatten();
             let ended = match self
                 .start_anew(component, fresh.as_ref(), means, commit, restart)
@@ -459,7 +462,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Commits, and in the same commit has the kubelet start the pod anew; or runs the programs afterwards.
+    /// Commits, and restarts the component: by the manifest in the same commit, or by programs afterwards.
     async fn start_anew(
         &mut self,
         component: Component,
@@ -512,7 +515,7 @@ impl Run<'_> {
         }
         match (component, pod) {
             (Component::Kubelet, _) if self.has_systemd() => {
-                // One that does not run has nothing to see.
+                // A stopped kubelet reads the new files when it starts.
                 Means::Programs(vec![systemctl("try-restart", KUBELET_UNIT)])
             }
             (_, Some(_)) if reload.static_pods => Means::Pod,
@@ -520,7 +523,7 @@ impl Run<'_> {
         }
     }
 
-    // ---- what is seen ----
+    // ---- observations ----
 
     /// sd_booted(3).
     fn has_systemd(&self) -> bool {
@@ -557,7 +560,7 @@ impl Run<'_> {
         before
     }
 
-    /// Waits until a component was started anew, is well and works; what was proven.
+    /// Waits until a component was restarted, is healthy and works, and returns the proof.
     async fn proof(
         &self,
         component: Component,
@@ -576,7 +579,7 @@ impl Run<'_> {
                 let seconds = timeout.as_secs_f32();
                 return Err(format!("{seconds} s after its restart {why}"));
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -585,7 +588,7 @@ impl Run<'_> {
     async fn kubelet_stands(&self, before: &Before) -> Result<String, String> {
         match self.probe.kubelet().await {
             Ok(()) => {}
-            // It may be configured not to say so.
+            // The health endpoint may be disabled.
             Err(_) if !before.healthy => return Ok("its health is unknown, as before".to_owned()),
             Err(why) => return Err(format!("it is not well: {why}")),
         }
@@ -634,7 +637,7 @@ impl Run<'_> {
             self.well(component == Component::Etcd).await?;
         } else {
             self.probe.healthz(address).await?;
-            // An old process leads until its Lease ends; only one that works takes it over.
+            // The old process stays leader until its Lease expires; only a working process takes it over.
             match self.probe.leader(component, pod).await {
                 Some(leader) if leader.is_empty() || before.leader.as_ref() == Some(&leader) => {
                     return Err(
@@ -663,7 +666,7 @@ fn conf_of(component: Component) -> Option<CertName> {
     }
 }
 
-/// Why a restart cannot wait: the credential that is still in use is of no use, or soon will be.
+/// Returns why a restart cannot wait: the credential still in use has expired, or is about to.
 fn cannot_wait(restart: &Restart, now: OffsetDateTime) -> Option<String> {
     restart.previous.iter().find_map(|file| {
         let path = file.path.display();
@@ -675,7 +678,7 @@ fn cannot_wait(restart: &Restart, now: OffsetDateTime) -> Option<String> {
         let chain = chain_of(&kubeconfig.current().ok()?.certificate?)?;
         let leaf = chain.leaf();
         let life = leaf.not_after() - leaf.not_before();
-        let near = (life / 10_i32).min(NEAR_THE_END);
+        let near = (life / 10_i32).min(EXPIRY_MARGIN);
         (leaf.not_after() - now <= near).then(|| {
             format!(
                 "the certificate that it still uses from the former {path} ends {}",
@@ -685,7 +688,7 @@ fn cannot_wait(restart: &Restart, now: OffsetDateTime) -> Option<String> {
     })
 }
 
-/// What a restart that was rolled back waits for.
+/// Returns the detail of a rolled-back restart, with the command that requests another attempt.
 fn held(restart: &Restart, why: &str) -> String {
     let certificates: Vec<_> = restart
         .causes

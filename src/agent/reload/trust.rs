@@ -1,8 +1,8 @@
 //! Rolls back a step of a CA change: `ca.crt`, revocation lists, the CA data of kubeconfigs and the record of the change,
-//! in the commit that gives the component its old files.
+//! in the commit that restores the old files of the component.
 //!
-//! The other components of the step are decided on here too: one that has not seen the new files needs no restart, and
-//! one that works with them needs another one.
+//! It also decides about the other components of the step: one that has not read the new files needs no restart, and one
+//! that uses them needs another restart.
 
 use super::probe::Probe;
 use super::restart::{Due, Means};
@@ -14,7 +14,7 @@ use crate::kube::kubeconfig::Kubeconfig;
 use crate::store::{Changed, Commit, Mode, Previous, Restart, RestartState, TrustStep};
 
 impl Run<'_> {
-    /// The step of a CA change that a component is restarted for.
+    /// Returns the step of a CA change for which a component is restarted.
     pub(super) fn trust_step_of(&self, component: Component) -> Result<Option<TrustStep>, Failure> {
         let mut steps = self.probe.root.unsettled()?.trust_steps.into_iter();
         Ok(steps.find(|step| step.components.contains(&component)))
@@ -25,7 +25,7 @@ impl Run<'_> {
         self.tell(component, State::Done, detail);
     }
 
-    /// The components that still need a restart; reports the others.
+    /// Returns the components that still need a restart, and reports the others.
     pub(super) fn without_spared(&mut self, due: Vec<Due>) -> Vec<Due> {
         let spared = |(restart, ..): &Due| self.spared.contains(&restart.component);
         let (spared, due): (Vec<_>, Vec<_>) = due.into_iter().partition(spared);
@@ -35,7 +35,7 @@ impl Run<'_> {
         due
     }
 
-    /// Whether a component runs on this node, as far as can be known.
+    /// Returns whether a component runs on this node, as far as can be determined.
     fn may_run(&self, component: Component) -> bool {
         let pod = self.probe.pod(component);
         component == Component::Kubelet
@@ -43,8 +43,8 @@ impl Run<'_> {
             || matches!(self.means(component, None), Means::Programs(_))
     }
 
-    /// Adds to a commit what rolls a step back, since the component `failed` did not come back with it. `old` are the
-    /// files of that component. Returns the components that work with the files of the step.
+    /// Adds the rollback of a step to a commit, since the component `failed` did not become ready. `old` are the former
+    /// files of that component. Returns the components that use the files of the step.
     pub(super) fn roll_back_step(
         &mut self,
         step: &TrustStep,
@@ -76,7 +76,7 @@ impl Run<'_> {
         if present != former.change {
             commit.authority_changes(changes);
         }
-        // Programs were run for the new files.
+        // Programs that were run for the new files must run again.
         let reload = &setup.reload;
         let hooks = reload.hooks.iter().map(|hook| &hook.on);
         let waiting = hooks
@@ -122,7 +122,7 @@ impl Run<'_> {
     }
 }
 
-/// The text of a kubeconfig with other CA certificates; `None` if it is not one with CA data.
+/// Returns a kubeconfig with other CA certificates; `None` if it is not a kubeconfig with embedded CA data.
 fn with_authority(text: &[u8], authority: &[u8]) -> Option<zeroize::Zeroizing<Vec<u8>>> {
     let found = std::str::from_utf8(text).ok()?;
     let mut document = Kubeconfig::parse(found).ok()?;
