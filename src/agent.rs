@@ -49,7 +49,7 @@ pub use offline::{export_requests, import_answers};
 pub use proof::{Answered, ask, believable_now, offered, rehearse, unverified};
 pub use provided::{Provided, ProvidedFile, ServiceAccount};
 pub use renew::{Answer, Need, Renewed, Scope, look, needs_renewal, renew};
-pub use report::{Report, Row};
+pub use report::{Report, Row, RowAction};
 pub use revocation::update_revocations;
 pub use survey::{ServiceAccountAction, Survey, SurveyedBundle, SurveyedCert, TrustSource, survey};
 

@@ -1,6 +1,6 @@
-//! How a run ends: an exit status, and sentences.
+//! The failure of a run: exit status and messages.
 //!
-//! Owns the numbers of the exit statuses, and which fault of a layer below means which of them.
+//! Defines the exit statuses, and maps the errors of other modules to them.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,29 +13,29 @@ use crate::{http, store};
 
 use super::Report;
 
-/// How a run ended, as an exit status that unit files can act on.
+/// Exit status of a run, for unit files and scripts.
 ///
-/// Ordered by gravity, as declared: of everything that went wrong in a run, the gravest is its end.
+/// Ordered by gravity, in the order of declaration: a run with several faults ends with the gravest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitCode {
-    /// Everything is as wanted.
+    /// The node is in the desired state.
     Done = 0,
-    /// Pending, or a passing fault: run again.
+    /// A signature is pending, or a temporary fault occurred: run again.
     Pending = 75,
-    /// Signer or cluster unreachable.
+    /// The signer or the cluster is unreachable.
     Unreachable = 69,
-    /// Not permitted.
+    /// An operation is not permitted.
     NotPermitted = 77,
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     Configuration = 78,
-    /// The command line is wrong.
+    /// The command line is invalid.
     Usage = 64,
-    /// What is on disk, or came back, is not safe to use.
+    /// A file on disk, or an answer, is not safe to use.
     Refused = 65,
 }
 
 impl ExitCode {
-    /// The numbers, set by sysexits(3), say nothing about gravity.
+    /// Returns the rank for comparisons. The numbers of sysexits(3) are not ordered by gravity.
     const fn gravity(self) -> u8 {
         match self {
             ExitCode::Done => 0,
@@ -47,10 +47,8 @@ impl ExitCode {
             ExitCode::Refused => 6,
         }
     }
-}
 
-impl ExitCode {
-    /// How a run ended.
+    /// Returns the exit status of a run.
     pub fn of(run: Result<&Report, &Failure>) -> ExitCode {
         match run {
             Ok(report) => report.code(),
@@ -71,29 +69,29 @@ impl Ord for ExitCode {
     }
 }
 
-/// A run that ended before its report. No certificate, key or kubeconfig was changed unless a message says so. A run
-/// with a report may have installed the certificates of one authority and held back those of another.
+/// The failure of a run that ended without a report. No certificate, key or kubeconfig was changed unless a message says
+/// so. A run with a report may have installed the certificates of one authority and held back those of another.
 #[derive(Debug)]
 pub struct Failure {
     /// Exit status.
     pub code: ExitCode,
-    /// Each a whole sentence: what, where, why, what to do now.
+    /// Messages, each with what failed, where, why, and what to do.
     pub messages: Vec<String>,
 }
 
 impl Failure {
-    /// A failure with one message.
+    /// Returns a failure with one message.
     pub fn new(code: ExitCode, message: impl Into<String>) -> Self {
-        Failure {
-            code,
-            messages: vec![message.into()],
-        }
+        Failure::with_messages(code, vec![message.into()])
     }
-}
 
-impl Failure {
-    /// A failure caused by `cause`: of `code`, unless this machine is at fault, so that another run may do better, or a
-    /// file is refused because other users can get at it.
+    /// Returns a failure with several messages.
+    pub fn with_messages(code: ExitCode, messages: Vec<String>) -> Self {
+        Failure { code, messages }
+    }
+
+    /// Returns a failure with the exit status that follows from its cause: pending for a fault of this machine, refused for
+    /// a file that other users can access, `code` otherwise.
     pub fn caused(
         code: ExitCode,
         message: impl Into<String>,
@@ -107,7 +105,7 @@ impl Failure {
         Failure::new(code, message)
     }
 
-    /// A failed call of a cluster's API, made in order to be `doing` something: `reading the Secret …`.
+    /// Returns the failure of a call of a cluster's API. `doing` describes the call: `reading the Secret …`.
     pub fn of_cluster(doing: impl fmt::Display, error: &api::Error) -> Self {
         let (code, advice) = match error {
             api::Error::Http(error) => {
@@ -122,21 +120,21 @@ impl Failure {
             api::Error::Refused(status) => match status.code {
                 401 => (
                     ExitCode::NotPermitted,
-                    "the credential is unknown or has expired: use one that is valid",
+                    "the credential is unknown or has expired: use a valid one",
                 ),
                 403 => (
                     ExitCode::NotPermitted,
-                    "use a credential that may do this, or have it permitted",
+                    "use a credential with this permission, or grant it",
                 ),
                 429 | 500.. => (
                     ExitCode::Unreachable,
-                    "run again once the API server is well",
+                    "run again once the API server is healthy",
                 ),
-                _ => (ExitCode::Refused, "see what the API server says"),
+                _ => (ExitCode::Refused, "check the message of the API server"),
             },
             api::Error::Unusable { .. } => (
                 ExitCode::Refused,
-                "make sure that the address is that of a Kubernetes API server",
+                "verify that the address is that of a Kubernetes API server",
             ),
             api::Error::Unread { source, .. } => {
                 (ExitCode::Configuration, api::unread_advice(source))
@@ -162,7 +160,7 @@ impl std::error::Error for Failure {}
 impl From<store::Error> for Failure {
     fn from(error: store::Error) -> Self {
         let code = match error.class() {
-            // After the point of commit the next run finishes, unless an obstacle has to be removed by hand first.
+            // After the point of commit, the next run completes the transaction, unless an obstacle needs manual action.
             class
                 if matches!(error, store::Error::Unfinished(_))
                     && class != store::Class::Unsafe =>
@@ -198,7 +196,7 @@ impl From<discovery::Error> for Failure {
     }
 }
 
-/// An error with its causes, in one line.
+/// Returns an error with its causes, on one line.
 pub(super) fn sentence(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -9,8 +9,8 @@ use super::kubelet::Identity;
 use super::request::{Outcome, life_of};
 use super::survey::Rotating;
 use super::{
-    Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, Report, Row, ServiceAccountAction,
-    Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
+    Event, ExitCode, Failure, Outcomes, Progress, ProvidedFile, Report, Row, RowAction,
+    ServiceAccountAction, Setup, Survey, SurveyedBundle, SurveyedCert, report, sentence,
 };
 use crate::kube::components::Change;
 use crate::kube::kubeconfig::{Credentials, Kubeconfig, KubeconfigError};
@@ -257,10 +257,10 @@ impl Work<'_> {
         let alone = |name: &str| self.alone.iter().any(|one| one.as_str() == name);
         for row in &mut self.rows {
             if row.code.is_none()
-                && !matches!(row.action, "kept" | "held back")
+                && !matches!(row.action, RowAction::Kept | RowAction::HeldBack)
                 && !alone(&row.name)
             {
-                row.action = "failed";
+                row.action = RowAction::Failed;
                 row.reasons.clone_from(&failure.messages);
                 row.code = Some(failure.code);
             }
@@ -277,7 +277,7 @@ impl Work<'_> {
         };
         if bundle.in_place {
             self.rows
-                .push(report::bundle_row(&bundle.spec, "kept", trusted));
+                .push(report::bundle_row(&bundle.spec, RowAction::Kept, trusted));
         } else if !self.incomplete.contains_key(&authority) || (provided && !self.refused) {
             let pem = trusted.to_pem().into_bytes();
             self.commit
@@ -285,8 +285,11 @@ impl Work<'_> {
             let change = Change::Bundle(authority);
             self.commit
                 .change(change, bundle.spec.path.clone(), self.now);
-            self.rows
-                .push(report::bundle_row(&bundle.spec, "written", trusted));
+            self.rows.push(report::bundle_row(
+                &bundle.spec,
+                RowAction::Written,
+                trusted,
+            ));
         }
     }
 
@@ -323,7 +326,7 @@ impl Work<'_> {
         let row = match (action, outcome) {
             (Action::Keep { notes }, _) => Row {
                 due,
-                ..report::cert_row(&spec, "kept", notes, chain)
+                ..report::cert_row(&spec, RowAction::Kept, notes, chain)
             },
             (Action::Refuse { reason }, _) => report::refused_row(&spec, reason, chain),
             (
@@ -358,7 +361,7 @@ impl Work<'_> {
                 }
             }
             (Action::Rewrite { reasons }, _) if whole => {
-                let row = report::cert_row(&spec, "rewritten", reasons, chain);
+                let row = report::cert_row(&spec, RowAction::Rewritten, reasons, chain);
                 match (found.chain, found.key, found.kubeconfig) {
                     (_, _, Some(kubeconfig)) if kubeconfig.by_file && found.store.is_none() => {
                         self.add_cluster(&spec, trusted, kubeconfig.document)?;
@@ -410,16 +413,16 @@ impl Work<'_> {
         new: &Chain,
         old: Option<&Chain>,
         keep_key: bool,
-    ) -> (&'static str, Option<OffsetDateTime>) {
+    ) -> (RowAction, Option<OffsetDateTime>) {
         let Some(Rotating { rotation, node, .. }) = self.rotating else {
-            return ("issued", None);
+            return (RowAction::Issued, None);
         };
         let trust = self.trust.get(&spec.authority);
         let age = Age::of(new, Some(self.now), trust, spec.profile.lifetime);
         let word = match old {
-            None => "issued",
-            Some(_) if keep_key => "renewed",
-            Some(_) => "rekeyed",
+            None => RowAction::Issued,
+            Some(_) if keep_key => RowAction::Renewed,
+            Some(_) => RowAction::Rekeyed,
         };
         (word, Some(due_at(&age.life, rotation, node).0))
     }
@@ -440,8 +443,8 @@ impl Work<'_> {
         };
         let done = match (action, made) {
             (ServiceAccountAction::Keep, _)
-            | (ServiceAccountAction::Make | ServiceAccountAction::Install, None) => "kept",
-            _ if held => "held back",
+            | (ServiceAccountAction::Make | ServiceAccountAction::Install, None) => RowAction::Kept,
+            _ if held => RowAction::HeldBack,
             (ServiceAccountAction::Make, Some(key)) => {
                 let public = key.public_key().to_pem().into_bytes();
                 self.commit.file_if_absent(
@@ -451,7 +454,7 @@ impl Work<'_> {
                 );
                 self.commit
                     .file_if_absent(spec.public.clone(), public, Mode::Private);
-                "made"
+                RowAction::Made
             }
             (ServiceAccountAction::Install, Some(key)) => {
                 let public: String = handed.iter().map(PublicKey::to_pem).collect();
@@ -467,7 +470,7 @@ impl Work<'_> {
                         Mode::Public,
                     );
                 }
-                "written"
+                RowAction::Written
             }
             (ServiceAccountAction::DerivePublic, _) => {
                 if let Some(private) = root.read(&spec.private)? {
@@ -481,14 +484,14 @@ impl Work<'_> {
                             .file(spec.private.clone(), private.bytes, Mode::Private);
                     }
                 }
-                "sa.pub derived"
+                RowAction::PublicDerived
             }
             (ServiceAccountAction::Tighten, _) => {
                 if let Some(private) = root.read(&spec.private)? {
                     self.commit
                         .file(spec.private.clone(), private.bytes, Mode::Private);
                 }
-                "tightened"
+                RowAction::Tightened
             }
         };
         self.rows.push(report::service_account_row(spec, done));
@@ -506,8 +509,8 @@ impl Work<'_> {
             };
         }
         let action = match is_held {
-            true => "held back",
-            false => "written",
+            true => RowAction::HeldBack,
+            false => RowAction::Written,
         };
         self.rows.push(report::provided_row(file, action));
     }

@@ -1,26 +1,26 @@
-//! What was replaced takes effect: what does not reload is restarted, and everything is proven by what is served.
+//! Makes components use replaced files: waits for those that reload, restarts the others, and verifies what they serve.
 //!
-//! [`settle`] works off what `store` has recorded ([`Root::unsettled`]), in this order.
+//! [`settle`] processes the records of `store` ([`Root::unsettled`]), in this order.
 //!
-//! 1. *What reloads by itself*: the certificate that is served must become the one on disk. Then hooks and units that
-//!    wait for that certificate are run.
-//! 2. *What must be restarted* (`components`): only while the API server and etcd are well, only in this node's turn
-//!    (`lease`), one component after the other. A static pod gets an annotation in its manifest, anything else a unit
-//!    or a hook. The kubelet is last, since it restarts no pod reliably while it starts itself. The record goes once the
-//!    component has proven itself: another process serves, it is healthy, and it works with the new credential.
-//! 3. A component that does not come back gets its old files and one more restart, unless an old credential has expired
-//!    or is rejected. Then nothing is tried again until somebody asks for it, and the record says why. If the new files
-//!    are those of a step of a CA change, all files of the step are rolled back (`trust`).
+//! 1. *Components that reload files*: wait until the served certificate is the one on disk. Then run the hooks and units
+//!    that are configured for that certificate.
+//! 2. *Components that must be restarted* (`components`): only while the API server and etcd are healthy, only while this
+//!    node holds the Lease (`lease`), one component after the other. A static pod is restarted by an annotation in its
+//!    manifest, any other component by a unit or a hook. The kubelet is last, since it restarts no pod reliably while it
+//!    starts itself. The record is removed once a new process serves, is healthy, and works with the new credential.
+//! 3. A component that does not become ready gets its old files and one more restart, unless an old credential has expired
+//!    or is rejected. It is not tried again until an administrator requests it, and the record contains the reason. If the
+//!    new files belong to a step of a CA change, all files of the step are rolled back (`trust`).
 //!
 //! The lock is held while something is decided, written or restarted. It is released while this run only waits, for a
-//! component to serve a new certificate or for this node's turn. Another run may change the record meanwhile, so that it
-//! is read again once the lock is held.
+//! component to serve a new certificate or for the Lease. Another run may change the record meanwhile, so that it is read
+//! again once the lock is held.
 //!
-//! A run that is killed anywhere leaves the record, and the next one goes on: at worst a component is restarted twice.
-//! Below a root other than `/` nothing runs that could be restarted.
+//! A killed run leaves the record, and the next run continues: at worst a component is restarted twice. Below a root other
+//! than `/`, nothing runs that could be restarted.
 //!
-//! This module restarts and asks; it makes and judges no certificate. A new way to restart something is one more case
-//! of `Means` in `restart`.
+//! This module restarts and examines components; it neither issues nor judges certificates. To add a way to restart a
+//! component, add a case to `Means` in `restart`.
 
 mod lease;
 mod pod;
@@ -36,7 +36,7 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::{Instant, sleep};
 
-use crate::agent::{self, Clock, ExitCode, Failure, Progress, Row};
+use crate::agent::{self, Clock, ExitCode, Failure, Progress, Row, RowAction};
 use crate::config::reload::{On, Reload, Unit};
 use crate::kube::components::{Change, Component};
 use crate::kube::names::{Authority, CertName, NodePath};
@@ -47,32 +47,32 @@ use crate::x509::Chain;
 
 use probe::Probe;
 
-/// Between two looks at a component that starts.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval between two checks of a component that starts, and between two attempts to take the lock.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const SYSTEMCTL: &str = "/usr/bin/systemctl";
 const UNIT_TIMEOUT: Duration = Duration::from_secs(90);
-/// What is waited for is given so long even where certificates are due meanwhile.
-const BRIEF: Duration = Duration::from_secs(5);
+/// Minimum wait, even if certificates are due meanwhile.
+const MIN_WAIT: Duration = Duration::from_secs(5);
 
-/// Everything that [`settle`] needs to know.
+/// Inputs of [`settle`].
 pub struct Setup {
     /// This node's name.
     pub node: String,
-    /// How to go about it.
+    /// Settings.
     pub reload: Reload,
-    /// Where each certificate is.
+    /// Paths of each certificate.
     pub outputs: BTreeMap<CertName, Output>,
-    /// Where the certificates of each authority are.
+    /// Paths of each authority's bundle.
     pub bundles: BTreeMap<Authority, NodePath>,
-    /// How long to wait for another run to end.
+    /// Longest wait for another run to end.
     pub lock_wait: Duration,
-    /// When something else is due: from then on nothing more is begun or waited for. A component that was restarted by
-    /// then is still seen through.
+    /// Time at which other work is due: from then on, no restart is begun and nothing is waited for. A restart that has
+    /// begun by then is completed.
     pub until: Option<OffsetDateTime>,
 }
 
 impl Setup {
-    /// For the node of `agent`.
+    /// Returns the inputs for the node of `agent`.
     pub fn of(agent: &agent::Setup, reload: &Reload, until: Option<OffsetDateTime>) -> Setup {
         let certs = agent.plan.certs.iter();
         let bundles = agent.plan.bundles.iter();
@@ -89,14 +89,14 @@ impl Setup {
     }
 }
 
-/// What became of one thing.
+/// Result for one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// A component, a certificate, a unit or a program.
     pub what: String,
-    /// How it ended.
+    /// State afterwards.
     pub state: State,
-    /// In words: what was proven, or what is wrong and what to do.
+    /// What was proven, or the problem and what to do; a sentence without its subject `what`.
     pub detail: String,
 }
 
@@ -104,7 +104,7 @@ impl From<Outcome> for Row {
     fn from(outcome: Outcome) -> Row {
         Row {
             name: outcome.what,
-            action: outcome.state.as_str(),
+            action: outcome.state.action(),
             reasons: vec![outcome.detail],
             code: Some(outcome.state.code()).filter(|code| *code != ExitCode::Done),
             ..Row::default()
@@ -112,39 +112,38 @@ impl From<Outcome> for Row {
     }
 }
 
-/// How it ended.
+/// State of an object after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// What is on disk is in effect.
+    /// The files on disk are in use.
     Done,
-    /// Nothing was to be done here; somebody may have to do it elsewhere.
+    /// Nothing can be done in this place; manual action may be needed on the node.
     NotHere,
-    /// Nothing was done yet, and a later run goes on.
+    /// Nothing was done yet; a later run continues.
     Waits,
-    /// What is on disk is not in effect; a later run looks again.
+    /// The files on disk are not in use; a later run checks again.
     Failed,
-    /// The old files are back, and nothing happens until somebody asks for it.
+    /// The old files were restored, and nothing is tried again without a request.
     RolledBack,
 }
 
 impl State {
-    /// For tables.
-    pub const fn as_str(self) -> &'static str {
+    const fn action(self) -> RowAction {
         match self {
-            State::Done => "in effect",
-            State::NotHere => "not here",
-            State::Waits => "waits",
-            State::Failed => "failed",
-            State::RolledBack => "rolled back",
+            State::Done => RowAction::InEffect,
+            State::NotHere => RowAction::NotHere,
+            State::Waits => RowAction::Waits,
+            State::Failed => RowAction::Failed,
+            State::RolledBack => RowAction::RolledBack,
         }
     }
 
-    /// A later run goes on with it.
+    /// Returns whether a later run continues.
     pub const fn is_unfinished(self) -> bool {
         matches!(self, State::Waits | State::Failed)
     }
 
-    /// As the end of a run.
+    /// Returns the exit status.
     pub const fn code(self) -> ExitCode {
         match self {
             State::Done | State::NotHere => ExitCode::Done,
@@ -154,10 +153,10 @@ impl State {
     }
 }
 
-/// Makes everything take effect that was replaced since the last time.
+/// Makes all recorded changes take effect.
 ///
 /// # Errors
-/// When the record cannot be read or written. What became of each component is in the outcomes.
+/// The record cannot be read or written. Failures of components are in the outcomes.
 pub async fn settle(
     root: &Root,
     setup: &Setup,
@@ -186,7 +185,7 @@ pub async fn settle(
     Ok(run.outcomes)
 }
 
-/// What a root that nothing runs on will need.
+/// Returns the outcomes below a root on which nothing runs.
 fn elsewhere(unsettled: &Unsettled) -> Vec<Outcome> {
     let restarts = unsettled.restarts.iter();
     restarts
@@ -209,7 +208,7 @@ struct Run<'a> {
     outcomes: Vec<Outcome>,
     /// See [`Setup::until`].
     until: Option<Instant>,
-    /// Components whose restart was due only for files that this run has rolled back.
+    /// Components whose restart was due only because of files that this run has rolled back.
     spared: Vec<Component>,
 }
 
@@ -228,25 +227,27 @@ impl Run<'_> {
         });
     }
 
-    /// How long to wait for what comes by itself, or from other nodes.
+    /// Returns how long to wait for a reload, or for other nodes.
     fn patience(&self) -> Duration {
         let timeout = self.probe.setup.reload.timeout;
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         self.until
-            .map_or(timeout, |until| left(until).max(BRIEF).min(timeout))
+            .map_or(timeout, |until| left(until).max(MIN_WAIT).min(timeout))
     }
 
-    /// Takes the lock and finishes what an earlier run began. Returns the process that holds the lock if that does not
-    /// end in time.
+    /// Takes the lock and completes an interrupted run. Returns the process that holds the lock if it does not end in
+    /// time.
     async fn take_lock(&mut self) -> Result<Option<String>, Failure> {
         if self.store.is_some() {
             return Ok(None);
         }
         let Probe { root, setup, clock } = &self.probe;
-        let give_up = Instant::now() + setup.lock_wait.max(BRIEF);
+        let give_up = Instant::now() + setup.lock_wait.max(MIN_WAIT);
         let locked = loop {
             match root.lock(Duration::ZERO, "reload") {
-                Err(store::Error::Busy { .. }) if Instant::now() < give_up => sleep(LOOK).await,
+                Err(store::Error::Busy { .. }) if Instant::now() < give_up => {
+                    sleep(POLL_INTERVAL).await;
+                }
                 Err(store::Error::Busy { holder, .. }) => return Ok(Some(holder)),
                 locked => break locked?,
             }
@@ -274,7 +275,7 @@ impl Run<'_> {
         Ok(committed.unwrap_or_default())
     }
 
-    // ---- what reloads by itself ----
+    // ---- components that reload files ----
 
     async fn changes(&mut self, changed: Vec<Changed>) -> Result<(), Failure> {
         let mut proven = Vec::new();
@@ -325,7 +326,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until a pair that is followed is the one that is served; what was proven.
+    /// Waits until a component serves the certificate on disk, and returns the proof.
     async fn reloaded(&self, change: Change) -> Result<Option<String>, String> {
         let Change::Certificate(name) = change else {
             return Ok(None);
@@ -383,11 +384,11 @@ impl Run<'_> {
             if Instant::now() >= give_up {
                 return Err(why);
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Runs the hooks and units that wait for one of these; what failed.
+    /// Runs the hooks and units that are configured for these changes, and returns the changes whose programs failed.
     async fn programs_of(&mut self, seen: &[Changed]) -> Vec<Change> {
         let mut failed = Vec::new();
         let reload = &self.probe.setup.reload;

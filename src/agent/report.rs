@@ -1,4 +1,7 @@
-//! What a run did, one row a certificate, bundle and key pair: the same rows for `plan` and `bootstrap`.
+//! The report of a run: one row for each certificate, bundle and key pair, with the same columns for `plan` and
+//! `bootstrap`.
+
+mod action;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -8,7 +11,8 @@ use time::OffsetDateTime;
 
 use super::request::Outcome;
 use super::{
-    ExitCode, Failure, ProvidedFile, ServiceAccountAction, Setup, Survey, sentence, signer_code,
+    ExitCode, Failure, ProvidedFile, ServiceAccountAction, Setup, Survey, SurveyedBundle,
+    SurveyedCert, sentence, signer_code,
 };
 use crate::kube::names::{Authority, NodePath};
 use crate::signer::Carry;
@@ -17,82 +21,72 @@ use crate::spec::{BundleSpec, CertSpec, Output, ServiceAccountSpec};
 use crate::store::STATE_DIR;
 use crate::x509::{Chain, TrustBundle};
 
-/// The result of a run or of a look.
+pub use action::RowAction;
+
+/// The result of a run, or of a dry run.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// In the order of the plan: bundles, certificates, the service-account pair.
+    /// Rows in the order of the plan: bundles, certificates, the service-account pair.
     pub rows: Vec<Row>,
-    /// What deserves attention.
+    /// Further notes, in sentences.
     pub notes: Vec<String>,
     /// Files that were written.
     pub written: Vec<PathBuf>,
-    /// For the `kubeadm join` that follows.
+    /// Preflight errors that the `kubeadm join` after this run has to ignore.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignore_preflight_errors: Vec<String>,
 }
 
-/// Actions that wrote a file.
-const INSTALLED: [&str; 8] = [
-    "issued",
-    "renewed",
-    "rekeyed",
-    "rewritten",
-    "written",
-    "made",
-    "tightened",
-    "sa.pub derived",
-];
-
-/// One thing that the node holds.
+/// One object of the node.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
     /// kubeadm's name.
     pub name: String,
-    /// The authority that signs it; a bundle's own.
+    /// The authority that signs the certificate; `None` for a bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
-    /// One word, or two.
-    pub action: &'static str,
-    /// Why, and what deserves attention.
+    /// What is done, or was done.
+    pub action: RowAction,
+    /// Reasons for the action, and notes, in sentences.
     pub reasons: Vec<String>,
-    /// Subject, for a certificate.
+    /// Subject of the certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// Subject alternative names, for a certificate that has any.
+    /// Subject alternative names; `None` for a certificate without any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sans: Option<String>,
     /// Key algorithm.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// When it will be due for renewal (`plan` and `renew` only).
+    /// When the certificate will be due for renewal (`plan` and `renew` only).
     #[serde(
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub due: Option<OffsetDateTime>,
-    /// End of validity of what is in place now.
+    /// End of validity of the certificate in place.
     #[serde(
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub not_after: Option<OffsetDateTime>,
-    /// The files.
+    /// Files of the object.
     pub paths: Vec<NodePath>,
-    /// Kind and place of the signer (`plan` only).
+    /// Kind and address of the signer (`plan` only).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
-    /// Whether the signer, as configured, can carry the certificate (`plan` only). Asked without I/O.
+    /// Whether the signer, as configured, can issue the certificate (`plan` only). Determined without I/O.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub carries: Option<Carry>,
-    /// How this row weighs on the exit status.
+    /// Contribution of this row to the exit status.
     #[serde(skip)]
     pub code: Option<ExitCode>,
 }
 
 impl Report {
-    /// The gravest of all rows.
+    /// Returns the gravest code of all rows.
     pub fn code(&self) -> ExitCode {
         self.rows
             .iter()
@@ -101,16 +95,17 @@ impl Report {
             .unwrap_or(ExitCode::Done)
     }
 
-    /// Says what was installed and what was not, for a run that failed in part; `None` if it is done or only waits.
+    /// Returns a sentence with what was installed and what was not, if the run failed in part. `None` if the run is done
+    /// or only pending.
     pub fn remainder(&self) -> Option<String> {
         if matches!(self.code(), ExitCode::Done | ExitCode::Pending) {
             return None;
         }
-        // Restarts have no files of their own; files of the state directory are not part of the PKI.
+        // Rows of restarts have no files, and files of the state directory are not part of the PKI.
         let is_file = |row: &&Row| row.paths.iter().any(|path| !path.starts_with(STATE_DIR));
         let rows = || self.rows.iter().filter(is_file);
         let installed: Vec<&str> = rows()
-            .filter(|row| INSTALLED.contains(&row.action))
+            .filter(|row| row.action.is_installed())
             .map(|row| row.name.as_str())
             .collect();
         let left: Vec<String> = rows()
@@ -130,39 +125,47 @@ impl Report {
 }
 
 impl Row {
-    /// What is no certificate and could not be done.
+    /// Returns the row of a failed action that concerns no certificate.
     pub fn failed(name: &str, failure: Failure) -> Row {
         Row {
             name: name.to_owned(),
-            action: "failed",
+            action: RowAction::Failed,
             reasons: failure.messages,
             code: Some(failure.code),
             ..Row::default()
         }
     }
 
-    /// The service-account pair, which cannot be used.
+    /// Returns whether this is the service-account pair, and it cannot be used.
     pub fn is_refused_pair(&self) -> bool {
-        self.authority.is_none() && self.action == "refused"
+        self.authority.is_none() && self.action == RowAction::Refused
     }
 
-    /// A certificate that this run has issued and put in place.
+    /// Returns whether this run has issued and installed the certificate.
     pub fn is_new(&self) -> bool {
-        matches!(self.action, "issued" | "renewed" | "rekeyed")
+        matches!(
+            self.action,
+            RowAction::Issued | RowAction::Renewed | RowAction::Rekeyed
+        )
     }
 
-    /// Something should have been done about it and could not be, though nothing is the worse for it yet.
+    /// Returns whether an action was due and could not be taken, while the certificate in place may still be valid.
     pub fn is_overdue(&self) -> bool {
-        matches!(self.action, "failed" | "pending" | "held back")
+        matches!(
+            self.action,
+            RowAction::Failed | RowAction::Pending | RowAction::HeldBack
+        )
     }
 }
 
-/// Everything was in place.
+/// Returns the report of a run that found everything in place.
 pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
-    let mut rows: Vec<Row> = survey
-        .bundles
-        .iter()
-        .filter_map(|bundle| Some(bundle_row(&bundle.spec, "kept", bundle.found.present()?)))
+    let bundles = survey.bundles.iter();
+    let mut rows: Vec<Row> = bundles
+        .filter_map(|bundle| {
+            let found = bundle.found.present()?;
+            Some(bundle_row(&bundle.spec, RowAction::Kept, found))
+        })
         .collect();
     let rotating = survey.rotating.is_some();
     for cert in survey.certs {
@@ -172,15 +175,15 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
             Action::Keep { notes } if cert.deferred => Row {
                 due,
                 code: Some(ExitCode::Pending),
-                ..cert_row(&cert.spec, "held back", notes, chain)
+                ..cert_row(&cert.spec, RowAction::HeldBack, notes, chain)
             },
             Action::Keep { notes } => Row {
                 due,
-                ..cert_row(&cert.spec, "kept", notes, chain)
+                ..cert_row(&cert.spec, RowAction::Kept, notes, chain)
             },
             Action::Refuse { reason } => refused_row(&cert.spec, reason, chain),
             Action::Issue { .. } | Action::Rewrite { .. } => {
-                cert_row(&cert.spec, "kept", Vec::new(), chain)
+                cert_row(&cert.spec, RowAction::Kept, Vec::new(), chain)
             }
         });
     }
@@ -188,7 +191,7 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
     rows.extend(
         service_account
             .filter(|_| survey.service_account.is_some())
-            .map(|spec| service_account_row(spec, "kept")),
+            .map(|spec| service_account_row(spec, RowAction::Kept)),
     );
     rows.extend(refused_service_account(
         setup,
@@ -202,71 +205,21 @@ pub(super) fn settled(setup: &Setup, survey: Survey) -> Report {
     }
 }
 
-/// What a run would do: nothing is written or sent.
+/// Returns the report of what a run would do.
 pub fn planned(setup: &Setup, survey: &Survey) -> Report {
-    let mut rows = Vec::new();
-    for bundle in &survey.bundles {
-        let signer = setup.signers.get(&bundle.spec.authority);
-        rows.push(match &bundle.found {
-            Found::Present(found) => bundle_row(&bundle.spec, "keep", found),
-            other => Row {
-                action: "fetch",
-                reasons: other.trouble().into_iter().collect(),
-                signer: signer.map(|(_, signer)| signer.label()),
-                ..empty_bundle_row(&bundle.spec)
-            },
-        });
-    }
-    for cert in &survey.certs {
-        let (action, reasons) = match &cert.action {
-            Action::Keep { notes } if cert.deferred => ("hold back", notes.clone()),
-            Action::Keep { notes } => ("keep", notes.clone()),
-            Action::Rewrite { reasons } => ("rewrite", reasons.clone()),
-            Action::Issue { reasons } => (
-                match (&survey.rotating, cert.found.chain.present()) {
-                    (None, _) | (_, None) => "issue",
-                    _ if cert.keep_key => "renew",
-                    _ => "rekey",
-                },
-                reasons.clone(),
-            ),
-            Action::Refuse { reason } => ("refuse", vec![reason.clone()]),
-        };
-        let mut row = cert_row(&cert.spec, action, reasons, cert.found.chain.present());
-        row.due = cert.due;
-        row.signer = setup
-            .signers
-            .get(&cert.spec.authority)
-            .map(|(_, signer)| signer.label());
-        if let Some((_, signer)) = setup.signers.get(&cert.spec.authority) {
-            let wanted = super::wanted(&cert.spec);
-            row.carries = Some(match signer.preflight(&wanted) {
-                Ok(()) => signer.caps().carry(&wanted),
-                Err(rejection) => {
-                    row.reasons.push(rejection.to_string());
-                    row.reasons.extend(omission(&cert.spec));
-                    // What is kept needs the signer later.
-                    let needed = matches!(cert.action, Action::Issue { .. });
-                    row.code = needed.then_some(ExitCode::Configuration);
-                    Carry::No
-                }
-            });
-        }
-        if action == "refuse" {
-            row.code = Some(ExitCode::Refused);
-        }
-        if cert.deferred {
-            row.code = Some(ExitCode::Pending);
-        }
-        rows.push(row);
-    }
+    let bundles = survey.bundles.iter();
+    let mut rows: Vec<Row> = bundles
+        .map(|bundle| planned_bundle(setup, bundle))
+        .collect();
+    let certs = survey.certs.iter();
+    rows.extend(certs.map(|cert| planned_cert(setup, cert, survey.rotating.is_some())));
     if let (Some(spec), Some(action)) = (&setup.plan.service_account, &survey.service_account) {
         let action = match action {
-            ServiceAccountAction::Keep => "keep",
-            ServiceAccountAction::Make => "make",
-            ServiceAccountAction::Install => "write",
-            ServiceAccountAction::DerivePublic => "derive sa.pub",
-            ServiceAccountAction::Tighten => "tighten",
+            ServiceAccountAction::Keep => RowAction::Keep,
+            ServiceAccountAction::Make => RowAction::Make,
+            ServiceAccountAction::Install => RowAction::Write,
+            ServiceAccountAction::DerivePublic => RowAction::DerivePublic,
+            ServiceAccountAction::Tighten => RowAction::Tighten,
         };
         rows.push(service_account_row(spec, action));
     }
@@ -278,24 +231,10 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
     rows.extend(
         files
             .filter_map(|place| setup.provided.files.get(*place))
-            .map(|file| provided_row(file, "write")),
+            .map(|file| provided_row(file, RowAction::Write)),
     );
     let mut notes = survey.notes.clone();
-    let unsigned: BTreeSet<Authority> = survey
-        .to_issue()
-        .map(|cert| cert.spec.authority)
-        .filter(|authority| !setup.signers.contains_key(authority))
-        .collect();
-    if !unsigned.is_empty() {
-        let names: Vec<_> = unsigned
-            .iter()
-            .map(|authority| authority.as_str())
-            .collect();
-        notes.push(format!(
-            "nobody is configured to sign for {}; name a signer under authorities or with --signer, or have the requests signed elsewhere (nodepki csr export DIR)",
-            names.join(", ")
-        ));
-    }
+    notes.extend(missing_signers(setup, survey));
     Report {
         rows,
         notes,
@@ -304,9 +243,81 @@ pub fn planned(setup: &Setup, survey: &Survey) -> Report {
     }
 }
 
+fn planned_bundle(setup: &Setup, bundle: &SurveyedBundle) -> Row {
+    match &bundle.found {
+        Found::Present(found) => bundle_row(&bundle.spec, RowAction::Keep, found),
+        other => {
+            let signer = setup.signers.get(&bundle.spec.authority);
+            Row {
+                reasons: other.trouble().into_iter().collect(),
+                signer: signer.map(|(_, signer)| signer.label()),
+                ..absent_bundle_row(&bundle.spec, RowAction::Fetch)
+            }
+        }
+    }
+}
+
+fn planned_cert(setup: &Setup, cert: &SurveyedCert, rotating: bool) -> Row {
+    let chain = cert.found.chain.present();
+    let (action, reasons) = match &cert.action {
+        Action::Keep { notes } if cert.deferred => (RowAction::HoldBack, notes.clone()),
+        Action::Keep { notes } => (RowAction::Keep, notes.clone()),
+        Action::Rewrite { reasons } => (RowAction::Rewrite, reasons.clone()),
+        Action::Issue { reasons } => {
+            let action = match chain {
+                Some(_) if rotating && cert.keep_key => RowAction::Renew,
+                Some(_) if rotating => RowAction::Rekey,
+                _ => RowAction::Issue,
+            };
+            (action, reasons.clone())
+        }
+        Action::Refuse { reason } => (RowAction::Refuse, vec![reason.clone()]),
+    };
+    let mut row = cert_row(&cert.spec, action, reasons, chain);
+    row.due = cert.due;
+    if let Some((_, signer)) = setup.signers.get(&cert.spec.authority) {
+        row.signer = Some(signer.label());
+        let wanted = super::wanted(&cert.spec);
+        row.carries = Some(match signer.preflight(&wanted) {
+            Ok(()) => signer.caps().carry(&wanted),
+            Err(rejection) => {
+                row.reasons.push(rejection.to_string());
+                row.reasons.extend(omission(&cert.spec));
+                // A certificate that is kept needs the signer only later.
+                let needed = matches!(cert.action, Action::Issue { .. });
+                row.code = needed.then_some(ExitCode::Configuration);
+                Carry::No
+            }
+        });
+    }
+    if action == RowAction::Refuse {
+        row.code = Some(ExitCode::Refused);
+    }
+    if cert.deferred {
+        row.code = Some(ExitCode::Pending);
+    }
+    row
+}
+
+/// Returns a note if certificates are to be issued by authorities without a signer.
+fn missing_signers(setup: &Setup, survey: &Survey) -> Option<String> {
+    let unsigned: BTreeSet<Authority> = survey
+        .to_issue()
+        .map(|cert| cert.spec.authority)
+        .filter(|authority| !setup.signers.contains_key(authority))
+        .collect();
+    let names: Vec<&str> = unsigned.iter().map(|one| one.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "no signer is configured for {} (configure one under authorities or with --signer, or have the requests signed offline: nodepki csr export DIR)",
+            names.join(", ")
+        )
+    })
+}
+
 pub(super) fn cert_row(
     spec: &CertSpec,
-    action: &'static str,
+    action: RowAction,
     reasons: Vec<String>,
     chain: Option<&Chain>,
 ) -> Row {
@@ -318,27 +329,24 @@ pub(super) fn cert_row(
         subject: Some(spec.profile.subject.to_string()),
         sans: (!spec.profile.sans.is_empty()).then(|| spec.profile.sans.to_string()),
         key: Some(spec.profile.key.to_string()),
-        due: None,
         not_after: chain.map(|chain| chain.leaf().not_after()),
         paths: match &spec.output {
             Output::Pair { certificate, key } => vec![certificate.clone(), key.clone()],
             Output::Kubeconfig { path, .. } => vec![path.clone()],
         },
-        signer: None,
-        carries: None,
-        code: None,
+        ..Row::default()
     }
 }
 
-/// What a person has to look at first. For rotation only: a bootstrap ends there.
+/// Returns the row of a certificate that needs manual action first. For rotation only: a bootstrap fails as a whole.
 pub(super) fn refused_row(spec: &CertSpec, reason: String, chain: Option<&Chain>) -> Row {
     Row {
         code: Some(ExitCode::Refused),
-        ..cert_row(spec, "refused", vec![reason], chain)
+        ..cert_row(spec, RowAction::Refused, vec![reason], chain)
     }
 }
 
-/// What cannot be installed yet because something else of its family is missing.
+/// Returns the row of a certificate that cannot be installed yet, since another one of its authority is missing.
 pub(super) fn waiting_row(
     spec: &CertSpec,
     reason: String,
@@ -347,15 +355,14 @@ pub(super) fn waiting_row(
 ) -> Row {
     Row {
         code: (!still_serves).then_some(ExitCode::Pending),
-        ..cert_row(spec, "held back", vec![reason], chain)
+        ..cert_row(spec, RowAction::HeldBack, vec![reason], chain)
     }
 }
 
 /// Returns the row of a request that did not end with an installed certificate.
 ///
-/// A certificate that is overdue and still valid never fails the run while its signer is unreachable or has not answered:
-/// the node works, and a boot must not wait for a renewal. A fault of this machine (disk, memory, descriptors) always
-/// fails the run.
+/// If the certificate in place is still valid, an unreachable or silent signer never fails the run: the node works, and a
+/// boot must not wait for a renewal. A fault of this machine (disk, memory, descriptors) always fails the run.
 pub(super) fn failed_row(
     spec: &CertSpec,
     outcome: Outcome,
@@ -370,30 +377,30 @@ pub(super) fn failed_row(
         Outcome::Denied(_) | Outcome::Refused(_) | Outcome::Signed { .. } => false,
     };
     let (action, reasons, code) = match outcome {
-        Outcome::Pending(note) => ("pending", vec![note], ExitCode::Pending),
+        Outcome::Pending(note) => (RowAction::Pending, vec![note], ExitCode::Pending),
         Outcome::Denied(reason) => (
-            "denied",
+            RowAction::Denied,
             vec![format!(
-                "the signer denied it: {reason}; settle it with whoever decides there and run again"
+                "the signer denied the request: {reason} (resolve this with the administrator of the signer, and run again)"
             )],
             ExitCode::Refused,
         ),
         Outcome::Refused(differences) => {
             let advice = "this certificate was not installed; correct the signer's profile or the configuration and run again".to_owned();
             (
-                "refused",
+                RowAction::Refused,
                 differences.into_iter().chain([advice]).collect(),
                 ExitCode::Refused,
             )
         }
         Outcome::Failed(error) => (
-            "failed",
+            RowAction::Failed,
             vec![sentence(error.as_ref())],
             signer_code(error.as_ref()),
         ),
-        Outcome::Undone(failure) => ("failed", failure.messages.clone(), failure.code),
+        Outcome::Undone(failure) => (RowAction::Failed, failure.messages.clone(), failure.code),
         // Not reached: a signed certificate is installed or held back.
-        Outcome::Signed { .. } => ("held back", Vec::new(), ExitCode::Pending),
+        Outcome::Signed { .. } => (RowAction::HeldBack, Vec::new(), ExitCode::Pending),
     };
     let mut row = cert_row(spec, action, reasons, chain);
     if matches!(
@@ -402,102 +409,77 @@ pub(super) fn failed_row(
     ) {
         row.reasons.extend(omission(spec));
     }
-    let passes = matches!(code, ExitCode::Unreachable | ExitCode::Pending);
-    let harmless = still_serves && waits_for_signer && !urgent;
-    if still_serves && passes {
+    let is_temporary = matches!(code, ExitCode::Unreachable | ExitCode::Pending);
+    let is_harmless = still_serves && waits_for_signer && !urgent;
+    if still_serves && is_temporary {
         row.reasons
             .push("the certificate in place is kept and still valid".to_owned());
     }
-    row.code = (!harmless).then_some(code);
+    row.code = (!is_harmless).then_some(code);
     row
 }
 
-/// The setting that leaves out a certificate which cannot be had and which no component needs.
+/// Returns the setting that omits a certificate which cannot be issued and which no component needs.
 pub(super) fn omission(spec: &CertSpec) -> Option<String> {
     spec.is_omittable.then(|| {
         format!(
-            "the control plane runs without {name}: `certificates: {{omit: [{name}]}}` in the settings leaves it out",
+            "the control plane runs without {name}: `certificates: {{omit: [{name}]}}` in the settings omits it",
             name = spec.name
         )
     })
 }
 
-pub(super) fn bundle_row(spec: &BundleSpec, action: &'static str, bundle: &TrustBundle) -> Row {
+pub(super) fn bundle_row(spec: &BundleSpec, action: RowAction, bundle: &TrustBundle) -> Row {
     Row {
-        action,
         subject: Some(bundle.first().subject().to_string()),
         key: Some(bundle.first().public_key().key_type().to_string()),
         not_after: Some(bundle.first().not_after()),
-        ..empty_bundle_row(spec)
+        ..absent_bundle_row(spec, action)
     }
 }
 
-fn empty_bundle_row(spec: &BundleSpec) -> Row {
+fn absent_bundle_row(spec: &BundleSpec, action: RowAction) -> Row {
     Row {
         name: spec.authority.to_string(),
-        authority: None,
-        action: "absent",
-        reasons: Vec::new(),
-        subject: None,
-        sans: None,
-        key: None,
-        due: None,
-        not_after: None,
+        action,
         paths: vec![spec.path.clone()],
-        signer: None,
-        carries: None,
-        code: None,
+        ..Row::default()
     }
 }
 
-pub(super) fn provided_row(file: &ProvidedFile, action: &'static str) -> Row {
+pub(super) fn provided_row(file: &ProvidedFile, action: RowAction) -> Row {
     Row {
         name: file.what.clone(),
-        authority: None,
         action,
         reasons: vec![format!("from {}", file.from)],
-        subject: None,
-        sans: None,
-        key: None,
-        due: None,
-        not_after: None,
         paths: vec![file.path.clone()],
-        signer: None,
-        carries: None,
-        code: None,
+        ..Row::default()
     }
 }
 
-/// Returns the row of a service-account pair that cannot be used. For rotation only: a bootstrap ends there.
+/// Returns the row of a service-account pair that cannot be used. For rotation only: a bootstrap fails as a whole.
 pub(super) fn refused_service_account(setup: &Setup, reason: Option<&str>) -> Option<Row> {
     let spec = setup.plan.service_account.as_ref()?;
     Some(Row {
         reasons: vec![reason?.to_owned()],
         code: Some(ExitCode::Refused),
-        ..service_account_row(spec, "refused")
+        ..service_account_row(spec, RowAction::Refused)
     })
 }
 
-pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: &'static str) -> Row {
+pub(super) fn service_account_row(spec: &ServiceAccountSpec, action: RowAction) -> Row {
     Row {
         name: "sa".to_owned(),
-        authority: None,
         action,
         reasons: match action {
-            "held back" => vec![format!(
-                "it is installed together with what {} signs",
+            RowAction::HeldBack => vec![format!(
+                "the pair is installed together with the certificates under {}",
                 Authority::Ca
             )],
             _ => Vec::new(),
         },
-        subject: None,
-        sans: None,
         key: Some(spec.key.to_string()),
-        due: None,
-        not_after: None,
         paths: vec![spec.private.clone(), spec.public.clone()],
-        signer: None,
-        carries: None,
-        code: None,
+        ..Row::default()
     }
 }

@@ -1,5 +1,5 @@
-//! Revocation: lists are fetched from the signers that publish them, verified, and laid where etcd reads them; a
-//! certificate that one of them names is not installed, and one in place is replaced.
+//! Revocation: fetches the lists that signers publish, verifies them, and installs them where etcd reads them. A revoked
+//! certificate is not installed, and one in place is replaced.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::request::{Enquiry, Outcome};
 use super::{
-    Clock, ExitCode, Failure, Operation, Outcomes, Progress, Report, Row, Setup, Survey,
+    Clock, ExitCode, Failure, Operation, Outcomes, Progress, Report, Row, RowAction, Setup, Survey,
     open_store, sentence, signer_code,
 };
 use crate::kube::names::Authority;
@@ -18,10 +18,10 @@ use crate::spec::{BundleSpec, crl_name};
 use crate::store::{Commit, Mode, READ_LIMIT, Root, Store};
 use crate::x509::{Chain, CrlError, RevocationList, Revocations, TrustBundle, rfc3339};
 
-/// Fetches the list of every authority whose signer publishes one, and writes those that are new.
+/// Fetches the revocation list of every authority whose signer publishes one, and writes those that are new.
 ///
 /// # Errors
-/// When nothing could be done at all. What became of single lists is in the report.
+/// Nothing could be done. Failures of single lists are in the report.
 pub async fn update_revocations(
     root: &Root,
     setup: &Setup,
@@ -48,17 +48,17 @@ pub async fn update_revocations(
         let Some(trust) = survey.trust(authority) else {
             report.rows.push(row(
                 bundle,
-                "failed",
+                RowAction::Failed,
                 "its CA certificate is not on this node yet; run nodepki bootstrap".to_owned(),
                 Some(ExitCode::Pending),
             ));
             continue;
         };
-        // Whoever made another bundle may sign lists under it too.
+        // The owner of a different bundle could also sign revocation lists under it.
         if let Err(error) = trust.require_pins(&setup.trust_source(authority).pins) {
             report.rows.push(row(
                 bundle,
-                "refused",
+                RowAction::Refused,
                 format!(
                     "{} is not the pinned one: {error}; put the right CA certificate there, or correct authorities.{authority}.trust.sha256",
                     bundle.path
@@ -87,16 +87,19 @@ pub async fn update_revocations(
             Ok(None) => continue,
             Err(error) => {
                 let code = signer_code(&error);
-                report
-                    .rows
-                    .push(row(bundle, "failed", sentence(error.as_ref()), Some(code)));
+                report.rows.push(row(
+                    bundle,
+                    RowAction::Failed,
+                    sentence(error.as_ref()),
+                    Some(code),
+                ));
                 continue;
             }
         };
         let in_place = survey.revocations(authority);
         report.rows.push(
             match judged(&fetched, trust, &chains, in_place, now).and_then(|lists| {
-                // While a CA is being changed a server speaks of the leaves of one of the two.
+                // During a CA change, a signer publishes lists for certificates under one of both CAs only.
                 let gap = match covers_any(&lists, &chains) {
                     true => None,
                     false => chains.iter().find_map(|chain| lists.gap(chain)),
@@ -124,7 +127,11 @@ pub async fn update_revocations(
                         not_after: lists.next_update(),
                         ..row(
                             bundle,
-                            if same { "kept" } else { "written" },
+                            if same {
+                                RowAction::Kept
+                            } else {
+                                RowAction::Written
+                            },
                             words(&lists),
                             None,
                         )
@@ -132,7 +139,7 @@ pub async fn update_revocations(
                 }
                 Err(error) => row(
                     bundle,
-                    "refused",
+                    RowAction::Refused,
                     format!(
                         "{error}; what is in place stays: look at what {} publishes",
                         signer.label()
@@ -154,7 +161,7 @@ pub async fn update_revocations(
     Ok(report)
 }
 
-/// Takes what is revoked out of what a run is about to install.
+/// Replaces the outcomes of revoked certificates, so that a run does not install them.
 pub(super) async fn strike_out(
     setup: &Setup,
     store: &Store,
@@ -200,7 +207,7 @@ pub(super) async fn strike_out(
             }
             Err(error) => Some(Err(error)),
         };
-        // A signer that publishes no list any more does not make the last one newer.
+        // If the signer has stopped publishing, the last list still becomes stale.
         let kept = survey
             .revocations(authority)
             .filter(|_| published.is_none());
@@ -213,7 +220,7 @@ pub(super) async fn strike_out(
         };
         let published = match published.transpose() {
             Ok(published) => published,
-            // The answers are kept: the next run asks for the list again and for nothing else.
+            // The answers are kept: the next run fetches only the list again.
             Err(error) => {
                 let error = Rc::new(error);
                 for name in signed {
@@ -237,7 +244,7 @@ pub(super) async fn strike_out(
                 rfc3339(since),
                 signer.label()
             );
-            // A new key makes a new request, so that the same certificate cannot come back.
+            // A new key leads to a new request, so that the same certificate cannot be returned.
             store.set_slot_aside(crate::store::Slot::Certificate(name), &why, now)?;
             outcomes.certs.insert(name, Outcome::Refused(vec![why]));
         }
@@ -258,7 +265,7 @@ async fn fetch(
     enquiry.ask(name, Operation::Crl, ask).await
 }
 
-/// Reads, verifies and judges the lists that a signer published: for `crl` and before an installation alike.
+/// Reads, verifies and judges published lists, for `crl` and before an installation.
 fn judged(
     bytes: &[u8],
     trust: &TrustBundle,
@@ -273,8 +280,8 @@ fn judged(
     }
 }
 
-/// Lists without which nothing is installed. A list of another time may be followed by a current one without any change to
-/// the signer's settings.
+/// Returns the error for an unusable list. A stale or future list is temporary, since the signer may publish a current one
+/// without a change of settings.
 fn refusal(what: String, error: CrlError) -> SignerError {
     let class = match error {
         CrlError::Stale { .. } | CrlError::Future { .. } => Class::Transient,
@@ -288,7 +295,7 @@ fn covers_any(lists: &Revocations, chains: &[&Chain]) -> bool {
     chains.is_empty() || chains.iter().any(|chain| lists.gap(chain).is_none())
 }
 
-/// Lists that no later run could read would be of no use here, and in its way.
+/// Returns the error for lists that exceed the read limit as PEM, so that no later run could read them.
 fn unreadable(lists: &Revocations) -> Option<CrlError> {
     let bytes = lists.to_pem().len();
     (bytes as u64 > READ_LIMIT).then_some(CrlError::TooLarge {
@@ -338,24 +345,18 @@ fn words(lists: &Revocations) -> String {
     words.join("; ")
 }
 
-fn row(bundle: &BundleSpec, action: &'static str, reason: String, code: Option<ExitCode>) -> Row {
+fn row(bundle: &BundleSpec, action: RowAction, reason: String, code: Option<ExitCode>) -> Row {
     Row {
         name: crl_name(bundle.authority),
         authority: Some(bundle.authority.to_string()),
         action,
         reasons: vec![reason],
-        subject: None,
-        sans: None,
-        key: None,
-        due: None,
-        not_after: None,
         paths: vec![
             bundle.crl_path.clone(),
             bundle.crl_path.with_extension("der"),
         ],
-        signer: None,
-        carries: None,
         code,
+        ..Row::default()
     }
 }
 
@@ -364,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_that_is_too_large_as_pem_is_told() {
+    fn reports_crl_over_pem_size_limit() {
         let mut parameters = rcgen::CertificateParams::default();
         parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let key = rcgen::KeyPair::generate().unwrap();

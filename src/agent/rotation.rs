@@ -81,7 +81,7 @@ pub fn log(report: &Report) {
         if !row.reasons.is_empty() {
             message = format!("{message}: {}", row.reasons.join("; "));
         }
-        let (certificate, action) = (&row.name, row.action);
+        let (certificate, action) = (&row.name, row.action.as_str());
         match row.code {
             None if row.is_overdue() => tracing::warn!(certificate, action, "{message}"),
             None => tracing::info!(certificate, action, "{message}"),

@@ -13,7 +13,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use crate::agent::{Clock, ExitCode, Failure, Report, Row, recovery_notes};
+use crate::agent::{Clock, ExitCode, Failure, Report, Row, RowAction, recovery_notes};
 use crate::cluster::api::{self, Api, Resource};
 use crate::kube::kubeadm::{Cluster, Etcd};
 use crate::kube::kubeadm_certs::{
@@ -209,7 +209,7 @@ pub async fn download(
     // Where nothing is to be done nothing is touched, the lock included.
     if !root.has_unfinished()? {
         let rows = compare(root, &certs, what)?;
-        if rows.iter().all(|(row, _)| row.action == KEPT) {
+        if rows.iter().all(|(row, _)| row.action == RowAction::Kept) {
             return Ok(report(rows, notes, Vec::new()));
         }
     }
@@ -230,8 +230,8 @@ pub async fn download(
         };
         if let (Some(path), Some(bytes)) = (row.paths.first(), certs.contents(*entry)) {
             match row.action {
-                KEPT => &mut commit,
-                REPLACED => commit.file(path.clone(), bytes.clone(), mode),
+                RowAction::Kept => &mut commit,
+                RowAction::Replaced => commit.file(path.clone(), bytes.clone(), mode),
                 _ => commit.file_if_absent(path.clone(), bytes.clone(), mode),
             };
         }
@@ -240,9 +240,6 @@ pub async fn download(
     notes.extend(committed.notes.iter().map(ToString::to_string));
     Ok(report(rows, notes, committed.written))
 }
-
-const KEPT: &str = "kept";
-const REPLACED: &str = "replaced";
 
 /// What becomes of each file.
 fn compare(
@@ -258,9 +255,9 @@ fn compare(
         };
         let found = root.read(&path)?.filter(|found| !found.bytes.is_empty());
         let action = match found {
-            None => "written",
-            Some(found) if is_same(entry, &found.bytes, bytes) => KEPT,
-            Some(_) if what.replace => REPLACED,
+            None => RowAction::Written,
+            Some(found) if is_same(entry, &found.bytes, bytes) => RowAction::Kept,
+            Some(_) if what.replace => RowAction::Replaced,
             Some(found) => {
                 differences.push(format!(
                     "{} is not the {entry} that the cluster shares: it holds {}, the Secret {NAMESPACE}/{SECRET} has {}; if this node is to be one of that cluster, run again with --replace, which puts the cluster's in its place",
@@ -293,7 +290,7 @@ fn in_words(entry: Entry, bytes: &[u8]) -> String {
         .map_or_else(|| "nothing of the kind".to_owned(), |held| held.to_string())
 }
 
-fn row(entry: Entry, action: &'static str, path: NodePath, bytes: &[u8]) -> Row {
+fn row(entry: Entry, action: RowAction, path: NodePath, bytes: &[u8]) -> Row {
     let held = entry.holds(bytes);
     let certificate = held.as_ref().and_then(|held| held.certificate());
     Row {
@@ -343,7 +340,7 @@ pub async fn upload(
         "the Secret {NAMESPACE}/{SECRET} is removed by the cluster after {}",
         rfc3339(expires)
     )];
-    let empty = rows.iter().filter(|row| row.action == EMPTY);
+    let empty = rows.iter().filter(|row| row.action == RowAction::LeftEmpty);
     let empty: Vec<_> = empty.map(|row| row.name.as_str()).collect();
     if !empty.is_empty() {
         notes.push(format!(
@@ -357,8 +354,6 @@ pub async fn upload(
         ..Report::default()
     })
 }
-
-const EMPTY: &str = "left empty";
 
 /// The files to be shared, and a row for each name.
 fn gather(
@@ -379,7 +374,8 @@ fn gather(
         };
         match (path, found.filter(|found| !found.bytes.is_empty())) {
             (Some(path), Some(found)) => {
-                rows.push(row(*entry, "uploaded", root.node_path(path), &found.bytes));
+                let path = root.node_path(path);
+                rows.push(row(*entry, RowAction::Uploaded, path, &found.bytes));
                 contents.insert(*entry, found.bytes);
             }
             (Some(path), None) if needed.contains(entry) => messages.push(format!(
@@ -388,7 +384,7 @@ fn gather(
             )),
             (path, _) => rows.push(Row {
                 name: entry.to_string(),
-                action: EMPTY,
+                action: RowAction::LeftEmpty,
                 paths: path.into_iter().map(|path| root.node_path(path)).collect(),
                 ..Row::default()
             }),

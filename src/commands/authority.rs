@@ -1,4 +1,4 @@
-//! `nodepki authority stage`, `activate`, `retire` and `status`.
+//! `nodepki authority stage`, `activate`, `retire` and `status`: change a CA on a running cluster.
 
 pub mod change;
 
@@ -7,68 +7,72 @@ use std::path::Path;
 
 use clap::{Args, Subcommand};
 
-use super::terminal::Terminal;
-use super::{Global, Output, Run, Sources, now, print, runtime, screen, table};
+use super::options::{GlobalOptions, RunOptions, SourceOptions};
+use super::output::terminal::Terminal;
+use super::output::{print_to_stderr, table};
+use super::{now, runtime};
 use crate::agent::load::{self, KubeconfigFile, Loaded};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::store::Root;
-use change::cluster::Seen;
+use crate::x509::rfc3339;
+use change::cluster::ClusterView;
 use change::report::{AuthorityReport, NodeReport, Nodes, Peers};
-use change::{Outcome, Wish};
+use change::{StepOrder, StepOutcome};
 
-/// The administrator's own, on a control-plane node.
-const ADMIN: &str = "/etc/kubernetes/admin.conf";
+/// The administrator's kubeconfig on a control-plane node.
+const ADMIN_KUBECONFIG: &str = "/etc/kubernetes/admin.conf";
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Command {
-    /// Trust a new CA beside the old one, on this node; the first step, on every node
+pub(super) enum AuthorityCommand {
+    /// Trust a new CA in addition to the old one on this node; the first step, on every node
     ///
-    /// The bundle and every kubeconfig with this CA get both certificates, the old one first, in one commit. What reads
-    /// them only when it starts is restarted: exit status 75 until that is done (the same command again, nodepki renew, or
-    /// the daemon goes on with it).
+    /// Adds the new certificate after the old one to the bundle and to every kubeconfig with this CA, in one commit.
+    /// Restarts the components that read these files only at start; exit status 75 until that is done (repeat the command,
+    /// or run nodepki renew or the daemon).
     Stage {
         #[command(flatten)]
         step: StepArgs,
-        /// The new CA's certificate; without it what the signer offers, if authorities.X.trust.sha256 pins it
+        /// Certificate of the new CA; default: the signer's CA certificate, if authorities.X.trust.sha256 pins it
         #[arg(long, value_name = "FILE", conflicts_with = "undo")]
         certificate: Option<Argument>,
-        /// Take the new CA out again, as long as nothing is under it
+        /// Remove the new CA again, if no certificate is under it
         #[arg(long)]
         undo: bool,
-        /// With --undo: no node has activated the new CA
+        /// With --undo: state that no node has activated the new CA
         #[arg(long, requires = "undo")]
         no_node_activated: bool,
     },
-    /// Make the staged CA the one that issues, and have everything issued anew; once every node has staged it
+    /// Make the staged CA the issuing one, and have all certificates reissued, once every node has staged it
     Activate {
         #[command(flatten)]
         step: StepArgs,
-        /// Every other node has staged the new CA, and its restarts are done
+        /// State that every other node has staged the new CA and completed its restarts
         #[arg(long)]
         all_nodes_staged: bool,
     },
-    /// Stop trusting the old CA, once nothing on any node is under it
+    /// Stop trusting the old CA, once no certificate on any node is under it
     Retire {
         #[command(flatten)]
         step: StepArgs,
-        /// Every other node has activated the new CA, and its restarts are done
+        /// State that every other node has activated the new CA and completed its restarts
         #[arg(long)]
         all_nodes_activated: bool,
     },
-    /// Show how far a CA change is on this node, and what the next step lacks; with -o json the report for other nodes
+    /// Show the progress of a CA change on this node, and what the next step requires; -o json prints the report for other
+    /// nodes
     ///
-    /// Reads this node's files only. Exit status: 0; 75 while a change is under way and restarts for it are due.
+    /// Reads this node's files only. Exit status: 0; 75 if a change is in progress and its restarts are due.
     Status {
-        /// ca, front-proxy-ca or etcd-ca; all of them without
+        /// ca, front-proxy-ca or etcd-ca; default: all
         #[arg(value_name = "AUTHORITY")]
         authorities: Vec<Authority>,
-        /// Also ask this kubeconfig's cluster whether the ConfigMaps that publish the CA have the new one
+        /// Also check with this kubeconfig whether the ConfigMaps that publish the CA contain the new one
         #[arg(long, value_name = "FILE")]
         kubeconfig: Option<Argument>,
         #[command(flatten)]
-        sources: Sources,
+        sources: SourceOptions,
     },
 }
 
@@ -76,33 +80,34 @@ pub(super) enum Command {
 pub(super) struct StepArgs {
     /// ca, front-proxy-ca or etcd-ca
     authority: Authority,
-    /// Say what would be done; nothing is written or asked of a signer
+    /// Show what would be done; writes nothing and requests no certificate
     #[arg(long)]
     dry_run: bool,
-    /// What `nodepki authority status -o json` said on another node; may be repeated
+    /// Output of `nodepki authority status -o json` on another node; may be repeated
     #[arg(long, value_name = "FILE")]
     peer_report: Vec<Argument>,
-    /// Ask this kubeconfig's cluster which nodes there are, instead of that of /etc/kubernetes/admin.conf
+    /// Kubeconfig with which to list the cluster's nodes, instead of /etc/kubernetes/admin.conf
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<Argument>,
     #[command(flatten)]
-    run: Run,
+    run: RunOptions,
 }
 
 impl StepArgs {
-    fn wish(self, root: &Root, stated: bool) -> Result<Wish, Failure> {
+    /// Returns the parameters of the step. `stated`: the administrator states the condition for all nodes.
+    fn order(self, root: &Root, stated: bool) -> Result<StepOrder, Failure> {
         let reports = self
             .peer_report
             .iter()
             .map(|path| read_report(root, path))
             .collect::<Result<_, _>>()?;
-        let admin = root.metadata(ADMIN)?.is_some();
-        let admin = admin.then(|| KubeconfigFile::from(Path::new(ADMIN)));
+        let has_admin = root.metadata(ADMIN_KUBECONFIG)?.is_some();
+        let admin = has_admin.then(|| KubeconfigFile::from(Path::new(ADMIN_KUBECONFIG)));
         let given = self.kubeconfig.as_ref().map(KubeconfigFile::from);
-        Ok(Wish {
+        Ok(StepOrder {
             authority: self.authority,
             dry_run: self.dry_run,
-            // Who says it of all nodes asks nobody.
+            // A statement for all nodes needs no list of nodes.
             kubeconfig: given.or(admin.filter(|_| !stated)),
             peers: Peers { reports, stated },
         })
@@ -114,7 +119,7 @@ fn read_report(root: &Root, path: &Argument) -> Result<(String, NodeReport), Fai
     let text = load::read_argument(root, path).map_err(|error| {
         Failure::caused(
             ExitCode::Usage,
-            format!("--peer-report {shown}: {error}; name a file with what a node reported"),
+            format!("--peer-report {shown}: {error} (name the report of another node)"),
             &error,
         )
     })?;
@@ -122,85 +127,81 @@ fn read_report(root: &Root, path: &Argument) -> Result<(String, NodeReport), Fai
         Failure::new(
             ExitCode::Refused,
             format!(
-                "--peer-report {shown} is not what a node reports ({error}); have it written by nodepki authority status -o json on that node"
+                "--peer-report {shown} is not a valid report: {error} (write it with nodepki authority status -o json on that node)"
             ),
         )
     })?;
     Ok((shown, report))
 }
 
-impl Command {
-    pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
+impl AuthorityCommand {
+    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let root = global.open_root()?;
         let terminal = Terminal::new(global.verbose);
         let load = |step: &StepArgs| -> Result<Loaded, Failure> {
             global.load_running(&step.run.inputs(global)?)
         };
         let runtime = runtime()?;
-        let (loaded, wish, outcome) = match self {
-            Command::Status {
+        let (loaded, order, outcome) = match self {
+            AuthorityCommand::Status {
                 authorities,
                 kubeconfig,
                 sources,
             } => {
-                let loaded = global.load_running(&Run::of(sources).inputs(global)?)?;
+                let loaded = global.load_running(&sources.inputs(global)?)?;
                 let authorities: BTreeSet<Authority> = authorities.into_iter().collect();
                 return status(global, &root, &loaded, &authorities, kubeconfig.as_ref());
             }
-            Command::Stage {
+            AuthorityCommand::Stage {
                 step,
                 certificate,
                 undo,
                 no_node_activated,
             } => {
                 let loaded = load(&step)?;
-                let wish = step.wish(&root, no_node_activated)?;
+                let order = step.order(&root, no_node_activated)?;
                 let file = certificate.as_ref();
+                let setup = &loaded.setup;
                 let outcome = match undo {
-                    true => runtime.block_on(change::undo(&root, &loaded.setup, &wish, now)),
-                    false => {
-                        runtime.block_on(change::stage(&root, &loaded.setup, &wish, file, now))
-                    }
+                    true => runtime.block_on(change::undo(&root, setup, &order, now)),
+                    false => runtime.block_on(change::stage(&root, setup, &order, file, now)),
                 };
-                (loaded, wish, outcome)
+                (loaded, order, outcome)
             }
-            Command::Activate {
+            AuthorityCommand::Activate {
                 step,
                 all_nodes_staged,
             } => {
                 let loaded = load(&step)?;
-                let wish = step.wish(&root, all_nodes_staged)?;
-                let step = change::activate(&root, &loaded.setup, &wish, now, &terminal);
+                let order = step.order(&root, all_nodes_staged)?;
+                let step = change::activate(&root, &loaded.setup, &order, now, &terminal);
                 let outcome = runtime.block_on(step);
-                (loaded, wish, outcome)
+                (loaded, order, outcome)
             }
-            Command::Retire {
+            AuthorityCommand::Retire {
                 step,
                 all_nodes_activated,
             } => {
                 let loaded = load(&step)?;
-                let wish = step.wish(&root, all_nodes_activated)?;
-                let step = change::retire(&root, &loaded.setup, &wish, now);
+                let order = step.order(&root, all_nodes_activated)?;
+                let step = change::retire(&root, &loaded.setup, &order, now);
                 let outcome = runtime.block_on(step);
-                (loaded, wish, outcome)
+                (loaded, order, outcome)
             }
         };
         let mut outcome = outcome?;
-        if !wish.dry_run {
+        if !order.dry_run {
             let settle = change::settle(&root, &loaded, outcome, now, &terminal);
             outcome = runtime.block_on(settle)?;
         }
         drop(terminal);
-        match global.output {
-            Output::Table | Output::Tree => print(&text(global, &outcome))?,
-            _ => global.print_value(&outcome, global.output)?,
-        };
+        global.print_either(&outcome, || text(global, &outcome))?;
         Ok(outcome.code())
     }
 }
 
 fn status(
-    global: &Global,
+    global: &GlobalOptions,
     root: &Root,
     loaded: &Loaded,
     authorities: &BTreeSet<Authority>,
@@ -211,61 +212,51 @@ fn status(
         true => ExitCode::Pending,
         false => ExitCode::Done,
     };
-    match global.output {
-        Output::Table | Output::Tree => print(&rows(&report))?,
-        // As other nodes read it.
-        _ => global.print_value(&report, global.output)?,
-    };
+    global.print_either(&report, || {
+        report.authorities.iter().map(row_text).collect()
+    })?;
     for row in &report.authorities {
         if let Some(kubeconfig) = kubeconfig {
             let setup = &loaded.setup;
-            let look = change::look(root, kubeconfig, setup, row.authority, now());
-            screen::print_aside(&seen(row.authority, &runtime()?.block_on(look)?));
+            let view = change::view_cluster(root, kubeconfig, setup, row.authority, now());
+            print_to_stderr(&view_text(row.authority, &runtime()?.block_on(view)?));
         }
     }
     Ok(code)
 }
 
-fn seen(authority: Authority, seen: &Seen) -> String {
+fn view_text(authority: Authority, view: &ClusterView) -> String {
     let mut text = String::new();
-    match &seen.nodes {
+    match &view.nodes {
         Nodes::Unknown(why) => text.push_str(&format!("note: {authority}: {why}\n")),
         Nodes::Listed(nodes) => {
             let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
             text.push_str(&format!(
-                "note: {authority} matters to {}\n",
+                "note: {authority} is used by {}\n",
                 nodes.join(", ")
             ));
         }
     }
-    for words in seen.lacking.iter().chain(&seen.notes) {
-        text.push_str(&format!("note: {words}\n"));
-    }
-    text
-}
-
-fn rows(report: &NodeReport) -> String {
-    let mut text = String::new();
-    for row in &report.authorities {
-        text.push_str(&row_text(row));
+    for message in view.lacking.iter().chain(&view.notes) {
+        text.push_str(&format!("note: {message}\n"));
     }
     text
 }
 
 fn row_text(row: &AuthorityReport) -> String {
     let since = match (row.staged, row.activated) {
-        (Some(staged), None) => format!(", staged {}", crate::x509::rfc3339(staged)),
-        (_, Some(activated)) => format!(", activated {}", crate::x509::rfc3339(activated)),
+        (Some(staged), None) => format!(", staged {}", rfc3339(staged)),
+        (_, Some(activated)) => format!(", activated {}", rfc3339(activated)),
         _ => String::new(),
     };
-    let mut text = format!("{:<15} {}{since}\n", row.authority, row.phase.as_str());
+    let mut text = format!("{:<15} {}{since}\n", row.authority, row.phase);
     for trusted in &row.bundle {
         text.push_str(&format!(
             "    {:<4} {}, certificate sha256:{}, until {}\n",
             trusted.role.as_deref().unwrap_or("ca"),
             trusted.subject,
             trusted.sha256,
-            crate::x509::rfc3339(trusted.not_after)
+            rfc3339(trusted.not_after)
         ));
     }
     for missing in &row.missing {
@@ -273,19 +264,19 @@ fn row_text(row: &AuthorityReport) -> String {
     }
     if let Some(next) = row.next.as_ref().filter(|_| row.missing.is_empty()) {
         text.push_str(&format!(
-            "    next: {next}, once every other node is as far\n"
+            "    next: {next}, once every other node has completed this step\n"
         ));
     }
     text
 }
 
-fn text(global: &Global, outcome: &Outcome) -> String {
+fn text(global: &GlobalOptions, outcome: &StepOutcome) -> String {
     let mut text = String::new();
-    for words in &outcome.proven {
-        text.push_str(&format!("proven: {words}\n"));
+    for proof in &outcome.proven {
+        text.push_str(&format!("proven: {proof}\n"));
     }
-    for words in &outcome.done {
-        text.push_str(&format!("{words}\n"));
+    for action in &outcome.done {
+        text.push_str(&format!("{action}\n"));
     }
     if let Some(issued) = &outcome.issued {
         text.push_str(&table::render(issued, global.verbose > 0, &global.root));
@@ -298,12 +289,8 @@ fn text(global: &Global, outcome: &Outcome) -> String {
         text.push_str(&format!("note: {note}\n"));
     }
     text.push_str(&row_text(&outcome.report));
-    let changes = !outcome
-        .done
-        .iter()
-        .all(|words| words.starts_with("nothing to do"));
-    if changes && !outcome.applied && outcome.issued.is_none() {
-        text.push_str("nothing was changed; without --dry-run it is done\n");
+    if outcome.is_due && !outcome.applied && outcome.issued.is_none() {
+        text.push_str("nothing was changed (to apply the change, omit --dry-run)\n");
     }
     text
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use zeroize::Zeroizing;
 
-use super::{Global, Output, duration, now, print, print_exact, runtime, warn};
+use super::options::{GlobalOptions, duration};
+use super::output::{print, print_exact, print_warnings};
+use super::{now, runtime};
 use crate::agent::load::{self, Inputs, KubeconfigFile, Location, certs::KeySource};
 use crate::agent::shared_certs::{self, Download};
 use crate::agent::{ExitCode, Failure};
@@ -14,28 +16,28 @@ use crate::config::{Argument, StandIns};
 use crate::kube::kubeadm_certs::{CertificateKey, SealError};
 use crate::store::{self, Dir, Root};
 
-/// How long to wait for another run to end, unless `--wait` says less.
-const LOCK_WAIT: Duration = Duration::from_secs(60);
-/// The node's kubeconfig with which files are uploaded unless `--kubeconfig` names another one.
-const ADMIN: &str = "/etc/kubernetes/admin.conf";
+/// Longest wait for another run to end; `--wait` can shorten it.
+const MAX_LOCK_WAIT: Duration = Duration::from_secs(60);
+/// Kubeconfig for uploads unless `--kubeconfig` names another one.
+const ADMIN_KUBECONFIG: &str = "/etc/kubernetes/admin.conf";
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Command {
+pub(super) enum CertsCommand {
     /// Print a new certificate key, as `kubeadm certs certificate-key` does
     Key {
-        /// Write it to FILE (0600) instead; a file that exists is never overwritten
+        /// Write the key to FILE (0600) instead; an existing file is never overwritten
         #[arg(long, value_name = "FILE")]
         out: Option<Argument>,
     },
-    /// Put the files that the cluster shares in place, from the Secret kube-system/kubeadm-certs
+    /// Install the files that control-plane nodes share, from the Secret kube-system/kubeadm-certs
     ///
-    /// The authorities' private keys are left in the cluster. Files that say something else than the cluster's are
-    /// never overwritten without --replace; files that say the same are not touched.
+    /// CA private keys stay in the cluster. A file that differs from the cluster's is never overwritten without
+    /// --replace; a file with the same content is not touched.
     Download(DownloadArgs),
-    /// Share this node's files with the nodes that join, for two hours, as `kubeadm init phase upload-certs` does
+    /// Share this node's files with joining nodes for two hours, as `kubeadm init phase upload-certs` does
     ///
-    /// Works without CA private keys too, where kubeadm refuses. A new certificate key is made and printed, unless one
-    /// is given.
+    /// Also works without CA private keys, while kubeadm requires them. A new certificate key is generated and printed,
+    /// unless one is given.
     Upload(UploadArgs),
 }
 
@@ -43,16 +45,16 @@ pub(super) enum Command {
 pub(super) struct DownloadArgs {
     #[command(flatten)]
     key: KeyArgs,
-    /// Reach the cluster with this kubeconfig, not by the discovery of the JoinConfiguration
+    /// Access the cluster with this kubeconfig, instead of the discovery of the JoinConfiguration
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<Argument>,
     /// kubeadm configuration file, instead of the configured ones; may be repeated
     #[arg(long, value_name = "FILE")]
     kubeadm_config: Vec<Argument>,
-    /// Also write the authorities' private keys to this node
+    /// Also write the CA private keys to this node
     #[arg(long)]
     with_ca_keys: bool,
-    /// Replace files that say something else than the cluster's
+    /// Replace files that differ from the cluster's
     #[arg(long)]
     replace: bool,
     /// How long to wait for the cluster and for another run to end, for example 90s or 10m
@@ -64,16 +66,16 @@ pub(super) struct DownloadArgs {
 pub(super) struct UploadArgs {
     #[command(flatten)]
     key: KeyArgs,
-    /// Write a new certificate key to FILE (0600) instead of printing it; a file that exists is never overwritten
+    /// Write a new certificate key to FILE (0600) instead of printing it; an existing file is never overwritten
     #[arg(long, value_name = "FILE", conflicts_with_all = ["certificate_key_file", "certificate_key_fd"])]
     certificate_key_out: Option<Argument>,
-    /// Reach the cluster with this kubeconfig, instead of the node's /etc/kubernetes/admin.conf
+    /// Access the cluster with this kubeconfig, instead of the node's /etc/kubernetes/admin.conf
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<Argument>,
     /// kubeadm configuration file, instead of the configured ones; may be repeated
     #[arg(long, value_name = "FILE")]
     kubeadm_config: Vec<Argument>,
-    /// Leave the authorities' private keys out
+    /// Leave out the CA private keys
     #[arg(long)]
     without_ca_keys: bool,
 }
@@ -97,10 +99,10 @@ impl KeyArgs {
     }
 }
 
-impl Command {
-    pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
+impl CertsCommand {
+    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         match self {
-            Command::Key { out } => {
+            CertsCommand::Key { out } => {
                 let key = new_key()?;
                 match out {
                     None => print_exact(&text(&key)),
@@ -111,20 +113,20 @@ impl Command {
                     }
                 }
             }
-            Command::Download(arguments) => download(global, arguments),
-            Command::Upload(arguments) => upload(global, arguments),
+            CertsCommand::Download(arguments) => download(global, arguments),
+            CertsCommand::Upload(arguments) => upload(global, arguments),
         }
     }
 }
 
-fn download(global: &Global, arguments: DownloadArgs) -> Result<ExitCode, Failure> {
+fn download(global: &GlobalOptions, arguments: DownloadArgs) -> Result<ExitCode, Failure> {
     let root = global.open_root()?;
     let given = arguments.key.read(&root)?;
     let inputs = inputs(global, arguments.kubeadm_config, arguments.wait);
     let report = runtime()?.block_on(async {
         let kubeconfig = arguments.kubeconfig.as_ref().map(KubeconfigFile::from);
         let sharing = load::certs::sharing(&root, &inputs, kubeconfig.as_ref()).await?;
-        warn(&sharing.warnings);
+        print_warnings(&sharing.warnings);
         let configured = || match &sharing.certificate_key {
             Some((origin, file)) => load::certs::configured_key(&root, *origin, file).map(Some),
             None => Ok(sharing.join.as_ref().and_then(|join| {
@@ -136,29 +138,31 @@ fn download(global: &Global, arguments: DownloadArgs) -> Result<ExitCode, Failur
         let key = key.ok_or_else(|| {
             Failure::new(
                 ExitCode::Usage,
-                "no certificate key is given: name a file with it (--certificate-key-file FILE, or --certificate-key-fd N), or set join.certificateKey in the nodepki configuration, or controlPlane.certificateKey in the JoinConfiguration",
+                "no certificate key is given (use --certificate-key-file FILE or --certificate-key-fd N, or set join.certificateKey in the nodepki configuration, or controlPlane.certificateKey in the JoinConfiguration)",
             )
         })?;
         let what = Download {
             cluster: &sharing.cluster,
             with_ca_keys: arguments.with_ca_keys,
             replace: arguments.replace,
-            lock_wait: arguments.wait.map_or(LOCK_WAIT, |wait| wait.min(LOCK_WAIT)),
+            lock_wait: arguments
+                .wait
+                .map_or(MAX_LOCK_WAIT, |wait| wait.min(MAX_LOCK_WAIT)),
         };
         shared_certs::download(&root, &sharing.api, &key, what, now).await
     })?;
-    global.end_with(&report)
+    global.finish(&report)
 }
 
-fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
+fn upload(global: &GlobalOptions, arguments: UploadArgs) -> Result<ExitCode, Failure> {
     let root = global.open_root()?;
     let given = arguments.key.read(&root)?;
     let is_new = given.is_none();
-    let for_people = matches!(global.output, Output::Table | Output::Tree);
-    if is_new && arguments.certificate_key_out.is_none() && !for_people {
+    let is_text = global.output.is_text();
+    if is_new && arguments.certificate_key_out.is_none() && !is_text {
         return Err(Failure::new(
             ExitCode::Usage,
-            "a report for programs has no place for a new certificate key: name a file for it with --certificate-key-out FILE",
+            "a JSON or YAML report does not contain the new certificate key: name a file for the key with --certificate-key-out FILE",
         ));
     }
     let key = match given {
@@ -166,7 +170,7 @@ fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
         None => new_key()?,
     };
     let inputs = inputs(global, arguments.kubeadm_config, None);
-    // A file that could not be written after the upload would make the upload useless.
+    // Before the upload, since the Secret is unusable if the key cannot be written afterwards.
     let file = arguments
         .certificate_key_out
         .map(|out| KeyFile::prepare(&root, &out))
@@ -174,10 +178,10 @@ fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
     let report = runtime()?.block_on(async {
         let kubeconfig = match &arguments.kubeconfig {
             Some(given) => KubeconfigFile::from(given),
-            None => KubeconfigFile::from(Path::new(ADMIN)),
+            None => KubeconfigFile::from(Path::new(ADMIN_KUBECONFIG)),
         };
         let sharing = load::certs::sharing(&root, &inputs, Some(&kubeconfig)).await?;
-        warn(&sharing.warnings);
+        print_warnings(&sharing.warnings);
         let with_ca_keys = !arguments.without_ca_keys;
         shared_certs::upload(
             &root,
@@ -189,24 +193,26 @@ fn upload(global: &Global, arguments: UploadArgs) -> Result<ExitCode, Failure> {
         )
         .await
     })?;
-    // Only now: a file that exists says that the Secret was uploaded. A run that is killed in between leaves no file, and
-    // the next one uploads with another key.
+    // After the upload, so that an existing file proves that the Secret was uploaded. If the run is killed in between,
+    // there is no file, and the next run uploads with another key.
     if let Some(file) = &file {
         file.write(&key)?;
     }
-    let code = global.end_with(&report)?;
+    let code = global.finish(&report)?;
     let printed = match file {
         _ if !is_new => return Ok(code),
-        Some(file) if for_people => {
-            print(&format!("certificate key written to {}\n", file.shown()))
-        }
+        Some(file) if is_text => print(&format!("certificate key written to {}\n", file.shown())),
         Some(_) => return Ok(code),
         None => print(&format!("certificate key:\n{}", *text(&key))),
     };
     printed.map(|_| code)
 }
 
-fn inputs(global: &Global, kubeadm_configs: Vec<Argument>, wait: Option<Duration>) -> Inputs {
+fn inputs(
+    global: &GlobalOptions,
+    kubeadm_configs: Vec<Argument>,
+    wait: Option<Duration>,
+) -> Inputs {
     Inputs {
         config: global.config.clone(),
         stand_ins: StandIns {
@@ -222,7 +228,7 @@ fn new_key() -> Result<CertificateKey, Failure> {
     CertificateKey::generate().map_err(|error: SealError| {
         Failure::new(
             ExitCode::Pending,
-            format!("no key was made: {error}; run again"),
+            format!("no certificate key could be generated: {error}; run again"),
         )
     })
 }
@@ -231,14 +237,14 @@ fn text(key: &CertificateKey) -> Zeroizing<String> {
     Zeroizing::new(format!("{}\n", *key.to_hex()))
 }
 
-/// A file with a new certificate key.
+/// File for a new certificate key.
 struct KeyFile {
     dir: Dir,
     name: std::ffi::OsString,
 }
 
 impl KeyFile {
-    /// Makes the directory, and refuses a file that exists.
+    /// Creates the directory, and refuses a file that exists.
     fn prepare(root: &Root, out: &Argument) -> Result<Self, Failure> {
         let shown = load::shown(root, out);
         let Location { root, path, .. } = load::argument(root, out)?;
@@ -258,7 +264,7 @@ impl KeyFile {
         }
     }
 
-    /// Writes the key, unless the file was made by another process in the meantime.
+    /// Writes the key, unless another process has created the file in the meantime.
     fn write(&self, key: &CertificateKey) -> Result<(), Failure> {
         match self.dir.write_new(&self.name, text(key).as_bytes()) {
             Err(store::Error::Unsafe { .. }) => Err(self.exists()),
@@ -270,7 +276,7 @@ impl KeyFile {
         Failure::new(
             ExitCode::Refused,
             format!(
-                "{} exists, and what is in it may be in use; name another file, or remove it first",
+                "{} exists, and its content may be in use; name another file, or remove this one first",
                 self.shown()
             ),
         )

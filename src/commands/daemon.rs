@@ -1,21 +1,23 @@
-//! `daemon`.
+//! `nodepki daemon`.
 
 use clap::Args;
 
-use super::{Global, Run, Sources, now, runtime, terminal::Terminal};
+use super::options::{GlobalOptions, SourceOptions};
+use super::output::terminal::Terminal;
+use super::{now, runtime};
 use crate::agent::{ExitCode, Failure};
 use crate::daemon;
 
 #[derive(Debug, Args)]
-pub(super) struct Arguments {
+pub(super) struct DaemonArgs {
     #[command(flatten)]
-    sources: Sources,
+    sources: SourceOptions,
 }
 
-impl Arguments {
-    pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
+impl DaemonArgs {
+    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let root = global.open_root()?;
-        let inputs = Run::of(self.sources).inputs(global)?;
+        let inputs = self.sources.inputs(global)?;
         let terminal = Terminal::new(global.verbose);
         runtime()?.block_on(daemon::run(&root, &inputs, now, &terminal))?;
         Ok(ExitCode::Done)

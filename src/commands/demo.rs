@@ -1,22 +1,29 @@
-//! The main job end to end in a directory, on authorities that exist only in memory: what `nodepki demo` does.
+//! `nodepki demo`: a bootstrap in a directory, with authorities that exist in memory only.
 //!
-//! Prepares the directory and says with which inputs the ordinary way through [`load`](crate::agent::load) and
-//! [`agent`](crate::agent) goes on; nothing about the job itself is special here.
+//! Prepares the directory and the inputs; the rest is the ordinary path through [`load`] and [`agent`].
 
-use std::path::Path;
+use std::io::{IsTerminal, stdout};
+use std::path::{Path, PathBuf};
 
-use crate::agent::load::Inputs;
-use crate::agent::{ExitCode, Failure};
+use clap::Args;
+
+use super::options::GlobalOptions;
+use super::output::terminal::Terminal;
+use super::output::{print, print_warnings};
+use super::{DEFAULT_CERTIFICATES_DIR, now, runtime};
+use crate::agent::load::{self, Inputs};
+use crate::agent::{self, ExitCode, Failure};
 use crate::config::{Argument, StandIns};
+use crate::node::status;
 use crate::signer;
 use crate::store::Root;
 
-/// Where cloud-init and Cluster API put the file, so that the demo's root looks like a node's.
+/// Directory in which cloud-init and Cluster API put the file, so that the demo's root resembles that of a node.
 const KUBEADM_DIR: &str = "/run/kubeadm";
 const KUBEADM_FILE: &str = "kubeadm.yaml";
 
-/// A first control-plane node with stacked etcd; the addresses are for documentation (RFC 5737).
-const EXAMPLE: &str = "\
+/// A first control-plane node with stacked etcd. The addresses are reserved for documentation (RFC 5737).
+const EXAMPLE_CONFIG: &str = "\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 nodeRegistration:
@@ -32,19 +39,44 @@ apiServer:
   certSANs: [api.demo.example]
 ";
 
-/// Makes `dir` into a root with a kubeadm configuration in it, the example unless `kubeadm_configs` names others.
-///
-/// # Errors
-/// When the directory cannot be made or written.
-pub(super) fn prepare(
-    dir: &Path,
-    kubeadm_configs: Vec<Argument>,
-) -> Result<(Root, Inputs), Failure> {
+#[derive(Debug, Args)]
+pub(super) struct DemoArgs {
+    /// Directory to use as the node's root
+    dir: PathBuf,
+    /// kubeadm configuration to use instead of the built-in example
+    #[arg(long, value_name = "FILE")]
+    kubeadm_config: Vec<Argument>,
+}
+
+impl DemoArgs {
+    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        let (root, inputs) = prepare(&self.dir, self.kubeadm_config)?;
+        let loaded = load::load(&root, &inputs, now())?;
+        print_warnings(&loaded.warnings);
+        let terminal = Terminal::new(global.verbose);
+        let report = runtime()?.block_on(agent::bootstrap(&root, &loaded.setup, now, &terminal));
+        drop(terminal);
+        let report = report?;
+        let role = Some(loaded.node.role.into());
+        let status = status::collect(&root, DEFAULT_CERTIFICATES_DIR.as_ref(), role, now());
+        print(&status::tree(&status, stdout().is_terminal()))?;
+        let pki = root.on_this_machine(DEFAULT_CERTIFICATES_DIR);
+        print(&format!(
+            "\nNo CA private key was written. To verify:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",
+            pki = pki.display(),
+            dir = self.dir.display()
+        ))?;
+        Ok(report.code())
+    }
+}
+
+/// Creates `dir` as a root that contains a kubeadm configuration: the example, unless `kubeadm_configs` names others.
+fn prepare(dir: &Path, kubeadm_configs: Vec<Argument>) -> Result<(Root, Inputs), Failure> {
     std::fs::create_dir_all(dir).map_err(|error| {
         Failure::caused(
             ExitCode::NotPermitted,
             format!(
-                "{} cannot be made: {error}; name another directory",
+                "{} cannot be created: {error}; name another directory",
                 dir.display()
             ),
             &error,
@@ -55,7 +87,7 @@ pub(super) fn prepare(
     if kubeadm_configs.is_empty() && root.metadata(&example)?.is_none() {
         root.create_dir(KUBEADM_DIR, 0o755)?.write_atomic(
             KUBEADM_FILE,
-            EXAMPLE.as_bytes(),
+            EXAMPLE_CONFIG.as_bytes(),
             0o644,
         )?;
     }

@@ -6,49 +6,44 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Global, Output, Run, Sources, print, runtime};
+use super::options::{GlobalOptions, SourceOptions};
+use super::{now, or_machine_fault, runtime};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use checks::{CHECKS, Inputs};
 
 #[derive(Debug, Args)]
-pub(super) struct Arguments {
-    /// Ask this kubeconfig's cluster what only it can tell: role bindings, service-account keys
+pub(super) struct DoctorArgs {
+    /// Kubeconfig of the cluster, for checks that need it: role bindings, service-account keys
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<Argument>,
     /// Certificates directory, instead of the configured one or kubeadm's default
     #[arg(long, value_name = "DIR")]
     cert_dir: Option<PathBuf>,
-    /// Print everything that is looked for, and what it means
+    /// Print all checks and their meaning
     #[arg(long)]
     list: bool,
     #[command(flatten)]
-    sources: Sources,
+    sources: SourceOptions,
 }
 
-impl Arguments {
-    pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
+impl DoctorArgs {
+    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         if self.list {
-            return match global.output {
-                Output::Table | Output::Tree => print(&checks::list()),
-                _ => global.print_value(&CHECKS, global.output),
-            };
+            return global.print_either(&CHECKS, checks::list);
         }
         let inputs = Inputs {
-            sources: Run::of(self.sources).inputs(global)?,
+            sources: self.sources.inputs(global)?,
             certificates_dir: self.cert_dir,
             kubeconfig: self.kubeconfig,
         };
         let root = global.open_root()?;
-        let diagnosis = runtime()?.block_on(checks::diagnose(&root, &inputs, super::now()));
-        match global.output {
-            Output::Table | Output::Tree => print(&checks::table(&diagnosis))?,
-            _ => global.print_value(&diagnosis, global.output)?,
-        };
-        let code = match diagnosis.is_ill() {
+        let diagnosis = runtime()?.block_on(checks::diagnose(&root, &inputs, now()));
+        global.print_either(&diagnosis, || checks::table(&diagnosis))?;
+        let code = match diagnosis.has_errors() {
             true => ExitCode::Refused,
             false => ExitCode::Done,
         };
-        Ok(super::judged_from(&root, code))
+        Ok(or_machine_fault(&root, code))
     }
 }

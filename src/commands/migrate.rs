@@ -1,44 +1,55 @@
-//! `migrate to-external` and `migrate to-internal`: the CA keys off a node, and back.
+//! `nodepki migrate to-external` and `nodepki migrate to-internal`: remove the CA keys from a node, and restore them.
+//!
+//! Neither changes a certificate or a manifest, and both only report without `--apply`. To add a requirement, add an entry
+//! to [`Report::unproven`]; all entries are reported together.
 
-pub mod migration;
+mod backup;
+mod report;
+mod to_external;
+mod to_internal;
 
 use clap::{Args, Subcommand};
 
-use super::terminal::Terminal;
-use super::{Global, Output, Run, Sources, now, print, runtime, say};
+use super::options::{GlobalOptions, RunOptions, SourceOptions};
+use super::output::print_message;
+use super::output::terminal::Terminal;
+use super::{now, runtime};
 use crate::agent::load::{self, certs::KeySource};
 use crate::agent::{ExitCode, Failure};
 use crate::config::Argument;
 use crate::kube::names::Authority;
 use crate::store::Root;
-use migration::{Backup, Direction, Passphrase, Report, ToExternal, ToInternal};
+use backup::{Backup, Passphrase};
+use report::{Direction, KeyAction, Report};
+use to_external::ToExternal;
+use to_internal::ToInternal;
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Command {
-    /// Prove that the node does not need its CA keys any more; back them up and remove them with --apply
+pub(super) enum MigrateCommand {
+    /// Prove that the node does not need its CA keys any more; with --apply, back them up and remove them
     ///
-    /// Everything in place must verify, and the external signer of each authority must answer for the same CA and sign a
-    /// certificate, which is thrown away. All that is missing is told at once, and then nothing is removed (65).
+    /// Everything in place must verify, and the external signer of each authority must have the same CA and sign a
+    /// certificate, which is discarded. All missing proofs are reported together, and nothing is removed then (65).
     ToExternal {
         #[command(flatten)]
-        run: Run,
+        run: RunOptions,
         #[command(flatten)]
-        what: What,
-        /// File for the encrypted keys; made, never overwritten
+        what: MigrationArgs,
+        /// File for the encrypted keys; created, never overwritten
         #[arg(long, value_name = "FILE", requires = "passphrase")]
         backup: Option<Argument>,
         #[command(flatten)]
         passphrase: PassphraseArgs,
-        /// Believe the signers without having anything signed
+        /// Do not have the signers sign a certificate as proof
         #[arg(long)]
         skip_signing_proof: bool,
     },
-    /// Put CA keys from a backup in place, with --apply, where each belongs to its certificate
+    /// Check that CA keys from a backup belong to the certificates on the node; with --apply, restore them
     ToInternal {
         #[command(flatten)]
-        sources: Sources,
+        sources: SourceOptions,
         #[command(flatten)]
-        what: What,
+        what: MigrationArgs,
         /// File with encrypted keys; may be repeated
         #[arg(long, value_name = "FILE", required = true, requires = "passphrase")]
         backup: Vec<Argument>,
@@ -48,11 +59,11 @@ pub(super) enum Command {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct What {
+pub(super) struct MigrationArgs {
     /// Only this authority: ca, front-proxy-ca or etcd-ca; may be repeated
     #[arg(long, value_name = "NAME")]
     authority: Vec<Authority>,
-    /// Do it; without this the node is only looked at
+    /// Apply the change; without this, only report
     #[arg(long)]
     apply: bool,
 }
@@ -79,18 +90,18 @@ impl PassphraseArgs {
             Failure::new(
                 ExitCode::Configuration,
                 format!(
-                    "{what} is no passphrase, it {error}; write one line into it, for example what `openssl rand -base64 24` prints"
+                    "{what} is not a valid passphrase: {error} (write one line, for example with `openssl rand -base64 24`)"
                 ),
             )
         })
     }
 }
 
-impl Command {
-    pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
+impl MigrateCommand {
+    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let root = global.open_root()?;
         let report = match self {
-            Command::ToExternal {
+            MigrateCommand::ToExternal {
                 run,
                 what,
                 backup,
@@ -109,37 +120,34 @@ impl Command {
                     skip_signing_proof,
                 };
                 let terminal = Terminal::new(global.verbose);
-                let done = migration::to_external(&root, &loaded.setup, &wish, now, &terminal);
+                let done = to_external::to_external(&root, &loaded.setup, &wish, now, &terminal);
                 runtime()?.block_on(done)?
             }
-            Command::ToInternal {
+            MigrateCommand::ToInternal {
                 sources,
                 what,
                 backup,
                 passphrase,
             } => {
-                // Once, since a pipe gives it once; that there is one is seen to by the command line.
+                // Read once, since a pipe can be read only once. clap requires a passphrase.
                 let passphrase = passphrase.read(&root)?;
                 let backups = passphrase
                     .iter()
                     .flat_map(|passphrase| backup.iter().map(|path| (path, passphrase.clone())))
                     .map(|(path, passphrase)| Backup::new(&root, path, passphrase))
                     .collect::<Result<_, _>>()?;
-                let loaded = global.load_running(&Run::of(sources).inputs(global)?)?;
+                let loaded = global.load_running(&sources.inputs(global)?)?;
                 let wish = ToInternal {
                     authorities: what.authority.into_iter().collect(),
                     apply: what.apply,
                     backups,
                 };
-                migration::to_internal(&root, &loaded.setup, &wish, now)?
+                to_internal::to_internal(&root, &loaded.setup, &wish, now)?
             }
         };
-        match global.output {
-            Output::Table | Output::Tree => print(&text(&report))?,
-            _ => global.print_value(&report, global.output)?,
-        };
+        global.print_either(&report, || text(&report))?;
         for message in report.unproven.iter().flat_map(|failure| &failure.messages) {
-            say(message);
+            print_message(message);
         }
         Ok(report.code())
     }
@@ -163,11 +171,11 @@ fn text(report: &Report) -> String {
         Direction::ToExternal => report
             .authorities
             .is_empty()
-            .then_some("nothing to do: there is no CA private key to be removed on this node\n"),
+            .then_some("nothing to do: this node has no CA private key to remove\n"),
         Direction::ToInternal => report
             .authorities
             .iter()
-            .all(|row| row.action == "in place")
+            .all(|row| row.action == KeyAction::InPlace)
             .then_some("nothing to do: the keys are in place\n"),
     };
     text.push_str(nothing.unwrap_or_default());
@@ -175,8 +183,10 @@ fn text(report: &Report) -> String {
         text.push_str(&format!("backup: {}\n", backup.display()));
     }
     if report.unproven.is_empty() && !report.changes.is_empty() {
-        let when = if report.applied { "" } else { " then" };
-        text.push_str(&format!("what changes{when}:\n"));
+        text.push_str(match report.applied {
+            true => "consequences:\n",
+            false => "consequences of --apply:\n",
+        });
         for change in &report.changes {
             text.push_str(&format!("    {change}\n"));
         }
@@ -188,9 +198,9 @@ fn text(report: &Report) -> String {
         (false, _) => "not everything is proven; nothing was changed\n",
         _ if report.applied || nothing.is_some() => "",
         (_, Direction::ToExternal) => {
-            "nothing was changed; --apply --backup FILE --passphrase-file FILE does it, after each signer has signed a certificate for proof\n"
+            "nothing was changed (to remove the keys, after each signer has signed a certificate as proof, add --apply --backup FILE --passphrase-file FILE)\n"
         }
-        (_, Direction::ToInternal) => "nothing was changed; --apply does it\n",
+        (_, Direction::ToInternal) => "nothing was changed (to restore the keys, add --apply)\n",
     });
     text
 }

@@ -1,11 +1,13 @@
-//! `renew` and `needs-renewal`.
+//! `nodepki renew` and `nodepki needs-renewal`.
 
 use std::collections::BTreeSet;
 
 use clap::Args;
 
-use super::terminal::Terminal;
-use super::{Global, Output, Run, now, print, runtime, say, tell, tell_remainder, warn};
+use super::options::{GlobalOptions, RunOptions};
+use super::output::terminal::Terminal;
+use super::output::{print_failure, print_message, print_remainder, print_warnings};
+use super::{now, runtime};
 use crate::agent::load::{IdentityChange, Loaded};
 use crate::agent::rotation;
 use crate::agent::{self, Answer, ExitCode, Failure, Scope};
@@ -14,56 +16,56 @@ use crate::kube::names::CertName;
 use crate::process::confine::confine;
 use crate::yaml;
 
-/// "Cannot tell": what ExecCondition= takes for a failure of the unit. By any other status than 0 a unit with a name that
-/// is none would be skipped for ever, and nobody told.
-const CANNOT_TELL: u8 = 255;
+/// Exit status of `needs-renewal` if the answer is unknown. `ExecCondition=` treats 255 as a failure of the unit. With any
+/// other status, systemd would skip the unit silently, for example because of a misspelled `--name`.
+const UNKNOWN_STATUS: u8 = 255;
 
 #[derive(Debug, Args)]
-pub(super) struct Arguments {
+pub(super) struct RenewArgs {
     #[command(flatten)]
-    names: Names,
+    names: NameArgs,
     /// Renew every certificate, due or not
     #[arg(long, conflicts_with = "name")]
     all: bool,
-    /// Also what was renewed within the last hour, and with new keys whatever rotation.rekey says: for keys that may be
-    /// known to others
+    /// Include certificates renewed within the last hour, and use new keys regardless of rotation.rekey: for keys that
+    /// may be compromised
     #[arg(long)]
     force: bool,
-    /// Show what would be done, and why; nothing is written or sent
+    /// Show what would be done, and why; writes nothing and contacts no signer
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    run: Run,
+    run: RunOptions,
 }
 
 #[derive(Debug, Args)]
-pub(super) struct NeedsArguments {
+pub(super) struct NeedsRenewalArgs {
     #[command(flatten)]
-    names: Names,
+    names: NameArgs,
     #[command(flatten)]
-    run: Run,
+    run: RunOptions,
 }
 
 #[derive(Debug, Args)]
-struct Names {
-    /// Only these, by kubeadm's names, as in apiserver,admin.conf; may be repeated
+struct NameArgs {
+    /// Only these certificates, by kubeadm's names, as in apiserver,admin.conf; may be repeated
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     name: Vec<String>,
 }
 
-impl Names {
-    /// `None` when none is given.
+impl NameArgs {
+    /// Returns the given names, or `None` if there are none.
     fn parse(&self) -> Result<Option<BTreeSet<CertName>>, Failure> {
         let names: BTreeSet<CertName> = self
             .name
             .iter()
-            .map(|name| name.parse().map_err(|_| unknown(name)))
+            .map(|name| name.parse().map_err(|_| unknown_name(name)))
             .collect::<Result<_, Failure>>()?;
         Ok((!names.is_empty()).then_some(names))
     }
 }
 
-fn unknown(name: &str) -> Failure {
+fn unknown_name(name: &str) -> Failure {
     let known = || CertName::ALL.into_iter().map(CertName::as_str);
     let fix = match yaml::did_you_mean(name, known()) {
         Some(near) => format!("did you mean {near}?"),
@@ -71,68 +73,65 @@ fn unknown(name: &str) -> Failure {
     };
     Failure::new(
         ExitCode::Usage,
-        format!("--name {name:?} is no certificate; {fix}"),
+        format!("--name {name:?} is not a certificate name; {fix}"),
     )
 }
 
-/// A name that is right, but not here.
-fn held(names: &BTreeSet<CertName>, loaded: &Loaded) -> Result<(), Failure> {
+/// Verifies that the node has all these certificates by its configuration.
+fn require_planned(names: &BTreeSet<CertName>, loaded: &Loaded) -> Result<(), Failure> {
     let plan = &loaded.setup.plan;
     match names.iter().find(|name| plan.cert(**name).is_none()) {
         None => Ok(()),
         Some(name) => {
-            let held: Vec<_> = plan.certs.iter().map(|spec| spec.name.as_str()).collect();
+            let planned: Vec<_> = plan.certs.iter().map(|spec| spec.name.as_str()).collect();
             Err(Failure::new(
                 ExitCode::Usage,
                 format!(
-                    "--name {name}: this node holds no such certificate by its configuration; it holds {}",
-                    held.join(", ")
+                    "--name {name}: this node does not have such a certificate by its configuration; use one of {}",
+                    planned.join(", ")
                 ),
             ))
         }
     }
 }
 
-impl Arguments {
-    pub(super) fn run(self, global: &Global) -> Result<ExitCode, Failure> {
+impl RenewArgs {
+    fn scope(&self, names: Option<BTreeSet<CertName>>, loaded: &Loaded) -> Result<Scope, Failure> {
+        let every = || {
+            let certs = loaded.setup.plan.certs.iter();
+            certs.map(|spec| spec.name).collect()
+        };
+        if let Some(names) = &names {
+            require_planned(names, loaded)?;
+        }
+        Ok(match (names, self.all, self.force) {
+            (Some(names), _, true) => Scope::Forced(names),
+            (Some(names), _, false) => Scope::Names(names),
+            (None, true, true) => Scope::Forced(every()),
+            (None, true, false) => Scope::All,
+            (None, false, false) => Scope::Due,
+            (None, false, true) => {
+                return Err(Failure::new(
+                    ExitCode::Usage,
+                    "--force needs the certificates to renew (add --name NAME or --all)",
+                ));
+            }
+        })
+    }
+
+    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
         let names = self.names.parse()?;
         let mut inputs = self.run.inputs(global)?;
         if self.dry_run {
             inputs.identity_change = IdentityChange::Show;
         }
         let loaded = global.load_running(&inputs)?;
-        let every = || {
-            loaded
-                .setup
-                .plan
-                .certs
-                .iter()
-                .map(|spec| spec.name)
-                .collect()
-        };
-        let scope = match names {
-            Some(names) => {
-                held(&names, &loaded)?;
-                match self.force {
-                    true => Scope::Forced(names),
-                    false => Scope::Names(names),
-                }
-            }
-            None if self.all && self.force => Scope::Forced(every()),
-            None if self.all => Scope::All,
-            None if self.force => {
-                return Err(Failure::new(
-                    ExitCode::Usage,
-                    "--force does not say what is to be renewed (add --name NAME or --all)",
-                ));
-            }
-            None => Scope::Due,
-        };
+        let scope = self.scope(names, &loaded)?;
         let root = global.open_root()?;
         if self.dry_run {
             let survey = agent::look(&root, &loaded.setup, &scope, now())?;
             let report = agent::report::planned(&loaded.setup, &survey);
-            return global.end_with(&report);
+            return global.finish(&report);
         }
         confine(&loaded.reach(&root)?);
         let terminal = Terminal::new(global.verbose);
@@ -143,48 +142,45 @@ impl Arguments {
         drop(terminal);
         let code = ExitCode::of(renewed.as_ref().map(|renewed| &renewed.report));
         let next = renewed.as_ref().ok().and_then(|renewed| renewed.next);
-        warn(&metrics.ended(&loaded.setup, code, next, now()));
+        print_warnings(&metrics.ended(&loaded.setup, code, next, now()));
         let report = renewed?.report;
         rotation::log(&report);
-        let code = global.end_with(&report)?;
-        tell_remainder(&report);
+        let code = global.finish(&report)?;
+        print_remainder(&report);
         Ok(code.max(metrics.code()))
     }
 }
 
-impl NeedsArguments {
-    /// The exit status; a failure too is an answer.
-    pub(super) fn run(self, global: &Global) -> u8 {
+impl NeedsRenewalArgs {
+    /// Returns the exit status; a failure is an answer too.
+    pub(super) fn run(self, global: &GlobalOptions) -> u8 {
         match self.answer(global) {
             Ok(Answer::Yes) => 0,
             Ok(Answer::No) => 1,
             Ok(Answer::Nothing) => 2,
-            Ok(Answer::Unknown) => CANNOT_TELL,
+            Ok(Answer::Unknown) => UNKNOWN_STATUS,
             Err(failure) => {
-                tell(&failure);
-                CANNOT_TELL
+                print_failure(&failure);
+                UNKNOWN_STATUS
             }
         }
     }
 
-    fn answer(self, global: &Global) -> Result<Answer, Failure> {
+    fn answer(self, global: &GlobalOptions) -> Result<Answer, Failure> {
         let names = self.names.parse()?;
         let loaded = global.load_running(&self.run.inputs(global)?)?;
         let scope = match names {
             Some(names) => {
-                held(&names, &loaded)?;
+                require_planned(&names, &loaded)?;
                 Scope::Names(names)
             }
             None => Scope::Due,
         };
         let need = agent::needs_renewal(&global.open_root()?, &loaded.setup, &scope, now())?;
         if need.answer == Answer::Unknown {
-            say(&need.reason);
+            print_message(&need.reason);
         }
-        match global.output {
-            Output::Table | Output::Tree => print(&format!("{}\n", need.reason))?,
-            _ => global.print_value(&need, global.output)?,
-        };
+        global.print_either(&need, || format!("{}\n", need.reason))?;
         Ok(need.answer)
     }
 }

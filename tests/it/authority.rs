@@ -278,7 +278,7 @@ fn changes_each_authority_in_three_steps() {
             &["--undo", "--no-node-activated"],
         )
         .ended(65)
-        .says("since it was activated");
+        .says("is already activated as the");
         step(&node, "retire", authority, &["--all-nodes-activated"]).ended(75);
         assert_trusted(&node, authority, &[&new_certificate]);
         assert_eq!(due_restarts(&node), expected);
@@ -341,7 +341,7 @@ fn requires_reports_that_show_other_nodes_ready() {
     };
     activate(&behind)
         .ended(65)
-        .says("cp2 is not as far")
+        .says("cp2 does not meet the requirement")
         .says("it does not trust CN=etcd-ca");
     stage(&second, authority, &new).ended(75);
     activate(&write("waiting.json"))
@@ -363,7 +363,7 @@ fn requires_reports_that_show_other_nodes_ready() {
     fs::write(&garbage, "{}").unwrap();
     activate(garbage.to_str().unwrap())
         .ended(65)
-        .says("is not what a node reports");
+        .says("is not a valid report");
 }
 
 #[test]
@@ -414,7 +414,7 @@ fn reports_activation_as_pending_while_certificates_are_under_old_ca() {
         assert!(matches!(ran.code, Some(69 | 75)), "{how}: {}", ran.said());
         ran.says("not issued by the new CA yet: front-proxy-client")
             .says_not("\nissued by the new CA")
-            .says_not("without --dry-run it is done");
+            .says_not("omit --dry-run");
         assert!(!ran.stdout.starts_with("issued by"), "{}", ran.said());
         assert_eq!(
             node.leaf(CertName::FrontProxyClient).unwrap().0.to_pem(),
@@ -464,7 +464,7 @@ fn refuses_to_stage_unusable_ca_and_changes_nothing() {
         .says("takes no file with two certificates");
     // The commands in the message solve the problem.
     let said = refused.stderr.clone();
-    let commands = said.split("of its own first: ").nth(1).unwrap();
+    let commands = said.split("separate file for the flag: ").nth(1).unwrap();
     let commands = commands.split("; then set").next().unwrap();
     let root = node.root().display().to_string();
     let commands = commands
@@ -504,10 +504,12 @@ fn stages_the_ca_of_the_signer_if_it_is_pinned() {
     let before = node.etc();
     stage()
         .ended(65)
-        .says("authorities.ca.trust.sha256 must have the new CA beside the old one");
+        .says("add the new CA to authorities.ca.trust.sha256 next to the old one");
     before.unchanged(&node.etc());
     settings(&format!("'{old}', '{}'", pin(&new)));
-    stage().ended(75).says("compare them with the CA's owner");
+    stage()
+        .ended(75)
+        .says("verify both with the owner of the CA");
     assert_eq!(bundle(&node, ca).len(), 2);
     node.ask().done();
 }
@@ -564,7 +566,7 @@ fn changes_nothing_in_a_dry_run_of_any_step() {
         step(&node, name, authority, &[&["--dry-run"], more].concat())
             .done()
             .says(words)
-            .says("nothing was changed; without --dry-run it is done");
+            .says("nothing was changed (to apply the change, omit --dry-run)");
         before.unchanged(&node.snapshot());
     };
     stage(&node, authority, &new).ended(75);
@@ -610,7 +612,7 @@ fn reads_new_ca_in_every_encoding_and_refuses_a_third_one() {
     let third = new_authority(&made, authority, new_key());
     stage(&made, authority, &third)
         .ended(65)
-        .says("is under way since")
+        .says("is in progress since")
         .says("authority stage ca --undo");
     before.unchanged(&made.snapshot());
 
@@ -687,7 +689,7 @@ fn removes_crls_of_the_retired_ca() {
     both.write(DER, "the first of them");
     retire(&both)
         .ended(75)
-        .says("loses the revocation lists of the old CA");
+        .says("the revocation lists of the old CA are removed from");
     assert_eq!(both.read(PEM).trim(), of_new.trim());
     let der = both.path(DER);
     let arguments = ["crl", "-inform", "DER", "-in", der.to_str().unwrap()];
@@ -1106,7 +1108,7 @@ mod on_a_cluster {
             .says("nothing is known of w1");
         by_report("activate")
             .ended(65)
-            .says("w1 is not as far")
+            .says("w1 does not meet the requirement")
             .says("does not trust");
         let take = |step: &str, more: &[&str]| {
             worker.nodepki(&[&["authority", step, "ca"], more].concat())
@@ -1128,14 +1130,16 @@ mod on_a_cluster {
         take("stage", &["--certificate", "/var/new/ca.crt"])
             .done()
             .says("kubelet in effect: was restarted for ca");
-        by_report("activate").done().says("w1 is as far");
+        by_report("activate")
+            .done()
+            .says("w1 meets the requirement");
 
         by_report("retire")
             .ended(65)
             .says("kubelet.conf is not under");
         give_signer_new_ca(&worker, ca);
         take("activate", &["--all-nodes-staged"]).done();
-        by_report("retire").done().says("w1 is as far");
+        by_report("retire").done().says("w1 meets the requirement");
         take("retire", &["--all-nodes-activated"]).done();
         let left = certificates(&worker.pki("ca.crt"));
         assert_eq!(left, std::slice::from_ref(&new_certificate));

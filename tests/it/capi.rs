@@ -392,7 +392,7 @@ fn waits_for_pending_signer() {
         let ran = management.apply(&[]);
         ran.ended(75)
             .says("an officer must approve")
-            .says("no Secret was made");
+            .says("no Secret was created");
         assert_eq!(management.names(), [""; 0]);
         let printed = Ran::of(&mut management.secrets(&[]));
         printed.ended(75);
@@ -500,7 +500,7 @@ fn leaves_foreign_secret_unchanged() {
         .apply(&[])
         .ended(65)
         .says("prod-proxy in")
-        .says("it holds another CA, CN=front-proxy-ca")
+        .says("it contains another CA, CN=front-proxy-ca")
         .says("prod-etcd in")
         .says("its certificate cannot be read")
         .says("ConfigMap/cp owns it")
@@ -557,7 +557,7 @@ fn names_refusal_of_management_cluster() {
     management
         .apply(&[])
         .ended(65)
-        .says("prod-ca in absent: there is no such namespace; make it");
+        .says("prod-ca in absent: the namespace does not exist (create it");
 }
 
 #[test]
@@ -721,10 +721,10 @@ fn reports_missing_and_wrong_settings_first() {
     let usage = |arguments: &[&str], words: &str| {
         management.node.run(arguments).ended(64).says(words);
     };
-    usage(&["capi", "secrets", "Prod"], "is no name of a cluster");
+    usage(&["capi", "secrets", "Prod"], "is not a valid cluster name");
     usage(
         &["capi", "secrets", "prod", "--namespace", "a.b"],
-        "is no name of a namespace",
+        "is not a valid namespace",
     );
     usage(&["capi", "secrets", "prod"], "add --endpoint HOST:PORT");
     usage(

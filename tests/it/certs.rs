@@ -717,7 +717,7 @@ fn keeps_certificate_key_out_of_output() {
     let before = node.snapshot();
     node.run(&["certs", "key", "--out", "/etc/nodepki/key"])
         .ended(65)
-        .says("exists, and what is in it may be in use")
+        .says("exists, and its content may be in use")
         .says_not(written.trim());
     before.unchanged(&node.snapshot());
 

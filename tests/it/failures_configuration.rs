@@ -100,7 +100,7 @@ fn tells_joining_node_where_to_find_the_cluster_configuration() {
     let node = Node::of(alone);
     Ran::of(&mut node.with_local(&["config", "check"], &[]))
         .done()
-        .says("bootstrap and plan ask the cluster for its ClusterConfiguration");
+        .says("bootstrap and plan read the ClusterConfiguration from the cluster");
     let never = "apiVersion: nodepki.io/v1alpha1\nkind: NodePKIConfiguration\nkubeadm: {fromCluster: never}\n";
     node.write("/etc/nodepki/config.yaml", never);
     assert_refused(

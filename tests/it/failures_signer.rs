@@ -327,7 +327,7 @@ fn resumes_pending_request_with_its_key() {
     ran.ended(75)
         .row_says("apiserver", "pending")
         .row_says("apiserver", "an officer must approve")
-        .says("nodepki: some signatures are pending; run the same command again to go on with the same keys");
+        .says("nodepki: some signatures are pending; run the same command again to continue with the same keys");
     before.unchanged(&node.etc());
     node.ask().ended(75);
     let requested = node.keys_seen();
@@ -378,7 +378,7 @@ fn reports_denial_with_its_reason() {
     node.signer_does("apiserver", "denied");
     node.ask().ended(65).row_says("apiserver", "denied").row_says(
         "apiserver",
-        "the signer denied it: Policy: not on a Friday; settle it with whoever decides there and run again",
+        "the signer denied the request: Policy: not on a Friday (resolve this with the administrator of the signer, and run again)",
     );
     let first = node.keys_seen()["apiserver"].clone();
     node.signer_behaves();
@@ -652,7 +652,10 @@ fn explains_faulty_certificates_in_the_drop_directory() {
     fs::write(drop.join("inbox/apiserver.denied"), "not this name\n").unwrap();
     run()
         .ended(65)
-        .row_says("apiserver", "the signer denied it: not this name (")
+        .row_says(
+            "apiserver",
+            "the signer denied the request: not this name (",
+        )
         .row_says(
             "apiserver",
             "inbox/apiserver.denied; remove that file to ask again)",
@@ -726,7 +729,7 @@ fn imports_signed_bundle_of_its_own_requests() {
     assert_eq!(installed, exported);
     node.csr("export", &bundle)
         .done()
-        .says("nothing to sign: everything is in place");
+        .says("nothing to sign: all certificates are in place");
 }
 
 #[test]

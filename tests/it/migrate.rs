@@ -196,9 +196,9 @@ fn moves_keys_of_kubeadm_node_to_backup_and_back() {
     report(&node)
         .done()
         .says(&node.here("ca              to be removed   @/etc/kubernetes/pki/ca.key"))
-        .says("in place and good: etcd-server, etcd-peer, etcd-healthcheck-client, apiserver-etcd-client")
-        .says("answers, with this CA")
-        .says("nothing was changed; --apply --backup FILE --passphrase-file FILE does it");
+        .says("in place and valid: etcd-server, etcd-peer, etcd-healthcheck-client, apiserver-etcd-client")
+        .says("answers and has this CA")
+        .says("signed a certificate as proof, add --apply --backup FILE --passphrase-file FILE)");
     before.unchanged(&node.snapshot());
     assert!(node.submissions().is_empty(), "a report sends no request");
 
@@ -211,9 +211,9 @@ fn moves_keys_of_kubeadm_node_to_backup_and_back() {
     apply(&node, "backup")
         .done()
         .says(&node.here("etcd-ca         removed         @/etc/kubernetes/pki/etcd/ca.key"))
-        .says("it signed a certificate like scheduler.conf, which was thrown away")
-        .says("kubeadm certs renew leaves alone what they sign")
-        .says("kubeadm init phase upload-certs refuses; nodepki certs upload does it")
+        .says("it signed a certificate like scheduler.conf, which was discarded")
+        .says("kubeadm certs renew skips the certificates under them")
+        .says("kubeadm init phase upload-certs refuses to run; use nodepki certs upload")
         .says("kube-controller-manager of this node signs nothing")
         .says("(run this on each)")
         .says_not(PASSPHRASE);
@@ -251,7 +251,7 @@ fn moves_keys_of_kubeadm_node_to_backup_and_back() {
     let settled = node.snapshot();
     for ran in [report(&node), apply(&node, "backup")] {
         ran.done()
-            .says("nothing to do: there is no CA private key to be removed on this node");
+            .says("nothing to do: this node has no CA private key to remove");
     }
     settled.unchanged(&node.snapshot());
     // The first bootstrap on this node records its ClusterConfiguration.
@@ -263,7 +263,7 @@ fn moves_keys_of_kubeadm_node_to_backup_and_back() {
     restore(&node, &[], &["backup"])
         .done()
         .says(&node.here("ca              to be written   @/etc/kubernetes/pki/ca.key"))
-        .says("nothing was changed; --apply does it");
+        .says("nothing was changed (to restore the keys, add --apply)");
     settled.unchanged(&node.snapshot());
     restore(&node, &["--apply"], &["backup"])
         .done()
@@ -287,7 +287,7 @@ fn moves_keys_of_kubeadm_node_to_backup_and_back() {
     // The earlier backup restores the keys as well as a new one.
     apply(&node, "backup")
         .done()
-        .says("is the backup of these keys already");
+        .says("is already the backup of these keys");
     assert!(keys(&node).is_empty());
 }
 
@@ -353,9 +353,9 @@ fn reports_expired_leaf_and_torn_pair_together() {
         &node,
         65,
         &[
-            "nodepki: front-proxy-client would not do without the key of front-proxy-ca: it expired at 20",
-            "nodepki: etcd-peer would not do without the key of etcd-ca: it is for another key",
-            "nodepki: scheduler.conf would not do without the key of ca: absent; run nodepki bootstrap, which mends that, and run this again",
+            "nodepki: front-proxy-client needs the key of front-proxy-ca to be repaired: it expired at 20",
+            "nodepki: etcd-peer needs the key of etcd-ca to be repaired: it is for another key",
+            "nodepki: scheduler.conf needs the key of ca to be repaired: absent; run nodepki bootstrap, which mends that, and run this again",
         ],
     );
     node.write("/etc/kubernetes/admin.conf", "no kubeconfig");
@@ -465,7 +465,9 @@ fn refuses_while_a_manifest_names_the_key() {
     assert_refused(
         &node,
         65,
-        &["copier.yaml names @/etc/kubernetes/pki/etcd/ca.key, and may not start without it"],
+        &[
+            "copier.yaml names @/etc/kubernetes/pki/etcd/ca.key, and the pod may not start without it",
+        ],
     );
 }
 
@@ -520,7 +522,7 @@ fn requires_test_signature_if_signer_does_not_name_its_ca() {
         .says("answers, and does not say with which CA");
     Ran::of(apply_command(&node, "backup").arg("--skip-signing-proof"))
         .ended(65)
-        .says("only a signature proves that it has ca; leave out --skip-signing-proof");
+        .says("only a signature proves that it has ca (omit --skip-signing-proof)");
     assert_eq!(keys(&node).len(), 3);
     apply(&node, "backup").done();
     assert!(keys(&node).is_empty());
@@ -531,7 +533,7 @@ fn skips_test_signature_on_request() {
     let node = kubeadm_node();
     Ran::of(apply_command(&node, "backup").arg("--skip-signing-proof"))
         .done()
-        .says("that the signers sign was not proven, as --skip-signing-proof says");
+        .says("whether the signers sign was not proven, because of --skip-signing-proof");
     assert!(keys(&node).is_empty());
     assert!(node.submissions().is_empty());
 }
@@ -551,7 +553,7 @@ fn refuses_to_overwrite_backup() {
     );
     apply(&node, "absent/backup")
         .ended(64)
-        .says("make or mount it");
+        .says("create or mount it");
     before.unchanged(&node.etc());
 
     // The same keys under another passphrase are a different backup.
@@ -600,17 +602,17 @@ fn requires_passphrase_and_never_as_an_argument() {
     let before = node.snapshot();
     Ran::of(&mut migrate(&node, "to-external", &["--apply"]))
         .ended(64)
-        .says("give --backup FILE and --passphrase-file FILE");
+        .says("add --backup FILE and --passphrase-file FILE");
     Ran::of(migrate(&node, "to-external", &["--apply", "--backup"]).arg(node.outside("backup")))
         .ended(64)
         .says("--passphrase-file");
     for (passphrase, words) in [
-        ("", "holds 0 characters"),
+        ("", "it has 0 characters"),
+        ("short", "it has 5 characters, but at least 16 are needed"),
         (
-            "short",
-            "holds 5 characters, which could be guessed; at least 16 are needed",
+            "two lines of text\nand more",
+            "it contains more than one line",
         ),
-        ("two lines of text\nand more", "holds more than one line"),
     ] {
         write_secret(node.outside("passphrase"), passphrase);
         apply(&node, "backup")
@@ -656,7 +658,7 @@ fn moves_single_authorities_and_restores_from_several_backups() {
     let settled = node.snapshot();
     restore(&node, &["--apply", "--authority", "etcd-ca"], &["rest"])
         .ended(65)
-        .says("no backup holds the key of etcd-ca");
+        .says("no backup contains the key of etcd-ca");
     // A key of another cluster.
     let stranger = kubeadm_node();
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
@@ -677,7 +679,7 @@ fn moves_single_authorities_and_restores_from_several_backups() {
     fs::write(node.outside("foreign"), foreign).unwrap();
     restore(&node, &["--apply"], &["etcd", "foreign", "absent"])
         .ended(65)
-        .says("foreign holds a key (public key sha256:")
+        .says("foreign contains a key (public key sha256:")
         .says("that belongs to no CA certificate on this node")
         .says("absent does not exist");
     settled.unchanged(&node.snapshot());
@@ -730,7 +732,7 @@ fn refuses_file_with_a_second_key() {
     assert_refused(
         &node,
         65,
-        &["@/etc/kubernetes/pki/ca.key cannot be backed up: it holds several private keys"],
+        &["@/etc/kubernetes/pki/ca.key cannot be backed up: it contains several private keys"],
     );
 }
 
@@ -768,7 +770,7 @@ fn notes_super_admin_kubeconfig_that_was_removed() {
     report(&node)
         .done()
         .says_not("super-admin.conf,")
-        .says(&node.here("@/etc/kubernetes/super-admin.conf is absent: nothing that runs needs it, but kubeadm init and its phases refuse an external CA without it"));
+        .says(&node.here("@/etc/kubernetes/super-admin.conf is absent: no component uses it, but kubeadm init and its phases refuse an external CA without it"));
 }
 
 /// After a crash at any failpoint the keys are on the node or in a readable backup, and the next run completes.
@@ -871,7 +873,7 @@ fn keeps_running_cluster_working_with_openbao() {
 
     nodepki(&apply)
         .done()
-        .says("it signed a certificate like apiserver-etcd-client, which was thrown away");
+        .says("it signed a certificate like apiserver-etcd-client, which was discarded");
     for key in AUTHORITY_KEYS {
         assert!(!node.path(PKI).join(key).exists());
     }

@@ -265,7 +265,7 @@ fn renews_named_certificates_and_all_of_them() {
     ));
     renew(&node, &["--name", "etcd-peer"])
         .ended(64)
-        .says("--name etcd-peer: this node holds no such certificate by its configuration; it holds apiserver, ");
+        .says("--name etcd-peer: this node does not have such a certificate by its configuration; use one of apiserver, ");
 }
 
 #[test]

@@ -299,7 +299,7 @@ fn reports_dependents_of_expired_authority_and_accepts_one_with_same_key() {
     configure(&node);
     let radius: &[&str] = &[
         "ca: it expired at",
-        "with it fail apiserver",
+        "this affects apiserver",
         "every kubelet",
         "same key and subject",
     ];

@@ -697,7 +697,7 @@ fn prints_role_for_each_certificate_and_node() {
         .says("did you mean vault?");
     print_setup(dir.path(), &settings, INIT, &["directory"])
         .ended(64)
-        .says("nothing set up");
+        .says("need no setup on a server");
 }
 
 // ---- signing ----

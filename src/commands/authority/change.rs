@@ -1,27 +1,28 @@
-//! A CA is changed on a running cluster: both are trusted first, then the new one issues, then the old one goes.
+//! Changes a CA on a running cluster: both CAs are trusted first, then the new one issues, then the old one is removed.
 //!
-//! | step | `ca.crt` and the CA data of kubeconfigs | needs, here and on every other node |
+//! | step | `ca.crt` and the CA data of kubeconfigs | requires, on this node and on every other node |
 //! | --- | --- | --- |
 //! | [`stage`] | old, new | |
-//! | [`activate`] | new, old; everything is issued anew | both are trusted, and what reads files only once was restarted |
-//! | [`retire`] | new | nothing is under the old one any more |
+//! | [`activate`] | new, old; all certificates are reissued | both are trusted, and components that read the files only at start were restarted |
+//! | [`retire`] | new | no certificate is under the old CA any more |
 //!
-//! The first certificate is the CA for kubeadm, so kubeadm's checks hold in every phase. Each step is one commit, refuses
-//! until the one before is proven on this node, may be repeated, and finishes what an interrupted one left: what is
-//! missing is computed from the files ([`judge`]). What other nodes have done is in their reports ([`report`]). A commit
-//! that changes what is trusted records the restarts that it takes, and [`settle`] carries them out as `renew` and the
-//! daemon do; exit status 75 says that some are still due. Below a root other than `/` they stay due, since nothing can be
-//! proven there: the node's own next run sees to them. If a component does not come back, all files of the step are rolled
-//! back together, and a repeated step requests another restart. A step is taken back by [`undo`] as long as nothing uses
-//! the new CA.
+//! kubeadm treats the first certificate as the CA, so that its checks succeed in every phase. Each step is one commit,
+//! requires that the step before is proven on this node, may be repeated, and completes an interrupted step: what is
+//! missing is computed from the files ([`judge`]). The progress of other nodes is in their reports ([`report`]).
 //!
-//! A CA certificate that is renewed with its key takes the same steps, with less to prove: what the old one has signed
-//! holds under the new one too, and so do the peers.
+//! A commit that changes the trusted CAs records the restarts that it requires. [`settle`] carries them out as `renew` and
+//! the daemon do; exit status 75 means that some are still due. Below a root other than `/` they stay due, since nothing
+//! can be proven there; the next run on the node itself carries them out. If a component does not become ready, all files
+//! of the step are rolled back together, and a repeated step requests another restart. [`undo`] reverts `stage` as long as
+//! no certificate is under the new CA.
 //!
-//! Beyond the files of nodes are the ConfigMaps that the control plane publishes ([`cluster`]), copies of admin.conf on
-//! people's machines, and whoever keeps a `caBundle` of its own: those are named, not changed.
+//! A CA certificate that is renewed with the same key takes the same steps, with less to prove: certificates under the
+//! old one also verify under the new one, on this node and on the others.
 //!
-//! It writes through `store` and has certificates issued through `agent`. A new demand on a step belongs into
+//! The CA is also in the ConfigMaps that the control plane publishes ([`cluster`]), in copies of admin.conf on
+//! administrators' machines, and in every `caBundle` of other programs: these are named, not changed.
+//!
+//! Files are written through `store`, certificates issued through `agent`. To add a requirement for a step, extend
 //! [`judge`].
 
 pub mod cluster;
@@ -45,60 +46,63 @@ use crate::process::failpoint;
 use crate::store::Root;
 use crate::x509::{Certificate, TrustBundle, certificates_of, hex};
 
-use cluster::Seen;
+use cluster::ClusterView;
 use judge::{Evidence, Kinship, Offer, Phase, Target, fingerprint, named};
 use report::{AuthorityReport, Need, NodeReport, Peers};
 use step::Step;
 
-/// What is asked of a step.
-pub struct Wish {
-    /// Whose CA.
+/// Parameters of a step.
+pub struct StepOrder {
+    /// Authority whose CA is changed.
     pub authority: Authority,
-    /// Only say what would be done.
+    /// Report only what would be done.
     pub dry_run: bool,
-    /// What is known of the other nodes.
+    /// What is known about the other nodes.
     pub peers: Peers,
-    /// Asks the cluster which nodes there are; `None` asks nobody.
+    /// Kubeconfig with which to list the cluster's nodes; `None` lists none.
     pub kubeconfig: Option<KubeconfigFile>,
 }
 
-/// Where it is written what a person does after a step, for messages.
+/// Reference to the manual actions after a step, for messages.
 const RUNBOOK: &str =
     "see docs/runbook.md, section 8 (installed as /usr/share/doc/nodepki/docs/runbook.md)";
 
 /// What a step did, or would do.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outcome {
-    /// `stage` and so on.
+pub struct StepOutcome {
+    /// The step: `stage`, `stage --undo`, `activate` or `retire`.
     pub step: &'static str,
-    /// False for a look, and where nothing was to be done.
+    /// False for a dry run, and if nothing was due.
     pub applied: bool,
-    /// What was done or would be, in words.
+    /// What was or would be done, in sentences.
     pub done: Vec<String>,
-    /// What proves that it may be done.
+    /// The proofs of the step's requirements, in sentences.
     pub proven: Vec<String>,
     /// Files that were written.
     pub written: Vec<PathBuf>,
     /// Files that were removed.
     pub removed: Vec<PathBuf>,
-    /// What was issued.
+    /// Report of the certificates that were issued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub issued: Option<agent::Report>,
-    /// What became of what had to take effect.
+    /// Results of the reloads and restarts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reloads: Vec<agent::Row>,
-    /// What else deserves attention.
+    /// Further notes.
     pub notes: Vec<String>,
-    /// The authority on this node afterwards.
+    /// The authority on this node after the step.
     pub report: AuthorityReport,
-    /// Certificates are left that the step should have replaced.
+    /// Something was to be done, whether or not it was applied.
+    #[serde(skip)]
+    pub is_due: bool,
+    /// The step failed to replace some certificates.
     #[serde(skip)]
     pub is_incomplete: bool,
 }
 
-impl Outcome {
-    /// The gravest of all rows; pending at least while restarts are due or certificates are left under the old CA.
+impl StepOutcome {
+    /// Returns the gravest code of all rows; at least pending while restarts are due or certificates are under the old CA.
     pub fn code(&self) -> ExitCode {
         let restarts = match self.report.restarts.is_empty() && !self.is_incomplete {
             true => ExitCode::Done,
@@ -110,17 +114,17 @@ impl Outcome {
     }
 }
 
-/// Has what a step replaced take effect, and what an earlier one left.
+/// Carries out the reloads and restarts of this step and of earlier ones.
 ///
 /// # Errors
-/// What cannot be read afterwards.
+/// The node's files cannot be read afterwards.
 pub async fn settle(
     root: &Root,
     loaded: &Loaded,
-    mut outcome: Outcome,
+    mut outcome: StepOutcome,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Outcome, Failure> {
+) -> Result<StepOutcome, Failure> {
     outcome.reloads = rotation::settle(root, loaded, None, clock, progress)
         .await
         .rows;
@@ -132,10 +136,10 @@ pub async fn settle(
     Ok(outcome)
 }
 
-/// The report of this node: what `--peer-report` of another one reads.
+/// Returns the report of this node, which `--peer-report` of another node reads.
 ///
 /// # Errors
-/// What cannot be read.
+/// The node's files cannot be read.
 pub fn status(
     root: &Root,
     Loaded {
@@ -169,93 +173,93 @@ pub fn status(
     })
 }
 
-/// What the cluster says of the change of one authority.
+/// Reads from the cluster what concerns the change of one authority.
 ///
 /// # Errors
-/// A kubeconfig that cannot be used.
-pub async fn look(
+/// The kubeconfig cannot be used.
+pub async fn view_cluster(
     root: &Root,
     kubeconfig: &Argument,
     setup: &Setup,
     authority: Authority,
     now: OffsetDateTime,
-) -> Result<Seen, Failure> {
-    let state = setup.state(root);
-    let survey = setup.survey_of(&state, now)?;
-    let evidence = evidence::read(&state, setup, &survey, authority)?;
+) -> Result<ClusterView, Failure> {
+    let survey = setup.survey(root, now)?;
+    let evidence = evidence::read(root, setup, &survey, authority)?;
     let api = load::cluster(root, kubeconfig)?;
-    Ok(cluster::look(&api, authority, evidence.incoming()).await)
+    Ok(cluster::view(&api, authority, evidence.incoming()).await)
 }
 
-/// Trusts a new CA beside the old one: the certificate in `file`, or what the authority's signer offers under pins.
+/// Trusts a new CA in addition to the old one: the certificate in `file`, or the pinned certificate that the authority's
+/// signer returns.
 ///
 /// # Errors
-/// Why it is not done; nothing was changed then.
+/// The step was refused, and nothing was changed.
 pub async fn stage(
     root: &Root,
     setup: &Setup,
-    wish: &Wish,
+    order: &StepOrder,
     file: Option<&Argument>,
     clock: Clock,
-) -> Result<Outcome, Failure> {
+) -> Result<StepOutcome, Failure> {
     let now = clock();
-    let mut step = Step::begin(root, setup, wish, "stage", clock)?;
+    let mut step = Step::begin(root, setup, order, "stage", clock)?;
     let offered = match file {
         Some(path) => read_certificates(root, path)?,
-        None => offered(setup, wish.authority).await?,
+        None => offered(setup, order.authority).await?,
     };
     let new = match step.evidence.admit(&offered, now).map_err(refused)? {
         Offer::New(new) => *new,
         Offer::InPlace => {
-            step.done(format!(
-                "nothing to do: {} is the {} already, and no other is trusted",
+            step.nothing_to_do(format!(
+                "{} is already the {}, and no other CA is trusted",
                 offered.first().map(named).unwrap_or_default(),
-                wish.authority
+                order.authority
             ));
-            step.ask_again(clock)?;
+            step.repeat_restarts(clock)?;
             return step.end(now);
         }
     };
     let target = step.evidence.staged(&new, now).map_err(refused)?;
     step.notes.push(format!(
-        "the new CA is {}, certificate sha256:{}, public key sha256:{}: compare them with the CA's owner",
+        "the new CA is {}, certificate sha256:{}, public key sha256:{} (verify both with the owner of the CA)",
         new.subject(),
         fingerprint(&new),
         hex(&new.public_key().sha256())
     ));
-    step.notes.extend(kin(&step.evidence, &new));
-    pinned(setup, wish.authority, &target)?;
+    step.notes.extend(kinship_note(&step.evidence, &new));
+    require_pins(setup, order.authority, &target)?;
     let trouble = step.evidence.signing_trouble();
     if !trouble.is_empty() {
         return Err(all_refused(trouble));
     }
-    step.take(&target, true, clock)?;
-    step.notes.extend(others_business(wish.authority));
+    step.put_in_place(&target, true, clock)?;
+    step.notes.extend(manual_actions(order.authority));
     step.end(now)
 }
 
-/// Takes a new CA out again that nothing uses yet.
+/// Removes a staged CA that no certificate is under.
 ///
 /// # Errors
-/// Why it is not done; nothing was changed then.
+/// The step was refused, and nothing was changed.
 pub async fn undo(
     root: &Root,
     setup: &Setup,
-    wish: &Wish,
+    order: &StepOrder,
     clock: Clock,
-) -> Result<Outcome, Failure> {
+) -> Result<StepOutcome, Failure> {
     let now = clock();
-    let mut step = Step::begin(root, setup, wish, "stage --undo", clock)?;
+    let mut step = Step::begin(root, setup, order, "stage --undo", clock)?;
     let (Some(target), Some(new)) = (step.evidence.undone(), step.evidence.unwanted().cloned())
     else {
-        step.done("nothing to do: no new CA is staged".to_owned());
-        step.ask_again(clock)?;
+        step.nothing_to_do("no new CA is staged");
+        step.repeat_restarts(clock)?;
         return step.end(now);
     };
-    let authority = wish.authority;
+    let authority = order.authority;
     if step.evidence.phase() == Phase::Activated {
         return Err(refused(format!(
-            "{} is the {authority} since it was activated, and certificates under it are in use; go on with `nodepki authority retire {authority}`, or change back as it came: stage the old certificate as the new one",
+            "{} is already activated as the {authority}, and certificates under it are in use (continue with `nodepki authority retire {authority}`, or change back by staging the old certificate as a new one)",
             named(&new)
         )));
     }
@@ -263,32 +267,32 @@ pub async fn undo(
         if let Some(stranded) = step.evidence.stranded(&new, now) {
             return Err(refused(stranded));
         }
-        step.peers(Need::DoesWithout(&new), now).await?;
+        step.require_peers(Need::DoesWithout(&new), now).await?;
     }
-    step.take(&target, true, clock)?;
+    step.put_in_place(&target, true, clock)?;
     step.end(now)
 }
 
-/// Makes the staged CA the one that issues, and has everything under the old one issued anew.
+/// Makes the staged CA the issuing one, and has all certificates under the old one reissued.
 ///
 /// # Errors
-/// Why it is not done. What became of single certificates is in the outcome.
+/// The step was refused. Failures of single certificates are in the outcome.
 pub async fn activate(
     root: &Root,
     setup: &Setup,
-    wish: &Wish,
+    order: &StepOrder,
     clock: Clock,
     progress: &dyn Progress,
-) -> Result<Outcome, Failure> {
+) -> Result<StepOutcome, Failure> {
     let now = clock();
-    let mut step = Step::begin(root, setup, wish, "activate", clock)?;
-    let authority = wish.authority;
+    let mut step = Step::begin(root, setup, order, "activate", clock)?;
+    let authority = order.authority;
     let (Some(target), Some(new)) = (
         step.evidence.activated(now),
         step.evidence.incoming().cloned(),
     ) else {
         return Err(refused(format!(
-            "no new {authority} is staged on this node: nodepki authority stage {authority} --certificate FILE comes first, on every node"
+            "no new {authority} is staged on this node (first run nodepki authority stage {authority} --certificate FILE on every node)"
         )));
     };
     if step.evidence.phase() == Phase::Staged {
@@ -302,75 +306,46 @@ pub async fn activate(
             step.evidence.kubeconfigs.len()
         ));
         if step.evidence.kinship(&new) == Kinship::Other {
-            step.peers(Need::Trusts(&new), now).await?;
-            if !wish.dry_run {
+            step.require_peers(Need::Trusts(&new), now).await?;
+            if !order.dry_run {
                 step.rehearse(&new, clock, progress).await?;
             }
         }
         failpoint::reached("authority:proven");
     }
-    // The same certificates in another order: nobody has to read them again.
-    step.take(&target, false, clock)?;
+    // Only the order of the certificates changes, so that no component has to read them again.
+    step.put_in_place(&target, false, clock)?;
     failpoint::reached("authority:ordered");
     if authority == Authority::Ca {
         step.notes.push(format!(
             "before the next step, update the CA certificates that the cluster publishes and other programs keep: {RUNBOOK}"
         ));
     }
-    let left = step.left(&new, now);
-    if left.is_empty() {
-        return step.end(clock());
-    }
-    let names: Vec<&str> = left.iter().map(|name| name.as_str()).collect();
-    if wish.dry_run {
-        step.done(format!("issued by the new CA: {}", names.join(", ")));
-        return step.end(clock());
-    }
-    let scope = agent::Scope::Anew(left.clone());
-    let renewed = agent::renew(root, setup, &scope, clock, progress).await?;
-    let rows = &renewed.report.rows;
-    let is_issued = |name: &&str| rows.iter().any(|row| row.name == **name && row.is_new());
-    let (issued, failed): (Vec<&str>, Vec<&str>) = names.into_iter().partition(is_issued);
-    if !issued.is_empty() {
-        step.done(format!("issued by the new CA: {}", issued.join(", ")));
-        step.applied = true;
-    }
-    if !failed.is_empty() {
-        step.done(format!(
-            "not issued by the new CA yet: {}; run the same command again once the cause below is removed",
-            failed.join(", ")
-        ));
-    }
-    step.issued = Some(renewed.report);
-    let mut outcome = step.end(clock())?;
-    outcome.is_incomplete = !failed.is_empty();
-    Ok(outcome)
+    step.reissue(&new, clock, progress).await
 }
 
 /// Stops trusting the old CA.
 ///
 /// # Errors
-/// Why it is not done; nothing was changed then.
+/// The step was refused, and nothing was changed.
 pub async fn retire(
     root: &Root,
     setup: &Setup,
-    wish: &Wish,
+    order: &StepOrder,
     clock: Clock,
-) -> Result<Outcome, Failure> {
+) -> Result<StepOutcome, Failure> {
     let now = clock();
-    let mut step = Step::begin(root, setup, wish, "retire", clock)?;
-    let authority = wish.authority;
+    let mut step = Step::begin(root, setup, order, "retire", clock)?;
+    let authority = order.authority;
     let (Some(target), Some(new)) = (step.evidence.retired(), step.evidence.incoming().cloned())
     else {
-        step.done(format!(
-            "nothing to do: no change of {authority} is under way"
-        ));
-        step.ask_again(clock)?;
+        step.nothing_to_do(format!("no change of {authority} is in progress"));
+        step.repeat_restarts(clock)?;
         return step.end(now);
     };
     if step.evidence.phase() == Phase::Staged {
         return Err(refused(format!(
-            "{} is not activated yet: nodepki authority activate {authority} comes first, on every node; to take the new one out again instead, nodepki authority stage {authority} --undo",
+            "{} is not activated yet (first run nodepki authority activate {authority} on every node; to remove the new CA instead, run nodepki authority stage {authority} --undo)",
             named(&new)
         )));
     }
@@ -383,9 +358,9 @@ pub async fn retire(
         step.evidence.leaves.len()
     ));
     if step.evidence.kinship(&new) == Kinship::Other {
-        step.peers(Need::Uses(&new), now).await?;
+        step.require_peers(Need::Uses(&new), now).await?;
     }
-    step.take(&target, true, clock)?;
+    step.put_in_place(&target, true, clock)?;
     if authority == Authority::Ca {
         step.notes.push(format!(
             "the old CA is still in cluster-info, and in JoinConfigurations and kubeconfigs outside the nodes: {RUNBOOK}"
@@ -395,7 +370,7 @@ pub async fn retire(
     let old = target.dropped.iter().map(|one| one.public_key().sha256());
     if pins.is_some_and(|pins| old.clone().any(|pin| pins.contains(&pin))) {
         step.notes.push(format!(
-            "the pin of the old CA may leave authorities.{authority}.trust.sha256 once no node trusts it any more"
+            "once no node trusts the old CA any more, its pin can be removed from authorities.{authority}.trust.sha256"
         ));
     }
     step.end(now)
@@ -406,14 +381,11 @@ fn refused(message: String) -> Failure {
 }
 
 fn all_refused(messages: Vec<String>) -> Failure {
-    Failure {
-        code: ExitCode::Refused,
-        messages,
-    }
+    Failure::with_messages(ExitCode::Refused, messages)
 }
 
-/// A new CA that the pins do not know would have every later run refuse the bundle.
-fn pinned(setup: &Setup, authority: Authority, target: &Target) -> Result<(), Failure> {
+/// Verifies that the pins cover the new bundle; otherwise every later run would refuse it.
+fn require_pins(setup: &Setup, authority: Authority, target: &Target) -> Result<(), Failure> {
     let pins = setup.trust.get(&authority).map(|source| &source.pins);
     let bundle = TrustBundle::from_certificates(target.bundle.clone());
     let (Some(pins), Ok(bundle)) = (pins, bundle) else {
@@ -421,42 +393,42 @@ fn pinned(setup: &Setup, authority: Authority, target: &Target) -> Result<(), Fa
     };
     bundle.require_pins(pins).map_err(|error| {
         refused(format!(
-            "{error}; authorities.{authority}.trust.sha256 must have the new CA beside the old one until that is retired: add it after comparing it with the CA's owner, and run again"
+            "{error} (add the new CA to authorities.{authority}.trust.sha256 next to the old one, after verifying it with the owner of the CA, and run again)"
         ))
     })
 }
 
-/// What is worth knowing of the two.
-fn kin(evidence: &Evidence, new: &Certificate) -> Option<String> {
+/// Returns a note on how the new CA relates to the old one.
+fn kinship_note(evidence: &Evidence, new: &Certificate) -> Option<String> {
     let old = evidence.bundle.first()?;
     match evidence.kinship(new) {
         Kinship::Renewal => Some(
-            "it has name and key of the CA in place: its certificate is renewed, and everything that it has signed holds; no peer needs to be asked".to_owned(),
+            "the new certificate has name and key of the CA in place: all certificates under the old one stay valid, and no other node has to be checked".to_owned(),
         ),
         Kinship::Other if old.subject() == new.subject() => Some(format!(
-            "both CAs are called {}: they are told apart by their keys, and by key identifiers in certificates",
+            "both CAs have the name {}: they differ by their keys, and by the key identifiers in certificates",
             new.subject()
         )),
         Kinship::Other => None,
     }
 }
 
-/// What trusts a CA and is no file of a node.
-fn others_business(authority: Authority) -> Vec<String> {
+/// Returns notes on what trusts a CA outside the files of nodes, and has to be updated by other means.
+fn manual_actions(authority: Authority) -> Vec<String> {
     let cluster_info = format!(
-        "cluster-info is the cluster's: it is updated once per cluster, so that new nodes learn both CAs; they then need the pins of both (--discovery-token-ca-cert-hash, twice); kubeadm-certs, where it is in use, is uploaded again by nodepki certs upload; {RUNBOOK}"
+        "update cluster-info once per cluster, so that new nodes receive both CAs; they then need the pins of both (--discovery-token-ca-cert-hash, twice); if kubeadm-certs is in use, upload it again with nodepki certs upload; {RUNBOOK}"
     );
     let notes: &[&str] = match authority {
         Authority::Ca => &[
             &cluster_info,
-            "kube-root-ca.crt is published by kube-controller-manager after its restart; Pods that read it only when they start are to be restarted before the new CA is activated",
-            "copies of admin.conf on people's machines, and whoever keeps a caBundle of its own, need the new CA too",
+            "kube-controller-manager publishes kube-root-ca.crt after its restart; restart Pods that read it only at start before you activate the new CA",
+            "copies of admin.conf on administrators' machines, and programs with their own caBundle, need the new CA too",
         ],
         Authority::FrontProxyCa => &[
-            "extension-apiserver-authentication is published by kube-apiserver within a minute, and extension API servers follow it",
+            "kube-apiserver publishes extension-apiserver-authentication within a minute, and extension API servers follow it",
         ],
         Authority::EtcdCa => &[
-            "whoever else asks etcd (backups, monitoring) needs the new CA too, and a certificate of it before the old one is retired",
+            "other clients of etcd (backups, monitoring) need the new CA too, and a certificate under it before the old CA is retired",
         ],
     };
     notes.iter().map(ToString::to_string).collect()
@@ -467,27 +439,27 @@ fn read_certificates(root: &Root, path: &Argument) -> Result<Vec<Certificate>, F
         return Err(Failure::new(
             ExitCode::Usage,
             format!(
-                "--certificate {}: there is no such file; name one with the new CA's certificate",
+                "--certificate {}: the file does not exist (name a file with the new CA's certificate)",
                 load::shown(root, path).display()
             ),
         ));
     };
     certificates_of(&content.bytes).map_err(|error| {
         refused(format!(
-            "--certificate {}: {error}; give the new CA's certificate in PEM or DER",
+            "--certificate {}: {error} (name a file with the new CA's certificate, PEM or DER)",
             load::shown(root, path).display()
         ))
     })
 }
 
-/// What the signer says it has, which counts only under pins.
+/// Returns the CA certificates of the authority's signer. They are accepted only with pins.
 async fn offered(setup: &Setup, authority: Authority) -> Result<Vec<Certificate>, Failure> {
     let pins = setup.trust.get(&authority).map(|source| &source.pins);
     if pins.is_none_or(|pins| pins.is_empty()) {
         return Err(Failure::new(
             ExitCode::Configuration,
             format!(
-                "nothing says which CA is to come: give its certificate with --certificate FILE, or pin old and new under authorities.{authority}.trust.sha256 to have it fetched from the signer"
+                "the new CA is not specified (name its certificate with --certificate FILE, or pin old and new under authorities.{authority}.trust.sha256 to fetch it from the signer)"
             ),
         ));
     }

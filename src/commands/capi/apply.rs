@@ -1,8 +1,8 @@
-//! From wanted Secrets to a management cluster: read all, decide about all, then send.
+//! Writes the desired Secrets to a management cluster: reads all of them, decides about all of them, then writes.
 //!
-//! What is there stays unless it is ours to renew: a Secret of another owner, of another CA, or with nothing in it that
-//! could be understood is replaced only when a person said so; labels, annotations and data entries that are not ours
-//! are kept even then, since one of them may be the only copy of a key.
+//! A Secret with another owner, with another CA, or with unreadable content is replaced only with `--replace`. Labels,
+//! annotations and data entries that nodepki does not manage are kept even then, since one of them may be the only copy
+//! of a key.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,20 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
-use super::secrets::{CLUSTER_LABEL, MADE_BY, MADE_BY_LABEL, Object, Purpose, Secret, Target};
-use crate::agent::{ExitCode, Failure, Row};
+use super::secrets::{
+    CLUSTER_LABEL, MANAGED_BY_LABEL, MANAGED_BY_NODEPKI, Object, Purpose, Secret, Target,
+};
+use crate::agent::{ExitCode, Failure, Row, RowAction};
 use crate::cluster::api::{self, Api, SECRET};
 use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::Authority;
 use crate::x509::{Chain, Difference, TrustBundle, path_differences};
 
-/// Reads the Secrets of a cluster.
+/// Reads the Secrets of a workload cluster.
 ///
 /// # Errors
-/// What the API server says, but for a Secret that does not exist.
-pub async fn read(
+/// Errors of the API server, except for a Secret that does not exist.
+pub(super) async fn read(
     api: &Api,
     target: &Target,
     purposes: impl Iterator<Item = Purpose>,
@@ -38,11 +40,11 @@ pub async fn read(
     Ok(found)
 }
 
-/// Makes or renews the Secrets; a row for each.
+/// Creates or updates the Secrets, and returns a row for each.
 ///
 /// # Errors
-/// Before anything is sent, when one of them must not be touched; after that, what the API server says.
-pub async fn apply(
+/// A Secret must not be replaced, before anything is written; errors of the API server.
+pub(super) async fn apply(
     api: &Api,
     secrets: &[Secret],
     trust: &BTreeMap<Authority, TrustBundle>,
@@ -61,38 +63,35 @@ pub async fn apply(
         match decide(secret, found.remove(&secret.purpose), trusted, replace, now) {
             Ok(change) => changes.push((secret, change)),
             Err(why) => refusals.push(format!(
-                "Secret {} in {}: {why}; find out whose it is, then run again with --replace if it may go",
+                "Secret {} in {}: {why} (find out what uses it; --replace replaces it)",
                 secret.name(),
                 secret.target.namespace()
             )),
         }
     }
     if !refusals.is_empty() {
-        return Err(Failure {
-            code: ExitCode::Refused,
-            messages: refusals,
-        });
+        return Err(Failure::with_messages(ExitCode::Refused, refusals));
     }
     let mut rows = Vec::new();
     for (secret, change) in changes {
         let (name, namespace) = (secret.name(), secret.target.namespace());
         let (action, reasons) = match change {
-            Change::None { notes } => ("kept", notes),
-            Change::Create(object) => {
+            SecretChange::None { notes } => (RowAction::Kept, notes),
+            SecretChange::Create(object) => {
                 let created = api.create(&SECRET, Some(namespace), &object.0).await;
                 created
                     .map(Object)
-                    .map_err(|error| failed("making", namespace, &name, &error))?;
-                ("created", Vec::new())
+                    .map_err(|error| failed("creating", namespace, &name, &error))?;
+                (RowAction::Created, Vec::new())
             }
-            Change::Update { object, reasons } => {
+            SecretChange::Update { object, reasons } => {
                 let updated = api
                     .replace(&SECRET, Some(namespace), &name, &object.0)
                     .await;
                 updated
                     .map(Object)
                     .map_err(|error| failed("replacing", namespace, &name, &error))?;
-                ("replaced", reasons)
+                (RowAction::Replaced, reasons)
             }
         };
         rows.push(Row {
@@ -111,22 +110,22 @@ fn failed(doing: &str, namespace: &str, name: &str, error: &api::Error) -> Failu
     if let api::Error::Refused(status) = error
         && (status.is_conflict() || status.is_already_exists())
     {
-        let message = format!("{doing}: somebody else changed it at the same time; run again");
+        let message = format!("{doing}: another client changed it at the same time; run again");
         return Failure::new(ExitCode::Pending, message);
     }
     if let api::Error::Refused(status) = error
         && status.is_not_found(namespace)
     {
         let message = format!(
-            "{doing}: there is no such namespace; make it (kubectl create namespace {namespace}), or correct --namespace"
+            "{doing}: the namespace does not exist (create it with kubectl create namespace {namespace}, or correct --namespace)"
         );
         return Failure::new(ExitCode::Refused, message);
     }
     Failure::of_cluster(doing, error)
 }
 
-/// What is to be sent for one Secret.
-enum Change {
+/// What is to be written for one Secret.
+enum SecretChange {
     None {
         notes: Vec<String>,
     },
@@ -137,25 +136,25 @@ enum Change {
     },
 }
 
-/// Decides about one Secret; the error is why it must not be touched.
+/// Decides what to write for one Secret; the error is the reason why it must not be replaced.
 fn decide(
     secret: &Secret,
     found: Option<Object>,
     trust: Option<&TrustBundle>,
     replace: bool,
     now: OffsetDateTime,
-) -> Result<Change, String> {
+) -> Result<SecretChange, String> {
     let Some(mut found) = found else {
-        return Ok(Change::Create(secret.object()));
+        return Ok(SecretChange::Create(secret.object()));
     };
     let differing = secret.data.iter().filter(|(key, bytes)| {
-        let there = found.data(key);
-        // A placeholder gives way to whatever is there.
-        let stays = secret.purpose.is_authority() && **key == "tls.key" && there.is_some();
-        !stays && there.as_ref() != Some(*bytes)
+        let present = found.data(key);
+        // A placeholder never replaces an existing entry.
+        let stays = secret.purpose.is_authority() && **key == "tls.key" && present.is_some();
+        !stays && present.as_ref() != Some(*bytes)
     });
     let differing: Vec<_> = differing.collect();
-    // Who made it is worth no write, and may be somebody who keeps it.
+    // A different managed-by label alone is not a reason to write: another program may manage the Secret.
     let unlabelled = found.label(CLUSTER_LABEL) != Some(secret.target.cluster());
     let unlabelled = unlabelled.then(|| format!("label {CLUSTER_LABEL} is missing or differs"));
     let mut reasons: Vec<String> = differing
@@ -166,62 +165,67 @@ fn decide(
     let mut notes = Vec::new();
     if found.kind() != secret.kind {
         notes.push(format!(
-            "its type is {} and not {}, which only making it anew could change; KubeadmControlPlane adopts those of cluster.x-k8s.io/secret",
+            "its type is {}, not {}: KubeadmControlPlane adopts Secrets of type cluster.x-k8s.io/secret (the type is immutable: to change it, delete the Secret and create it again)",
             found.kind(),
             secret.kind
         ));
     }
     if reasons.is_empty() {
-        return Ok(Change::None { notes });
+        return Ok(SecretChange::None { notes });
     }
     if !replace {
-        refuse(secret.purpose, &found, trust, now)?;
+        require_replaceable(secret.purpose, &found, trust, now)?;
     }
     reasons.append(&mut notes);
     let data = differing
         .into_iter()
         .map(|(key, bytes)| ((*key).to_owned(), Value::String(BASE64.encode(bytes))))
         .collect::<Vec<_>>();
-    if let Some(entries) = map(&mut found.0, &["data"]) {
+    if let Some(entries) = map_at(&mut found.0, &["data"]) {
         entries.extend(data);
     }
-    if let Some(entries) = map(&mut found.0, &["metadata", "labels"]) {
+    if let Some(entries) = map_at(&mut found.0, &["metadata", "labels"]) {
         let labels = secret.labels().into_iter();
         entries.extend(labels.map(|(label, value)| (label.to_owned(), Value::from(value))));
     }
-    Ok(Change::Update {
+    Ok(SecretChange::Update {
         object: found,
         reasons,
     })
 }
 
-/// Why a Secret is not ours to change.
-fn refuse(
+/// Verifies that a Secret belongs to nodepki and this cluster; the error is the reason why not.
+fn require_replaceable(
     purpose: Purpose,
     found: &Object,
     trust: Option<&TrustBundle>,
     now: OffsetDateTime,
 ) -> Result<(), String> {
     let mut owners = found.owners();
-    if found.label(MADE_BY_LABEL) == Some(MADE_BY) {
-        // Ours all the same: it adopts what has Cluster API's own type.
+    let manager = found.label(MANAGED_BY_LABEL);
+    if manager == Some(MANAGED_BY_NODEPKI) {
+        // KubeadmControlPlane also adopts nodepki's Secrets if they have Cluster API's type.
         owners.retain(|owner| !owner.starts_with("KubeadmControlPlane/"));
     }
     if !owners.is_empty() {
-        return Err(format!("{} owns it", owners.join(", ")));
+        return Err(format!("it is owned by {}", owners.join(", ")));
     }
-    if let Some(other) = found.label(MADE_BY_LABEL).filter(|who| *who != MADE_BY) {
-        return Err(format!("{other} keeps it, says its label {MADE_BY_LABEL}"));
+    if let Some(other) = manager.filter(|manager| *manager != MANAGED_BY_NODEPKI) {
+        return Err(format!(
+            "it is managed by {other} according to its label {MANAGED_BY_LABEL}"
+        ));
     }
     let Some(trust) = trust else { return Ok(()) };
     if purpose.is_authority() {
         let pem = found.data("tls.crt").or_else(|| found.data("ca.crt"));
-        let theirs = pem.ok_or("it holds no certificate").and_then(|pem| {
-            TrustBundle::from_pem(&pem).map_err(|_| "its certificate cannot be read")
-        })?;
-        return match trust.vouches_for(&theirs) {
+        let present = pem
+            .ok_or("it does not contain a certificate")
+            .and_then(|pem| {
+                TrustBundle::from_pem(&pem).map_err(|_| "its certificate is unreadable")
+            })?;
+        return match trust.vouches_for(&present) {
             true => Ok(()),
-            false => Err(format!("it holds another CA, {theirs}, than {trust}")),
+            false => Err(format!("it contains another CA, {present}, not {trust}")),
         };
     }
     let chain = match purpose {
@@ -233,26 +237,26 @@ fn refuse(
     };
     let chain = chain
         .and_then(|pem| Chain::from_pem(&pem).ok())
-        .ok_or("it holds no certificate that can be read")?;
+        .ok_or("it does not contain a readable certificate")?;
     let mut differences = path_differences(&chain, trust, now).into_iter();
     let foreign =
         differences.find(|difference| matches!(difference, Difference::UntrustedIssuer { .. }));
     match foreign {
         Some(difference) => Err(format!(
-            "its certificate is not of this cluster: {difference}"
+            "its certificate does not belong to this cluster: {difference}"
         )),
         None => Ok(()),
     }
 }
 
-/// The map at a path, made where there is none.
-fn map<'a>(value: &'a mut Value, path: &[&str]) -> Option<&'a mut Map<String, Value>> {
+/// Returns the map at a path, and creates it if it does not exist.
+fn map_at<'a>(value: &'a mut Value, path: &[&str]) -> Option<&'a mut Map<String, Value>> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
     }
     let entries = value.as_object_mut()?;
     match path {
         [] => Some(entries),
-        [first, rest @ ..] => map(entries.entry(*first).or_insert(Value::Null), rest),
+        [first, rest @ ..] => map_at(entries.entry(*first).or_insert(Value::Null), rest),
     }
 }

@@ -1,9 +1,11 @@
-//! The two conditions of the external-CA proposal, with its reasons and its words, and what they rest on.
+//! The two conditions of the external-CA proposal, with its reasons and messages, and their evidence.
 //!
-//! Pure: Secrets and the time in, findings out. A condition has one reason, so that a missing Secret hides an invalid one
-//! there; the evidence has both. A Secret with a CA's private key in it is no fault in the proposal's sense and is noted.
+//! Pure: takes Secrets and the time, and returns findings. A condition has one reason, so that a missing Secret hides an
+//! invalid one; the evidence has both. By the proposal, a Secret that contains a CA's private key is not faulty; it gets a
+//! note.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -11,104 +13,91 @@ use time::OffsetDateTime;
 use super::secrets::{ADOPTED_TYPE, Format, Object, Purpose, Target};
 use crate::kube::kubeconfig::{Current, Kubeconfig};
 use crate::kube::names::Authority;
-use crate::x509::{Chain, Difference, PrivateKey, TrustBundle, path_differences, rfc3339};
+use crate::x509::{
+    Certificate, Chain, Difference, PrivateKey, TrustBundle, path_differences, rfc3339,
+};
 
-/// A `metav1.Condition` without `lastTransitionTime`, which only who keeps conditions can know.
+/// A `metav1.Condition` without `lastTransitionTime`, which only the controller that stores the condition knows.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Condition {
+pub(super) struct Condition {
     /// `ExternalCAsReady` or `ExternalClientCertificatesReady`.
     #[serde(rename = "type")]
-    pub kind: &'static str,
+    pub(super) kind: &'static str,
     /// `True` or `False`.
-    pub status: &'static str,
-    /// `MissingSecret`, `InvalidCertificate`; `Ready` when all is well, for which the proposal has no word.
-    pub reason: &'static str,
-    /// The proposal's sentence; empty when all is well.
-    pub message: String,
+    pub(super) status: &'static str,
+    /// `MissingSecret` or `InvalidCertificate`; `Ready` if the status is `True`, for which the proposal has no reason.
+    pub(super) reason: &'static str,
+    /// The proposal's message; empty if the status is `True`.
+    pub(super) message: String,
 }
 
-/// What became of one Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
-    /// As it should be.
+pub(super) enum SecretState {
     Ready,
-    /// There is none of that name.
     Missing,
-    /// There, and of no use.
+    /// The Secret exists and cannot be used.
     Invalid,
 }
 
-impl State {
-    /// In a word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            State::Ready => "ready",
-            State::Missing => "missing",
-            State::Invalid => "invalid",
-        }
+impl fmt::Display for SecretState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            SecretState::Ready => "ready",
+            SecretState::Missing => "missing",
+            SecretState::Invalid => "invalid",
+        })
     }
 }
 
-/// What was found out about one Secret.
+/// The judgement of one Secret.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Evidence {
-    /// Its name.
-    pub secret: String,
-    /// What became of it.
-    pub state: State,
-    /// End of validity of the certificate in it.
+pub(super) struct SecretEvidence {
+    /// Name of the Secret.
+    pub(super) secret: String,
+    pub(super) state: SecretState,
+    /// End of validity of the certificate in the Secret.
     #[serde(
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]
-    pub not_after: Option<OffsetDateTime>,
-    /// What is wrong with it.
+    pub(super) not_after: Option<OffsetDateTime>,
+    /// Why the Secret is invalid.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<String>,
-    /// What deserves attention.
+    pub(super) faults: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
+    pub(super) notes: Vec<String>,
     #[serde(skip)]
     of_authority: bool,
 }
 
-/// Both conditions and what they rest on.
+/// Both conditions and their evidence.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Findings {
-    /// For the status of the KubeadmControlPlane.
-    pub conditions: [Condition; 2],
-    /// One a Secret.
-    pub evidence: Vec<Evidence>,
+pub(super) struct Findings {
+    /// Conditions for the status of the KubeadmControlPlane.
+    pub(super) conditions: [Condition; 2],
+    /// One element for each Secret.
+    pub(super) evidence: Vec<SecretEvidence>,
 }
 
 impl Findings {
-    /// Something is there and of no use.
-    pub fn has_invalid(&self) -> bool {
-        self.any(State::Invalid)
-    }
-
-    /// Something is not there.
-    pub fn has_missing(&self) -> bool {
-        self.any(State::Missing)
-    }
-
-    fn any(&self, state: State) -> bool {
+    /// Returns whether a Secret is in this state.
+    pub(super) fn any(&self, state: SecretState) -> bool {
         self.evidence.iter().any(|evidence| evidence.state == state)
     }
 }
 
-/// The Secrets whose state the conditions tell. The proposal's administrator has a Secret of its own; today it is the
-/// kubeconfig.
-pub fn judged(format: Format, external_etcd: bool) -> impl Iterator<Item = Purpose> {
+/// Returns the Secrets on which the conditions are based. In the proposal's format, the administrator's certificate is
+/// judged in its own Secret; today it is in the kubeconfig only.
+pub(super) fn judged(format: Format, external_etcd: bool) -> impl Iterator<Item = Purpose> {
     format
         .purposes(external_etcd)
         .filter(move |purpose| *purpose != Purpose::Kubeconfig || format != Format::Proposal)
 }
 
-/// Judges the Secrets of a cluster.
-pub fn judge(
+/// Judges the Secrets of a workload cluster.
+pub(super) fn judge(
     target: &Target,
     format: Format,
     external_etcd: bool,
@@ -118,7 +107,7 @@ pub fn judge(
     let mut trusted = BTreeMap::new();
     let mut evidence = Vec::new();
     for purpose in judged(format, external_etcd) {
-        let mut judge = Judge {
+        let mut judge = SecretJudge {
             target,
             format,
             now,
@@ -138,11 +127,11 @@ pub fn judge(
             }
         }
         let state = match (object, judge.faults.is_empty()) {
-            (None, _) => State::Missing,
-            (Some(_), true) => State::Ready,
-            (Some(_), false) => State::Invalid,
+            (None, _) => SecretState::Missing,
+            (Some(_), true) => SecretState::Ready,
+            (Some(_), false) => SecretState::Invalid,
         };
-        evidence.push(Evidence {
+        evidence.push(SecretEvidence {
             secret: target.name(purpose),
             state,
             not_after: judge.not_after,
@@ -151,53 +140,62 @@ pub fn judge(
             of_authority: purpose.is_authority(),
         });
     }
-    let condition = |kind, of_authority, missing, invalid| {
-        let in_state = |state| {
-            let evidence = evidence.iter().filter(|evidence: &&Evidence| {
-                evidence.of_authority == of_authority && evidence.state == state
-            });
-            let names: Vec<&str> = evidence.map(|evidence| evidence.secret.as_str()).collect();
-            names.join(", ")
-        };
-        let (absent, unusable) = (in_state(State::Missing), in_state(State::Invalid));
-        let (status, reason, message) = match (absent.is_empty(), unusable.is_empty()) {
-            (false, _) => ("False", "MissingSecret", format!("{missing}: {absent}.")),
-            (_, false) => (
-                "False",
-                "InvalidCertificate",
-                format!("{invalid}: {unusable}."),
-            ),
-            _ => ("True", "Ready", String::new()),
-        };
-        Condition {
-            kind,
-            status,
-            reason,
-            message,
-        }
-    };
-    let conditions = [
-        condition(
-            "ExternalCAsReady",
-            true,
-            "The following required CA Secrets are missing",
-            "The following CA certificates are invalid or could not be parsed",
-        ),
-        condition(
-            "ExternalClientCertificatesReady",
-            false,
-            "The following required client certificate Secrets are missing",
-            "The following client certificates are invalid or could not be parsed",
-        ),
-    ];
     Findings {
-        conditions,
+        conditions: [authorities_ready(&evidence), clients_ready(&evidence)],
         evidence,
     }
 }
 
-/// At work on one Secret.
-struct Judge<'a> {
+fn authorities_ready(evidence: &[SecretEvidence]) -> Condition {
+    condition(
+        "ExternalCAsReady",
+        evidence.iter().filter(|one| one.of_authority),
+        "The following required CA Secrets are missing",
+        "The following CA certificates are invalid or could not be parsed",
+    )
+}
+
+fn clients_ready(evidence: &[SecretEvidence]) -> Condition {
+    condition(
+        "ExternalClientCertificatesReady",
+        evidence.iter().filter(|one| !one.of_authority),
+        "The following required client certificate Secrets are missing",
+        "The following client certificates are invalid or could not be parsed",
+    )
+}
+
+fn condition<'a>(
+    kind: &'static str,
+    evidence: impl Iterator<Item = &'a SecretEvidence> + Clone,
+    missing: &str,
+    invalid: &str,
+) -> Condition {
+    let in_state = |state| {
+        let evidence = evidence.clone().filter(|one| one.state == state);
+        let names: Vec<&str> = evidence.map(|one| one.secret.as_str()).collect();
+        names.join(", ")
+    };
+    let absent = in_state(SecretState::Missing);
+    let unusable = in_state(SecretState::Invalid);
+    let (status, reason, message) = match (absent.is_empty(), unusable.is_empty()) {
+        (false, _) => ("False", "MissingSecret", format!("{missing}: {absent}.")),
+        (_, false) => (
+            "False",
+            "InvalidCertificate",
+            format!("{invalid}: {unusable}."),
+        ),
+        _ => ("True", "Ready", String::new()),
+    };
+    Condition {
+        kind,
+        status,
+        reason,
+        message,
+    }
+}
+
+/// Collects the faults and notes of one Secret.
+struct SecretJudge<'a> {
     target: &'a Target,
     format: Format,
     now: OffsetDateTime,
@@ -206,12 +204,12 @@ struct Judge<'a> {
     not_after: Option<OffsetDateTime>,
 }
 
-impl Judge<'_> {
+impl SecretJudge<'_> {
     fn fault(&mut self, fault: impl Into<String>) {
         self.faults.push(fault.into());
     }
 
-    /// An authority's Secret; its certificates when they may be relied on.
+    /// Judges an authority's Secret, and returns its certificates if they are valid.
     fn authority(&mut self, object: &Object) -> Option<TrustBundle> {
         let mut bundles: Vec<TrustBundle> = Vec::new();
         for key in self.format.authority_keys() {
@@ -224,32 +222,36 @@ impl Judge<'_> {
         }
         let bundle = bundles.into_iter().next()?;
         let first = bundle.first();
-        self.not_after = Some(first.not_after());
-        if self.now > first.not_after() {
-            self.fault(format!("it expired at {}", rfc3339(first.not_after())));
-        }
-        if self.now < first.not_before() {
-            self.fault(format!(
-                "it is not valid before {}",
-                rfc3339(first.not_before())
-            ));
-        }
+        self.validity(first);
         for key in ["tls.key", "ca.key"] {
             let Some(bytes) = object.data(key) else {
                 continue;
             };
             match PrivateKey::from_pem(&bytes) {
                 Ok(private) if private.public_key() == first.public_key() => self.notes.push(format!(
-                    "{key} is the private key of the authority: whoever reads the Secret can sign for it; once the key is held elsewhere, remove the entry"
+                    "{key} is the private key of the authority, so that every reader of the Secret can sign for it (remove the entry once the key is stored elsewhere)"
                 )),
-                Ok(_) => self.fault(format!("{key} is a private key of something else")),
-                Err(_) => self.notes.push(format!("{key} holds no private key")),
+                Ok(_) => self.fault(format!("{key} does not belong to the CA certificate")),
+                Err(_) => self.notes.push(format!("{key} does not contain a private key")),
             }
         }
         self.faults.is_empty().then_some(bundle)
     }
 
-    /// A client's Secret. Without its authority it is judged by itself: the other condition tells of that one.
+    /// Adds a fault if the certificate is not valid now.
+    fn validity(&mut self, certificate: &Certificate) {
+        let (begin, end) = (certificate.not_before(), certificate.not_after());
+        self.not_after = Some(end);
+        if self.now > end {
+            self.fault(format!("it expired at {}", rfc3339(end)));
+        }
+        if self.now < begin {
+            self.fault(format!("it is not valid before {}", rfc3339(begin)));
+        }
+    }
+
+    /// Judges a client's Secret. If its authority is missing or invalid, which the other condition reports, the issuer is
+    /// not verified.
     fn client(&mut self, purpose: Purpose, object: &Object, trust: Option<&TrustBundle>) {
         let pair = match purpose {
             Purpose::Kubeconfig => self.kubeconfig(object, trust),
@@ -260,32 +262,23 @@ impl Judge<'_> {
         };
         let (Some(chain), key) = pair else { return };
         let leaf = chain.leaf();
-        self.not_after = Some(leaf.not_after());
         if key.is_some_and(|key| key.public_key() != leaf.public_key()) {
             self.fault("the private key does not belong to the certificate");
         }
-        if self.now > leaf.not_after() {
-            self.fault(format!("it expired at {}", rfc3339(leaf.not_after())));
-        }
-        if self.now < leaf.not_before() {
-            self.fault(format!(
-                "it is not valid before {}",
-                rfc3339(leaf.not_before())
-            ));
-        }
-        let says = |usages: &[String]| {
+        self.validity(leaf);
+        let allows_clients = |usages: &[String]| {
             usages
                 .iter()
                 .any(|usage| usage == "client auth" || usage == "any")
         };
-        if !leaf.extended_usages().is_none_or(says) {
+        if !leaf.extended_usages().is_none_or(allows_clients) {
             self.fault("extended key usage client auth is missing");
         }
         match trust {
             Some(trust) => {
                 for difference in path_differences(&chain, trust, self.now) {
                     match difference {
-                        // That is kubeadm's rule alone.
+                        // Only kubeadm requires the first certificate.
                         Difference::NotUnderFirst { .. } => self.notes.push(difference.to_string()),
                         other => self.fault(other.to_string()),
                     }
@@ -298,7 +291,7 @@ impl Judge<'_> {
     fn unverified(&mut self, authority: Authority) {
         let name = self.target.name(Purpose::of(authority));
         self.notes.push(format!(
-            "whether its authority signed it is not known: see {name}"
+            "its issuer was not verified, since {name} is missing or invalid"
         ));
     }
 
@@ -309,7 +302,7 @@ impl Judge<'_> {
     ) -> (Option<Chain>, Option<PrivateKey>) {
         if object.kind() == ADOPTED_TYPE {
             self.notes.push(format!(
-                "its type is {ADOPTED_TYPE}: KubeadmControlPlane takes it for its own and renews it with the CA's private key; a type cannot be changed, so delete it and make it anew"
+                "its type is {ADOPTED_TYPE}: KubeadmControlPlane adopts it and renews it with the CA's private key (the type is immutable: delete the Secret and create it again)"
             ));
         }
         let parse = |text: &[u8]| {
@@ -329,7 +322,7 @@ impl Judge<'_> {
             ..
         } = current;
         if server.is_none() {
-            self.fault("the kubeconfig names no server");
+            self.fault("the kubeconfig does not name a server");
         }
         let bundle = self.parse(
             "certificate-authority-data",

@@ -1,23 +1,16 @@
-//! The management cluster's side of Cluster API's external-CA flow: the Secrets that the controllers wait for, and the two
-//! conditions that tell whether they are there.
+//! Issues the certificates of the Secrets that Cluster API's controllers wait for.
 //!
-//! Issues nothing itself: what is wanted is a small [`Plan`] (the client certificates for etcd and for the kubeconfig, the
-//! three authorities), and [`agent::bootstrap`] carries it out in a directory of the cluster's own, laid out as a node.
-//! That is where keys, pending requests and certificates stay between runs; [`secrets`] renders it, [`apply`]
-//! brings it to the management cluster, [`conditions`] judges what is there.
+//! The desired state is a small [`Plan`]: the client certificates for etcd and for the kubeconfig, and the three
+//! authorities. [`agent::bootstrap`] carries it out in a state directory for the cluster, which has the layout of a node
+//! and keeps keys, pending requests and certificates between runs.
 //!
-//! The keys made here are the controllers' own: they go into Secrets, and no node has them. The service-account pair is no
-//! concern of this module: Cluster API makes `<cluster>-sa` by itself, and no authority has to do with it.
-
-pub mod apply;
-pub mod conditions;
-pub mod secrets;
+//! The keys are for the controllers: they are stored in Secrets and on no node. The service-account pair is out of scope,
+//! since Cluster API creates `<cluster>-sa` and no authority signs it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use serde_json::Value;
 use time::OffsetDateTime;
 
 use crate::agent::load::{self, Inputs};
@@ -25,7 +18,6 @@ use crate::agent::{
     self, Clock, ClockPolicy, ExitCode, Failure, Progress, Provided, Report, Setup, SurveyedCert,
     TrustSource,
 };
-use crate::cluster::api::Api;
 use crate::config::{Argument, Origin, Settings};
 use crate::kube::kubeadm::{self, Cluster, Endpoint, Etcd, Node, NodeName, Role};
 use crate::kube::names::{Authority, CertName};
@@ -35,12 +27,10 @@ use crate::spec::policy::Policy;
 use crate::spec::{self, Plan};
 use crate::store::{Root, STATE_DIR};
 use crate::x509::TrustBundle;
-use crate::yaml;
 
-use conditions::Findings;
-use secrets::{Format, Material, Object, Purpose, Target};
+use super::secrets::{Material, Target};
 
-/// Where the clusters' directories are.
+/// Returns the default state directory of a cluster.
 fn default_state(target: &Target) -> PathBuf {
     Path::new(STATE_DIR)
         .join("capi")
@@ -48,39 +38,37 @@ fn default_state(target: &Target) -> PathBuf {
         .join(target.cluster())
 }
 
-/// What is wanted of a run.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub(super) struct Order {
     /// The workload cluster.
-    pub target: Target,
-    /// Its API server, instead of `controlPlaneEndpoint`.
-    pub endpoint: Option<String>,
-    /// etcd is somebody else's, as `etcd.external` says too.
-    pub external_etcd: bool,
-    /// The authorities' certificates, laid out as kubeadm's.
-    pub ca_dir: Option<Argument>,
-    /// Directory for keys and certificates, instead of the one below `/var/lib/nodepki/capi`.
-    pub state: Option<Argument>,
+    pub(super) target: Target,
+    /// The workload cluster's API server, instead of `controlPlaneEndpoint`.
+    pub(super) endpoint: Option<String>,
+    /// etcd is external, as with `etcd.external` in the ClusterConfiguration.
+    pub(super) external_etcd: bool,
+    /// Directory with the CA certificates, in kubeadm's layout.
+    pub(super) ca_dir: Option<Argument>,
+    /// State directory, instead of the one below `/var/lib/nodepki/capi`.
+    pub(super) state: Option<Argument>,
 }
 
-/// A run, ready.
-pub struct Prepared {
-    /// What the agent works with.
-    pub setup: Setup,
-    /// The cluster's directory.
-    pub state: Root,
-    /// Faults that are not errors.
-    pub warnings: Vec<String>,
+/// A run whose inputs are loaded.
+pub(super) struct Prepared {
+    setup: Setup,
+    /// The cluster's state directory.
+    state: Root,
+    pub(super) warnings: Vec<String>,
 }
 
-/// Loads everything for a run at `now`, and makes the cluster's directory.
+/// Loads the inputs of a run at `now`, and creates the cluster's state directory.
 ///
-/// Of a kubeadm configuration only what `inputs` names is read: one that lies on this machine is that of another
-/// cluster, the management cluster's if anybody's.
+/// Reads only the kubeadm configuration that `inputs` names: one at a default path on this machine belongs to another
+/// cluster, usually the management cluster.
 ///
 /// # Errors
-/// All faults of all files at once.
-pub fn load(
+/// All faults of all files.
+pub(super) fn load(
     root: &Root,
     inputs: &Inputs,
     order: &Order,
@@ -110,7 +98,7 @@ pub fn load(
     )
     .map_err(load::faulty)?;
     warnings.extend(faults);
-    wish(&mut cluster, order)?;
+    adapt(&mut cluster, order)?;
 
     let name = settings
         .node_name
@@ -134,7 +122,7 @@ pub fn load(
         identity,
         trust: pins(&settings),
         provided: Provided {
-            bundles: given(root, &settings, order)?,
+            bundles: given_bundles(root, &settings, order)?,
             ..Provided::default()
         },
         record: None,
@@ -157,8 +145,8 @@ pub fn load(
     })
 }
 
-/// The cluster as the certificates are to have it.
-fn wish(cluster: &mut Cluster, order: &Order) -> Result<(), Failure> {
+/// Adapts the ClusterConfiguration to the order.
+fn adapt(cluster: &mut Cluster, order: &Order) -> Result<(), Failure> {
     cluster.cluster_name = order.target.cluster().to_owned();
     cluster.certificates_dir = Cluster::default().certificates_dir;
     if order.external_etcd {
@@ -179,12 +167,12 @@ fn wish(cluster: &mut Cluster, order: &Order) -> Result<(), Failure> {
         Some(_) => Ok(()),
         None => Err(Failure::new(
             ExitCode::Usage,
-            "nothing says where the cluster's API server will be; add --endpoint HOST:PORT as in the Cluster's spec.controlPlaneEndpoint, or --kubeadm-config FILE with a ClusterConfiguration that has a controlPlaneEndpoint",
+            "the endpoint of the cluster's API server is unknown (add --endpoint HOST:PORT as in the Cluster's spec.controlPlaneEndpoint, or --kubeadm-config FILE with a ClusterConfiguration that has a controlPlaneEndpoint)",
         )),
     }
 }
 
-/// The part of a first node's table that the management cluster needs.
+/// Returns the part of a first node's plan that the management cluster needs.
 fn table(
     cluster: &Cluster,
     identity: &Identity,
@@ -228,8 +216,8 @@ fn pins(settings: &Settings) -> BTreeMap<Authority, TrustSource> {
         .collect()
 }
 
-/// The authorities' certificates as far as a file has them.
-fn given(
+/// Returns the CA certificates of the authorities for which a file is configured.
+fn given_bundles(
     root: &Root,
     settings: &Settings,
     order: &Order,
@@ -246,7 +234,7 @@ fn given(
                 of_settings.and_then(|trust| Some((settings.origin, trust.trust_file.clone()?)))
             }
         };
-        // An external etcd's CA is none of ours.
+        // The CA of an external etcd is not managed here.
         let Some((origin, path)) =
             path.filter(|_| authority != Authority::EtcdCa || !order.external_etcd)
         else {
@@ -254,24 +242,22 @@ fn given(
         };
         let shown = load::shown_defined(root, origin, &path);
         let shown = shown.display().to_string();
-        let wrong = |why: String| {
+        let unusable = |why: String| {
             Failure::new(
                 ExitCode::Configuration,
-                format!(
-                    "{shown}, which should hold the certificate of authority {authority}: {why}"
-                ),
+                format!("certificate of authority {authority}: {shown}: {why}"),
             )
         };
         let found = load::defined(root, origin, &path)?.read()?;
-        let found = found.ok_or_else(|| wrong("does not exist".to_owned()))?;
+        let found = found.ok_or_else(|| unusable("the file does not exist".to_owned()))?;
         let bundle =
-            TrustBundle::from_pem(&found.bytes).map_err(|error| wrong(error.to_string()))?;
+            TrustBundle::from_pem(&found.bytes).map_err(|error| unusable(error.to_string()))?;
         bundles.insert(authority, (shown, bundle));
     }
     Ok(bundles)
 }
 
-/// The cluster's directory, made when there is none.
+/// Opens the cluster's state directory, and creates it if it does not exist.
 fn state(root: &Root, order: &Order) -> Result<Root, Failure> {
     let (place, path) = match &order.state {
         Some(path) => {
@@ -279,7 +265,7 @@ fn state(root: &Root, order: &Order) -> Result<Root, Failure> {
             (found.root, found.path)
         }
         None => {
-            // The store wants its own state directory closed, whoever makes it.
+            // The store requires that its state directory is private, whichever code creates it.
             root.create_dir(STATE_DIR, 0o700)?;
             (root.clone(), default_state(&order.target))
         }
@@ -289,7 +275,7 @@ fn state(root: &Root, order: &Order) -> Result<Root, Failure> {
         Failure::new(
             ExitCode::Pending,
             format!(
-                "{} was removed a moment ago; run again",
+                "{} was just removed by another process; run again",
                 place.on_this_machine(&path).display()
             ),
         )
@@ -297,17 +283,17 @@ fn state(root: &Root, order: &Order) -> Result<Root, Failure> {
 }
 
 impl Prepared {
-    /// Issues what is missing and gives what the Secrets are made of, once all of it is there.
+    /// Issues what is missing, and returns the material of the Secrets once it is complete.
     ///
     /// # Errors
     /// As for [`agent::bootstrap`].
-    pub async fn issue(
+    pub(super) async fn issue(
         &self,
         clock: Clock,
         progress: &dyn Progress,
     ) -> Result<(Report, Option<Material>), Failure> {
         let report = agent::bootstrap(&self.state, &self.setup, clock, progress).await;
-        let mut report = report.map_err(|failure| self.located(failure))?;
+        let mut report = report.map_err(|failure| self.with_location(failure))?;
         for path in report.rows.iter_mut().flat_map(|row| &mut row.paths) {
             *path = self.state.on_this_machine(&path).into();
         }
@@ -321,15 +307,15 @@ impl Prepared {
         Ok((report, material))
     }
 
-    /// Names the cluster's directory, which not every message does.
-    fn located(&self, mut failure: Failure) -> Failure {
+    /// Adds the state directory to the messages, since not every message names it.
+    fn with_location(&self, mut failure: Failure) -> Failure {
         for message in &mut failure.messages {
             *message = format!("below {}: {message}", self.state.path().display());
         }
         failure
     }
 
-    /// What lies in the directory now: the lock is not held any more, and another run may be writing.
+    /// Reads the material from the state directory. The lock is not held any more, so that another run may be writing.
     fn material(&self, now: OffsetDateTime) -> Result<Material, Failure> {
         let survey = self.setup.survey(&self.state, now)?;
         let bundles = survey.bundles.iter();
@@ -347,9 +333,10 @@ impl Prepared {
             kubeconfig = kubeconfig.or(found.kubeconfig);
         }
         let plan = &self.setup.plan;
-        let whole = pairs.len() == plan.certs.len() && authorities.len() == plan.bundles.len();
+        let is_complete =
+            pairs.len() == plan.certs.len() && authorities.len() == plan.bundles.len();
         match (pairs.remove(&CertName::AdminConf), kubeconfig) {
-            (Some(admin), Some(kubeconfig)) if whole => Ok(Material {
+            (Some(admin), Some(kubeconfig)) if is_complete => Ok(Material {
                 authorities,
                 etcd_client: pairs.remove(&CertName::ApiserverEtcdClient),
                 admin,
@@ -358,75 +345,10 @@ impl Prepared {
             _ => Err(Failure::new(
                 ExitCode::Pending,
                 format!(
-                    "what lies below {} changed while the Secrets were being made; run again",
+                    "{} was changed by another run while the Secrets were created; run again",
                     self.state.path().display()
                 ),
             )),
         }
     }
-}
-
-/// Judges the Secrets of a management cluster.
-///
-/// # Errors
-/// What the API server says, but for a Secret that does not exist.
-pub async fn check(
-    api: &Api,
-    target: &Target,
-    format: Format,
-    external_etcd: bool,
-    now: OffsetDateTime,
-) -> Result<Findings, Failure> {
-    let purposes = conditions::judged(format, external_etcd);
-    let found = apply::read(api, target, purposes).await?;
-    Ok(conditions::judge(
-        target,
-        format,
-        external_etcd,
-        &found,
-        now,
-    ))
-}
-
-/// Judges the Secrets of a manifest: documents, or the List that `kubectl get -o yaml` prints. A Secret that names no
-/// namespace goes for one of the cluster's. `file` is for messages.
-///
-/// # Errors
-/// A text that is no YAML.
-pub fn check_manifest(
-    file: &str,
-    text: &str,
-    target: &Target,
-    format: Format,
-    external_etcd: bool,
-    now: OffsetDateTime,
-) -> Result<Findings, Failure> {
-    let documents = yaml::parse(file, text).map_err(load::faulty)?;
-    let mut found = BTreeMap::new();
-    for document in &documents {
-        let mut document = Object(yaml::to_json(document));
-        let items = document.0.get_mut("items").map(Value::take);
-        let objects = match items {
-            Some(Value::Array(items)) => items.into_iter().map(Object).collect(),
-            _ => vec![document],
-        };
-        for object in objects {
-            let ours = object.0.get("kind").and_then(Value::as_str) == Some("Secret")
-                && object
-                    .namespace()
-                    .is_none_or(|namespace| namespace == target.namespace());
-            let name = object.name().map(str::to_owned);
-            let mut purposes = Purpose::ALL.into_iter().filter(|_| ours);
-            if let Some(purpose) = purposes.find(|purpose| Some(target.name(*purpose)) == name) {
-                found.insert(purpose, object);
-            }
-        }
-    }
-    Ok(conditions::judge(
-        target,
-        format,
-        external_etcd,
-        &found,
-        now,
-    ))
 }

@@ -1,14 +1,15 @@
-//! The Secrets of a workload cluster as the management cluster has them: names, type, data keys, and their text.
+//! The Secrets of a workload cluster in the management cluster: names, types, data keys, and their manifest.
 //!
-//! Pure. Cluster API looks for name, label and data keys; a Secret of its own type (`cluster.x-k8s.io/secret`) it also
-//! adopts. The external-CA proposal wants none adopted ([`Format::kind`]). To add a Secret, extend [`Purpose`] and
-//! `Material::data`.
+//! Pure. Cluster API finds a Secret by name, label and data keys, and adopts a Secret of its own type
+//! (`cluster.x-k8s.io/secret`). The external-CA proposal wants none adopted ([`Format::kind`]). To add a Secret, extend
+//! [`Purpose`] and `Material::data`.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
@@ -17,43 +18,46 @@ use crate::kube::kubeconfig::wipe;
 use crate::kube::names::Authority;
 use crate::x509::{Chain, PrivateKey, TrustBundle};
 
-/// The label by which Cluster API finds, and caches, a cluster's Secrets.
-pub const CLUSTER_LABEL: &str = "cluster.x-k8s.io/cluster-name";
-/// The label that says who made a Secret.
-pub const MADE_BY_LABEL: &str = "app.kubernetes.io/managed-by";
-/// Its value.
-pub const MADE_BY: &str = "nodepki";
-/// The type of the Secrets that Cluster API makes itself.
-pub const ADOPTED_TYPE: &str = "cluster.x-k8s.io/secret";
-const OPAQUE: &str = "Opaque";
+/// Label by which Cluster API finds and caches a cluster's Secrets.
+pub(super) const CLUSTER_LABEL: &str = "cluster.x-k8s.io/cluster-name";
+/// Label that names the program that manages a Secret.
+pub(super) const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
+/// Value of [`MANAGED_BY_LABEL`] in the Secrets that nodepki creates.
+pub(super) const MANAGED_BY_NODEPKI: &str = "nodepki";
+/// Type of the Secrets that Cluster API creates, and adopts.
+pub(super) const ADOPTED_TYPE: &str = "cluster.x-k8s.io/secret";
+const OPAQUE_TYPE: &str = "Opaque";
 
-/// In `tls.key` where Cluster API wants something and there is nothing to be had.
-const PLACEHOLDER: &[u8] = b"The private key of this authority is held by an external signer.\n";
+/// Content of `tls.key` if Cluster API requires the entry and the key is not available.
+const KEY_PLACEHOLDER: &[u8] =
+    b"The private key of this authority is held by an external signer.\n";
 
-/// A label's value has no more room.
-const LONGEST_NAME: usize = 63;
+/// Maximum length of a name, in bytes, since names are also label values.
+const MAX_NAME_LENGTH: usize = 63;
 
-/// A workload cluster and where its objects are.
+/// Names of a workload cluster and of the namespace of its objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub(super) struct Target {
     cluster: String,
     namespace: String,
 }
 
 impl Target {
-    /// Both names as the API server would take them.
+    /// Verifies both names by the rules of the API server.
     ///
     /// # Errors
-    /// In words.
-    pub fn new(cluster: &str, namespace: &str) -> Result<Self, String> {
-        if !is_dns_subdomain(cluster) || cluster.len() > LONGEST_NAME {
+    /// A message that names the invalid name.
+    pub(super) fn new(cluster: &str, namespace: &str) -> Result<Self, String> {
+        if !is_dns_subdomain(cluster) || cluster.len() > MAX_NAME_LENGTH {
             return Err(format!(
-                "{cluster:?} is no name of a cluster; write it as in its Cluster object: small letters, digits, - and ., at most {LONGEST_NAME}"
+                "{cluster:?} is not a valid cluster name (use the name of the Cluster object: lower-case letters, digits, - and ., at most {MAX_NAME_LENGTH})"
             ));
         }
-        if !is_dns_subdomain(namespace) || namespace.len() > LONGEST_NAME || namespace.contains('.')
+        if !is_dns_subdomain(namespace)
+            || namespace.len() > MAX_NAME_LENGTH
+            || namespace.contains('.')
         {
-            return Err(format!("{namespace:?} is no name of a namespace"));
+            return Err(format!("{namespace:?} is not a valid namespace"));
         }
         Ok(Target {
             cluster: cluster.to_owned(),
@@ -61,42 +65,41 @@ impl Target {
         })
     }
 
-    /// Name of the Cluster object.
-    pub fn cluster(&self) -> &str {
+    /// Returns the name of the Cluster object.
+    pub(super) fn cluster(&self) -> &str {
         &self.cluster
     }
 
-    /// Its namespace.
-    pub fn namespace(&self) -> &str {
+    pub(super) fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Name of a Secret.
-    pub fn name(&self, purpose: Purpose) -> String {
+    /// Returns the name of a Secret.
+    pub(super) fn name(&self, purpose: Purpose) -> String {
         format!("{}-{}", self.cluster, purpose.suffix())
     }
 }
 
-/// What a Secret is for.
+/// What a Secret contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Purpose {
+pub(super) enum Purpose {
     /// The cluster CA's certificate.
     Ca,
-    /// The etcd CA's.
+    /// The etcd CA's certificate.
     Etcd,
-    /// The front-proxy CA's.
+    /// The front-proxy CA's certificate.
     Proxy,
-    /// What the controllers show to etcd, and what they would write for kube-apiserver with an external etcd.
+    /// The controllers' client certificate for etcd, which they would also write for kube-apiserver with an external etcd.
     EtcdClient,
-    /// What the controllers, and people, reach the workload cluster with.
+    /// The kubeconfig with which controllers and users access the workload cluster.
     Kubeconfig,
-    /// The same certificate and key by themselves, as the proposal wants them.
+    /// The certificate and key of that kubeconfig as separate entries, as the proposal requires.
     Admin,
 }
 
 impl Purpose {
-    /// Authorities first: what they signed is judged by them.
-    pub const ALL: [Purpose; 6] = [
+    /// Authorities first, since the other certificates are judged by them.
+    pub(super) const ALL: [Purpose; 6] = [
         Purpose::Ca,
         Purpose::Etcd,
         Purpose::Proxy,
@@ -105,8 +108,8 @@ impl Purpose {
         Purpose::Admin,
     ];
 
-    /// What follows the cluster's name in the Secret's.
-    pub const fn suffix(self) -> &'static str {
+    /// Returns the part of the Secret's name after the cluster's name.
+    const fn suffix(self) -> &'static str {
         match self {
             Purpose::Ca => "ca",
             Purpose::Etcd => "etcd",
@@ -117,8 +120,8 @@ impl Purpose {
         }
     }
 
-    /// Whose certificate it holds, or who signed the one in it.
-    pub const fn authority(self) -> Authority {
+    /// Returns the authority whose certificate the Secret contains, or that signed the certificate in it.
+    pub(super) const fn authority(self) -> Authority {
         match self {
             Purpose::Ca | Purpose::Kubeconfig | Purpose::Admin => Authority::Ca,
             Purpose::Etcd | Purpose::EtcdClient => Authority::EtcdCa,
@@ -126,13 +129,13 @@ impl Purpose {
         }
     }
 
-    /// True for the certificate of an authority, false for a client's.
-    pub const fn is_authority(self) -> bool {
+    /// Returns whether the Secret contains the certificate of an authority, not of a client.
+    pub(super) const fn is_authority(self) -> bool {
         matches!(self, Purpose::Ca | Purpose::Etcd | Purpose::Proxy)
     }
 
-    /// The Secret with the certificate of an authority.
-    pub const fn of(authority: Authority) -> Self {
+    /// Returns the purpose of the Secret with an authority's certificate.
+    pub(super) const fn of(authority: Authority) -> Self {
         match authority {
             Authority::Ca => Purpose::Ca,
             Authority::EtcdCa => Purpose::Etcd,
@@ -141,38 +144,38 @@ impl Purpose {
     }
 }
 
-/// Who is to read the Secrets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Cluster API as it is: authorities under `tls.crt`.
+/// Consumer for which the Secrets are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// Today's Cluster API: CA certificates in tls.crt
     Current,
-    /// The external-CA proposal: authorities under `ca.crt`, the administrator's certificate by itself.
+    /// The external-CA proposal: CA certificates in ca.crt, and CLUSTER-admin
     Proposal,
-    /// Either.
+    /// Both
     Both,
 }
 
 impl Format {
-    /// The Secrets that are made.
-    pub fn purposes(self, external_etcd: bool) -> impl Iterator<Item = Purpose> {
+    /// Returns the Secrets of this format.
+    pub(super) fn purposes(self, external_etcd: bool) -> impl Iterator<Item = Purpose> {
         Purpose::ALL.into_iter().filter(move |purpose| {
             let wanted = *purpose != Purpose::Admin || self != Format::Current;
             wanted && !(external_etcd && purpose.authority() == Authority::EtcdCa)
         })
     }
 
-    /// The type of a Secret. Even today's kubeconfig is not of Cluster API's own: one that KubeadmControlPlane has adopted
-    /// it renews, half a year before its end, with the CA's private key, which is not there.
-    pub const fn kind(self, purpose: Purpose) -> &'static str {
+    /// Returns the type of a Secret. The kubeconfig never has Cluster API's type: KubeadmControlPlane adopts such a
+    /// kubeconfig and renews it half a year before its expiry with the CA's private key, which does not exist here.
+    pub(super) const fn kind(self, purpose: Purpose) -> &'static str {
         match (self, purpose) {
-            (Format::Current, Purpose::Kubeconfig) => OPAQUE,
+            (Format::Current, Purpose::Kubeconfig) => OPAQUE_TYPE,
             (Format::Current, _) => ADOPTED_TYPE,
-            (Format::Proposal | Format::Both, _) => OPAQUE,
+            (Format::Proposal | Format::Both, _) => OPAQUE_TYPE,
         }
     }
 
-    /// The data keys that an authority's certificate stands under.
-    pub const fn authority_keys(self) -> &'static [&'static str] {
+    /// Returns the data keys that contain an authority's certificate.
+    pub(super) const fn authority_keys(self) -> &'static [&'static str] {
         match self {
             Format::Current => &["tls.crt"],
             Format::Proposal => &["ca.crt"],
@@ -181,21 +184,25 @@ impl Format {
     }
 }
 
-/// What the Secrets are made of.
-pub struct Material {
-    /// The authorities' certificates.
-    pub authorities: BTreeMap<Authority, TrustBundle>,
-    /// kube-apiserver's identity at etcd; none with an external etcd.
-    pub etcd_client: Option<(Chain, PrivateKey)>,
+/// Certificates and keys for the Secrets.
+pub(super) struct Material {
+    pub(super) authorities: BTreeMap<Authority, TrustBundle>,
+    /// Client certificate and key for etcd; `None` with an external etcd.
+    pub(super) etcd_client: Option<(Chain, PrivateKey)>,
     /// The administrator's certificate and key.
-    pub admin: (Chain, PrivateKey),
-    /// Both in a kubeconfig.
-    pub kubeconfig: Zeroizing<Vec<u8>>,
+    pub(super) admin: (Chain, PrivateKey),
+    /// Kubeconfig that contains `admin`.
+    pub(super) kubeconfig: Zeroizing<Vec<u8>>,
 }
 
 impl Material {
-    /// The Secrets. With `placeholders`, the authorities that Cluster API wants a key of get one that is none.
-    pub fn secrets(&self, target: &Target, format: Format, placeholders: bool) -> Vec<Secret> {
+    /// Returns the Secrets. With `placeholders`, the authorities whose key Cluster API requires get a placeholder.
+    pub(super) fn secrets(
+        &self,
+        target: &Target,
+        format: Format,
+        placeholders: bool,
+    ) -> Vec<Secret> {
         let purposes = format.purposes(self.etcd_client.is_none());
         purposes
             .filter_map(|purpose| {
@@ -223,9 +230,9 @@ impl Material {
                 let mut data: Data = keys
                     .map(|key| (*key, Zeroizing::new(pem.clone().into_bytes())))
                     .collect();
-                // KubeadmControlPlane takes whatever is in `<cluster>-etcd` for the etcd CA's key and signs with it.
+                // KubeadmControlPlane signs with any `tls.key` in `<cluster>-etcd`.
                 if placeholders && purpose != Purpose::Etcd {
-                    data.insert("tls.key", Zeroizing::new(PLACEHOLDER.to_vec()));
+                    data.insert("tls.key", Zeroizing::new(KEY_PLACEHOLDER.to_vec()));
                 }
                 Some(data)
             }
@@ -237,21 +244,19 @@ impl Material {
 }
 
 /// Contents by data key.
-pub type Data = BTreeMap<&'static str, Zeroizing<Vec<u8>>>;
+type Data = BTreeMap<&'static str, Zeroizing<Vec<u8>>>;
 
-/// A Secret that is wanted.
-pub struct Secret {
-    /// What for.
-    pub purpose: Purpose,
-    /// Whose.
-    pub target: Target,
-    /// `type`.
-    pub kind: &'static str,
-    /// Contents.
-    pub data: Data,
+/// A desired Secret.
+pub(super) struct Secret {
+    pub(super) purpose: Purpose,
+    /// Cluster to which it belongs.
+    pub(super) target: Target,
+    /// `type` of the Secret.
+    pub(super) kind: &'static str,
+    pub(super) data: Data,
 }
 
-/// Without the contents.
+/// Omits the contents.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Secret({}, {:?})", self.name(), self.data.keys())
@@ -259,21 +264,20 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Its name.
-    pub fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.target.name(self.purpose)
     }
 
-    /// The labels that it must have.
-    pub fn labels(&self) -> [(&'static str, &str); 2] {
+    /// Returns the required labels.
+    pub(super) fn labels(&self) -> [(&'static str, &str); 2] {
         [
-            (MADE_BY_LABEL, MADE_BY),
+            (MANAGED_BY_LABEL, MANAGED_BY_NODEPKI),
             (CLUSTER_LABEL, &self.target.cluster),
         ]
     }
 
-    /// As the API takes it.
-    pub fn object(&self) -> Object {
+    /// Returns the object to create through the API.
+    pub(super) fn object(&self) -> Object {
         let text = |text: &str| Value::String(text.to_owned());
         let labels: Map<String, Value> = self
             .labels()
@@ -295,9 +299,10 @@ impl Secret {
     }
 }
 
-/// The Secrets as one file that `kubectl apply -f` takes.
-pub fn manifest(secrets: &[Secret]) -> Zeroizing<String> {
-    // Names are checked and base64 has no quotes: nothing in it needs an emitter, which would leave copies of keys behind.
+/// Returns the Secrets as one manifest for `kubectl apply -f`.
+pub(super) fn manifest(secrets: &[Secret]) -> Zeroizing<String> {
+    // Written without an emitter, which would leave copies of keys in memory. Nothing needs escaping: the names are
+    // verified, and base64 contains no quotes.
     let size = |secret: &Secret| 1024 + secret.data.values().map(|v| v.len() * 2).sum::<usize>();
     let mut text = Zeroizing::new(String::with_capacity(secrets.iter().map(size).sum()));
     for secret in secrets {
@@ -319,8 +324,8 @@ pub fn manifest(secrets: &[Secret]) -> Zeroizing<String> {
     text
 }
 
-/// A Secret as JSON, wiped when it is dropped.
-pub struct Object(pub Value);
+/// A Secret as JSON, wiped on drop.
+pub(super) struct Object(pub(super) Value);
 
 impl Drop for Object {
     fn drop(&mut self) {
@@ -329,29 +334,26 @@ impl Drop for Object {
 }
 
 impl Object {
-    /// `metadata.name`.
-    pub fn name(&self) -> Option<&str> {
+    pub(super) fn name(&self) -> Option<&str> {
         self.0.pointer("/metadata/name")?.as_str()
     }
 
-    /// `metadata.namespace`.
-    pub fn namespace(&self) -> Option<&str> {
+    pub(super) fn namespace(&self) -> Option<&str> {
         self.0.pointer("/metadata/namespace")?.as_str()
     }
 
-    /// `type`; a Secret without one is Opaque.
-    pub fn kind(&self) -> &str {
+    /// Returns `type`; a Secret without one is `Opaque`.
+    pub(super) fn kind(&self) -> &str {
         let kind = self.0.get("type").and_then(Value::as_str);
-        kind.filter(|kind| !kind.is_empty()).unwrap_or(OPAQUE)
+        kind.filter(|kind| !kind.is_empty()).unwrap_or(OPAQUE_TYPE)
     }
 
-    /// A label.
-    pub fn label(&self, name: &str) -> Option<&str> {
+    pub(super) fn label(&self, name: &str) -> Option<&str> {
         self.0.get("metadata")?.get("labels")?.get(name)?.as_str()
     }
 
-    /// Who owns it, `Kind/name`.
-    pub fn owners(&self) -> Vec<String> {
+    /// Returns the owners, as `Kind/name`.
+    pub(super) fn owners(&self) -> Vec<String> {
         let owners = self.0.pointer("/metadata/ownerReferences");
         let text = |owner: &Value, field| {
             let text = owner.get(field).and_then(Value::as_str);
@@ -363,9 +365,9 @@ impl Object {
             .collect()
     }
 
-    /// The contents of a data key; `stringData` goes first, as in the API server. What is not base64 is as it stands,
-    /// and no certificate either way.
-    pub fn data(&self, key: &str) -> Option<Zeroizing<Vec<u8>>> {
+    /// Returns the content of a data key. `stringData` takes precedence, as in the API server. A value that is not base64
+    /// is returned unchanged; it is not a certificate in either form.
+    pub(super) fn data(&self, key: &str) -> Option<Zeroizing<Vec<u8>>> {
         let entry = |part: &str| self.0.get(part)?.get(key)?.as_str();
         if let Some(text) = entry("stringData") {
             return Some(Zeroizing::new(text.as_bytes().to_vec()));

@@ -1,11 +1,18 @@
-//! The way out: proves that a node can do without its CA keys, backs them up and removes them.
+//! `migrate to-external`: proves that a node does not need its CA keys, backs them up and removes them.
+//!
+//! 1. Prove: everything in place verifies, the signers of the configuration have the same CAs and sign, and nothing on
+//!    the node reads the keys.
+//! 2. Write an encrypted backup and read it back.
+//! 3. Remove the keys in one commit.
+//! 4. Read the backup again, and restore the keys if that fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use time::OffsetDateTime;
 
-use super::{Backup, CaKey, Direction, Report, Row};
+use super::backup::{Backup, CaKey};
+use super::report::{AuthorityRow, Direction, KeyAction, Report};
 use crate::agent::{
     self, Answered, Clock, ExitCode, Failure, Progress, ServiceAccountAction, Setup, Survey,
     SurveyedBundle, SurveyedCert,
@@ -18,24 +25,22 @@ use crate::spec::{BundleSpec, KUBECONFIG_DIR};
 use crate::store::{self, Commit, FileKind, Metadata, Mode, Root, Store};
 use crate::x509::{PrivateKey, TrustBundle};
 
-/// The way out.
 #[derive(Debug, Default)]
-pub struct ToExternal {
-    /// Only these authorities; all of them when empty.
-    pub authorities: BTreeSet<Authority>,
-    /// Do it; needs a backup.
-    pub apply: bool,
-    /// Where the keys go.
-    pub backup: Option<Backup>,
-    /// Believe the signers without a signature.
-    pub skip_signing_proof: bool,
+pub(super) struct ToExternal {
+    /// Only these authorities; all of them if empty.
+    pub(super) authorities: BTreeSet<Authority>,
+    /// Remove the keys, which needs a backup; otherwise only report.
+    pub(super) apply: bool,
+    pub(super) backup: Option<Backup>,
+    /// Do not have the signers sign a certificate as proof.
+    pub(super) skip_signing_proof: bool,
 }
 
-/// Proves that the CA keys are not needed on this node any more, and removes them when told to.
+/// Proves that the node does not need its CA keys any more, and removes them if `wish.apply` is set.
 ///
 /// # Errors
-/// When not even a look was possible. What is unproven is in the report, and then nothing was removed.
-pub async fn to_external(
+/// The node could not be examined. Reasons against the removal are in the report, and nothing is removed then.
+pub(super) async fn to_external(
     root: &Root,
     setup: &Setup,
     wish: &ToExternal,
@@ -43,15 +48,15 @@ pub async fn to_external(
     progress: &dyn Progress,
 ) -> Result<Report, Failure> {
     let unfinished = root.has_unfinished()?;
-    // Where there is nothing to do nothing is touched, the lock included.
-    let work = look(root, setup, wish, clock())?;
+    // If nothing is due, nothing is touched, including the lock.
+    let work = examine(root, setup, wish, clock())?;
     if !wish.apply || (work.keys_here.is_empty() && !unfinished) {
         let mut report = prove(root, setup, wish, work, clock, progress)
             .await?
             .report;
         if unfinished {
             report.notes.push(
-                "an earlier run was interrupted; the next one that may write finishes it first"
+                "an earlier run was interrupted; the next run that writes completes it first"
                     .to_owned(),
             );
         }
@@ -60,11 +65,11 @@ pub async fn to_external(
     let Some(backup) = &wish.backup else {
         return Err(Failure::new(
             ExitCode::Usage,
-            "--apply removes CA keys and needs a place for them: give --backup FILE and --passphrase-file FILE",
+            "--apply removes CA keys and needs a backup (add --backup FILE and --passphrase-file FILE)",
         ));
     };
     let (mut store, notes) = agent::open_store(root, setup, "migrate to-external", clock)?;
-    let work = look(root, setup, wish, clock())?;
+    let work = examine(root, setup, wish, clock())?;
     let Proven {
         mut report,
         survey,
@@ -76,11 +81,11 @@ pub async fn to_external(
         return Ok(report);
     }
     if wish.skip_signing_proof {
-        report
-            .notes
-            .push("that the signers sign was not proven, as --skip-signing-proof says".to_owned());
+        report.notes.push(
+            "whether the signers sign was not proven, because of --skip-signing-proof".to_owned(),
+        );
     } else {
-        sign(&mut store, setup, &survey, &mut report, clock, progress).await;
+        prove_signing(&mut store, setup, &survey, &mut report, clock, progress).await;
         if !report.unproven.is_empty() {
             return Ok(report);
         }
@@ -96,13 +101,13 @@ pub async fn to_external(
     }
     let committed = store.commit(commit)?;
     failpoint::reached("migrate:committed");
-    let lost = match backup.holds(&keys) {
+    let fault = match backup.holds(&keys) {
         Ok(true) => None,
         Ok(false) => Some("the file does not exist".to_owned()),
         Err(failure) => Some(failure.to_string()),
     };
-    if let Some(why) = lost {
-        return Err(put_back(&mut store, setup, &keys, backup, &why));
+    if let Some(why) = fault {
+        return Err(restore_keys(&mut store, setup, &keys, backup, &why));
     }
     report.applied = true;
     report.backup = Some(backup.shown());
@@ -110,14 +115,12 @@ pub async fn to_external(
     report
         .notes
         .extend(committed.notes.iter().map(ToString::to_string));
-    for row in &mut report.authorities {
-        row.action = "removed";
-    }
+    report.replace_action(KeyAction::ToBeRemoved, KeyAction::Removed);
     Ok(report)
 }
 
-/// Puts the keys in place again after their backup was lost, and says so.
-fn put_back(
+/// Restores the removed keys after their backup was lost, and returns the failure to report.
+fn restore_keys(
     store: &mut Store,
     setup: &Setup,
     keys: &BTreeMap<Authority, CaKey>,
@@ -139,26 +142,26 @@ fn put_back(
         Ok(_) => Failure::new(
             ExitCode::Pending,
             format!(
-                "{lost}; the keys are in place again: name another file with --backup and run again"
+                "{lost}; the keys were restored (name another file with --backup and run again)"
             ),
         ),
         Err(error) => Failure::new(
             ExitCode::Refused,
             format!(
-                "{lost}; the keys could not be put back: {error}; restore them from another control-plane node"
+                "{lost}; the keys could not be restored: {error} (copy them from another control-plane node)"
             ),
         ),
     }
 }
 
-/// What lies on the node.
+/// State of the node before the proof.
 struct Work {
     survey: Survey,
-    /// Authorities whose key is here and is to go.
+    /// Authorities whose key is on the node and is to be removed.
     keys_here: Vec<Authority>,
 }
 
-fn look(
+fn examine(
     root: &Root,
     setup: &Setup,
     wish: &ToExternal,
@@ -173,14 +176,16 @@ fn look(
     Ok(Work { survey, keys_here })
 }
 
+/// Result of the proof.
 struct Proven {
     report: Report,
     survey: Survey,
     keys: BTreeMap<Authority, CaKey>,
+    /// Time at which the certificates were judged.
     now: OffsetDateTime,
 }
 
-/// Everything that can be proven without having anything made.
+/// Proves everything that can be proven without a signature.
 async fn prove(
     root: &Root,
     setup: &Setup,
@@ -208,81 +213,121 @@ async fn prove(
     for message in &survey.refusals {
         report.refuse(message.clone());
     }
-    match survey.service_account {
-        None | Some(ServiceAccountAction::Keep) => {}
-        Some(ServiceAccountAction::Make) => report.refuse("sa.key and sa.pub are absent: kube-apiserver does not start again without them, and with a new pair every token of the cluster would be worthless; copy them from another control-plane node and run this again"),
-        Some(_) => report.refuse(
-            "sa.key and sa.pub are not both in place as they should be; run nodepki bootstrap, which mends that, and run this again"),
-    }
+    require_service_account(survey.service_account.as_ref(), &mut report);
     for authority in keys_here {
-        let mut proven = Vec::new();
-        let bundle = survey
-            .bundles
-            .iter()
-            .find(|bundle| bundle.spec.authority == authority);
-        let Some(SurveyedBundle {
-            spec,
-            found,
-            in_place,
-            ..
-        }) = bundle
-        else {
-            continue;
-        };
-        match read_key(root, spec, found.present())? {
-            Ok(ours) => {
-                keys.insert(authority, ours);
+        let bundles = &survey.bundles;
+        let bundle = bundles.iter().find(|one| one.spec.authority == authority);
+        let Some(bundle) = bundle else { continue };
+        match read_key(root, &bundle.spec, bundle.found.present())? {
+            Ok(key) => {
+                keys.insert(authority, key);
             }
             Err(message) => report.refuse(message),
         }
+        let mut proven = Vec::new();
         prove_certificates(&survey, authority, now, &mut proven, &mut report);
-        match found.present().filter(|_| *in_place) {
-            // Any other certificate in the file is that of another key.
-            Some(trust) => match agent::ask(setup, authority, &trust.first_alone()).await {
-                Ok(answered) => proven.push(said(setup, authority, answered, wish, &mut report)),
-                Err(failures) => report.unproven.extend(failures),
-            },
-            None => report.refuse(format!(
-                "{} is not in place, and without it nothing can be proven of {authority}; restore it from another control-plane node and run this again",
-                spec.path
-            )),
-        }
-        still_read(root, spec, &mut report)?;
-        report.authorities.push(Row {
+        prove_signer(setup, bundle, wish, &mut proven, &mut report).await;
+        refuse_readers(root, &bundle.spec, &mut report)?;
+        report.authorities.push(AuthorityRow {
             authority,
-            key: spec.key_path.clone(),
-            action: "to be removed",
+            key: bundle.spec.key_path.clone(),
+            action: KeyAction::ToBeRemoved,
             proven,
         });
     }
-    if let Some(backup) = &wish.backup
-        && !keys.is_empty()
-    {
-        if let Some(why) = backup.misplaced(root, setup)? {
-            report.refuse(format!(
-                "{} cannot be the backup of the CA keys: {why}; name a file on another disk or another machine with --backup",
-                backup.shown().display()
-            ));
-        }
-        match backup.holds(&keys) {
-            Ok(false) => {}
-            Ok(true) => report.notes.push(format!(
-                "{} is the backup of these keys already",
-                backup.shown().display()
-            )),
-            Err(failure) => report.unproven.push(failure),
-        }
-        report.backup = Some(backup.shown());
+    if let Some(backup) = wish.backup.as_ref().filter(|_| !keys.is_empty()) {
+        prove_backup(root, setup, backup, &keys, &mut report)?;
     }
-    kubeadm_demands(root, setup, &survey, &keys, &mut report)?;
+    note_absent_kubeconfigs(root, setup, &survey, &keys, &mut report)?;
     report.changes = changes_without_keys(root, &report);
-    report.keep_if_unproven();
+    keep_if_unproven(&mut report);
     Ok(Proven {
         report,
         survey,
         keys,
         now,
     })
+}
+
+fn keep_if_unproven(report: &mut Report) {
+    if !report.unproven.is_empty() {
+        report.replace_action(KeyAction::ToBeRemoved, KeyAction::Kept);
+    }
+}
+
+fn require_service_account(action: Option<&ServiceAccountAction>, report: &mut Report) {
+    match action {
+        None | Some(ServiceAccountAction::Keep) => {}
+        Some(ServiceAccountAction::Make) => report.refuse(
+            "sa.key and sa.pub are absent: kube-apiserver does not start without them, and a new pair would invalidate every token of the cluster (copy both from another control-plane node and run again)",
+        ),
+        Some(_) => report.refuse(
+            "sa.key and sa.pub are not both in place as required (run nodepki bootstrap, which repairs them, and run again)",
+        ),
+    }
+}
+
+/// Asks the signer of an authority for its CA certificate.
+async fn prove_signer(
+    setup: &Setup,
+    bundle: &SurveyedBundle,
+    wish: &ToExternal,
+    proven: &mut Vec<String>,
+    report: &mut Report,
+) {
+    let authority = bundle.spec.authority;
+    let Some(trust) = bundle.found.present().filter(|_| bundle.in_place) else {
+        report.refuse(format!(
+            "{} is not in place, so that nothing can be proven for {authority} (copy it from another control-plane node and run again)",
+            bundle.spec.path
+        ));
+        return;
+    };
+    // The key on the node belongs to the first certificate; others in the file have other keys.
+    let answered = match agent::ask(setup, authority, &trust.first_alone()).await {
+        Ok(answered) => answered,
+        Err(failures) => {
+            report.unproven.extend(failures);
+            return;
+        }
+    };
+    let signer = setup.signers.get(&authority);
+    let label = signer.map_or_else(String::new, |(_, signer)| signer.label());
+    match answered {
+        Answered::SameAuthority => proven.push(format!("{label} answers and has this CA")),
+        Answered::Silent => {
+            if wish.skip_signing_proof {
+                report.refuse(format!("{label} does not report its CA, so that only a signature proves that it has {authority} (omit --skip-signing-proof)"));
+            }
+            proven.push(format!("{label} answers, but does not report its CA"));
+        }
+    }
+}
+
+fn prove_backup(
+    root: &Root,
+    setup: &Setup,
+    backup: &Backup,
+    keys: &BTreeMap<Authority, CaKey>,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let shown = backup.shown();
+    if let Some(why) = backup.misplaced(root, setup)? {
+        report.refuse(format!(
+            "{} cannot be the backup of the CA keys: {why} (name a file on another disk or another machine with --backup)",
+            shown.display()
+        ));
+    }
+    match backup.holds(keys) {
+        Ok(false) => {}
+        Ok(true) => report.notes.push(format!(
+            "{} is already the backup of these keys",
+            shown.display()
+        )),
+        Err(failure) => report.unproven.push(failure),
+    }
+    report.backup = Some(shown);
+    Ok(())
 }
 
 fn read_key(
@@ -294,17 +339,17 @@ fn read_key(
     let is_link = |found: Metadata| found.kind == FileKind::Symlink;
     if root.metadata(&spec.key_path)?.is_some_and(is_link) {
         return Ok(Err(format!(
-            "{path} is a link, and without it the key would still be where it leads; put the file itself in its place, then run this again"
+            "{path} is a symbolic link, and removing the link would not remove the key (replace the link with the file, then run again)"
         )));
     }
     let Some(content) = root.read(&spec.key_path)? else {
         return Ok(Err(format!(
-            "{path} was removed by somebody else just now; run this again"
+            "{path} was just removed by another process (run again)"
         )));
     };
     let cannot = |why: &str, advice: &str| {
         Ok(Err(format!(
-            "{path} cannot be backed up: {why}; {advice}, then run this again"
+            "{path} cannot be backed up: {why} ({advice}, then run again)"
         )))
     };
     let mut keys = match PrivateKey::all_from_pem(&content.bytes) {
@@ -313,15 +358,15 @@ fn read_key(
     };
     let (Some(key), true) = (keys.pop(), keys.is_empty()) else {
         return cannot(
-            "it holds several private keys, of which kubeadm reads the first",
-            "keep the others somewhere else and leave the first alone in the file",
+            "it contains several private keys, of which kubeadm reads the first",
+            "keep only the first in the file, and store the others elsewhere",
         );
     };
     if let Some(trust) = trust
         && trust.first().public_key() != key.public_key()
     {
         return Ok(Err(format!(
-            "{path} is not the key of {} ({trust}); find out whose it is and move it away",
+            "{path} is not the key of {} ({trust}) (find out which CA it belongs to, and move it away)",
             spec.path
         )));
     }
@@ -345,51 +390,30 @@ fn prove_certificates(
         .filter(|cert| cert.spec.authority == authority)
     {
         let name = cert.spec.name;
-        // One that a survey refuses is among its refusals.
+        // The survey's refusals contain the refused certificates.
         if is_left_out(cert) || matches!(cert.action, Action::Refuse { .. }) {
             continue;
         }
         match agent::unverified(cert, survey.trust(authority), now) {
             None => sound.push(name.as_str()),
             Some(why) => report.refuse(format!(
-                "{name} would not do without the key of {authority}: {why}"
+                "{name} needs the key of {authority} to be repaired: {why}"
             )),
         }
     }
     if !sound.is_empty() {
-        proven.push(format!("in place and good: {}", sound.join(", ")));
+        proven.push(format!("in place and valid: {}", sound.join(", ")));
     }
 }
 
-/// People take super-admin.conf off a node, as kubeadm advises; nothing that runs needs it.
+/// Returns whether a certificate is deliberately absent: kubeadm advises to remove super-admin.conf, and no component uses
+/// it.
 fn is_left_out(cert: &SurveyedCert) -> bool {
     cert.spec.name == CertName::SuperAdminConf && matches!(cert.found.chain, Found::Absent)
 }
 
-fn said(
-    setup: &Setup,
-    authority: Authority,
-    answered: Answered,
-    wish: &ToExternal,
-    report: &mut Report,
-) -> String {
-    let label = setup
-        .signers
-        .get(&authority)
-        .map_or_else(String::new, |(_, signer)| signer.label());
-    match answered {
-        Answered::SameAuthority => format!("{label} answers, with this CA"),
-        Answered::Silent => {
-            if wish.skip_signing_proof {
-                report.refuse(format!("{label} does not say which CA it has, so that only a signature proves that it has {authority}; leave out --skip-signing-proof"));
-            }
-            format!("{label} answers, and does not say with which CA")
-        }
-    }
-}
-
-/// Static pods that name the key do not start again without it.
-fn still_read(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result<(), Failure> {
+/// Refuses the removal if a static pod names the key, since the pod does not start again without it.
+fn refuse_readers(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result<(), Failure> {
     let key = &spec.key_path;
     let written = Path::display(key).to_string();
     for name in root.list(MANIFESTS)?.unwrap_or_default() {
@@ -412,23 +436,24 @@ fn still_read(root: &Root, spec: &BundleSpec, report: &mut Report) -> Result<(),
         let scratch = root.node_path(KUBECONFIG_DIR).join(&name);
         report.refuse(match text.contains("--cluster-signing-key-file=") {
             true => format!(
-                "{path} names {key}, and kube-controller-manager does not start without the files of its signer; take the signer away first, as kubeadm does for an external CA: sed -E 's#(--cluster-signing-(cert|key)-file=).*#\\1#' {path} > {scratch} && mv {scratch} {path}"
+                "{path} names {key}, and kube-controller-manager does not start without the files of its signer; first remove the signer, as kubeadm does for an external CA: sed -E 's#(--cluster-signing-(cert|key)-file=).*#\\1#' {path} > {scratch} && mv {scratch} {path}"
             ),
-            false => format!("{path} names {key}, and may not start without it; change that first"),
+            false => format!("{path} names {key}, and the pod may not start without it (change the manifest first)"),
         });
     }
     Ok(())
 }
 
-/// `ValidateKubeconfigsForExternalCA`, which every `kubeadm init phase` goes through once `ca.key` is gone.
-fn kubeadm_demands(
+/// Notes the kubeconfigs that `ValidateKubeconfigsForExternalCA` requires, which every `kubeadm init phase` calls if
+/// `ca.key` is absent.
+fn note_absent_kubeconfigs(
     root: &Root,
     setup: &Setup,
     survey: &Survey,
     keys: &BTreeMap<Authority, CaKey>,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    // kubeadm looks no further where it is not a first node's.
+    // kubeadm requires them on the first node only.
     if !keys.contains_key(&Authority::Ca) || setup.plan.cert(CertName::SuperAdminConf).is_none() {
         return Ok(());
     }
@@ -437,7 +462,7 @@ fn kubeadm_demands(
         let path = Path::new(KUBECONFIG_DIR).join(name.as_str());
         if !planned && root.metadata(&path)?.is_none() {
             report.notes.push(format!(
-                "{} is absent: nothing that runs needs it, but kubeadm init and its phases refuse an external CA without it; nodepki bootstrap makes one",
+                "{} is absent: no component uses it, but kubeadm init and its phases refuse an external CA without it (nodepki bootstrap creates it)",
                 root.node_path(path)
             ));
         }
@@ -445,8 +470,8 @@ fn kubeadm_demands(
     Ok(())
 }
 
-/// One signature an authority.
-async fn sign(
+/// Has the signer of each authority sign one certificate.
+async fn prove_signing(
     store: &mut Store,
     setup: &Setup,
     survey: &Survey,
@@ -456,51 +481,51 @@ async fn sign(
 ) {
     for row in &mut report.authorities {
         let authority = row.authority;
-        // The last of kubeadm's list is the least powerful that an authority signs.
+        // In kubeadm's order, the last certificate of an authority has the fewest permissions.
         let mut certs = survey.certs.iter().rev();
         let cert = certs.find(|cert| cert.spec.authority == authority);
         let (Some(cert), Some(trust)) = (cert, survey.trust(authority)) else {
             report.unproven.push(Failure::new(
                 ExitCode::Refused,
-                format!("there is no certificate of {authority} on this node to prove with that its signer signs; --skip-signing-proof goes on without that"),
+                format!("this node has no certificate under {authority} with which to prove that its signer signs (--skip-signing-proof omits the proof)"),
             ));
             continue;
         };
         match agent::rehearse(store, setup, cert, trust, clock, progress).await {
             Ok(()) => row.proven.push(format!(
-                "it signed a certificate like {}, which was thrown away",
+                "it signed a certificate like {}, which was discarded",
                 cert.spec.name
             )),
             Err(failure) => report.unproven.push(failure),
         }
     }
-    report.keep_if_unproven();
+    keep_if_unproven(report);
 }
 
 fn changes_without_keys(root: &Root, report: &Report) -> Vec<String> {
     let mut changes = Vec::new();
-    let goes = |authority| {
+    let is_removed = |authority| {
         report
             .authorities
             .iter()
             .any(|row| row.authority == authority)
     };
     changes.push(
-        "kubeadm takes these CAs for external from now on: kubeadm certs renew leaves alone what they sign (and ends with 0); nodepki renews it"
+        "kubeadm treats these CAs as external from now on: kubeadm certs renew skips the certificates under them (and exits with 0); nodepki renews them"
             .to_owned(),
     );
-    if goes(Authority::Ca) || goes(Authority::FrontProxyCa) {
+    if is_removed(Authority::Ca) || is_removed(Authority::FrontProxyCa) {
         changes.push(
-            "kubeadm init phase upload-certs refuses; nodepki certs upload does it".to_owned(),
+            "kubeadm init phase upload-certs refuses to run; use nodepki certs upload".to_owned(),
         );
     }
-    if goes(Authority::Ca) {
-        changes.push("kube-controller-manager of this node signs nothing: requests of kubelets that join or renew stay pending until somebody signs kubernetes.io/kube-apiserver-client-kubelet, and a kubelet whose client certificate ends is out of the cluster".to_owned());
+    if is_removed(Authority::Ca) {
+        changes.push("kube-controller-manager of this node signs nothing: CSRs of kubelets that join or renew stay pending until another signer signs for kubernetes.io/kube-apiserver-client-kubelet, and a kubelet whose client certificate expires loses access to the cluster".to_owned());
     }
     changes.push(format!(
-        "the keys still lie on every other control-plane node (run this on each), in copies of their files (nodepki doctor finds those below {}), and in the Secret kubeadm-certs if that is younger than two hours",
+        "the keys still exist on every other control-plane node (run this on each), in copies of their files (nodepki doctor finds those below {}), and in the Secret kubeadm-certs if it is younger than two hours",
         root.node_path(KUBECONFIG_DIR)
     ));
-    changes.push("the blocks of a removed file stay on the disk until they are written over; keep the backup and its passphrase apart, and both off this node".to_owned());
+    changes.push("the disk blocks of a removed file keep its content until they are overwritten; store the backup and its passphrase separately, and both away from this node".to_owned());
     changes
 }

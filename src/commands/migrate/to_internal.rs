@@ -1,4 +1,4 @@
-//! The way back: puts the CA keys of a backup in place, each beside its certificate.
+//! `migrate to-internal`: restores CA keys from backups, each next to its certificate.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::path::Path;
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::{Backup, Direction, Report, Row};
+use super::backup::Backup;
+use super::report::{AuthorityRow, Direction, KeyAction, Report};
 use crate::agent::{self, Clock, Failure, Setup, SurveyedBundle};
 use crate::kube::manifest::MANIFESTS;
 use crate::kube::names::{Authority, NodePath};
@@ -14,22 +15,20 @@ use crate::spec::assess::Found;
 use crate::store::{Commit, Mode, Root};
 use crate::x509::{PrivateKey, hex};
 
-/// The way back.
 #[derive(Debug)]
-pub struct ToInternal {
-    /// Only these authorities; all that are in the backups when empty.
-    pub authorities: BTreeSet<Authority>,
-    /// Do it.
-    pub apply: bool,
-    /// Where the keys are.
-    pub backups: Vec<Backup>,
+pub(super) struct ToInternal {
+    /// Only these authorities; all that are in the backups if empty.
+    pub(super) authorities: BTreeSet<Authority>,
+    /// Write the keys; otherwise only report.
+    pub(super) apply: bool,
+    pub(super) backups: Vec<Backup>,
 }
 
-/// Puts the CA keys of backups in place, when each belongs to its certificate on the node.
+/// Restores the CA keys of backups if each belongs to its certificate on the node.
 ///
 /// # Errors
-/// When not even a look was possible. What speaks against it is in the report, and then nothing was written.
-pub fn to_internal(
+/// The node could not be examined. Reasons against the restore are in the report, and nothing is written then.
+pub(super) fn to_internal(
     root: &Root,
     setup: &Setup,
     wish: &ToInternal,
@@ -56,7 +55,7 @@ pub fn to_internal(
     let committed = store.commit(commit)?;
     for row in &mut report.authorities {
         if committed.written.iter().any(|path| **path == *row.key) {
-            row.action = "written";
+            row.action = KeyAction::Written;
         }
     }
     report.written = committed.written;
@@ -67,9 +66,10 @@ pub fn to_internal(
     Ok(report)
 }
 
+/// Keys to be written, in PEM.
 type Missing = Vec<(NodePath, Zeroizing<String>)>;
 
-/// The keys of the backups beside what is on the node, and those that are missing there.
+/// Compares the keys of the backups with the node; returns the report and the keys that are missing on the node.
 fn compare(
     root: &Root,
     setup: &Setup,
@@ -85,39 +85,39 @@ fn compare(
             Some(Ok(keys)) => keys,
             Some(Err(error)) => {
                 report.refuse(format!(
-                    "{} gives no keys: {error}; name the file and the passphrase that belong together",
+                    "{} cannot be opened: {error} (name the backup and the passphrase that belong together)",
                     shown.display()
                 ));
                 continue;
             }
             None => {
                 report.refuse(format!(
-                    "{} does not exist; name the backup",
+                    "{} does not exist (name the backup)",
                     shown.display()
                 ));
                 continue;
             }
         };
         for key in keys {
-            // One key may be that of several authorities.
-            let theirs = survey.bundles.iter().filter(|bundle| {
+            // Several authorities may share a key.
+            let bundles = survey.bundles.iter().filter(|bundle| {
                 let trust = bundle.found.present();
                 trust.is_some_and(|trust| trust.first().public_key() == key.public_key())
             });
-            let theirs: Vec<&SurveyedBundle> = theirs.collect();
-            if theirs.is_empty() && wish.authorities.is_empty() {
+            let bundles: Vec<&SurveyedBundle> = bundles.collect();
+            if bundles.is_empty() && wish.authorities.is_empty() {
                 report.refuse(format!(
-                    "{} holds a key (public key sha256:{}) that belongs to no CA certificate on this node; name the backup of this cluster's keys, bring the certificate first, or name the authorities that you want with --authority",
+                    "{} contains a key (public key sha256:{}) that belongs to no CA certificate on this node (name the backup of this cluster, install the certificate first, or select authorities with --authority)",
                     shown.display(),
                     hex(&key.public_key().sha256())
                 ));
             }
-            for bundle in theirs {
+            for bundle in bundles {
                 let authority = bundle.spec.authority;
                 let wanted = wish.authorities.is_empty() || wish.authorities.contains(&authority);
-                let is_told = |row: &Row| row.authority == authority;
-                if wanted && !report.authorities.iter().any(is_told) {
-                    place(root, bundle, &key, &mut report, &mut missing)?;
+                let is_reported = |row: &AuthorityRow| row.authority == authority;
+                if wanted && !report.authorities.iter().any(is_reported) {
+                    compare_key(root, bundle, &key, &mut report, &mut missing)?;
                 }
             }
         }
@@ -129,23 +129,18 @@ fn compare(
             .all(|row| row.authority != *authority)
         {
             report.refuse(format!(
-                "no backup holds the key of {authority}; name the one that does"
+                "no backup contains the key of {authority} (name the one that does with --backup)"
             ));
         }
     }
     if !report.unproven.is_empty() {
-        for row in report
-            .authorities
-            .iter_mut()
-            .filter(|row| row.action == "to be written")
-        {
-            row.action = "left out";
-        }
+        report.replace_action(KeyAction::ToBeWritten, KeyAction::LeftOut);
     }
     Ok((report, missing))
 }
 
-fn place(
+/// Compares a key of a backup with the key file of its authority, and adds the row.
+fn compare_key(
     root: &Root,
     bundle: &SurveyedBundle,
     key: &PrivateKey,
@@ -153,29 +148,29 @@ fn place(
     missing: &mut Missing,
 ) -> Result<(), Failure> {
     let spec = &bundle.spec;
-    let there = root.read(&spec.key_path)?;
-    let there = Found::read(
-        there.as_ref().map(|content| content.bytes.as_slice()),
+    let content = root.read(&spec.key_path)?;
+    let found = Found::read(
+        content.as_ref().map(|content| content.bytes.as_slice()),
         PrivateKey::from_pem,
     );
-    let action = match &there {
-        Found::Absent | Found::Empty => "to be written",
-        Found::Present(there) if there.public_key() == key.public_key() => "in place",
+    let action = match &found {
+        Found::Absent | Found::Empty => KeyAction::ToBeWritten,
+        Found::Present(found) if found.public_key() == key.public_key() => KeyAction::InPlace,
         Found::Present(_) | Found::Unreadable(_) => {
             report.refuse(format!(
-                "{} exists and is not the key of {}; it is not overwritten: find out whose it is and move it away",
+                "{} exists, is not the key of {} and is not overwritten (find out which CA it belongs to, and move it away)",
                 spec.key_path, spec.path
             ));
-            "kept"
+            KeyAction::Kept
         }
     };
-    report.authorities.push(Row {
+    report.authorities.push(AuthorityRow {
         authority: spec.authority,
         key: spec.key_path.clone(),
         action,
         proven: vec![format!("the key belongs to {}", spec.path)],
     });
-    if action == "to be written" {
+    if action == KeyAction::ToBeWritten {
         report.changes.extend(changes_with_key(root, bundle));
         missing.push((spec.key_path.clone(), key.to_pem()));
     }
@@ -186,12 +181,12 @@ fn changes_with_key(root: &Root, bundle: &SurveyedBundle) -> Vec<String> {
     let spec = &bundle.spec;
     let manifests = root.node_path(MANIFESTS);
     let mut changes = vec![format!(
-        "kubeadm takes {} for its own again: kubeadm certs renew replaces what it signs",
+        "kubeadm manages {} again: kubeadm certs renew replaces the certificates under it",
         spec.authority
     )];
     if spec.authority == Authority::Ca {
         changes.push(format!(
-            "kube-controller-manager signs again once {manifests}/kube-controller-manager.yaml says --cluster-signing-cert-file={} and --cluster-signing-key-file={}",
+            "kube-controller-manager signs again once {manifests}/kube-controller-manager.yaml has --cluster-signing-cert-file={} and --cluster-signing-key-file={}",
             // In a manifest, paths are those on the node.
             Path::display(&spec.path),
             Path::display(&spec.key_path)
@@ -202,13 +197,13 @@ fn changes_with_key(root: &Root, bundle: &SurveyedBundle) -> Vec<String> {
             .map_or(0, |trust| trust.certificates().len());
         if certificates > 1 {
             changes.push(format!(
-                "{} holds {certificates} certificates and kube-controller-manager signs only with one that stands alone: give it a file with the first",
+                "{} contains {certificates} certificates, but kube-controller-manager accepts exactly one: name a file that contains only the first",
                 spec.path
             ));
         }
     }
     changes.push(format!(
-        "nodepki goes on with the signer of the configuration; name local under authorities.{}.signer if it is to use the key",
+        "nodepki continues to use the configured signer (to use the key, configure a local signer under authorities.{}.signer)",
         spec.authority
     ));
     changes

@@ -1,11 +1,10 @@
-//! The journal's native protocol, and the catalogue of messages that are known by an id.
+//! Log events in the journal's native protocol, and the catalogue of messages that have an id.
 //!
-//! A message of the catalogue is an event whose name is in the table; the id goes to the journal only, so that lines
-//! for people and JSON stay as they are. Every field `x` of an event is the field `NODEPKI_X` of the entry.
+//! An event whose name is in the catalogue gets its id as `MESSAGE_ID` in the journal; text and JSON lines do not contain
+//! the id. The field `x` of an event is the field `NODEPKI_X` of the entry.
 //!
 //! To add a message: a row here with a new id (`systemd-id128 new`), its text in `packaging/nodepki.catalog`, its row in
-//! `packaging/journald.md`, and an event of its name where it happens. The tests hold the three against each other. An
-//! id is never used for anything else again.
+//! `packaging/journald.md`, and an event of this name. The tests compare the three. An id is never reused.
 
 use std::io;
 
@@ -17,7 +16,7 @@ use tracing_subscriber::registry::LookupSpan;
 macro_rules! catalogue {
     ($($name:ident: $text:literal, $id:literal;)+) => {
         $(pub(super) const $name: &str = $text;)+
-        /// Names of events, and what the journal knows them by.
+        /// Names of events with their ids.
         const CATALOGUE: &[(&str, &str)] = &[$(($text, $id)),+];
     };
 }
@@ -34,11 +33,11 @@ catalogue! {
     CLOCK_DOUBTED: "clock-doubted", "00d20d44e2b84a3e9fe51bf6572216f0";
 }
 
-/// Sends every event to the journal. A layer's own fields are the same for all its entries, so that each message of the
-/// catalogue has a layer.
+/// Returns the layers that send every event to the journal. A custom field has the same value in all entries of a layer,
+/// so that each message of the catalogue has its own layer.
 ///
 /// # Errors
-/// When there is no journal.
+/// There is no journal.
 pub(super) fn layers<S>() -> io::Result<Vec<Box<dyn Layer<S> + Send + Sync>>>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -48,10 +47,10 @@ where
             .with_filter(filter_fn(|event| id(event).is_none()))
             .boxed(),
     ];
-    for (_, own) in CATALOGUE {
-        let is_it = filter_fn(move |event| id(event) == Some(own));
-        let layer = layer()?.with_custom_fields([("MESSAGE_ID", own)]);
-        layers.push(layer.with_filter(is_it).boxed());
+    for (_, message_id) in CATALOGUE {
+        let has_id = filter_fn(move |event| id(event) == Some(message_id));
+        let layer = layer()?.with_custom_fields([("MESSAGE_ID", message_id)]);
+        layers.push(layer.with_filter(has_id).boxed());
     }
     Ok(layers)
 }
@@ -63,8 +62,8 @@ fn layer() -> io::Result<tracing_journald::Layer> {
 }
 
 fn id(event: &Metadata<'_>) -> Option<&'static str> {
-    let known = CATALOGUE.iter().find(|(name, _)| *name == event.name());
-    known.map(|(_, id)| *id)
+    let row = CATALOGUE.iter().find(|(name, _)| *name == event.name());
+    row.map(|(_, id)| *id)
 }
 
 #[cfg(test)]
@@ -72,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_ids_and_nothing_is_there_twice() {
+    fn has_unique_names_and_valid_ids() {
         for (index, (name, id)) in CATALOGUE.iter().enumerate() {
             assert_eq!(id.len(), 32, "{name}");
             assert!(
@@ -87,10 +86,10 @@ mod tests {
         }
     }
 
-    /// What `journalctl -x` shows: one text for each message and no other.
+    /// `journalctl -x` shows these texts.
     #[test]
-    fn the_message_catalogue_has_a_text_for_each() {
-        let catalogue = include_str!("../../packaging/nodepki.catalog");
+    fn has_one_catalogue_text_for_each_message() {
+        let catalogue = include_str!("../../../packaging/nodepki.catalog");
         let heads = catalogue
             .lines()
             .filter_map(|line| line.strip_prefix("-- "));
@@ -105,8 +104,8 @@ mod tests {
     }
 
     #[test]
-    fn the_page_names_each_with_its_id() {
-        let page = include_str!("../../packaging/journald.md");
+    fn documents_each_message_with_its_id() {
+        let page = include_str!("../../../packaging/journald.md");
         let rows = page.lines().filter(|line| line.starts_with("| `"));
         let rows: Vec<String> = rows
             .map(|row| {

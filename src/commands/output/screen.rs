@@ -1,9 +1,9 @@
-//! The edge to terminals: whatever a certificate, a server, a file or an argument says is escaped here, once, before it
-//! is written to stdout or stderr.
+//! Writes text to stdout and stderr, and escapes it once: it may contain text from certificates, servers, files and
+//! arguments.
 //!
-//! Line ends and tabs of the layout stay, and of escape sequences the colours of this program, if the stream is a
-//! terminal. Everything else that a terminal obeys or that a reader cannot see ([`is_hidden`]) becomes visible text.
-//! Output for programs has the escapes of its format instead.
+//! Line ends and tabs of the layout are kept, and nodepki's colour sequences if the stream is a terminal. All other
+//! control sequences and invisible characters ([`is_hidden`]) are replaced by visible text. JSON has the escapes of its
+//! format instead.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write, stderr, stdout};
@@ -11,10 +11,10 @@ use std::io::{self, IsTerminal, Write, stderr, stdout};
 use crate::agent::{ExitCode, Failure};
 use crate::x509::is_hidden;
 
-/// Parameters of SGR sequences that change weight or colour and hide nothing.
+/// Parameters of SGR sequences that change only weight or colour and cannot hide text.
 const HARMLESS_SGR: [std::ops::RangeInclusive<u16>; 3] = [0..=4, 30..=37, 90..=97];
 
-/// Returns the text with everything hidden made visible. With `colour`, harmless SGR sequences stay.
+/// Returns the text with hidden characters escaped. With `colour`, harmless SGR sequences are kept.
 pub(super) fn visible(text: &str, colour: bool) -> Cow<'_, str> {
     let is_layout = |c: char| matches!(c, '\n' | '\t');
     if !text.chars().any(|c| is_hidden(c) && !is_layout(c)) {
@@ -23,7 +23,7 @@ pub(super) fn visible(text: &str, colour: bool) -> Cow<'_, str> {
     let mut shown = String::with_capacity(text.len() + 16);
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
-        if colour && let Some(length) = sgr(rest) {
+        if colour && let Some(length) = sgr_length(rest) {
             let (sequence, after) = rest.split_at(length);
             shown.push_str(sequence);
             rest = after;
@@ -38,8 +38,8 @@ pub(super) fn visible(text: &str, colour: bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// The length of a harmless SGR sequence at the start of the text.
-fn sgr(text: &str) -> Option<usize> {
+/// Returns the length of the harmless SGR sequence at the start of the text, in bytes.
+fn sgr_length(text: &str) -> Option<usize> {
     let inner = text.strip_prefix("\u{1b}[")?;
     let (parameters, _) = inner.split_once('m')?;
     let is_harmless = |parameter: &str| {
@@ -50,12 +50,12 @@ fn sgr(text: &str) -> Option<usize> {
     all.then_some("\u{1b}[".len() + parameters.len() + 1)
 }
 
-/// Returns the text on one line.
+/// Returns the text on one line, with hidden characters escaped.
 pub(super) fn visible_line(text: &str) -> String {
     visible(text, false).replace('\n', "\\n").replace('\t', " ")
 }
 
-/// Returns JSON in which the strings have nothing hidden (RFC 8259, section 7).
+/// Returns JSON with the hidden characters in its strings escaped (RFC 8259, section 7).
 fn visible_json(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| is_hidden(c) && c != '\n') {
         return Cow::Borrowed(text);
@@ -73,38 +73,38 @@ fn visible_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Writes one message to stderr. Further lines of it are indented, so that none looks like another message.
-pub(super) fn say(message: &str) {
+/// Writes one message to stderr. Its second and later lines are indented, so that none looks like another message.
+pub(in super::super) fn print_message(message: &str) {
     let message = visible(message, false);
     let message = message.trim_end().replace('\n', "\n    ");
     let _ = writeln!(stderr(), "nodepki: {message}");
 }
 
 /// Writes text for people to stderr.
-pub(super) fn print_aside(text: &str) {
+pub(in super::super) fn print_to_stderr(text: &str) {
     let shown = visible(text, stderr().is_terminal());
     let _ = stderr().write_all(shown.as_bytes());
 }
 
 /// Writes text for people to stdout.
-pub(super) fn print(text: &str) -> Result<ExitCode, Failure> {
+pub(in super::super) fn print(text: &str) -> Result<ExitCode, Failure> {
     write(&visible(text, stdout().is_terminal()))
 }
 
 /// Writes a JSON document to stdout.
-pub(super) fn print_json(text: &str) -> Result<ExitCode, Failure> {
+pub(in super::super) fn print_json(text: &str) -> Result<ExitCode, Failure> {
     write(&visible_json(text))
 }
 
-/// Writes text for another program to stdout: as it is, unless it goes to a terminal.
-pub(super) fn print_exact(text: &str) -> Result<ExitCode, Failure> {
+/// Writes text for another program to stdout, unchanged unless stdout is a terminal.
+pub(in super::super) fn print_exact(text: &str) -> Result<ExitCode, Failure> {
     match stdout().is_terminal() {
         true => write(&visible(text, false)),
         false => write(text),
     }
 }
 
-/// A closed pipe ends the output, not the run.
+/// Writes to stdout. A closed pipe ends the output, but is not an error.
 fn write(text: &str) -> Result<ExitCode, Failure> {
     let mut stdout = stdout();
     let written = stdout.write_all(text.as_bytes());
@@ -117,24 +117,24 @@ fn write(text: &str) -> Result<ExitCode, Failure> {
     }
 }
 
-/// How log lines on stderr are escaped.
+/// Format of log lines on stderr, which determines how they are escaped.
 #[derive(Clone, Copy)]
-pub(super) enum Lines {
+pub(super) enum LogLineFormat {
     Text,
     Json,
 }
 
-/// Stderr for log events, one line at a time.
-pub(super) struct LogLines(pub(super) Lines);
+/// Writes log events to stderr, one line for each.
+pub(super) struct LogWriter(pub(super) LogLineFormat);
 
-impl Write for LogLines {
+impl Write for LogWriter {
     /// The subscriber writes one whole event at a time.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(event);
         let line = text.strip_suffix('\n').unwrap_or(&text);
         let shown = match self.0 {
-            Lines::Text => visible(line, stderr().is_terminal()).replace('\n', "\n    "),
-            Lines::Json => visible_json(line).into_owned(),
+            LogLineFormat::Text => visible(line, stderr().is_terminal()).replace('\n', "\n    "),
+            LogLineFormat::Json => visible_json(line).into_owned(),
         };
         stderr().write_all(format!("{shown}\n").as_bytes())?;
         Ok(event.len())

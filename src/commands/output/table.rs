@@ -1,16 +1,15 @@
-//! Reports as text for people: aligned columns, reasons beneath.
+//! Tables for people: aligned columns, with indented lines below a row.
 
 use std::path::Path;
 
 use time::OffsetDateTime;
 
 use super::screen::visible_line;
-use crate::agent::join;
-use crate::agent::{ExitCode, Report, Row};
+use crate::agent::{ExitCode, Report, Row, join};
 use crate::kube::names::NodePath;
 
-/// A report as a table, for a node with this root directory; `-v` adds subject, names and files.
-pub(super) fn render(report: &Report, verbose: bool, root: &Path) -> String {
+/// Returns a report as a table, for a node with this root directory; `verbose` adds subject, names, signer and files.
+pub(in super::super) fn render(report: &Report, verbose: bool, root: &Path) -> String {
     let mut header = vec!["NAME", "ACTION", "KEY", "AUTHORITY", "NOT AFTER"];
     let mut cells: Vec<Vec<String>> = report.rows.iter().map(cells).collect();
     if report.rows.iter().any(|row| row.due.is_some()) {
@@ -19,7 +18,7 @@ pub(super) fn render(report: &Report, verbose: bool, root: &Path) -> String {
             cells.push(or_dash(row.due.map(minute)));
         }
     }
-    // Only a plan has been told.
+    // Present in plans only.
     if report.rows.iter().any(|row| row.carries.is_some()) {
         header.push("SIGNER CARRIES IT");
         for (row, cells) in report.rows.iter().zip(&mut cells) {
@@ -28,21 +27,8 @@ pub(super) fn render(report: &Report, verbose: bool, root: &Path) -> String {
             ));
         }
     }
-    let beneath = report.rows.iter().map(|row| {
-        let mut beneath = row.reasons.clone();
-        if verbose {
-            for (what, value) in [
-                ("subject", &row.subject),
-                ("SAN", &row.sans),
-                ("signer", &row.signer),
-            ] {
-                beneath.extend(value.as_ref().map(|value| format!("{what} {value}")));
-            }
-            beneath.extend(row.paths.iter().map(ToString::to_string));
-        }
-        beneath
-    });
-    let mut text = aligned(&header, cells.into_iter().zip(beneath).collect());
+    let details = report.rows.iter().map(|row| details(row, verbose));
+    let mut text = aligned(&header, cells.into_iter().zip(details).collect());
     for note in &report.notes {
         text.push_str(&format!("note: {}\n", note.replace('\n', "\n      ")));
     }
@@ -56,8 +42,27 @@ pub(super) fn render(report: &Report, verbose: bool, root: &Path) -> String {
     text
 }
 
-/// Columns under their titles; each row with the lines that stand beneath it.
-pub(super) fn aligned(header: &[&str], mut rows: Vec<(Vec<String>, Vec<String>)>) -> String {
+/// Returns the indented lines below a row.
+fn details(row: &Row, verbose: bool) -> Vec<String> {
+    let mut details = row.reasons.clone();
+    if verbose {
+        for (what, value) in [
+            ("subject", &row.subject),
+            ("SAN", &row.sans),
+            ("signer", &row.signer),
+        ] {
+            details.extend(value.as_ref().map(|value| format!("{what} {value}")));
+        }
+        details.extend(row.paths.iter().map(ToString::to_string));
+    }
+    details
+}
+
+/// Returns aligned columns with their titles; each row has its cells, and the lines below it.
+pub(in super::super) fn aligned(
+    header: &[&str],
+    mut rows: Vec<(Vec<String>, Vec<String>)>,
+) -> String {
     for cell in rows.iter_mut().flat_map(|(cells, _)| cells) {
         *cell = visible_line(cell);
     }
@@ -75,10 +80,10 @@ pub(super) fn aligned(header: &[&str], mut rows: Vec<(Vec<String>, Vec<String>)>
         .collect();
     let header: Vec<String> = header.iter().map(ToString::to_string).collect();
     let mut text = line(&header, &widths);
-    for (cells, beneath) in rows {
+    for (cells, details) in rows {
         text.push_str(&line(&cells, &widths));
-        for reason in beneath {
-            text.push_str(&format!("    {}\n", reason.replace('\n', "\n      ")));
+        for detail in details {
+            text.push_str(&format!("    {}\n", detail.replace('\n', "\n      ")));
         }
     }
     text
@@ -91,7 +96,7 @@ fn or_dash(text: Option<String>) -> String {
 fn cells(row: &Row) -> Vec<String> {
     vec![
         row.name.clone(),
-        row.action.to_owned(),
+        row.action.to_string(),
         or_dash(row.key.clone()),
         or_dash(row.authority.clone()),
         or_dash(row.not_after.map(minute)),

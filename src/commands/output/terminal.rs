@@ -1,5 +1,4 @@
-//! What a person sees while nodepki works, and what the journal gets: one line on a terminal, structured events
-//! everywhere else.
+//! Log events, and the progress line on a terminal.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,35 +8,35 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
 use super::journal;
-use super::screen::{Lines, LogLines, visible_line};
+use super::screen::{LogLineFormat, LogWriter, visible_line};
 use crate::agent::{Event, Progress};
 use crate::kube::names::CertName;
 use crate::x509::rfc3339;
 
-/// Where events go.
+/// Destination and format of log events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum LogFormat {
-    /// The journal under systemd, text otherwise.
+pub(in super::super) enum LogFormat {
+    /// The journal if stderr is connected to it, text otherwise
     Auto,
-    /// Lines for people on stderr.
+    /// Text lines on stderr
     Text,
-    /// One JSON object a line on stderr.
+    /// JSON lines on stderr
     Json,
-    /// The journal's native protocol, with fields.
+    /// The journal's native protocol, with fields
     Journal,
 }
 
-/// Sets up the one subscriber of the process. `verbose` counts the `-v` flags.
-pub(super) fn subscribe(format: LogFormat, verbose: u8) {
+/// Installs the subscriber of the process. `verbose` is the number of `-v` flags.
+pub(in super::super) fn subscribe(format: LogFormat, verbose: u8) {
     let level = match verbose {
         0 => "warn",
         1 => "info",
         _ => "debug",
     };
-    let under_systemd = format == LogFormat::Auto && stderr_is_the_journal();
+    let under_systemd = format == LogFormat::Auto && stderr_is_journal();
     let journal = (format == LogFormat::Journal || under_systemd).then(journal::layers);
     if let Some(Ok(journal)) = journal {
-        // The journal keeps everything that matters for a later question; -v is for terminals.
+        // The journal always gets the events that are needed for a later analysis; -v is for terminals.
         let level = if verbose == 0 { "info" } else { level };
         tracing_subscriber::registry()
             .with(EnvFilter::new(level))
@@ -52,14 +51,14 @@ pub(super) fn subscribe(format: LogFormat, verbose: u8) {
                 tracing_subscriber::fmt::layer()
                     .json()
                     .log_internal_errors(false)
-                    .with_writer(|| LogLines(Lines::Json)),
+                    .with_writer(|| LogWriter(LogLineFormat::Json)),
             )
             .init();
     } else {
-        // Told on stderr, a failure to write to stderr would be a panic.
+        // Internal errors are logged with eprintln!, which panics if stderr cannot be written.
         let layer = tracing_subscriber::fmt::layer()
             .log_internal_errors(false)
-            .with_writer(|| LogLines(Lines::Text))
+            .with_writer(|| LogWriter(LogLineFormat::Text))
             .with_ansi(stderr().is_terminal())
             .with_target(false)
             .without_time();
@@ -67,8 +66,9 @@ pub(super) fn subscribe(format: LogFormat, verbose: u8) {
     }
 }
 
-/// systemd names the device and inode of the stream that it connected; anything else means redirection.
-fn stderr_is_the_journal() -> bool {
+/// Returns whether stderr is the stream that systemd connected to the journal: `JOURNAL_STREAM` contains its device and
+/// inode (systemd.exec(5)). They differ if stderr was redirected.
+fn stderr_is_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
         return false;
     };
@@ -78,24 +78,25 @@ fn stderr_is_the_journal() -> bool {
     stream == format!("{}:{}", found.st_dev, found.st_ino)
 }
 
-/// Events to the log, and on a terminal a line that tells how far things are.
+/// Logs the events of a run, and shows a progress line on a terminal.
 #[derive(Default)]
-pub(super) struct Terminal {
-    line: Option<RefCell<Line>>,
+pub(in super::super) struct Terminal {
+    line: Option<RefCell<ProgressLine>>,
 }
 
 #[derive(Default)]
-struct Line {
+struct ProgressLine {
     keys: usize,
     keys_made: usize,
     certificates: usize,
     signed: usize,
+    /// What the run waits for, by certificate.
     waiting: BTreeMap<CertName, String>,
 }
 
 impl Terminal {
-    /// The line is shown when stderr is a terminal and nothing else is logged there.
-    pub(super) fn new(verbose: u8) -> Self {
+    /// The progress line is shown if stderr is a terminal and no events are logged there.
+    pub(in super::super) fn new(verbose: u8) -> Self {
         Terminal {
             line: (stderr().is_terminal() && verbose == 0).then(RefCell::default),
         }
@@ -115,8 +116,31 @@ impl Terminal {
             ));
         }
         let text: String = visible_line(&text).chars().take(100).collect();
-        // A terminal that went away is no reason to stop.
+        // A closed terminal does not stop the run.
         let _ = write!(stderr(), "\r\x1b[K{text}");
+    }
+
+    /// Counts an event in the progress line.
+    fn show(&self, event: Event) {
+        let Some(line) = &self.line else { return };
+        let mut line = line.borrow_mut();
+        match event {
+            Event::Started { keys, certificates } => {
+                line.keys = keys;
+                line.certificates = certificates;
+            }
+            Event::KeyMade { .. } => line.keys_made += 1,
+            Event::Waiting(name, note) => {
+                line.waiting.insert(name, note);
+            }
+            Event::Signed(name) => {
+                line.waiting.remove(&name);
+                line.signed += 1;
+            }
+            _ => return,
+        }
+        drop(line);
+        self.redraw();
     }
 }
 
@@ -136,7 +160,9 @@ impl Progress for Terminal {
                 certificates,
                 "{certificates} certificates to request, {keys} keys to generate"
             ),
-            Event::KeyMade { slot, .. } => tracing::debug!(certificate = slot.as_str(), "key made"),
+            Event::KeyMade { slot, .. } => {
+                tracing::debug!(certificate = slot.as_str(), "key generated");
+            }
             Event::Asked {
                 signer,
                 operation,
@@ -145,7 +171,7 @@ impl Progress for Terminal {
             } => tracing::debug!(
                 signer,
                 operation = operation.as_str(),
-                "asked in {took:.3?}: {result:?}"
+                "answered in {took:.3?}: {result:?}"
             ),
             Event::Submitted(name) => {
                 tracing::info!(certificate = name.as_str(), "{name}: request submitted");
@@ -169,7 +195,7 @@ impl Progress for Terminal {
             } => {
                 let (certificate, authority) = (name.as_str(), name.authority().as_str());
                 let not_after = rfc3339(*not_after);
-                // The name of an event is part of the program.
+                // tracing requires that the name of an event is a constant.
                 match renewed {
                     true => {
                         tracing::info!(name: journal::RENEWED, certificate, authority, signer, serial, not_after, "{name}: renewed by {signer}, serial {serial}, valid until {not_after}")
@@ -202,25 +228,6 @@ impl Progress for Terminal {
                 tracing::warn!(name: journal::CLOCK_DOUBTED, "{why}; waiting for time synchronization")
             }
         }
-        if let Some(line) = &self.line {
-            let mut line = line.borrow_mut();
-            match event {
-                Event::Started { keys, certificates } => {
-                    line.keys = keys;
-                    line.certificates = certificates;
-                }
-                Event::KeyMade { .. } => line.keys_made += 1,
-                Event::Waiting(name, note) => {
-                    line.waiting.insert(name, note);
-                }
-                Event::Signed(name) => {
-                    line.waiting.remove(&name);
-                    line.signed += 1;
-                }
-                _ => return,
-            }
-            drop(line);
-            self.redraw();
-        }
+        self.show(event);
     }
 }

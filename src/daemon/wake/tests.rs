@@ -361,16 +361,16 @@ fn derives_result_from_report_rows() {
     let (soon, late) = (Some(START + HOUR), Some(START + DAY));
     let ended = Ended::of(
         &report(vec![
-            row("a", "kept", None, late),
-            row("b", "renewed", None, soon),
+            row("a", RowAction::Kept, None, late),
+            row("b", RowAction::Renewed, None, soon),
         ]),
         late,
     );
     assert_eq!((ended.open, ended.ends), (None, soon));
     let ended = Ended::of(
         &report(vec![
-            row("a", "failed", None, late),
-            row("b", "kept", None, soon),
+            row("a", RowAction::Failed, None, late),
+            row("b", RowAction::Kept, None, soon),
         ]),
         late,
     );
@@ -383,8 +383,8 @@ fn derives_result_from_report_rows() {
     let refused = Some(ExitCode::Refused);
     let ended = Ended::of(
         &report(vec![
-            row("a", "denied", refused, late),
-            row("b", "refused", refused, None),
+            row("a", RowAction::Denied, refused, late),
+            row("b", RowAction::Refused, refused, None),
         ]),
         late,
     );

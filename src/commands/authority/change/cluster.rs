@@ -1,6 +1,8 @@
-//! What only the cluster's API tells of a CA change: which nodes there are, and what the ConfigMaps hold that others
-//! publish. Read with short patience, since a node is changed whether or not somebody answers.
+//! Reads from the cluster's API what concerns a CA change: the nodes, and the ConfigMaps that publish CA certificates.
+//!
+//! The timeout is short, since a step does not depend on an answer.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -10,84 +12,89 @@ use super::judge::named;
 use super::report::Nodes;
 use crate::agent::Failure;
 use crate::cluster::api::Api;
+use crate::kube::kubeconfig::Kubeconfig;
 use crate::kube::names::Authority;
 use crate::x509::{Certificate, certificates_of};
 
-const PATIENCE: Duration = Duration::from_secs(5);
-const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
+const TIMEOUT: Duration = Duration::from_secs(5);
+const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
 
-/// The ConfigMaps by which a CA comes to those that read no file of a node.
-const MAPS: [(Authority, Map); 4] = [
+/// ConfigMaps that publish the CA certificates of an authority to programs that cannot read a node's files.
+const PUBLISHED: [(Authority, PublishedCa); 4] = [
     (
         Authority::Ca,
-        Map {
+        PublishedCa {
             path: "/api/v1/namespaces/kube-public/configmaps/cluster-info",
             name: "cluster-info in kube-public",
             key: "kubeconfig",
-            who: || format!("new nodes learn the CA from it; {RUNBOOK}"),
-            blocks: false,
+            explain: || format!("new nodes learn the CA from it; {RUNBOOK}"),
+            is_required: false,
         },
     ),
     (
         Authority::Ca,
-        Map {
+        PublishedCa {
             path: "/api/v1/namespaces/kube-system/configmaps/kube-root-ca.crt",
             name: "kube-root-ca.crt",
             key: "ca.crt",
-            who: || {
-                "Pods trust the API server by it, and kube-controller-manager publishes it when it starts: it must have been restarted where it leads".to_owned()
+            explain: || {
+                "Pods verify the API server with it, and kube-controller-manager publishes it at start (restart the kube-controller-manager that is the leader)".to_owned()
             },
-            blocks: true,
+            is_required: true,
         },
     ),
     (
         Authority::Ca,
-        Map {
+        PublishedCa {
             path: "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
             name: "extension-apiserver-authentication",
             key: "client-ca-file",
-            who: || "kube-apiserver publishes it within a minute of its file".to_owned(),
-            blocks: false,
+            explain: || {
+                "kube-apiserver publishes it within a minute after its file changes".to_owned()
+            },
+            is_required: false,
         },
     ),
     (
         Authority::FrontProxyCa,
-        Map {
+        PublishedCa {
             path: "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
             name: "extension-apiserver-authentication",
             key: "requestheader-client-ca-file",
-            who: || {
-                "extension API servers trust the front proxy by it, and kube-apiserver publishes it within a minute of its file".to_owned()
+            explain: || {
+                "extension API servers verify the front proxy with it, and kube-apiserver publishes it within a minute after its file changes".to_owned()
             },
-            blocks: true,
+            is_required: true,
         },
     ),
 ];
 
-struct Map {
+/// An entry of a ConfigMap that contains CA certificates.
+struct PublishedCa {
     path: &'static str,
     name: &'static str,
     key: &'static str,
-    who: fn() -> String,
-    /// Clients would be cut off.
-    blocks: bool,
+    /// Returns which programs use the entry, and which one writes it.
+    explain: fn() -> String,
+    /// Clients lose access if the entry lacks the new CA.
+    is_required: bool,
 }
 
-/// What the API says.
+/// What the cluster's API returned.
 #[derive(Debug)]
-pub struct Seen {
-    /// The nodes that the authority matters to.
+pub struct ClusterView {
+    /// Nodes that use the authority.
     pub nodes: Nodes,
-    /// ConfigMaps that do not have the new CA, where that cuts clients off.
+    /// ConfigMaps that lack the new CA and need it before the next step.
     pub lacking: Vec<String>,
-    /// The same, where it does not.
+    /// ConfigMaps that lack the new CA without blocking the next step.
     pub notes: Vec<String>,
 }
 
-impl Seen {
-    /// Nobody was asked, or nobody answered.
-    pub fn nothing(why: impl Into<String>) -> Self {
-        Seen {
+impl ClusterView {
+    /// Returns the view of a cluster that was not read, for this reason.
+    pub fn unknown(why: impl Into<String>) -> Self {
+        ClusterView {
             nodes: Nodes::Unknown(why.into()),
             lacking: Vec::new(),
             notes: Vec::new(),
@@ -95,46 +102,56 @@ impl Seen {
     }
 }
 
-/// Asks, for at most a few seconds.
-pub async fn look(api: &Api, authority: Authority, new: Option<&Certificate>) -> Seen {
-    match tokio::time::timeout(PATIENCE, ask(api, authority, new)).await {
-        Ok(Ok(seen)) => seen,
-        Ok(Err(failure)) => Seen::nothing(failure.to_string()),
-        Err(_) => Seen::nothing("the API server did not answer within 5 seconds"),
+/// Reads the cluster, for at most [`TIMEOUT`].
+pub async fn view(api: &Api, authority: Authority, new: Option<&Certificate>) -> ClusterView {
+    match tokio::time::timeout(TIMEOUT, read(api, authority, new)).await {
+        Ok(Ok(view)) => view,
+        Ok(Err(failure)) => ClusterView::unknown(failure.to_string()),
+        Err(_) => ClusterView::unknown("the API server did not answer within 5 seconds"),
     }
 }
 
-async fn ask(api: &Api, authority: Authority, new: Option<&Certificate>) -> Result<Seen, Failure> {
+async fn read(
+    api: &Api,
+    authority: Authority,
+    new: Option<&Certificate>,
+) -> Result<ClusterView, Failure> {
     let list = api
         .document("/api/v1/nodes")
         .await
         .map_err(|error| Failure::of_cluster("listing the nodes", &error))?;
-    let mut seen = Seen {
-        nodes: Nodes::Listed(concerned(&list, authority)),
+    let mut view = ClusterView {
+        nodes: Nodes::Listed(users(&list, authority)),
         lacking: Vec::new(),
         notes: Vec::new(),
     };
     let Some(new) = new else {
-        return Ok(seen);
+        return Ok(view);
     };
-    for (_, map) in MAPS.iter().filter(|(of, _)| *of == authority) {
-        // One that is not there, or not ours to read, is nobody's.
-        let Ok(object) = api.document(map.path).await else {
+    for (_, published) in PUBLISHED.iter().filter(|(of, _)| *of == authority) {
+        // Absent or unreadable with this kubeconfig.
+        let Ok(object) = api.document(published.path).await else {
             continue;
         };
-        if !holds(&object, map.key, new) {
-            let words = format!("{} does not hold {}: {}", map.name, named(new), (map.who)());
-            match map.blocks {
-                true => seen.lacking.push(words),
-                false => seen.notes.push(words),
+        if !contains(&object, published.key, new) {
+            let message = format!(
+                "{} does not contain {}: {}",
+                published.name,
+                named(new),
+                (published.explain)()
+            );
+            match published.is_required {
+                true => view.lacking.push(message),
+                false => view.notes.push(message),
             }
         }
     }
-    Ok(seen)
+    Ok(view)
 }
 
-/// Every node has the cluster's CA; the others are the control plane's, as far as its nodes are labelled.
-fn concerned(list: &Value, authority: Authority) -> std::collections::BTreeSet<String> {
+/// Returns the nodes that use an authority: all nodes for the cluster CA, control-plane nodes for the others. If no node
+/// has the control-plane label, all nodes are returned.
+fn users(list: &Value, authority: Authority) -> BTreeSet<String> {
     let items = list.get("items").and_then(Value::as_array);
     let names = |wanted: &dyn Fn(&Value) -> bool| {
         let items = items.into_iter().flatten();
@@ -142,11 +159,11 @@ fn concerned(list: &Value, authority: Authority) -> std::collections::BTreeSet<S
             .filter(|node| wanted(node))
             .filter_map(|node| node.pointer("/metadata/name")?.as_str())
             .map(str::to_owned)
-            .collect::<std::collections::BTreeSet<_>>()
+            .collect::<BTreeSet<_>>()
     };
     let labelled = names(&|node| {
         let labels = node.pointer("/metadata/labels");
-        labels.is_some_and(|labels| labels.get(CONTROL_PLANE).is_some())
+        labels.is_some_and(|labels| labels.get(CONTROL_PLANE_LABEL).is_some())
     });
     match authority {
         Authority::EtcdCa | Authority::FrontProxyCa if !labelled.is_empty() => labelled,
@@ -154,14 +171,15 @@ fn concerned(list: &Value, authority: Authority) -> std::collections::BTreeSet<S
     }
 }
 
-fn holds(object: &Value, key: &str, new: &Certificate) -> bool {
+/// Returns whether the entry of a ConfigMap contains a certificate.
+fn contains(object: &Value, key: &str, new: &Certificate) -> bool {
     let text = object
         .get("data")
         .and_then(|data| data.get(key))
         .and_then(Value::as_str)
         .unwrap_or_default();
     let data = match key {
-        "kubeconfig" => crate::kube::kubeconfig::Kubeconfig::parse(text)
+        "kubeconfig" => Kubeconfig::parse(text)
             .and_then(|document| document.to_join())
             .ok()
             .and_then(|current| current.authority)
@@ -178,17 +196,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn etcd_is_the_control_planes_and_the_ca_is_everybodys() {
-        let label = json!({(CONTROL_PLANE): ""});
+    fn lists_all_nodes_for_ca_and_control_plane_for_others() {
+        let label = json!({(CONTROL_PLANE_LABEL): ""});
         let list = json!({"items": [
             {"metadata": {"name": "cp1", "labels": label}},
             {"metadata": {"name": "w1", "labels": {"zone": "a"}}},
         ]});
-        let names = |authority| concerned(&list, authority).into_iter().collect::<Vec<_>>();
+        let names = |authority| users(&list, authority).into_iter().collect::<Vec<_>>();
         assert_eq!(names(Authority::Ca), ["cp1", "w1"]);
         assert_eq!(names(Authority::EtcdCa), ["cp1"]);
         assert_eq!(names(Authority::FrontProxyCa), ["cp1"]);
         let unlabelled = json!({"items": [{"metadata": {"name": "cp1"}}]});
-        assert_eq!(concerned(&unlabelled, Authority::EtcdCa).len(), 1);
+        assert_eq!(users(&unlabelled, Authority::EtcdCa).len(), 1);
     }
 }

@@ -1,13 +1,15 @@
-//! What a CA change has come to on one node, and what the next step still lacks.
+//! Judges the progress of a CA change on one node, and what the next step still requires.
 //!
-//! Pure: certificates in, sentences out. What the node trusts is read off its files; the record only says which of the
-//! certificates there is the old one. A new demand is one more sentence in [`Evidence::unstaged`] or
-//! [`Evidence::unactivated`]; all of them are told at once.
+//! Pure: takes certificates, and returns sentences. The node's files determine what it trusts; the record only tells which
+//! of the certificates is the old one. To add a requirement, add a sentence to [`Evidence::unstaged`] or
+//! [`Evidence::unactivated`]; all of them are reported together.
 
 mod offer;
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::path::Path;
+
+use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::kube::components::Component;
@@ -17,109 +19,108 @@ use crate::x509::{Certificate, Chain, Difference, TrustBundle, hex, path_differe
 
 pub use offer::Offer;
 
-/// How far a CA change is on this node.
+/// Progress of a CA change on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// No change is under way.
+    /// No change is in progress.
     Settled,
-    /// Both CAs are trusted, and the old one is the CA.
+    /// Both CAs are trusted, and the old one is first.
     Staged,
-    /// Both CAs are trusted, and the new one is the CA.
+    /// Both CAs are trusted, and the new one is first.
     Activated,
 }
 
-impl Phase {
-    /// As in the report.
-    pub const fn as_str(self) -> &'static str {
-        match self {
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
             Phase::Settled => "settled",
             Phase::Staged => "staged",
             Phase::Activated => "activated",
-        }
+        })
     }
 }
 
-/// What lies on the node about one authority. Files are named as a person on this machine finds them.
+/// The state of one authority on this node. File names are paths on this machine.
 pub struct Evidence {
-    /// Which.
+    /// The authority.
     pub authority: Authority,
-    /// Its `ca.crt`.
+    /// Path of the authority's `ca.crt`.
     pub file: String,
-    /// What is in it, in order.
+    /// Certificates in `ca.crt`, in order.
     pub bundle: Vec<Certificate>,
-    /// Kubeconfigs that trust it.
+    /// Kubeconfigs that trust the authority.
     pub kubeconfigs: Vec<Trusting>,
-    /// What it has signed on this node.
+    /// Certificates on this node that the authority has signed.
     pub leaves: Vec<Leaf>,
-    /// What kube-controller-manager signs with, for `ca`.
+    /// Signing certificates of kube-controller-manager; for `ca` only.
     pub signing: Vec<Signing>,
-    /// What was recorded of a change.
+    /// The recorded change.
     pub change: Option<AuthorityChange>,
-    /// What is not known to work with what is there now, and what to do about it, in words.
+    /// Components that may not have read the present files yet, each with what to do, in sentences.
     pub restarts: Vec<String>,
-    /// Components that did not come back in a step of this authority's change.
+    /// Components that were rolled back in a step of this authority's change.
     pub rolled_back: Vec<RolledBack>,
 }
 
-/// A component that did not come back with new CA certificates and has its former files.
+/// A component that did not become ready with new CA certificates and has its former files again.
 pub struct RolledBack {
-    /// Which one.
+    /// The component.
     pub component: Component,
-    /// What went wrong, in words.
+    /// What went wrong, as a clause.
     pub why: String,
 }
 
-/// A file that says whom to trust.
+/// A kubeconfig that trusts the authority.
 pub struct Trusting {
-    /// The kubeconfig.
+    /// The kubeconfig's path.
     pub file: String,
-    /// Its CA certificates, or why they cannot be told.
+    /// The kubeconfig's CA certificates, or why they are unreadable.
     pub certificates: Result<Vec<Certificate>, String>,
-    /// They are in this file, which is not ours to write.
+    /// File that contains the CA certificates, if they are not embedded. nodepki does not write it.
     pub elsewhere: Option<String>,
 }
 
 /// A certificate that the authority has signed.
 pub struct Leaf {
-    /// kubeadm's name, or what it is.
+    /// kubeadm's name, or a description.
     pub name: String,
-    /// Its file.
+    /// Path of the file.
     pub file: String,
-    /// It, or what is wrong with it.
+    /// The certificate chain, or why it is unreadable.
     pub chain: Result<Chain, String>,
-    /// For one that nodepki does not issue: who does.
+    /// For a certificate that nodepki does not issue: how it is replaced.
     pub foreign: Option<&'static str>,
 }
 
-/// A `--cluster-signing-…-cert-file` of kube-controller-manager.
+/// A `--cluster-signing-…-cert-file` flag of kube-controller-manager.
 pub struct Signing {
-    /// The flag, without dashes.
+    /// Name of the flag, without dashes.
     pub flag: String,
-    /// The file that it names.
+    /// File that the flag names.
     pub file: NodePath,
-    /// That is the authority's bundle.
+    /// Whether `file` is the authority's bundle.
     pub is_bundle: bool,
-    /// The manifest with the flag.
+    /// Manifest that contains the flag.
     pub manifest: NodePath,
-    /// What is in the file.
+    /// Certificates in `file`.
     pub certificates: Vec<Certificate>,
 }
 
-/// What the files shall hold after a step.
+/// Desired content of the files after a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The bundle, in order.
+    /// Certificates of the bundle, in order.
     pub bundle: Vec<Certificate>,
-    /// Trusted nowhere any more.
+    /// Certificates that are no longer trusted.
     pub dropped: Vec<Certificate>,
-    /// What is to be remembered.
+    /// The change to be recorded.
     pub change: Option<AuthorityChange>,
 }
 
 impl Target {
-    /// The CA data of a kubeconfig that has `found` now: the roots of the bundle first, and whatever else somebody put
-    /// there.
+    /// Returns the CA data of a kubeconfig that has `found` now: the roots of the bundle, then other certificates that are
+    /// not dropped.
     pub fn kubeconfig(&self, found: &[Certificate]) -> Vec<Certificate> {
         let first = self.bundle.first();
         let roots = self
@@ -140,12 +141,12 @@ fn is_root(certificate: &Certificate) -> bool {
     certificate.is_ca() && certificate.is_self_signed()
 }
 
-/// SHA-256 of a certificate, in hexadecimal.
+/// Returns the SHA-256 of a certificate, in hexadecimal.
 pub fn fingerprint(certificate: &Certificate) -> String {
     hex(&certificate.fingerprint())
 }
 
-/// A certificate as sentences name it.
+/// Returns the name of a certificate for messages.
 pub fn named(certificate: &Certificate) -> String {
     let print = fingerprint(certificate);
     format!(
@@ -155,12 +156,12 @@ pub fn named(certificate: &Certificate) -> String {
     )
 }
 
-/// What the new CA is to the old one.
+/// Relation of the new CA to the old one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kinship {
-    /// The same name and key: the certificate alone is renewed, and what the old one has signed holds.
+    /// Same name and key: certificates under the old one stay valid.
     Renewal,
-    /// Another CA.
+    /// Different name or key.
     Other,
 }
 
@@ -171,28 +172,28 @@ impl Evidence {
             .filter(|certificate| is_root(certificate))
     }
 
-    fn in_bundle(&self, print: &str) -> Option<&Certificate> {
+    fn in_bundle(&self, sha256: &str) -> Option<&Certificate> {
         self.bundle
             .iter()
-            .find(|certificate| fingerprint(certificate) == print)
+            .find(|certificate| fingerprint(certificate) == sha256)
     }
 
-    /// Nothing of the old CA is left, or the new one has gone.
+    /// Returns whether the bundle lacks the old CA or the new one.
     fn is_finished(&self, change: &AuthorityChange) -> bool {
-        let old = |print: &String| self.in_bundle(print).is_some();
-        self.in_bundle(&change.new).is_none() || !change.old.iter().any(old)
+        let is_left = |sha256: &String| self.in_bundle(sha256).is_some();
+        self.in_bundle(&change.new).is_none() || !change.old.iter().any(is_left)
     }
 
-    /// The change that the bundle bears out.
-    pub fn under_way(&self) -> Option<&AuthorityChange> {
+    /// Returns the recorded change if the bundle agrees that it is in progress.
+    pub fn in_progress(&self) -> Option<&AuthorityChange> {
         self.change
             .as_ref()
             .filter(|change| !self.is_finished(change))
     }
 
-    /// How far the change is, by the order of the bundle.
+    /// Returns the phase, which follows from the order of the bundle.
     pub fn phase(&self) -> Phase {
-        match self.under_way() {
+        match self.in_progress() {
             None => Phase::Settled,
             Some(change) => match self.bundle.first() {
                 Some(first) if fingerprint(first) == change.new => Phase::Activated,
@@ -201,13 +202,13 @@ impl Evidence {
         }
     }
 
-    /// The certificate that comes.
+    /// Returns the new certificate.
     pub fn incoming(&self) -> Option<&Certificate> {
-        self.in_bundle(&self.under_way()?.new)
+        self.in_bundle(&self.in_progress()?.new)
     }
 
-    /// The new CA of a change that is not under way, if kubeconfigs still trust it: `ca.crt` was rolled back or replaced
-    /// without them.
+    /// Returns the new CA of a change that is not in progress, if kubeconfigs still trust it: `ca.crt` was rolled back or
+    /// replaced without them.
     fn left_behind(&self) -> Option<&Certificate> {
         let change = self.change.as_ref()?;
         let trusted = self.kubeconfigs.iter();
@@ -216,19 +217,19 @@ impl Evidence {
         left.find(|one| fingerprint(one) == change.new)
     }
 
-    /// The certificate that [`Evidence::undone`] removes: a staged one, or one that only kubeconfigs trust.
+    /// Returns the certificate that [`Evidence::undone`] removes: a staged one, or one that only kubeconfigs trust.
     pub fn unwanted(&self) -> Option<&Certificate> {
         self.incoming().or_else(|| self.left_behind())
     }
 
-    /// The certificates that go.
+    /// Returns the certificates to be retired.
     pub fn outgoing(&self) -> Vec<&Certificate> {
-        let change = self.under_way();
-        let prints = change.into_iter().flat_map(|change| &change.old);
-        prints.filter_map(|print| self.in_bundle(print)).collect()
+        let change = self.in_progress();
+        let old = change.into_iter().flat_map(|change| &change.old);
+        old.filter_map(|sha256| self.in_bundle(sha256)).collect()
     }
 
-    /// What `new` is to the CA that it replaces.
+    /// Returns the relation of `new` to the CA that it replaces.
     pub fn kinship(&self, new: &Certificate) -> Kinship {
         let old = self.outgoing();
         let old = old.first().copied().or(self.bundle.first());
@@ -240,15 +241,18 @@ impl Evidence {
         }
     }
 
-    /// Both trusted, in the order in which they are; a new one behind the rest. Kept when it is so already.
+    /// Returns the target of staging: the present certificates in their order, then the new one if it is missing.
+    ///
+    /// # Errors
+    /// The certificate to be replaced is ambiguous.
     pub fn staged(&self, new: &Certificate, now: OffsetDateTime) -> Result<Target, String> {
         let mut bundle = self.bundle.clone();
         if !bundle.contains(new) {
             bundle.push(new.clone());
         }
-        let change = match self.under_way() {
+        let change = match self.in_progress() {
             Some(change) => change.clone(),
-            None => self.begun(new, now)?,
+            None => self.new_change(new, now)?,
         };
         Ok(Target {
             bundle,
@@ -257,18 +261,23 @@ impl Evidence {
         })
     }
 
-    /// The record of a change to `new`. Where somebody else has begun it, the order of the bundle tells how far.
-    fn begun(&self, new: &Certificate, now: OffsetDateTime) -> Result<AuthorityChange, String> {
+    /// Returns the record of a change to `new`. If other software began the change, the order of the bundle tells whether
+    /// the new CA is activated.
+    fn new_change(
+        &self,
+        new: &Certificate,
+        now: OffsetDateTime,
+    ) -> Result<AuthorityChange, String> {
         let is_first = self.bundle.first() == Some(new);
         let mut roots = self.roots().filter(|root| *root != new);
-        // What else is trusted stays: the CA is the first certificate alone.
+        // Only the first certificate is the CA; others stay trusted.
         let old = match is_first {
             true => roots.next().filter(|_| roots.next().is_none()),
             false => self.bundle.first(),
         };
         let Some(old) = old else {
             return Err(format!(
-                "{} holds {} behind {}, and nothing says which of them was the CA before; remove the one that is no longer wanted there and in the kubeconfigs by hand",
+                "{} contains {} after {}, and the CA to be replaced is ambiguous (remove the obsolete certificates manually, there and in the kubeconfigs)",
                 self.file,
                 self.bundle
                     .iter()
@@ -289,24 +298,24 @@ impl Evidence {
             |_| Vec::new(),
             |below| below.strangers(&[old.public_key().sha256()]),
         );
-        let mut gone = vec![fingerprint(old)];
+        let mut replaced = vec![fingerprint(old)];
         let others = self.bundle.iter().filter(|one| !one.is_self_signed());
-        gone.extend(
+        replaced.extend(
             others
                 .filter(|one| *one != old && !strangers.contains(one))
                 .map(fingerprint),
         );
         Ok(AuthorityChange {
-            old: gone,
+            old: replaced,
             new: fingerprint(new),
             staged: now,
             activated: is_first.then_some(now),
         })
     }
 
-    /// The new one first.
+    /// Returns the target of activation: the new certificate first.
     pub fn activated(&self, now: OffsetDateTime) -> Option<Target> {
-        let (change, new) = (self.under_way()?, self.incoming()?);
+        let (change, new) = (self.in_progress()?, self.incoming()?);
         let others = self.bundle.iter().filter(|one| *one != new);
         Some(Target {
             bundle: std::iter::once(new).chain(others).cloned().collect(),
@@ -318,13 +327,13 @@ impl Evidence {
         })
     }
 
-    /// Without the old one.
+    /// Returns the target of retirement: without the old certificates.
     pub fn retired(&self) -> Option<Target> {
-        self.under_way()?;
+        self.in_progress()?;
         Some(self.without(&self.outgoing()))
     }
 
-    /// Without the new one.
+    /// Returns the target of `stage --undo`: without the new certificate.
     pub fn undone(&self) -> Option<Target> {
         Some(self.without(&[self.unwanted()?]))
     }
@@ -338,11 +347,11 @@ impl Evidence {
         }
     }
 
-    /// What stands between this node and two trusted CAs: the proof of staging.
+    /// Returns what prevents that this node trusts both CAs; an empty result proves that the new CA is staged.
     pub fn unstaged(&self) -> Vec<String> {
         let Some(new) = self.incoming() else {
             return vec![format!(
-                "no new CA is staged; nodepki authority stage {} --certificate FILE",
+                "no new CA is staged (run nodepki authority stage {} --certificate FILE)",
                 self.authority
             )];
         };
@@ -358,7 +367,7 @@ impl Evidence {
         missing
     }
 
-    /// What a rollback has left on the node while no change is under way, in words with the command to run.
+    /// Returns what a rollback left on the node while no change is in progress, in sentences with the command to run.
     pub fn unsettled(&self) -> Vec<String> {
         let mut missing = self.rollbacks();
         if let Some(left) = self.left_behind() {
@@ -371,7 +380,7 @@ impl Evidence {
                 .map(|trusting| trusting.file.as_str())
                 .collect();
             missing.push(format!(
-                "{} is trusted in {}, but not in {}; nodepki authority stage {authority} --certificate FILE adds it there, nodepki authority stage {authority} --undo takes it out",
+                "{} is trusted in {}, but not in {} (nodepki authority stage {authority} --certificate FILE adds it there, nodepki authority stage {authority} --undo removes it)",
                 named(left),
                 files.join(", "),
                 self.file,
@@ -381,7 +390,7 @@ impl Evidence {
         missing
     }
 
-    /// What was rolled back, and the step to repeat. It does not block that step.
+    /// Returns the components that were rolled back, with the step to repeat. They do not block that step.
     pub fn rollbacks(&self) -> Vec<String> {
         let authority = self.authority;
         let again = match self.phase() {
@@ -397,13 +406,13 @@ impl Evidence {
         rolled_back
             .map(|RolledBack { component, why }| {
                 format!(
-                    "{component} did not come back after its restart, and the old files were put in place again ({why}); find out why, then run {again}"
+                    "{component} did not become ready after its restart, and the old files were restored ({why}); find out why, then run {again}"
                 )
             })
             .collect()
     }
 
-    /// What stands between this node and the new CA alone: the proof of activation.
+    /// Returns what prevents that this node trusts only the new CA; an empty result proves that the new CA is activated.
     pub fn unactivated(&self, now: OffsetDateTime) -> Vec<String> {
         let Some(new) = self.incoming() else {
             return self.unstaged();
@@ -411,7 +420,7 @@ impl Evidence {
         let mut missing = Vec::new();
         if self.bundle.first() != Some(new) {
             missing.push(format!(
-                "{} still begins with {}; nodepki authority activate {}",
+                "{} still begins with {} (run nodepki authority activate {})",
                 self.file,
                 self.bundle.first().map(named).unwrap_or_default(),
                 self.authority
@@ -430,7 +439,7 @@ impl Evidence {
                 |one: &Certificate| old.contains(&one) && one.public_key() != new.public_key();
             if signing.certificates.iter().any(signs_with_old) {
                 missing.push(format!(
-                    "kube-controller-manager still signs kubelets' certificates with the old CA (--{}={} in {}); give it certificate and key of the new one, or leave the flag and that of the key empty, and have somebody else sign",
+                    "kube-controller-manager still signs kubelets' certificates with the old CA (--{}={} in {}); configure certificate and key of the new CA, or leave both flags empty and use another signer",
                     signing.flag,
                     Path::display(&signing.file),
                     signing.manifest
@@ -440,7 +449,7 @@ impl Evidence {
         missing
     }
 
-    /// Why the new CA cannot be taken out again: what would be trusted no more.
+    /// Returns why the new CA cannot be removed: the certificates that would not verify any more.
     pub fn stranded(&self, new: &Certificate, now: OffsetDateTime) -> Option<String> {
         let others = || self.bundle.iter().filter(|one| *one != new);
         let names: Vec<&str> = self
@@ -452,7 +461,7 @@ impl Evidence {
             .collect();
         (!names.is_empty()).then(|| {
             format!(
-                "under {} alone on this node: {names}; go on with `nodepki authority activate {}`, or have the signer sign with the old CA again and run `nodepki renew --name {names}` first",
+                "these certificates on this node are under {} only: {names} (continue with `nodepki authority activate {}`, or switch the signer back to the old CA and run `nodepki renew --name {names}` first)",
                 named(new),
                 self.authority,
                 names = names.join(",")
@@ -460,7 +469,8 @@ impl Evidence {
         })
     }
 
-    /// kube-controller-manager takes exactly one certificate to sign with, and stops signing at a second one.
+    /// Returns the signing flags of kube-controller-manager that name the bundle. kube-controller-manager accepts exactly
+    /// one signing certificate, and stops signing if there is a second one.
     pub fn signing_trouble(&self) -> Vec<String> {
         let named = self.signing.iter().filter(|signing| signing.is_bundle);
         named
@@ -471,19 +481,19 @@ impl Evidence {
                     manifest,
                     ..
                 } = signing;
-                // In flags, paths are those on the node.
+                // Flags contain paths of the node, not of this machine.
                 let named = Path::display(file).to_string();
                 let other = named.replace("ca.crt", "ca-signing.crt");
                 let own = file.join(&other);
                 let scratch = manifest.directory().directory().join("kcm.yaml");
                 format!(
-                    "kube-controller-manager signs with {file} (--{flag} in {manifest}) and takes no file with two certificates: at once no kubelet would get a certificate any more. Give the flag a file of its own first: openssl x509 -in {file} -out {own} && sed 's#--{flag}={named}$#--{flag}={other}#' {manifest} > {scratch} && mv {scratch} {manifest}; then set controllerManager.extraArgs {flag}={other} in the ConfigMap kubeadm-config (kubectl -n kube-system edit configmap kubeadm-config), so that kubeadm upgrade keeps it; and run this again"
+                    "kube-controller-manager signs with {file} (--{flag} in {manifest}) and rejects a file with two certificates, so that no kubelet would get a certificate any more. First create a separate file for the flag: openssl x509 -in {file} -out {own} && sed 's#--{flag}={named}$#--{flag}={other}#' {manifest} > {scratch} && mv {scratch} {manifest}; then set controllerManager.extraArgs {flag}={other} in the ConfigMap kubeadm-config (kubectl -n kube-system edit configmap kubeadm-config), so that kubeadm upgrade keeps it; and run this again"
                 )
             })
             .collect()
     }
 
-    /// Certificates that are trusted in every place of this node.
+    /// Returns the certificates that the bundle and all kubeconfigs of this node contain.
     pub fn trusted_everywhere(&self) -> Vec<&Certificate> {
         let everywhere = |certificate: &&Certificate| {
             self.kubeconfigs.iter().all(|trusting| {
@@ -516,11 +526,11 @@ impl Trusting {
             let lacking = lacking.join(" and ");
             match &self.elsewhere {
                 Some(file) => format!(
-                    "{} takes its CA from {file}, which lacks {lacking}; add it there",
+                    "{} reads its CA from {file}, which lacks {lacking} (add it there)",
                     self.file
                 ),
                 None => format!(
-                    "{} does not trust {lacking}; run nodepki authority stage {authority} again",
+                    "{} does not trust {lacking} (run nodepki authority stage {authority} again)",
                     self.file
                 ),
             }
@@ -529,7 +539,7 @@ impl Trusting {
 }
 
 impl Leaf {
-    /// The certificates among these that it leads to, each taken alone.
+    /// Returns the certificates among these under which the leaf verifies, each taken alone.
     pub fn under<'a>(
         &self,
         authorities: impl IntoIterator<Item = &'a Certificate>,
@@ -540,7 +550,7 @@ impl Leaf {
         };
         authorities
             .into_iter()
-            .filter(|authority| leads_to(chain, authority, now))
+            .filter(|authority| verifies_under(chain, authority, now))
             .collect()
     }
 
@@ -559,15 +569,15 @@ impl Leaf {
                 self.name, self.file
             ),
             None => format!(
-                "{} ({}) is not under the new CA yet; nodepki authority activate {authority} issues it",
+                "{} ({}) is not under the new CA yet (nodepki authority activate {authority} issues it)",
                 self.name, self.file
             ),
         })
     }
 }
 
-/// Whether a chain leads to one certificate, whose own time does not matter here.
-fn leads_to(chain: &Chain, authority: &Certificate, now: OffsetDateTime) -> bool {
+/// Returns whether a chain verifies under one CA certificate, ignoring the validity period of the CA certificate.
+fn verifies_under(chain: &Chain, authority: &Certificate, now: OffsetDateTime) -> bool {
     let Ok(alone) = TrustBundle::from_certificates(vec![authority.clone()]) else {
         return false;
     };

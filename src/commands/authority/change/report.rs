@@ -1,6 +1,7 @@
-//! The report of one node, and what the reports of others prove.
+//! The report of one node, and what the reports of other nodes prove.
 //!
-//! Pure. A node sees its own files only; whether its peers are as far is in their reports, or in the word of a person.
+//! Pure. A node can read its own files only. The progress of the other nodes is in their reports, or stated by the
+//! administrator.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +10,12 @@ use time::OffsetDateTime;
 
 use super::judge::{Evidence, Phase, fingerprint, named};
 use crate::kube::names::Authority;
-use crate::x509::{Certificate, rfc3339};
+use crate::x509::{Certificate, hex, rfc3339};
 
-/// What an older report says may have been taken back since.
-const FRESH: time::Duration = time::Duration::DAY;
+/// Maximum age of a report. The node may have been changed since an older one.
+const MAX_REPORT_AGE: time::Duration = time::Duration::DAY;
 
-/// What `nodepki authority status -o json` prints, and `--peer-report` reads.
+/// The output of `nodepki authority status -o json`, which `--peer-report` reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
@@ -23,46 +24,46 @@ pub struct NodeReport {
     /// The cluster's name; `None` from a worker that could not read its ClusterConfiguration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
-    /// When the node was looked at.
+    /// Time of the report.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
     /// The authorities of the node.
     pub authorities: Vec<AuthorityReport>,
 }
 
-/// One authority on one node.
+/// The state of one authority on one node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuthorityReport {
-    /// kubeadm's name.
+    /// kubeadm's name of the authority.
     pub authority: Authority,
-    /// How far a change is.
+    /// Progress of a change.
     pub phase: Phase,
-    /// `ca.crt`, in order.
+    /// Certificates in `ca.crt`, in order.
     pub bundle: Vec<TrustedCertificate>,
-    /// SHA-256 of the certificates that the bundle and every kubeconfig of the node have.
+    /// SHA-256 of the certificates that the bundle and every kubeconfig of the node contain.
     pub trusted: Vec<String>,
-    /// What the authority has signed.
+    /// Certificates that the authority has signed.
     pub leaves: Vec<LeafReport>,
-    /// Components that still run with what was there before, in words.
+    /// Components that still use former files, in sentences.
     pub restarts: Vec<String>,
-    /// When the new certificate came to be trusted.
+    /// When the new certificate was staged.
     #[serde(
         default,
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub staged: Option<OffsetDateTime>,
-    /// When it came to be the CA.
+    /// When the new certificate was activated.
     #[serde(
         default,
         with = "time::serde::rfc3339::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub activated: Option<OffsetDateTime>,
-    /// What the next step still lacks on this node; empty where it may be taken.
+    /// Unmet requirements of the next step on this node, in sentences.
     pub missing: Vec<String>,
-    /// The next step, when a change is under way.
+    /// Command of the next step, if a change is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
@@ -71,13 +72,13 @@ pub struct AuthorityReport {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrustedCertificate {
-    /// Its subject.
+    /// Subject of the certificate.
     pub subject: String,
     /// SHA-256 of the certificate.
     pub sha256: String,
-    /// SHA-256 of its public key, as pins have it.
+    /// SHA-256 of the public key, in the form of a pin.
     pub public_key_sha256: String,
-    /// The end of its validity.
+    /// End of validity.
     #[serde(with = "time::serde::rfc3339")]
     pub not_after: OffsetDateTime,
     /// `old` or `new` during a change.
@@ -85,27 +86,27 @@ pub struct TrustedCertificate {
     pub role: Option<String>,
 }
 
-/// One certificate of the authority.
+/// One certificate that the authority has signed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeafReport {
-    /// kubeadm's name, or what it is.
+    /// kubeadm's name, or a description.
     pub name: String,
-    /// SHA-256 of the certificates of the bundle that it leads to.
+    /// SHA-256 of the certificates of the bundle under which the certificate verifies.
     pub under: Vec<String>,
 }
 
 impl AuthorityReport {
-    /// A change is under way, and restarts are due before it takes effect.
+    /// Returns whether a change is in progress whose restarts are due.
     pub fn is_waiting(&self) -> bool {
         self.phase != Phase::Settled && !self.restarts.is_empty()
     }
 
-    /// What the evidence comes to.
+    /// Returns the report of this evidence.
     pub fn of(evidence: &Evidence, now: OffsetDateTime) -> Self {
         let phase = evidence.phase();
-        let change = evidence.under_way();
-        let prints = |certificates: Vec<&Certificate>| -> Vec<String> {
+        let change = evidence.in_progress();
+        let fingerprints = |certificates: Vec<&Certificate>| -> Vec<String> {
             certificates.into_iter().map(fingerprint).collect()
         };
         let next = match phase {
@@ -122,7 +123,7 @@ impl AuthorityReport {
                 .map(|one| TrustedCertificate {
                     subject: one.subject().to_string(),
                     sha256: fingerprint(one),
-                    public_key_sha256: crate::x509::hex(&one.public_key().sha256()),
+                    public_key_sha256: hex(&one.public_key().sha256()),
                     not_after: one.not_after(),
                     role: match one {
                         _ if evidence.incoming() == Some(one) => Some("new".to_owned()),
@@ -131,13 +132,13 @@ impl AuthorityReport {
                     },
                 })
                 .collect(),
-            trusted: prints(evidence.trusted_everywhere()),
+            trusted: fingerprints(evidence.trusted_everywhere()),
             leaves: evidence
                 .leaves
                 .iter()
                 .map(|leaf| LeafReport {
                     name: leaf.name.clone(),
-                    under: prints(leaf.under(&evidence.bundle, now)),
+                    under: fingerprints(leaf.under(&evidence.bundle, now)),
                 })
                 .collect(),
             restarts: [evidence.restarts.clone(), evidence.rollbacks()].concat(),
@@ -153,19 +154,19 @@ impl AuthorityReport {
     }
 }
 
-/// What the peers must have before a step is taken here.
+/// Requirement of a step on every other node.
 #[derive(Clone, Copy, Debug)]
 pub enum Need<'a> {
-    /// They trust the new CA.
+    /// The node trusts the new CA.
     Trusts(&'a Certificate),
-    /// Everything of theirs is under the new CA.
+    /// All certificates of the node are under the new CA.
     Uses(&'a Certificate),
-    /// Nothing of theirs needs the new CA.
+    /// No certificate of the node needs the new CA.
     DoesWithout(&'a Certificate),
 }
 
 impl Need<'_> {
-    /// The option by which a person says it of all nodes.
+    /// Returns the option with which the administrator states the requirement for all nodes.
     pub const fn statement(self) -> &'static str {
         match self {
             Need::Trusts(_) => "--all-nodes-staged",
@@ -174,33 +175,33 @@ impl Need<'_> {
         }
     }
 
-    /// What a report of `authority` lacks.
-    fn lacks(self, report: &AuthorityReport) -> Option<String> {
-        let waiting = || {
+    /// Returns why the node of a report does not meet the requirement.
+    fn unmet(self, report: &AuthorityReport) -> Option<String> {
+        let restarts_due = || {
             (!report.restarts.is_empty())
                 .then(|| format!("restarts are due there: {}", report.restarts.join("; ")))
         };
-        let without = |lacks: &dyn Fn(&[String]) -> bool| -> Vec<&str> {
-            let leaves = report.leaves.iter().filter(|leaf| lacks(&leaf.under));
+        let leaves = |is_meant: &dyn Fn(&[String]) -> bool| -> Vec<&str> {
+            let leaves = report.leaves.iter().filter(|leaf| is_meant(&leaf.under));
             leaves.map(|leaf| leaf.name.as_str()).collect()
         };
         match self {
             Need::Trusts(new) => match report.trusted.contains(&fingerprint(new)) {
-                true => waiting(),
-                false => Some(format!("it does not trust {} everywhere", named(new))),
+                true => restarts_due(),
+                false => Some(format!("not all files there trust {}", named(new))),
             },
             Need::Uses(new) => {
-                let print = fingerprint(new);
-                let left = without(&|under| !under.contains(&print));
+                let sha256 = fingerprint(new);
+                let left = leaves(&|under| !under.contains(&sha256));
                 match left.as_slice() {
-                    [] => waiting(),
+                    [] => restarts_due(),
                     left => Some(format!("{} not under {}", are(left), named(new))),
                 }
             }
             Need::DoesWithout(new) => {
-                let print = fingerprint(new);
-                let only = without(&|under| under.iter().all(|one| *one == print));
-                (!only.is_empty()).then(|| format!("{} under {} alone", are(&only), named(new)))
+                let sha256 = fingerprint(new);
+                let only = leaves(&|under| under.iter().all(|one| *one == sha256));
+                (!only.is_empty()).then(|| format!("{} under {} only", are(&only), named(new)))
             }
         }
     }
@@ -211,29 +212,29 @@ fn are(names: &[&str]) -> String {
     format!("{} {verb}", names.join(", "))
 }
 
-/// What is known of the other nodes.
+/// What is known about the other nodes.
 #[derive(Debug, Default)]
 pub struct Peers {
-    /// Their reports, each with the file that it came in.
+    /// Reports of other nodes, each with the name of its file.
     pub reports: Vec<(String, NodeReport)>,
-    /// A person says that it is so on all nodes.
+    /// The administrator states that all nodes meet the requirement.
     pub stated: bool,
 }
 
-/// The nodes of the cluster that an authority matters to.
+/// The nodes of the cluster that use an authority.
 #[derive(Debug)]
 pub enum Nodes {
-    /// As the API lists them.
+    /// Nodes as listed by the API.
     Listed(BTreeSet<String>),
-    /// The API does not tell, and why.
+    /// The nodes could not be listed, for this reason.
     Unknown(String),
 }
 
 impl Peers {
-    /// Whether all peers of the node `own` are as far.
+    /// Proves that all other nodes meet a requirement. `own` and `cluster` are the names of this node and its cluster.
     ///
     /// # Errors
-    /// Everything that speaks against it or is unknown; the last sentence says what to do.
+    /// All unmet and unknown requirements, in sentences; the last one tells what to do.
     pub fn prove(
         &self,
         (own, cluster): (&str, &str),
@@ -246,50 +247,24 @@ impl Peers {
         let mut refused = Vec::new();
         let mut reported = BTreeSet::from([own]);
         for (file, report) in &self.reports {
-            match &report.cluster {
-                Some(other) if other != cluster => {
-                    refused.push(format!(
-                        "{file} is the report of a node of the cluster {other:?}, this node is of {cluster:?}"
-                    ));
-                    continue;
-                }
-                Some(_) => {}
-                None => {
-                    refused.push(format!(
-                        "{file} does not name the cluster of {}: that worker could not read the ConfigMap kube-system/kubeadm-config; run `nodepki renew` there while the cluster answers, then write the report again with nodepki authority status {authority} -o json",
-                        report.node
-                    ));
-                    continue;
-                }
+            if let Err(why) = require_cluster(file, report, cluster, authority) {
+                refused.push(why);
+                continue;
             }
             reported.insert(&report.node);
             if report.node == own {
                 continue;
             }
-            if now - report.at > FRESH {
-                refused.push(format!(
-                    "{file} says how {} was at {}, which may have changed: have it written anew by nodepki authority status {authority} -o json on that node",
-                    report.node,
-                    rfc3339(report.at)
-                ));
-                continue;
-            }
-            let rows = &report.authorities;
-            let row = rows.iter().find(|row| row.authority == authority);
-            match row.map(|row| need.lacks(row)) {
-                None => refused.push(format!(
-                    "{file} says nothing of {authority} on {}",
-                    report.node
-                )),
-                Some(Some(why)) => refused.push(format!(
-                    "{} is not as far ({file}): {why}; run nodepki authority there first",
-                    report.node
-                )),
-                Some(None) => proven.push(format!("{} is as far, by {file}", report.node)),
+            match judge_report(file, report, authority, need, now) {
+                Ok(proof) => proven.push(proof),
+                Err(why) => refused.push(why),
             }
         }
         if self.stated {
-            proven.push(format!("all nodes are as far, says {}", need.statement()));
+            proven.push(format!(
+                "all nodes meet the requirement of this step, according to {}",
+                need.statement()
+            ));
         } else {
             refused.extend(unreported(nodes, &reported, authority, need));
         }
@@ -300,6 +275,53 @@ impl Peers {
     }
 }
 
+fn require_cluster(
+    file: &str,
+    report: &NodeReport,
+    cluster: &str,
+    authority: Authority,
+) -> Result<(), String> {
+    match &report.cluster {
+        Some(other) if other != cluster => Err(format!(
+            "{file} is the report of a node of cluster {other:?}, but this node belongs to {cluster:?}"
+        )),
+        Some(_) => Ok(()),
+        None => Err(format!(
+            "{file} does not name the cluster of {}: that worker could not read the ConfigMap kube-system/kubeadm-config (run `nodepki renew` there while the cluster is reachable, then write the report again with nodepki authority status {authority} -o json)",
+            report.node
+        )),
+    }
+}
+
+/// Returns the proof that the node of a report meets a requirement, or why it does not.
+fn judge_report(
+    file: &str,
+    report: &NodeReport,
+    authority: Authority,
+    need: Need<'_>,
+    now: OffsetDateTime,
+) -> Result<String, String> {
+    let node = &report.node;
+    if now - report.at > MAX_REPORT_AGE {
+        return Err(format!(
+            "{file} is too old: {node} may have changed since {} (write the report again with nodepki authority status {authority} -o json on that node)",
+            rfc3339(report.at)
+        ));
+    }
+    let mut rows = report.authorities.iter();
+    let Some(row) = rows.find(|row| row.authority == authority) else {
+        return Err(format!("{file} does not report {authority} on {node}"));
+    };
+    match need.unmet(row) {
+        Some(why) => Err(format!(
+            "{node} does not meet the requirement of this step, according to {file}: {why} (run nodepki authority there first)"
+        )),
+        None => Ok(format!(
+            "{node} meets the requirement of this step, according to {file}"
+        )),
+    }
+}
+
 fn unreported(
     nodes: &Nodes,
     reported: &BTreeSet<&str>,
@@ -307,7 +329,7 @@ fn unreported(
     need: Need<'_>,
 ) -> Option<String> {
     let how = format!(
-        "run `nodepki authority status {authority} -o json > NODE.json` there and give each file with --peer-report, or say {} if you know it",
+        "run `nodepki authority status {authority} -o json > NODE.json` there and name each file with --peer-report, or add {} if you are certain",
         need.statement()
     );
     match nodes {
@@ -319,13 +341,13 @@ fn unreported(
                 .collect();
             (!left.is_empty()).then(|| {
                 format!(
-                    "nothing is known of {}: of the other nodes this one sees nothing; {how}",
+                    "the progress of {} is unknown, since a node can read its own files only ({how})",
                     left.join(", ")
                 )
             })
         }
         Nodes::Unknown(why) => Some(format!(
-            "which other nodes there are is not known ({why}), and of them this one sees nothing; name a kubeconfig that works with --kubeconfig and {how}"
+            "the other nodes are unknown: {why} (name a working kubeconfig with --kubeconfig, and {how})"
         )),
     }
 }

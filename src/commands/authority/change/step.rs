@@ -1,18 +1,19 @@
-//! One step at work: the look at the node, what has to be proven, and the one commit in which everything changes.
+//! The execution of one step: examines the node, proves the requirements, and changes everything in one commit.
 //!
-//! Decides nothing about phases, that is [`judge`](super::judge)'s; writes through `store` only.
+//! [`judge`](super::judge) decides about phases. Files are written through `store` only.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
-use super::cluster::{self, Seen};
+use super::cluster::{self, ClusterView};
 use super::evidence;
 use super::judge::{Evidence, Target, named};
 use super::report::{AuthorityReport, Need};
-use super::{Outcome, Wish, all_refused, refused};
+use super::{StepOrder, StepOutcome, all_refused, refused};
 use crate::agent::load;
 use crate::agent::{self, Clock, ExitCode, Failure, Progress, Setup, Survey};
 use crate::kube::components::{Change, Component};
@@ -25,62 +26,64 @@ use crate::store::{
 };
 use crate::x509::{Certificate, Chain, RevocationList, Revocations, TrustBundle};
 
-/// One step at work.
+/// A step in execution.
 pub(super) struct Step<'a> {
     root: &'a Root,
     setup: &'a Setup,
-    wish: &'a Wish,
+    order: &'a StepOrder,
     name: &'static str,
     spec: &'a BundleSpec,
     survey: Survey,
     pub(super) evidence: Evidence,
-    pub(super) applied: bool,
+    /// See [`StepOutcome::is_due`].
+    is_due: bool,
+    applied: bool,
     done: Vec<String>,
     proofs: Vec<String>,
     written: Vec<PathBuf>,
     removed: Vec<PathBuf>,
-    pub(super) issued: Option<agent::Report>,
+    issued: Option<agent::Report>,
     pub(super) notes: Vec<String>,
 }
 
-/// A kubeconfig with other CA certificates.
-struct Rewritten {
-    /// The CA certificates that it has now, in PEM.
+/// A kubeconfig with changed CA certificates.
+struct RewrittenKubeconfig {
+    /// CA certificates before the change, in PEM.
     former: Previous,
-    /// Its new text.
+    /// Text after the change.
     text: Zeroizing<Vec<u8>>,
 }
 
 impl<'a> Step<'a> {
-    /// Looks; what an earlier run left unfinished is finished first.
+    /// Examines the node. An interrupted run is completed first.
     pub(super) fn begin(
         root: &'a Root,
         setup: &'a Setup,
-        wish: &'a Wish,
+        order: &'a StepOrder,
         name: &'static str,
         clock: Clock,
     ) -> Result<Self, Failure> {
         let mut notes = Vec::new();
         if root.has_unfinished()? {
-            match wish.dry_run {
+            match order.dry_run {
                 true => notes.push(
-                    "an earlier run was interrupted; the next one that may write finishes it first"
+                    "an earlier run was interrupted; the next run that writes completes it first"
                         .to_owned(),
                 ),
                 false => notes = agent::open_store(root, setup, "authority", clock)?.1,
             }
         }
-        let state = setup.state(root);
-        let survey = setup.survey_of(&state, clock())?;
-        let evidence = evidence::read(&state, setup, &survey, wish.authority)?;
+        let survey = setup.survey(root, clock())?;
+        let evidence = evidence::read(root, setup, &survey, order.authority)?;
         Ok(Step {
             root,
             setup,
-            wish,
+            order,
             name,
-            spec: evidence::spec(setup, wish.authority)?,
+            spec: evidence::spec(setup, order.authority)?,
             survey,
             evidence,
+            is_due: false,
             applied: false,
             done: Vec::new(),
             proofs: Vec::new(),
@@ -91,36 +94,44 @@ impl<'a> Step<'a> {
         })
     }
 
-    pub(super) fn done(&mut self, words: String) {
-        self.done.push(words);
+    /// Records what was or would be done.
+    fn done(&mut self, message: String) {
+        self.is_due = true;
+        self.done.push(message);
     }
 
-    pub(super) fn proven(&mut self, words: String) {
-        self.proofs.push(words);
+    /// Records why nothing is due.
+    pub(super) fn nothing_to_do(&mut self, why: impl fmt::Display) {
+        self.done.push(format!("nothing to do: {why}"));
     }
 
-    /// Whether every other node is as far.
-    pub(super) async fn peers(
+    /// Records a proof of a requirement.
+    pub(super) fn proven(&mut self, message: String) {
+        self.proofs.push(message);
+    }
+
+    /// Verifies that every other node meets the requirement.
+    pub(super) async fn require_peers(
         &mut self,
         need: Need<'_>,
         now: OffsetDateTime,
     ) -> Result<(), Failure> {
-        let Wish {
+        let StepOrder {
             authority, peers, ..
-        } = self.wish;
-        let seen = match &self.wish.kubeconfig {
+        } = self.order;
+        let view = match &self.order.kubeconfig {
             Some(kubeconfig) => {
                 let api = load::cluster(self.root, kubeconfig)?;
                 let new = matches!(need, Need::Trusts(_)).then(|| self.evidence.incoming());
-                cluster::look(&api, *authority, new.flatten()).await
+                cluster::view(&api, *authority, new.flatten()).await
             }
-            None => Seen::nothing("no kubeconfig was given"),
+            None => ClusterView::unknown("no kubeconfig was given"),
         };
-        self.notes.extend(seen.notes);
+        self.notes.extend(view.notes);
         let identity = &self.setup.identity;
-        let nodes = &seen.nodes;
+        let nodes = &view.nodes;
         let own = (identity.node.as_str(), identity.cluster.as_str());
-        let mut missing = seen.lacking;
+        let mut missing = view.lacking;
         match peers.prove(own, *authority, need, nodes, now) {
             Ok(proven) => self.proofs.extend(proven),
             Err(why) => missing.extend(why),
@@ -131,19 +142,16 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The signer signs with the new CA: one certificate, verified and thrown away.
+    /// Proves that the signer signs with the new CA: has one certificate signed, verifies it and discards it.
     pub(super) async fn rehearse(
         &mut self,
         new: &Certificate,
         clock: Clock,
         progress: &dyn Progress,
     ) -> Result<(), Failure> {
-        let authority = self.wish.authority;
-        let certs = self.survey.certs.iter();
-        let Some(cert) = certs
-            .into_iter()
-            .find(|cert| cert.spec.authority == authority)
-        else {
+        let authority = self.order.authority;
+        let mut certs = self.survey.certs.iter();
+        let Some(cert) = certs.find(|cert| cert.spec.authority == authority) else {
             return Ok(());
         };
         let trust = TrustBundle::from_certificates(vec![new.clone()])
@@ -159,8 +167,8 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// What is still under the old CA and is ours to issue.
-    pub(super) fn left(&self, new: &Certificate, now: OffsetDateTime) -> BTreeSet<CertName> {
+    /// Returns the certificates that nodepki issues and that are not under the new CA yet.
+    fn left(&self, new: &Certificate, now: OffsetDateTime) -> BTreeSet<CertName> {
         let left = self
             .evidence
             .leaves
@@ -169,38 +177,75 @@ impl<'a> Step<'a> {
         left.filter_map(|leaf| leaf.name.parse().ok()).collect()
     }
 
-    /// Puts a target in place, in one commit. `trust_changes`: what is trusted changes, and not only the order.
-    pub(super) fn take(
+    /// Has the certificates that are not under the new CA reissued, and ends the step.
+    pub(super) async fn reissue(
+        mut self,
+        new: &Certificate,
+        clock: Clock,
+        progress: &dyn Progress,
+    ) -> Result<StepOutcome, Failure> {
+        let left = self.left(new, clock());
+        if left.is_empty() {
+            return self.end(clock());
+        }
+        let names: Vec<&str> = left.iter().map(|name| name.as_str()).collect();
+        if self.order.dry_run {
+            self.done(format!("issued by the new CA: {}", names.join(", ")));
+            return self.end(clock());
+        }
+        let scope = agent::Scope::Anew(left.clone());
+        let renewed = agent::renew(self.root, self.setup, &scope, clock, progress).await?;
+        let rows = &renewed.report.rows;
+        let is_issued = |name: &&str| rows.iter().any(|row| row.name == **name && row.is_new());
+        let (issued, failed): (Vec<&str>, Vec<&str>) = names.into_iter().partition(is_issued);
+        if !issued.is_empty() {
+            self.done(format!("issued by the new CA: {}", issued.join(", ")));
+            self.applied = true;
+        }
+        if !failed.is_empty() {
+            self.done(format!(
+                "not issued by the new CA yet: {} (run the same command again once the cause below is removed)",
+                failed.join(", ")
+            ));
+        }
+        self.issued = Some(renewed.report);
+        let mut outcome = self.end(clock())?;
+        outcome.is_incomplete = !failed.is_empty();
+        Ok(outcome)
+    }
+
+    /// Puts a target in place, in one commit. `trust_changes` is false if only the order of the certificates changes.
+    pub(super) fn put_in_place(
         &mut self,
         target: &Target,
         trust_changes: bool,
         clock: Clock,
     ) -> Result<(), Failure> {
         let now = clock();
-        let (_, words) = self.commit(target, trust_changes, now)?;
-        if words.is_empty() && target.change == self.evidence.change {
-            return self.ask_again(clock);
+        let (_, actions) = self.commit(target, trust_changes, now)?;
+        if actions.is_empty() && target.change == self.evidence.change {
+            return self.repeat_restarts(clock);
         }
-        self.done.extend(words);
-        if self.wish.dry_run {
+        self.is_due |= !actions.is_empty();
+        self.done.extend(actions);
+        if self.order.dry_run {
             return Ok(());
         }
         let (mut store, notes) = agent::open_store(self.root, self.setup, "authority", clock)?;
         self.notes.extend(notes);
-        // Nobody may have come between the look and the lock.
-        let state = self.setup.state(self.root);
-        self.survey = self.setup.survey_of(&state, now)?;
-        let there = evidence::read(&state, self.setup, &self.survey, self.wish.authority)?;
-        if there.bundle != self.evidence.bundle || there.change != self.evidence.change {
+        // Another process may have changed the files before the lock was taken.
+        self.survey = self.setup.survey(self.root, now)?;
+        let found = evidence::read(self.root, self.setup, &self.survey, self.order.authority)?;
+        if found.bundle != self.evidence.bundle || found.change != self.evidence.change {
             return Err(Failure::new(
                 ExitCode::Pending,
                 format!(
-                    "{} was changed by somebody else in this moment; run the same command again",
+                    "{} was just changed by another process; run the same command again",
                     self.evidence.file
                 ),
             ));
         }
-        // Of the kubeconfigs as they are now: the daemon may have renewed one.
+        // With the kubeconfigs as they are now, since the daemon may have renewed one.
         let (commit, _) = self.commit(target, trust_changes, now)?;
         let committed = store.commit(commit)?;
         failpoint::reached("authority:committed");
@@ -211,12 +256,12 @@ impl<'a> Step<'a> {
             .extend(committed.notes.iter().map(ToString::to_string));
         drop(store);
         self.reread(now)?;
-        self.ask_again(clock)
+        self.repeat_restarts(clock)
     }
 
     /// Requests another restart of the components that were rolled back in a step of this authority. Only a repeated step
-    /// does so.
-    pub(super) fn ask_again(&mut self, clock: Clock) -> Result<(), Failure> {
+    /// requests it.
+    pub(super) fn repeat_restarts(&mut self, clock: Clock) -> Result<(), Failure> {
         let now = clock();
         let components = self.evidence.rolled_back.iter();
         let components: Vec<Component> = components.map(|one| one.component).collect();
@@ -225,10 +270,10 @@ impl<'a> Step<'a> {
         }
         let names: Vec<&str> = components.iter().map(|one| one.as_str()).collect();
         self.done(format!(
-            "restarted again, with the files in place: {}",
+            "restarted again with the files in place: {}",
             names.join(", ")
         ));
-        if self.wish.dry_run {
+        if self.order.dry_run {
             return Ok(());
         }
         let mut commit = Commit::new();
@@ -236,7 +281,7 @@ impl<'a> Step<'a> {
             commit.restart(Restart {
                 component,
                 since: now,
-                causes: vec![Change::Bundle(self.wish.authority)],
+                causes: vec![Change::Bundle(self.order.authority)],
                 previous: Vec::new(),
                 state: RestartState::Due,
             });
@@ -250,12 +295,12 @@ impl<'a> Step<'a> {
     }
 
     fn reread(&mut self, now: OffsetDateTime) -> Result<(), Failure> {
-        let state = self.setup.state(self.root);
-        self.survey = self.setup.survey_of(&state, now)?;
-        self.evidence = evidence::read(&state, self.setup, &self.survey, self.wish.authority)?;
+        self.survey = self.setup.survey(self.root, now)?;
+        self.evidence = evidence::read(self.root, self.setup, &self.survey, self.order.authority)?;
         Ok(())
     }
 
+    /// Returns the commit that puts a target in place, with a sentence for each change.
     fn commit(
         &self,
         target: &Target,
@@ -263,9 +308,10 @@ impl<'a> Step<'a> {
         now: OffsetDateTime,
     ) -> Result<(Commit, Vec<String>), Failure> {
         let mut commit = Commit::new();
-        let mut words = Vec::new();
+        let authority = self.order.authority;
+        let mut actions = Vec::new();
         let mut former = FormerTrust {
-            authority: self.wish.authority,
+            authority,
             change: self.evidence.change.clone(),
             files: Vec::new(),
             kubeconfigs: Vec::new(),
@@ -275,20 +321,16 @@ impl<'a> Step<'a> {
             let pem: String = target.bundle.iter().map(Certificate::to_pem).collect();
             commit.file(self.spec.path.clone(), pem.into_bytes(), Mode::Public);
             if trust_changes {
-                commit.change(
-                    Change::Bundle(self.wish.authority),
-                    self.spec.path.clone(),
-                    now,
-                );
+                commit.change(Change::Bundle(authority), self.spec.path.clone(), now);
             }
             let names: Vec<String> = target.bundle.iter().map(named).collect();
-            words.push(format!(
-                "{} holds {}",
+            actions.push(format!(
+                "{} contains {}",
                 self.evidence.file,
                 names.join(", then ")
             ));
         }
-        if self.wish.authority == Authority::Ca {
+        if authority == Authority::Ca {
             for (name, path) in evidence::kubeconfigs() {
                 let Some(rewritten) = self.kubeconfig(&path, target)? else {
                     continue;
@@ -298,14 +340,14 @@ impl<'a> Step<'a> {
                 if trust_changes {
                     commit.change(Change::Certificate(name), path.clone(), now);
                 }
-                words.push(format!(
-                    "{} trusts the same",
+                actions.push(format!(
+                    "{} trusts the same certificates",
                     self.root.on_this_machine(&path).display()
                 ));
             }
         }
         if !target.dropped.is_empty() {
-            let dropped = self.drop_lists(target, &mut commit)?;
+            let dropped = self.drop_revocation_lists(target, &mut commit)?;
             if !dropped.is_empty() {
                 let path = &self.spec.crl_path;
                 former.files.extend(self.former_file(path)?);
@@ -313,13 +355,13 @@ impl<'a> Step<'a> {
                     .files
                     .extend(self.former_file(&path.with_extension("der"))?);
             }
-            words.extend(dropped);
+            actions.extend(dropped);
         }
         if trust_changes {
             commit.trust_step(former);
         }
-        self.remember(target.change.clone(), &mut commit)?;
-        Ok((commit, words))
+        self.record(target.change.clone(), &mut commit)?;
+        Ok((commit, actions))
     }
 
     fn former_file(&self, path: &Path) -> Result<Option<Previous>, Failure> {
@@ -330,14 +372,18 @@ impl<'a> Step<'a> {
         }))
     }
 
-    /// A kubeconfig for a target; `None` if it trusts the same already.
-    fn kubeconfig(&self, path: &Path, target: &Target) -> Result<Option<Rewritten>, Failure> {
+    /// Returns a kubeconfig with the CA certificates of a target; `None` if it has them already.
+    fn kubeconfig(
+        &self,
+        path: &Path,
+        target: &Target,
+    ) -> Result<Option<RewrittenKubeconfig>, Failure> {
         let Some(content) = self.root.read(path)? else {
             return Ok(None);
         };
         let unusable = |why: String| {
             refused(format!(
-                "{}: {why}; mend it, or move it away and have nodepki bootstrap write it anew, and run again",
+                "{}: {why} (correct the file, or move it away and run nodepki bootstrap, which writes a new one; then run again)",
                 self.root.on_this_machine(path).display()
             ))
         };
@@ -363,7 +409,7 @@ impl<'a> Step<'a> {
             .set_authority(&pem)
             .map_err(|error| unusable(error.to_string()))?;
         let text = document.to_yaml();
-        Ok(Some(Rewritten {
+        Ok(Some(RewrittenKubeconfig {
             former: Previous {
                 path: path.to_owned(),
                 contents: Zeroizing::new(data.clone()),
@@ -372,8 +418,12 @@ impl<'a> Step<'a> {
         }))
     }
 
-    /// Revocation lists of a CA that is trusted no more, of which etcd would make nothing.
-    fn drop_lists(&self, target: &Target, commit: &mut Commit) -> Result<Vec<String>, Failure> {
+    /// Removes the revocation lists of a CA that is no longer trusted; etcd cannot use them.
+    fn drop_revocation_lists(
+        &self,
+        target: &Target,
+        commit: &mut Commit,
+    ) -> Result<Vec<String>, Failure> {
         let path = &self.spec.crl_path;
         let der = path.with_extension("der");
         let Some(content) = self.root.read(path)? else {
@@ -384,7 +434,7 @@ impl<'a> Step<'a> {
             TrustBundle::from_certificates(target.bundle.clone()),
         ) else {
             return Ok(vec![format!(
-                "{path} is unreadable and stays; nodepki crl fetches it anew"
+                "{path} is unreadable and is kept (nodepki crl fetches a new one)"
             )]);
         };
         let chains: Vec<&Chain> = self
@@ -393,16 +443,16 @@ impl<'a> Step<'a> {
             .iter()
             .filter_map(|leaf| leaf.chain.as_ref().ok())
             .collect();
-        let of_ours = |list: &RevocationList| {
+        let is_trusted = |list: &RevocationList| {
             Revocations::verified(vec![list.clone()], &trust, &chains).is_ok()
         };
-        let (kept, gone): (Vec<_>, Vec<_>) = lists.into_iter().partition(of_ours);
-        if gone.is_empty() {
+        let (kept, dropped): (Vec<_>, Vec<_>) = lists.into_iter().partition(is_trusted);
+        if dropped.is_empty() {
             return Ok(Vec::new());
         }
         if kept.is_empty() {
-            self.unread(path)?;
-            self.unread(&der)?;
+            self.require_unused_by_etcd(path)?;
+            self.require_unused_by_etcd(&der)?;
             commit.remove(path.clone(), &content.bytes);
             if let Some(content) = self.root.read(&der)? {
                 commit.remove(der, &content.bytes);
@@ -412,54 +462,52 @@ impl<'a> Step<'a> {
             commit.file(der, lists.first_der().to_vec(), Mode::Public);
         }
         Ok(vec![format!(
-            "{path} loses the revocation lists of the old CA"
+            "the revocation lists of the old CA are removed from {path}"
         )])
     }
 
-    /// etcd does not start without a list that its flags name.
-    fn unread(&self, list: &Path) -> Result<(), Failure> {
-        const ETCD: &str = "/etc/kubernetes/manifests/etcd.yaml";
-        let Some(manifest) = self.root.read(ETCD)? else {
+    /// Verifies that etcd's manifest does not name a revocation list, since etcd does not start without the file.
+    fn require_unused_by_etcd(&self, list: &Path) -> Result<(), Failure> {
+        const ETCD_MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
+        let Some(manifest) = self.root.read(ETCD_MANIFEST)? else {
             return Ok(());
         };
         let text = String::from_utf8_lossy(&manifest.bytes);
         match text.contains(&*list.to_string_lossy()) {
             false => Ok(()),
             true => Err(refused(format!(
-                "{} names {}, in which only the old CA's revocation lists are, and etcd does not start without the file; have the new CA's list put there with `nodepki crl`, or take the flag out of the manifest, and run again",
-                self.root.node_path(ETCD),
+                "{} names {}, which contains only revocation lists of the old CA, and etcd does not start without the file (install the new CA's list with `nodepki crl`, or remove the flag from the manifest, and run again)",
+                self.root.node_path(ETCD_MANIFEST),
                 self.root.node_path(list)
             ))),
         }
     }
 
-    fn remember(
-        &self,
-        change: Option<AuthorityChange>,
-        commit: &mut Commit,
-    ) -> Result<(), Failure> {
+    /// Adds the record of the change to a commit.
+    fn record(&self, change: Option<AuthorityChange>, commit: &mut Commit) -> Result<(), Failure> {
         let mut changes = self.root.authority_changes()?;
-        let known = changes.get(&self.wish.authority).cloned();
-        if known == change {
+        let authority = self.order.authority;
+        if changes.get(&authority) == change.as_ref() {
             return Ok(());
         }
         match change {
-            Some(change) => changes.insert(self.wish.authority, change),
-            None => changes.remove(&self.wish.authority),
+            Some(change) => changes.insert(authority, change),
+            None => changes.remove(&authority),
         };
         commit.authority_changes(changes);
         Ok(())
     }
 
-    pub(super) fn end(mut self, now: OffsetDateTime) -> Result<Outcome, Failure> {
+    pub(super) fn end(mut self, now: OffsetDateTime) -> Result<StepOutcome, Failure> {
         if self.issued.is_some() {
             self.reread(now)?;
         }
         if self.done.is_empty() {
-            self.done("nothing to do: it is so already".to_owned());
+            self.nothing_to_do("the step is already complete");
         }
-        Ok(Outcome {
+        Ok(StepOutcome {
             step: self.name,
+            is_due: self.is_due,
             applied: self.applied,
             done: self.done,
             proven: self.proofs,

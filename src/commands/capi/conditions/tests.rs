@@ -3,7 +3,7 @@ use std::time::Duration;
 use zeroize::Zeroizing;
 
 use super::*;
-use crate::commands::capi::cluster_api::secrets::{Material, Secret};
+use crate::commands::capi::secrets::{Material, Secret};
 use crate::kube::kubeconfig::Credentials;
 use crate::x509::{CertificateAuthority, ExtendedUsage, KeyAlgorithm, Profile, Sans, Subject};
 
@@ -26,7 +26,7 @@ fn client(authority: &CertificateAuthority, usage: ExtendedUsage) -> (Chain, Pri
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let profile = Profile {
         subject: Subject {
-            common_name: "somebody".to_owned(),
+            common_name: "test-client".to_owned(),
             organizations: Vec::new(),
         },
         sans: Sans::default(),
@@ -53,15 +53,15 @@ fn kubeconfig(
     document.to_yaml().as_bytes().to_vec().into()
 }
 
-/// The Secrets of a cluster on which all is well, and its authorities.
-struct World {
+/// The valid Secrets of a cluster, and its authorities.
+struct Cluster {
     ca: CertificateAuthority,
     etcd: CertificateAuthority,
     secrets: Vec<Secret>,
     format: Format,
 }
 
-impl World {
+impl Cluster {
     fn new(format: Format) -> Self {
         let [ca, etcd, proxy] = ["kubernetes", "etcd-ca", "front-proxy-ca"].map(authority);
         let admin = client(&ca, ExtendedUsage::ClientAuth);
@@ -72,13 +72,13 @@ impl World {
         ];
         let material = Material {
             authorities: bundles
-                .map(|(name, made)| (name, made.bundle().clone()))
+                .map(|(name, authority)| (name, authority.bundle().clone()))
                 .into(),
             etcd_client: Some(client(&etcd, ExtendedUsage::ClientAuth)),
             kubeconfig: kubeconfig("https://api.example.com:6443", ca.bundle(), &admin),
             admin,
         };
-        World {
+        Cluster {
             secrets: material.secrets(&target(), format, false),
             ca,
             etcd,
@@ -121,8 +121,9 @@ impl World {
     }
 }
 
-fn said(findings: &Findings) -> [(&str, &str, &str); 2] {
-    let said = |at: usize| {
+/// Returns status, reason and message of both conditions.
+fn conditions(findings: &Findings) -> [(&str, &str, &str); 2] {
+    let condition = |at: usize| {
         let condition = &findings.conditions[at];
         (
             condition.status,
@@ -130,7 +131,7 @@ fn said(findings: &Findings) -> [(&str, &str, &str); 2] {
             condition.message.as_str(),
         )
     };
-    [said(0), said(1)]
+    [condition(0), condition(1)]
 }
 
 const READY: (&str, &str, &str) = ("True", "Ready", "");
@@ -149,11 +150,11 @@ fn faults<'a>(findings: &'a Findings, secret: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn what_is_made_is_ready_in_every_format() {
+fn reports_issued_secrets_ready_in_every_format() {
     for format in [Format::Current, Format::Proposal, Format::Both] {
-        let findings = World::new(format).judged();
-        assert_eq!(said(&findings), [READY, READY], "{findings:?}");
-        assert!(!findings.has_invalid() && !findings.has_missing());
+        let findings = Cluster::new(format).judged();
+        assert_eq!(conditions(&findings), [READY, READY], "{findings:?}");
+        assert!(!findings.any(SecretState::Invalid) && !findings.any(SecretState::Missing));
         assert!(
             findings
                 .evidence
@@ -161,12 +162,12 @@ fn what_is_made_is_ready_in_every_format() {
                 .all(|evidence| evidence.notes.is_empty())
         );
     }
-    // The formats do not read each other's.
-    let mut world = World::new(Format::Current);
-    world.format = Format::Proposal;
-    let findings = world.judged();
+    // A format does not accept the entries of another one.
+    let mut cluster = Cluster::new(Format::Current);
+    cluster.format = Format::Proposal;
+    let findings = cluster.judged();
     assert_eq!(
-        said(&findings)[0],
+        conditions(&findings)[0],
         (
             "False",
             "InvalidCertificate",
@@ -175,7 +176,7 @@ fn what_is_made_is_ready_in_every_format() {
     );
     assert_eq!(faults(&findings, "prod-ca"), ["it has no ca.crt"]);
     assert_eq!(
-        said(&findings)[1],
+        conditions(&findings)[1],
         (
             "False",
             "MissingSecret",
@@ -185,8 +186,8 @@ fn what_is_made_is_ready_in_every_format() {
 }
 
 #[test]
-fn the_types_are_the_proposals() {
-    let kinds = World::new(Format::Current)
+fn names_conditions_as_proposal_does() {
+    let kinds = Cluster::new(Format::Current)
         .judged()
         .conditions
         .map(|condition| condition.kind);
@@ -197,31 +198,31 @@ fn the_types_are_the_proposals() {
 }
 
 #[test]
-fn a_missing_secret_goes_before_an_invalid_one() {
-    let mut world = World::new(Format::Current);
-    world
+fn reports_missing_secret_before_invalid_one() {
+    let mut cluster = Cluster::new(Format::Current);
+    cluster
         .without(Purpose::Etcd)
         .without(Purpose::Proxy)
         .put(Purpose::Ca, "tls.crt", "x");
-    let findings = world.judged();
+    let findings = cluster.judged();
     assert_eq!(
-        said(&findings)[0],
+        conditions(&findings)[0],
         (
             "False",
             "MissingSecret",
             "The following required CA Secrets are missing: prod-etcd, prod-proxy."
         )
     );
-    // What has no authority to be judged by is judged by itself.
-    assert_eq!(said(&findings)[1], READY);
-    let note = "whether its authority signed it is not known: see prod-etcd";
+    // Without its authority, a client's Secret is judged without its issuer.
+    assert_eq!(conditions(&findings)[1], READY);
+    let note = "its issuer was not verified, since prod-etcd is missing or invalid";
     assert!(
         findings
             .evidence
             .iter()
             .any(|evidence| evidence.notes.contains(&note.to_owned()))
     );
-    assert!(findings.has_missing() && findings.has_invalid());
+    assert!(findings.any(SecretState::Missing) && findings.any(SecretState::Invalid));
     assert_eq!(
         faults(&findings, "prod-ca"),
         ["tls.crt is unreadable: it does not contain a certificate"]
@@ -229,156 +230,159 @@ fn a_missing_secret_goes_before_an_invalid_one() {
 }
 
 #[test]
-fn an_authority_must_be_one() {
-    let invalid = |world: &World, fault: &str| {
-        let findings = world.judged();
+fn rejects_authority_with_unusable_certificate_or_key() {
+    let invalid = |cluster: &Cluster, fault: &str| {
+        let findings = cluster.judged();
         assert_eq!(
-            said(&findings)[0].2,
+            conditions(&findings)[0].2,
             "The following CA certificates are invalid or could not be parsed: prod-proxy."
         );
         let found = faults(&findings, "prod-proxy");
         assert!(found.len() == 1 && found[0].contains(fault), "{found:?}");
     };
-    let mut world = World::new(Format::Current);
-    let leaf = client(&world.ca, ExtendedUsage::ClientAuth).0.to_pem();
+    let mut cluster = Cluster::new(Format::Current);
+    let leaf = client(&cluster.ca, ExtendedUsage::ClientAuth).0.to_pem();
     invalid(
-        world.put(Purpose::Proxy, "tls.crt", leaf),
+        cluster.put(Purpose::Proxy, "tls.crt", leaf),
         "is not a CA certificate",
     );
     invalid(
-        world.put(Purpose::Proxy, "tls.crt", " \n"),
+        cluster.put(Purpose::Proxy, "tls.crt", " \n"),
         "there is no certificate in it",
     );
     let garbage = "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n";
-    invalid(world.put(Purpose::Proxy, "tls.crt", garbage), "is damaged");
+    invalid(
+        cluster.put(Purpose::Proxy, "tls.crt", garbage),
+        "is damaged",
+    );
 
-    let mut world = World::new(Format::Current);
+    let mut cluster = Cluster::new(Format::Current);
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     invalid(
-        world.put(Purpose::Proxy, "tls.key", key.to_pem().as_bytes()),
-        "tls.key is a private key of something else",
+        cluster.put(Purpose::Proxy, "tls.key", key.to_pem().as_bytes()),
+        "tls.key does not belong to the CA certificate",
     );
-    // Its own key is against the purpose, and no fault.
+    // The CA's own key defeats the purpose, but is not a fault.
     let own = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let own_pem = own.to_pem();
     let made = CertificateAuthority::self_signed("front-proxy-ca", own, now(), 365 * DAY).unwrap();
-    world.put(Purpose::Proxy, "tls.crt", made.bundle().to_pem());
-    world.put(Purpose::Proxy, "tls.key", own_pem.as_bytes());
-    let findings = world.judged();
-    assert_eq!(said(&findings), [READY, READY]);
+    cluster.put(Purpose::Proxy, "tls.crt", made.bundle().to_pem());
+    cluster.put(Purpose::Proxy, "tls.key", own_pem.as_bytes());
+    let findings = cluster.judged();
+    assert_eq!(conditions(&findings), [READY, READY]);
     let note = &findings.evidence[2].notes[0];
     assert!(
         note.starts_with("tls.key is the private key of the authority"),
         "{note}"
     );
 
-    let mut world = World::new(Format::Both);
+    let mut cluster = Cluster::new(Format::Both);
     let other = authority("front-proxy-ca").bundle().to_pem();
     invalid(
-        world.put(Purpose::Proxy, "ca.crt", other),
+        cluster.put(Purpose::Proxy, "ca.crt", other),
         "ca.crt and tls.crt differ",
     );
 }
 
 #[test]
-fn time_ends_everything() {
-    let world = World::new(Format::Both);
-    let findings = world.judged_at(now() + 366 * DAY);
-    assert_eq!(said(&findings)[0], READY);
+fn rejects_expired_and_not_yet_valid_certificates() {
+    let cluster = Cluster::new(Format::Both);
+    let findings = cluster.judged_at(now() + 366 * DAY);
+    assert_eq!(conditions(&findings)[0], READY);
     assert_eq!(
-        said(&findings)[1].2,
+        conditions(&findings)[1].2,
         "The following client certificates are invalid or could not be parsed: prod-apiserver-etcd-client, prod-kubeconfig, prod-admin."
     );
     assert_eq!(
         faults(&findings, "prod-admin"),
         ["it expired at 2028-01-15T08:00:00Z"]
     );
-    let findings = world.judged_at(now() + 3651 * DAY);
+    let findings = cluster.judged_at(now() + 3651 * DAY);
     assert_eq!(
-        said(&findings)[0].2,
+        conditions(&findings)[0].2,
         "The following CA certificates are invalid or could not be parsed: prod-ca, prod-etcd, prod-proxy."
     );
-    let findings = world.judged_at(now() - DAY);
+    let findings = cluster.judged_at(now() - DAY);
     assert!(faults(&findings, "prod-ca")[0].starts_with("it is not valid before"));
 }
 
 #[test]
-fn a_client_must_be_of_its_authority_and_for_clients() {
-    let invalid = |world: &World, secret: &str, fault: &str| {
-        let findings = world.judged();
+fn rejects_client_with_wrong_issuer_usage_or_key() {
+    let invalid = |cluster: &Cluster, secret: &str, fault: &str| {
+        let findings = cluster.judged();
         assert_eq!(
-            said(&findings)[1].2,
+            conditions(&findings)[1].2,
             format!(
                 "The following client certificates are invalid or could not be parsed: {secret}."
             )
         );
         let found = faults(&findings, secret);
         assert!(found.iter().any(|found| found.contains(fault)), "{found:?}");
-        assert_eq!(said(&findings)[0], READY);
+        assert_eq!(conditions(&findings)[0], READY);
     };
     let etcd = "prod-apiserver-etcd-client";
-    let mut world = World::new(Format::Current);
-    let foreign = client(&world.ca, ExtendedUsage::ClientAuth);
+    let mut cluster = Cluster::new(Format::Current);
+    let foreign = client(&cluster.ca, ExtendedUsage::ClientAuth);
     invalid(
-        world.put_pair(Purpose::EtcdClient, &foreign),
+        cluster.put_pair(Purpose::EtcdClient, &foreign),
         etcd,
         "no path from it to the trusted",
     );
-    let server = client(&world.etcd, ExtendedUsage::ServerAuth);
+    let server = client(&cluster.etcd, ExtendedUsage::ServerAuth);
     invalid(
-        world.put_pair(Purpose::EtcdClient, &server),
+        cluster.put_pair(Purpose::EtcdClient, &server),
         etcd,
         "client auth is missing",
     );
-    let good = client(&world.etcd, ExtendedUsage::ClientAuth);
-    world.put_pair(Purpose::EtcdClient, &good);
-    assert_eq!(said(&world.judged())[1], READY);
+    let good = client(&cluster.etcd, ExtendedUsage::ClientAuth);
+    cluster.put_pair(Purpose::EtcdClient, &good);
+    assert_eq!(conditions(&cluster.judged())[1], READY);
     let other = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     invalid(
-        world.put(Purpose::EtcdClient, "tls.key", other.to_pem().as_bytes()),
+        cluster.put(Purpose::EtcdClient, "tls.key", other.to_pem().as_bytes()),
         etcd,
         "the private key does not belong to the certificate",
     );
     invalid(
-        world.put(Purpose::EtcdClient, "tls.key", "nothing"),
+        cluster.put(Purpose::EtcdClient, "tls.key", "nothing"),
         etcd,
         "tls.key is unreadable",
     );
 }
 
 #[test]
-fn a_kubeconfig_must_lead_to_this_cluster() {
-    let invalid = |world: &World, fault: &str| {
-        let findings = world.judged();
+fn rejects_kubeconfig_of_another_cluster() {
+    let invalid = |cluster: &Cluster, fault: &str| {
+        let findings = cluster.judged();
         let found = faults(&findings, "prod-kubeconfig");
         assert!(found.iter().any(|found| found.contains(fault)), "{found:?}");
-        assert_eq!(said(&findings)[1].1, "InvalidCertificate");
+        assert_eq!(conditions(&findings)[1].1, "InvalidCertificate");
     };
-    let mut world = World::new(Format::Current);
-    let admin = client(&world.ca, ExtendedUsage::ClientAuth);
+    let mut cluster = Cluster::new(Format::Current);
+    let admin = client(&cluster.ca, ExtendedUsage::ClientAuth);
     let stranger = authority("kubernetes");
     let foreign = kubeconfig("https://api.example.com:6443", stranger.bundle(), &admin);
     invalid(
-        world.put(Purpose::Kubeconfig, "value", foreign.to_vec()),
+        cluster.put(Purpose::Kubeconfig, "value", foreign.to_vec()),
         "the kubeconfig trusts CN=kubernetes",
     );
-    let nowhere = kubeconfig("", world.ca.bundle(), &admin);
+    let nowhere = kubeconfig("", cluster.ca.bundle(), &admin);
     invalid(
-        world.put(Purpose::Kubeconfig, "value", nowhere.to_vec()),
-        "names no server",
+        cluster.put(Purpose::Kubeconfig, "value", nowhere.to_vec()),
+        "does not name a server",
     );
     invalid(
-        world.put(Purpose::Kubeconfig, "value", "{}"),
+        cluster.put(Purpose::Kubeconfig, "value", "{}"),
         "current-context is empty",
     );
     invalid(
-        world.put(Purpose::Kubeconfig, "value", [0xff, 0xfe]),
+        cluster.put(Purpose::Kubeconfig, "value", [0xff, 0xfe]),
         "it is not UTF-8 text",
     );
 }
 
 #[test]
-fn an_external_etcd_is_not_looked_at() {
+fn skips_secrets_of_external_etcd() {
     let purposes: Vec<_> = judged(Format::Both, true).collect();
     assert_eq!(
         purposes,

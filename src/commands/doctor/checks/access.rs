@@ -1,16 +1,16 @@
-//! Directories and files that other users can change.
+//! Checks of directories and files that other users can change.
 
-use super::Note;
+use super::finding::Note;
 use super::picture::Picture;
 use crate::store::{Exposure, is_personal};
 
-/// Directories that nodepki writes to, and everything above them.
+/// Checks the directories that nodepki writes to, and their parents.
 pub(super) fn directories(picture: &Picture) -> Vec<Note> {
     let exposed = picture.exposed.iter();
     exposed
         .map(|exposed| {
             let fix =
-                "run the commands in parentheses, then look for files that other users put there";
+                "run the commands in parentheses, then check for files that other users put there";
             match exposed.exposure {
                 Exposure::Anyone => Note::error(&exposed.message, fix),
                 Exposure::Group => Note::warning(&exposed.message, fix),
@@ -19,7 +19,7 @@ pub(super) fn directories(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-/// Files that belong to the account of a person. Accounts of services are left to the modes.
+/// Checks for files that belong to a personal account. Service accounts are covered by the check of modes.
 pub(super) fn owners(picture: &Picture) -> Vec<Note> {
     let status = &picture.status;
     let certificates = status.certificates.iter().flat_map(|row| &row.files);
@@ -33,7 +33,7 @@ pub(super) fn owners(picture: &Picture) -> Vec<Note> {
                 return None;
             }
             let can = match file.secret {
-                true => "has the private key in it, and every new one",
+                true => "can read the private key in it, and every new one",
                 false => "can change it",
             };
             Some(Note::warning(

@@ -1,6 +1,6 @@
-//! The authorities' certificates and keys, and the service-account pair.
+//! Checks of the authorities' certificates and keys, and of the service-account pair.
 
-use super::Note;
+use super::finding::Note;
 use super::picture::{AuthorityKey, Of, Picture};
 use crate::kube::kubeadm;
 use crate::kube::names::Authority;
@@ -21,11 +21,11 @@ pub(super) fn key_on_disk(picture: &Picture) -> Vec<Note> {
             match picture.configuration.external.get(name) {
                 Some(signer) => Note::error(
                     format!("{path} is the private key of {name}, for which the configuration has the signer {signer}"),
-                    "run `nodepki migrate to-external`: it proves that the node does not need the key, and with --apply backs it up and removes it",
+                    "run `nodepki migrate to-external`, which proves that the node does not need the key, and with --apply backs it up and removes it",
                 ),
                 None => Note::info(
                     format!("{path} is the private key of {name}"),
-                    "whoever reads it is the cluster's administrator for as long as the CA lives; with a signer configured, `nodepki migrate to-external` takes it off the node",
+                    "every reader of the key is an administrator of the cluster until the CA expires; once a signer is configured, `nodepki migrate to-external` removes the key from the node",
                 ),
             }
         })
@@ -41,9 +41,9 @@ pub(super) fn key_copy(picture: &Picture) -> Vec<Note> {
             if !certificates.any(|certificate| certificate.public_key() == key) {
                 continue;
             }
-            let evidence = format!("{} holds the private key of {name}", picture.here(path));
-            let fix = "keep it somewhere else if it is the only one, and remove it from this node";
-            // As kubeadm sees it: without its key an authority is external.
+            let evidence = format!("{} contains the private key of {name}", picture.here(path));
+            let fix = "remove it from this node, after storing it elsewhere if it is the only copy";
+            // kubeadm treats an authority without its key as external.
             let external = picture.configuration.external.contains_key(name)
                 || matches!(authority.key, AuthorityKey::Absent);
             notes.push(match external {
@@ -62,7 +62,7 @@ pub(super) fn missing(picture: &Picture) -> Vec<Note> {
         .map(|problem| {
             Note::error(
                 problem.sentence(),
-                "put the CA certificate there, as the signer or another control-plane node has it; kubeadm would make an authority of its own",
+                "copy the CA certificate from the signer or another control-plane node; kubeadm would create a new authority",
             )
         })
         .collect()
@@ -79,17 +79,17 @@ pub(super) fn replaced(picture: &Picture) -> Vec<Note> {
         let path = picture.here(&found.path);
         let names: Vec<&str> = replaced.names.iter().map(|name| name.as_str()).collect();
         let fix = replaced.fix(*name, &path, present);
-        let says = |words: String| Note::error(words, fix.clone());
-        notes.push(says(replaced.sentence(&path)));
-        notes.push(says(format!(
-            "under the old CA: {}; {path} holds {present}",
+        let note = |evidence: String| Note::error(evidence, fix.clone());
+        notes.push(note(replaced.sentence(&path)));
+        notes.push(note(format!(
+            "under the old CA: {}; {path} contains {present}",
             names.join(", ")
         )));
         if let AuthorityKey::Usable(key) = &found.key
             && present.first().public_key() != key
         {
             let key_path = picture.here(&found.key_path);
-            notes.push(says(format!(
+            notes.push(note(format!(
                 "{key_path} is not the key of the CA certificate in place"
             )));
         }
@@ -97,7 +97,7 @@ pub(super) fn replaced(picture: &Picture) -> Vec<Note> {
     notes
 }
 
-/// Authorities that accept certificates of others.
+/// Checks for authorities whose file also accepts certificates of another authority.
 pub(super) fn shared(picture: &Picture) -> Vec<Note> {
     let bundles: Vec<_> = Authority::ALL
         .into_iter()
@@ -112,8 +112,8 @@ pub(super) fn shared(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-/// The CA that the certificates of this node belong to, if the one in place replaced it. One that the settings pin is
-/// wanted, whatever it replaced.
+/// Returns the CA that the certificates of this node belong to, if another CA is in place instead. A CA that is pinned in
+/// the settings, or was activated by `nodepki authority`, is intended.
 pub(super) fn replaced_authority(picture: &Picture, name: Authority) -> Option<&Replaced> {
     let replaced = picture.status.authority(name)?.replaced.as_ref()?;
     let bundle = picture.bundle(name)?;
@@ -131,7 +131,7 @@ pub(super) fn not_pinned(picture: &Picture) -> Vec<Note> {
         let refusal = authority.bundle.present()?.require_pins(pins).err()?;
         Some(Note::error(
             format!("{name}: {}: {refusal}", picture.here(&authority.path)),
-            "find out who changed the file or the pins (authorities.X.trust.sha256); the other control-plane nodes have the right certificate",
+            "find out how the file or the pins (authorities.X.trust.sha256) were changed; the other control-plane nodes have the correct certificate",
         ))
     })
     .collect()
@@ -156,10 +156,10 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
         (true, _) => "run `nodepki bootstrap`, which derives it from sa.key",
         (false, _) if picture.status.has_served => COPY_SERVICE_ACCOUNT,
         (false, true) => {
-            "run `nodepki bootstrap`, which makes the pair for a new cluster; of a cluster that runs, copy both files from another control-plane node"
+            "for a new cluster, run `nodepki bootstrap`, which generates the pair; for a running cluster, copy both files from another control-plane node"
         }
         (false, false) => {
-            "copy sa.key and sa.pub from another control-plane node; never make a new pair for a cluster that runs"
+            "copy sa.key and sa.pub from another control-plane node; never generate a new pair for a running cluster"
         }
     };
     files
@@ -174,7 +174,7 @@ pub(super) fn service_account_missing(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
-    const FIX: &str = "find out which of them the cluster uses (with --kubeconfig this command compares sa.key), and derive sa.pub anew: openssl pkey -in sa.key -pubout -out sa.pub";
+    const FIX: &str = "find out which of both the cluster uses (with --kubeconfig, this command compares sa.key), and derive sa.pub again: openssl pkey -in sa.key -pubout -out sa.pub";
     let problems = picture.problems().into_iter();
     problems
         .filter(|problem| problem.trouble == Trouble::Torn && problem.of == Of::ServiceAccount)
@@ -188,8 +188,9 @@ pub(super) fn service_account_torn(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-/// Whether an authority's certificate itself is not usable now, so that nothing needs to be said of what it signed.
-pub(super) fn is_out(picture: &Picture, name: Authority) -> bool {
+/// Returns whether an authority's certificate itself is unusable, so that findings on the certificates under it are
+/// omitted.
+pub(super) fn is_unusable(picture: &Picture, name: Authority) -> bool {
     picture.status.authority(name).is_some_and(|row| {
         row.troubles.iter().any(|trouble| match trouble {
             Trouble::Expiring | Trouble::Exposed => false,
@@ -199,7 +200,7 @@ pub(super) fn is_out(picture: &Picture, name: Authority) -> bool {
     })
 }
 
-/// Whether kubeadm takes the authority for one whose key is somewhere else.
+/// Returns whether kubeadm treats the authority as external.
 pub(super) fn is_external(picture: &Picture, name: Authority) -> bool {
     picture
         .authority(name)

@@ -1,19 +1,21 @@
-//! What only the cluster can tell, and what follows from it. Asked with the kubeconfig of the command line; the
-//! questions are reads and access reviews, nothing is changed.
+//! Checks that need the cluster. The requests are reads and access reviews with the kubeconfig of the command line;
+//! nothing is changed.
 
 use serde_json::{Value, json};
 
+use super::finding::{Note, Severity};
 use super::leaves::organizations;
 use super::picture::Picture;
-use super::{Note, Severity};
-use crate::agent::load;
-use crate::agent::{ExitCode, Failure};
+use crate::agent::{Failure, load};
 use crate::cluster::api::{Api, Resource};
 use crate::config::Argument;
 use crate::kube::jwks;
 use crate::kube::names::CertName;
+use crate::spec::MASTERS;
 use crate::spec::assess::may_be_in_masters;
 use crate::store::Root;
+
+pub(super) use super::answers::Answers;
 
 const ACCESS_REVIEW: Resource = Resource {
     group: "authorization.k8s.io",
@@ -22,23 +24,7 @@ const ACCESS_REVIEW: Resource = Resource {
     kind: "SubjectAccessReview",
 };
 
-pub(super) use crate::spec::MASTERS;
-
-/// What the cluster said.
-#[derive(Default)]
-pub(super) struct Answers {
-    /// Why nothing more could be asked.
-    pub(super) unreachable: Vec<String>,
-    /// Questions without an answer.
-    pub(super) refused: Vec<String>,
-    /// The keys that service-account tokens are accepted of.
-    pub(super) jwks: Option<Value>,
-    /// Whether the subject of apiserver-kubelet-client may reach kubelets.
-    pub(super) kubelet_client: Option<bool>,
-    /// Whether the subject of admin.conf may do everything.
-    pub(super) admin: Option<bool>,
-}
-
+/// Asks the cluster for everything that the checks use.
 pub(super) async fn ask(root: &Root, kubeconfig: &Argument, picture: &Picture) -> Answers {
     let mut answers = Answers::default();
     match load::cluster(root, kubeconfig) {
@@ -54,39 +40,25 @@ pub(super) async fn ask(root: &Root, kubeconfig: &Argument, picture: &Picture) -
 
 async fn ask_all(api: &Api, picture: &Picture, answers: &mut Answers) -> Result<(), Failure> {
     if picture.service_account.present().is_some() {
-        let asked = api.document(jwks::PATH).await;
-        let asked =
-            asked.map_err(|error| Failure::of_cluster("reading the service-account keys", &error));
-        answers.jwks = answers.take(asked)?;
+        let answer = api.document(jwks::PATH).await;
+        let answer =
+            answer.map_err(|error| Failure::of_cluster("reading the service-account keys", &error));
+        answers.jwks = answers.take(answer)?;
     }
     let nodes = json!({"verb": "get", "resource": "nodes", "subresource": "proxy"});
     if let Some(review) = review(picture, CertName::ApiserverKubeletClient, nodes) {
-        let asked = allowed(api, &review, "asking what apiserver-kubelet-client may do").await;
-        answers.kubelet_client = answers.take(asked)?;
+        let doing = "reviewing the permissions of apiserver-kubelet-client";
+        answers.kubelet_client = answers.take(allowed(api, &review, doing).await)?;
     }
     let everything = json!({"verb": "*", "group": "*", "resource": "*"});
     if let Some(review) = review(picture, CertName::AdminConf, everything) {
-        let asked = allowed(api, &review, "asking what admin.conf may do").await;
-        answers.admin = answers.take(asked)?;
+        let doing = "reviewing the permissions of admin.conf";
+        answers.admin = answers.take(allowed(api, &review, doing).await)?;
     }
     Ok(())
 }
 
-impl Answers {
-    /// An answer, or none where the cluster refuses just this one; anything else ends the asking.
-    fn take<T>(&mut self, asked: Result<T, Failure>) -> Result<Option<T>, Failure> {
-        match asked {
-            Ok(answer) => Ok(Some(answer)),
-            Err(failure) if failure.code == ExitCode::NotPermitted => {
-                self.refused.extend(failure.messages);
-                Ok(None)
-            }
-            Err(failure) => Err(failure),
-        }
-    }
-}
-
-/// Asks about the user that a certificate makes one.
+/// Returns an access review for the user that a certificate authenticates.
 fn review(picture: &Picture, name: CertName, attributes: Value) -> Option<Value> {
     let chain = picture.leaf(name)?.chain.present()?;
     let user = chain.leaf().subject().values("CN").next()?;
@@ -111,10 +83,10 @@ pub(super) fn unreachable(picture: &Picture) -> Vec<Note> {
     let answers = picture.answers.iter();
     answers
         .flat_map(|answers| &answers.unreachable)
-        .map(|words| {
+        .map(|message| {
             Note::error(
-                words,
-                "see to that, or leave --kubeconfig out: all other findings are of this node alone",
+                message,
+                "correct this, or omit --kubeconfig: all other findings concern this node only",
             )
         })
         .collect()
@@ -124,12 +96,12 @@ pub(super) fn refused(picture: &Picture) -> Vec<Note> {
     let answers = picture.answers.iter();
     answers
         .flat_map(|answers| &answers.refused)
-        .map(|words| Note::warning(words, "use the kubeconfig of an administrator"))
+        .map(|message| Note::warning(message, "use the kubeconfig of an administrator"))
         .collect()
 }
 
 pub(super) fn service_account(picture: &Picture) -> Vec<Note> {
-    const FIX: &str = "copy both sa.key and sa.pub from another control-plane node, whose tokens are accepted, then restart kube-apiserver and kube-controller-manager here";
+    const FIX: &str = "copy both sa.key and sa.pub from a control-plane node whose tokens are accepted, then restart kube-apiserver and kube-controller-manager here";
     let jwks = picture
         .answers
         .as_ref()
@@ -140,12 +112,12 @@ pub(super) fn service_account(picture: &Picture) -> Vec<Note> {
     let evidence = match jwks::knows(jwks, key) {
         Ok(true) => return Vec::new(),
         Ok(false) => format!(
-            "sa.key has the key id {}, the cluster knows {}",
+            "sa.key has the key id {}, but the cluster has {}",
             jwks::key_id(key),
             jwks::key_ids(jwks).unwrap_or_default().join(", ")
         ),
         Err(error) => format!(
-            "what the cluster serves at {} cannot be used: {error}",
+            "the response of the cluster for {} cannot be used: {error}",
             jwks::PATH
         ),
     };
@@ -168,7 +140,7 @@ pub(super) fn kubelet_client(picture: &Picture) -> Vec<Note> {
             .as_ref()
             .and_then(|answers| answers.kubelet_client),
         "apiserver-kubelet-client",
-        "reach kubelets (get nodes/proxy)",
+        "access kubelets (get nodes/proxy)",
         &groups,
         binding,
     )
@@ -200,16 +172,16 @@ pub(super) fn masters(picture: &Picture) -> Vec<Note> {
             groups.iter().any(|group| group == MASTERS)
         })
         .map(|name| {
-            let words = format!("{name}: O={MASTERS}");
+            let evidence = format!("{name}: O={MASTERS}");
             match masters_severity(picture, *name) {
                 Severity::Error => Note::error(
-                    words,
-                    "no version of kubeadm makes it so: find out who signed it, have it revoked where the API server checks that, and run `nodepki bootstrap`, which issues it anew; until it expires its holder is the cluster's administrator",
+                    evidence,
+                    "no version of kubeadm uses this group here: find out which signer issued the certificate, have it revoked if the API server checks revocation, and run `nodepki bootstrap`, which issues a new one; until the certificate expires, its holder is an administrator of the cluster",
                 ),
                 severity => Note::new(
                     severity,
-                    words,
-                    format!("kubeadm before 1.29 made it so; once the cluster has kubeadm's role bindings run `nodepki renew --name {name}`, which issues it with the subject of the configured version"),
+                    evidence,
+                    format!("kubeadm before 1.29 used this group; once the cluster has kubeadm's role bindings, run `nodepki renew --name {name}`, which uses the subject of the configured version"),
                 ),
             }
         })
@@ -247,7 +219,7 @@ fn rbac(
     match answer {
         Some(true) => Vec::new(),
         Some(false) => vec![Note::error(
-            format!("{who} (O: {group}) may not {what}"),
+            format!("{who} (O: {group}) is not allowed to {what}"),
             format!(
                 "apply this with `kubectl --kubeconfig {} apply -f FILE`, or as another administrator:\n{}",
                 picture.here("/etc/kubernetes/super-admin.conf".as_ref()),
@@ -256,7 +228,7 @@ fn rbac(
         )],
         None => vec![Note::info(
             format!(
-                "{who} (O: {group}) may {what} only where the cluster has a role binding for it, which was not looked for"
+                "{who} (O: {group}) is allowed to {what} only if the cluster has a role binding for it, which was not checked"
             ),
             "run nodepki doctor with --kubeconfig FILE of an administrator",
         )],
@@ -265,7 +237,8 @@ fn rbac(
 
 const CLUSTER_ADMINS: &str = "kubeadm:cluster-admins";
 
-/// As kubeadm makes them.
+// Role bindings as kubeadm creates them.
+
 const KUBELET_API_ADMIN: &str = "\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

@@ -1,8 +1,8 @@
-//! The configuration, the clock, and what runs of nodepki left behind.
+//! Checks of the configuration, the clock, and the state of earlier runs.
 
 use std::path::Path;
 
-use super::Note;
+use super::finding::Note;
 use super::picture::{AuthorityKey, Picture};
 use crate::agent;
 use crate::agent::load;
@@ -17,13 +17,13 @@ pub(super) fn unusable(picture: &Picture) -> Vec<Note> {
         .map(|fault| {
             Note::error(
                 fault,
-                "mend it; `nodepki config check` says when it is sound",
+                "correct the configuration, and verify it with `nodepki config check`",
             )
         })
         .collect()
 }
 
-/// Secrets of the settings that other users can read or change.
+/// Checks for secrets of the settings that other users can read or change.
 pub(super) fn exposed_secrets(picture: &Picture) -> Vec<Note> {
     let found = picture.configuration.exposed_secrets.iter();
     found
@@ -36,7 +36,7 @@ pub(super) fn exposed_secrets(picture: &Picture) -> Vec<Note> {
         .collect()
 }
 
-/// Signers of the settings whose CA private keys are on the node.
+/// Checks for signers of the settings whose CA private keys are on the node.
 pub(super) fn local_signer(picture: &Picture) -> Vec<Note> {
     let found = picture.configuration.local_ca_keys.iter();
     found
@@ -52,11 +52,11 @@ pub(super) fn absent(picture: &Picture) -> Vec<Note> {
     let evidence = match (configuration.exists, &configuration.node) {
         (false, _) => "there are neither settings nor a kubeadm configuration",
         (true, None) => "there is no kubeadm configuration",
-        (true, Some(_)) => "the cluster's own configuration is not on this node",
+        (true, Some(_)) => "the ClusterConfiguration is not on this node",
     };
     vec![Note::info(
         evidence,
-        "nothing, if none is meant to be here; else name them with --config and --kubeadm-config",
+        "nothing, if this is intended; otherwise name the files with --config and --kubeadm-config",
     )]
 }
 
@@ -66,10 +66,10 @@ pub(super) fn empty(picture: &Picture) -> Vec<Note> {
     }
     let notes = picture.status.notes.iter();
     notes
-        .map(|words| {
+        .map(|note| {
             Note::info(
-                words,
-                "run `nodepki bootstrap`, or see that --root and --cert-dir are right",
+                note,
+                "run `nodepki bootstrap`, or correct --root and --cert-dir",
             )
         })
         .collect()
@@ -81,7 +81,7 @@ pub(super) fn hostname_override(picture: &Picture) -> Vec<Note> {
         let other = node.hostname_override.as_ref()?;
         Some(Note::warning(
             format!(
-                "hostname-override is {other:?}, the node name in the certificates is {:?}",
+                "hostname-override is {other:?}, but the node name in the certificates is {:?}",
                 node.name.as_str()
             ),
             "set nodeRegistration.name to the same name and remove hostname-override",
@@ -98,12 +98,12 @@ pub(super) fn clock(picture: &Picture) -> Vec<Note> {
     }
     vec![Note::error(
         format!(
-            "the clock shows {}, which cannot be right: {} ({})",
+            "the clock shows {}, which is impossible: {} ({})",
             rfc3339(picture.at),
             floor.because,
             rfc3339(floor.at)
         ),
-        "start chrony or systemd-timesyncd (timedatectl status), or set the clock; what is said here about validity is said for the wrong time",
+        "start chrony or systemd-timesyncd (timedatectl status), or set the clock; other findings about validity are based on the wrong time",
     )]
 }
 
@@ -120,19 +120,20 @@ pub(super) fn not_permitted(picture: &Picture) -> Vec<Note> {
     let paths = keys
         .chain(denied)
         .map(|path| format!("{} could not be read", picture.here(path)));
-    let mut told: Vec<String> = Vec::new();
-    for words in problems.chain(paths) {
-        let path = words.split_whitespace().find(|word| word.contains('/'));
+    let mut reported: Vec<String> = Vec::new();
+    for message in problems.chain(paths) {
+        let path = message.split_whitespace().find(|word| word.contains('/'));
         let path = path.map(|path| path.trim_end_matches(':').to_owned());
-        if !told
+        if !reported
             .iter()
-            .any(|said| path.as_ref().is_some_and(|path| said.contains(path)))
+            .any(|other| path.as_ref().is_some_and(|path| other.contains(path)))
         {
-            told.push(words);
+            reported.push(message);
         }
     }
-    told.into_iter()
-        .map(|words| Note::warning(words, "run nodepki doctor as root"))
+    reported
+        .into_iter()
+        .map(|message| Note::warning(message, "run nodepki doctor as root"))
         .collect()
 }
 
@@ -140,10 +141,10 @@ pub(super) fn unfinished(picture: &Picture) -> Vec<Note> {
     let note = || {
         Note::error(
             format!(
-                "{} has the record of an interrupted run, or one is at work right now",
+                "{} contains the record of a run that was interrupted or is in progress",
                 picture.here(STATE_DIR.as_ref())
             ),
-            "run `nodepki bootstrap`: it finishes or undoes what was begun before it does anything else",
+            "run `nodepki bootstrap`, which first completes or reverts the interrupted run",
         )
     };
     picture.unfinished.then(note).into_iter().collect()
@@ -152,14 +153,14 @@ pub(super) fn unfinished(picture: &Picture) -> Vec<Note> {
 pub(super) fn strays(picture: &Picture) -> Vec<Note> {
     let unfinished = picture.trees.unfinished.iter().map(|path| {
         Note::warning(
-            format!("{} was never finished", picture.here(path)),
-            "run `nodepki bootstrap`, which removes what an interrupted run left; remove by hand what remains after it",
+            format!("{} is a temporary file of an interrupted run", picture.here(path)),
+            "run `nodepki bootstrap`, which removes the files of an interrupted run; remove manually what remains",
         )
     });
     let requests = picture.trees.requests.iter().map(|path| {
         Note::info(
             format!("{} is a certificate signing request", picture.here(path)),
-            "remove it once it is signed: kubeadm certs generate-csr refuses to run beside it",
+            "remove it once it is signed: kubeadm certs generate-csr refuses to run if it exists",
         )
     });
     unfinished.chain(requests).collect()
@@ -175,7 +176,7 @@ pub(super) fn crowded(picture: &Picture) -> Vec<Note> {
                     picture.here(Path::new(KUBECONFIG_DIR)),
                     picture.here(Path::new(STATE_DIR))
                 ),
-                "remove what does not belong there, then run `nodepki doctor` again",
+                "remove files that do not belong there, then run `nodepki doctor` again",
             )
         })
         .collect()
@@ -189,12 +190,12 @@ pub(super) fn pending(picture: &Picture) -> Vec<Note> {
             let waits = format!("{} waits for {signer}", row.name);
             match &row.last_error {
                 Some(error) => Note::warning(
-                    format!("{waits}, which said: {}", error.detail),
-                    "see to the signer, then run `nodepki bootstrap`, which goes on with the same key",
+                    format!("{waits}; its last error: {}", error.detail),
+                    "correct the signer, then run `nodepki bootstrap`, which continues with the same key",
                 ),
                 None => Note::info(
                     waits,
-                    "have the request signed, then run `nodepki bootstrap`, which goes on with the same key",
+                    "have the request signed, then run `nodepki bootstrap`, which continues with the same key",
                 ),
             }
         })

@@ -1,14 +1,14 @@
-//! Whether kubeadm goes on with authorities whose keys are not on this node: its own conditions, no more and no less
+//! Checks whether kubeadm accepts authorities whose keys are not on this node, by exactly its conditions
 //! (`UsingExternalCA`, `UsingExternalFrontProxyCA`, `UsingExternalEtcdCA`, `ValidateKubeconfigsForExternalCA`,
-//! `runCertPhase`). What kubeadm does not look at has findings of its own.
+//! `runCertPhase`). Other modules check what kubeadm does not.
 
 use super::authorities::replaced_authority;
-use super::cluster::MASTERS;
+use super::finding::{Note, Severity};
 use super::leaves::organizations;
 use super::picture::{AuthorityKey, FoundAuthority, FoundLeaf, Picture};
-use super::{Note, Severity};
 use crate::kube::kubeadm::Role;
 use crate::kube::names::{Authority, CertName};
+use crate::spec::MASTERS;
 use crate::spec::assess::Found;
 use crate::x509::verifies;
 
@@ -35,7 +35,7 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
             .filter_map(|name| {
                 Some((name, leaf_refusal(picture.leaf(name)?, authority, picture)?))
             });
-        notes.extend(refusals.map(|(name, why)| Note::error(format!("{name}: {why}"), LEAVES)));
+        notes.extend(refusals.map(|(name, why)| Note::error(format!("{name}: {why}"), LEAF_FIX)));
     }
     let Some(authority) = picture
         .authority(Authority::Ca)
@@ -47,27 +47,26 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
     if let AuthorityKey::Unusable(why) = &authority.key {
         notes.push(Note::error(
             format!(
-                "{} is there, and kubeadm cannot use it ({why}): it does without it for certificates and fails at kubeconfigs",
+                "{} exists, but kubeadm cannot use it ({why}): certificate phases ignore it, kubeconfig phases fail",
                 picture.here(&authority.key_path)
             ),
-            "take it off this node, as an external CA has none here, or put a usable one there",
+            "remove it from this node, as for an external CA, or replace it with a usable key",
         ));
         return notes;
     }
     let severity = match (&picture.configuration.node, &picture.apiserver) {
         (_, Some(_)) => Severity::Info,
         (Some(node), None) if node.role == Role::Init => Severity::Error,
-        // kubeadm join looks at no kubeconfig.
+        // kubeadm join checks no kubeconfig.
         (Some(_), None) => return notes,
         (None, None) => Severity::Warning,
     };
     let fix = match severity {
-        Severity::Info => "nothing, unless kubeadm init is to run here once more",
-        _ => "run `nodepki bootstrap` before kubeadm init; kubeadm join looks at none of these",
+        Severity::Info => "nothing, unless kubeadm init is to be run here again",
+        _ => "run `nodepki bootstrap` before kubeadm init; kubeadm join does not check these",
     };
     let names = KUBECONFIGS.into_iter();
-    for name in names.filter(|name| *name != CertName::SuperAdminConf || knows_super_admin(picture))
-    {
+    for name in names.filter(|name| *name != CertName::SuperAdminConf || has_super_admin(picture)) {
         let leaf = picture.leaf(name);
         let refusal = leaf.and_then(|leaf| kubeconfig_refusal(leaf, authority));
         notes.extend(refusal.map(|why| Note::new(severity, format!("{name}: {why}"), fix)));
@@ -75,8 +74,8 @@ pub(super) fn init(picture: &Picture) -> Vec<Note> {
     notes
 }
 
-/// kubeadm before 1.29 has no super-admin.conf: its admin.conf is one.
-fn knows_super_admin(picture: &Picture) -> bool {
+/// Returns whether the kubeadm version has super-admin.conf. Before 1.29, admin.conf has the group system:masters instead.
+fn has_super_admin(picture: &Picture) -> bool {
     match &picture.configuration.plan {
         Some(plan) => {
             let name = CertName::SuperAdminConf;
@@ -89,9 +88,9 @@ fn knows_super_admin(picture: &Picture) -> bool {
     }
 }
 
-const LEAVES: &str = "run `nodepki bootstrap`: kubeadm cannot make it without the CA key";
+const LEAF_FIX: &str = "run `nodepki bootstrap`: kubeadm cannot issue it without the CA key";
 
-/// What only `UsingExternalEtcdCA` looks at, which no kubeadm init calls.
+/// Checks the conditions of `UsingExternalEtcdCA`, which kubeadm init does not call.
 pub(super) fn renewal(picture: &Picture) -> Vec<Note> {
     if !picture.is_control_plane() {
         return Vec::new();
@@ -106,12 +105,15 @@ pub(super) fn renewal(picture: &Picture) -> Vec<Note> {
     leaves
         .filter_map(|name| {
             let trouble = picture.leaf(name)?.key.trouble()?;
-            Some(Note::warning(format!("{name}: its key {trouble}"), LEAVES))
+            Some(Note::warning(
+                format!("{name}: its key {trouble}"),
+                LEAF_FIX,
+            ))
         })
         .collect()
 }
 
-/// Those of which kubeadm believes that somebody else has the key.
+/// Returns the authorities that kubeadm treats as external.
 fn authorities(picture: &Picture) -> impl Iterator<Item = (Authority, &FoundAuthority)> {
     let found = picture
         .authorities
@@ -141,10 +143,10 @@ fn leaf_refusal(leaf: &FoundLeaf, authority: &FoundAuthority, picture: &Picture)
             picture.here(&authority.path)
         ));
     }
-    // For the certificate phases a keyless etcd CA is no reason to look at keys.
-    let looks_at_key =
+    // The certificate phases do not check leaf keys under an etcd CA without key.
+    let checks_key =
         !authority.path.ends_with("etcd/ca.crt") && matches!(authority.key, AuthorityKey::Absent);
-    let trouble = leaf.key.trouble().filter(|_| looks_at_key)?;
+    let trouble = leaf.key.trouble().filter(|_| checks_key)?;
     Some(format!("its key {trouble}"))
 }
 

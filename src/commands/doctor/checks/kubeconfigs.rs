@@ -1,19 +1,21 @@
-//! The kubeconfigs beside their certificates.
+//! Checks of kubeconfigs, apart from their certificates.
 
 use std::path::Path;
 
-use super::Note;
 use super::authorities::{is_external, replaced_authority};
+use super::finding::Note;
 use super::picture::{FoundKubeconfig, Picture};
 use super::static_pods;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{CertStatus, Trouble};
 use crate::spec::Output;
+use crate::spec::assess::Found;
+use crate::x509::rfc3339;
 
-const ISSUE: &str = "run `nodepki bootstrap`, which writes it anew; with the CA key on this node also kubeadm init phase kubeconfig";
-const RESTART: &str = "run `nodepki bootstrap`, which writes it anew, then restart the static pod that mounts it: it holds on to the empty file";
+const ISSUE: &str = "run `nodepki bootstrap`, which writes a new one; with the CA key on this node also kubeadm init phase kubeconfig";
+const RESTART: &str = "run `nodepki bootstrap`, which writes a new one, then restart the static pod that mounts it, since the pod still has the empty file";
 
-/// The kubeconfigs with one of these in their row, in words.
+/// Returns the rows of kubeconfigs with problems of this kind, each with the message.
 fn rows(picture: &Picture, wanted: Trouble) -> impl Iterator<Item = (&CertStatus, &String)> {
     let rows = picture.status.certificates.iter();
     rows.filter(|row| row.name.is_kubeconfig())
@@ -21,7 +23,7 @@ fn rows(picture: &Picture, wanted: Trouble) -> impl Iterator<Item = (&CertStatus
             let problems = row.problems.iter().zip(&row.troubles);
             problems
                 .filter(move |(_, trouble)| **trouble == wanted)
-                .map(move |(words, _)| (row, words))
+                .map(move |(message, _)| (row, message))
         })
 }
 
@@ -38,13 +40,13 @@ pub(super) fn missing(picture: &Picture) -> Vec<Note> {
     };
     let on_disk = rows(picture, Trouble::Absent)
         .filter(|(row, _)| absent(row))
-        // How a kubelet without it comes to one is a question of its own.
+        // The check `kubelet-no-identity` reports kubelet.conf.
         .filter(|(row, _)| row.name != CertName::KubeletConf)
         .filter(|(row, _)| {
             let plan = picture.configuration.plan.as_ref();
             plan.is_none_or(|plan| !plan.omitted.contains(&row.name))
         })
-        .map(|(_, words)| words.clone());
+        .map(|(_, message)| message.clone());
     let plan = picture
         .configuration
         .plan
@@ -54,11 +56,11 @@ pub(super) fn missing(picture: &Picture) -> Vec<Note> {
         .map(|spec| spec.name)
         .filter(|name| name.is_kubeconfig() && *name != CertName::KubeletConf)
         .filter(|name| picture.status.certificate(*name).is_none())
-        // It is needed once, and better gone afterwards.
+        // super-admin.conf is needed by kubeadm init only, and should be removed afterwards.
         .filter(|name| *name != CertName::SuperAdminConf || picture.apiserver.is_none())
         .map(|name| {
             format!(
-                "{} is not there",
+                "{} is missing",
                 picture
                     .files(name)
                     .first()
@@ -67,14 +69,13 @@ pub(super) fn missing(picture: &Picture) -> Vec<Note> {
         });
     on_disk
         .chain(planned)
-        .map(|words| Note::error(words, ISSUE))
+        .map(|message| Note::error(message, ISSUE))
         .collect()
 }
 
 pub(super) fn empty(picture: &Picture) -> Vec<Note> {
     let leaves = picture.leaves.iter();
-    let empty = leaves
-        .filter(|(_, leaf)| matches!(leaf.kubeconfig, Some(crate::spec::assess::Found::Empty)));
+    let empty = leaves.filter(|(_, leaf)| matches!(leaf.kubeconfig, Some(Found::Empty)));
     empty
         .flat_map(|(name, _)| picture.files(*name))
         .map(|path| Note::error(format!("{} is empty", picture.here(&path)), RESTART))
@@ -84,9 +85,9 @@ pub(super) fn empty(picture: &Picture) -> Vec<Note> {
 pub(super) fn directory(picture: &Picture) -> Vec<Note> {
     rows(picture, Trouble::NotAFile)
         .filter(|(row, _)| !picture.has_kubeconfig(row.name))
-        .map(|(_, words)| {
+        .map(|(_, message)| {
             Note::error(
-                words,
+                message,
                 "remove it, run `nodepki bootstrap`, and restart the static pod that mounts it",
             )
         })
@@ -95,24 +96,24 @@ pub(super) fn directory(picture: &Picture) -> Vec<Note> {
 
 pub(super) fn dangling(picture: &Picture) -> Vec<Note> {
     rows(picture, Trouble::NoContext)
-        .map(|(_, words)| {
+        .map(|(_, message)| {
             Note::error(
-                words,
-                "mend current-context (kubectl config use-context --kubeconfig FILE), or move the file away and run `nodepki bootstrap`",
+                message,
+                "correct current-context (kubectl config use-context --kubeconfig FILE), or move the file away and run `nodepki bootstrap`",
             )
         })
         .collect()
 }
 
 pub(super) fn authority(picture: &Picture) -> Vec<Note> {
-    const FIX: &str = "run `nodepki bootstrap`, which writes the first certificate of ca.crt into it; restart what reads the file";
-    const FIX_OTHERS: &str = "run `nodepki authority status ca`: if a change of CA has left this, it names the step; otherwise run `nodepki bootstrap`, which writes the first certificate of ca.crt first, and remove from the file what it should not trust; restart what reads the file";
-    // The CA is the wrong one then, and has a finding of its own.
+    const FIX: &str = "run `nodepki bootstrap`, which writes the first certificate of ca.crt to the file; restart the components that read the file";
+    const FIX_OTHERS: &str = "run `nodepki authority status ca`, which names the next step if this is the result of a CA change; otherwise run `nodepki bootstrap`, which moves the first certificate of ca.crt to the beginning, remove certificates that are not to be trusted, and restart the components that read the file";
+    // If the CA was replaced, the check `ca-replaced` reports these kubeconfigs.
     let replaced = replaced_authority(picture, Authority::Ca);
-    let folded = |name| replaced.is_some_and(|replaced| replaced.names.contains(&name));
+    let is_reported = |name| replaced.is_some_and(|replaced| replaced.names.contains(&name));
     let mut notes: Vec<Note> = rows(picture, Trouble::OtherAuthority)
-        .filter(|(row, _)| !folded(row.name))
-        .map(|(row, words)| Note::error(format!("{}: {words}", row.name), FIX))
+        .filter(|(row, _)| !is_reported(row.name))
+        .map(|(row, message)| Note::error(format!("{}: {message}", row.name), FIX))
         .collect();
     for row in &picture.status.certificates {
         let not_first = row
@@ -122,7 +123,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<Note> {
         if not_first && !row.troubles.contains(&Trouble::OtherAuthority) {
             notes.push(Note::warning(
                 format!(
-                    "{}: its CA data does not begin with the first certificate of ca.crt, or has others than ca.crt",
+                    "{}: its CA data does not begin with the first certificate of ca.crt, or contains certificates that ca.crt does not",
                     row.name
                 ),
                 FIX_OTHERS,
@@ -138,7 +139,7 @@ pub(super) fn authority(picture: &Picture) -> Vec<Note> {
     notes
 }
 
-/// By the plan, or else where kube-apiserver of this node listens.
+/// Returns the server by the plan, or by the address of this node's kube-apiserver.
 fn expected_server(picture: &Picture, name: CertName) -> Option<String> {
     if let Some(plan) = &picture.configuration.plan {
         return match &plan.cert(name)?.output {
@@ -156,7 +157,7 @@ fn expected_server(picture: &Picture, name: CertName) -> Option<String> {
 
 pub(super) fn server(picture: &Picture) -> Vec<Note> {
     present(picture)
-        // kubeadm has changed its mind about it, and either address serves.
+        // It differs between kubeadm versions, and both addresses work.
         .filter(|(name, _)| *name != CertName::KubeletConf)
         .filter_map(|(name, found)| {
             let expected = expected_server(picture, name)?;
@@ -164,7 +165,7 @@ pub(super) fn server(picture: &Picture) -> Vec<Note> {
             (server != expected).then(|| {
                 Note::warning(
                     format!("{name}: server is {server}, expected {expected}"),
-                    "make sure that the API server's certificate has the name; `nodepki bootstrap` with the node's configuration corrects the file",
+                    "verify that the API server's certificate contains the expected name; `nodepki bootstrap` with the node's configuration corrects the file",
                 )
             })
         })
@@ -178,7 +179,7 @@ pub(super) fn by_file(picture: &Picture) -> Vec<Note> {
             let files: Vec<String> = found.files.iter().map(|path| picture.here(path)).collect();
             Note::warning(
                 format!("{name} names {}", files.join(" and ")),
-                "move the file away and run `nodepki bootstrap`, which writes it with the data in it",
+                "move the file away and run `nodepki bootstrap`, which writes a file with embedded data",
             )
         })
         .collect()
@@ -193,10 +194,10 @@ pub(super) fn stale_copy(picture: &Picture) -> Vec<Note> {
                     "the certificate of {} in {} expired at {}",
                     certificate.subject(),
                     picture.here("/root/.kube/config".as_ref()),
-                    crate::x509::rfc3339(certificate.not_after())
+                    rfc3339(certificate.not_after())
                 ),
                 format!(
-                    "copy {} over it, or remove it",
+                    "replace it with a copy of {}, or remove it",
                     picture.here("/etc/kubernetes/admin.conf".as_ref())
                 ),
             )
@@ -216,12 +217,12 @@ pub(super) fn copies(picture: &Picture) -> Vec<Note> {
             };
             Note::info(
                 format!(
-                    "{} holds a certificate of {} that {end} {}",
+                    "{} contains a certificate of {} that {end} {}",
                     picture.here(path),
                     copy.subject(),
-                    crate::x509::rfc3339(copy.not_after())
+                    rfc3339(copy.not_after())
                 ),
-                "nodepki never touches these: a copy does not follow a renewal, and one that is still valid serves whoever has it; remove what nobody needs",
+                "nodepki never changes copies: they do not follow a renewal, and a valid copy can be used by every reader; remove copies that are not needed",
             )
         })
         .collect()
@@ -236,17 +237,17 @@ pub(super) fn super_admin(picture: &Picture) -> Vec<Note> {
         return Vec::new();
     }
     let fix = format!(
-        "once `kubectl --kubeconfig {} get nodes` works, move it to a safe place off this node, and set `certificates: {{omit: [super-admin.conf]}}` in the settings, so that `renew --all` does not issue it again",
+        "once `kubectl --kubeconfig {} get nodes` works, move it to a safe place outside this node, and set `certificates: {{omit: [super-admin.conf]}}` in the settings, so that `renew --all` does not issue it again",
         picture.here("/etc/kubernetes/admin.conf".as_ref())
     );
     let path = picture.here("/etc/kubernetes/super-admin.conf".as_ref());
-    // Whoever has the CA key makes one at any time.
+    // If the CA key is on the node, removing the file changes little: the key can issue another one.
     let was_used = picture.apiserver.is_some() && is_external(picture, Authority::Ca);
     vec![match was_used {
         true => Note::warning(
-            format!("{path} is still there, and kubeadm init is through"),
+            format!("{path} still exists, although kubeadm init is complete"),
             fix,
         ),
-        false => Note::info(format!("{path} is there"), fix),
+        false => Note::info(format!("{path} exists"), fix),
     }]
 }

@@ -1,11 +1,11 @@
-//! The kubelet's own identity.
+//! Checks of the kubelet's identity.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::Note;
-use super::picture::Picture;
+use super::finding::Note;
+use super::picture::{FoundKubeconfig, Picture};
 use crate::agent::load::NameSource;
 use crate::kube::kubeadm;
 use crate::kube::names::CertName;
@@ -14,9 +14,9 @@ use crate::spec::Output;
 use crate::spec::assess::Found;
 use crate::store::FileKind;
 
-const USER: &str = "system:node:";
+const USER_PREFIX: &str = "system:node:";
 
-fn kubeconfig(picture: &Picture) -> Option<&Found<super::picture::FoundKubeconfig>> {
+fn kubeconfig(picture: &Picture) -> Option<&Found<FoundKubeconfig>> {
     picture.leaf(CertName::KubeletConf)?.kubeconfig.as_ref()
 }
 
@@ -27,7 +27,7 @@ pub(super) fn no_identity(picture: &Picture) -> Vec<Note> {
         return Vec::new();
     }
     let path = picture.here("/etc/kubernetes/kubelet.conf".as_ref());
-    let evidence = format!("{path} is not there, and no bootstrap-kubelet.conf beside it");
+    let evidence = format!("{path} and bootstrap-kubelet.conf are both missing");
     let joins =
         matches!(&picture.configuration.node, Some(node) if node.role != kubeadm::Role::Init);
     let wanted = match &picture.configuration.plan {
@@ -38,7 +38,7 @@ pub(super) fn no_identity(picture: &Picture) -> Vec<Note> {
     match (picture.kubelet.is_set_up, wanted) {
         (true, _) => vec![Note::error(evidence, fix)],
         (false, true) => vec![Note::warning(evidence, fix)],
-        // kubeadm join brings it.
+        // kubeadm join creates it.
         (false, false) => Vec::new(),
     }
 }
@@ -47,18 +47,18 @@ pub(super) fn file_missing(picture: &Picture) -> Vec<Note> {
     let Some(Found::Present(found)) = kubeconfig(picture) else {
         return Vec::new();
     };
-    let gone = found.files.first().filter(|_| {
+    let missing = found.files.first().filter(|_| {
         let leaf = picture.leaf(CertName::KubeletConf);
         leaf.is_some_and(|leaf| matches!(leaf.chain, Found::Absent))
     });
-    gone.map(|path| {
-        let leads = match picture.kubelet.link {
-            Some(FileKind::Symlink) if *path == picture.kubelet.link_path => "is a link that leads nowhere",
-            _ => "is not there",
+    missing.map(|path| {
+        let problem = match picture.kubelet.link {
+            Some(FileKind::Symlink) if *path == picture.kubelet.link_path => "is a dangling symbolic link",
+            _ => "does not exist",
         };
         Note::error(
-            format!("kubelet.conf names {}, which {leads}", picture.here(path)),
-            "run `nodepki bootstrap`, which issues another one and mends the link; or let the link lead to the newest kubelet-client-*.pem beside it; or, without either, move kubelet.conf away and join again",
+            format!("kubelet.conf names {}, which {problem}", picture.here(path)),
+            "run `nodepki bootstrap`, which issues a new certificate and repairs the link; or point the link to the newest kubelet-client-*.pem in its directory; if neither is possible, move kubelet.conf away and join again",
         )
     })
     .into_iter()
@@ -70,10 +70,10 @@ pub(super) fn not_a_link(picture: &Picture) -> Vec<Note> {
         None | Some(FileKind::Symlink) => Vec::new(),
         Some(_) => vec![Note::error(
             format!(
-                "{} is no symbolic link",
+                "{} is not a symbolic link",
                 picture.here(&picture.kubelet.link_path)
             ),
-            "run `nodepki bootstrap`, or give the file a dated name (kubelet-client-2026-01-31-12-00-00.pem) and put a link to it in its place",
+            "run `nodepki bootstrap`, or rename the file (kubelet-client-2026-01-31-12-00-00.pem) and create a link to it in its place",
         )],
     }
 }
@@ -88,20 +88,20 @@ pub(super) fn embedded(picture: &Picture) -> Vec<Note> {
         "{path} contains a certificate, while the kubelet uses {}",
         picture.here(&picture.kubelet.link_path)
     );
-    const FIX: &str = "run `nodepki bootstrap`, or kubeadm init phase kubelet-finalize: either makes it a reference";
+    const FIX: &str = "run `nodepki bootstrap`, or kubeadm init phase kubelet-finalize: both replace the certificate with a file reference";
     vec![match picture.kubelet.link {
-        // A kubelet that rotates puts the link there on its first start, and uses it from then on.
+        // A kubelet with rotation creates the link on its first start, and uses it from then on.
         Some(FileKind::Symlink) => Note::info(evidence, FIX),
         Some(_) => Note::warning(evidence, FIX),
         None => Note::info(
-            format!("{path} holds certificate and key itself"),
-            "nothing; a kubelet that rotates copies them to a file of its own, and asks the cluster for others at once unless kubelet.clientCertificate is file",
+            format!("{path} contains certificate and key"),
+            "nothing; a kubelet with rotation copies them to its own file, and immediately requests a new certificate from the cluster unless kubelet.clientCertificate is file",
         ),
     }]
 }
 
-/// The kubelet shows the pair in its directory when its configuration names no other and leaves it alone
-/// (`InitializeTLS`).
+/// Checks whether the kubelet serves the issued certificate: it uses the pair in its directory if its configuration names
+/// no other pair and does not enable serverTLSBootstrap (`InitializeTLS`).
 pub(super) fn serving_unused(picture: &Picture) -> Vec<Note> {
     let wanted = picture.configuration.plan.as_ref();
     let Some(Output::Pair { certificate, key }) = wanted
@@ -135,8 +135,8 @@ pub(super) fn serving_unused(picture: &Picture) -> Vec<Note> {
             evidence.join(", ")
         ),
         format!(
-            "put `serverTLSBootstrap: false`, `tlsCertFile: {}` and `tlsPrivateKeyFile: {}` into the KubeletConfiguration, or into kubeletconfiguration0+merge.yaml in kubeadm's directory of patches, and restart the kubelet; or set kubelet.serving to false",
-            // In a configuration file, paths are those on the node.
+            "set `serverTLSBootstrap: false`, `tlsCertFile: {}` and `tlsPrivateKeyFile: {}` in the KubeletConfiguration, or in kubeletconfiguration0+merge.yaml in kubeadm's patches directory, and restart the kubelet; or set kubelet.serving to false",
+            // Configuration files contain paths of the node, not of this machine.
             Path::display(certificate),
             Path::display(key)
         ),
@@ -170,35 +170,35 @@ pub(super) fn other_node(picture: &Picture) -> Vec<Note> {
                 "the sources of this node's name disagree: {}",
                 files.join(", ")
             ),
-            "find out which name the Node object has (kubectl get nodes); then run `nodepki bootstrap --node-name NAME --accept-name-change`, which replaces the certificates with another name, or correct the file that has another name",
+            "find out which name the Node object has (kubectl get nodes); then run `nodepki bootstrap --node-name NAME --accept-name-change`, which replaces the certificates with other names, or correct the file with the wrong name",
         )];
     }
     let fix = "find out which name the Node object has; then correct nodeRegistration.name, or move kubelet.conf away and run `nodepki bootstrap`";
     if let Some(node) = &picture.configuration.node {
-        let expected = format!("{USER}{}", node.name.as_str());
+        let expected = format!("{USER_PREFIX}{}", node.name.as_str());
         return (*found != expected)
             .then(|| {
                 Note::error(
-                    format!("the kubelet is {found}, this node is {expected}"),
+                    format!("the kubelet is {found}, but this node is {expected}"),
                     fix,
                 )
             })
             .into_iter()
             .collect();
     }
-    // kubeadm writes the node's name into it; the subject may be another, as `commonNames` says.
+    // kubeadm adds the node's name as a DNS name; the subject may differ because of `commonNames`.
     let etcd = picture.leaf(CertName::EtcdServer);
     let etcd = etcd.and_then(|leaf| leaf.chain.present());
     let Some(names) = etcd.map(|chain| chain.leaf().dns_names()) else {
         return Vec::new();
     };
-    let is_node = |name: &str| *found == format!("{USER}{name}");
+    let is_node = |name: &str| *found == format!("{USER_PREFIX}{name}");
     if names.iter().any(|name| is_node(name)) {
         return Vec::new();
     }
     vec![Note::warning(
         format!(
-            "the kubelet is {found}, while etcd's certificate is for {}",
+            "the kubelet is {found}, but etcd's certificate is for {}",
             names.join(", ")
         ),
         fix,

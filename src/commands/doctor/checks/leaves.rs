@@ -1,36 +1,36 @@
-//! What is wrong with certificates and keys, wherever they lie: mostly in the words of `status`.
+//! Checks of certificates and keys. Most of them report the problems that `status` has found.
 
-use super::Note;
-use super::authorities::{is_out, replaced_authority};
-use super::cluster::MASTERS;
+use super::authorities::{is_unusable, replaced_authority};
+use super::finding::Note;
 use super::picture::{AuthorityKey, Of, Picture, Problem};
 use crate::agent::SurveyedCert;
 use crate::kube::names::{Authority, CertName};
 use crate::node::status::{CertStatus, FileStatus, State, Trouble};
+use crate::spec::MASTERS;
 use crate::spec::assess::{Action, COPY_SERVICE_ACCOUNT, faults};
 use crate::x509::{Difference, path_differences};
 
-const ISSUE: &str = "run `nodepki bootstrap`, which issues it anew (where no signer can be reached, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
+const ISSUE: &str = "run `nodepki bootstrap`, which issues a new one (if no signer is reachable, `nodepki csr export DIR`); with the CA key on this node also kubeadm certs renew";
 
-/// The problems of one kind, of authorities and leaves.
-fn told(picture: &Picture, wanted: Trouble) -> Vec<Problem<'_>> {
+/// Returns the problems of one kind, of authorities and leaves.
+fn problems_of(picture: &Picture, wanted: Trouble) -> Vec<Problem<'_>> {
     let mut problems = picture.problems();
     problems.retain(|problem| problem.trouble == wanted && problem.of != Of::ServiceAccount);
     problems
 }
 
 pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
-    const FIX: &str = "restore it from where it came; of a leaf and its key both may be removed, and `nodepki bootstrap` issues them anew";
-    let counts = |problem: &Problem<'_>| match (problem.trouble, problem.of) {
+    const FIX: &str = "restore it from its source; a leaf certificate and its key may also be removed together, and `nodepki bootstrap` issues new ones";
+    let is_reported = |problem: &Problem<'_>| match (problem.trouble, problem.of) {
         (Trouble::Damaged, _) => true,
-        // Kubeconfigs have findings of their own, what they name has not.
+        // Other checks report kubeconfigs, but not the files that they name.
         (Trouble::Empty, Of::Leaf(name)) if name.is_kubeconfig() => {
             picture.has_kubeconfig(name) && !picture.is_embedded(name)
         }
         (Trouble::NotAFile, Of::Leaf(name)) if name.is_kubeconfig() => picture.has_kubeconfig(name),
         (trouble, _) => matches!(trouble, Trouble::Empty | Trouble::NotAFile),
     };
-    let problems = picture.problems().into_iter().filter(counts);
+    let problems = picture.problems().into_iter().filter(is_reported);
     let mut notes: Vec<Note> = problems
         .map(|problem| {
             let fix = match problem.of {
@@ -47,52 +47,55 @@ pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
                     "{name}: {} is unreadable: {why}",
                     picture.here(&authority.key_path)
                 ),
-                "restore it, or take it off this node if an external signer has the key",
+                "restore it, or remove it from this node if an external signer has the key",
             ));
         }
     }
     notes
 }
 
-/// The rows whose certificate, or whose key alone, is not there.
+/// Returns the rows with missing files: with `key`, those that lack only the key; otherwise those that lack the
+/// certificate.
 fn lacking(picture: &Picture, key: bool) -> impl Iterator<Item = (&CertStatus, Vec<&FileStatus>)> {
     let rows = picture.status.certificates.iter();
     rows.filter(|row| !row.name.is_kubeconfig())
         .filter(|row| row.troubles.contains(&Trouble::Absent))
         .map(|row| {
-            let gone = |file: &&FileStatus| file.access.is_none_or(|access| !access.regular);
-            (row, row.files.iter().filter(gone).collect::<Vec<_>>())
+            let is_missing = |file: &&FileStatus| file.access.is_none_or(|access| !access.regular);
+            (row, row.files.iter().filter(is_missing).collect::<Vec<_>>())
         })
-        .filter(move |(_, gone)| !gone.is_empty() && gone.iter().all(|file| file.secret) == key)
+        .filter(move |(_, missing)| {
+            !missing.is_empty() && missing.iter().all(|file| file.secret) == key
+        })
 }
 
 pub(super) fn missing_certificate(picture: &Picture) -> Vec<Note> {
-    let pairs = lacking(picture, false).map(|(row, gone)| {
-        let names: Vec<String> = gone
+    let pairs = lacking(picture, false).map(|(row, missing)| {
+        let names: Vec<String> = missing
             .iter()
             .map(|file| picture.here(file.path.as_ref()))
             .collect();
         let verb = if names.len() == 1 { "is" } else { "are" };
-        format!("{}: {} {verb} not there", row.name, names.join(" and "))
+        format!("{}: {} {verb} missing", row.name, names.join(" and "))
     });
-    let parts = told(picture, Trouble::Absent).into_iter();
-    let parts = parts.chain(told(picture, Trouble::Empty));
+    let parts = problems_of(picture, Trouble::Absent).into_iter();
+    let parts = parts.chain(problems_of(picture, Trouble::Empty));
     let parts = parts
         .filter(|problem| matches!(problem.of, Of::Leaf(name) if picture.is_embedded(name)))
         .map(|problem| problem.sentence());
-    // What the files do not let on.
-    let wanted = picture
+    // Certificates that only the configuration requires.
+    let planned = picture
         .configuration
         .plan
         .iter()
         .flat_map(|plan| &plan.certs);
-    let wanted = wanted
+    let planned = planned
         .map(|spec| spec.name)
         .filter(|name| picture.status.certificate(*name).is_none())
         .filter(|name| !name.is_kubeconfig())
         .map(|name| {
             format!(
-                "{name}: {} is not there",
+                "{name}: {} is missing",
                 picture
                     .files(name)
                     .first()
@@ -101,18 +104,18 @@ pub(super) fn missing_certificate(picture: &Picture) -> Vec<Note> {
         });
     pairs
         .chain(parts)
-        .chain(wanted)
-        .map(|words| Note::error(words, ISSUE))
+        .chain(planned)
+        .map(|evidence| Note::error(evidence, ISSUE))
         .collect()
 }
 
 pub(super) fn missing_key(picture: &Picture) -> Vec<Note> {
     lacking(picture, true)
-        .flat_map(|(row, gone)| gone.into_iter().map(move |file| (row, file)))
+        .flat_map(|(row, missing)| missing.into_iter().map(move |file| (row, file)))
         .map(|(row, file)| {
             Note::error(
                 format!(
-                    "{}: {} is not there",
+                    "{}: {} is missing",
                     row.name,
                     picture.here(file.path.as_ref())
                 ),
@@ -123,7 +126,7 @@ pub(super) fn missing_key(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn torn(picture: &Picture) -> Vec<Note> {
-    let leaves = told(picture, Trouble::Torn).into_iter();
+    let leaves = problems_of(picture, Trouble::Torn).into_iter();
     let mut notes: Vec<Note> = leaves
         .map(|problem| Note::error(problem.sentence(), ISSUE))
         .collect();
@@ -140,23 +143,23 @@ pub(super) fn torn(picture: &Picture) -> Vec<Note> {
                     bundle.first().subject(),
                     picture.here(&authority.path)
                 ),
-                "find out which of them the cluster uses (compare with another control-plane node); kubeadm signs nothing with this pair",
+                "find out which of both the cluster uses (compare with another control-plane node); kubeadm signs nothing with this pair",
             ));
         }
     }
     notes
 }
 
-const CLOCK: &str = "if the time is not in the future, the clock of this machine is wrong: see timedatectl status; else wait";
+const CLOCK: &str = "if this time is in the past, correct the clock of this machine (timedatectl status); otherwise wait";
 
 pub(super) fn expired(picture: &Picture) -> Vec<Note> {
-    let found = told(picture, Trouble::Expired).into_iter();
+    let found = problems_of(picture, Trouble::Expired).into_iter();
     found
         .map(|problem| {
             match problem.of {
                 Of::Authority(name) => Note::error(
-                    format!("{}; {}{}", problem.sentence(), beneath(name), valid_copy(picture, name)),
-                    "every certificate under it is refused, however new, so that new leaves do not help: have its owner sign a new CA certificate for the same key and subject, which leaves everything under it valid, and put it in place on every node; with another key a person must replace the authority first, then every leaf, kubeconfig and kubelet",
+                    format!("{}; {}{}", problem.sentence(), affected(name), valid_copy(picture, name)),
+                    "every certificate under it is rejected, including new ones: have the owner of the CA sign a new CA certificate for the same key and subject, which keeps all certificates under it valid, and install it on every node; with a different key, replace the authority first, then every leaf, kubeconfig and kubelet certificate",
                 ),
                 _ => Note::error(problem.sentence(), ISSUE),
             }
@@ -170,8 +173,8 @@ fn valid_copy(picture: &Picture, name: Authority) -> String {
     copy.map_or_else(String::new, |copy| format!("; {copy}"))
 }
 
-/// All that fails with an authority.
-fn beneath(authority: Authority) -> String {
+/// Returns a sentence with everything that fails together with an authority.
+fn affected(authority: Authority) -> String {
     let leaves: Vec<&str> = CertName::ALL
         .into_iter()
         .filter(|name| name.authority() == authority)
@@ -179,37 +182,39 @@ fn beneath(authority: Authority) -> String {
         .collect();
     let others = match authority {
         Authority::Ca => {
-            "on every node every kubelet and every kubeconfig, and in the cluster whoever verifies the API server by kube-root-ca.crt"
+            "every kubelet and every kubeconfig on all nodes, and every client that verifies the API server with kube-root-ca.crt"
         }
-        Authority::EtcdCa => "on every node each etcd member and its API server's connection to it",
+        Authority::EtcdCa => {
+            "every etcd member and the API servers' connections to etcd on all nodes"
+        }
         Authority::FrontProxyCa => "every aggregated API server",
     };
-    format!("with it fail {}, {others}", leaves.join(", "))
+    format!("this affects {}, {others}", leaves.join(", "))
 }
 
 pub(super) fn not_yet_valid(picture: &Picture) -> Vec<Note> {
-    let found = told(picture, Trouble::NotYetValid).into_iter();
+    let found = problems_of(picture, Trouble::NotYetValid).into_iter();
     found
         .map(|problem| Note::error(problem.sentence(), CLOCK))
         .collect()
 }
 
 pub(super) fn expiring(picture: &Picture) -> Vec<Note> {
-    let found = told(picture, Trouble::Expiring).into_iter();
+    let found = problems_of(picture, Trouble::Expiring).into_iter();
     found
         .map(|problem| {
             Note::warning(
                 problem.sentence(),
                 match problem.is_of_authority() {
-                    true => "replace the authority in time: every leaf, kubeconfig and kubelet needs a new certificate then",
-                    false => "renew it: nodepki bootstrap issues it anew once it has expired or was removed; with the CA key on this node kubeadm certs renew",
+                    true => "replace the authority in time: every leaf, kubeconfig and kubelet then needs a new certificate",
+                    false => "renew it with nodepki renew; nodepki bootstrap issues a new one only once it has expired or was removed; with the CA key on this node also kubeadm certs renew",
                 },
             )
         })
         .collect()
 }
 
-/// The certificates that the configuration wants, as they were found and judged.
+/// Returns the certificates of the configuration with their assessment.
 fn surveyed(picture: &Picture) -> impl Iterator<Item = &SurveyedCert> {
     let surveys = picture.configuration.survey.iter();
     surveys.flat_map(|survey| &survey.certs)
@@ -225,17 +230,17 @@ pub(super) fn revoked(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn unverified(picture: &Picture) -> Vec<Note> {
-    let problems = told(picture, Trouble::Unverified).into_iter();
+    let problems = problems_of(picture, Trouble::Unverified).into_iter();
     problems
-        // An authority that is out itself says it all.
+        // If the authority itself is unusable, its own finding is enough.
         .filter(|problem| match problem.of {
-            Of::Leaf(name) => !is_out(picture, name.authority()),
+            Of::Leaf(name) => !is_unusable(picture, name.authority()),
             _ => true,
         })
         .map(|problem| {
             Note::error(
                 problem.sentence(),
-                "find out whether the certificate or the authority on this node is the wrong one (compare with another control-plane node); `nodepki bootstrap` issues the certificate anew",
+                "find out whether the certificate or the authority on this node is wrong (compare with another control-plane node); `nodepki bootstrap` issues a new certificate",
             )
         })
         .collect()
@@ -255,7 +260,7 @@ pub(super) fn not_under_first(picture: &Picture) -> Vec<Note> {
         notes.extend(found.map(|difference| {
             Note::warning(
                 format!("{name}: {difference}"),
-                "put the certificate of the authority that signs first in its file",
+                "move the certificate of the authority that signs to the beginning of its file",
             )
         }));
     }
@@ -263,9 +268,9 @@ pub(super) fn not_under_first(picture: &Picture) -> Vec<Note> {
 }
 
 pub(super) fn misplaced(picture: &Picture) -> Vec<Note> {
-    let problems = told(picture, Trouble::Misplaced).into_iter();
+    let problems = problems_of(picture, Trouble::Misplaced).into_iter();
     problems
-        // `system-masters` has more to say about these.
+        // The check `system-masters` reports these in more detail.
         .filter(|problem| !problem.words.contains(MASTERS))
         .map(|problem| Note::error(problem.sentence(), ISSUE))
         .collect()
@@ -293,17 +298,17 @@ pub(super) fn not_as_configured(picture: &Picture) -> Vec<Note> {
             .iter()
             .filter(is_new)
             .partition(|fault| is_grave(fault));
-        let says = |faults: Vec<&Difference>| {
-            let words: Vec<String> = faults.iter().map(ToString::to_string).collect();
-            (!words.is_empty()).then(|| format!("{name}: {}", words.join("; ")))
+        let evidence = |faults: Vec<&Difference>| {
+            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+            (!faults.is_empty()).then(|| format!("{name}: {}", faults.join("; ")))
         };
-        notes.extend(says(errors).map(|words| Note::error(words, FIX)));
-        notes.extend(says(warnings).map(|words| Note::warning(words, FIX)));
+        notes.extend(evidence(errors).map(|evidence| Note::error(evidence, FIX)));
+        notes.extend(evidence(warnings).map(|evidence| Note::warning(evidence, FIX)));
     }
     notes
 }
 
-/// Something that is needed is missing, or the certificate allows its holder more than its place does. Anything else is
+/// Returns whether the certificate lacks something that is needed, or grants its holder too much. Other differences are
 /// drift.
 fn is_grave(difference: &Difference) -> bool {
     !matches!(
@@ -323,7 +328,7 @@ pub(super) fn external_etcd(picture: &Picture) -> Vec<Note> {
         .map(|problem| {
             Note::error(
                 problem,
-                "put there what the administrators of etcd gave for this cluster; kube-apiserver does not start without it",
+                "install the file that the administrators of etcd provided for this cluster; kube-apiserver does not start without it",
             )
         })
         .collect()
@@ -340,31 +345,33 @@ pub(super) fn modes(picture: &Picture) -> Vec<Note> {
             continue;
         };
         let here = picture.here(file.path.as_ref());
-        let says = |words: &str| format!("{here} has mode {:04o}: {words}", access.mode);
+        let evidence = |problem: &str| format!("{here} has mode {:04o}: {problem}", access.mode);
         if file.secret && access.mode & 0o007 != 0 {
             notes.push(Note::error(
-                says("every user of this machine can get at the private key in it"),
-                "chmod 600 the file, and think about a new key: it may be known",
+                evidence("every user of this machine can access the private key in it"),
+                "run chmod 600 on the file, and consider a new key, since this one may be compromised",
             ));
         } else if file.secret && access.mode & 0o070 != 0 && access.gid != 0 {
             notes.push(Note::warning(
-                says(&format!(
-                    "group {} can get at the private key in it",
+                evidence(&format!(
+                    "group {} can access the private key in it",
                     access.gid
                 )),
-                "chmod 600 the file, unless the static pods run under users of their own",
+                "run chmod 600 on the file, unless the static pods run as dedicated users",
             ));
         } else if access.mode & 0o002 != 0 {
             notes.push(Note::error(
-                says("every user of this machine can change whom this node trusts"),
-                "chmod 644 the file, and compare it with that of another control-plane node",
+                evidence(
+                    "every user of this machine can change which certificates this node trusts",
+                ),
+                "run chmod 644 on the file, and compare it with that of another control-plane node",
             ));
         }
     }
     notes
 }
 
-/// The organizations of a certificate's subject.
+/// Returns the organizations in a certificate's subject.
 pub(super) fn organizations(picture: &Picture, name: CertName) -> Option<Vec<String>> {
     let chain = picture.leaf(name)?.chain.present()?;
     let subject = chain.leaf().subject();

@@ -1,17 +1,17 @@
-//! What the manifests of kube-apiserver and kube-controller-manager say, against the files.
+//! Checks of the manifests of kube-apiserver and kube-controller-manager against the files that they name.
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::Note;
 use super::authorities::replaced_authority;
+use super::finding::Note;
 use super::picture::{AuthorityKey, Picture, SignerFiles};
 use crate::kube::names::{Authority, CertName};
 use crate::spec::assess::Found;
 
-/// With these, kube-controller-manager signs for kubelets though its general signer is off.
-const KUBELET_SIGNER: &str = "cluster-signing-kubelet-client-cert-file";
+/// Flag with which kube-controller-manager signs for kubelets even if its general signer is disabled.
+const KUBELET_SIGNER_FLAG: &str = "cluster-signing-kubelet-client-cert-file";
 
-/// `address:port` as kubeadm recorded it when it made the manifest.
+/// Returns the `address:port` that kubeadm recorded when it wrote the manifest.
 pub(super) fn advertised(picture: &Picture) -> Option<&str> {
     picture.apiserver.as_ref()?.advertised()
 }
@@ -19,10 +19,10 @@ pub(super) fn advertised(picture: &Picture) -> Option<&str> {
 pub(super) fn unreadable(picture: &Picture) -> Vec<Note> {
     let broken = picture.broken_manifests.iter();
     broken
-        .map(|words| {
+        .map(|message| {
             Note::error(
-                words,
-                "write the manifest anew: kubeadm init phase control-plane all, or kubeadm init phase etcd local",
+                message,
+                "write a new manifest: kubeadm init phase control-plane all, or kubeadm init phase etcd local",
             )
         })
         .collect()
@@ -33,7 +33,7 @@ pub(super) fn no_signer(picture: &Picture) -> Vec<Note> {
     manifests
         .filter(|manifest| {
             let unset = |flag| manifest.flag(flag).is_none_or(str::is_empty);
-            unset("cluster-signing-cert-file") && unset(KUBELET_SIGNER)
+            unset("cluster-signing-cert-file") && unset(KUBELET_SIGNER_FLAG)
         })
         .map(|manifest| {
             Note::info(
@@ -41,14 +41,14 @@ pub(super) fn no_signer(picture: &Picture) -> Vec<Note> {
                     "{} has no --cluster-signing-cert-file",
                     picture.here(&manifest.path)
                 ),
-                "have kubelets' requests (kubernetes.io/kube-apiserver-client-kubelet) signed by somebody, or give each node its kubelet.conf with `nodepki bootstrap`",
+                "use another signer for kubelets' CSRs (kubernetes.io/kube-apiserver-client-kubelet), or issue each node's kubelet.conf with `nodepki bootstrap`",
             )
         })
         .collect()
 }
 
 pub(super) fn signer_files(picture: &Picture) -> Vec<Note> {
-    const FIX: &str = "with an external CA both flags belong empty (kubeadm init phase control-plane controller-manager writes them so); else put the files back: kube-controller-manager does not start without them";
+    const FIX: &str = "with an external CA, both flags must be empty (as kubeadm init phase control-plane controller-manager writes them); otherwise restore the files: kube-controller-manager does not start without them";
     let Some(signer) = &picture.signer else {
         return Vec::new();
     };
@@ -56,7 +56,7 @@ pub(super) fn signer_files(picture: &Picture) -> Vec<Note> {
     if matches!(signer.chain, Found::Absent | Found::Empty) {
         notes.push(Note::error(
             format!(
-                "--cluster-signing-cert-file {} is not there",
+                "--cluster-signing-cert-file {} does not exist",
                 picture.here(&signer.certificate)
             ),
             FIX,
@@ -65,7 +65,7 @@ pub(super) fn signer_files(picture: &Picture) -> Vec<Note> {
     let key = || picture.here(&signer.key_path);
     match (&signer.key, &signer.chain) {
         (AuthorityKey::Absent, _) => notes.push(Note::error(
-            format!("--cluster-signing-key-file {} is not there", key()),
+            format!("--cluster-signing-key-file {} does not exist", key()),
             FIX,
         )),
         (AuthorityKey::Unusable(why), _) => notes.push(Note::error(
@@ -89,7 +89,7 @@ pub(super) fn signer_files(picture: &Picture) -> Vec<Note> {
     notes
 }
 
-/// It signs with a CA certificate that was replaced, which is a finding itself.
+/// Returns whether the signing certificate is a CA certificate that was replaced, which has its own finding.
 fn is_replaced(picture: &Picture, signer: &SignerFiles) -> bool {
     Authority::ALL.into_iter().any(|name| {
         let found = picture.authority(name);
@@ -106,11 +106,11 @@ pub(super) fn signer_bundle(picture: &Picture) -> Vec<Note> {
             (others > 0).then(|| {
                 Note::error(
                     format!(
-                        "--cluster-signing-cert-file {} holds {} certificates, and kube-controller-manager wants exactly one",
+                        "--cluster-signing-cert-file {} contains {} certificates, but kube-controller-manager accepts exactly one",
                         picture.here(&signer.certificate),
                         others + 1
                     ),
-                    "let --cluster-signing-cert-file name a file with the CA certificate of its key alone; the bundle stays where it is for everybody else",
+                    "set --cluster-signing-cert-file to a file that contains only the CA certificate of its key; keep the bundle for all other uses",
                 )
             })
         })
@@ -124,7 +124,7 @@ pub(super) fn address(picture: &Picture) -> Vec<Note> {
     let Ok(endpoint) = endpoint.parse::<SocketAddr>() else {
         return vec![Note::warning(
             format!("kube-apiserver's manifest is annotated with the endpoint {endpoint:?}"),
-            "write the manifest anew: kubeadm init phase control-plane apiserver",
+            "write a new manifest: kubeadm init phase control-plane apiserver",
         )];
     };
     let mut notes = Vec::new();
@@ -143,10 +143,10 @@ pub(super) fn address(picture: &Picture) -> Vec<Note> {
             .collect();
         notes.push(Note::error(
             format!(
-                "kube-apiserver advertises {address}, its certificate is for {}",
+                "kube-apiserver advertises {address}, but its certificate is for {}",
                 if names.is_empty() { "no address".to_owned() } else { names.join(", ") }
             ),
-            "set localAPIEndpoint.advertiseAddress to the address that the node keeps and run `nodepki bootstrap`; etcd's members have their addresses besides",
+            "set localAPIEndpoint.advertiseAddress to the permanent address of the node and run `nodepki bootstrap`; the etcd members also have recorded addresses",
         ));
     }
     if let Some(node) = &picture.configuration.node
@@ -155,10 +155,10 @@ pub(super) fn address(picture: &Picture) -> Vec<Note> {
     {
         notes.push(Note::warning(
             format!(
-                "kube-apiserver advertises {endpoint}, the configuration says {}",
+                "kube-apiserver advertises {endpoint}, but the configuration has {}",
                 SocketAddr::new(configured, node.bind_port)
             ),
-            "correct localAPIEndpoint in the configuration, or write the manifest anew: kubeadm init phase control-plane apiserver",
+            "correct localAPIEndpoint in the configuration, or write a new manifest: kubeadm init phase control-plane apiserver",
         ));
     }
     notes

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use super::cluster::Answers;
+use super::answers::Answers;
 use super::*;
 use crate::kube::jwks;
 use crate::kube::names::CertName;
@@ -14,14 +14,14 @@ fn now() -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_893_456_000).unwrap()
 }
 
-/// A node with nothing on it.
+/// Returns the picture of an empty node.
 fn blank() -> Picture {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::open(dir.path()).unwrap();
     Picture::read(&root, &Inputs::default(), now())
 }
 
-/// With a certificate of this organization in a place.
+/// Returns the picture of a node with one certificate of this organization.
 fn with_organization(name: CertName, organization: Option<&str>) -> Picture {
     let mut picture = blank();
     let day = std::time::Duration::from_secs(24 * 60 * 60);
@@ -29,7 +29,7 @@ fn with_organization(name: CertName, organization: Option<&str>) -> Picture {
     let authority = CertificateAuthority::self_signed("kubernetes", key(), now(), day).unwrap();
     let profile = Profile {
         subject: Subject {
-            common_name: "somebody".to_owned(),
+            common_name: "test-client".to_owned(),
             organizations: organization.map(str::to_owned).into_iter().collect(),
         },
         sans: Sans::default(),
@@ -45,7 +45,7 @@ fn with_organization(name: CertName, organization: Option<&str>) -> Picture {
     picture
 }
 
-/// `severity id` of everything found.
+/// Returns `severity id` of all findings.
 fn found(picture: &Picture) -> Vec<String> {
     findings(picture)
         .iter()
@@ -54,7 +54,7 @@ fn found(picture: &Picture) -> Vec<String> {
 }
 
 #[test]
-fn a_role_binding_is_asked_for_where_one_is_needed() {
+fn reports_missing_role_binding_by_group_and_answer() {
     let (client, admin) = (CertName::ApiserverKubeletClient, CertName::AdminConf);
     let (group, masters) = (Some("kubeadm:cluster-admins"), Some("system:masters"));
     for (name, organization, answer, expected) in [
@@ -88,7 +88,7 @@ fn a_role_binding_is_asked_for_where_one_is_needed() {
 }
 
 #[test]
-fn the_binding_in_the_fix_is_the_one_that_the_subject_needs() {
+fn proposes_role_binding_for_subject_of_certificate() {
     for (organization, binding) in [
         (None, "kubeadm:apiserver-kubelet-client"),
         (Some("kubeadm:cluster-admins"), "kubeadm:cluster-admins"),
@@ -105,14 +105,14 @@ fn the_binding_in_the_fix_is_the_one_that_the_subject_needs() {
 }
 
 #[test]
-fn the_key_set_of_the_cluster_is_compared() {
+fn compares_service_account_key_with_key_set_of_cluster() {
     let key = PrivateKey::generate(KeyAlgorithm::EcdsaP256).unwrap();
     let id = jwks::key_id(key.public_key());
     for (set, words) in [
         (Some(json!({"keys": [{"kid": id}]})), None),
         (
             Some(json!({"keys": [{"kid": "another"}]})),
-            Some("the cluster knows another"),
+            Some("the cluster has another"),
         ),
         (Some(json!("nonsense")), Some("it is not a key set")),
         (None, None),
@@ -133,7 +133,7 @@ fn the_key_set_of_the_cluster_is_compared() {
 }
 
 #[test]
-fn notes_with_one_fix_are_one_finding_and_the_worst_comes_first() {
+fn merges_notes_with_same_fix_and_sorts_by_severity() {
     let mut picture = blank();
     picture.configuration.faults = vec!["one".to_owned(), "two".to_owned()];
     picture.unfinished = true;
@@ -163,7 +163,7 @@ fn notes_with_one_fix_are_one_finding_and_the_worst_comes_first() {
 }
 
 #[test]
-fn what_comes_from_a_file_changes_nothing_on_a_terminal() {
+fn escapes_control_characters_from_files() {
     let mut picture = blank();
     picture.configuration.faults = vec!["a\u{1b}[31mb".to_owned()];
     let text = table(&Diagnosis {
@@ -178,9 +178,9 @@ fn what_comes_from_a_file_changes_nothing_on_a_terminal() {
 }
 
 #[test]
-fn the_table_is_in_order() {
+fn lists_checks_with_unique_ids_and_sorted_severities() {
     let ids: BTreeSet<&str> = CHECKS.iter().map(|check| check.id).collect();
-    assert_eq!(ids.len(), CHECKS.len(), "an id is given twice");
+    assert_eq!(ids.len(), CHECKS.len(), "an id is used twice");
     for check in CHECKS {
         let kebab = |c: char| c.is_ascii_lowercase() || c == '-';
         assert!(check.id.chars().all(kebab), "{}", check.id);

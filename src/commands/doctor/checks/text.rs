@@ -1,8 +1,10 @@
-//! A diagnosis for people.
+//! Text output of a diagnosis.
 
-use super::{CHECKS, Diagnosis, Severity};
+use super::catalogue::CHECKS;
+use super::finding::{Diagnosis, Severity};
+use crate::x509::is_hidden;
 
-/// What was found, the worst first, and a last line with the sum.
+/// Returns the findings by descending severity, and a last line with their number.
 pub fn table(diagnosis: &Diagnosis) -> String {
     let mut text = String::new();
     for finding in &diagnosis.findings {
@@ -37,7 +39,7 @@ pub fn table(diagnosis: &Diagnosis) -> String {
     text
 }
 
-/// Everything that is looked for.
+/// Returns all checks with their meaning.
 pub fn list() -> String {
     let width = CHECKS.iter().map(|check| check.id.len()).max().unwrap_or(0);
     CHECKS
@@ -54,17 +56,17 @@ pub fn list() -> String {
         .collect()
 }
 
-/// What comes from a file changes nothing on a terminal.
+/// Escapes hidden characters, which a file may contain.
 fn visible(text: &str) -> String {
     text.chars()
-        .flat_map(|c| match crate::x509::is_hidden(c) {
+        .flat_map(|c| match is_hidden(c) {
             true => c.escape_default().collect(),
             false => vec![c],
         })
         .collect()
 }
 
-/// A manifest stays one that can be copied.
+/// Indents all lines equally, so that a manifest can be copied.
 fn indented(text: &str) -> String {
     text.replace('\n', "\n    ")
 }

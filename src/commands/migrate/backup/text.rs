@@ -1,7 +1,7 @@
-//! The backup of CA keys: text with one `ENCRYPTED PRIVATE KEY` for each, all under one passphrase.
+//! The format of a backup: text with one `ENCRYPTED PRIVATE KEY` block for each CA key, all under one passphrase.
 //!
-//! Pure. The text in front of each block says whose key it is and how a person with OpenSSL alone gets it out; what
-//! counts is the block, and whose key it holds is seen by its public key.
+//! Pure. The text before each block names the authority and the OpenSSL command that decrypts the key. Only the blocks
+//! are read back; a key is matched to its authority by the public key.
 
 use std::fmt;
 
@@ -12,14 +12,14 @@ use crate::kube::names::Authority;
 use crate::signer::Identity;
 use crate::x509::{KeyError, PrivateKey, hex, rfc3339};
 
-/// Shorter ones can be tried out by whoever finds the file.
-const SHORTEST: usize = 16;
-/// What `openssl -passin` takes.
-const LONGEST: usize = 1000;
+/// Minimum number of characters. Shorter passphrases can be found by trial.
+const MIN_CHARACTERS: usize = 16;
+/// Maximum number of bytes, the limit of `openssl -passin`.
+const MAX_BYTES: usize = 1000;
 
-/// What the keys are encrypted under.
+/// Passphrase that encrypts the keys.
 #[derive(Clone)]
-pub struct Passphrase(Zeroizing<Vec<u8>>);
+pub(in super::super) struct Passphrase(Zeroizing<Vec<u8>>);
 
 impl fmt::Debug for Passphrase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -27,23 +27,22 @@ impl fmt::Debug for Passphrase {
     }
 }
 
-/// Why a text is no passphrase. Never carries it.
+/// Why a text is not a passphrase. Never contains the text.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message is the documentation")]
-pub enum BadPassphrase {
-    #[error("holds more than one line")]
+pub(in super::super) enum BadPassphrase {
+    #[error("it contains more than one line")]
     Lines,
-    #[error("holds a NUL character")]
+    #[error("it contains a NUL character")]
     Nul,
-    #[error("holds {0} characters, which could be guessed; at least {SHORTEST} are needed")]
+    #[error("it has {0} characters, but at least {MIN_CHARACTERS} are needed")]
     Short(usize),
-    #[error("holds {0} bytes, more than the {LONGEST} that OpenSSL reads")]
+    #[error("it has {0} bytes, but OpenSSL reads at most {MAX_BYTES}")]
     Long(usize),
 }
 
 impl Passphrase {
-    /// As `openssl -passin file:` reads it: the first line, without its end.
-    pub fn from_file(contents: &[u8]) -> Result<Self, BadPassphrase> {
+    /// Reads a passphrase as `openssl -passin file:` does: the first line without its end.
+    pub(in super::super) fn from_file(contents: &[u8]) -> Result<Self, BadPassphrase> {
         let line = contents.strip_suffix(b"\n").unwrap_or(contents);
         if line.contains(&b'\n') || line.contains(&b'\r') {
             return Err(BadPassphrase::Lines);
@@ -53,17 +52,17 @@ impl Passphrase {
         }
         let characters = String::from_utf8_lossy(line).chars().count();
         match line.len() {
-            _ if characters < SHORTEST => Err(BadPassphrase::Short(characters)),
-            bytes if bytes > LONGEST => Err(BadPassphrase::Long(bytes)),
+            _ if characters < MIN_CHARACTERS => Err(BadPassphrase::Short(characters)),
+            bytes if bytes > MAX_BYTES => Err(BadPassphrase::Long(bytes)),
             _ => Ok(Passphrase(Zeroizing::new(line.to_vec()))),
         }
     }
 }
 
-/// The text of a backup.
+/// Returns the text of a backup.
 ///
 /// # Errors
-/// Random generator or encryption failed.
+/// The random number generator or the encryption failed.
 pub(super) fn seal<'a>(
     keys: impl IntoIterator<Item = (Authority, &'a PrivateKey)>,
     origin: &Identity,
@@ -71,9 +70,9 @@ pub(super) fn seal<'a>(
     passphrase: &Passphrase,
 ) -> Result<String, KeyError> {
     let mut text = format!(
-        "CA private keys of cluster {}, taken off node {} by nodepki at {}.\n\
+        "CA private keys of cluster {}, removed from node {} by nodepki at {}.\n\
          Each is PKCS#8, encrypted under one passphrase with PBES2: PBKDF2-HMAC-SHA256, AES-256-CBC.\n\
-         Back onto a node: nodepki migrate to-internal --backup THIS --passphrase-file FILE --apply\n\
+         To restore them:  nodepki migrate to-internal --backup THIS --passphrase-file FILE --apply\n\
          Without nodepki:  sed -n '/^authority ca$/,/^--*END/p' THIS | openssl pkey -passin file:FILE -out ca.key\n",
         origin.cluster,
         origin.node,
@@ -89,10 +88,10 @@ pub(super) fn seal<'a>(
     Ok(text)
 }
 
-/// The keys of a backup, or of any text with encrypted keys.
+/// Returns the keys of a backup, or of any text with encrypted keys.
 ///
 /// # Errors
-/// None there, another passphrase, or damage.
+/// There is no key, the passphrase is wrong, or the text is damaged.
 pub(super) fn open(text: &[u8], passphrase: &Passphrase) -> Result<Vec<PrivateKey>, KeyError> {
     let keys = PrivateKey::all_from_encrypted_pem(text, &passphrase.0)?;
     match keys.is_empty() {
@@ -108,7 +107,7 @@ mod tests {
     use time::macros::datetime;
 
     #[test]
-    fn a_backup_gives_its_keys_back_and_shows_none() {
+    fn restores_keys_from_sealed_text_only() {
         let keys = [KeyAlgorithm::EcdsaP256, KeyAlgorithm::EcdsaP384]
             .map(|algorithm| PrivateKey::generate(algorithm).unwrap());
         let origin = Identity {
@@ -125,7 +124,7 @@ mod tests {
         )
         .unwrap();
         assert!(text.starts_with(
-            "CA private keys of cluster prod, taken off node cp1 by nodepki at 2026-03-04T05:06:07Z."
+            "CA private keys of cluster prod, removed from node cp1 by nodepki at 2026-03-04T05:06:07Z."
         ));
         assert!(text.contains("\nauthority etcd-ca\n"));
         let again = open(text.as_bytes(), &passphrase).unwrap();
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passphrase_is_what_openssl_reads() {
+    fn reads_passphrase_as_openssl_does() {
         let read =
             |text: &[u8]| Passphrase::from_file(text).map(|passphrase| passphrase.0.to_vec());
         assert_eq!(read(b"sixteen letters!").unwrap(), b"sixteen letters!");

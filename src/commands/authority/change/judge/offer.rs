@@ -1,24 +1,24 @@
-//! Which of the certificates that a file or a signer offers can be the new CA, and why the others cannot.
+//! Selects the new CA among the certificates of a file or a signer.
 
 use time::OffsetDateTime;
 
 use super::{Evidence, fingerprint, is_root, named};
 use crate::x509::{Certificate, rfc3339};
 
-/// What an offered certificate is good for.
+/// Result of the selection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// It is the CA already, and no other is trusted.
+    /// The certificate is the CA already, and no other CA is trusted.
     InPlace,
-    /// It may be staged, or is.
+    /// The certificate can be staged, or is staged.
     New(Box<Certificate>),
 }
 
 impl Evidence {
-    /// Finds the new CA among the certificates that a file or a signer offers.
+    /// Selects the new CA among the certificates of a file or a signer.
     ///
     /// # Errors
-    /// Why none of them can be it, and what to do.
+    /// A message with the reason why none of them can be the new CA, and what to do.
     pub fn admit(&self, offered: &[Certificate], now: OffsetDateTime) -> Result<Offer, String> {
         let mut roots: Vec<&Certificate> = Vec::new();
         for root in offered.iter().filter(|one| is_root(one)) {
@@ -38,7 +38,7 @@ impl Evidence {
             (several, _) => {
                 let names: Vec<String> = several.iter().map(|one| named(one)).collect();
                 return Err(format!(
-                    "there are several new CA certificates: {}; give the right one alone with --certificate",
+                    "there are several new CA certificates: {} (name a file that contains only one with --certificate)",
                     names.join(", ")
                 ));
             }
@@ -48,14 +48,14 @@ impl Evidence {
             && !self.is_finished(change)
         {
             return Err(format!(
-                "a change of {0} to the certificate sha256:{1}… is under way since {2}, and {3} is another one; finish it first, or take it back with `nodepki authority stage {0} --undo`",
+                "a change of {0} to the certificate sha256:{1}… is in progress since {2}, and {3} is a different certificate (complete that change first, or revert it with `nodepki authority stage {0} --undo`)",
                 self.authority,
                 change.new.get(..16).unwrap_or(&change.new),
                 rfc3339(change.staged),
                 named(candidate)
             ));
         }
-        self.sound(candidate, now)?;
+        self.require_sound(candidate, now)?;
         let alone = self.roots().all(|root| root == candidate);
         let in_place = self.bundle.first() == Some(candidate) && alone;
         Ok(match in_place {
@@ -64,7 +64,7 @@ impl Evidence {
         })
     }
 
-    /// All that is offered is trusted already: the one that is not the first is the one that comes.
+    /// Selects the new CA if all certificates are trusted already: the recorded one, or the only one that is not first.
     fn admit_known(&self, roots: &[&Certificate]) -> Result<Offer, String> {
         let known = self.change.as_ref().map(|change| change.new.as_str());
         let recorded = roots
@@ -78,7 +78,7 @@ impl Evidence {
             (Some(new), _) => Ok(Offer::New(Box::new((*new).clone()))),
             (None, [new]) => Ok(Offer::New(Box::new((**new).clone()))),
             _ => Err(format!(
-                "{} holds all of the certificates that are offered, and nothing says which of them comes; give it with --certificate",
+                "{} already contains all of these CA certificates, so that the new one is ambiguous (name it with --certificate)",
                 self.file
             )),
         }
@@ -89,35 +89,36 @@ impl Evidence {
         let what = match offered {
             [one] if !one.is_ca() => format!("{} is not a CA certificate", named(one)),
             [one] if self.bundle.iter().any(|ours| one.names_issuer(ours)) => format!(
-                "{} names a CA that this node trusts as its issuer: an intermediate, or a cross certificate. What it signs is trusted here through its root as long as signers hand it out with each certificate, so that nothing is to be staged; a new root must be there itself",
+                "{} is an intermediate or cross certificate whose issuer this node trusts: certificates under it verify without staging, if the signer sends it with each certificate. A new root must be given itself",
                 named(one)
             ),
+            [] => "there is no self-signed CA certificate".to_owned(),
             _ => format!(
-                "{} holds no self-signed CA certificate: kubeadm and OpenSSL need the root itself, intermediates come with each certificate",
+                "{}: there is no self-signed CA certificate, but kubeadm and OpenSSL need the root itself; signers send intermediates with each certificate",
                 names.join(", ")
             ),
         };
-        format!("{what}; give the root's certificate")
+        format!("{what} (name the certificate of the root)")
     }
 
-    /// What Go and OpenSSL want of a CA certificate.
-    fn sound(&self, candidate: &Certificate, now: OffsetDateTime) -> Result<(), String> {
+    /// Verifies what Go and OpenSSL require of a CA certificate.
+    fn require_sound(&self, candidate: &Certificate, now: OffsetDateTime) -> Result<(), String> {
         let refusal = |why: String| Err(format!("{} {why}", named(candidate)));
         if now > candidate.not_after() {
             return refusal(format!(
-                "expired at {}; have a new one made",
+                "expired at {} (obtain a new one)",
                 rfc3339(candidate.not_after())
             ));
         }
         if now < candidate.not_before() {
             return refusal(format!(
-                "is not valid before {}; wait, or correct the clock",
+                "is not valid before {} (wait, or correct the clock)",
                 rfc3339(candidate.not_before())
             ));
         }
         if !candidate.may_sign() {
             return refusal(
-                "may not sign certificates (its key usage lacks that); have it made as a CA certificate"
+                "lacks the key usage certificate signing (have it issued as a CA certificate)"
                     .to_owned(),
             );
         }

@@ -81,17 +81,17 @@ fn recorded(old: &CertificateAuthority, new: &CertificateAuthority) -> Option<Au
 }
 
 #[test]
-fn the_order_of_the_bundle_is_the_phase() {
+fn derives_phase_from_order_of_bundle() {
     let (old, new, extra) = (authority("old"), authority("new"), authority("extra"));
     for (bundle, record, phase) in [
         (vec![&old], false, Phase::Settled),
-        // Somebody trusts two for reasons of their own.
+        // Two trusted CAs without a recorded change.
         (vec![&old, &extra], false, Phase::Settled),
         (vec![&old, &new], true, Phase::Staged),
         (vec![&old, &extra, &new], true, Phase::Staged),
         (vec![&new, &old], true, Phase::Activated),
         (vec![&extra, &new, &old], true, Phase::Staged),
-        // What the record says and the files do not, is not so.
+        // The files override the record.
         (vec![&new], true, Phase::Settled),
         (vec![&old], true, Phase::Settled),
     ] {
@@ -103,7 +103,7 @@ fn the_order_of_the_bundle_is_the_phase() {
 }
 
 #[test]
-fn names_new_ca_that_only_kubeconfigs_trust_and_takes_it_out() {
+fn reports_and_removes_new_ca_that_only_kubeconfigs_trust() {
     let (old, new) = (authority("old"), authority("new"));
     let (was, comes) = (certificate(&old), certificate(&new));
     let mut node = evidence(&[&old], &old);
@@ -126,7 +126,7 @@ fn names_new_ca_that_only_kubeconfigs_trust_and_takes_it_out() {
 }
 
 #[test]
-fn names_rolled_back_step_and_lets_it_be_repeated() {
+fn reports_rolled_back_step_and_allows_to_repeat_it() {
     let (old, new) = (authority("old"), authority("new"));
     let mut node = evidence(&[&new, &old], &new);
     node.change = recorded(&old, &new);
@@ -141,13 +141,13 @@ fn names_rolled_back_step_and_lets_it_be_repeated() {
         restarts[0].contains("it crashed") && restarts[0].contains("authority retire ca` again"),
         "{restarts:?}"
     );
-    // Activation needs the proof that the component has read both.
+    // Activation requires that the component has read both certificates.
     node.bundle.reverse();
     assert_eq!(node.unstaged().len(), 1, "{:?}", node.unstaged());
 }
 
 #[test]
-fn a_whole_change_and_the_way_back() {
+fn judges_every_phase_of_a_change_and_its_undo() {
     let (old, new) = (authority("kubernetes"), authority("kubernetes"));
     let (was, comes) = (certificate(&old), certificate(&new));
     let mut node = evidence(&[&old], &old);
@@ -161,17 +161,14 @@ fn a_whole_change_and_the_way_back() {
     node.kubeconfigs[0].certificates = Ok(staged.kubeconfig(std::slice::from_ref(&was)));
     assert_eq!(node.unstaged(), Vec::<String>::new());
     assert_eq!(node.kinship(&comes), Kinship::Other);
-    // Again is the same.
+    // A repeated step has the same target.
     assert_eq!(node.staged(&comes, NOW + YEAR).unwrap(), staged);
     assert_eq!(node.undone().unwrap().bundle, std::slice::from_ref(&was));
     assert_eq!(node.unactivated(NOW).len(), 2);
     assert_eq!(node.stranded(&comes, NOW), None);
     node.leaves[0].chain = Ok(leaf(&new));
     let why = node.stranded(&comes, NOW).unwrap();
-    assert!(
-        why.contains("alone on this node: apiserver; go on"),
-        "{why}"
-    );
+    assert!(why.contains("only: apiserver (continue with"), "{why}");
     node.leaves[0].chain = Ok(leaf(&old));
 
     let activated = node.activated(NOW).unwrap();
@@ -195,7 +192,7 @@ fn a_whole_change_and_the_way_back() {
 }
 
 #[test]
-fn what_others_trust_besides_stays() {
+fn keeps_other_trusted_certificates() {
     let (old, new) = (authority("old"), authority("new"));
     let (extra, own) = (authority("extra"), authority("load-balancer"));
     let mut node = evidence(&[&old, &extra], &old);
@@ -216,7 +213,7 @@ fn what_others_trust_besides_stays() {
 }
 
 #[test]
-fn a_renewed_certificate_with_its_key_leaves_leaves_alone() {
+fn keeps_leaves_if_ca_is_renewed_with_its_key() {
     let pem = key().to_pem();
     let again = || PrivateKey::from_pem(pem.as_bytes()).unwrap();
     let old = authority_with("kubernetes", again(), NOW - 9 * YEAR);
@@ -238,7 +235,7 @@ fn a_renewed_certificate_with_its_key_leaves_leaves_alone() {
 }
 
 #[test]
-fn what_cannot_be_the_new_ca_is_refused_in_words() {
+fn rejects_unsuitable_new_ca_with_reason() {
     let (old, new, third) = (authority("old"), authority("new"), authority("third"));
     let settled = evidence(&[&old], &old);
     let admit = |evidence: &Evidence, offered: &[Certificate]| match evidence.admit(offered, NOW) {
@@ -247,8 +244,8 @@ fn what_cannot_be_the_new_ca_is_refused_in_words() {
         Err(why) => why,
     };
     let of = |authority: &CertificateAuthority| vec![certificate(authority)];
-    let mut under_way = evidence(&[&old, &new], &old);
-    under_way.change = recorded(&old, &new);
+    let mut in_progress = evidence(&[&old, &new], &old);
+    in_progress.change = recorded(&old, &new);
     let expired = authority_with("late", key(), NOW - 11 * YEAR);
     let early = authority_with("early", key(), NOW + YEAR);
     let leaf_only = leaf(&old).leaf().clone();
@@ -257,12 +254,12 @@ fn what_cannot_be_the_new_ca_is_refused_in_words() {
         (&settled, of(&new), "new CN=new"),
         (&settled, of(&old), "in place"),
         (&settled, both.clone(), "new CN=new"),
-        (&under_way, of(&new), "new CN=new"),
-        (&under_way, both, "new CN=new"),
+        (&in_progress, of(&new), "new CN=new"),
+        (&in_progress, both, "new CN=new"),
         (
-            &under_way,
+            &in_progress,
             of(&third),
-            "is under way since 2026-11-21T15:00:00Z",
+            "is in progress since 2026-11-21T15:00:00Z",
         ),
         (
             &settled,
@@ -274,14 +271,14 @@ fn what_cannot_be_the_new_ca_is_refused_in_words() {
         (&settled, vec![leaf_only], "is not a CA certificate"),
         (&settled, vec![], "no self-signed CA certificate"),
     ] {
-        let said = admit(evidence, &offered);
-        assert!(said.contains(expected), "{said}, expected {expected}");
+        let result = admit(evidence, &offered);
+        assert!(result.contains(expected), "{result}, expected {expected}");
     }
 }
 
 #[test]
-fn an_intermediate_and_a_cross_certificate_are_named() {
-    let (old, new) = (authority("old"), key());
+fn rejects_intermediate_and_cross_certificate_by_name() {
+    let old = authority("old");
     let params = |name: &str| {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -302,28 +299,27 @@ fn an_intermediate_and_a_cross_certificate_are_named() {
     node.bundle = vec![Certificate::from_der(root.der()).unwrap()];
     let why = node.admit(&[cross], NOW).unwrap_err();
     assert!(
-        why.contains("an intermediate, or a cross certificate"),
+        why.contains("is an intermediate or cross certificate"),
         "{why}"
     );
-    drop(new);
 }
 
 #[test]
-fn a_change_begun_by_somebody_else_is_taken_over() {
+fn takes_over_change_that_other_software_began() {
     let (old, new, extra) = (authority("old"), authority("new"), authority("extra"));
-    let begun = |bundle: &[&CertificateAuthority]| {
+    let taken_over = |bundle: &[&CertificateAuthority]| {
         let mut node = evidence(bundle, &old);
         node.change = node.staged(&certificate(&new), NOW)?.change;
         Ok::<_, String>(node.phase())
     };
-    assert_eq!(begun(&[&old, &new]), Ok(Phase::Staged));
-    assert_eq!(begun(&[&new, &old]), Ok(Phase::Activated));
-    let why = begun(&[&new, &old, &extra]).unwrap_err();
-    assert!(why.contains("nothing says which of them"), "{why}");
+    assert_eq!(taken_over(&[&old, &new]), Ok(Phase::Staged));
+    assert_eq!(taken_over(&[&new, &old]), Ok(Phase::Activated));
+    let why = taken_over(&[&new, &old, &extra]).unwrap_err();
+    assert!(why.contains("the CA to be replaced is ambiguous"), "{why}");
 }
 
 #[test]
-fn one_signing_certificate_is_all_that_kube_controller_manager_takes() {
+fn requires_separate_signing_certificate_of_kube_controller_manager() {
     let (old, new) = (authority("old"), authority("new"));
     let mut node = evidence(&[&new, &old], &new);
     node.change = recorded(&old, &new);
@@ -355,7 +351,7 @@ fn one_signing_certificate_is_all_that_kube_controller_manager_takes() {
 }
 
 #[test]
-fn peers_are_proven_or_stated() {
+fn requires_report_or_statement_for_peers() {
     let (old, new) = (authority("old"), authority("new"));
     let comes = certificate(&new);
     let report = |node: &str, evidence: &Evidence| NodeReport {
@@ -375,12 +371,12 @@ fn peers_are_proven_or_stated() {
     waiting.restarts = vec!["etcd is to be restarted".to_owned()];
     settled.restarts.clear();
     let nodes = || Nodes::Listed(["cp1", "cp2"].map(str::to_owned).into());
-    let says = |evidence: &Evidence, need: Need<'_>| {
+    let prove_with = |evidence: &Evidence, need: Need<'_>| {
         let peers = Peers {
             reports: vec![("cp2.json".to_owned(), report("cp2", evidence))],
             stated: false,
         };
-        // What is in a file is what is read from it.
+        // Reports are exchanged as JSON files.
         let text = serde_json::to_string(&peers.reports[0].1).unwrap();
         let peers = Peers {
             reports: vec![("cp2.json".to_owned(), serde_json::from_str(&text).unwrap())],
@@ -395,7 +391,7 @@ fn peers_are_proven_or_stated() {
     for (evidence, trusts, uses, does_without) in [
         (
             &settled,
-            "it does not trust CN=new",
+            "not all files there trust CN=new",
             "apiserver is not under CN=new",
             "yes",
         ),
@@ -414,10 +410,10 @@ fn peers_are_proven_or_stated() {
             (Need::Uses(&comes), uses),
             (Need::DoesWithout(&comes), does_without),
         ] {
-            let said = says(evidence, need);
+            let result = prove_with(evidence, need);
             assert!(
-                said.contains(expected),
-                "{need:?}: {said}, expected {expected}"
+                result.contains(expected),
+                "{need:?}: {result}, expected {expected}"
             );
         }
     }
@@ -433,19 +429,22 @@ fn peers_are_proven_or_stated() {
     };
     let none = Peers::default();
     let why = prove(&none, &nodes()).unwrap_err().join("\n");
-    assert!(why.contains("nothing is known of cp2"), "{why}");
+    assert!(why.contains("the progress of cp2 is unknown"), "{why}");
     assert!(why.contains("--all-nodes-staged"), "{why}");
     let alone = Nodes::Listed(["cp1".to_owned()].into());
     assert_eq!(prove(&none, &alone), Ok(Vec::new()));
-    let unknown = Nodes::Unknown("nobody answers".to_owned());
+    let unknown = Nodes::Unknown("no answer".to_owned());
     let why = prove(&none, &unknown).unwrap_err().join("\n");
-    assert!(why.contains("not known (nobody answers)"), "{why}");
+    assert!(
+        why.contains("the other nodes are unknown: no answer"),
+        "{why}"
+    );
     let stated = Peers {
         stated: true,
         ..Peers::default()
     };
     assert!(prove(&stated, &unknown).is_ok());
-    // A word does not outweigh a report.
+    // A statement does not override a report.
     let stated = Peers {
         reports: vec![("cp2.json".to_owned(), report("cp2", &settled))],
         stated: true,
@@ -458,7 +457,7 @@ fn peers_are_proven_or_stated() {
         stated: true,
     };
     let why = prove(&peers, &nodes()).unwrap_err().join("\n");
-    assert!(why.contains("have it written anew"), "{why}");
+    assert!(why.contains("cp2.json is too old"), "{why}");
     let mut foreign = report("cp2", &staged);
     foreign.cluster = Some("other".to_owned());
     let peers = Peers {
@@ -466,11 +465,11 @@ fn peers_are_proven_or_stated() {
         stated: false,
     };
     let why = prove(&peers, &nodes()).unwrap_err().join("\n");
-    assert!(why.contains("of the cluster \"other\""), "{why}");
+    assert!(why.contains("of cluster \"other\""), "{why}");
 }
 
 #[test]
-fn refuses_report_of_worker_that_does_not_know_its_cluster() {
+fn rejects_report_without_cluster_name() {
     let (old, new) = (authority("old"), authority("new"));
     let mut staged = evidence(&[&old, &new], &old);
     staged.change = recorded(&old, &new);

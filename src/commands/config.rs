@@ -1,0 +1,125 @@
+//! `nodepki config check`, `show`, `schema` and `signer-setup`.
+
+use clap::Subcommand;
+
+use super::now;
+use super::options::{GlobalOptions, OutputFormat, SourceOptions};
+use super::output::{print, print_exact, print_warnings};
+use crate::agent::load::{self, Loaded};
+use crate::agent::{ExitCode, Failure};
+use crate::config::Settings;
+use crate::kube::names::Authority;
+use crate::signer::{self, Identity, Kind, Part};
+use crate::yaml;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ConfigCommand {
+    /// Validate settings and kubeadm configuration; report all faults at once, with line and column
+    Check(SourceOptions),
+    /// Print the effective settings without secrets
+    Show(SourceOptions),
+    /// Print the JSON Schema of the settings
+    Schema,
+    /// Print the commands with which an administrator prepares the signers' server for this node's certificates
+    SignerSetup {
+        /// Kind of signer, for example vault
+        kind: String,
+        /// Only the signer with this name
+        #[arg(long, value_name = "SIGNER")]
+        name: Option<String>,
+        #[command(flatten)]
+        sources: SourceOptions,
+    },
+}
+
+impl ConfigCommand {
+    pub(super) fn run(self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        match self {
+            ConfigCommand::Check(sources) => check(sources, global),
+            ConfigCommand::Show(sources) => {
+                let (settings, faults) =
+                    load::read_settings(&global.open_root()?, &sources.inputs(global)?)?;
+                let warnings: Vec<String> = faults.warnings().map(ToString::to_string).collect();
+                print_warnings(&warnings);
+                global.print_value(&settings.redacted(), OutputFormat::Yaml)
+            }
+            ConfigCommand::Schema => global.print_value(&Settings::schema(), OutputFormat::Json),
+            ConfigCommand::SignerSetup {
+                kind,
+                name,
+                sources,
+            } => {
+                let inputs = sources.inputs(global)?;
+                let loaded = load::load(&global.open_root()?, &inputs, now())?;
+                print_warnings(&loaded.warnings);
+                print_exact(&signer_setup(&loaded, &kind, name.as_deref())?)
+            }
+        }
+    }
+}
+
+fn check(sources: SourceOptions, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+    let inputs = sources.inputs(global)?;
+    let (loaded, certificates) = load::check(&global.open_root()?, &inputs, now())?;
+    print_warnings(&loaded.warnings);
+    let Identity { node, cluster } = &loaded.setup.identity;
+    print(&match certificates {
+        Some(count) => format!(
+            "the configuration is valid: node {node}, cluster {cluster}, {count} certificates\n"
+        ),
+        None => format!(
+            "the configuration on this node is valid: node {node}; bootstrap and plan read the ClusterConfiguration from the cluster\n"
+        ),
+    })
+}
+
+/// Returns the setup script for the signers of a kind that the configuration uses.
+fn signer_setup(loaded: &Loaded, kind: &str, only: Option<&str>) -> Result<String, Failure> {
+    let kind = parse_kind(kind)?;
+    let mut parts: Vec<Part<'_, signer::Config>> = Vec::new();
+    for authority in Authority::ALL {
+        let Some((name, config)) = loaded.settings.signer_of(authority) else {
+            continue;
+        };
+        if config.kind() != kind || only.is_some_and(|only| only != name) {
+            continue;
+        }
+        let wanted = loaded.setup.wanted(authority);
+        match parts.iter_mut().find(|part| part.name == name) {
+            Some(part) => part.wanted.extend(wanted),
+            None => parts.push(Part {
+                name,
+                config,
+                wanted,
+            }),
+        }
+    }
+    if parts.is_empty() {
+        let called = only.map_or_else(String::new, |name| format!(" {name}"));
+        return Err(Failure::new(
+            ExitCode::Configuration,
+            format!(
+                "no authority of the configuration has a signer{called} of kind {kind}; name one under authorities.*.signer"
+            ),
+        ));
+    }
+    kind.setup(&parts, &loaded.setup.identity).ok_or_else(|| {
+        Failure::new(
+            ExitCode::Usage,
+            format!("signers of kind {kind} need no setup on a server"),
+        )
+    })
+}
+
+fn parse_kind(text: &str) -> Result<Kind, Failure> {
+    let kinds = || Kind::ALL.into_iter().map(Kind::as_str);
+    let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == text);
+    kind.ok_or_else(|| {
+        let fix = match yaml::did_you_mean(text, kinds()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("use one of {}", kinds().collect::<Vec<_>>().join(", ")),
+        };
+        let message = format!("{text:?} is not a kind of signer; {fix}");
+        Failure::new(ExitCode::Usage, message)
+    })
+}

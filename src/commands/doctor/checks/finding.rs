@@ -1,0 +1,110 @@
+//! What a diagnosis consists of: findings, made of the notes of checks.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use crate::agent::load;
+use crate::config::Argument;
+
+/// Severity of a finding, in descending order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Something does not work, or a key is where it must not be.
+    Error,
+    /// Something will stop working, or does not work under all circumstances.
+    Warning,
+    /// Information only.
+    Info,
+}
+
+impl Severity {
+    /// Returns the name in reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+            Severity::Info => "info",
+        }
+    }
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Stable id of the check.
+    pub id: &'static str,
+    /// Severity of the finding.
+    pub severity: Severity,
+    /// What was found, one sentence for each object.
+    pub evidence: Vec<String>,
+    /// What to do.
+    pub fix: String,
+}
+
+/// All findings of one node.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diagnosis {
+    /// Time of the diagnosis.
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    /// The root on this machine.
+    pub root: String,
+    /// Findings by descending severity, then in the order of the checks.
+    pub findings: Vec<Finding>,
+}
+
+impl Diagnosis {
+    /// Returns whether there is a finding of severity error.
+    pub fn has_errors(&self) -> bool {
+        self.findings
+            .iter()
+            .any(|finding| finding.severity == Severity::Error)
+    }
+}
+
+/// Parameters of a diagnosis.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs {
+    /// Where the configuration is.
+    pub sources: load::Inputs,
+    /// Certificates directory; `None` for that of the configuration, or kubeadm's default.
+    pub certificates_dir: Option<PathBuf>,
+    /// Kubeconfig for checks that need the cluster.
+    pub kubeconfig: Option<Argument>,
+}
+
+/// One result of a check. Notes with the same severity and fix become one finding.
+pub(super) struct Note {
+    pub(super) severity: Severity,
+    pub(super) evidence: String,
+    pub(super) fix: String,
+}
+
+impl Note {
+    pub(super) fn error(evidence: impl Into<String>, fix: impl Into<String>) -> Note {
+        Note::new(Severity::Error, evidence, fix)
+    }
+
+    pub(super) fn warning(evidence: impl Into<String>, fix: impl Into<String>) -> Note {
+        Note::new(Severity::Warning, evidence, fix)
+    }
+
+    pub(super) fn info(evidence: impl Into<String>, fix: impl Into<String>) -> Note {
+        Note::new(Severity::Info, evidence, fix)
+    }
+
+    pub(super) fn new(
+        severity: Severity,
+        evidence: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Note {
+        Note {
+            severity,
+            evidence: evidence.into(),
+            fix: fix.into(),
+        }
+    }
+}

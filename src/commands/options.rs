@@ -1,0 +1,187 @@
+//! Options that several commands share, and the inputs and nodes that they lead to.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::output::terminal::LogFormat;
+use super::{now, print_warnings, runtime};
+use crate::agent::load::{self, IdentityChange, Inputs, Loaded};
+use crate::agent::{ExitCode, Failure};
+use crate::config::{Argument, StandIns};
+use crate::kube::kubeadm::NodeName;
+use crate::signer;
+use crate::store::{IdentityPart, Root};
+use crate::yaml::parse_duration;
+
+/// Heading that separates these options from a command's own ones in its help.
+const GLOBAL_HEADING: &str = "Global options";
+
+#[derive(Debug, Args)]
+pub(super) struct GlobalOptions {
+    /// Configuration file, instead of /etc/nodepki/config.yaml and its fragments
+    #[arg(help_heading = GLOBAL_HEADING, long, global = true, value_name = "FILE")]
+    pub(super) config: Option<Argument>,
+    /// Work on the system below DIR: all paths, the state directory and the host name are taken from there
+    #[arg(help_heading = GLOBAL_HEADING, long, global = true, value_name = "DIR", default_value = "/")]
+    pub(super) root: PathBuf,
+    /// Output format
+    #[arg(help_heading = GLOBAL_HEADING, short, long, global = true, value_enum, default_value_t = OutputFormat::Table)]
+    pub(super) output: OutputFormat,
+    /// Print more; twice for debug output
+    #[arg(help_heading = GLOBAL_HEADING, short, long, global = true, action = clap::ArgAction::Count)]
+    pub(super) verbose: u8,
+    /// Destination and format of log events
+    #[arg(help_heading = GLOBAL_HEADING, long, global = true, value_enum, default_value_t = LogFormat::Auto, value_name = "FORMAT")]
+    pub(super) log: LogFormat,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum OutputFormat {
+    /// Aligned text
+    Table,
+    /// Text: authorities, and the certificates that each has signed
+    Tree,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+    /// Prometheus metrics; `status` only
+    Prometheus,
+}
+
+impl OutputFormat {
+    /// Whether a command prints its own text instead of a JSON or YAML document.
+    pub(super) fn is_text(self) -> bool {
+        matches!(self, OutputFormat::Table | OutputFormat::Tree)
+    }
+}
+
+/// Where the configuration comes from.
+#[derive(Clone, Debug, Args)]
+pub(super) struct SourceOptions {
+    /// kubeadm configuration file, instead of the configured ones; may be repeated
+    #[arg(long, value_name = "FILE")]
+    kubeadm_config: Vec<Argument>,
+    /// Signer for all authorities: embedded, local:DIR, directory:DIR or exec:PATH
+    #[arg(long, value_name = "SIGNER")]
+    signer: Option<signer::Config>,
+    /// Node name, instead of nodeRegistration.name or the host name
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct RunOptions {
+    #[command(flatten)]
+    sources: SourceOptions,
+    /// How long to wait for signers and signatures before exiting as pending (75), for example 90s or 10m
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    wait: Option<Duration>,
+    /// How long to wait for time synchronization if the clock shows an impossible time
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    clock_wait: Option<Duration>,
+    /// Continue although the clock shows an impossible time
+    #[arg(long)]
+    allow_unsynced: bool,
+    /// Continue although the configured address differs from that of the node's API server or pending requests
+    #[arg(long)]
+    accept_address_change: bool,
+    /// Continue although the configured node name differs from that of the node or its pending requests
+    #[arg(long)]
+    accept_name_change: bool,
+    /// Continue although the pending requests were made for another role: first, joining or worker node
+    #[arg(long)]
+    accept_role_change: bool,
+}
+
+impl From<SourceOptions> for RunOptions {
+    fn from(sources: SourceOptions) -> Self {
+        RunOptions {
+            sources,
+            wait: None,
+            clock_wait: None,
+            allow_unsynced: false,
+            accept_address_change: false,
+            accept_name_change: false,
+            accept_role_change: false,
+        }
+    }
+}
+
+impl RunOptions {
+    pub(super) fn inputs(&self, global: &GlobalOptions) -> Result<Inputs, Failure> {
+        let node_name = self
+            .sources
+            .node_name
+            .as_deref()
+            .map(node_name)
+            .transpose()?;
+        let accepted = [
+            (self.accept_name_change, IdentityPart::Name),
+            (self.accept_address_change, IdentityPart::Address),
+            (self.accept_role_change, IdentityPart::Role),
+        ];
+        let accepted = accepted.into_iter().filter(|(given, _)| *given);
+        let accepted = accepted.map(|(_, part)| part).collect();
+        Ok(Inputs {
+            config: global.config.clone(),
+            stand_ins: StandIns {
+                kubeadm_configs: self.sources.kubeadm_config.clone(),
+                signer: self.sources.signer.clone(),
+                node_name,
+            },
+            wait: self.wait,
+            clock_wait: self.clock_wait,
+            allow_unsynced: self.allow_unsynced,
+            identity_change: IdentityChange::Accept(accepted),
+        })
+    }
+}
+
+impl SourceOptions {
+    pub(super) fn inputs(self, global: &GlobalOptions) -> Result<Inputs, Failure> {
+        RunOptions::from(self).inputs(global)
+    }
+}
+
+impl GlobalOptions {
+    pub(super) fn open_root(&self) -> Result<Root, Failure> {
+        Root::open(&self.root).map_err(|error| {
+            Failure::caused(
+                ExitCode::Usage,
+                format!("--root: {error}; name an existing directory"),
+                &error,
+            )
+        })
+    }
+
+    /// Loads the inputs of a node that may be about to join, and what it needs from its cluster.
+    pub(super) fn load_joining(&self, inputs: &Inputs) -> Result<Loaded, Failure> {
+        let root = self.open_root()?;
+        let loaded = runtime()?.block_on(load::load_joining(&root, inputs, now))?;
+        print_warnings(&loaded.warnings);
+        Ok(loaded)
+    }
+
+    /// Loads the inputs of a node that was set up before.
+    pub(super) fn load_running(&self, inputs: &Inputs) -> Result<Loaded, Failure> {
+        let root = self.open_root()?;
+        let loaded = runtime()?.block_on(load::load_running(&root, inputs, now))?;
+        print_warnings(&loaded.warnings);
+        Ok(loaded)
+    }
+}
+
+fn node_name(given: &str) -> Result<NodeName, Failure> {
+    given
+        .parse()
+        .map_err(|error| Failure::new(ExitCode::Usage, format!("--node-name {given:?}: {error}")))
+}
+
+/// Parses a duration on the command line.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    parse_duration(text)
+}

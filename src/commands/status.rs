@@ -1,0 +1,55 @@
+//! `nodepki status`.
+
+use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::options::{GlobalOptions, OutputFormat};
+use super::output::{print, print_exact, print_json, print_message};
+use super::{DEFAULT_CERTIFICATES_DIR, now, or_machine_fault};
+use crate::agent::load::{self, Inputs};
+use crate::agent::{ExitCode, Failure};
+use crate::daemon::metrics;
+use crate::node::status;
+
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    /// Print kubeadm's own expiry report: its table, or its CertificateExpirationInfo with -o json or yaml
+    #[arg(long)]
+    kubeadm: bool,
+    /// Certificates directory, if it is not kubeadm's default
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_CERTIFICATES_DIR)]
+    cert_dir: PathBuf,
+}
+
+impl StatusArgs {
+    pub(super) fn run(&self, global: &GlobalOptions) -> Result<ExitCode, Failure> {
+        let root = global.open_root()?;
+        let inputs = Inputs {
+            config: global.config.clone(),
+            ..Inputs::default()
+        };
+        let described = load::described_role(&root, &inputs).map(status::Role::from);
+        let status = status::collect(&root, &self.cert_dir, described, now());
+        let colour = stdout().is_terminal();
+        let printed = match (global.output, self.kubeadm) {
+            (OutputFormat::Prometheus, _) => print_exact(&metrics::of_status(&root, &status)),
+            (format, true) => {
+                for note in status::kubeadm_notes(&status) {
+                    print_message(&note);
+                }
+                match format {
+                    OutputFormat::Json => print_json(&status::kubeadm_json(&status)),
+                    OutputFormat::Yaml => print_exact(&status::kubeadm_yaml(&status)),
+                    _ => print(&status::kubeadm_table(&status)),
+                }
+            }
+            (OutputFormat::Tree, false) => print(&status::tree(&status, colour)),
+            (OutputFormat::Json, false) => print_json(&status::json(&status)),
+            (OutputFormat::Yaml, false) => print_exact(&status::yaml(&status)),
+            (OutputFormat::Table, false) => print(&status::table(&status, colour)),
+        };
+        printed.map(|_| or_machine_fault(&root, ExitCode::Done))
+    }
+}
