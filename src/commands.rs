@@ -1,9 +1,9 @@
 //! The command line: one module for each command, with its arguments, the calls into the library and the output.
 //!
-//! [`options`] has the arguments that several commands share, [`output`] everything that prints. The commands `doctor`,
+//! `options` has the arguments that several commands share, `output` everything that prints. The commands `doctor`,
 //! `authority`, `migrate` and `capi` keep their work in modules of their own, since no other room uses it.
 //!
-//! To add a command: a module here with a clap type and its `run`, and a variant of [`Command`].
+//! To add a command: a module here with a clap type and its `run`, and a variant of `Command`.
 
 pub mod authority;
 mod bootstrap;

@@ -3,6 +3,7 @@ use std::time::Duration;
 use time::macros::datetime;
 
 use super::*;
+use crate::agent::RowAction;
 
 const START: OffsetDateTime = datetime!(2027-01-01 00:00 UTC);
 const HOUR: Duration = Duration::from_secs(3600);

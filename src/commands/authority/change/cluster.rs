@@ -102,7 +102,7 @@ impl ClusterView {
     }
 }
 
-/// Reads the cluster, for at most [`TIMEOUT`].
+/// Reads the cluster, for at most five seconds.
 pub async fn view(api: &Api, authority: Authority, new: Option<&Certificate>) -> ClusterView {
     match tokio::time::timeout(TIMEOUT, read(api, authority, new)).await {
         Ok(Ok(view)) => view,
