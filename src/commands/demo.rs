@@ -10,7 +10,7 @@ use clap::Args;
 use super::options::GlobalOptions;
 use super::output::terminal::Terminal;
 use super::output::{print, print_warnings};
-use super::{DEFAULT_CERTIFICATES_DIR, now, runtime};
+use super::{now, runtime};
 use crate::agent::load::{self, Inputs};
 use crate::agent::{self, ExitCode, Failure};
 use crate::config::{Argument, StandIns};
@@ -58,9 +58,9 @@ impl DemoArgs {
         drop(terminal);
         let report = report?;
         let role = Some(loaded.node.role.into());
-        let status = status::collect(&root, DEFAULT_CERTIFICATES_DIR.as_ref(), role, now());
+        let status = status::collect(&loaded.setup.state(&root), role, now());
         print(&status::tree(&status, stdout().is_terminal()))?;
-        let pki = root.on_this_machine(DEFAULT_CERTIFICATES_DIR);
+        let pki = root.on_this_machine(loaded.setup.plan.layout.certificates_dir());
         print(&format!(
             "\nNo CA private key was written. To verify:\n  openssl verify -CAfile {pki}/ca.crt {pki}/apiserver.crt\n  nodepki --root {dir} status\n",
             pki = pki.display(),

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::options::{GlobalOptions, OutputFormat};
 use super::output::{print, print_exact, print_json, print_message};
-use super::{DEFAULT_CERTIFICATES_DIR, now, or_machine_fault};
+use super::{now, or_machine_fault};
 use crate::agent::load::{self, Inputs};
 use crate::agent::{ExitCode, Failure};
 use crate::daemon::metrics;
@@ -18,9 +18,9 @@ pub(super) struct StatusArgs {
     /// Print kubeadm's own expiry report: its table, or its CertificateExpirationInfo with -o json or yaml
     #[arg(long)]
     kubeadm: bool,
-    /// Certificates directory, if it is not kubeadm's default
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_CERTIFICATES_DIR)]
-    cert_dir: PathBuf,
+    /// Certificates directory [default: that of the configuration, or /etc/kubernetes/pki]
+    #[arg(long, value_name = "DIR")]
+    cert_dir: Option<PathBuf>,
 }
 
 impl StatusArgs {
@@ -30,8 +30,9 @@ impl StatusArgs {
             config: global.config.clone(),
             ..Inputs::default()
         };
-        let described = load::described_role(&root, &inputs).map(status::Role::from);
-        let status = status::collect(&root, &self.cert_dir, described, now());
+        let described = load::described(&root, &inputs, self.cert_dir.clone());
+        let role = described.role.map(status::Role::from);
+        let status = status::collect(&described.state, role, now());
         let colour = stdout().is_terminal();
         let printed = match (global.output, self.kubeadm) {
             (OutputFormat::Prometheus, _) => print_exact(&metrics::of_status(&root, &status)),

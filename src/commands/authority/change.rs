@@ -184,8 +184,9 @@ pub async fn view_cluster(
     authority: Authority,
     now: OffsetDateTime,
 ) -> Result<ClusterView, Failure> {
-    let survey = setup.survey(root, now)?;
-    let evidence = evidence::read(root, setup, &survey, authority)?;
+    let state = setup.state(root);
+    let survey = setup.survey_of(&state, now)?;
+    let evidence = evidence::read(&state, setup, &survey, authority)?;
     let api = load::cluster(root, kubeconfig)?;
     Ok(cluster::view(&api, authority, evidence.incoming()).await)
 }

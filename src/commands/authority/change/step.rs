@@ -73,8 +73,9 @@ impl<'a> Step<'a> {
                 false => notes = agent::open_store(root, setup, "authority", clock)?.1,
             }
         }
-        let survey = setup.survey(root, clock())?;
-        let evidence = evidence::read(root, setup, &survey, order.authority)?;
+        let state = setup.state(root);
+        let survey = setup.survey_of(&state, clock())?;
+        let evidence = evidence::read(&state, setup, &survey, order.authority)?;
         Ok(Step {
             root,
             setup,
@@ -234,8 +235,9 @@ impl<'a> Step<'a> {
         let (mut store, notes) = agent::open_store(self.root, self.setup, "authority", clock)?;
         self.notes.extend(notes);
         // Another process may have changed the files before the lock was taken.
-        self.survey = self.setup.survey(self.root, now)?;
-        let found = evidence::read(self.root, self.setup, &self.survey, self.order.authority)?;
+        let state = self.setup.state(self.root);
+        self.survey = self.setup.survey_of(&state, now)?;
+        let found = evidence::read(&state, self.setup, &self.survey, self.order.authority)?;
         if found.bundle != self.evidence.bundle || found.change != self.evidence.change {
             return Err(Failure::new(
                 ExitCode::Pending,
@@ -295,8 +297,9 @@ impl<'a> Step<'a> {
     }
 
     fn reread(&mut self, now: OffsetDateTime) -> Result<(), Failure> {
-        self.survey = self.setup.survey(self.root, now)?;
-        self.evidence = evidence::read(self.root, self.setup, &self.survey, self.order.authority)?;
+        let state = self.setup.state(self.root);
+        self.survey = self.setup.survey_of(&state, now)?;
+        self.evidence = evidence::read(&state, self.setup, &self.survey, self.order.authority)?;
         Ok(())
     }
 
