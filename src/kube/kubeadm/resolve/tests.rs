@@ -12,6 +12,7 @@ fn ip(text: &str) -> Option<IpAddr> {
 /// An existing worker with a name and endpoints.
 fn existing(settled: bool) -> Option<Running> {
     Some(Running {
+        kubelet_cert_dir: None,
         role: Role::Worker,
         name: Some("existing".parse().unwrap()),
         endpoint: Some("192.0.2.50:7443".parse().unwrap()),
