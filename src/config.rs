@@ -377,7 +377,7 @@ impl Settings {
         Some((name, signer))
     }
 
-    /// Returns the documentation of all settings as Markdown, `docs/configuration.md`.
+    /// Returns the table of all settings as Markdown, those of signers excepted.
     pub fn documentation() -> String {
         keys::markdown()
     }

@@ -54,7 +54,7 @@ use crate::store::{self, STATE_DIR};
 use crate::x509::{
     Chain, ChainError, Csr, KeyAlgorithm, Profile, PublicKey, Tolerance, UsageExtensions, hex,
 };
-use crate::yaml::schema::Key;
+use crate::yaml::schema::{self, Key};
 use crate::yaml::settings::Block;
 use crate::yaml::{Field, Map};
 
@@ -219,6 +219,15 @@ macro_rules! kinds {
             pub const fn about(self) -> &'static About {
                 match self {
                     $(Kind::$kind => const { &<$module::Config as Configured>::ABOUT },)+
+                }
+            }
+
+            /// Returns the table of the kind's settings as Markdown; empty for a kind without settings.
+            pub fn documentation(self) -> String {
+                let rows = schema::rows("", self.about().keys);
+                match rows.is_empty() {
+                    true => String::new(),
+                    false => schema::markdown(&rows),
                 }
             }
 

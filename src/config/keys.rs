@@ -1,7 +1,5 @@
 //! All settings as one table, and the JSON Schema and the documentation made from it.
 
-use std::fmt::Write as _;
-
 use serde_json::{Map, Value, json};
 
 use super::{API_VERSION, AuthoritySettings, KIND, Settings, reload, rotation};
@@ -60,54 +58,10 @@ pub(super) fn document() -> Value {
     Value::Object(root)
 }
 
-/// Renders the documentation of all settings.
+/// Renders the table of all settings, those of signers excepted.
 pub(super) fn markdown() -> String {
-    let mut text = format!(
-        "{}{}",
-        HEADER,
-        schema::markdown(&schema::rows("", FRAGMENT))
-    );
-    text.push_str(SIGNERS_HEADER);
-    for kind in Kind::ALL {
-        let rows = schema::rows("", kind.about().keys);
-        let table = match rows.is_empty() {
-            true => "It has no settings.\n".to_owned(),
-            false => schema::markdown(&rows),
-        };
-        let signs_with = kind.about().signs_with;
-        let _ = write!(text, "\n### `{kind}`\n\n{signs_with}\n\n{table}");
-    }
-    text
+    schema::markdown(&schema::rows("", FRAGMENT))
 }
-
-const HEADER: &str = "\
-# Configuration
-
-<!-- Generated from the source: NODEPKI_BLESS=1 cargo test --lib config:: -->
-
-nodepki reads `/etc/nodepki/config.yaml`, `/etc/nodepki/config.d/*.yaml` and `/run/nodepki/*.yaml`, in this order. Later
-values replace earlier ones key by key, a list replaces the earlier list, and `null` removes a value. The installed
-`config.yaml` contains every key with an explanation.
-
-| command | output |
-| --- | --- |
-| `nodepki config check` | all faults at once, with line and column |
-| `nodepki config show` | the effective settings, without secrets |
-| `nodepki config schema` | JSON Schema, for editors |
-
-Secrets are never written into these files: a setting for a secret names a private file, or with `credential:NAME` a
-systemd credential of the unit. In a key, `[]` stands for an item of a list and `*` for a name of your choice.
-
-## Settings
-
-";
-
-const SIGNERS_HEADER: &str = "
-## Signers
-
-Each entry `signers.NAME.KIND` has the keys of its kind. `nodepki config signer-setup KIND` prints the preparation of
-the server.
-";
 
 /// Returns the `$defs` of the key policy, in all three forms that are read.
 fn policy_definitions() -> Value {

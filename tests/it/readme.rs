@@ -10,7 +10,6 @@ use std::process::Command;
 
 use nodepki::config::Settings;
 use nodepki::signer::{Carry, Kind, Lookup, Renewal, Resubmit};
-use serde_json::{Map, Value};
 
 use crate::node::NODEPKI;
 
@@ -127,20 +126,13 @@ fn comparison() -> String {
 }
 
 fn signer_page(kind: Kind) -> String {
-    let schema = Settings::schema();
-    let keys =
-        &schema["properties"]["signers"]["additionalProperties"]["properties"][kind.as_str()];
     let example = read(format!("packaging/examples/signers/{kind}.yaml"));
     let rows = capabilities(kind).map(|(name, value)| vec![name.to_owned(), value]);
     let mut text = format!("## Capabilities\n\n{}\n## Keys\n\n", table(&["", ""], rows));
-    match key_rows(keys, "") {
-        rows if rows.is_empty() => text.push_str("None.\n"),
-        rows => {
-            let _ = write!(
-                text,
-                "Below `signers.NAME.{kind}`:\n\n{}",
-                table(&KEY_COLUMNS, rows)
-            );
+    match kind.documentation() {
+        keys if keys.is_empty() => text.push_str("None.\n"),
+        keys => {
+            let _ = write!(text, "Below `signers.NAME.{kind}`:\n\n{keys}");
         }
     }
     let _ = write!(
@@ -151,112 +143,15 @@ fn signer_page(kind: Kind) -> String {
     text
 }
 
-const KEY_COLUMNS: [&str; 3] = ["key", "value", "meaning"];
-
-fn settings_page() -> String {
-    let schema = Settings::schema();
-    let mut text = String::new();
-    let mut single = Vec::new();
-    for (name, below) in object(&schema["properties"]) {
-        if !below["properties"].is_object() && !below["additionalProperties"].is_object() {
-            single.extend(key_rows(below, name));
-            continue;
-        }
-        if name == "signers" {
-            continue;
-        }
-        let _ = write!(text, "### {name}\n\n");
-        if name == "authorities" {
-            let authorities = object(&below["properties"]);
-            let keys = |authority: &str| key_rows(&authorities[authority], "");
-            let names = |authority: &str| keys(authority).into_iter().map(|row| row[0].clone());
-            for other in ["etcd-ca", "front-proxy-ca"] {
-                assert!(names(other).eq(names("ca")), "the keys of {other} differ");
-            }
-            text.push_str("The same keys exist below `etcd-ca` and `front-proxy-ca`.\n\n");
-            let rows = key_rows(&authorities["ca"], "authorities.ca");
-            text.push_str(&table(&KEY_COLUMNS, rows));
-        } else {
-            text.push_str(&table(&KEY_COLUMNS, key_rows(below, name)));
-        }
-        text.push('\n');
-    }
-    let single = table(&KEY_COLUMNS, single);
-    text = format!("### At the top level\n\n{single}\n{text}");
-    text.push_str("### signers\n\nA map from names of your choice to one of these kinds, each with its keys:\n\n");
-    for kind in Kind::ALL {
-        let _ = writeln!(text, "- [`{kind}`](signers/{kind}.md)");
-    }
-    text
-}
-
-/// Returns a row for each key below a node of the JSON Schema.
-fn key_rows(node: &Value, path: &str) -> Vec<Vec<String>> {
-    let mut rows = Vec::new();
-    let joined = |name: &str| match path {
-        "" => name.to_owned(),
-        path => format!("{path}.{name}"),
-    };
-    for (name, below) in object(&node["properties"]) {
-        rows.extend(key_rows(below, &joined(name)));
-    }
-    if node["additionalProperties"].is_object() && node["oneOf"].is_null() {
-        rows.extend(key_rows(&node["additionalProperties"], &joined("NAME")));
-    }
-    if let Some(meaning) = node["description"].as_str() {
-        rows.push(vec![format!("`{path}`"), form(node), meaning.to_owned()]);
-    }
-    rows
-}
-
-/// Describes the values that a leaf of the schema allows.
-fn form(leaf: &Value) -> String {
-    if leaf["type"] == "array" {
-        return format!("list: {}", form(&leaf["items"]));
-    }
-    if let Some(text) = leaf["const"].as_str() {
-        return format!("`{text}`");
-    }
-    if let Some(choices) = leaf["enum"].as_array() {
-        let choices: Vec<String> = choices
-            .iter()
-            .map(|choice| format!("`{}`", choice.as_str().unwrap()))
-            .collect();
-        return choices.join(", ");
-    }
-    let form = match (leaf["type"].as_str(), leaf["pattern"].as_str()) {
-        (Some("boolean"), _) => "`true`, `false`",
-        (Some("object"), _) => "empty map",
-        (Some("string"), None) => "text",
-        (Some("string"), Some("^/")) => "absolute path",
-        (Some("string"), Some(pattern)) if pattern.contains("credential:") => {
-            "absolute path, or `credential:NAME`"
-        }
-        (Some("string"), Some(pattern)) if pattern.contains("https?") => "URL",
-        (Some("string"), Some(pattern)) if pattern.contains("µs") => "duration, as in `1h30m`",
-        (Some("string"), Some(pattern)) if pattern.contains('%') => "percentage",
-        (Some("string"), Some(pattern)) if pattern.contains("sha256") => "64 hexadecimal digits",
-        (None, None) if leaf["type"].is_array() => "name or number",
-        (None, None) if leaf["oneOf"].is_array() => {
-            "text, or a map from certificate names and `default` to texts"
-        }
-        (None, None) if leaf["$ref"].is_string() => "see `packaging/config.yaml`",
-        other => panic!("no description for {other:?}"),
-    };
-    form.to_owned()
-}
-
-fn object(value: &Value) -> &Map<String, Value> {
-    static EMPTY: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
-    value.as_object().unwrap_or(&EMPTY)
-}
-
 /// Returns every page with a generated part, and that part.
 fn generated() -> Vec<(String, String)> {
     let mut pages = vec![
         ("README.md".to_owned(), signers_of_readme()),
         ("docs/signers/README.md".to_owned(), comparison()),
-        ("docs/configuration.md".to_owned(), settings_page()),
+        (
+            "docs/configuration.md".to_owned(),
+            Settings::documentation(),
+        ),
     ];
     for kind in Kind::ALL {
         pages.push((format!("docs/signers/{kind}.md"), signer_page(kind)));
